@@ -1,0 +1,260 @@
+"""`mlx-provider bench engine`: our engine beside mlx-lm's BatchGenerator, in one process.
+
+Four questions, each answered as a ratio within the run: (mixed) do short requests wait behind
+long ones, (decode) tokens per second at 1 to 32 rows of skewed lengths, (stall) the worst gap of
+running streams while a long prompt arrives, (host) time of the stepping thread per row and step.
+The model has random weights: what is measured does not depend on them. Greedy tokens of both
+sides are compared, so that a fast wrong answer does not count.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..records import LoadedModel
+from .subjects import BatchGeneratorSubject, Job, Ours, Run, Subject, load_random, run
+
+DEFAULTS = "mlx-lm BatchGenerator, defaults"
+TUNED = "mlx-lm BatchGenerator, step 256, one prompt at a time"
+MODEL: dict[str, Any] = {
+    "hidden_size": 256,
+    "num_hidden_layers": 6,
+    "intermediate_size": 768,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+    "vocab_size": 4000,
+    "max_position_embeddings": 40960,
+}
+"""The model of the first measurements: small enough for two cores, attention heavy enough."""
+
+HOST_STEPS = 60
+ENDLESS = 30_000
+"""Tokens of replies that outlast the measurement."""
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Sizes of the measurement."""
+
+    model: LoadedModel
+    rows: Sequence[int] = (1, 4, 8, 16, 32)
+    decode_tokens: int = 48
+    longest: int = 1024
+    """Prompt of the longest of the skewed rows."""
+    repeats: int = 3
+
+
+def subjects(setting: Setting) -> list[Callable[[], Subject]]:
+    """Fresh subjects over the same weights."""
+    inner = setting.model.model  # type: ignore[attr-defined]
+    tuned = {"prefill_step_size": 256, "prefill_batch_size": 1}
+    return [
+        lambda: Ours(setting.model),
+        lambda: BatchGeneratorSubject(inner, DEFAULTS),
+        lambda: BatchGeneratorSubject(inner, TUNED, **tuned),
+    ]
+
+
+def prompts(seed: int, lengths: Sequence[int], vocab: int) -> list[list[int]]:
+    """Random prompts."""
+    rng = np.random.default_rng(seed)
+    return [[int(t) for t in rng.integers(1, vocab, n)] for n in lengths]
+
+
+def mixed_workload(vocab: int) -> list[Job]:
+    """Short requests before and after two long ones: (arrival, prompt, reply)."""
+    plan = [(0.0, 64, 80)] * 4 + [(0.6, 3000, 24)] + [(0.8, 80, 40)] * 4
+    plan += [(1.5, 1200, 24)] + [(2.0, 50, 40)] * 4
+    texts = prompts(0, [length for _, length, _ in plan], vocab)
+    return [Job(t, out, at) for t, (at, _, out) in zip(texts, plan, strict=True)]
+
+
+def bench_mixed(setting: Setting) -> Result:
+    """Time to first token of short requests, and CPU, over the mixed workload."""
+    runs = measure(setting, lambda: mixed_workload(setting.model.info.vocab_size))
+    out: Result = {"same_tokens": same_tokens(runs)}
+    for name, one in runs.items():
+        short = [job.first_token for job in one.jobs if len(job.prompt) < 200]
+        gaps = [gap for job in one.jobs for gap in job.gaps]
+        out[name] = {
+            "short_ttft_p50": statistics.median(short),
+            "short_ttft_max": max(short),
+            "worst_gap": max(gaps),
+            "cpu": one.cpu,
+            "wall": one.wall,
+        }
+    ours, default, tuned = (out[name] for name in runs)
+    out["ratios"] = {
+        "ttft_p50_of_defaults": ours["short_ttft_p50"] / default["short_ttft_p50"],
+        "ttft_p50_of_tuned": ours["short_ttft_p50"] / tuned["short_ttft_p50"],
+        "cpu_of_tuned": ours["cpu"] / tuned["cpu"],
+    }
+    return out
+
+
+def skewed(count: int, longest: int) -> list[int]:
+    """Prompt lengths: one long row, the others spread below it."""
+    return [longest] + [max(8, longest // 16 * (1 + i % 8) // 4) for i in range(count - 1)]
+
+
+def bench_decode(setting: Setting) -> Result:
+    """Tokens per second with all rows decoding, at each number of rows of skewed lengths."""
+    out: Result = {}
+    for count in setting.rows:
+        texts = prompts(count, skewed(count, setting.longest), setting.model.info.vocab_size)
+        rates: dict[str, float] = {}
+        replies: dict[str, list[list[int]]] = {}
+        for _ in range(setting.repeats):
+            for make in subjects(setting):
+                subject = make()
+                jobs = [Job(text, ENDLESS) for text in texts]
+                rate = (
+                    count
+                    * setting.decode_tokens
+                    / steady_seconds(subject, jobs, setting.decode_tokens, time.perf_counter)
+                )
+                rates[subject.name] = max(rate, rates.get(subject.name, rate))
+                replies[subject.name] = [job.tokens for job in jobs]
+        ours, default, tuned = rates.values()
+        out[str(count)] = {
+            "same_tokens": agreeing(list(replies.values())),
+            "tokens_per_second": rates,
+            "ratio_to_best": ours / max(default, tuned),
+        }
+    return out
+
+
+def agreeing(sides: list[list[list[int]]]) -> str:
+    """How many rows have the same tokens on every side, as far as each side got."""
+    rows = list(zip(*sides, strict=True))
+    same = [len({tuple(r[: min(map(len, row))]) for r in row}) == 1 for row in rows]
+    return f"{sum(same)}/{len(rows)}"
+
+
+def bench_stall(setting: Setting) -> Result:
+    """Worst gap of four streams while a prompt of 4096 tokens arrives."""
+    vocab = setting.model.info.vocab_size
+
+    def jobs() -> list[Job]:
+        streams = [Job(text, 400) for text in prompts(1, [64] * 4, vocab)]
+        return [*streams, Job(prompts(2, [4096], vocab)[0], 4, arrives=1.0)]
+
+    out: Result = {}
+    for name, one in measure(setting, jobs).items():
+        streams, long = one.jobs[:4], one.jobs[-1]
+        pairs = [pair for job in streams for pair in zip(job.times, job.times[1:], strict=False)]
+        before = [b - a for a, b in pairs if b < long.submitted]
+        after = [b - a for a, b in pairs if b >= long.submitted]
+        out[name] = {
+            "steady_step": statistics.median(before),
+            "worst_gap": max(after),
+            "median_gap_in_prefill": statistics.median(
+                b - a for a, b in pairs if long.submitted <= b <= long.times[0]
+            ),
+            "long_first_token": long.first_token,
+        }
+    ours = next(iter(out.values()))
+    out["ratios"] = {"worst_gap_in_steady_steps": ours["worst_gap"] / ours["steady_step"]}
+    return out
+
+
+def bench_host(setting: Setting) -> Result:
+    """CPU time of the stepping thread per step and row while 16 rows decode."""
+    count = 16
+    each: dict[str, float] = {}
+    for _ in range(setting.repeats):
+        for make in subjects(setting):
+            subject = make()
+            texts = prompts(3, [24] * count, setting.model.info.vocab_size)
+            jobs = [Job(text, ENDLESS) for text in texts]
+            spent = steady_seconds(subject, jobs, HOST_STEPS, time.thread_time)
+            seconds = spent / HOST_STEPS / count
+            each[subject.name] = min(seconds, each.get(subject.name, seconds))
+    ours, default, tuned = each.values()
+    return {"seconds_per_step_and_row": each, "ratio_to_best": ours / min(default, tuned)}
+
+
+def steady_seconds(
+    subject: Subject, jobs: Sequence[Job], steps: int, clock: Callable[[], float]
+) -> float:
+    """Seconds of `clock` over so many steps with every job decoding; the rest is not run."""
+    for job in jobs:
+        subject.submit(job)
+    while any(len(job.tokens) < 2 for job in jobs):
+        subject.step()
+    began = clock()
+    for _ in range(steps):
+        subject.step()
+    return clock() - began
+
+
+def measure(setting: Setting, jobs: Callable[[], list[Job]], repeats: int = 1) -> dict[str, Run]:
+    """Every subject on the same jobs, in turn; of several repeats the fastest."""
+    best: dict[str, Run] = {}
+    for _ in range(repeats):
+        for make in subjects(setting):
+            subject = make()
+            warm = Job([1, 2, 3, 4], 4)
+            run(subject, [warm])
+            one = run(subject, jobs())
+            if subject.name not in best or one.wall < best[subject.name].wall:
+                best[subject.name] = one
+    return best
+
+
+def same_tokens(runs: dict[str, Run]) -> str:
+    """How many jobs got our tokens on every side."""
+    first, *others = runs.values()
+    equal = sum(
+        all(job.tokens == other.jobs[i].tokens for other in others)
+        for i, job in enumerate(first.jobs)
+    )
+    return f"{equal}/{len(first.jobs)}"
+
+
+def sizes(hidden: int, layers: int) -> Result:
+    """Config of a random model of that width and depth, in the proportions of `MODEL`."""
+    heads = max(2, hidden // 32)
+    return {
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "intermediate_size": 3 * hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads // 2,
+    }
+
+
+PARTS: dict[str, Callable[[Setting], Result]] = {
+    "mixed": bench_mixed,
+    "decode": bench_decode,
+    "stall": bench_stall,
+    "host": bench_host,
+}
+
+
+def bench(parts: Sequence[str], *, dtype: str = "float32", **config: Any) -> Result:
+    """Run the named parts on a fresh random model; JSON-able."""
+    import mlx.core as mx
+
+    from ..upstream import blas
+
+    with tempfile.TemporaryDirectory() as folder:
+        setting = Setting(load_random(Path(folder), dtype, **(MODEL | config)))
+        results = {part: PARTS[part](setting) for part in parts}
+    return {
+        "device": str(mx.default_device()),
+        "blas": blas.active(),
+        "dtype": dtype,
+        "weights_bytes": setting.model.info.weights_bytes,
+        **results,
+    }

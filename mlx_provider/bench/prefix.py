@@ -1,0 +1,276 @@
+"""`mlx-provider bench prefix`: what a stored prefix saves, for four kinds of cache.
+
+Time to first token of a long prompt cold, repeated, and with another question at its end; a
+conversation of six turns over a document; the store's lookup and its hit rates over agent
+traffic; with peers, the same prompts through three servers over HTTP. Models are random, greedy
+tokens are compared with a cold run everywhere: a fast wrong answer shows as such.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..engine.probe import probe
+from ..records import LoadedModel, MediaItem
+from .prefix_servers import Asked, over_http, words_of
+from .random_models import document, load, write_model
+from .report import Result, against, print_rows, size_of, surroundings
+from .reuse_subject import InProcess, Timed
+
+FAMILIES = ("llama", "qwen3_vl", "gemma3", "qwen3_5")
+VARIANTS = (*FAMILIES, "qwen3_vl+image")
+PARTS = ("ttft", "conversation", "lookup", "traffic")
+REPLY = 6
+"""Tokens compared per answer."""
+TRIALS = 3
+ALL_COLD = 4096
+"""Prompt tokens up to which every kind of hit is checked against a cold run of its own."""
+SPEEDUP_AT = 16_384
+SPEEDUP_TARGET = 28.0
+SUFFIX_TARGET = 1.3
+CONVERSATION_TARGET = 10.76
+LOOKUP_TARGET = 0.001
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured, and how large."""
+
+    variants: Sequence[str] = VARIANTS
+    """Families; `+image`: with an image before the document."""
+    sizes: Sequence[int] = (1024, 4096, SPEEDUP_AT)
+    hidden: int = 64
+    layers: int = 3
+    dtype: str = "float32"
+    talk: Sequence[str] = ("qwen3_vl+image",)
+    """Variants that hold the conversation."""
+    talk_document: int = 17_000
+    turns: int = 6
+    lookup_tokens: int = 65_536
+    lookup_entries: int = 100
+    peers: bool = False
+    parts: Sequence[str] = PARTS
+
+
+@dataclass
+class Subject:
+    """One variant's model, cold and with a store."""
+
+    model: LoadedModel
+    folder: Path
+    image: bool
+    cold: InProcess = field(init=False)
+    warm: InProcess = field(init=False)
+
+    def __post_init__(self) -> None:
+        found = probe(self.model, self.model.make_cache, self.model.kv_layouts)
+        self.cold = InProcess(self.model, found, reuse=False)
+        self.warm = InProcess(self.model, found, reuse=True)
+        for side in (self.cold, self.warm):
+            side.ask(side.prompt([{"role": "user", "content": "Hello"}], []), 2)
+
+    def ask(self, side: InProcess, asked: Asked, max_tokens: int = REPLY) -> Timed:
+        """The reply of one side, prompt made as the chat layer makes it."""
+        return side.ask(self.prompt(asked), max_tokens)
+
+    def prompt(self, asked: Asked) -> Any:
+        """The rendered prompt."""
+        return self.warm.prompt(words_of(asked, {"type": "image"}), self.media(asked))
+
+    def media(self, asked: Asked) -> list[MediaItem]:
+        from ..testing.tiny_media import tiny_image
+
+        if asked.image is None:
+            return []
+        return [tiny_image(asked.image, asked.image_edge, asked.image_edge)]
+
+
+def bench(plan: Plan) -> Result:
+    """Run the plan; JSON-able. Tables go to stderr."""
+    result: Result = surroundings(plan.dtype) | {"hidden": plan.hidden, "layers": plan.layers}
+    if {"ttft", "conversation"} & set(plan.parts):
+        result |= _models(plan)
+    if "lookup" in plan.parts:
+        from .prefix_sim import lookup_seconds
+
+        seconds = lookup_seconds(
+            entries=plan.lookup_entries, tokens=plan.lookup_tokens, shared=plan.lookup_tokens // 8
+        )
+        result["lookup"] = {
+            "tokens": plan.lookup_tokens,
+            "entries": plan.lookup_entries,
+            "seconds": against(seconds, LOOKUP_TARGET, at_least=False) | {"measured": seconds},
+        }
+    if "traffic" in plan.parts:
+        from .prefix_sim import run
+
+        result["traffic"] = [asdict(each) for each in run()]
+    _print(result)
+    return result
+
+
+def _models(plan: Plan) -> Result:
+    found: Result = {"models": {}, "ttft": [], "conversation": [], "servers": []}
+    variants = [v for v in VARIANTS if v in {*plan.variants, *plan.talk}]
+    for variant in variants:
+        family, _, image = variant.partition("+")
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = write_model(
+                Path(scratch) / family, family, plan.dtype, plan.hidden, plan.layers
+            )
+            subject = Subject(load(folder, plan.dtype), folder, bool(image))
+            found["models"][family] = size_of(subject.model)
+            truths: list[tuple[Asked, str]] = []
+            if "ttft" in plan.parts and variant in plan.variants:
+                for size in plan.sizes:
+                    row, checked = _first_tokens(subject, variant, size)
+                    found["ttft"].append(row)
+                    truths += checked
+            if "conversation" in plan.parts and variant in plan.talk:
+                found["conversation"].append(_conversation(subject, variant, plan))
+            if plan.peers and truths:
+                found["servers"] += over_http(folder, variant, truths, REPLY, Path(scratch))
+    return found
+
+
+def _first_tokens(
+    subject: Subject, variant: str, size: int
+) -> tuple[Result, list[tuple[Asked, str]]]:
+    """Cold, repeated, the next turn, and other questions about one document; answers as text.
+
+    Of repeated measurements the fastest counts, on both sides of every ratio.
+    """
+    text = document(subject.model, size, seed=size)
+    base = Asked(text, "Which colour is the circle?", image=size if subject.image else None)
+    first = subject.ask(subject.warm, base)
+    reply = subject.model.tokenizer.decode(first.tokens)
+    questions = [f"And what is the weather {i} like in Paris today?" for i in range(2 * TRIALS)]
+    turn = [base.followed_by(reply, each) for each in questions]
+    other = [base.asking(each) for each in questions]
+    truth = subject.ask(subject.cold, turn[0])
+    # a third cold run of a long prompt would cost more than it tells
+    truth_other = subject.ask(subject.cold, other[0]) if size <= ALL_COLD else None
+    repeats = [subject.ask(subject.warm, base) for _ in range(TRIALS)]
+    next_turn = _hits(subject, turn)
+    another = _hits(subject, other)
+    cold = min(first.first, truth.first)
+    repeat = min(one.first for one in repeats)
+    checked = [*((one, first) for one in repeats), (next_turn[0][0], truth)]
+    checked += [] if truth_other is None else [(another[0][0], truth_other)]
+    row = {
+        "variant": variant,
+        "prompt_tokens": first.prompt_tokens,
+        "cold_seconds": cold,
+        "repeat_seconds": repeat,
+        "repeat_cached": repeats[0].cached,
+        "cold_over_repeat": _speedup(cold / repeat, first.prompt_tokens),
+        "next_turn": _hit(next_turn, cold),
+        "other_question": _hit(another, cold),
+        "same_tokens": f"{sum(a.tokens == b.tokens for a, b in checked)}/{len(checked)}",
+    }
+    texts = [subject.model.tokenizer.decode(one.tokens) for one in (first, truth)]
+    return row, list(zip((base, turn[0]), texts, strict=True))
+
+
+Hits = tuple[Sequence[Timed], Sequence[float]]
+
+
+def _hits(subject: Subject, asked: Sequence[Asked]) -> Hits:
+    """Half of the questions as requests; of the others, what their own tokens cost alone.
+
+    Where little was reused there is no suffix to speak of, and nothing to compare with.
+    """
+    half = len(asked) // 2
+    runs = [subject.ask(subject.warm, each) for each in asked[:half]]
+    if runs[0].cached < runs[0].prompt_tokens // 2:
+        return runs, []
+    return runs, [subject.warm.suffix_alone(subject.prompt(each)) for each in asked[half:]]
+
+
+def _hit(hits: Hits, cold: float) -> Result:
+    runs, alone = hits
+    first = min(one.first for one in runs)
+    row: Result = {
+        "cached": runs[0].cached,
+        "computed": runs[0].prompt_tokens - runs[0].cached,
+        "seconds": first,
+        "cold_over_hit": _speedup(cold / first, runs[0].prompt_tokens),
+    }
+    if alone:
+        row["suffix_alone_seconds"] = min(alone)
+        row["over_suffix"] = against(first / min(alone), SUFFIX_TARGET, at_least=False)
+    return row
+
+
+def _speedup(ratio: float, tokens: int) -> object:
+    """A gain, and from the length on for which there is one, its target."""
+    if tokens < SPEEDUP_AT:
+        return round(ratio, 2)
+    return against(ratio, SPEEDUP_TARGET, at_least=True)
+
+
+def _conversation(subject: Subject, variant: str, plan: Plan) -> Result:
+    """Turns over one document; each also asked cold."""
+    asked = Asked(
+        document(subject.model, plan.talk_document, seed=3),
+        "Which colour is the circle?",
+        image=3 if subject.image else None,
+    )
+    turns = []
+    for turn in range(plan.turns):
+        cached, cold = (subject.ask(side, asked) for side in (subject.warm, subject.cold))
+        turns.append((cached, cold))
+        reply = subject.model.tokenizer.decode(cached.tokens)
+        asked = asked.followed_by(reply, f"And what about the square, in turn {turn + 2}?")
+    later = turns[1:]
+    gain = sum(cold.first for _, cold in later) / sum(cached.first for cached, _ in later)
+    return {
+        "variant": variant,
+        "prompt_tokens": [cached.prompt_tokens for cached, _ in turns],
+        "cached_tokens": [cached.cached for cached, _ in turns],
+        "cached_seconds": [cached.first for cached, _ in turns],
+        "cold_seconds": [cold.first for _, cold in turns],
+        "cold_over_cached": against(gain, CONVERSATION_TARGET, at_least=True),
+        "same_tokens": f"{sum(a.tokens == b.tokens for a, b in turns)}/{len(turns)}",
+    }
+
+
+def _print(result: Mapping[str, Any]) -> None:
+    print_rows("time to first token, in process", _TTFT, result.get("ttft", []))
+    print_rows("conversation", _TALK, result.get("conversation", []))
+    print_rows("time to first token over HTTP", _SERVERS, result.get("servers", []))
+    print_rows("lookup", _LOOKUP, [result["lookup"]] if "lookup" in result else [])
+    print_rows("hit rates over agent traffic", _TRAFFIC, result.get("traffic", []))
+
+
+_TTFT = {
+    "variant": "variant",
+    "tokens": "prompt_tokens",
+    "cold s": "cold_seconds",
+    "repeat s": "repeat_seconds",
+    "cold/repeat": "cold_over_repeat",
+    "cold/turn": "next_turn.cold_over_hit",
+    "turn/suffix": "next_turn.over_suffix",
+    "cold/other": "other_question.cold_over_hit",
+    "other/suffix": "other_question.over_suffix",
+    "other computed": "other_question.computed",
+    "equal": "same_tokens",
+}
+_TALK = {"variant": "variant", "cold/cached": "cold_over_cached", "equal": "same_tokens"}
+_SERVERS = {
+    "server": "server",
+    "variant": "variant",
+    "characters": "document_characters",
+    "cold s": "cold_seconds",
+    "repeat s": "repeat_seconds",
+    "next turn s": "next_turn_seconds",
+    "cold/repeat": "cold_over_repeat",
+    "right": "right",
+    "skipped": "skipped",
+}
+_LOOKUP = {"tokens": "tokens", "entries": "entries", "s": "seconds"}
+_TRAFFIC = {"scenario": "scenario", "layers": "layers", "hit rate": "hit_rate"}

@@ -1,0 +1,131 @@
+"""The prefix benchmark's questions, and asking them of three servers over HTTP."""
+
+from __future__ import annotations
+
+import base64
+import io
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import EngineUnavailable, RequestFailed
+from .endpoints import Answer, Client, Messages
+from .random_models import IMAGE_EDGE
+from .report import Result
+from .servers import OURS, PEERS, Kind, running
+
+REPEATS = 3
+HELLO: Messages = [{"role": "user", "content": "Hello there, how are you?"}]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question about a document, and what was said in between."""
+
+    document: str
+    question: str
+    image: int | None = None
+    """Seed of an image that stands before the document."""
+    image_edge: int = IMAGE_EDGE
+    turns: tuple[tuple[str, str], ...] = ()
+    """Earlier questions and their replies."""
+
+    def asking(self, question: str) -> Asked:
+        """The same document with another question."""
+        return replace(self, question=question)
+
+    def followed_by(self, reply: str, question: str) -> Asked:
+        """The next turn."""
+        return replace(self, question=question, turns=(*self.turns, (self.question, reply)))
+
+
+def words_of(asked: Asked, image: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """Messages; `image`: the part that stands for the image."""
+    opening: Any = asked.document
+    if asked.image is not None:
+        opening = [dict(image or {}), {"type": "text", "text": asked.document}]
+    messages = [
+        {"role": "user", "content": opening},
+        {"role": "assistant", "content": "I have read it."},
+    ]
+    for question, reply in asked.turns:
+        messages.append({"role": "user", "content": question})
+        messages.append({"role": "assistant", "content": reply})
+    return [*messages, {"role": "user", "content": asked.question}]
+
+
+def image_part(seed: int, height: int, width: int) -> dict[str, Any]:
+    """A part with a PNG in a data URL."""
+    from PIL import Image
+
+    from ..testing.tiny_media import tiny_pixels
+
+    file = io.BytesIO()
+    Image.fromarray(tiny_pixels(seed, height, width)).save(file, "PNG")
+    url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def over_http(
+    folder: Path, variant: str, truths: Sequence[tuple[Asked, str]], reply: int, scratch: Path
+) -> list[Result]:
+    """Every server on the same questions: (first question, next turn) of each document in turn.
+
+    The second of each pair is asked of a cache that knows the first.
+    """
+    found: list[Result] = []
+    pairs = list(zip(truths[::2], truths[1::2], strict=True))
+    for kind in (OURS, *PEERS):
+        if not kind.images and any(asked.image is not None for asked, _ in truths):
+            found.append(_skipped(kind, variant, "takes no images"))
+            continue
+        try:
+            with running(kind, folder, scratch / f"{kind.name}.log") as server:
+                client = Client(server)
+                client.ask(HELLO, 4)
+                found += [_one_document(client, variant, *pair, reply) for pair in pairs]
+                client.close()
+        except (EngineUnavailable, RequestFailed) as error:
+            found.append(_skipped(kind, variant, error.message))
+    return found
+
+
+def _one_document(
+    client: Client, variant: str, first: tuple[Asked, str], other: tuple[Asked, str], reply: int
+) -> Result:
+    base, others = _messages(first[0]), _messages(other[0])
+    cold = client.first_token(base)
+    repeats = [client.first_token(base) for _ in range(REPEATS)]
+    hit = client.first_token(others)
+    answers = [client.ask(base, reply), client.ask(others, reply)]
+    right = [same(a, truth) for a, (_, truth) in zip(answers, (first, other), strict=True)]
+    repeat = statistics.median(one.total for one in repeats)
+    return {
+        "server": client.server.kind.name,
+        "variant": variant,
+        "document_characters": len(first[0].document),
+        "cold_seconds": cold.total,
+        "repeat_seconds": repeat,
+        "next_turn_seconds": hit.total,
+        "cached_tokens": {"repeat": repeats[0].cached, "next_turn": hit.cached},
+        "cold_over_repeat": round(cold.total / repeat, 2),
+        "cold_over_next_turn": round(cold.total / hit.total, 2),
+        "right": f"{sum(right)}/{len(right)}",
+    }
+
+
+def _messages(asked: Asked) -> list[dict[str, Any]]:
+    if asked.image is None:
+        return words_of(asked, None)
+    return words_of(asked, image_part(asked.image, asked.image_edge, asked.image_edge))
+
+
+def same(answer: Answer, truth: str) -> bool:
+    """Equal texts; peers drop a reply's leading space."""
+    return answer.text.strip() == truth.strip()
+
+
+def _skipped(kind: Kind, variant: str, why: str) -> Result:
+    return {"server": kind.name, "variant": variant, "skipped": why[:200]}

@@ -1,0 +1,262 @@
+"""Hit rates of the prefix store over simulated agent traffic, without a model.
+
+The traffic is drawn once per seed. The store is the real one and keeps real cache objects; their
+arrays are tiny and follow from the tokens, so a restored row can be compared with a cold one.
+Reported per scenario: prompt tokens, the share that was reused, and what the store holds at the
+end in units of one token's KV (a recurrent state counts as `STATE_UNITS`); then lookup time.
+
+    python -m mlx_provider.bench.prefix_sim        # last line: JSON
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from ..engine.prefix_key import Ids, StoreKey, as_ids
+from ..engine.prefix_store import PrefixStore
+
+STATE_UNITS = 3000
+"""Size of one recurrent state in token units (35B hybrid: 63 MB against 20 kB per token)."""
+LAYER_BYTES = 8
+"""One token in one layer: a float32 key and a float32 value."""
+TAIL = [7, 7, 7]
+"""The generation prompt after the last message."""
+
+Layers = Literal["kv", "window", "hybrid", "state"]
+
+
+@dataclass(frozen=True)
+class SimRequest:
+    """One prompt, its message ends, and the reply that was generated."""
+
+    prompt: list[int]
+    ends: tuple[int, ...]
+    reply: list[int]
+
+
+@dataclass(frozen=True)
+class SimResult:
+    """One scenario on one kind of model."""
+
+    scenario: str
+    layers: str
+    requests: int
+    prompt_tokens: int
+    hit_rate: float
+    units: int
+    """What the store holds at the end, in token units."""
+
+
+class SyntheticModel:
+    """Makes and feeds row caches; what they hold follows from the tokens alone."""
+
+    def __init__(self, layers: Layers, *, window: int = 512, state_units: int = STATE_UNITS):
+        self.layers = layers
+        self.window = window
+        self.unit = LAYER_BYTES * {"kv": 2, "window": 2, "hybrid": 1, "state": 0}[layers] + 8
+        """Bytes that the store needs for one token, its id included."""
+        self.state_floats = state_units * self.unit // 4
+
+    def make_cache(self) -> list[Any]:
+        """A fresh row cache of two layers."""
+        from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
+
+        second: dict[str, Callable[[], Any]] = {
+            "kv": KVCache,
+            "window": lambda: RotatingKVCache(max_size=self.window),
+            "hybrid": lambda: ArraysCache(size=1),
+            "state": lambda: ArraysCache(size=1),
+        }
+        first = ArraysCache(size=2) if self.layers == "state" else KVCache()
+        return [first, second[self.layers]()]
+
+    def feed(self, cache: list[Any], ids: Ids, start: int, stop: int) -> None:
+        """Append tokens `start .. stop` of `ids` to a cache that holds the first `start`."""
+        import mlx.core as mx
+
+        if start == stop:
+            return
+        mixed = np.cumsum(ids[:stop] % 8191 * (np.arange(stop) % 127 + 1)) % 2**20
+        new = mx.array(mixed[start:].astype(np.float32)).reshape(1, 1, -1, 1)
+        for layer in cache:
+            if hasattr(layer, "update_and_fetch"):
+                layer.update_and_fetch(new, -new)
+            else:
+                for slot in range(len(layer.cache)):
+                    layer[slot] = mx.full((1, self.state_floats), float(mixed[-1]) + slot)
+        mx.eval([layer.state for layer in cache])
+
+
+def serve(store: PrefixStore, model: SyntheticModel, request: SimRequest) -> int:
+    """What the engine does with the store for one request; the prompt tokens reused."""
+    key = StoreKey("simulated")
+    prompt, ids = as_ids(request.prompt), as_ids(request.prompt + request.reply)
+    match = store.match(key, prompt, len(prompt) - 1)
+    cache = store.restore(match, model.make_cache)
+    at, checkpoints = match.length, {}
+    for end in request.ends:
+        if end <= at:
+            continue
+        model.feed(cache, ids, at, end)
+        at = end
+        checkpoint = store.checkpoint(cache)
+        if checkpoint is not None:
+            checkpoints[end] = checkpoint
+    model.feed(cache, ids, at, len(prompt))
+    store.insert(key, prompt, cache, checkpoints)  # others may share it while this one decodes
+    model.feed(cache, ids, len(prompt), len(ids))
+    store.insert(key, ids, cache, {})
+    return match.length
+
+
+class Traffic:
+    """Draws the scenarios; one seed, one traffic."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._dice = random.Random(seed)  # noqa: S311
+
+    def tokens(self, count: int) -> list[int]:
+        return [self._dice.randrange(1, 150_000) for _ in range(count)]
+
+    def rewritten(self, reply: list[int], chance: float) -> list[int]:
+        """The reply as the client sends it back: sometimes tokenised another way."""
+        kept = list(reply)
+        if self._dice.random() < chance:
+            at = self._dice.randrange(len(kept))
+            kept[at : at + 1] = self.tokens(2)
+        return kept
+
+    def chat(
+        self,
+        users: int = 6,
+        turns: int = 6,
+        *,
+        system: int = 2000,
+        think: int = 0,
+        rewritten: float = 0.0,
+    ) -> list[SimRequest]:
+        """Users that share a system prompt and take turns; thoughts are stripped."""
+        shared, requests = self.tokens(system), []
+        histories = [list(shared) for _ in range(users)]
+        for _ in range(turns):
+            for user in range(users):
+                history = histories[user] + self.tokens(200)
+                answer = self.tokens(300)
+                reply = self.tokens(think) + answer
+                requests.append(SimRequest(history + TAIL, (system, len(history)), reply))
+                histories[user] = history + TAIL + self.rewritten(answer, rewritten)
+        return requests
+
+    def agent(
+        self, tasks: int = 4, steps: int = 10, *, system: int = 6000, rewritten: float = 0.0
+    ) -> list[SimRequest]:
+        """Tasks one after another, each a loop of calls and tool results."""
+        shared, requests = self.tokens(system), []
+        for _ in range(tasks):
+            history = shared + self.tokens(300)
+            for _ in range(steps):
+                call = self.tokens(120)
+                requests.append(SimRequest(history + TAIL, (system, len(history)), call))
+                history = history + TAIL + self.rewritten(call, rewritten) + self.tokens(800)
+        return requests
+
+    def branches(self, fan: int = 8, context: int = 8000) -> list[SimRequest]:
+        """Several questions about one long context."""
+        first = self.tokens(context) + self.tokens(100)
+        reply = self.tokens(200)
+        requests = [SimRequest(first + TAIL, (len(first),), reply)]
+        base = first + TAIL + reply
+        for _ in range(fan):
+            history = base + self.tokens(100)
+            requests.append(SimRequest(history + TAIL, (len(history),), self.tokens(200)))
+        return requests
+
+    def side_requests(self, turns: int = 12, titles: int = 3) -> list[SimRequest]:
+        """One long chat; after every turn a few short requests of another make (titles)."""
+        requests: list[SimRequest] = []
+        for turn in self.chat(1, turns):
+            requests.append(turn)
+            for _ in range(titles):
+                title = self.tokens(400)
+                requests.append(SimRequest(title + TAIL, (len(title),), self.tokens(20)))
+        return requests
+
+
+def scenarios(seed: int = 0) -> dict[str, list[SimRequest]]:
+    """Every scenario by name."""
+    traffic = Traffic(seed)
+    return {
+        "6 users x 6 turns, 2k system": traffic.chat(),
+        "+ 500 thinking tokens, stripped": traffic.chat(think=500),
+        "+ 30 % tokenised another way": traffic.chat(rewritten=0.3),
+        "16 users x 4 turns": traffic.chat(users=16, turns=4),
+        "agent 4 tasks x 10 steps, 6k system": traffic.agent(),
+        "agent, 30 % tokenised another way": traffic.agent(rewritten=0.3),
+        "8-way branch on 8k": traffic.branches(),
+        "long chat with side requests": traffic.side_requests(),
+    }
+
+
+def simulate(
+    name: str, requests: Sequence[SimRequest], layers: Layers, *, budget_units: int | None = None
+) -> SimResult:
+    """Run one scenario through a new store of at most `budget_units` token units."""
+    model = SyntheticModel(layers)
+    budget = 2**62 if budget_units is None else budget_units * model.unit
+    store = PrefixStore(budget=lambda: budget)
+    hit = sum(serve(store, model, request) for request in requests)
+    total = sum(len(request.prompt) for request in requests)
+    report = store.report()
+    units = report["tokens"] + report["checkpoints"] * STATE_UNITS * (layers != "kv")
+    return SimResult(name, layers, len(requests), total, hit / total, units)
+
+
+def run(*, seed: int = 0) -> list[SimResult]:
+    """Every scenario on a positional and on a hybrid model."""
+    kinds: tuple[Layers, ...] = ("kv", "hybrid")
+    drawn = scenarios(seed).items()
+    return [simulate(name, requests, kind) for name, requests in drawn for kind in kinds]
+
+
+def lookup_seconds(*, entries: int = 100, tokens: int = 65_536, shared: int = 8192) -> float:
+    """Median time of one lookup of a whole entry of `tokens` tokens among `entries` such."""
+    dice, model = np.random.default_rng(0), SyntheticModel("state", state_units=1)
+    store, key = PrefixStore(budget=lambda: 2**62), StoreKey("simulated")
+    head, times = dice.integers(0, 150_000, shared), []
+    paths = [np.append(head, dice.integers(0, 150_000, tokens - shared)) for _ in range(entries)]
+    for ids in paths:
+        cache = model.make_cache()
+        model.feed(cache, ids, tokens - 1, tokens)
+        store.insert(key, ids, cache, {})
+    for ids in paths:
+        asked = np.append(ids, 0)
+        started = time.perf_counter()
+        found = store.match(key, asked, tokens)
+        times.append(time.perf_counter() - started)
+        if found.length != tokens:
+            raise AssertionError("a stored path was not found")
+    return float(np.median(times))
+
+
+def main() -> None:
+    """Print a table, and the same as JSON in the last line."""
+    results, lookup = run(), lookup_seconds()
+    write = sys.stdout.write
+    for each in results:
+        line = f"{each.scenario:38s} {each.layers:7s} hit {100 * each.hit_rate:5.1f} %"
+        write(f"{line}  store {each.units / 1000:6.0f}k\n")
+    write(f"lookup, 64k tokens x 100 entries: {1000 * lookup:.2f} ms\n")
+    rows = [asdict(each) for each in results]
+    write(json.dumps({"scenarios": rows, "lookup_seconds": lookup}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

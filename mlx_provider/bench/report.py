@@ -1,0 +1,76 @@
+"""What every benchmark says about the machine, and how its figures are shown."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..records import LoadedModel
+
+Result = dict[str, Any]
+WIDTH = 150
+"""Columns of a table that goes to a file."""
+
+
+def surroundings(dtype: str) -> Result:
+    """Device, BLAS, dtype and load: what a figure depends on besides the code."""
+    import mlx.core as mx
+
+    from ..upstream import blas
+
+    return {
+        "device": str(mx.default_device()),
+        "blas": blas.active(),
+        "dtype": dtype,
+        "cores": blas.cores(),
+        "load_average": round(os.getloadavg()[0], 2),
+    }
+
+
+def size_of(model: LoadedModel) -> Result:
+    """What a result says about one model."""
+    info = model.info
+    return {"model_type": info.model_type, "weights_bytes": info.weights_bytes}
+
+
+def against(measured: float, target: float, *, at_least: bool) -> Result:
+    """A figure beside what is wanted of it."""
+    reached = measured >= target if at_least else measured <= target
+    return {"measured": round(measured, 3), "target": target, "reached": reached}
+
+
+def print_rows(title: str, columns: Mapping[str, str], rows: Iterable[Result]) -> None:
+    """A table on stderr, if there are rows; stdout is left to the JSON line.
+
+    columns: heading -> key of a row, `a.b` for an entry of a nested one.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(shown(_at(row, key)) for key in columns.values()))
+    if table.row_count:
+        console = Console(stderr=True)
+        if not console.is_terminal:
+            console.width = WIDTH
+        console.print(table)
+
+
+def _at(row: Any, key: str) -> object:
+    for part in key.split("."):
+        row = row.get(part) if isinstance(row, dict) else None
+    found: object = row
+    return found
+
+
+def shown(value: object) -> str:
+    """A cell: numbers short, a figure with its target, nothing as a dash."""
+    if isinstance(value, dict) and "target" in value:
+        return f"{value['measured']:.3g} ({'ok' if value['reached'] else 'MISSED'})"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "-" if value is None else str(value)

@@ -1,0 +1,164 @@
+"""Servers under measurement: ours and the peers', each a process of its own on 127.0.0.1.
+
+`python -m mlx_provider.bench.servers MODULE ARGUMENT...` runs a peer's module as its own command
+would, after the BLAS that our engine uses: all sides then compute with the same one.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import httpx
+
+from ..errors import EngineUnavailable
+
+Dialect = Literal["generate", "chat"]
+START_LIMIT = 300.0
+"""Seconds for Python, MLX and the weights on a busy machine."""
+STOP_LIMIT = 10.0
+POLL = 0.2
+PREFILL_STEP = "2048"
+"""Prompt tokens of one chunk, the same for every side."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One make of server and how it is started."""
+
+    name: str
+    dialect: Dialect
+    """`generate`: our `/v1/generate`; `chat`: OpenAI's `/v1/chat/completions`."""
+    module: str
+    arguments: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    images: bool = True
+    takes_model: bool = True
+    """Whether it is told the model at its start."""
+    reset: tuple[str, str] | None = None
+    """Method and path that empty its prefix cache."""
+    health: str = "/health"
+
+
+OURS = Kind(
+    name="mlx-provider",
+    dialect="generate",
+    module="mlx_provider.server",
+    environment={"MLX_PROVIDER_LOG_LEVEL": "warning"},
+    takes_model=False,
+    reset=("DELETE", "/cache"),
+)
+MLX_LM = Kind(
+    name="mlx_lm.server",
+    dialect="chat",
+    module="mlx_lm.server",
+    arguments=("--prefill-step-size", PREFILL_STEP, "--log-level", "WARNING"),
+    images=False,
+)
+MLX_VLM = Kind(
+    name="mlx_vlm.server",
+    dialect="chat",
+    module="mlx_vlm.server",
+    arguments=("--prefill-step-size", PREFILL_STEP),
+    environment={"APC_ENABLED": "1", "APC_DISK_ENABLED": "0", "APC_NUM_BLOCKS": "8192"},
+    reset=("POST", "/v1/cache/reset"),
+)
+"""With its prefix cache on, which it leaves off by default, and room for 128k tokens."""
+PEERS = (MLX_LM, MLX_VLM)
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server with one model."""
+
+    kind: Kind
+    url: str
+    folder: Path
+
+    def reset(self) -> None:
+        """Empty its prefix cache. Raises `httpx.HTTPError`."""
+        if self.kind.reset is not None:
+            method, path = self.kind.reset
+            httpx.request(method, self.url + path, timeout=60).raise_for_status()
+
+
+@contextmanager
+def running(kind: Kind, folder: Path, log: Path) -> Iterator[Server]:
+    """A server for the model in `folder`; stopped at the end.
+
+    Raises `EngineUnavailable` with the log's last lines if it does not come up.
+    """
+    port = free_port()
+    command = [sys.executable, "-m", __spec__.name, kind.module, *kind.arguments]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
+    if kind.takes_model:
+        command += ["--model", str(folder)]
+    with log.open("ab") as out:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            env=os.environ | {"HF_HUB_OFFLINE": "1"} | dict(kind.environment),
+        )
+    try:
+        server = Server(kind, f"http://127.0.0.1:{port}", folder)
+        _await_health(process, server, log)
+        yield server
+    finally:
+        stop(process)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a process of ours, in earnest if it does not listen."""
+    process.terminate()
+    try:
+        process.wait(STOP_LIMIT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _await_health(process: subprocess.Popen[bytes], server: Server, log: Path) -> None:
+    deadline = time.monotonic() + START_LIMIT
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            break
+        try:
+            if httpx.get(server.url + server.kind.health, timeout=5).is_success:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(POLL)
+    tail = log.read_text(errors="replace").splitlines()[-3:]
+    raise EngineUnavailable(f"{server.kind.name} does not come up: {' / '.join(tail)}")
+
+
+def _run_module(arguments: list[str]) -> None:
+    from ..config import engine_settings
+    from ..upstream import blas
+
+    blas.preload(engine_settings().blas)
+    module, *rest = arguments
+    sys.argv = [module, *rest]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    _run_module(sys.argv[1:])

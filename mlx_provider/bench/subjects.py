@@ -1,0 +1,176 @@
+"""What is measured: our engine and mlx-lm's BatchGenerator, behind one interface."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..config import EngineSettings
+from ..engine.engine import Engine
+from ..engine.probe import probe
+from ..engine.scheduler import Budget, Limits, Scheduler
+from ..records import LoadedModel
+from ..testing.driver import SilentRecorder, TokenOutput, new_request
+
+WIDE = 2**50
+"""A memory budget that never matters here."""
+
+
+@dataclass(eq=False)
+class Job:
+    """One request of a workload and what was seen of it. Times in seconds of one clock."""
+
+    prompt: list[int]
+    max_tokens: int
+    arrives: float = 0.0
+    tokens: list[int] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    submitted: float = 0.0
+
+    @property
+    def first_token(self) -> float:
+        return self.times[0] - self.submitted
+
+    @property
+    def gaps(self) -> list[float]:
+        return [b - a for a, b in zip(self.times, self.times[1:], strict=False)]
+
+
+class Subject(Protocol):
+    """A batching engine under measurement."""
+
+    name: str
+
+    def submit(self, job: Job) -> None: ...
+
+    def step(self) -> None:
+        """Advance once; new tokens go into their jobs with the time they were seen."""
+
+    @property
+    def idle(self) -> bool: ...
+
+
+class TimedOutput(TokenOutput):
+    """Writes tokens and times into a job."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        self.job = job
+
+    def push(self, token: int, logprob: Any = None) -> list[Any]:
+        self.job.tokens.append(token)
+        self.job.times.append(time.perf_counter())
+        return []
+
+
+class Ours:
+    """`mlx_provider`'s engine, as a server would run it but without text."""
+
+    def __init__(self, model: LoadedModel, settings: EngineSettings | None = None) -> None:
+        s = settings or EngineSettings()
+        found = probe(model, model.make_cache, model.kv_layouts)
+        limits = Limits(s.max_rows, 10_000, s.stall_target, s.max_chunk, s.output_reserve)
+        budget = Budget(lambda tokens: tokens, lambda: WIDE, lambda need: None)
+        self.name = f"mlx-provider ({found.layout})"
+        self.engine = Engine(
+            model,
+            Scheduler(limits, budget),
+            layout=found.layout,
+            make_cache=model.make_cache,
+            recorder=SilentRecorder(),
+        )
+
+    def submit(self, job: Job) -> None:
+        request = new_request(job.prompt, max_tokens=job.max_tokens)
+        request.rows[0].output = TimedOutput(job)
+        self.engine.submit(request)
+
+    def step(self) -> None:
+        self.engine.step()
+
+    @property
+    def idle(self) -> bool:
+        return self.engine.idle
+
+
+class BatchGeneratorSubject:
+    """mlx-lm's BatchGenerator (0.32.2), greedy."""
+
+    def __init__(self, model: Any, name: str, **options: Any) -> None:
+        from mlx_lm.generate import BatchGenerator
+
+        self.name = name
+        self._generator = BatchGenerator(model, max_tokens=1_000_000, **options)
+        self._jobs: dict[int, Job] = {}
+
+    def submit(self, job: Job) -> None:
+        (uid,) = self._generator.insert([list(job.prompt)], [job.max_tokens])
+        self._jobs[uid] = job
+
+    def step(self) -> None:
+        _, responses = self._generator.next()
+        now = time.perf_counter()
+        for response in responses:
+            job = self._jobs[response.uid]
+            job.tokens.append(response.token)
+            job.times.append(now)
+            if response.finish_reason:
+                del self._jobs[response.uid]
+
+    @property
+    def idle(self) -> bool:
+        return not self._jobs
+
+
+@dataclass(frozen=True)
+class Run:
+    """One workload on one subject."""
+
+    jobs: Sequence[Job]
+    wall: float
+    """Seconds from the first arrival to the last token."""
+    cpu: float
+    """Process CPU seconds of all threads."""
+    host: float
+    """CPU seconds of the stepping thread."""
+    steps: int
+
+
+def run(subject: Subject, jobs: Sequence[Job]) -> Run:
+    """Feed jobs as they arrive and step until all have ended."""
+    waiting = sorted(jobs, key=lambda job: job.arrives)
+    began, cpu, host = time.perf_counter(), time.process_time(), time.thread_time()
+    steps = 0
+    while waiting or not subject.idle:
+        now = time.perf_counter() - began
+        while waiting and waiting[0].arrives <= now:
+            job = waiting.pop(0)
+            job.submitted = began + job.arrives
+            subject.submit(job)
+        if subject.idle:
+            time.sleep(0.001)
+            continue
+        subject.step()
+        steps += 1
+    return Run(
+        jobs,
+        time.perf_counter() - began,
+        time.process_time() - cpu,
+        time.thread_time() - host,
+        steps,
+    )
+
+
+def load_random(folder: Path, dtype: str, **config: Any) -> LoadedModel:
+    """A random-weight qwen3 of the given sizes, through the text family."""
+    from ..records import LoadOptions
+    from ..registry import PluginRegistry
+    from ..testing.tiny_models import build
+    from ..upstream.checkpoint import read_json
+
+    path = build(folder / "model", "qwen3", **config)
+    family, _ = PluginRegistry.discover().family_for(read_json(path / "config.json"))
+    return family.load(path, LoadOptions(dtype=dtype))

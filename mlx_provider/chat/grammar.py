@@ -1,0 +1,237 @@
+"""Structured output: grammars compiled by llguidance, held token by token through bit masks."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import BadRequest, RequestFailed
+from ..protocol import GenerateRequest
+from .grammar_request import Form, after_message, request_form
+from .grammar_shapes import CallShape, Messages
+from .grammar_thoughts import AfterThoughts, Thoughts
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+Mask = NDArray[np.uint32]
+"""Bit `i % 32` of word `i // 32`: whether token `i` may follow. Shape (ceil(vocab / 32),)."""
+
+
+class Constraint:
+    """The grammar of one choice. Used by one thread at a time, apart from the pool it is given.
+
+    pool: computes the next mask there as soon as a token is taken, beside the device's step.
+    """
+
+    def __init__(
+        self, matcher: LLMatcher, vocab_size: int, eos: frozenset[int], pool: Executor | None = None
+    ) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+        self._eos = eos
+        self._pool = pool
+        self._ahead: Future[bytes] | None = None
+        self._stopped = bool(matcher.is_stopped())
+
+    def mask(self) -> Mask:
+        """Tokens that may follow. Raises `RequestFailed` where the grammar gives up."""
+        if self._ahead is not None:
+            packed = self._ahead.result()
+            self._ahead = None
+        else:
+            packed = self._matcher.compute_bitmask()
+        self._check()
+        words = np.frombuffer(packed, dtype=np.uint32)[: (self._vocab_size + 31) // 32].copy()
+        if self._vocab_size % 32:
+            words[-1] &= np.uint32((1 << self._vocab_size % 32) - 1)
+        return words
+
+    def advance(self, token: int) -> None:
+        """Take a token that was drawn. Raises `RequestFailed` for one the grammar forbids."""
+        self._settle()
+        if token in self._eos and self._matcher.is_accepting():
+            return
+        self._matcher.consume_token(token)
+        self._check()
+        # asked here, so that `finished` need not wait for the mask in the pool
+        self._stopped = bool(self._matcher.is_stopped())
+        if self._pool is not None and not self._stopped:
+            self._ahead = self._pool.submit(self._matcher.compute_bitmask)
+
+    def take_text(self, text: str, tokens: Iterable[int]) -> None:
+        """Take text that was generated before the grammar set in, as far as it fits."""
+        self._settle()
+        self._matcher.try_consume_tokens(list(tokens))
+        self._check()
+        self._stopped = bool(self._matcher.is_stopped())
+
+    @property
+    def finished(self) -> bool:
+        """The reply is complete: nothing but the end may follow."""
+        return self._stopped
+
+    @property
+    def complete(self) -> bool:
+        """The reply so far is valid as it stands."""
+        self._settle()
+        return bool(self._matcher.is_accepting())
+
+    def fork(self) -> Constraint:
+        """An independent constraint in the same state."""
+        self._settle()
+        return Constraint(self._matcher.deep_copy(), self._vocab_size, self._eos, self._pool)
+
+    def _settle(self) -> None:
+        if self._ahead is not None:
+            self._ahead.result()
+            self._ahead = None
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise RequestFailed(f"the grammar gave up: {first_line(self._matcher.get_error())}")
+
+
+@dataclass(frozen=True)
+class Structure:
+    """The constraint of a request's first choice, and what it cannot hold."""
+
+    constraint: Constraint | AfterThoughts
+    warnings: tuple[str, ...] = ()
+
+
+class GrammarCompiler:
+    """Grammars over one model's vocabulary; safe from any thread, meant for host threads.
+
+    fast: the model's `tokenizers.Tokenizer`. eos: tokens that end a reply. vocab_size: rows of
+    the output matrix.
+    """
+
+    def __init__(
+        self,
+        fast: Any,
+        eos: Iterable[int],
+        vocab_size: int,
+        *,
+        pool: Executor | None = None,
+        capacity: int = 128,
+    ) -> None:
+        self._fast = fast
+        self._eos = frozenset(eos)
+        self._vocab_size = vocab_size
+        self._pool = pool
+        self._capacity = capacity
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._tokenizer: LLTokenizer | None = None
+        self._special: tuple[re.Pattern[str], dict[str, int]] | None = None
+        self._lock = threading.Lock()
+
+    def structure(
+        self,
+        request: GenerateRequest,
+        shape: CallShape | None = None,
+        thoughts: Thoughts | None = None,
+        messages: Messages | None = None,
+    ) -> Structure | None:
+        """What holds the reply to the form that the request demands; `None`: any text will do.
+
+        shape: how the model writes calls. thoughts: how it marks off what it thinks before.
+        messages: how its format addresses thoughts and answers, where it addresses them.
+        Raises `BadRequest` that names the parameter, and for schemas the keyword.
+        """
+        preface = messages.answer if messages else ""
+        form = request_form(request, shape, self.split, self._wrong, preface)
+        if form is None:
+            return None
+        if messages is not None and form.after_lead:
+            form = after_message(form, messages, self.split)
+        return Structure(self.constraint(form, thoughts), form.warnings)
+
+    def constraint(
+        self, form: Form, thoughts: Thoughts | None = None
+    ) -> Constraint | AfterThoughts:
+        """A constraint at the start of a form. Raises `BadRequest`."""
+        lark = form.lark
+        if thoughts is not None and form.after_lead:
+            lark = lark.replace("start:", "start: LEAD?", 1) + "\nLEAD: /[ \\n]{1,3}/"
+        matcher, wrong = self._matcher(lark)
+        if wrong:
+            raise BadRequest(f"the grammar is not valid: {wrong}")
+        constraint = Constraint(matcher, self._vocab_size, self._eos, self._pool)
+        if thoughts is None:
+            return constraint
+        return AfterThoughts.over(constraint, thoughts, self._fast, self._eos, self._vocab_size)
+
+    def split(self, text: str) -> list[str | int]:
+        """Text cut at the vocabulary's special tokens; tokens that end a reply are left out."""
+        pattern, ids = self._specials()
+        pieces: list[str | int] = [ids.get(piece, piece) for piece in pattern.split(text) if piece]
+        return [piece for piece in pieces if isinstance(piece, str) or piece not in self._eos]
+
+    def _specials(self) -> tuple[re.Pattern[str], dict[str, int]]:
+        if self._special is None:
+            added = self._fast.get_added_tokens_decoder()
+            ids = {token.content: number for number, token in added.items() if token.content}
+            words = sorted(map(re.escape, ids), key=len, reverse=True)
+            self._special = re.compile(f"({'|'.join(words)})" if words else r"(?!)"), ids
+        return self._special
+
+    def _wrong(self, lark: str) -> str:
+        return self._matcher(lark)[1]
+
+    def _matcher(self, lark: str) -> tuple[LLMatcher, str]:
+        """A fresh matcher for a grammar, and what is wrong with the grammar."""
+        from llguidance import LLMatcher
+
+        with self._lock:
+            known = self._compiled.get(lark)
+            if known is not None:
+                self._compiled.move_to_end(lark)
+                return known.deep_copy(), ""
+        made = LLMatcher(self._ll_tokenizer(), LLMatcher.grammar_from_lark(lark), log_level=0)
+        if made.is_error():
+            return made, first_line(made.get_error())
+        with self._lock:
+            self._compiled[lark] = made
+            while len(self._compiled) > self._capacity:
+                self._compiled.popitem(last=False)
+        return made.deep_copy(), ""
+
+    def _ll_tokenizer(self) -> LLTokenizer:
+        with self._lock:
+            if self._tokenizer is None:
+                self._tokenizer = self._build_tokenizer()
+            return self._tokenizer
+
+    def _build_tokenizer(self) -> LLTokenizer:
+        from llguidance import LLTokenizer
+
+        copy = type(self._fast).from_str(self._fast.to_str())
+        copy.no_padding()
+        copy.no_truncation()
+        # llguidance refuses fewer rows than the tokenizer has entries.
+        entries = max(copy.get_vocab(with_added_tokens=True).values(), default=0) + 1
+        rows = max(self._vocab_size, entries)
+        eos = sorted(token for token in self._eos if token < rows)
+        try:
+            return LLTokenizer(copy.to_str(), n_vocab=rows, eos_token=eos or None)
+        except ValueError as unsupported:
+            raise BadRequest(
+                "this model's tokenizer cannot be constrained; leave out response_format, "
+                f"grammar and tool_choice ({unsupported})"
+            ) from None
+
+
+def first_line(text: str) -> str:
+    """The gist of one of llguidance's messages."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    shown = next((line for line in reversed(lines) if line.startswith("error:")), "")
+    return (shown or (lines[0] if lines else "unknown error"))[:300]

@@ -1,0 +1,28 @@
+"""What the operator allows of media in requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class MediaPolicy:
+    """Bounds on the media of one request. The defaults suit an engine that strangers reach."""
+
+    allow_private: bool = False
+    """Fetch from loopback, private, link-local and other addresses that are not public."""
+    allow_file: bool = False
+    """Read `file://` URLs and plain paths."""
+    max_bytes: int = 20 * 2**20
+    """Encoded size of one image."""
+    max_pixels: int = 64_000_000
+    """Width × height of one image; a family scales what it takes down further itself."""
+    max_total_pixels: int = 256_000_000
+    max_frames: int = 256
+    timeout: float = 20.0
+    """Seconds for all fetches of a request together, from the first byte sent."""
+    max_redirects: int = 3
+    max_parallel: int = 8
+    """Fetches of one request that run side by side."""
+    low_detail_side: int = 512
+    """Longest side in pixels of an image sent with `detail: low`."""

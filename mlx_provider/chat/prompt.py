@@ -1,0 +1,102 @@
+"""A request's prompt: messages normalised and rendered, or raw text, as tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from ..errors import BadRequest
+from ..protocol import GenerateRequest
+from ..records import MediaItem, Prompt
+from .media import load_media
+from .media_policy import MediaPolicy
+from .messages import Normalised, accept_media, normalise
+from .messages_fold import fold_tools, has_tools
+from .models import Served
+
+FOLDED = "the model's chat template knows no tool messages: they are written as text"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A prompt and what was noticed on the way."""
+
+    prompt: Prompt
+    warnings: tuple[str, ...] = ()
+
+
+def prepare(served: Served, request: GenerateRequest) -> Prepared:
+    """Render and tokenise (host work, any thread). Raises `BadRequest` that names the part."""
+    if (request.messages is None) == (request.prompt is None):
+        raise BadRequest("give either messages or a prompt", param="messages")
+    if request.messages is None:
+        return Prepared(_raw(served, request.prompt or ""))
+    normalised = normalised_messages(served, request)
+    render = partial(
+        served.model.prepare,
+        tools=[] if request.tool_choice == "none" else request.tools,
+        media=_media(normalised, request),
+        variables=request.template,
+    )
+    messages, begun = split_reply(normalised.messages)
+    try:
+        prompt, warnings = render(messages), normalised.warnings
+    except BadRequest:
+        if not has_tools(messages):
+            raise
+        prompt, warnings = render(fold_tools(messages)), (*normalised.warnings, FOLDED)
+    return Prepared(_continued(served, prompt, begun) if begun else prompt, warnings)
+
+
+def split_reply(
+    messages: Sequence[Mapping[str, Any]],
+) -> tuple[Sequence[Mapping[str, Any]], str]:
+    """A last message of the assistant is the beginning of the reply, not a turn of its own.
+
+    Returns the messages before it and its text. Raises `BadRequest` where there are none.
+    """
+    *before, last = messages
+    text = last["content"]
+    if last["role"] != "assistant" or last.get("tool_calls") or not isinstance(text, str):
+        return messages, ""
+    if not before:
+        raise BadRequest("messages holds no turn before the assistant's", param="messages")
+    return before, text
+
+
+def _continued(served: Served, prompt: Prompt, begun: str) -> Prompt:
+    """The prompt with the reply's beginning after it; a thought that it opens is closed."""
+    reasoning = served.reasoning_parser
+    tail = prompt.text.rstrip()
+    if reasoning is not None and reasoning.end and tail.endswith(reasoning.openers() or "\0"):
+        begun = f"\n{reasoning.end}\n\n{begun}"
+    added = served.model.tokenizer.encode(begun, special=False)
+    return replace(prompt.followed_by(added), text=prompt.text + begun)
+
+
+def normalised_messages(served: Served, request: GenerateRequest) -> Normalised:
+    """The messages in the form that this model's template takes."""
+    info = served.model.info
+    normalised = normalise(
+        request.messages or [],
+        hoist_system=info.hoist_system,
+        alternate=info.alternate,
+        tool_media=info.tool_media,
+    )
+    return accept_media(normalised, info.media)
+
+
+def _media(normalised: Normalised, request: GenerateRequest) -> list[MediaItem]:
+    policy = MediaPolicy(
+        allow_private=request.options.allow_private_media,
+        allow_file=request.options.allow_file_media,
+    )
+    return load_media(normalised.media, policy) if normalised.media else []
+
+
+def _raw(served: Served, prompt: str | list[int]) -> Prompt:
+    if isinstance(prompt, str):
+        return Prompt(served.model.tokenizer.encode(prompt, special=True), text=prompt)
+    return Prompt(prompt)

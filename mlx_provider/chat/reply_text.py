@@ -1,0 +1,294 @@
+"""How the text of one reply falls into thoughts, answer and tool calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..records.marked import read_marked
+from ..records.parsing import ReasoningParser, ToolParser, Tools
+from ..records.reading import Emit, NotACall, Reading, TextEnded, TextReader
+
+
+@dataclass(frozen=True)
+class ReplyFormat:
+    """The formats that one reply may use."""
+
+    tool_parser: ToolParser | None = None
+    tools: Tools = ()
+    reasoning_parser: ReasoningParser | None = None
+    reasoning_open: bool | None = False
+    """Whether the prompt ended inside a thought; None: nobody knows."""
+
+    def markers(self) -> tuple[str, ...]:
+        """Every text that a parser must see, also where it is a special token."""
+        found: tuple[str, ...] = ()
+        if self.tool_parser:
+            found += self.tool_parser.visible()
+        if self.reasoning_parser:
+            found += self.reasoning_parser.visible()
+        return tuple(dict.fromkeys(found))
+
+
+def read_reply(reader: TextReader, spec: ReplyFormat) -> Reading[None]:
+    """Read a whole reply and report what it holds to `reader`."""
+    tools = spec.tools if spec.tool_parser else None
+    thoughts, calls = spec.reasoning_parser, spec.tool_parser
+    if thoughts is not None and thoughts.whole is not None:
+        return thoughts.whole(reader, tools)
+    if calls is not None and calls.whole is not None:
+        return calls.whole(reader, tools)
+    return _Marked(reader, spec, thoughts or _NO_THOUGHTS, calls or _NO_CALLS).run()
+
+
+_NO_THOUGHTS = ReasoningParser(name="", start="", end="", calls=())
+_NO_CALLS = ToolParser(name="", start="", end="")
+
+
+def _ignore(text: str) -> None:
+    pass
+
+
+@dataclass
+class _Marked:
+    """Reads replies whose thoughts and calls stand between markers."""
+
+    reader: TextReader
+    spec: ReplyFormat
+    thoughts: ReasoningParser
+    parser: ToolParser
+    held: str = ""
+    """White space that belongs to the answer only if more answer follows."""
+    owed: int = 0
+    """Closers that may still come for openers inside a thought; they are no text."""
+    dropping: bool = False
+    openers: tuple[str, ...] = field(init=False)
+    closers: tuple[str, ...] = field(init=False)
+    calls: tuple[str, ...] = field(init=False)
+    breaks: dict[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.openers = self.thoughts.openers()
+        self.closers = self.thoughts.closers()
+        self.calls = self.parser.openers()
+        self.breaks = {} if self.spec.tool_parser else dict(self.thoughts.calls)
+
+    # ---- emitting
+
+    def content(self, text: str) -> None:
+        if text and not self.dropping:
+            self.reader.content(self.held + text)
+            self.held = ""
+
+    def thought(self, text: str) -> None:
+        """Thoughts are shown without the white space before their closer."""
+        text = self.held + text
+        shown = text.rstrip()
+        self.held = text[len(shown) :]
+        self.reader.reasoning(shown)
+
+    # ---- states
+
+    def run(self) -> Reading[None]:
+        thoughts, is_open = self.thoughts, self.spec.reasoning_open
+        self.reader.content(thoughts.prefix)
+        if not self.closers or is_open is False:
+            yield from self.begin()
+        elif is_open or thoughts.unmarked == "reasoning":
+            self.reader.reason()
+            yield from self.open_thought()
+        elif thoughts.unmarked == "content":
+            yield from self.begin()
+        else:
+            yield from self.wait()
+        while (yield from self.answer()):
+            pass
+
+    def begin(self) -> Reading[None]:
+        """The reply's first white space is dropped before a call or a thought."""
+        self.held = yield from self.reader.space()
+        if not (yield from self.reader.peek()):
+            self.reader.content(self.held)
+            self.held = ""
+        yield from self.try_first()
+
+    def wait(self) -> Reading[None]:
+        """Hold unmarked text until a marker or the end tells what it is."""
+        reader, thoughts = self.reader, self.thoughts
+        self.held = yield from reader.space()
+        if (yield from self.try_first()):
+            return
+        parts: list[str] = []
+        markers = (*self.openers, *self.closers, *self.thoughts.hidden, *self.calls, *self.breaks)
+        found = yield from reader.pass_until(markers, parts.append)
+        text = "".join(parts)
+        called = found in self.calls or found in self.breaks
+        if found in self.closers or (called and thoughts.unmarked_call == "reasoning" and text):
+            self.held = ""
+            reader.reason()
+            if thoughts.header:
+                text = text.removeprefix(thoughts.header + "\n")
+            self.thought(text.lstrip())
+            if found in self.closers:
+                reader.skip(len(found))
+            yield from self.close_thought()
+        elif text:
+            self.content(text)
+        elif not found:
+            reader.content(self.held)
+            self.held = ""
+
+    def answer(self) -> Reading[bool]:
+        """Read the answer up to its next marker; False: the reply has ended."""
+        reader = self.reader
+        markers = (*self.openers, *self.closers, *self.thoughts.hidden, *self.calls)
+        found = yield from reader.pass_until(markers, self.content)
+        if not found:
+            return False
+        if found in self.openers:
+            reader.skip(len(found))
+            reader.reason()
+            self.held = ""
+            yield from self.open_thought()
+        elif found in self.thoughts.hidden:
+            reader.skip(len(found))
+        elif found in self.closers:
+            if self.owed:
+                self.owed -= 1
+                reader.skip(len(found))
+                self.held = ""
+                self.held = yield from reader.space()
+            else:
+                self.content(reader.skip(len(found)))
+        else:
+            yield from self.block(found, self.content)
+        return True
+
+    def open_thought(self) -> Reading[None]:
+        """Read a thought from just after its opener to just after its closer."""
+        reader, thoughts = self.reader, self.thoughts
+        self.held = ""
+        yield from reader.space()
+        yield from reader.accept(*self.openers)
+        if thoughts.header:
+            yield from reader.accept(thoughts.header + "\n")
+        yield from reader.space()
+        markers = (*self.closers, *self.openers, *self.calls, *self.breaks)
+        while True:
+            found = yield from reader.pass_until(markers, self.thought)
+            if not found:
+                reader.reasoning(self.held)
+                self.held = ""
+                return
+            if found in self.closers:
+                reader.skip(len(found))
+                yield from self.close_thought()
+                return
+            if found in self.openers:
+                self.owed += 1
+                self.thought(reader.skip(len(found)))
+            elif found in self.calls:
+                held, self.held = self.held, ""
+                if (yield from self.block(found, self.thought, held)):
+                    self.owed += 1
+                    return
+            elif (yield from self.breaks_thought(found)):
+                self.owed += 1
+                yield from self.close_thought()
+                return
+            else:
+                self.thought(reader.skip(len(found)))
+
+    def breaks_thought(self, marker: str) -> Reading[bool]:
+        """Whether `marker`, here, opens a call (no parser reads it)."""
+        reader, follows = self.reader, self.breaks[marker]
+        if not follows:
+            return True
+        mark = reader.mark()
+        reader.skip(len(marker))
+        yield from reader.space()
+        following = yield from reader.peek()
+        reader.rewind(mark)
+        return bool(following) and following in follows
+
+    def close_thought(self) -> Reading[None]:
+        """After a thought: repeated closers and the line ends before the answer are no text."""
+        reader = self.reader
+        reader.answer()
+        self.held = ""
+        while True:
+            space = yield from reader.space()
+            if not self.closers or not (yield from reader.accept(*self.closers)):
+                break
+            self.owed = max(0, self.owed - 1)
+        self.held = space[space.rfind("\n") + 1 :]
+        yield from self.try_first()
+
+    # ---- calls
+
+    def try_first(self) -> Reading[bool]:
+        """Read a call whose opener counts only here, where an answer begins."""
+        if not self.parser.first:
+            return False
+        found = yield from self.reader.at(*self.parser.first)
+        return bool(found) and (yield from self.block(found, self.content))
+
+    def block(self, marker: str, emit: Emit, held: str = "") -> Reading[bool]:
+        """Read a block of calls at `marker`; False: it was text, and the marker is shown."""
+        reader, parser = self.reader, self.parser
+        before, mark = reader.calls, reader.mark()
+        try:
+            yield from scan_block(parser, reader, self.spec.tools)
+            if reader.position == mark:
+                raise NotACall("the parser read nothing")
+        except (NotACall, TextEnded) as failure:
+            if reader.calls == before:
+                if isinstance(failure, TextEnded) and not self.keeps_cut(mark, marker):
+                    reader.forget_marks()
+                    return True
+                whole = isinstance(failure, NotACall) and failure.whole
+                size = reader.position - mark if whole else len(marker)
+                reader.rewind(mark)
+                reader.forget_marks()
+                emit(held + reader.skip(size))
+                return False
+            reader.abandon_call()
+            if parser.end:
+                yield from reader.pass_until((parser.end,), _ignore)
+                reader.skip(len(parser.end))
+        reader.forget_marks()
+        reader.answer()
+        self.dropping = parser.after == "drop" and reader.calls > before
+        self.held = ""
+        self.held = yield from reader.space()
+        return True
+
+    def keeps_cut(self, mark: int, marker: str) -> bool:
+        """Whether a call cut before anything of it was reported is shown as text.
+
+        A marker with nothing behind it is none; a bracket is.
+        """
+        if marker.endswith(("[", "{")):
+            return True
+        parser, reader = self.parser, self.reader
+        end = reader.position + len(reader.ahead())
+        return parser.cut == "text" and bool(reader.between(mark + len(marker), end).strip())
+
+
+def scan_block(parser: ToolParser, reader: TextReader, tools: Tools) -> Reading[None]:
+    """Read one block of calls; the reader stands on its opening marker."""
+    if parser.scan is None:
+        openers = (*parser.openers(), *parser.first)
+        return read_marked(reader, openers, parser.end, parser.parse, tools)
+    if parser.atomic:
+        return _scan_atomic(parser.scan(reader, tools), reader)
+    return parser.scan(reader, tools)
+
+
+def _scan_atomic(scan: Reading[None], reader: TextReader) -> Reading[None]:
+    reader.hold()
+    whole = False
+    try:
+        yield from scan
+        whole = True
+    finally:
+        reader.let_go(keep=whole)

@@ -1,0 +1,5 @@
+"""The command `mlx-provider`."""
+
+from .app import main
+
+__all__ = ["main"]

@@ -1,0 +1,71 @@
+"""Puts the commands together; an error of ours ends as one line, not as a traceback."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from .. import __version__
+from ..errors import MLXProviderError
+from ..registry import PluginRegistry
+from .bench import bench
+from .cache import cache
+from .chat import chat
+from .demo import demo
+from .plugins import plugins
+from .serve import serve
+
+
+def build(registry: PluginRegistry) -> typer.Typer:
+    """The command line with the commands of every plugin. Run it with `obj=registry`."""
+    cli = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
+    cli.callback()(options)
+    for command in (demo, chat, serve, plugins, cache, parse):
+        cli.command()(command)
+    cli.add_typer(bench, name="bench")
+    registry.register_commands(cli)
+    return cli
+
+
+def parse() -> None:
+    """Read replies as JSON lines and write what the tool and reasoning parsers find in them.
+
+    In: id, tool_parser or reasoning_parser (or both), chunks (pieces of one reply), and
+    optionally tools, prompt_opened_think, stop. Out: id, content, reasoning_content,
+    tool_calls with name and arguments; a line that cannot be read gives id and error.
+    """
+    # The wire types cost a quarter of a second, which `--help` need not wait for.
+    from .parse import parse as run
+
+    run()
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_show_version, help="Print the version and end."
+        ),
+    ] = False,
+) -> None:
+    """Local MLX models behind LiteLLM."""
+
+
+def main() -> None:
+    """Entry point of `mlx-provider`: exit code 1 after an error of ours, 2 for wrong usage."""
+    registry = PluginRegistry.discover()
+    try:
+        build(registry)(obj=registry)
+    except MLXProviderError as error:
+        Console(stderr=True, soft_wrap=True).print(Text(f"error: {error.message}", style="red"))
+        sys.exit(1)

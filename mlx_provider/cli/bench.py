@@ -1,0 +1,208 @@
+"""`mlx-provider bench`: measurements that anyone can repeat; the last line is JSON."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+bench = typer.Typer(
+    no_args_is_help=True, help="Measure this machine; each figure is a ratio within one run."
+)
+
+
+Hidden = Annotated[int, typer.Option(help="Hidden size of the random models.")]
+Layers = Annotated[int, typer.Option(help="Layers of the random models.")]
+Dtype = Annotated[str, typer.Option(help="Weights of the random models.")]
+Peers = Annotated[
+    bool, typer.Option("--peers", help="Beside the servers of mlx-lm and mlx-vlm, over HTTP.")
+]
+
+
+class EnginePart(StrEnum):
+    mixed = "mixed"
+    decode = "decode"
+    stall = "stall"
+    host = "host"
+
+
+@bench.command()
+def engine(
+    part: Annotated[
+        list[EnginePart] | None, typer.Option(help="Repeat for several; all by default.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Weights of the random model.")] = "float32",
+    hidden: Annotated[int, typer.Option(help="Hidden size of the random model.")] = 256,
+    layers: Annotated[int, typer.Option(help="Layers of the random model.")] = 6,
+    plot: Annotated[Path | None, typer.Option(help="Write a PNG or SVG picture.")] = None,
+) -> None:
+    """Our engine beside mlx-lm's BatchGenerator: mixed load, decode rate, stalls, host time."""
+    _preload()
+    from ..bench.engine import bench as measure
+    from ..bench.engine import sizes
+
+    parts = [p.value for p in part or list(EnginePart)]
+    result = measure(parts, dtype=dtype, **sizes(hidden, layers))
+    if plot is not None:
+        from ..bench.plot import plot_engine
+
+        plot_engine(result, plot)
+    _show(result)
+
+
+@bench.command()
+def traffic() -> None:
+    """Hit rates of the prefix store over agent-like traffic, and its lookup time (no model)."""
+    _preload()
+    from dataclasses import asdict
+
+    from ..bench.prefix_sim import lookup_seconds, run
+
+    _show({"scenarios": [asdict(each) for each in run()], "lookup_seconds": lookup_seconds()})
+
+
+class PrefixPart(StrEnum):
+    ttft = "ttft"
+    conversation = "conversation"
+    lookup = "lookup"
+    traffic = "traffic"
+
+
+@bench.command()
+def prefix(
+    part: Annotated[
+        list[PrefixPart] | None, typer.Option(help="Repeat for several; all by default.")
+    ] = None,
+    variant: Annotated[
+        list[str] | None,
+        typer.Option(help="A tiny family, with +image for one before the document; repeatable."),
+    ] = None,
+    tokens: Annotated[
+        list[int] | None, typer.Option(help="Prompt length; repeatable. 1024, 4096, 16384.")
+    ] = None,
+    document: Annotated[int, typer.Option(help="Tokens of the conversation's document.")] = 17_000,
+    turns: Annotated[int, typer.Option(help="Turns of the conversation.")] = 6,
+    lookup: Annotated[
+        tuple[int, int], typer.Option(help="Tokens of an entry, and number of entries.")
+    ] = (65_536, 100),
+    hidden: Hidden = 64,
+    layers: Layers = 3,
+    dtype: Dtype = "float32",
+    peers: Peers = False,
+) -> None:
+    """What a stored prefix saves: first tokens, a conversation, lookup, agent traffic."""
+    _preload()
+    from ..bench.prefix import VARIANTS, Plan
+    from ..bench.prefix import bench as measure
+
+    default = Plan()
+    talk = default.talk if variant is None else [v for v in variant if v in VARIANTS][:1]
+    _print(
+        measure(
+            Plan(
+                variants=variant or default.variants,
+                sizes=tokens or default.sizes,
+                hidden=hidden,
+                layers=layers,
+                dtype=dtype,
+                talk=talk,
+                talk_document=document,
+                turns=turns,
+                lookup_tokens=lookup[0],
+                lookup_entries=lookup[1],
+                peers=peers,
+                parts=[p.value for p in part or list(PrefixPart)],
+            )
+        )
+    )
+
+
+class VisionPart(StrEnum):
+    repeat = "repeat"
+    mixed = "mixed"
+
+
+@bench.command()
+def vision(
+    part: Annotated[
+        list[VisionPart] | None, typer.Option(help="Repeat for several; all by default.")
+    ] = None,
+    family: Annotated[
+        list[str] | None, typer.Option(help="qwen3_vl, gemma3, qwen3_5; repeatable.")
+    ] = None,
+    edge: Annotated[int, typer.Option(help="Pixels along the sides of the repeated image.")] = 448,
+    trials: Annotated[int, typer.Option(help="Images; the fastest trial counts.")] = 3,
+    requests: Annotated[int, typer.Option(help="Mixed requests, half of them with images.")] = 8,
+    reply: Annotated[int, typer.Option(help="Tokens of each mixed reply.")] = 64,
+    hidden: Hidden = 256,
+    layers: Layers = 6,
+    dtype: Dtype = "float32",
+    peers: Peers = False,
+) -> None:
+    """Images seen before, and text and images together, over HTTP."""
+    _preload()
+    from ..bench.vision import Plan
+    from ..bench.vision import bench as measure
+
+    plan = Plan(
+        families=family or Plan().families,
+        edge=edge,
+        trials=trials,
+        requests=requests,
+        reply=reply,
+        hidden=hidden,
+        layers=layers,
+        dtype=dtype,
+        peers=peers,
+        parts=[p.value for p in part or list(VisionPart)],
+    )
+    _print(measure(plan))
+
+
+@bench.command()
+def grammar(
+    rows: Annotated[int, typer.Option(help="Rows that decode together.")] = 16,
+    constrained: Annotated[
+        list[int] | None, typer.Option(help="Rows with a grammar; repeatable. 0, 1, 8.")
+    ] = None,
+    vocabulary: Annotated[int, typer.Option(help="Tokens in the vocabulary.")] = 152_000,
+    steps: Annotated[int, typer.Option(help="Decode steps of one run.")] = 40,
+    repeats: Annotated[int, typer.Option(help="Runs of each kind; the fastest counts.")] = 3,
+    hidden: Hidden = 512,
+    layers: Layers = 6,
+    dtype: Dtype = "float32",
+) -> None:
+    """What constrained rows add to a decode step."""
+    _preload()
+    from ..bench.grammar import Plan
+    from ..bench.grammar import bench as measure
+
+    counts = sorted({0, *(constrained or Plan().constrained)})
+    _print(measure(Plan(rows, counts, vocabulary, steps, repeats, hidden, layers, dtype)))
+
+
+def _preload() -> None:
+    """The BLAS must be loaded before MLX is."""
+    from ..config import engine_settings
+    from ..upstream import blas
+
+    blas.preload(engine_settings().blas)
+
+
+def _show(result: dict[str, Any]) -> None:
+    import json
+
+    from rich.console import Console
+    from rich.pretty import Pretty
+
+    Console(stderr=True).print(Pretty(result))
+    typer.echo(json.dumps(result))
+
+
+def _print(result: dict[str, Any]) -> None:
+    """The result as the last line; the benchmark has shown its table."""
+    import json
+
+    typer.echo(json.dumps(result))

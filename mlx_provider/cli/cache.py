@@ -1,0 +1,48 @@
+"""`mlx-provider cache`: what the engine's prefix stores hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from .engine_options import ApiBase, ApiKey
+
+
+def cache(
+    clear: Annotated[bool, typer.Option("--clear", help="Empty every prefix store.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    api_base: ApiBase = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Show what the prefix cache of a running engine holds, or empty it."""
+    from ..client.connection import connect
+    from ..client.http import HttpClient
+    from ..errors import EngineUnavailable
+
+    client = connect(api_base, api_key)
+    if not isinstance(client, HttpClient):
+        raise EngineUnavailable("an in-process engine has its cache in that process alone")
+    if clear:
+        client.cache_clear()
+    report = client.cache_report()
+    if as_json:
+        typer.echo(json.dumps(report, indent=2))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    for line in described(report) or ["the prefix cache is empty"]:
+        console.print(line, markup=False)
+
+
+def described(report: Mapping[str, Any], indent: str = "") -> list[str]:
+    """The report as indented `name: value` lines."""
+    lines = []
+    for name, value in report.items():
+        if isinstance(value, Mapping):
+            lines += [f"{indent}{name}", *described(value, indent + "  ")]
+        else:
+            lines.append(f"{indent}{name}: {value}")
+    return lines

@@ -1,0 +1,138 @@
+"""`mlx-provider chat`: a conversation in the terminal, straight with the engine."""
+
+from __future__ import annotations
+
+import base64
+import mimetypes
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from ..errors import BadRequest, MLXProviderError
+from .engine_options import ApiBase, ApiKey
+
+if TYPE_CHECKING:
+    from ..client import EngineClient, Generation
+    from ..protocol import Event
+
+Message = dict[str, Any]
+
+
+def chat(
+    model: Annotated[str, typer.Option(help="Hub id, folder, or demo.")] = "demo",
+    image: Annotated[
+        list[Path] | None, typer.Option(help="Goes with the first message; repeatable.")
+    ] = None,
+    system: Annotated[str, typer.Option(help="System message.")] = "",
+    api_base: ApiBase = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Chat with a model. Ctrl-C ends a reply, Ctrl-D the chat."""
+    from ..client.connection import connect
+
+    images = [image_part(path) for path in image or []]
+    messages: list[Message] = [{"role": "system", "content": system}] if system else []
+    conversation = Conversation(connect(api_base, api_key), model.removeprefix("mlx/"), messages)
+    console = Console(highlight=False, soft_wrap=True)
+    while (line := _line(console)) is not None:
+        if not line.strip():
+            continue
+        text = {"type": "text", "text": line}
+        try:
+            conversation.say([*images, text] if images else line, console)
+        except MLXProviderError as error:
+            if not sys.stdin.isatty():
+                raise
+            console.print(Text(f"error: {error.message}", style="red"))
+        else:
+            images = []
+
+
+class Conversation:
+    """The messages so far; a turn that fails leaves them as they were."""
+
+    def __init__(self, client: EngineClient, model: str, messages: list[Message]) -> None:
+        self._client = client
+        self._model = model
+        self.messages = messages
+
+    def say(self, content: str | list[Message], console: Console) -> None:
+        """Send one user turn and print the reply while it comes.
+
+        Raises the engine's error. Ctrl-C cancels the rest of the reply and keeps what came.
+        """
+        from ..protocol import GenerateRequest
+
+        asked = [*self.messages, {"role": "user", "content": content}]
+        generation = self._client.submit(GenerateRequest(model=self._model, messages=asked))
+        reply = Reply(console)
+        try:
+            reply.read(generation)
+        except KeyboardInterrupt:
+            console.print(Text(" (stopped)", style="dim"))
+        finally:
+            generation.close()
+        self.messages = [*asked, {"role": "assistant", "content": reply.content}]
+
+
+class Reply:
+    """One reply on its way to the terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self.content = ""
+
+    def read(self, generation: Generation) -> None:
+        """Print every event up to the last one; raises the error of a failed request."""
+        for warning in generation.accepted.warnings:
+            self._console.print(Text(f"warning: {warning}", style="yellow"))
+        while events := generation.get():
+            for event in events:
+                self._show(event)
+
+    def _show(self, event: Event) -> None:
+        from ..protocol import Delta, Done, Failed
+
+        if isinstance(event, Failed):
+            raise event.error.exception()
+        if isinstance(event, Done):
+            usage, rate = event.usage, event.timings.tokens_per_second
+            self._console.print(
+                Text(
+                    f"\n[{usage.completion_tokens} tokens, {rate:.0f} tok/s; prompt "
+                    f"{usage.prompt_tokens}, of which {usage.cached_tokens} from the cache]",
+                    style="dim",
+                )
+            )
+        if isinstance(event, Delta):
+            self.content += event.content
+            self._write(event.reasoning, "dim")
+            self._write(event.content, "")
+            for call in event.tool_calls:
+                self._write(f"\n{call.name} " if call.name else "", "cyan")
+                self._write(call.arguments, "cyan")
+
+    def _write(self, text: str, style: str) -> None:
+        if text:
+            self._console.print(Text(text, style=style), end="")
+
+
+def image_part(path: Path) -> Message:
+    """The file as an `image_url` part. Raises `BadRequest` where it cannot be read."""
+    try:
+        content = base64.b64encode(path.read_bytes()).decode()
+    except OSError as error:
+        raise BadRequest(f"image {path}: {error.strerror}", param="image") from None
+    kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+    return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{content}"}}
+
+
+def _line(console: Console) -> str | None:
+    try:
+        return console.input("[bold]> [/bold]" if sys.stdin.isatty() else "")
+    except (EOFError, KeyboardInterrupt):
+        return None

@@ -1,0 +1,120 @@
+"""`mlx-provider demo`: engine, proxy and an OpenAI client, end to end, with no download."""
+
+from __future__ import annotations
+
+import signal
+import time
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from ..demo.scenario import Check, Measured
+    from ..demo.stage import Stage
+
+
+def demo(
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave proxy and engine running until Ctrl-C.")
+    ] = False,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port of the proxy; else a free one.")
+    ] = None,
+) -> None:
+    """Serve the shipped model through a LiteLLM proxy and talk to it. Exit code 0: all is well."""
+    from ..demo.stage import stage
+
+    console = Console(highlight=False)
+    signal.signal(signal.SIGTERM, _interrupt)
+    passed = False
+    try:
+        console.print("starting an engine process and a LiteLLM proxy ...", style="dim")
+        start = time.monotonic()
+        with stage(port) as running:
+            console.print(f"ready after {time.monotonic() - start:.1f} s\n", style="dim")
+            passed = _perform(running, console)
+            _connect_yourself(running, console, keep=keep)
+            if keep:
+                signal.pause()
+    except KeyboardInterrupt:
+        console.print("\nstopped", style="dim")
+    raise typer.Exit(0 if passed else 1)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """SIGTERM ends the demo as Ctrl-C does, so that both children end with it."""
+    raise KeyboardInterrupt
+
+
+def _perform(running: Stage, console: Console) -> bool:
+    """Run the scenario and print its account; whether every check passed."""
+    import openai
+
+    from ..demo.scenario import RECALL, STREAMED, Scenario
+    from ..demo.stage import MODEL
+
+    with openai.OpenAI(
+        base_url=f"{running.proxy.url}/v1",
+        api_key=running.proxy.key,
+        http_client=openai.DefaultHttpxClient(trust_env=False),  # loopback needs no proxy
+    ) as client:
+        scenario = Scenario(client, MODEL)
+        console.print(Text(f"> {STREAMED}", style="bold"))
+        story, same = scenario.story(lambda piece: console.print(piece, end="", soft_wrap=True))
+        console.print(Text(f"\n\n> {RECALL}", style="bold"))
+        recall, recalled = scenario.recall()
+        console.print(Text(recall.text), "\n")
+        checks = [same, recalled, *scenario.at_once(), scenario.see()]
+    console.print(_account(running, story, recall))
+    for check in checks:
+        _print_check(check, console)
+    return all(check.passed for check in checks)
+
+
+def _account(running: Stage, story: Measured, recall: Measured) -> Table:
+    health = running.health()
+    model = health.models[0]
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in {
+        "model": f"{model.model} ({model.model_type}, {model.weights_bytes / 1e6:.1f} MB)",
+        "family": f"{model.family}, by {model.plugin}",
+        "device": f"{health.device}, BLAS: {health.blas}",
+        "time to first token": f"{recall.first_token * 1000:.0f} ms (second turn)",
+        "speed": f"{story.tokens_per_second:.0f} tok/s",
+        "reused on the second turn": f"{recall.cached_tokens} of {recall.prompt_tokens} tokens",
+    }.items():
+        table.add_row(Text(name, style="dim"), Text(value))
+    return table
+
+
+def _print_check(check: Check, console: Console) -> None:
+    mark, style = ("ok", "green") if check.passed else ("failed", "red")
+    console.print(Text(mark, style=style), Text(check.claim), end="")
+    console.print("" if check.passed else Text(f" - answered {check.answer!r}", style="red"))
+
+
+def _connect_yourself(running: Stage, console: Console, *, keep: bool) -> None:
+    """The lines for the user's own client."""
+    from ..demo.stage import MODEL
+
+    proxy = running.proxy
+    if keep:
+        console.print("\nConnect your own client, for as long as this runs (Ctrl-C stops it):")
+    else:
+        console.print(
+            "\nWith [bold]mlx-provider demo --keep[/bold] it goes on running, and lines like these "
+            "(the key is new each time) connect your own client:"
+        )
+    for line in (
+        f"export OPENAI_BASE_URL={proxy.url}/v1",
+        f"export OPENAI_API_KEY={proxy.key}",
+        f"model: {MODEL}",
+        f"ANTHROPIC_BASE_URL={proxy.url} ANTHROPIC_AUTH_TOKEN={proxy.key} claude --model {MODEL}",
+    ):
+        console.print(Text(f"  {line}"), soft_wrap=True)

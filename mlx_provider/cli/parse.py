@@ -1,0 +1,124 @@
+"""`mlx-provider parse`: what a parser makes of a reply, for plugin authors and bug reports."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ..chat.reply import Reply
+from ..chat.schema_reply import check_reply
+from ..errors import BadRequest
+from ..protocol import Delta
+from ..registry import PluginRegistry
+
+
+class ParseRequest(BaseModel):
+    """One line of input."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    id: str | int | None = None
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
+    chunks: list[str]
+    tools: list[dict[str, Any]] | None = None
+    prompt_opened_think: bool = False
+    """The prompt ended inside a thought. False: it is not known whether it did."""
+    stop: list[str] = Field(default_factory=list)
+    response_format: dict[str, Any] | None = None
+
+
+def parse() -> None:
+    """Read JSON lines from standard input and write what the parsers find in each.
+
+    In: id, tool_parser or reasoning_parser (or both), chunks (pieces of one reply), and
+    optionally tools, prompt_opened_think, stop. Out: id, content, reasoning_content,
+    tool_calls with name and arguments; a line that cannot be read gives id and error.
+    With response_format, also parsed, valid and violated: how the content stands to it.
+    """
+    registry = PluginRegistry.discover()
+    for answer in answers(sys.stdin, registry):
+        sys.stdout.write(json.dumps(answer, ensure_ascii=False) + "\n")
+        sys.stdout.flush()
+
+
+def answers(lines: Iterable[str], registry: PluginRegistry) -> Iterator[dict[str, Any]]:
+    """One answer for each line that is not blank."""
+    for line in lines:
+        if line.strip():
+            yield answer(line, registry)
+
+
+def answer(line: str, registry: PluginRegistry) -> dict[str, Any]:
+    """What the parsers that a line names make of its chunks, or what is wrong with the line."""
+    request_id: Any = None
+    try:
+        data = json.loads(line)
+        request_id = data.get("id") if isinstance(data, dict) else None
+        return run(ParseRequest.model_validate(data), registry)
+    except (ValidationError, BadRequest, ValueError) as error:
+        code = error.code if isinstance(error, BadRequest) else "invalid_request"
+        return {"id": request_id, "error": {"code": code, "message": str(error)}}
+
+
+def run(request: ParseRequest, registry: PluginRegistry) -> dict[str, Any]:
+    """Feed the chunks to a reply's text state machine. Raises `BadRequest`."""
+    named = (request.tool_parser, request.reasoning_parser, request.response_format)
+    if all(part is None for part in named):
+        raise BadRequest(
+            "name a tool_parser, a reasoning_parser or a response_format", param="tool_parser"
+        )
+    reply = Reply(
+        stops=request.stop,
+        tools=request.tools or (),
+        tool_parser=_named(registry.tool_parsers, request.tool_parser, "tool_parser"),
+        reasoning_parser=_named(
+            registry.reasoning_parsers, request.reasoning_parser, "reasoning_parser"
+        ),
+        reasoning_open=True if request.prompt_opened_think else None,
+    )
+    deltas = [delta for chunk in request.chunks for delta in reply.push_text(chunk)]
+    deltas += reply.finish("stop")[0]
+    found = {"id": request.id} | message(deltas)
+    if request.response_format is not None:
+        held = check_reply(found["content"] or "", request.response_format)
+        found |= {"parsed": held.parsed, "valid": held.is_valid, "violated": held.violated}
+    return found
+
+
+def _named(parsers: dict[str, Any], name: str | None, param: str) -> Any:
+    if name is None:
+        return None
+    if name not in parsers:
+        known = ", ".join(sorted(parsers)) or "none"
+        raise BadRequest(f"no {param} {name!r} is installed (installed: {known})", param=param)
+    return parsers[name]
+
+
+def message(deltas: Iterable[Delta]) -> dict[str, Any]:
+    """Deltas put together. A call that the reply's end cut stands under `unfinished_calls`."""
+    content = reasoning = ""
+    calls: dict[int, tuple[str, str]] = {}
+    for delta in deltas:
+        content += delta.content
+        reasoning += delta.reasoning
+        for piece in delta.tool_calls:
+            name, arguments = calls.get(piece.index, ("", ""))
+            calls[piece.index] = (piece.name or name, arguments + piece.arguments)
+    whole: list[dict[str, Any]] = []
+    unfinished: list[dict[str, Any]] = []
+    for name, arguments in calls.values():
+        try:
+            whole.append({"name": name, "arguments": json.loads(arguments)})
+        except ValueError:
+            unfinished.append({"name": name, "arguments": arguments})
+    found: dict[str, Any] = {
+        "content": content or None,
+        "reasoning_content": reasoning or None,
+        "tool_calls": whole,
+    }
+    return found | ({"unfinished_calls": unfinished} if unfinished else {})

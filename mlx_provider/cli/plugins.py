@@ -1,0 +1,45 @@
+"""`mlx-provider plugins`: what is installed, what it brings, what is broken."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from ..registry import Plugin, PluginRegistry
+
+LABEL_WIDTH = 18
+
+
+def plugins(
+    context: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the installed plugins with their hooks, records and errors."""
+    registry = context.find_object(PluginRegistry) or PluginRegistry.discover()
+    if as_json:
+        typer.echo(json.dumps([asdict(plugin) for plugin in registry.plugins], indent=2))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    if not registry.plugins:
+        console.print("no plugins")
+    for plugin in registry.plugins:
+        console.print(_described(plugin))
+
+
+def _described(plugin: Plugin) -> Text:
+    text = Text(plugin.name, style="bold" if plugin.error is None else "bold red")
+    text.append(f"  {plugin.distribution} {plugin.version}".rstrip(), style="not bold")
+    lines = [("hooks", ", ".join(plugin.hooks))]
+    lines += [(kind, ", ".join(names)) for kind, names in plugin.records.items()]
+    lines += [("note", note) for note in plugin.notes]
+    lines.append(("error", plugin.error or ""))
+    for label, content in lines:
+        if content:
+            style = "red" if label == "error" else "not bold"
+            text.append(f"\n  {label:<{LABEL_WIDTH}}{content}", style=style)
+    return text

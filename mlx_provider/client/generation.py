@@ -1,0 +1,55 @@
+"""The one interface that every transport offers."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Protocol
+
+from ..mailbox import Mailbox
+from ..protocol import Accepted, Event, GenerateRequest, Health
+
+
+class Generation:
+    """A request that was accepted: read its events, or close it to cancel.
+
+    Reading: `get` blocks a thread, `aget` suspends a task; both return the events that
+    arrived since the last call, and an empty list once `Done` or `Failed` has been read.
+    Dropping the object cancels the request, too.
+    """
+
+    def __init__(self, accepted: Accepted, mailbox: Mailbox, cancel: Callable[[], None]) -> None:
+        self.accepted = accepted
+        self._mailbox = mailbox
+        self._finalizer = weakref.finalize(self, cancel)
+
+    def get(self, timeout: float | None = None) -> list[Event]:
+        """Wait at most `timeout` seconds for events; raises `RequestTimedOut` after that."""
+        return self._mailbox.get(timeout)
+
+    async def aget(self, timeout: float | None = None) -> list[Event]:
+        """`get` in an event loop."""
+        return await self._mailbox.aget(timeout)
+
+    def close(self) -> None:
+        """Cancel what is left of the request. Idempotent, never blocks, any thread."""
+        if self._mailbox.ended:
+            self._finalizer.detach()
+        self._finalizer()
+
+
+class EngineClient(Protocol):
+    """A connection to an engine. All methods are safe from any thread."""
+
+    def submit(self, request: GenerateRequest) -> Generation:
+        """Send a request; block until it is accepted.
+
+        Raises the engine's error (bad request, context too long, model not found, queue
+        full ...) or `EngineUnavailable`. Loading a model may take minutes.
+        """
+
+    def health(self) -> Health:
+        """State of the engine. Raises `EngineUnavailable`."""
+
+    def close(self) -> None:
+        """Let go of the engine; what runs is cancelled."""

@@ -1,0 +1,44 @@
+"""The engine as a thread of this process."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from ..chat.interface import Service
+from ..mailbox import Mailbox
+from ..protocol import GenerateRequest, Health
+from .generation import Generation
+
+
+class InProcessClient:
+    """`EngineClient` over a service object: the same objects, no JSON between."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def submit(self, request: GenerateRequest) -> Generation:
+        """Block until the request is accepted; raises the service's errors."""
+        mailbox = Mailbox()
+        accepted = self._service.submit(request, mailbox)
+        return Generation(accepted, mailbox, partial(self._service.cancel, accepted.id))
+
+    def health(self) -> Health:
+        """State of the service."""
+        return self._service.health()
+
+    def metrics(self) -> bytes:
+        """Prometheus text exposition."""
+        return self._service.metrics()
+
+    def cache_report(self) -> dict[str, Any]:
+        """Prefix store of each model."""
+        return self._service.cache_report()
+
+    def cache_clear(self) -> None:
+        """Empty every prefix store."""
+        self._service.cache_clear()
+
+    def close(self) -> None:
+        """End what runs and free the models."""
+        self._service.close()

@@ -1,0 +1,168 @@
+"""The engine process of this machine and user: started by the first client that needs it."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from ..config import PREFIX, Runtime
+from ..errors import EngineUnavailable
+from ..protocol import ErrorBody
+from .runtime_folder import EngineLock, holder, prepare
+
+START_LIMIT = 180.0
+"""Seconds until a start counts as failed: Python, MLX and the plugins, on a slow busy machine."""
+POLL = 0.05
+READY = b"ready\n"
+"""What a started engine writes to its starter once it listens; an `ErrorBody` else."""
+LARGEST_LOG = 8 * 2**20
+"""Bytes above which the log is set aside (as `engine.log.1`) before the next start."""
+ENGINE_COMMAND = (sys.executable, "-P", "-m", "mlx_provider.server")
+
+
+class LocalEngine:
+    """Starts the engine process when none runs. Safe from any thread and any process."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        command: Sequence[str] = ENGINE_COMMAND,
+        start_limit: float = START_LIMIT,
+    ) -> None:
+        self._runtime = runtime
+        self._command = tuple(command)
+        self._start_limit = start_limit
+
+    def ensure(self) -> None:
+        """Return once an engine process listens on the socket; start it if need be.
+
+        Raises `EngineUnavailable` (or the error with which the engine ended) otherwise.
+        """
+        prepare(self._runtime)
+        try:
+            self._find_or_start()
+        except OSError as error:
+            raise EngineUnavailable(
+                f"no engine process can be reached or started in {self._runtime.folder}: {error}"
+            ) from None
+
+    def _find_or_start(self) -> None:
+        deadline = time.monotonic() + self._start_limit
+        while True:
+            lock = EngineLock.try_take(self._runtime.lock)
+            if lock is not None:
+                try:
+                    self._start(lock)
+                finally:
+                    lock.release()
+                return
+            if _listens(self._runtime.socket):
+                return
+            if time.monotonic() > deadline:
+                raise EngineUnavailable(
+                    f"engine process {holder(self._runtime.lock)} does not answer: "
+                    f"end it, or see {self._runtime.log}"
+                )
+            time.sleep(POLL)
+
+    def _start(self, lock: EngineLock) -> None:
+        log = _open_log(self._runtime.log)
+        begin = os.lseek(log, 0, os.SEEK_END)
+        hear, tell = os.pipe()
+        try:
+            process = self._spawn(lock.descriptor, tell, log)
+        except OSError:
+            os.close(hear)
+            raise
+        finally:
+            os.close(tell)
+            os.close(log)
+        # Waits for the child as long as this process lives, so that it never stays a zombie.
+        threading.Thread(target=process.wait, daemon=True, name="engine reaper").start()
+        try:
+            self._await_report(process, hear, begin)
+        finally:
+            os.close(hear)
+
+    def _spawn(self, lock: int, tell: int, log: int) -> subprocess.Popen[bytes]:
+        arguments = [*self._command, "--lock-fd", str(lock), "--ready-fd", str(tell)]
+        return subprocess.Popen(
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=(lock, tell),
+            start_new_session=True,
+            env={
+                **self._runtime.environment,
+                PREFIX + "RUNTIME_DIR": str(self._runtime.folder),
+            },
+        )
+
+    def _await_report(self, process: subprocess.Popen[bytes], hear: int, begin: int) -> None:
+        deadline = time.monotonic() + self._start_limit
+        report = b""
+        while not report.endswith(b"\n"):
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([hear], [], [], left)[0]:
+                process.kill()
+                raise EngineUnavailable(
+                    f"engine process {process.pid} did not start within "
+                    f"{self._start_limit:g} s and was ended; see {self._runtime.log}"
+                )
+            piece = os.read(hear, 65536)
+            if not piece:
+                raise self._died(process, begin)
+            report += piece
+        if report != READY:
+            raise _reported(report)
+
+    def _died(self, process: subprocess.Popen[bytes], begin: int) -> EngineUnavailable:
+        code = process.wait()
+        how = f"exit code {code}" if code >= 0 else f"signal {-code}"
+        return EngineUnavailable(
+            f"the engine process ended at its start ({how}): "
+            f"{_tail(self._runtime.log, begin)}; full log: {self._runtime.log}"
+        )
+
+
+def _listens(path: Path) -> bool:
+    """Whether somebody accepts connections on the socket; false for a stale one."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(5)
+        try:
+            probe.connect(os.fspath(path))
+        except OSError:
+            return False
+        return True
+
+
+def _open_log(path: Path) -> int:
+    if path.exists() and path.stat().st_size > LARGEST_LOG:
+        path.replace(path.with_name(path.name + ".1"))
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+
+def _tail(log: Path, begin: int, lines: int = 5) -> str:
+    """The last lines of this start; the frames of a traceback stay in the log."""
+    with log.open("rb") as file:
+        file.seek(begin)
+        text = file.read(2**20).decode(errors="replace")
+    told = [s for s in text.splitlines() if s.strip() and not s.startswith((" ", "Traceback"))]
+    return " / ".join(told[-lines:]) or "nothing in the log"
+
+
+def _reported(report: bytes) -> Exception:
+    try:
+        return ErrorBody.model_validate_json(report).exception()
+    except ValidationError:
+        return EngineUnavailable(f"the engine process sent an unknown report: {report[:200]!r}")

@@ -1,0 +1,267 @@
+"""The connections of one client in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import httpx
+from pydantic import ValidationError
+
+from ..errors import EngineDied, EngineUnavailable, MLXProviderError, RequestFailed
+from ..mailbox import Mailbox
+from ..protocol import Accepted, ErrorBody, Event, Failed, Health
+from .address import Address
+from .generation import Generation
+from .io_thread import IOThread
+from .wire import error_of, event_batches, first_line, parse_health
+
+T = TypeVar("T")
+
+CONNECT_LIMIT = 5.0
+"""Seconds for a connection to be made; replies have no limit, a model may load for minutes."""
+ATTACH_LIMIT = 60.0
+"""Seconds for a listening engine to say who it is."""
+IDLE_EXPIRY = 30.0
+"""Seconds an unused connection is kept: less than the server's, so that it never closes first."""
+GOING_DOWN = 0.25
+"""Seconds within which a connection lost before any answer means: the engine was just ending."""
+
+
+class NotTaken(Exception):
+    """The engine did not take the request, which may be sent again; `error` says why."""
+
+    def __init__(self, error: EngineUnavailable) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+@dataclass
+class Attachment:
+    """A long-lived connection: the engine knows that its client lives, and the reverse."""
+
+    health: Health
+    """State of the engine when it was reached."""
+    task: asyncio.Task[None]
+    alive: bool = True
+
+
+class Link:
+    """Thread and connections start with the first call. Every public method: any thread."""
+
+    def __init__(self, address: Address, headers: dict[str, str]) -> None:
+        self.attaching = threading.Lock()
+        """Held by the one thread that connects or starts the engine."""
+        self.attachment: Attachment | None = None
+        self._address = address
+        self._headers = headers
+        self._starting = threading.Lock()
+        self._thread: IOThread | None = None
+        self._closed = False
+        self._http = _http_client(address, headers)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def attach(self) -> Attachment:
+        """Connect and learn who the engine is. Raises `NotTaken` where nobody listens."""
+        self.attachment = self._call(self._attach())
+        return self.attachment
+
+    def drop(self, attachment: Attachment) -> None:
+        """Forget an engine that did not take a request; the next call connects anew."""
+        attachment.alive = False
+        self._cancel(attachment.task)
+
+    def generate(self, body: bytes) -> Generation:
+        """Send a request, wait until it is accepted. Raises typed errors and `NotTaken`."""
+        return self._call(self._generate(body))
+
+    def ask(self, method: str, path: str, ok: tuple[int, ...]) -> bytes:
+        """One short question. Raises typed errors and `NotTaken`."""
+        return self._call(self._ask(method, path, ok))
+
+    def close(self) -> None:
+        """Cancel what runs and close every connection. Idempotent."""
+        with self._starting:
+            self._closed = True
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.call(self._shut())
+            thread.stop()
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        with self._starting:
+            if self._closed:
+                work.close()
+                raise EngineUnavailable("this client was closed")
+            if self._thread is None:
+                self._thread = IOThread(f"mlx-provider client of {self._address}")
+            thread = self._thread
+        return thread.call(work)
+
+    def _cancel(self, task: asyncio.Task[None]) -> None:
+        thread = self._thread
+        if thread is not None:
+            thread.cancel(task)
+
+    async def _shut(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._http.aclose()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _generate(self, body: bytes) -> Generation:
+        mailbox = Mailbox()
+        opened: asyncio.Future[Accepted] = asyncio.get_running_loop().create_future()
+        task = self._spawn(self._exchange(body, mailbox, opened))
+        try:
+            accepted = await opened
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        return Generation(accepted, mailbox, partial(self._cancel, task))
+
+    async def _exchange(
+        self, body: bytes, mailbox: Mailbox, opened: asyncio.Future[Accepted]
+    ) -> None:
+        """One request from its sending to its last event."""
+        error: Exception = EngineDied("the engine's reply ended before its last event")
+        try:
+            async with self._reply("POST", "/v1/generate", body) as response:
+                async for events in event_batches(response):
+                    mailbox.put(_after_accepted(events, opened))
+        except (MLXProviderError, NotTaken) as failure:
+            error = failure
+        except ValidationError as failure:
+            error = EngineUnavailable(f"the engine's events cannot be read: {failure}")
+        except asyncio.CancelledError:
+            error = EngineUnavailable("this client was closed")
+            if opened.done():
+                error = RequestFailed("the request was cancelled by its own client")
+            raise
+        finally:
+            if not opened.done():
+                opened.set_exception(error)
+            if isinstance(error, MLXProviderError):
+                mailbox.put([Failed(error=ErrorBody.of(error))])
+
+    async def _attach(self) -> Attachment:
+        found: asyncio.Future[Health] = asyncio.get_running_loop().create_future()
+        task = self._spawn(self._stay(found))
+        try:
+            async with asyncio.timeout(ATTACH_LIMIT):
+                health = await found
+        except TimeoutError:
+            task.cancel()
+            raise EngineUnavailable(
+                f"the engine at {self._address} did not answer within {ATTACH_LIMIT:g} s"
+            ) from None
+        attachment = Attachment(health, task)
+        task.add_done_callback(lambda _: setattr(attachment, "alive", False))
+        return attachment
+
+    async def _stay(self, found: asyncio.Future[Health]) -> None:
+        """Hold the attach connection until either side ends."""
+        try:
+            async with self._reply("GET", "/v1/attach") as response:
+                pieces = response.aiter_raw()
+                line = await first_line(pieces)
+                if not found.done():
+                    found.set_result(parse_health(line))
+                async for _ in pieces:
+                    pass
+        except (MLXProviderError, NotTaken) as error:
+            if not found.done():
+                found.set_exception(error)
+
+    async def _ask(self, method: str, path: str, ok: tuple[int, ...]) -> bytes:
+        async with self._reply(method, path, ok=ok) as response:
+            return await response.aread()
+
+    @asynccontextmanager
+    async def _reply(
+        self, method: str, path: str, body: bytes | None = None, ok: tuple[int, ...] = (200,)
+    ) -> AsyncIterator[httpx.Response]:
+        """A reply whose head is good; connection trouble becomes one of our errors."""
+        if self._closed:
+            raise EngineUnavailable("this client was closed")
+        began = time.monotonic()
+        answered = False
+        try:
+            async with self._http.stream(method, path, content=body) as response:
+                answered = True
+                if response.status_code not in ok:
+                    raise _maybe_not_taken(await error_of(response))
+                yield response
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise NotTaken(
+                EngineUnavailable(f"no engine answers at {self._address}: {error}")
+            ) from None
+        except httpx.TransportError as error:
+            died = EngineDied(f"the engine ended while it held this request: {error}")
+            if not answered and time.monotonic() - began < GOING_DOWN:
+                raise NotTaken(died) from None
+            raise died from None
+
+
+def _http_client(address: Address, headers: dict[str, str]) -> httpx.AsyncClient:
+    transport = httpx.AsyncHTTPTransport(
+        uds=address.socket,
+        # Loading the certificate store takes 20 ms, which only https needs.
+        verify=address.url.startswith("https:"),
+        limits=httpx.Limits(
+            max_connections=None, max_keepalive_connections=None, keepalive_expiry=IDLE_EXPIRY
+        ),
+        socket_options=None if address.socket else _keepalive_options(),
+    )
+    return httpx.AsyncClient(
+        base_url=address.url,
+        headers=headers,
+        transport=transport,
+        timeout=httpx.Timeout(None, connect=CONNECT_LIMIT),
+        # A proxy of the environment is meant for the internet, not for this engine.
+        trust_env=False,
+    )
+
+
+def _keepalive_options() -> list[tuple[int, int, int]]:
+    """Notice within half a minute that an engine's machine has vanished from the network."""
+    if sys.platform == "darwin":
+        idle = socket.TCP_KEEPALIVE
+    else:
+        idle = socket.TCP_KEEPIDLE
+    return [
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        (socket.IPPROTO_TCP, idle, 10),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
+    ]
+
+
+def _after_accepted(events: list[Event], opened: asyncio.Future[Accepted]) -> list[Event]:
+    """Hand the leading `Accepted` to the one who waits for it; the rest is for the reader."""
+    if opened.done():
+        return events
+    first, *rest = events
+    if not isinstance(first, Accepted):
+        raise EngineUnavailable(f"the engine's first event is {first.type!r}, not 'accepted'")
+    opened.set_result(first)
+    return rest
+
+
+def _maybe_not_taken(error: MLXProviderError) -> Exception:
+    """An engine that is ending refuses with exactly this class; another may take the request."""
+    return NotTaken(error) if type(error) is EngineUnavailable else error

@@ -1,0 +1,106 @@
+"""The owner-only folder where clients and engine of one user meet, and its lock."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from pathlib import Path
+
+from ..config import PREFIX, Runtime
+from ..errors import EngineUnavailable
+
+LONGEST_SOCKET_PATH = 103
+"""Bytes that every system takes in a unix socket's address (macOS 103, Linux 107)."""
+
+
+def prepare(runtime: Runtime) -> None:
+    """Create the runtime folder, or check that nobody else can reach into it.
+
+    Raises `EngineUnavailable` that names the folder and the remedy.
+    """
+    folder = runtime.folder
+    if len(os.fsencode(runtime.socket)) > LONGEST_SOCKET_PATH:
+        raise EngineUnavailable(
+            f"{runtime.socket} is too long for a unix socket: "
+            f"set {PREFIX}RUNTIME_DIR to a shorter path"
+        )
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        link, target = folder.lstat(), folder.stat()
+    except OSError as error:
+        raise EngineUnavailable(
+            f"runtime folder {folder} cannot be used ({error.strerror}): "
+            f"set {PREFIX}RUNTIME_DIR to a folder of your own"
+        ) from None
+    _refuse_foreign(folder, link, target)
+
+
+def _refuse_foreign(folder: Path, link: os.stat_result, target: os.stat_result) -> None:
+    if {link.st_uid, target.st_uid} != {os.getuid()}:
+        raise EngineUnavailable(
+            f"runtime folder {folder} belongs to another user: "
+            f"set {PREFIX}RUNTIME_DIR to a folder of your own"
+        )
+    if stat.S_IMODE(target.st_mode) & 0o077:
+        raise EngineUnavailable(
+            f"runtime folder {folder} is open to other users: run `chmod 700 {folder}` "
+            f"or set {PREFIX}RUNTIME_DIR to another folder"
+        )
+
+
+class EngineLock:
+    """Held by the one engine process of a runtime folder, from before its start to its end.
+
+    The lock belongs to the open file: a client takes it and hands the descriptor to the
+    process that it starts, so there is no moment in which a second one could be started.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    @classmethod
+    def try_take(cls, path: Path) -> EngineLock | None:
+        """The lock, or `None` while another process holds it."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        if not _is_file(descriptor, path):
+            # Removed between open and lock: a lock on a file that nobody can find holds nothing.
+            os.close(descriptor)
+            return cls.try_take(path)
+        return cls(descriptor)
+
+    @classmethod
+    def inherited(cls, descriptor: int) -> EngineLock:
+        """The lock that the starting client took; not passed on to children."""
+        os.set_inheritable(descriptor, False)
+        return cls(descriptor)
+
+    def sign(self) -> None:
+        """Write this process's id into the file, for people and messages."""
+        os.ftruncate(self.descriptor, 0)
+        os.pwrite(self.descriptor, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """Let go; a child that inherited the descriptor keeps the lock."""
+        os.close(self.descriptor)
+
+
+def holder(path: Path) -> str:
+    """The process id that the lock's holder signed with, or `unknown`."""
+    try:
+        return path.read_text().strip() or "unknown"
+    except OSError:
+        return "unknown"
+
+
+def _is_file(descriptor: int, path: Path) -> bool:
+    try:
+        there = path.stat()
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(os.fstat(descriptor), there)

@@ -1,0 +1,78 @@
+"""Requests, event lines and errors as bytes over HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+
+import httpx
+from pydantic import ValidationError
+from pydantic_core import PydanticSerializationError
+
+from .. import __version__
+from ..errors import BadRequest, EngineUnavailable, MLXProviderError, Unauthorized
+from ..protocol import EVENT_BATCH, PROTOCOL_VERSION, ErrorBody, Event, GenerateRequest, Health
+
+
+def request_body(request: GenerateRequest) -> bytes:
+    """The request as JSON. Raises `BadRequest` where it holds what JSON cannot."""
+    try:
+        return request.model_dump_json().encode()
+    except (PydanticSerializationError, UnicodeEncodeError) as error:
+        raise BadRequest(f"the request cannot be written as JSON: {error}") from None
+
+
+async def event_batches(response: httpx.Response) -> AsyncIterator[list[Event]]:
+    """The events of a reply, as they arrive.
+
+    Splits at newlines only: httpx's own `aiter_lines` (0.28) also splits at U+2028 and U+0085,
+    which are ordinary characters inside JSON text.
+    """
+    rest = b""
+    async for piece in response.aiter_raw():
+        *lines, rest = (rest + piece).split(b"\n")
+        events = [event for line in lines for event in EVENT_BATCH.validate_json(line)]
+        if events:
+            yield events
+
+
+async def first_line(pieces: AsyncIterator[bytes]) -> bytes:
+    """The first line of a reply, without its newline; what there is, where the reply ends."""
+    line = b""
+    async for piece in pieces:
+        line += piece
+        if b"\n" in line:
+            break
+    return line.partition(b"\n")[0]
+
+
+async def error_of(response: httpx.Response) -> MLXProviderError:
+    """The typed error that an answer other than 200 holds."""
+    body = await response.aread()
+    try:
+        return ErrorBody.model_validate(json.loads(body)["error"]).exception()
+    except (ValueError, KeyError, TypeError):
+        message = f"{response.url.path} answered {response.status_code}: {body[:200]!r}"
+    if response.status_code == Unauthorized.status:
+        return Unauthorized(message)
+    return EngineUnavailable(f"no engine of mlx-provider: {message}")
+
+
+def parse_health(line: bytes) -> Health:
+    """The engine's state. Raises `EngineUnavailable` where it speaks another protocol."""
+    try:
+        fields = json.loads(line)
+        theirs = int(fields["protocol"])
+        version, pid = str(fields["version"]), int(fields["pid"])
+    except (ValueError, KeyError, TypeError):
+        raise EngineUnavailable(f"no engine of mlx-provider: it sent {line[:200]!r}") from None
+    if theirs != PROTOCOL_VERSION:
+        raise EngineUnavailable(
+            f"the engine is mlx-provider {version} (protocol {theirs}), this client is "
+            f"{__version__} (protocol {PROTOCOL_VERSION}): end engine process {pid} "
+            "so that one of this version starts, or install the same version on both sides"
+        )
+    try:
+        return Health.model_validate(fields)
+    except ValidationError as error:
+        raise EngineUnavailable(f"the engine's state cannot be read: {error}") from None

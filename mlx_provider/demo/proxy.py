@@ -1,0 +1,131 @@
+"""A LiteLLM proxy as a child process on loopback."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from ..errors import EngineUnavailable, NotInstalled
+
+START_LIMIT = 120.0
+"""Seconds until a proxy counts as failed: LiteLLM's imports alone take ten on a slow machine."""
+STOP_LIMIT = 10.0
+POLL = 0.1
+COMMAND = (sys.executable, "-P", "-m", "litellm.proxy.proxy_cli")
+NEEDED = ("fastapi", "orjson", "apscheduler")
+"""Packages of LiteLLM's `proxy` extra without which it does not start."""
+FOREIGN = ("LITELLM_", "DATABASE_", "REDIS_", "STORE_MODEL_IN_DB", "CONFIG_FILE_PATH", "WORKER_")
+"""Starts of variables by which the caller's environment would change the proxy."""
+
+
+@dataclass(frozen=True)
+class Proxy:
+    """A running proxy."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    key: str
+    log: Path
+
+    def stop(self) -> None:
+        """End the proxy and its workers: politely, then by force. Idempotent."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if self.process.poll() is not None:
+                break
+            os.killpg(self.process.pid, number)
+            try:
+                self.process.wait(STOP_LIMIT)
+            except subprocess.TimeoutExpired:
+                continue
+
+    def wait_ready(self) -> None:
+        """Return once the proxy answers. Raises `EngineUnavailable` with the log's last lines."""
+        deadline = time.monotonic() + START_LIMIT
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise self._failed(f"ended with exit code {self.process.returncode}")
+            try:
+                if httpx.get(f"{self.url}/health/readiness", trust_env=False).is_success:
+                    return
+            except httpx.HTTPError:
+                pass
+            time.sleep(POLL)
+        raise self._failed(f"does not answer after {START_LIMIT:g} s")
+
+    def _failed(self, what: str) -> EngineUnavailable:
+        lines = self.log.read_text(errors="replace").strip().splitlines()
+        told = " / ".join(line.strip() for line in lines[-5:]) or "nothing in its log"
+        return EngineUnavailable(f"the LiteLLM proxy {what}: {told}")
+
+
+def start_proxy(
+    config: Path,
+    environ: Mapping[str, str],
+    *,
+    port: int | None = None,
+    options: Sequence[str] = (),
+) -> Proxy:
+    """Start a proxy for `config` with a fresh strong master key; does not wait.
+
+    `port`: `None` takes a free one. Raises `NotInstalled` where LiteLLM's proxy is not
+    installed, `EngineUnavailable` where the port is in use.
+    """
+    require_proxy()
+    port = free_port() if port is None else port
+    if port_taken(port):
+        raise EngineUnavailable(f"port {port} is in use: choose another with --port")
+    key = f"sk-{secrets.token_urlsafe(32)}"
+    log = config.with_name("proxy.log")
+    own = {name: value for name, value in environ.items() if not name.startswith(FOREIGN)}
+    own |= {
+        "LITELLM_MASTER_KEY": key,
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it asks the network at every start
+        "LITELLM_LOG": "ERROR",
+        "DISABLE_ADMIN_UI": "True",
+        "NO_DOCS": "True",
+    }
+    command = [*COMMAND, "--config", os.fspath(config), "--host", "127.0.0.1", "--port", str(port)]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, "--telemetry", "False", *options],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C reaches this process alone, which ends the proxy
+            env=own,
+        )
+    return Proxy(process, f"http://127.0.0.1:{port}", key, log)
+
+
+def require_proxy() -> None:
+    """Raises `NotInstalled` that names the extra where LiteLLM's proxy cannot start."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise NotInstalled(
+            f"LiteLLM's proxy is not installed ({', '.join(missing)} missing): "
+            "pip install 'mlx-provider[proxy]'"
+        )
+
+
+def free_port() -> int:
+    """A TCP port on loopback that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def port_taken(port: int) -> bool:
+    """Whether somebody listens on this loopback port."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -1,0 +1,113 @@
+"""Engine process and LiteLLM proxy of one demo: their own folder, their own end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..client.connection import Connections
+from ..client.generation import EngineClient
+from ..config import PREFIX
+from ..errors import EngineUnavailable
+from ..protocol import GenerateRequest, Health
+from .config import proxy_config, write_config
+from .proxy import Proxy, require_proxy, start_proxy
+
+MODEL = "demo"
+IDLE_TIMEOUT = 30
+"""Seconds after which the engine ends by itself, should the demo be killed."""
+END_LIMIT = 10.0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Both processes, ready."""
+
+    proxy: Proxy
+    engine: EngineClient
+
+    def health(self) -> Health:
+        """State of the engine process."""
+        return self.engine.health()
+
+
+@contextmanager
+def stage(port: int | None, environ: Mapping[str, str] = os.environ) -> Iterator[Stage]:
+    """Start proxy and engine, and end them with the block, whatever ends it.
+
+    The runtime folder is the demo's own, so that an engine of the user is neither used nor
+    ended. Raises `NotInstalled` or `EngineUnavailable` where either cannot start.
+    """
+    require_proxy()
+    with ExitStack() as ending:
+        folder = Path(tempfile.mkdtemp(prefix="mlxp-demo-"))
+        ending.callback(shutil.rmtree, folder, ignore_errors=True)
+        own = {
+            **environ,
+            PREFIX + "RUNTIME_DIR": os.fspath(folder),
+            PREFIX + "IDLE_TIMEOUT": str(IDLE_TIMEOUT),
+        }
+        connections = Connections(own)
+        engine = connections.client(None, None)
+        ending.callback(end_engine, engine)
+        ending.callback(connections.close)
+        warm = _in_thread(engine)
+        proxy = start_proxy(write_config(proxy_config(MODEL, MODEL), folder), own, port=port)
+        ending.callback(proxy.stop)
+        warm.result()
+        proxy.wait_ready()
+        yield Stage(proxy, engine)
+
+
+def _in_thread(engine: EngineClient) -> Future[None]:
+    """Have the engine process started and the model loaded while the proxy starts."""
+    pool = ThreadPoolExecutor(1, thread_name_prefix="demo warm-up")
+    future = pool.submit(warm_up, engine)
+    pool.shutdown(wait=False)
+    return future
+
+
+def warm_up(engine: EngineClient) -> None:
+    """One token from the model: the first request starts the engine process."""
+    messages = [{"role": "user", "content": "Hi"}]
+    generation = engine.submit(GenerateRequest(model=MODEL, messages=messages, max_tokens=1))
+    while generation.get():
+        pass
+    generation.close()
+
+
+def end_engine(engine: EngineClient) -> None:
+    """End the engine process and wait for it. Does nothing where none runs."""
+    try:
+        pid = engine.health().pid
+    except EngineUnavailable:
+        return
+    engine.close()
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            return
+        if _gone(pid):
+            return
+
+
+def _gone(pid: int) -> bool:
+    """Whether the process ends in time; whoever started it reaps it in a thread."""
+    deadline = time.monotonic() + END_LIMIT
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        threading.Event().wait(0.05)
+    return False

@@ -1,0 +1,133 @@
+"""The rows that decode: their caches, and the tokens drawn for them but not read back yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from ..errors import FAULTS
+from ..records import LoadedModel
+from .kv_layout import Layout, Pass
+from .request import Row
+from .sampler import Drawn
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """Raw natural-log probability of a drawn token, and (id, logprob) of the best ones."""
+
+    drawn: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class Forward:
+    """Logits after the pending tokens: (B, vocab) in the order of `rows`; and what failed."""
+
+    rows: list[Row]
+    logits: mx.array | None
+    failed: list[tuple[list[Row], Exception]]
+    """Rows whose pass failed, with its error; their caches are spoilt."""
+
+
+class DecodeBatch:
+    """Device work of decoding: one forward pass per step, tokens read a step later."""
+
+    def __init__(self, model: LoadedModel, layout: Layout) -> None:
+        self.model = model
+        self.layout = layout
+        self._pending: list[tuple[list[Row], Drawn]] = []
+        self._rows: set[int] = set()
+
+    def join(self, rows: list[Row], caches: Sequence[list[Any]], drawn: Drawn) -> None:
+        """Let rows in with their own caches and first drawn tokens."""
+        for row, cache in zip(rows, caches, strict=True):
+            self.layout.add(row, cache)
+            self._rows.add(id(row))
+        self._pending.append((rows, drawn))
+
+    def drop(self, rows: Sequence[Row]) -> None:
+        """Let rows out; whatever is pending for them is forgotten."""
+        gone = set(map(id, rows))
+        self._rows -= gone
+        if rows:
+            self.layout.drop(rows)
+        kept = []
+        for owners, drawn in self._pending:
+            stay = [i for i, row in enumerate(owners) if id(row) not in gone]
+            if len(stay) == len(owners):
+                kept.append((owners, drawn))
+            elif stay:
+                part = Drawn(drawn.tokens[mx.array(stay)], drawn.logprobs)
+                kept.append(([owners[i] for i in stay], part))
+        self._pending = kept
+
+    def forward(self) -> Forward:
+        """Launch the model on the pending token of every row; does not wait."""
+        owners = [row for rows, _ in self._pending for row in rows]
+        if not owners:
+            return Forward([], None, [])
+        tokens = _joined([drawn.tokens for _, drawn in self._pending])
+        at = {row: i for i, row in enumerate(owners)}
+        rows: list[Row] = []
+        logits, failed = [], []
+        for each in self.layout.passes():
+            try:
+                own = (
+                    tokens if each.rows == owners else tokens[mx.array([at[r] for r in each.rows])]
+                )
+                out = self._decode(each, own)
+                mx.async_eval(out)  # type: ignore[no-untyped-call]
+            except FAULTS as error:
+                failed.append((list(each.rows), error))
+            else:
+                rows.extend(each.rows)
+                logits.append(out)
+        return Forward(rows, _joined(logits) if logits else None, failed)
+
+    def _decode(self, each: Pass, tokens: mx.array) -> mx.array:
+        # the token about to be fed is not committed yet: its position is the row's length
+        at = [row.length + row.request.prompt.rope_delta for row in each.rows]
+        return self.model.decode(tokens, each.cache, mx.array(at, dtype=mx.int32))
+
+    def read(self) -> list[tuple[Row, int, Logprob | None]]:
+        """Wait for the pending tokens and take them, one per row.
+
+        Raises whatever the device raises; the tokens then stay pending.
+        """
+        out: list[tuple[Row, int, Logprob | None]] = []
+        for rows, drawn in self._pending:
+            logprobs = _read_logprobs(drawn)
+            tokens: list[int] = drawn.tokens.tolist()  # type: ignore[assignment]
+            out += [(row, t, logprobs.get(id(row))) for row, t in zip(rows, tokens, strict=True)]
+        self._pending = []
+        return out
+
+    def drawn(self, rows: list[Row], drawn: Drawn) -> None:
+        """Take the next tokens of rows that are already in; launch their computation."""
+        self._pending.append((rows, drawn))
+        mx.async_eval(drawn.arrays)  # type: ignore[no-untyped-call]
+
+    def holds(self, row: Row) -> bool:
+        """Whether the row has joined."""
+        return id(row) in self._rows
+
+
+def _joined(arrays: list[mx.array]) -> mx.array:
+    return arrays[0] if len(arrays) == 1 else mx.concatenate(arrays)
+
+
+def _read_logprobs(drawn: Drawn) -> dict[int, Logprob]:
+    asked = drawn.logprobs
+    if asked is None:
+        return {}
+    values: list[float] = asked.drawn.tolist()  # type: ignore[assignment]
+    ids: list[list[int]] = asked.top_ids.tolist()  # type: ignore[assignment]
+    tops: list[list[float]] = asked.top.tolist()  # type: ignore[assignment]
+    return {
+        id(row): Logprob(value, tuple(zip(i, t, strict=True))[: row.request.logprobs])
+        for row, value, i, t in zip(asked.rows, values, ids, tops, strict=True)
+    }

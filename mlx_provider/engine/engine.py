@@ -1,0 +1,444 @@
+"""One model's engine. A step is: decode every row, then prefill a portion of one prompt."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from math import inf
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import FAULTS, MLXProviderError, RequestFailed, RequestTimedOut
+from ..protocol import (
+    Finish,
+    FinishReason,
+)
+from ..records import LoadedModel, MediaSpan, PrefillChunk, Prompt
+from .account import Recorder
+from .batch import DecodeBatch, Logprob
+from .feature_cache import FeatureCache
+from .kv_layout import make_layout
+from .ledger import Ledger, Post
+from .memory import arrays
+from .request import Phase, Prefill, Request, Row
+from .reuse import Reuse
+from .sampler import Drawn, draw
+from .scheduler import Chunk, Scheduler
+from .token_names import TokenNames
+
+log = logging.getLogger(__name__)
+
+SHORT_TAIL = 32
+"""Tokens at a prompt's end that run in one pass with the last one."""
+FORGIVEN_AFTER = 256
+"""Steps without a failure after which an earlier device failure no longer counts."""
+
+
+class Engine:
+    """Runs requests of one model. Every method belongs to the engine thread."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        scheduler: Scheduler,
+        *,
+        layout: str,
+        make_cache: Callable[[], list[Any]],
+        recorder: Recorder,
+        reuse: Reuse | None = None,
+        features: FeatureCache | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.model = model
+        self.scheduler = scheduler
+        self.make_cache = make_cache
+        self.recorder = recorder
+        self.ledger = Ledger(recorder, clock)
+        self.features = features or FeatureCache(0)
+        self.reuse = reuse
+        if reuse is not None:
+            scheduler.provides = reuse.provides
+        self.clock = clock
+        self.batch = DecodeBatch(model, make_layout(layout))
+        self._names = TokenNames(model.tokenizer)
+        self._next_deadline = inf
+        """No request can expire before this time."""
+        self._undisturbed: float | None = None
+        """When the last decode step began, if no prefill came after it."""
+        self._failures = 0
+        self._quiet_steps = 0
+        self._spoilt: set[int] = set()
+        """Rows of this step whose caches are not what they should be."""
+
+    # -- requests
+
+    def submit(self, request: Request) -> None:
+        """Queue a request that passed the scheduler's `check`."""
+        if request.phase is Phase.DONE:
+            return  # cancelled before it arrived
+        stateful = self.reuse is not None and self.reuse.stateful
+        cuts = cuts_of(request.prompt) if stateful else ()
+        work = self.scheduler.submit(request, cuts, self.clock())
+        if self.reuse is not None:
+            self.reuse.estimate(work)
+        self.recorder.request_queued()
+        if request.deadline is not None:
+            self._next_deadline = min(self._next_deadline, request.deadline)
+
+    def cancel(self, request: Request) -> None:
+        """End a request wherever it is; what it held is free at once."""
+        if request.phase is Phase.DONE:
+            return
+        for row in request.unfinished:
+            row.finish = "cancelled"
+        self._release(request, request.rows)
+        self.ledger.ended(request, "cancelled")
+
+    def fail(self, request: Request, error: MLXProviderError) -> None:
+        """End a request with an error its reader sees."""
+        if request.phase is Phase.DONE:
+            return
+        for row in request.unfinished:
+            row.finish = "cancelled"
+        self._release(request, request.rows)
+        self.ledger.failed(request, error)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing runs or waits, and every event has been handed out."""
+        return self.scheduler.idle and self.ledger.empty
+
+    # -- the step
+
+    def step(self) -> list[Post]:
+        """Advance every row by one token and one prompt by one chunk; what readers get."""
+        self._expire()
+        began = self.clock()
+        if self.scheduler.running:
+            self._measure_step(began)
+            self._decode()
+            self._make_room()
+        chunk = self.scheduler.next_chunk(self.clock())
+        if chunk is not None:
+            self._prefill(chunk)
+        self._undisturbed = began if chunk is None and self.scheduler.running else None
+        return self.ledger.take()
+
+    def _expire(self) -> None:
+        now = self.clock()
+        if now <= self._next_deadline:
+            return
+        live = [r for r in self.scheduler.requests() if r.deadline is not None]
+        for request in live:
+            if request.deadline is not None and now > request.deadline:
+                self.fail(request, RequestTimedOut("the request's time limit has passed"))
+        self._next_deadline = min(
+            (r.deadline for r in live if r.deadline and r.phase is not Phase.DONE), default=inf
+        )
+
+    def _measure_step(self, now: float) -> None:
+        """A decode step lasts from one launch to the next, if nothing was prefilled between."""
+        if self._undisturbed is not None:
+            self.scheduler.stepped(now - self._undisturbed)
+
+    def _make_room(self) -> None:
+        """Rows that have outgrown the memory: the youngest waits, a last one ends."""
+        row = self.scheduler.overflowing()
+        while row is not None:
+            if self.scheduler.active_rows == 1:
+                self._finish(row, "length")
+                return
+            self._keep(row.request, [row])
+            self.batch.drop([row])
+            self.scheduler.preempt(row)
+            row = self.scheduler.overflowing()
+
+    # -- decode
+
+    def _decode(self) -> None:
+        forward = self.batch.forward()
+        self._spoilt = {id(row) for rows, _ in forward.failed for row in rows}
+        try:
+            read = self.batch.read()
+        except FAULTS as error:
+            self._spoilt = set(map(id, self.scheduler.running))
+            self._replay(list(self.scheduler.running), error)
+            return
+        for row, token, logprob in read:
+            self._commit(row, token, logprob)
+        for rows, cause in forward.failed:
+            self._pass_failed([r for r in rows if r.finish is None], cause)
+        if forward.logits is not None:
+            self._draw_next(forward.rows, forward.logits)
+        self._quiet_steps += 1
+        if self._quiet_steps > FORGIVEN_AFTER:
+            self._failures = 0
+
+    def _draw_next(self, rows: list[Row], logits: mx.array) -> None:
+        alive = set(map(id, self.scheduler.running))
+        at = [i for i, row in enumerate(rows) if id(row) in alive]
+        if len(at) < len(rows):
+            rows = [rows[i] for i in at]
+            logits = logits[mx.array(at)] if at else logits[:0]
+        masks, ready = self._masks(rows)
+        if not all(ready):
+            at = [i for i, ok in enumerate(ready) if ok]
+            rows, masks = [rows[i] for i in at], [masks[i] for i in at]
+            logits = logits[mx.array(at)] if at else logits[:0]
+        if not rows:
+            return
+        try:
+            self.batch.drawn(rows, draw(logits, rows, masks))
+        except FAULTS as error:
+            self._replay(rows, error)
+
+    def _masks(self, rows: Sequence[Row]) -> tuple[list[NDArray[np.uint32] | None], list[bool]]:
+        """Grammar masks; a grammar that fails ends its request alone."""
+        masks: list[NDArray[np.uint32] | None] = []
+        ready = []
+        for row in rows:
+            mask, ok = None, row.finish is None
+            if ok and row.constraint is not None:
+                try:
+                    mask = row.constraint.mask()
+                except FAULTS as error:
+                    self.fail(row.request, _failed("its grammar", error))
+                    ok = False
+            masks.append(mask)
+            ready.append(ok)
+        return masks, [ok and row.finish is None for ok, row in zip(ready, rows, strict=True)]
+
+    def _commit(self, row: Row, token: int, logprob: Logprob | None) -> None:
+        """Take a drawn token: text out, and the row's end where it is reached."""
+        if row.finish is not None:
+            return
+        self.ledger.token(row.request)
+        row.tokens.append(token)
+        try:
+            deltas, reason = self._take(row, token, logprob)
+        except FAULTS as error:
+            self.fail(row.request, _failed("its text", error))
+            return
+        if deltas:
+            self.ledger.post(row.request, list(deltas))
+        if reason is not None:
+            self._finish(row, reason)
+
+    def _take(
+        self, row: Row, token: int, logprob: Logprob | None
+    ) -> tuple[Iterable[Any], FinishReason | None]:
+        request = row.request
+        if token in request.stop_tokens:
+            return (), "stop"
+        if row.constraint is not None:
+            row.constraint.advance(token)
+        deltas = row.output.push(token, self._names.described(token, logprob))
+        if row.output.stopped or (row.constraint is not None and row.constraint.finished):
+            return deltas, "stop"
+        return deltas, "length" if len(row.tokens) >= request.max_tokens else None
+
+    # -- prefill
+
+    def _prefill(self, chunk: Chunk) -> None:
+        work, request = chunk.work, chunk.work.request
+        began = self.clock()
+        self.ledger.started(request)
+        try:
+            chunk = self._begun(chunk)
+            logits = self._run_chunk(chunk)
+            work.done = chunk.stop
+            if self.reuse is not None:
+                self.reuse.at_cut(work)
+        except FAULTS as error:
+            log.exception("prefill of request %s", request.id)
+            work.cache = None  # spoilt: not for the prefix store
+            self.fail(request, _failed("its prefill", error))
+            return
+        tokens = chunk.stop - chunk.start
+        self.scheduler.measured(tokens, self.clock() - began)
+        self.recorder.tokens(prefilled=tokens, cached=0, decoded=0)
+        if logits is not None:
+            self._join(work, logits)
+
+    def _begun(self, chunk: Chunk) -> Chunk:
+        """The chunk, after the work has its cache: what the prefix store had is skipped."""
+        work = chunk.work
+        if work.cache is not None:
+            return chunk
+        if self.reuse is None:
+            work.cache = self.make_cache()
+            return chunk
+        self.reuse.begin(work)
+        self.recorder.tokens(prefilled=0, cached=work.done, decoded=0)
+        return self.scheduler.portion(work)
+
+    def _run_chunk(self, chunk: Chunk) -> mx.array | None:
+        """Append the chunk to the row's cache; logits (vocab,) if it is the last one.
+
+        After more than a few tokens the last one runs alone: the output matrix is then applied
+        to it and no other.
+        """
+        work, request, cache = chunk.work, chunk.work.request, chunk.work.held()
+        prompt = request.prompt.followed_by(work.tokens[len(request.prompt.tokens) :])
+        for span in prompt.spans:
+            if span.start < chunk.stop and span.end > chunk.start:
+                self._embed(request, span)
+        last = chunk.stop == len(work.tokens)
+        alone = last and chunk.stop - chunk.start > SHORT_TAIL
+        stop = chunk.stop - 1 if alone else chunk.start if last else chunk.stop
+        features = request.features
+        if stop > chunk.start:
+            self.model.prefill(PrefillChunk(prompt, chunk.start, stop, cache, features))
+            mx.eval(arrays(cache))
+        if not last:
+            return None
+        logits = self.model.prefill(PrefillChunk(prompt, stop, chunk.stop, cache, features))
+        mx.eval(logits)
+        return logits
+
+    def _embed(self, request: Request, span: MediaSpan) -> None:
+        if span.content_hash in request.features:
+            return
+        features = self.features.get(span.content_hash)
+        if features is None:
+            features = self.model.embed(span)
+            self.features.put(span.content_hash, features)
+        request.features[span.content_hash] = features
+
+    def _join(self, work: Prefill, logits: mx.array) -> None:
+        """The whole prompt is in the cache: draw the first tokens and let the rows decode."""
+        self.scheduler.join(work)
+        work.request.features = {}
+        if self.reuse is not None:
+            try:
+                self.reuse.keep_prefill(work)
+            except FAULTS:
+                log.exception("request %s could not be kept in the prefix store", work.request.id)
+        cache, work.cache = work.held(), None
+        caches = [cache, *(copy.deepcopy(cache) for _ in work.rows[1:])]
+        for row, own in zip(work.rows, caches, strict=True):
+            self._join_row(row, own, logits)
+
+    def _join_row(self, row: Row, cache: list[Any], logits: mx.array) -> None:
+        drawn = self._draw_one(row, logits)
+        if drawn is not None and row.suspect:
+            drawn = self._prove(row, cache, drawn)
+        if drawn is not None:
+            self.batch.join([row], [cache], drawn)
+
+    def _draw_one(self, row: Row, logits: mx.array) -> Drawn | None:
+        """The next token of one row; `None`: its request has failed."""
+        masks, ready = self._masks([row])
+        if not ready[0]:
+            return None
+        try:
+            drawn = draw(logits[None], [row], masks)
+            mx.async_eval(drawn.arrays)  # type: ignore[no-untyped-call]
+        except FAULTS as error:
+            self.fail(row.request, _failed("its sampling", error))
+            return None
+        return drawn
+
+    # -- failures of the device
+
+    def _prove(self, row: Row, cache: list[Any], drawn: Drawn) -> Drawn | None:
+        """Decode a suspect row alone once; if that fails too, the row is what fails."""
+        alone = DecodeBatch(self.model, make_layout("solo"))
+        alone.join([row], [cache], drawn)
+        try:
+            forward = alone.forward()
+            if forward.logits is None:
+                raise forward.failed[0][1]
+            mx.eval(forward.logits)
+            ((_, token, logprob),) = alone.read()
+        except FAULTS as error:
+            self.fail(row.request, _failed("its decode step", error))
+            return None
+        row.suspect = False
+        self._commit(row, token, logprob)
+        return None if row.finish is not None else self._draw_one(row, forward.logits[0])
+
+    def _pass_failed(self, rows: list[Row], error: Exception) -> None:
+        if len(rows) == 1:
+            self.fail(rows[0].request, _failed("its decode step", error))
+        elif rows:
+            self._replay(rows, error)
+
+    def _replay(self, rows: list[Row], error: Exception) -> None:
+        """Rows whose caches are spoilt start again from their committed tokens, each alone."""
+        log.warning("a decode step of %d rows failed (%s); they are run again", len(rows), error)
+        self.batch.drop(rows)
+        self.scheduler.replay(rows)
+        self._failures += 1
+        self._quiet_steps = 0
+        if self._failures > 1 and self.batch.layout.name != "solo":
+            self._go_solo()
+
+    def _go_solo(self) -> None:
+        """Batching itself fails: rows decode one by one from now on."""
+        log.error("decoding together failed %d times: rows decode alone now", self._failures)
+        solo = make_layout("solo")
+        for each in self.batch.layout.passes():
+            for row in each.rows:
+                solo.add(row, self.batch.layout.extract(row))
+        self.batch.layout = solo
+
+    # -- endings
+
+    def _finish(self, row: Row, reason: FinishReason) -> None:
+        """End one choice; the request ends with its last one."""
+        request = row.request
+        try:
+            deltas, reason = row.output.finish(reason)
+        except FAULTS as error:
+            self.fail(request, _failed("its text", error))
+            return
+        row.finish = reason
+        self.ledger.post(request, [*deltas, Finish(index=row.index, reason=reason)])
+        self._release(request, [row])
+        if not request.unfinished:
+            self.ledger.ended(request, reason)
+
+    def _release(self, request: Request, rows: Sequence[Row]) -> None:
+        """Free what rows hold: their place in the batch, or their prefill."""
+        running = set(map(id, self.scheduler.running))
+        inside = [row for row in rows if id(row) in running]
+        self._keep(request, inside)
+        self.batch.drop([row for row in inside if self.batch.holds(row)])
+        for row in inside:
+            self.scheduler.leave(row)
+        if not request.unfinished:
+            self.scheduler.drop(request)
+            request.features = {}
+
+    def _keep(self, request: Request, rows: Sequence[Row]) -> None:
+        """Leave what rows and prefills of a request have computed to the prefix store."""
+        if self.reuse is None:
+            return
+        try:
+            for row in rows:
+                if row.tokens and id(row) not in self._spoilt and self.batch.holds(row):
+                    self.reuse.keep_row(row, self.batch.layout.extract(row))
+            for work in self.scheduler.waiting:
+                if work.request is request and not request.unfinished:
+                    self.reuse.keep_prefill(work)
+        except FAULTS:
+            log.exception("request %s could not be kept in the prefix store", request.id)
+
+
+def cuts_of(prompt: Prompt) -> tuple[int, ...]:
+    """Where state is worth keeping: message ends, and image ends for another question."""
+    ends = {*prompt.checkpoints, *(span.end for span in prompt.spans)}
+    return tuple(sorted(end for end in ends if 0 < end < len(prompt.tokens)))
+
+
+def _failed(part: str, error: Exception) -> MLXProviderError:
+    """An error of one request, told without a traceback."""
+    if isinstance(error, MLXProviderError):
+        return error
+    return RequestFailed(f"{part} failed: {type(error).__name__}: {error}")

@@ -1,0 +1,50 @@
+"""Features of images seen before, by content hash, under a byte budget."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from ..records import Features
+
+
+class FeatureCache:
+    """Least recently used first out. Belongs to the engine thread."""
+
+    def __init__(self, budget: int) -> None:
+        self._budget = budget
+        self._kept: OrderedDict[str, tuple[Features, int]] = OrderedDict()
+        self.nbytes = 0
+
+    def get(self, content_hash: str) -> Features | None:
+        """Features of an item, if they are kept."""
+        found = self._kept.get(content_hash)
+        if found is None:
+            return None
+        self._kept.move_to_end(content_hash)
+        return found[0]
+
+    def put(self, content_hash: str, features: Features) -> None:
+        """Keep features; what is larger than the budget is not kept."""
+        size = features_bytes(features)
+        if size > self._budget or content_hash in self._kept:
+            return
+        self._kept[content_hash] = (features, size)
+        self.nbytes += size
+        while self.nbytes > self._budget:
+            _, (_, dropped) = self._kept.popitem(last=False)
+            self.nbytes -= dropped
+
+    def clear(self) -> None:
+        self._kept.clear()
+        self.nbytes = 0
+
+
+def features_bytes(features: Features) -> int:
+    """Bytes of every array in a tree of features; evaluates them."""
+    tree = vars(features) if hasattr(features, "__dict__") else features
+    found = [a for _, a in tree_flatten(tree) if isinstance(a, mx.array)]
+    mx.eval(found)
+    return sum(a.nbytes for a in found)

@@ -1,0 +1,144 @@
+"""At load time: which layout gives a row the same logits as alone, and what a row costs.
+
+Padding, merging and masks are where upstream's batching goes silently wrong (10 of 64 mlx-lm
+families under padded prefill). A layout that does not reproduce solo logits on three short
+prompts is not used, and the reason is told.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from ..errors import FAULTS
+from ..mailbox import Mailbox
+from ..records import LoadedModel, PrefillChunk, Prompt
+from .kv_layout import Layout, make_layout
+from .memory import MemoryProfile, arrays, profile
+from .request import Request, Row, RowOutput, SamplingParams
+
+log = logging.getLogger(__name__)
+
+LENGTHS = (5, 11, 270)
+"""Two prompts that share a group, and one that needs its own."""
+STEPS = 3
+TOLERANCE = {"float32": 1e-3, "low": 0.25}
+"""Largest difference of log-probabilities among the likely tokens."""
+LIKELY = 16
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What the probe found."""
+
+    layout: str
+    memory: MemoryProfile
+    notes: tuple[str, ...]
+    """Why a better layout is not used."""
+
+
+def probe(model: LoadedModel, make_cache: Callable[[], list[Any]], layouts: Sequence[str]) -> Probe:
+    """Try `layouts`, best first, on the engine thread; `solo` needs no proof."""
+    prompts = [_tokens(model, length, start) for start, length in enumerate(LENGTHS)]
+    longest = _prefilled(model, make_cache, prompts[-1])
+    memory = profile(longest, len(prompts[-1]))
+    solo = _run(model, make_cache, make_layout("solo"), prompts)
+    notes = []
+    for name in layouts:
+        if name == "solo":
+            break
+        try:
+            found = _run(model, make_cache, make_layout(name), prompts)
+            worst = max(_distance(a, b) for a, b in zip(solo, found, strict=True))
+        except FAULTS as error:
+            notes.append(f"layout {name!r} is not used: {type(error).__name__}: {error}")
+            continue
+        if worst <= TOLERANCE[model.info.precision]:
+            return Probe(name, memory, tuple(notes))
+        notes.append(f"layout {name!r} is not used: logprobs differ from solo by {worst:.3g}")
+    return Probe("solo", memory, tuple(notes))
+
+
+def _tokens(model: LoadedModel, length: int, start: int) -> list[int]:
+    """Ids spread over the vocabulary, without those that end a reply."""
+    usable = max(2, model.info.vocab_size)
+    ids = ((7919 * (i + 1) + 104729 * start) % usable for i in range(2 * length))
+    return [i for i in ids if i not in model.info.stop_tokens][:length]
+
+
+def _prefilled(
+    model: LoadedModel, make_cache: Callable[[], list[Any]], tokens: list[int]
+) -> list[Any]:
+    cache = make_cache()
+    model.prefill(PrefillChunk(Prompt(tokens), 0, len(tokens), cache))
+    mx.eval(arrays(cache))
+    return cache
+
+
+def _run(
+    model: LoadedModel,
+    make_cache: Callable[[], list[Any]],
+    layout: Layout,
+    prompts: Sequence[list[int]],
+) -> list[mx.array]:
+    """Logits of every prompt after fixed tokens; the second leaves and comes back on the way."""
+    rows = [_row(tokens) for tokens in prompts]
+    for row in rows:
+        layout.add(row, _prefilled(model, make_cache, list(row.request.prompt.tokens)))
+    out: list[mx.array] = []
+    for step in range(STEPS):
+        if step == STEPS - 1:
+            leaver = rows[1]
+            cache = layout.extract(leaver)
+            layout.drop([leaver])
+            layout.add(leaver, cache)
+        out += _step(model, layout, rows, step)
+    return out
+
+
+def _step(model: LoadedModel, layout: Layout, rows: list[Row], step: int) -> list[mx.array]:
+    found: dict[int, mx.array] = {}
+    for each in layout.passes():
+        tokens = [row.request.prompt.tokens[step] for row in each.rows]
+        positions = mx.array([row.length for row in each.rows], dtype=mx.int32)
+        logits = model.decode(mx.array(tokens, dtype=mx.int32), each.cache, positions)
+        mx.eval(logits)
+        found |= {id(row): logits[i] for i, row in enumerate(each.rows)}
+    for row in rows:
+        row.tokens.append(row.request.prompt.tokens[step])
+    return [found[id(row)] for row in rows]
+
+
+def _distance(a: mx.array, b: mx.array) -> float:
+    """Largest log-probability difference among the tokens likely by `a`."""
+    first, second = (x.astype(mx.float32) - mx.logsumexp(x.astype(mx.float32)) for x in (a, b))
+    likely = mx.argpartition(-first, min(LIKELY, first.size) - 1)[:LIKELY]
+    worst: float = mx.max(mx.abs(first[likely] - second[likely])).item()  # type: ignore[assignment]
+    return worst if worst == worst else float("inf")
+
+
+def _row(tokens: list[int]) -> Row:
+    request = Request("probe", Prompt(tokens), SamplingParams(), STEPS + 1, Mailbox())
+    row = Row(request, 0, _NO_TEXT)
+    request.rows.append(row)
+    return row
+
+
+class _NoText:
+    """Output of rows whose text nobody reads."""
+
+    stopped = False
+    reasoning_tokens = 0
+
+    def push(self, token: int, logprob: Any = None) -> list[Any]:
+        return []
+
+    def finish(self, reason: Any) -> tuple[list[Any], Any]:
+        return [], reason
+
+
+_NO_TEXT: RowOutput = _NoText()

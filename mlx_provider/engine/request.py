@@ -1,0 +1,197 @@
+"""One request's whole state; everything else is derived from it."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..mailbox import Mailbox
+from ..protocol import Delta, FinishReason, TokenLogprob
+from ..records import Prompt
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class Phase(enum.Enum):
+    """Where a request is; it only moves forward."""
+
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    DONE = "done"
+
+
+class RowOutput(Protocol):
+    """Turns one choice's tokens into deltas (host work, per token)."""
+
+    stopped: bool
+    """A stop string has matched."""
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens so far that belong to reasoning."""
+
+    def push(self, token: int, logprob: TokenLogprob | None = None) -> list[Delta]:
+        """Take one token; what can be shown now."""
+
+    def finish(self, reason: FinishReason) -> tuple[list[Delta], FinishReason]:
+        """Show what was held back; the true finish reason."""
+
+
+class RowConstraint(Protocol):
+    """Grammar of one choice."""
+
+    def mask(self) -> NDArray[np.uint32] | None:
+        """Allowed tokens as bits, (ceil(vocab / 32),); `None`: every token is allowed."""
+
+    def advance(self, token: int) -> None:
+        """Take the token that was drawn."""
+
+    @property
+    def finished(self) -> bool:
+        """Nothing but the end may follow."""
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """Resolved sampling of one request: the request's values, else the model's, else neutral."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: no limit."""
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int = 0
+    """Given by the client, or drawn once at admission."""
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def truncated(self) -> bool:
+        """Whether tokens of low rank are excluded."""
+        return not self.greedy and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
+
+    @property
+    def penalised(self) -> bool:
+        """Whether the history of the row changes its logits."""
+        return bool(self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty)
+
+
+@dataclass(eq=False)
+class Row:
+    """One choice of a request: what decodes as one row of the batch."""
+
+    request: Request
+    index: int
+    output: RowOutput
+    constraint: RowConstraint | None = None
+    tokens: list[int] = field(default_factory=list)
+    """Committed tokens: drawn, read back, and pushed to `output`."""
+    finish: FinishReason | None = None
+    suspect: bool = False
+    """Was in a device step that failed: decodes alone once before it joins others again."""
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and reply that are committed."""
+        return len(self.request.prompt.tokens) + len(self.tokens)
+
+    @property
+    def all_tokens(self) -> list[int]:
+        return [*self.request.prompt.tokens, *self.tokens]
+
+
+@dataclass(eq=False)
+class Request:
+    """A prompt with its parameters, its rows, and where it stands."""
+
+    id: str
+    prompt: Prompt
+    params: SamplingParams
+    max_tokens: int
+    mailbox: Mailbox
+    rows: list[Row] = field(default_factory=list)
+    min_tokens: int = 0
+    stop_tokens: frozenset[int] = frozenset()
+    logprobs: int | None = None
+    """How many alternatives to report per token; `None`: no logprobs."""
+    salt: str = ""
+    session: str | None = None
+    deadline: float | None = None
+    """Monotonic time after which the request ends in `RequestTimedOut`."""
+
+    phase: Phase = Phase.WAITING
+    cached: int = 0
+    """Prompt tokens that came from the prefix store."""
+    explanation: str = ""
+    """Why the prefix store did not have more of the prompt."""
+    features: dict[str, Any] = field(default_factory=dict)
+    """Features of the prompt's media by content hash, while they are needed."""
+
+    arrived: float = 0.0
+    started: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+
+    @property
+    def unfinished(self) -> list[Row]:
+        return [row for row in self.rows if row.finish is None]
+
+    @property
+    def completion_tokens(self) -> int:
+        return sum(len(row.tokens) for row in self.rows)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return sum(row.output.reasoning_tokens for row in self.rows)
+
+
+@dataclass(eq=False)
+class Prefill:
+    """Tokens to be run through the model until `rows` can decode.
+
+    One for a new request (all its rows share it); one for each row again after a device
+    failure, then with the tokens that the row had already committed.
+    """
+
+    request: Request
+    rows: list[Row]
+    tokens: Sequence[int]
+    cuts: Sequence[int] = ()
+    """Ascending token counts at which a chunk must end (state checkpoints)."""
+    arrived: float = 0.0
+    started: bool = False
+    done: int = 0
+    """Tokens that `cache` holds."""
+    cache: list[Any] | None = None
+    checkpoints: dict[int, Any] = field(default_factory=dict)
+    """State snapshots taken on the way, by token count."""
+    expected: int = 0
+    """Tokens that the prefix store would provide, as far as is known before the start."""
+    ids: Any = None
+    """The tokens as the prefix store knows them (int64 array), once computed."""
+
+    @property
+    def remaining(self) -> int:
+        return len(self.tokens) - self.done
+
+    def held(self) -> list[Any]:
+        """The cache. Raises `RuntimeError` before the prefill has begun."""
+        if self.cache is None:
+            raise RuntimeError("the prefill has not begun")
+        return self.cache
+
+    @property
+    def cost(self) -> int:
+        """Tokens that will have to be computed, as far as is known."""
+        return len(self.tokens) - max(self.done, self.expected)

@@ -1,0 +1,259 @@
+"""Which prompt is prefilled next, in what portion, and who is let in. Imports no mlx.
+
+Rows that decode always go first; what is left of a step's time goes to one prompt at a time,
+the one with the least work left, aged so that a long prompt is never starved. The portion is
+sized by the measured rate so that decoding rows stall no longer than the target.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..errors import BadRequest, Overloaded
+from .request import Phase, Prefill, Request, Row
+
+GRAIN = 8
+"""Chunks are multiples of this many tokens: fewer shapes for the device."""
+IDLE_STALL = 0.5
+"""Seconds of one chunk while nobody decodes: a cancel or a short prompt waits no longer."""
+FIRST_RATE = 2000.0
+"""Prefill rate assumed before the first measurement, tokens per second."""
+SMOOTHING = 0.3
+"""Weight of a new measurement of the prefill rate."""
+STALL_STEPS = 2.0
+"""Decode steps that a chunk may last: streams keep at least a third of their pace."""
+AGING = 0.1
+"""A second of waiting weighs as much as this many seconds of prefill work."""
+PATIENCE = 30.0
+"""Seconds after which a prompt that does not fit keeps later ones from overtaking it."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    max_rows: int
+    max_queue: int
+    stall_target: float
+    max_chunk: int
+    output_reserve: int
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Prefill tokens `start .. stop` of `work` in this step."""
+
+    work: Prefill
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Bytes that a request needs, and bytes there are."""
+
+    row_bytes: Callable[[int], int]
+    """Cache bytes of one row of that many tokens."""
+    available: Callable[[], int]
+    """Bytes for live rows in all: the limit minus the weights."""
+    reclaim: Callable[[int], None]
+    """Ask others (the prefix store) to shrink so that live rows may hold this many bytes."""
+
+
+class Scheduler:
+    """Queue, admission and order. `now` is monotonic seconds throughout."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        budget: Budget,
+        provides: Callable[[Prefill, Prefill], bool] = lambda leader, work: False,
+    ) -> None:
+        """`provides(leader, work)`: a prompt in prefill will soon spare `work` most of its own."""
+        self.limits = limits
+        self.provides = provides
+        self.budget = budget
+        self.waiting: list[Prefill] = []
+        self.running: list[Row] = []
+        self.rate = FIRST_RATE
+        self.step_seconds: float | None = None
+        self._settled = 0
+        """Bytes of live rows for which memory was last made."""
+
+    # -- coming and going
+
+    def check(self, request: Request, arriving: int = 0) -> None:
+        """Whether a request may queue; reads only, so any thread may ask.
+
+        `arriving`: requests that were let in but are not queued yet. Raises `Overloaded` when
+        the queue is full, `BadRequest` when the request can never fit.
+        """
+        if not 0 < len(request.rows) <= self.limits.max_rows:
+            raise BadRequest(
+                f"n={len(request.rows)} is not within 1 .. {self.limits.max_rows} rows", param="n"
+            )
+        queued = self.queued + arriving
+        if queued >= self.limits.max_queue:
+            raise Overloaded(f"{queued} requests are waiting, the limit; try again later")
+        need, limit = self.reservation(request.rows), self.budget.available()
+        if need > limit:
+            raise BadRequest(
+                f"the prompt ({len(request.prompt.tokens)} tokens) needs {need} bytes of cache; "
+                f"the memory limit leaves {max(0, limit)}: shorten it, or raise "
+                "MLX_PROVIDER_MEMORY_LIMIT"
+            )
+
+    def submit(self, request: Request, cuts: tuple[int, ...], now: float) -> Prefill:
+        """Queue a request that passed `check`."""
+        if not request.arrived:
+            request.arrived = now
+        # time spent before the queue (loading a model, say) gives no precedence in it
+        work = Prefill(request, list(request.rows), request.prompt.tokens, cuts, arrived=now)
+        self.waiting.append(work)
+        return work
+
+    def replay(self, rows: list[Row]) -> None:
+        """Queue rows again whose caches a device failure has spoilt."""
+        for row in rows:
+            self.running.remove(row)
+            row.suspect = True
+            self.waiting.append(
+                Prefill(
+                    row.request, [row], row.all_tokens, arrived=row.request.arrived, started=True
+                )
+            )
+
+    def preempt(self, row: Row) -> None:
+        """Take a row's place in memory; it goes on from its committed tokens when it fits."""
+        self.running.remove(row)
+        self.waiting.append(
+            Prefill(row.request, [row], row.all_tokens, arrived=row.request.arrived)
+        )
+
+    def overflowing(self) -> Row | None:
+        """The row to preempt: the youngest, once rows have outgrown what there is.
+
+        Asks others for their memory first. `None`: all fits.
+        """
+        need, limit = self.live_bytes, self.budget.available()
+        if need > self._settled:
+            self.budget.reclaim(need)
+        self._settled = need
+        if need <= limit or not self.running:
+            return None
+        return max(self.running, key=lambda row: (row.request.arrived, row.index))
+
+    def drop(self, request: Request) -> None:
+        """Forget a request wherever it is."""
+        request.phase = Phase.DONE
+        self.waiting = [w for w in self.waiting if w.request is not request]
+        self.running = [r for r in self.running if r.request is not request]
+
+    def leave(self, row: Row) -> None:
+        """A row has ended; its request ends with its last row."""
+        self.running.remove(row)
+        if not row.request.unfinished:
+            row.request.phase = Phase.DONE
+
+    def join(self, work: Prefill) -> None:
+        """The prompt is in the cache: its rows decode from now on."""
+        self.waiting.remove(work)
+        work.request.phase = Phase.DECODE
+        self.running.extend(work.rows)
+
+    # -- policy
+
+    def next_chunk(self, now: float) -> Chunk | None:
+        """What to prefill in this step; `None`: nothing waits, or nothing fits."""
+        rows, held, patient = self.active_rows, self.live_bytes, False
+        for work in sorted(self.waiting, key=lambda w: self._urgency(w, now)):
+            if work.started:
+                return self.portion(work)
+            if patient or any(self.provides(leader, work) for leader in self.waiting):
+                continue
+            if self._admit(work, rows, held):
+                work.started = True
+                work.request.phase = Phase.PREFILL
+                return self.portion(work)
+            # nobody new overtakes it any more; what has started must go on, or it never fits
+            patient = now - work.arrived > PATIENCE
+        return None
+
+    def portion(self, work: Prefill) -> Chunk:
+        """The next tokens of a prompt that has started."""
+        return Chunk(work, work.done, self._stop(work))
+
+    def measured(self, tokens: int, seconds: float) -> None:
+        """Take a chunk's time into the prefill rate."""
+        if tokens >= GRAIN and seconds > 0:
+            self.rate += SMOOTHING * (tokens / seconds - self.rate)
+
+    def stepped(self, seconds: float) -> None:
+        """Take the time of a decode step without prefill into the step time."""
+        known = self.step_seconds
+        self.step_seconds = seconds if known is None else known + SMOOTHING * (seconds - known)
+
+    def _urgency(self, work: Prefill, now: float) -> float:
+        return work.cost / self.rate - AGING * (now - work.arrived)
+
+    def _stop(self, work: Prefill) -> int:
+        seconds = self._stall() if self.running else IDLE_STALL
+        fits = int(self.rate * seconds) // GRAIN * GRAIN
+        size = min(self.limits.max_chunk, max(GRAIN, fits))
+        stop = min(work.done + size, len(work.tokens))
+        cut = bisect_right(work.cuts, work.done)
+        if cut < len(work.cuts):
+            stop = min(stop, work.cuts[cut])
+        return stop
+
+    def _stall(self) -> float:
+        """Seconds by which the next chunk may delay rows that decode."""
+        if self.step_seconds is None:
+            return self.limits.stall_target
+        return min(self.limits.stall_target, STALL_STEPS * self.step_seconds)
+
+    def _admit(self, work: Prefill, rows: int, held: int) -> bool:
+        """Whether `work` fits beside so many active rows that hold so many bytes."""
+        if rows + len(work.rows) > self.limits.max_rows:
+            return False
+        need = held + self.reservation(work.rows)
+        if need > self.budget.available():
+            return False
+        self.budget.reclaim(need)
+        return True
+
+    # -- accounts
+
+    @property
+    def queued(self) -> int:
+        """Requests that have not started."""
+        return sum(not work.started for work in self.waiting)
+
+    @property
+    def active_rows(self) -> int:
+        """Rows that decode or will, once their prompt is through."""
+        return len(self.running) + sum(len(w.rows) for w in self.waiting if w.started)
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes set aside for rows that decode or prefill."""
+        started = [row for work in self.waiting if work.started for row in work.rows]
+        return self.reservation([*started, *self.running])
+
+    @property
+    def idle(self) -> bool:
+        return not self.waiting and not self.running
+
+    def requests(self) -> list[Request]:
+        """Every request that has not ended, oldest first."""
+        found = {id(w.request): w.request for w in self.waiting}
+        found |= {id(r.request): r.request for r in self.running}
+        return sorted(found.values(), key=lambda r: r.arrived)
+
+    def reservation(self, rows: list[Row]) -> int:
+        """Bytes to set aside for rows: what they hold and a reserve of output."""
+        return sum(self.budget.row_bytes(self._tokens_reserved(row)) for row in rows)
+
+    def _tokens_reserved(self, row: Row) -> int:
+        reserve = min(row.request.max_tokens, self.limits.output_reserve)
+        return max(len(row.request.prompt.tokens) + reserve, row.length + 1)

@@ -1,0 +1,42 @@
+"""Tokens as clients see them in logprobs."""
+
+from __future__ import annotations
+
+from ..protocol import TokenLogprob
+from ..records import Tokenizer
+from .batch import Logprob
+from .detokenizer import token_bytes
+
+MAX_NAMES = 50_000
+"""Names kept; alternatives repeat from step to step."""
+
+
+class TokenNames:
+    """Text and bytes of single tokens, remembered."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._bytes: dict[int, bytes] = {}
+
+    def described(self, token: int, logprob: Logprob | None) -> TokenLogprob | None:
+        """A drawn token with its logprob and alternatives; `None` where none were asked for."""
+        if logprob is None:
+            return None
+        top = [self._named(other, value) for other, value in logprob.top]
+        return self._named(token, logprob.drawn, top)
+
+    def _named(
+        self, token: int, logprob: float, top: list[TokenLogprob] | None = None
+    ) -> TokenLogprob:
+        data = self._bytes.get(token)
+        if data is None:
+            if len(self._bytes) >= MAX_NAMES:
+                self._bytes.clear()
+            data = self._bytes[token] = token_bytes(self._tokenizer, token)
+        return TokenLogprob(
+            token=data.decode(errors="replace"),
+            id=token,
+            logprob=logprob,
+            bytes=list(data),
+            top=top or [],
+        )

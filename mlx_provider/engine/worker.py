@@ -1,0 +1,147 @@
+"""The engine thread: the one thread that touches mx arrays.
+
+Other threads hand it calls. Between calls it steps every engine that has work and delivers the
+events of the step in one call. A thread that dies takes its engines with it; the next call
+starts a new one.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import mlx.core as mx
+
+from ..errors import FAULTS, EngineDied
+from .engine import Engine
+from .ledger import Post
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+CLEAR_EVERY = 512
+"""Steps after which MLX's free buffers go back to the system."""
+
+
+class EngineWorker:
+    """Owns the engine thread and the engines on it."""
+
+    def __init__(
+        self, deliver: Callable[[list[Post]], None], died: Callable[[EngineDied], None]
+    ) -> None:
+        self._deliver = deliver
+        self._died = died
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
+        self._calls = queue.SimpleQueue()
+        self._engines: list[Engine] = []
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+
+    # -- from any thread
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Run `function` on the engine thread, between steps."""
+        future: Future[T] = Future()
+        with self._lock:
+            if self._closed:
+                raise EngineDied("the engine is shutting down")
+            self._calls.put((future, function))
+            if self._thread is None:
+                self._start()
+        return future
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs, or will with the next call."""
+        thread = self._thread
+        return not self._closed and (thread is None or thread.is_alive())
+
+    def close(self) -> None:
+        """Stop the thread after the step it is in."""
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+            self._calls.put(None)
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="mlx-engine", daemon=True)
+        self._thread.start()
+
+    # -- on the engine thread
+
+    def add(self, engine: Engine) -> None:
+        """Step this engine from now on."""
+        self._engines.append(engine)
+
+    def remove(self, engine: Engine) -> None:
+        """Step it no longer."""
+        self._engines.remove(engine)
+
+    def _run(self) -> None:
+        clean = False
+        try:
+            self._loop()
+            clean = True
+        finally:
+            self._engines = []
+            if not clean:
+                self._bury()
+            mx.synchronize()
+            # a compiled function that first ran in this thread aborts the exit otherwise
+            # (mlx 0.32.4, seen in 28 of 120 runs)
+            mx.clear_streams()
+
+    def _loop(self) -> None:
+        steps = 0
+        while self._drain(wait=all(e.idle for e in self._engines)):
+            posts = [post for e in self._engines if not e.idle for post in e.step()]
+            if posts:
+                self._deliver(posts)
+            steps += 1
+            if steps % CLEAR_EVERY == 0:
+                mx.clear_cache()
+
+    def _drain(self, wait: bool) -> bool:
+        """Run waiting calls; `wait` for one if there is nothing else to do. False: stop."""
+        while True:
+            try:
+                item = self._calls.get(block=wait)
+            except queue.Empty:
+                return True
+            if item is None:
+                return False
+            wait = False
+            _resolve(*item)
+
+    def _bury(self) -> None:
+        """Tell everyone who waits on this thread that it is gone."""
+        error = EngineDied("the engine thread has died; the next request starts a new one")
+        log.critical("the engine thread died")
+        with self._lock:
+            self._thread = None
+            waiting = []
+            while not self._calls.empty():
+                waiting.append(self._calls.get_nowait())
+        for item in waiting:
+            if item is not None:
+                item[0].set_exception(error)
+        self._died(error)
+
+
+def _resolve(future: Future[T], function: Callable[[], T]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(function())
+    except FAULTS as error:
+        future.set_exception(error)
+    except BaseException:
+        future.set_exception(EngineDied("the engine thread died in this call"))
+        raise

@@ -1,0 +1,158 @@
+"""Every error this package raises on purpose.
+
+    MLXProviderError                 500  internal_error
+    ├── BadRequest                   400  invalid_request        (names the parameter)
+    │   ├── ContextTooLong           400  context_length_exceeded
+    │   ├── UnsupportedModel         400  unsupported_model
+    │   └── MediaError               400  invalid_media
+    ├── Unauthorized                 401  unauthorized
+    ├── ModelNotFound                404  model_not_found
+    ├── RequestTimedOut              408  timeout
+    ├── Overloaded                   429  overloaded
+    ├── RequestFailed                500  request_failed         (this request alone)
+    ├── EngineUnavailable            503  engine_unavailable
+    │   ├── EngineDied               503  engine_died
+    │   └── NotInstalled             503  not_installed
+    └── PluginError                  500  plugin_error
+
+An error crosses the process border as its `code` and comes back as the same class.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class MLXProviderError(Exception):
+    """Base class. `status` is the HTTP status, `code` the word a program may rely on."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        """Name of the request part at fault, where one is."""
+
+
+class BadRequest(MLXProviderError):
+    """The request cannot be served as written; the message names the part and the remedy."""
+
+    status = 400
+    code = "invalid_request"
+
+
+class ContextTooLong(BadRequest):
+    """The prompt has more tokens than the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class UnsupportedModel(BadRequest):
+    """No installed family serves this `model_type`."""
+
+    code = "unsupported_model"
+
+
+class MediaError(BadRequest):
+    """An image or video could not be fetched, decoded, or is not allowed."""
+
+    code = "invalid_media"
+
+
+class Unauthorized(MLXProviderError):
+    """The engine's key is missing or wrong."""
+
+    status = 401
+    code = "unauthorized"
+
+
+class ModelNotFound(MLXProviderError):
+    """Neither a folder, nor in the local cache, nor on the Hub."""
+
+    status = 404
+    code = "model_not_found"
+
+
+class RequestTimedOut(MLXProviderError):
+    """The request's own time limit passed."""
+
+    status = 408
+    code = "timeout"
+
+
+class Overloaded(MLXProviderError):
+    """The queue is full; the message says how long it is."""
+
+    status = 429
+    code = "overloaded"
+
+
+class RequestFailed(MLXProviderError):
+    """This request's own step failed on the device; others were not touched."""
+
+    code = "request_failed"
+
+
+class EngineUnavailable(MLXProviderError):
+    """No engine process answers."""
+
+    status = 503
+    code = "engine_unavailable"
+
+
+class EngineDied(EngineUnavailable):
+    """The engine ended while it held this request; a new one starts with the next request."""
+
+    code = "engine_died"
+
+
+class NotInstalled(EngineUnavailable):
+    """A needed package is missing; the message names the extra to install."""
+
+    code = "not_installed"
+
+
+class PluginError(MLXProviderError):
+    """A plugin is broken, or two plugins claim the same name."""
+
+    code = "plugin_error"
+
+
+def error_classes() -> dict[str, type[MLXProviderError]]:
+    """Every class of the hierarchy by its `code`."""
+    found: dict[str, type[MLXProviderError]] = {}
+    todo: list[type[MLXProviderError]] = [MLXProviderError]
+    while todo:
+        cls = todo.pop()
+        found[cls.code] = cls
+        todo.extend(cls.__subclasses__())
+    return found
+
+
+def from_code(code: str, message: str, param: str | None = None) -> MLXProviderError:
+    """The error that `code` names; an unknown code gives the base class."""
+    return error_classes().get(code, MLXProviderError)(message, param=param)
+
+
+FAULTS: tuple[type[Exception], ...] = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    BufferError,
+    ImportError,
+    LookupError,
+    MemoryError,
+    NameError,
+    OSError,
+    RuntimeError,
+    StopIteration,
+    TypeError,
+    ValueError,
+    MLXProviderError,
+)
+"""What the code of one request (a template, a parser, a model) may raise.
+
+Caught only where a request can fail alone; what is not listed here ends the engine thread.
+"""

@@ -1,0 +1,40 @@
+"""The hooks that a plugin can implement. Each runs once, when plugins are discovered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import pluggy
+
+if TYPE_CHECKING:
+    import typer
+
+    from .records import ModelFamily, ReasoningParser, ToolParser
+
+PROJECT = "mlx_provider"
+API_VERSION = 1
+"""Version of this seam. A plugin module may state `mlx_provider_api = 1`; another is refused."""
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+@hookspec
+def mlx_model_families() -> Iterable[ModelFamily]:  # type: ignore[empty-body]
+    """Yield the model families that this plugin serves."""
+
+
+@hookspec
+def mlx_tool_parsers() -> Iterable[ToolParser]:  # type: ignore[empty-body]
+    """Yield the tool-call formats that this plugin reads."""
+
+
+@hookspec
+def mlx_reasoning_parsers() -> Iterable[ReasoningParser]:  # type: ignore[empty-body]
+    """Yield the reasoning formats that this plugin reads."""
+
+
+@hookspec
+def mlx_register_commands(cli: typer.Typer) -> None:
+    """Add commands to the `mlx-provider` command line."""

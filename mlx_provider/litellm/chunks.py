@@ -1,0 +1,89 @@
+"""The engine's events as the chunks of a LiteLLM stream.
+
+Rules of litellm 1.106.2, `CustomStreamWrapper`: chunks are `ModelResponseStream`s; usage stands
+strictly before a finish chunk that carries nothing else; the finish of choice 0 ends the stream,
+so it is held until every choice has ended, and another choice's finish travels as the second
+entry beside an empty choice 0.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from litellm.types.utils import Delta as LiteLLMDelta
+from litellm.types.utils import ModelResponseStream, StreamingChoices
+
+from ..protocol import Delta, Done, Event, Failed, Finish
+from .replies import call_pieces, finish_reason, logprobs_of, usage_of
+
+
+class ChunkStream:
+    """Turns the events of one request into chunks; remembers roles and the held finish."""
+
+    def __init__(self, reply_id: str, model: str, *, legacy: bool) -> None:
+        self._id = f"chatcmpl-{reply_id}"
+        self._model = model
+        self._legacy = legacy
+        self._created: int | None = None
+        self._spoken: set[int] = set()
+        self._finish = "stop"
+        self.ended = False
+
+    def feed(self, events: Iterable[Event]) -> Iterator[ModelResponseStream]:
+        """Chunks for some events. Raises the error that a `Failed` event carries."""
+        for event in events:
+            if isinstance(event, Delta):
+                yield from self._delta(event)
+            elif isinstance(event, Finish):
+                yield from self._finished(event)
+            elif isinstance(event, Done):
+                self.ended = True
+                yield self._chunk([self._choice()], usage=usage_of(event.usage))
+                yield self._chunk([StreamingChoices(index=0, finish_reason=self._finish)])
+            elif isinstance(event, Failed):
+                self.ended = True
+                raise event.error.exception()
+
+    def _delta(self, event: Delta) -> Iterator[ModelResponseStream]:
+        """One chunk for each kind of output: clients' accumulators take one kind at a time."""
+        logprobs = logprobs_of(event.logprobs)
+        for part in self._parts(event):
+            choice = self._choice(event.index, part)
+            choice.logprobs, logprobs = logprobs, None
+            yield self._chunk([choice])
+        if logprobs is not None:
+            choice = self._choice(event.index, {"content": ""})
+            choice.logprobs = logprobs
+            yield self._chunk([choice])
+
+    def _parts(self, event: Delta) -> Iterator[dict[str, Any]]:
+        if event.reasoning:
+            yield {"reasoning_content": event.reasoning}
+        if event.content:
+            yield {"content": event.content}
+        for piece in call_pieces(event.tool_calls):
+            yield {"function_call": piece["function"]} if self._legacy else {"tool_calls": [piece]}
+
+    def _finished(self, event: Finish) -> Iterator[ModelResponseStream]:
+        reason = finish_reason(event, legacy=self._legacy)
+        if event.index == 0:
+            self._finish = reason
+            return
+        other = StreamingChoices(index=event.index, finish_reason=reason)
+        yield self._chunk([self._choice(), other])
+
+    def _choice(self, index: int = 0, part: dict[str, Any] | None = None) -> StreamingChoices:
+        delta = LiteLLMDelta(**(part or {}))
+        if index not in self._spoken:  # LiteLLM adds no role on this path
+            self._spoken.add(index)
+            delta.role = "assistant"
+        return StreamingChoices(index=index, delta=delta)
+
+    def _chunk(self, choices: list[StreamingChoices], **more: Any) -> ModelResponseStream:
+        if self._created is None:  # as late as LiteLLM's own stamp, which must be the same
+            self._created = int(time.time())
+        return ModelResponseStream(
+            id=self._id, created=self._created, model=self._model, choices=choices, **more
+        )

@@ -1,0 +1,113 @@
+"""Our errors as LiteLLM's: the class decides HTTP status, retries, fallbacks and cooldowns.
+
+    ContextTooLong        ContextWindowExceededError  400  `context_window_fallbacks`
+    BadRequest            BadRequestError             400  never retried
+    ModelNotFound         NotFoundError               404  never retried, never cooled down
+    RequestTimedOut       Timeout                     408
+    Overloaded            RateLimitError              429  retried; traffic moves to siblings
+    EngineUnavailable     ServiceUnavailableError     503  retried, fallbacks
+    Unauthorized          ServiceUnavailableError     503  a 401 would blame the client's own key
+    everything else       InternalServerError         500  retried
+
+An exception that is not LiteLLM's reaches streaming clients as a Python traceback
+(litellm 1.106.2, `proxy_server.async_data_generator`), so nothing else leaves the handler.
+"""
+
+from __future__ import annotations
+
+import logging
+from types import TracebackType
+
+import httpx
+from litellm.exceptions import (
+    LITELLM_EXCEPTION_TYPES,
+    BadRequestError,
+    ContextWindowExceededError,
+    InternalServerError,
+    NotFoundError,
+    RateLimitError,
+    ServiceUnavailableError,
+    Timeout,
+)
+
+from ..errors import (
+    BadRequest,
+    ContextTooLong,
+    EngineUnavailable,
+    MLXProviderError,
+    ModelNotFound,
+    Overloaded,
+    RequestTimedOut,
+    Unauthorized,
+)
+
+PROVIDER = "mlx"
+
+log = logging.getLogger(__name__)
+
+
+class LiteLLMErrors:
+    """Context in which every `Exception` becomes one of LiteLLM's.
+
+    The ends of iterations and cancellation (a `BaseException`) pass unchanged.
+    """
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        passes = (StopIteration, StopAsyncIteration, *LITELLM_EXCEPTION_TYPES)
+        if not isinstance(error, Exception) or isinstance(error, passes):
+            return
+        raise to_litellm(error, self.model) from error
+
+
+def to_litellm(error: Exception, model: str) -> Exception:
+    """The LiteLLM exception for one of ours; anything unforeseen is logged and becomes a 500."""
+    names = {"model": model, "llm_provider": PROVIDER}
+    if not isinstance(error, MLXProviderError):
+        log.error("unforeseen error", exc_info=error)
+        return InternalServerError(f"{type(error).__name__} in the provider", **names)  # type: ignore[no-any-return]
+    if isinstance(error, ContextTooLong):
+        return _context_too_long(error, names)
+    if isinstance(error, ModelNotFound):
+        return NotFoundError(error.message, response=_never_cool_down(404), **names)  # type: ignore[no-any-return]
+    for ours, theirs in _CLASSES:
+        if isinstance(error, ours):
+            return theirs(error.message, **names)
+    return InternalServerError(error.message, **names)  # type: ignore[no-any-return]
+
+
+_CLASSES: tuple[tuple[type[MLXProviderError], type[Exception]], ...] = (
+    (BadRequest, BadRequestError),
+    (RequestTimedOut, Timeout),
+    (Overloaded, RateLimitError),
+    (EngineUnavailable, ServiceUnavailableError),
+    (Unauthorized, ServiceUnavailableError),
+)
+
+
+def _context_too_long(error: ContextTooLong, names: dict[str, str]) -> Exception:
+    """With the `code` by which Codex knows that compaction, not a retry, is the remedy."""
+    theirs = ContextWindowExceededError(error.message, **names)
+    theirs.code = error.code
+    theirs.body = {"code": error.code, "message": error.message, "type": "invalid_request_error"}
+    return theirs  # type: ignore[no-any-return]
+
+
+def _never_cool_down(status: int) -> httpx.Response:
+    """A response whose `retry-after: 0` keeps the router from taking the deployment out.
+
+    One 404 would cost a whole model group its next five seconds (litellm 1.106.2,
+    `Router.deployment_callback_on_failure`): on a wildcard entry, for any client's typo.
+    """
+    request = httpx.Request("POST", "http://mlx-provider.invalid/")
+    return httpx.Response(status, headers={"retry-after": "0"}, request=request)

@@ -1,0 +1,93 @@
+"""What has to happen to a request before LiteLLM's own checks and dispatch see it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import litellm
+from litellm.integrations.custom_logger import CustomLogger
+from litellm.types.utils import CallTypes
+
+from .call import encoded
+from .errors import PROVIDER, LiteLLMErrors
+from .shape import check_shape
+
+ADMITTED = ("reasoning_effort", "thinking", "verbosity")
+"""OpenAI parameters that LiteLLM refuses for custom providers unless allowed by name."""
+
+STOP_LIMIT = 4
+"""LiteLLM cuts longer `stop` lists silently (1.106.2, `validate_openai_optional_params`)."""
+
+HIJACKED_WORDS = (
+    "replicate",
+    "clarifai",
+    "ft:babbage-002",
+    "ft:davinci-002",
+    "ft:gpt-3.5-turbo",
+)
+"""Parts of model ids by which LiteLLM dispatches to a cloud before it looks for custom providers
+(1.106.2, main.py `completion`)."""
+
+HIJACKED_LISTS = (
+    "clarifai_models",
+    "ovhcloud_models",
+    "petals_models",
+    "replicate_models",
+    "snowflake_models",
+)
+
+
+class DeploymentHook(CustomLogger):
+    """Runs on every asynchronous call once its deployment is chosen; other providers' pass."""
+
+    async def async_pre_call_deployment_hook(
+        self, kwargs: dict[str, Any], call_type: Any
+    ) -> dict[str, Any] | None:
+        """The arguments of the call, made fit for our handler; `None`: not ours.
+
+        Raises LiteLLM's `BadRequestError` for a chat request of wrong types.
+        """
+        model = kwargs.get("model") or ""
+        prefixed = model.startswith(PROVIDER + "/")
+        if not prefixed and kwargs.get("custom_llm_provider") != PROVIDER:
+            return None
+        if call_type == CallTypes.acompletion:
+            with LiteLLMErrors(model):
+                check_shape(kwargs)
+        if prefixed:
+            # A client's body must not send a local deployment's request to a cloud.
+            kwargs["custom_llm_provider"] = PROVIDER
+            bare = model.removeprefix(PROVIDER + "/")
+            if hijacked(bare):
+                kwargs["model"] = f"{PROVIDER}/{encoded(bare)}"
+        admitted = {*(kwargs.get("allowed_openai_params") or ()), *ADMITTED}
+        kwargs["allowed_openai_params"] = sorted(admitted)
+        _save_stop(kwargs)
+        _save_token_prompt(kwargs)
+        return kwargs
+
+
+def hijacked(model: str) -> bool:
+    """Whether LiteLLM would send a request for this model id to a cloud."""
+    return any(word in model for word in HIJACKED_WORDS) or any(
+        model in getattr(litellm, name, ()) for name in HIJACKED_LISTS
+    )
+
+
+def _save_stop(kwargs: dict[str, Any]) -> None:
+    """Carry a long stop list past the limit, for our provider alone."""
+    stop = kwargs.get("stop")
+    if isinstance(stop, list) and len(stop) > STOP_LIMIT:
+        kwargs["mlx_stop"] = kwargs.pop("stop")
+
+
+def _save_token_prompt(kwargs: dict[str, Any]) -> None:
+    """Carry a prompt of token ids past LiteLLM, which knows only text here."""
+    prompt = kwargs.get("prompt")
+    if not isinstance(prompt, list) or not prompt:
+        return
+    if len(prompt) == 1 and isinstance(prompt[0], list):
+        prompt = prompt[0]
+    if all(isinstance(token, int) for token in prompt):
+        kwargs["mlx_prompt"] = prompt
+        kwargs["prompt"] = ""

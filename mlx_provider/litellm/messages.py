@@ -1,0 +1,111 @@
+"""The engine's events as one finished LiteLLM response."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from litellm.types.utils import Choices, Message, ModelResponse
+
+from ..protocol import Accepted, Delta, Done, Event, Failed, Finish, TokenLogprob
+from .replies import finish_reason, logprobs_of, usage_of
+
+
+@dataclass
+class Answer:
+    """What one choice has said so far."""
+
+    content: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: dict[int, dict[str, Any]] = field(default_factory=dict)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish: Finish | None = None
+
+    def add(self, delta: Delta) -> None:
+        self.content.append(delta.content)
+        self.reasoning.append(delta.reasoning)
+        self.logprobs.extend(delta.logprobs)
+        for piece in delta.tool_calls:
+            call = self.calls.setdefault(
+                piece.index,
+                {"id": piece.id, "type": "function", "function": {"name": None, "arguments": ""}},
+            )
+            call["id"] = call["id"] or piece.id
+            call["function"]["name"] = call["function"]["name"] or piece.name
+            call["function"]["arguments"] += piece.arguments
+
+    def message(self, *, legacy: bool) -> Message:
+        """The message; `content` is null exactly where calls stand alone."""
+        calls = [self.calls[index] for index in sorted(self.calls)]
+        content = "".join(self.content)
+        fields: dict[str, Any] = {"role": "assistant"}
+        fields["content"] = None if calls and not content else content
+        if calls and legacy:
+            fields["function_call"] = calls[0]["function"]
+        elif calls:
+            fields["tool_calls"] = calls
+        if reasoning := "".join(self.reasoning):
+            fields["reasoning_content"] = reasoning
+        return Message(**fields)
+
+
+class Collector:
+    """Gathers the events of one request until the last one."""
+
+    def __init__(self, accepted: Accepted, *, legacy: bool) -> None:
+        self._accepted = accepted
+        self._legacy = legacy
+        self._answers: dict[int, Answer] = {}
+        self._done: Done | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self._done is not None
+
+    def feed(self, events: Iterable[Event]) -> None:
+        """Take some events. Raises the error that a `Failed` event carries."""
+        for event in events:
+            if isinstance(event, Delta):
+                self._answer(event.index).add(event)
+            elif isinstance(event, Finish):
+                self._answer(event.index).finish = event
+            elif isinstance(event, Done):
+                self._done = event
+            elif isinstance(event, Failed):
+                raise event.error.exception()
+
+    def fill(self, response: ModelResponse, model: str) -> ModelResponse:
+        """Write everything into LiteLLM's prepared response; call once `ended`."""
+        assert self._done is not None  # noqa: S101  (a caller's mistake, not an input's)
+        response.choices = [
+            self._choice(index, self._answers[index]) for index in sorted(self._answers)
+        ]
+        response.model = model
+        response.usage = usage_of(self._done.usage)
+        timings = self._done.timings.model_dump()
+        response.timings = timings
+        headers = {"x-mlx-tokens-per-second": f"{timings['tokens_per_second']:.1f}"}
+        if self._accepted.warnings:
+            headers["x-mlx-warnings"] = header_text("; ".join(self._accepted.warnings))
+        hidden = response._hidden_params  # noqa: SLF001  (where LiteLLM takes headers from)
+        hidden["additional_headers"] = {**(hidden.get("additional_headers") or {}), **headers}
+        hidden["timings"] = timings
+        return response
+
+    def _answer(self, index: int) -> Answer:
+        return self._answers.setdefault(index, Answer())
+
+    def _choice(self, index: int, answer: Answer) -> Choices:
+        finish = answer.finish or Finish(index=index, reason="stop")
+        return Choices(
+            index=index,
+            finish_reason=finish_reason(finish, legacy=self._legacy),
+            message=answer.message(legacy=self._legacy),
+            logprobs=logprobs_of(answer.logprobs),
+        )
+
+
+def header_text(text: str, limit: int = 1000) -> str:
+    """Text that may stand in an HTTP header: printable ASCII on one line."""
+    return "".join(c if " " <= c <= "~" else "?" for c in text)[:limit]

@@ -1,0 +1,86 @@
+"""The parameters of one request, taken one by one; what nobody took is refused by name.
+
+A typing error or a parameter of another server must not be ignored silently: the client would
+believe that it works. What has no meaning here and changes no answer is ignored; what a client
+could believe to work is ignored with a warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import BadRequest
+
+TRANSPORT = frozenset(
+    {
+        "stream",
+        "stream_options",
+        "max_retries",
+        "extra_headers",
+        "user",
+        "metadata",
+        "safety_identifier",
+        "prompt_cache_retention",
+        "allowed_openai_params",
+        "include_server_side_tool_invocations",
+    }
+)
+"""Settled before the handler is called, or bookkeeping that changes no answer."""
+
+WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
+    "context_management": (),
+    "output_config": (),
+    "prediction": (),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "web_search_options": (),
+}
+"""Parameters that a client could believe to work, and the values that ask for nothing."""
+
+
+class Parameters:
+    """Named values of which each is taken at most once."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._left = {name: value for name, value in values.items() if value is not None}
+
+    def take(self, name: str, default: Any = None) -> Any:
+        """The value of `name`; it then counts as understood."""
+        return self._left.pop(name, default)
+
+    def flag(self, name: str) -> bool | None:
+        """A value that has to be true or false."""
+        value = self.take(name)
+        if value is not None and not isinstance(value, bool):
+            raise BadRequest(f"{name} must be true or false, got {value!r}", param=name)
+        return value
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        """A value that has to be an object; empty where it is absent."""
+        value = self.take(name, {})
+        if not isinstance(value, Mapping):
+            raise BadRequest(f"{name} must be an object, got {value!r}", param=name)
+        return dict(value)
+
+    def choice(self, name: str, allowed: tuple[object, ...], remedy: str) -> None:
+        """Take a parameter of which only `allowed` values (all without effect) can be served."""
+        value = self.take(name)
+        if value is not None and value not in allowed:
+            raise BadRequest(f"{name}={value!r} is not supported: {remedy}", param=name)
+
+    def ignored(self) -> list[str]:
+        """Take what has no effect; the names that deserve a warning."""
+        for name in TRANSPORT:
+            self.take(name)
+        return [
+            name
+            for name, nothing in WITHOUT_EFFECT.items()
+            if (value := self.take(name)) is not None and value not in nothing
+        ]
+
+    def refuse_rest(self) -> None:
+        """Raise `BadRequest` that names every parameter nobody took."""
+        if self._left:
+            names = ", ".join(sorted(self._left))
+            raise BadRequest(f"unknown parameter: {names}", param=min(self._left))

@@ -1,0 +1,58 @@
+"""The handler that LiteLLM calls for `mlx/<model>`.
+
+Every entry point is a plain function that has the request accepted before it returns. LiteLLM
+calls it in an executor thread, so the work (rendering, tokenising, loading) is off its event loop
+and errors are raised where retries, fallbacks and HTTP status still apply, also for streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from litellm import CustomLLM
+from litellm.types.utils import ModelResponse
+
+from ..client.connection import connect
+from ..client.generation import EngineClient
+from .call import Call
+from .errors import LiteLLMErrors
+from .streams import AsyncReplyStream, Reply, ReplyStream
+from .translate import generate_request, legacy_functions
+
+Connect = Callable[[str | None, str | None], EngineClient]
+"""(api_base, api_key) -> the engine there; without `api_base` this machine's own."""
+
+
+class Provider(CustomLLM):
+    """Serves chat and text completions from an engine; holds no state of its own."""
+
+    def __init__(self, connect: Connect = connect) -> None:
+        super().__init__()
+        self._connect = connect
+
+    def completion(self, *args: Any, **given: Any) -> ModelResponse:
+        return self._submit(given).collect(given["model_response"])
+
+    def acompletion(self, *args: Any, **given: Any) -> Coroutine[Any, Any, ModelResponse]:
+        return self._submit(given).acollect(given["model_response"])
+
+    def streaming(self, *args: Any, **given: Any) -> ReplyStream:
+        return ReplyStream(self._submit(given))
+
+    def astreaming(self, *args: Any, **given: Any) -> AsyncReplyStream:
+        return AsyncReplyStream(self._submit(given))
+
+    def _submit(self, given: dict[str, Any]) -> Reply:
+        """Have the request accepted. Raises LiteLLM's exceptions."""
+        with LiteLLMErrors(given["model"]):
+            call = Call.read(given)
+            # Without it, least-busy routing sends everything to the first node.
+            call.logging.pre_call(
+                input=call.messages,
+                api_key="",
+                additional_args={"complete_input_dict": {}, "api_base": call.api_base},
+            )
+            request = generate_request(call)
+            generation = self._connect(call.api_base, call.api_key).submit(request)
+            return Reply(generation, call.deadline, call.model, legacy=legacy_functions(call))

@@ -1,0 +1,60 @@
+"""Types of a chat request, checked before LiteLLM trips over them.
+
+LiteLLM answers a message that is no object with its own Python traceback (1.106.2,
+`validate_and_fix_openai_messages`) and drops a tool that is none silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from litellm.types.llms.openai import ValidUserMessageContentTypes
+from pydantic import BaseModel
+
+from ..errors import BadRequest
+
+
+def check_shape(kwargs: Mapping[str, Any]) -> None:
+    """Raises `BadRequest` that names the message, part or tool of a wrong type."""
+    _check_list(kwargs.get("messages"), "messages")
+    for index, message in enumerate(kwargs.get("messages") or []):
+        if isinstance(message, Mapping):
+            _check_message(message, f"messages.{index}")
+    _check_list(kwargs.get("tools"), "tools")
+    form = kwargs.get("response_format")
+    if form is not None and not isinstance(form, Mapping | type):  # a script may give a class
+        raise BadRequest(
+            f"response_format must be an object, got {type(form).__name__}", param="response_format"
+        )
+
+
+def _check_list(items: Any, name: str) -> None:
+    if items is None:
+        return
+    if not isinstance(items, list):
+        raise BadRequest(f"{name} must be a list, got {type(items).__name__}", param=name)
+    for index, item in enumerate(items):
+        if not isinstance(item, Mapping | BaseModel):
+            raise BadRequest(
+                f"{name}.{index} must be an object, got {type(item).__name__}", param=name
+            )
+
+
+def _check_message(message: Mapping[str, Any], where: str) -> None:
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str):
+        raise BadRequest(f"{where}.role must be a text, got {role!r}", param="messages")
+    if not isinstance(content, str | list | None):
+        kind = type(content).__name__
+        raise BadRequest(f"{where}.content must be a text or a list, got {kind}", param="messages")
+    _check_list(message.get("tool_calls"), f"{where}.tool_calls")
+    for index, part in enumerate(content if isinstance(content, list) else []):
+        if not isinstance(part, Mapping):
+            raise BadRequest(f"{where}.content.{index} must be an object", param="messages")
+        if role == "user" and part.get("type") not in ValidUserMessageContentTypes:
+            raise BadRequest(
+                f"{where}.content.{index}: unknown type {part.get('type')!r}, "
+                f"known are {', '.join(ValidUserMessageContentTypes)}",
+                param="messages",
+            )

@@ -1,0 +1,147 @@
+"""One accepted request and the ways to read it: as a whole or as a stream, blocking or not.
+
+Streams are classes: LiteLLM closes them by `aclose`, and a generator that was never started
+would not run its `finally` (litellm 1.106.2). Dropping any of these objects frees the request,
+because the engine's `Generation` goes with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from types import TracebackType
+from typing import Self
+
+from litellm.types.utils import ModelResponse, ModelResponseStream
+
+from ..client.generation import Generation
+from ..errors import EngineDied, RequestTimedOut
+from ..protocol import Event
+from .call import Deadline
+from .chunks import ChunkStream
+from .errors import LiteLLMErrors
+from .messages import Collector
+
+
+class Reply:
+    """A request that the engine holds. As a context it is let go unless all went well."""
+
+    def __init__(
+        self, generation: Generation, deadline: Deadline, model: str, *, legacy: bool
+    ) -> None:
+        self.generation = generation
+        self.deadline = deadline
+        self.model = model
+        self.legacy = legacy
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None:  # cancellation, too
+            self.close()
+
+    def events(self) -> list[Event]:
+        """Wait for events. Raises `RequestTimedOut` at the deadline, `EngineDied` past the end."""
+        left = self.deadline.left()
+        try:
+            return _some(self.generation.get(left))
+        except RequestTimedOut:
+            raise self.deadline.passed() from None
+
+    async def aevents(self) -> list[Event]:
+        """`events` in an event loop.
+
+        The time limit is `asyncio.timeout`'s: Python 3.11's `wait_for` loses a cancellation that
+        meets an arriving event, and the client's request would run on.
+        """
+        try:
+            async with asyncio.timeout(self.deadline.left()):
+                return _some(await self.generation.aget())
+        except TimeoutError:
+            raise self.deadline.passed() from None
+
+    def close(self) -> None:
+        """Cancel what is left of the request."""
+        self.generation.close()
+
+    def collect(self, response: ModelResponse) -> ModelResponse:
+        """Read to the end and fill LiteLLM's response."""
+        collector = Collector(self.generation.accepted, legacy=self.legacy)
+        with LiteLLMErrors(self.model), self:
+            while not collector.ended:
+                collector.feed(self.events())
+            return collector.fill(response, self.model)
+
+    async def acollect(self, response: ModelResponse) -> ModelResponse:
+        """`collect` in an event loop."""
+        collector = Collector(self.generation.accepted, legacy=self.legacy)
+        with LiteLLMErrors(self.model), self:
+            while not collector.ended:
+                collector.feed(await self.aevents())
+            return collector.fill(response, self.model)
+
+
+def _some(events: list[Event]) -> list[Event]:
+    if not events:
+        raise EngineDied("the engine ended the stream early")
+    return events
+
+
+class _Stream:
+    """What both kinds of stream share: chunks that wait, and the end."""
+
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+        self._chunks = ChunkStream(reply.generation.accepted.id, reply.model, legacy=reply.legacy)
+        self._waiting: deque[ModelResponseStream] = deque()
+        self._closed = False
+
+    @property
+    def _over(self) -> bool:
+        return self._closed or self._chunks.ended
+
+    def close(self) -> None:
+        """Cancel what is left of the request; the stream then ends."""
+        self._closed = True
+        self._waiting.clear()
+        self._reply.close()
+
+
+class ReplyStream(_Stream):
+    """Chunks for a thread. Errors are LiteLLM's; each frees the request."""
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> ModelResponseStream:
+        while not self._waiting:
+            if self._over:
+                raise StopIteration
+            with LiteLLMErrors(self._reply.model), self._reply:
+                self._waiting.extend(self._chunks.feed(self._reply.events()))
+        return self._waiting.popleft()
+
+
+class AsyncReplyStream(_Stream):
+    """Chunks for an event loop; cancelling the reader frees the request at once."""
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ModelResponseStream:
+        while not self._waiting:
+            if self._over:
+                raise StopAsyncIteration
+            with LiteLLMErrors(self._reply.model), self._reply:
+                self._waiting.extend(self._chunks.feed(await self._reply.aevents()))
+        return self._waiting.popleft()
+
+    async def aclose(self) -> None:
+        """What LiteLLM calls when its client has gone."""
+        self.close()

@@ -1,0 +1,136 @@
+"""An OpenAI request, as LiteLLM delivers it, to the engine's request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import BadRequest
+from ..protocol import GenerateRequest
+from .call import Call
+from .constraints import constraint
+from .operator import model_options, tenant
+from .parameters import Parameters
+from .thinking import template_variables
+from .validation import validated
+
+SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+)
+PLAIN = ("n", "min_tokens", "stop_token_ids")
+COMPLETION_TOKENS = 16
+"""What `/completions` generates unless told, as OpenAI does."""
+
+
+def generate_request(call: Call) -> GenerateRequest:
+    """The request for the engine. Raises `BadRequest` that names the parameter at fault."""
+    params = Parameters(call.params)
+    options = model_options(call.litellm_params)
+    template, budget = template_variables(params)
+    fields: dict[str, Any] = {
+        "model": call.model,
+        "sampling": _given(params, SAMPLING),
+        "template": template,
+        "thinking_budget": budget,
+        "stop": _stop(params),
+        "session": _session(call, params),
+        "salt": tenant(options, call.litellm_params),
+        "options": options,
+        "timeout": call.deadline.left(),
+        **_given(params, PLAIN),
+        **_max_tokens(params),
+        **constraint(params),
+    }
+    params.choice("modalities", (["text"],), "this model writes text only")
+    params.choice("audio", (), "this model writes text only")
+    fields |= _completion(call, params) if call.text_completion else _chat(call, params)
+    fields["ignored"] = [*fields.pop("ignored", []), *params.ignored()]
+    params.refuse_rest()
+    return validated(fields)
+
+
+def legacy_functions(call: Call) -> bool:
+    """Whether the client speaks `functions` instead of `tools`, and is answered alike."""
+    return "functions" in call.params
+
+
+def _given(params: Parameters, names: tuple[str, ...]) -> dict[str, Any]:
+    taken = {name: params.take(name) for name in names}
+    return {name: value for name, value in taken.items() if value is not None}
+
+
+def _max_tokens(params: Parameters) -> dict[str, Any]:
+    legacy, current = params.take("max_tokens"), params.take("max_completion_tokens")
+    limit = legacy if current is None else current
+    return {} if limit is None else {"max_tokens": limit}
+
+
+def _stop(params: Parameters) -> Any:
+    """All stop strings; `mlx_stop` is how the hook saves them from LiteLLM's limit of four."""
+    saved, plain = params.take("mlx_stop"), params.take("stop")
+    stop = plain if saved is None else saved
+    if stop is None:
+        return []
+    return [stop] if isinstance(stop, str) else stop
+
+
+def _session(call: Call, params: Parameters) -> str | None:
+    cache_key = params.take("prompt_cache_key")
+    session = call.litellm_params.get("litellm_session_id") or cache_key
+    return None if session is None else str(session)
+
+
+def _chat(call: Call, params: Parameters) -> dict[str, Any]:
+    if not isinstance(call.messages, list) or not call.messages:
+        raise BadRequest("messages must be a list of at least one message", param="messages")
+    top, wanted = params.take("top_logprobs"), params.flag("logprobs")
+    if top is not None and not wanted:
+        raise BadRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
+    return {
+        "messages": call.messages,
+        "logprobs": bool(wanted),
+        "top_logprobs": top or 0,
+        **_tools(params),
+    }
+
+
+def _tools(params: Parameters) -> dict[str, Any]:
+    """Tools and their choice; the older `functions` and `function_call` mean the same."""
+    tools, functions = params.take("tools"), params.take("functions")
+    choice, call = params.take("tool_choice"), params.take("function_call")
+    parallel = params.flag("parallel_tool_calls")
+    if functions is not None:
+        tools = [*(tools or []), *({"type": "function", "function": f} for f in functions)]
+        parallel = False  # the older answer has room for one call
+    if isinstance(call, dict):
+        choice = {"type": "function", "function": {"name": call.get("name")}}
+    elif call is not None:
+        choice = call
+    fields = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": parallel}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _completion(call: Call, params: Parameters) -> dict[str, Any]:
+    """`/completions`: LiteLLM wraps each prompt in a user message; token ids come by the hook."""
+    params.choice("echo", (False,), "the prompt is not repeated")
+    params.choice("suffix", ("",), "text is only continued, not filled in")
+    n = call.params.get("n", 1)
+    params.choice("best_of", (1, n), "send n and choose yourself")
+    prompt = params.take("mlx_prompt")
+    if prompt is None:
+        if len(call.messages) != 1:
+            raise BadRequest("send one prompt in each request", param="prompt")
+        prompt = call.messages[0].get("content", "")
+    # LiteLLM drops the logprobs of a text completion (1.106.2, convert_chat_to_text_completion).
+    ignored = ["logprobs"] if params.take("logprobs") else []
+    fields: dict[str, Any] = {"prompt": prompt, "ignored": ignored}
+    if not call.params.keys() & {"max_tokens", "max_completion_tokens"}:
+        fields["max_tokens"] = COMPLETION_TOKENS
+    return fields

@@ -1,0 +1,209 @@
+"""Model families: everything about a model that the core must not know.
+
+Host methods (`prepare`) run on any thread and touch no `mx` array. Device methods (`embed`,
+`prefill`, `decode`, `make_cache`) run on the engine thread alone; they return arrays and leave
+no state on the model object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+    import numpy as np
+    from numpy.typing import NDArray
+
+Features = Any
+"""What `LoadedModel.embed` returns for one media item; opaque to the core, cached by hash."""
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """What the operator chose for this model (`model_info` of the config entry)."""
+
+    adapter: Path | None = None
+    trust_remote_code: bool = False
+    context_length: int | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    dtype: str | None = None
+    """Cast floating weights to this dtype after loading (`float32`, ...); tests use it."""
+
+
+@dataclass(frozen=True)
+class SamplingDefaults:
+    """The model's own sampling defaults (generation_config.json); `None`: it names none."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What is known of a model once it is loaded."""
+
+    model_type: str
+    context_length: int
+    vocab_size: int
+    """Rows of the output matrix: valid token ids are `0 .. vocab_size - 1`."""
+    stop_tokens: frozenset[int]
+    fingerprint: str
+    """Changes whenever the same tokens could give other KV (weights, adapter, quantisation)."""
+    weights_bytes: int
+    precision: Literal["float32", "low"]
+    """`low`: 16-bit or quantised weights, where batch size may move the last bits."""
+    chat_template: str | None = None
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
+    sampling: SamplingDefaults = SamplingDefaults()
+    media: frozenset[str] = frozenset()
+    """Kinds of media the model takes: `image`, `video`."""
+    hoist_system: bool = False
+    """The template refuses a system message after the first: later ones are hoisted."""
+    alternate: bool = False
+    """The template wants user and assistant to take turns."""
+    tool_media: bool = False
+    """The template shows images inside tool results."""
+    min_pixels: int = 0
+    max_pixels: int = 0
+    """Pixels of one image after the family's own scaling; 0: no image input."""
+
+
+@dataclass(frozen=True)
+class MediaItem:
+    """One decoded image, or the frames of one video. `pixels`: uint8, (frames,) H, W, 3."""
+
+    kind: Literal["image", "video"]
+    pixels: NDArray[np.uint8]
+    content_hash: str
+    """SHA-256 of the original bytes plus whatever changes the pixels."""
+    detail: Literal["auto", "low", "high"] = "auto"
+
+
+@dataclass(frozen=True)
+class MediaSpan:
+    """Tokens `start .. end` of a prompt stand for one media item."""
+
+    start: int
+    end: int
+    content_hash: str
+    inputs: Any
+    """What `LoadedModel.embed` needs (numpy arrays)."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A rendered, tokenised request."""
+
+    tokens: Sequence[int]
+    text: str = ""
+    """The rendered template before media expansion; explains cache misses."""
+    spans: Sequence[MediaSpan] = ()
+    positions: NDArray[np.int32] | None = None
+    """(3, length) rotary positions where they differ from 0 .. length - 1."""
+    rope_delta: int = 0
+    """Position of the first generated token minus the prompt's length."""
+    checkpoints: Sequence[int] = ()
+    """Ascending token counts at message ends: where state is worth keeping."""
+
+    def followed_by(self, tokens: Sequence[int]) -> Prompt:
+        """The same prompt with text tokens after it (a reply that is prefilled again)."""
+        if not tokens:
+            return self
+        positions = self.positions
+        if positions is not None:
+            import numpy as np  # a sixth of a second that plugin discovery need not pay
+
+            first = len(self.tokens) + self.rope_delta
+            more = range(first, first + len(tokens))
+            positions = np.concatenate([positions, np.array([more] * 3, positions.dtype)], axis=1)
+        return replace(self, tokens=[*self.tokens, *tokens], positions=positions)
+
+
+@dataclass(frozen=True)
+class PrefillChunk:
+    """Tokens `start .. stop` of one row's prompt, to be appended to that row's cache."""
+
+    prompt: Prompt
+    start: int
+    stop: int
+    cache: list[Any]
+    features: Mapping[str, Features] = field(default_factory=dict)
+    """Features of the prompt's media by content hash."""
+
+
+class Tokenizer(Protocol):
+    """The one tokenizer of a model (of a processor: the nested one)."""
+
+    @property
+    def fast(self) -> Any:
+        """The `tokenizers.Tokenizer` behind it, for streamed decoding."""
+
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        """Token ids of `text`; `special`: add BOS and the like as the model's config says."""
+
+    def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
+        """Text of `tokens`."""
+
+
+class LoadedModel(Protocol):
+    """One model with its weights in memory."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def kv_layouts(self) -> Sequence[str]:
+        """Layouts worth probing, best first, out of `grouped`, `merged`, `solo`."""
+
+    def prepare(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]],
+        media: Sequence[MediaItem],
+        variables: Mapping[str, Any],
+    ) -> Prompt:
+        """Render normalised messages with the chat template and tokenise them.
+
+        Media items stand in the order of the `image` and `video` parts of the messages.
+        Raises `BadRequest` where the template refuses the messages.
+        """
+
+    def embed(self, span: MediaSpan) -> Features:
+        """Run the vision tower on one item (engine thread)."""
+
+    def make_cache(self) -> list[Any]:
+        """A fresh cache for one row: one entry per layer."""
+
+    def prefill(self, chunk: PrefillChunk) -> mx.array:
+        """Append a chunk to the row's cache; logits (vocab,) after its last token."""
+
+    def decode(self, tokens: mx.array, cache: list[Any], positions: mx.array) -> mx.array:
+        """One token for each of B rows.
+
+        tokens: (B,) int32; positions: (B,) int32, the rotary position of each token; returns
+        logits (B, vocab). `cache` holds the rows in the same order.
+        """
+
+
+@dataclass(frozen=True)
+class ModelFamily:
+    """How to recognise and load the models of one family."""
+
+    name: str
+    matches: Callable[[Mapping[str, Any]], int]
+    """Priority for a `config.json`: 0 not mine; 1 generic fallback; 10 a family of its own."""
+    load: Callable[[Path, LoadOptions], LoadedModel]
+    """Load a folder (engine thread). Raises errors of `mlx_provider.errors`."""
+    serves: str = ""
+    """One line for people: which models this family serves."""

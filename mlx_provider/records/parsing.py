@@ -1,0 +1,131 @@
+"""Tool parsers and reasoning parsers: how a model family writes calls and thoughts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from .reading import Reading, TextReader
+
+Tools = Sequence[Mapping[str, Any]]
+"""The request's tools, OpenAI form."""
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """One finished call. `arguments` is JSON text, an object but for odd models."""
+
+    name: str
+    arguments: str
+
+
+Parse = Callable[[str, Tools], list[ToolCall]]
+"""(text between the markers, the request's tools) -> calls. Raises `ValueError`: no call."""
+
+
+def _nothing(text: str, tools: Tools) -> list[ToolCall]:
+    raise ValueError("this format is read piece by piece")
+
+
+@dataclass(frozen=True)
+class ToolParser:
+    """One tool-call format.
+
+    A plain format needs `start`, `end` and `parse`; a call is then reported when it closes. A
+    format that gives `scan` reports names and arguments while they are written.
+    """
+
+    name: str
+    start: str
+    """Text that opens a call; nothing from here on is content. Empty: only `starts` open one."""
+    end: str
+    """Text that closes it; empty: the end of the reply."""
+    parse: Parse = _nothing
+    """(text between the markers, the request's tools) -> calls. Raises `ValueError`: no call."""
+    detect: Callable[[str], bool] = lambda template: False
+    """Whether a chat template speaks this format."""
+    scan: Callable[[TextReader, Tools], Reading[None]] | None = None
+    """Read one block; the reader stands on its opening marker.
+
+    Raises `NotACall` where the text is not a call (it is then shown as text, if nothing of the
+    call was reported yet); lets `TextEnded` pass where the reply is cut.
+    """
+    starts: tuple[str, ...] = ()
+    """Further opening markers."""
+    first: tuple[str, ...] = ()
+    """Openers that count only where nothing but white space stands before them."""
+    markers: tuple[str, ...] = ()
+    """Further text that must be readable although it may be special tokens."""
+    aliases: tuple[str, ...] = ()
+    atomic: bool = False
+    """Report a block only once it is whole: for formats that a late fault turns into text."""
+    cut: Literal["text", "drop"] = "text"
+    """What becomes of a call that the reply's end cuts before anything of it was reported."""
+    after: Literal["keep", "drop"] = "keep"
+    """Text after the first block; some formats end a reply there and what follows is noise."""
+    whole: Callable[[TextReader, Tools | None], Reading[None]] | None = None
+    """Reads a complete reply, thoughts and answer included, instead of marked blocks in it."""
+    rank: int = 0
+    """Of several parsers that detect a template, the one with the highest rank is taken."""
+
+    def openers(self) -> tuple[str, ...]:
+        """Every text that may open a call anywhere in a reply."""
+        return tuple(x for x in (self.start, *self.starts) if x)
+
+    def visible(self) -> tuple[str, ...]:
+        """Every text that must be readable although it may be special tokens."""
+        return tuple(x for x in (*self.openers(), *self.first, self.end, *self.markers) if x)
+
+
+@dataclass(frozen=True)
+class ReasoningParser:
+    """How thoughts are marked off from the answer."""
+
+    name: str
+    start: str
+    end: str
+    detect: Callable[[str], bool] = lambda template: False
+    """Whether a chat template speaks this format."""
+    starts: tuple[str, ...] = ()
+    """Further openers."""
+    ends: tuple[str, ...] = ()
+    """Further closers."""
+    unmarked: Literal["wait", "reasoning", "content"] = "wait"
+    """What text before any marker is when nobody knows how the prompt ended. `wait`: hold it
+    until a marker tells; thoughts if it is a closer, else content."""
+    calls: tuple[tuple[str, str], ...] = (
+        ("<tool_call>", "{<"),
+        ("<function=", ""),
+        ("<minimax:tool_call>", ""),
+    )
+    """Openers of calls that end a thought even where no tool parser is at work, each with the
+    characters that must follow it (after white space); empty: any."""
+    prefix: str = ""
+    """Text shown before the reply: what the prompt ended with and the client expects to see."""
+    header: str = ""
+    """Word that the format writes after an opener, before the thoughts, and that is no thought."""
+    hidden: tuple[str, ...] = ()
+    """Markers of the answer that are no text (`<|START_TEXT|>`)."""
+    unmarked_call: Literal["content", "reasoning"] = "content"
+    """With `wait`: what the held text is when a call follows it."""
+    aliases: tuple[str, ...] = ()
+    whole: Callable[[TextReader, Tools | None], Reading[None]] | None = None
+    """Reads a complete reply; for formats that address every message to a channel."""
+    markers: tuple[str, ...] = ()
+    """Further text that must be readable although it may be special tokens."""
+    rank: int = 0
+    """Of several parsers that detect a template, the one with the highest rank is taken."""
+
+    def openers(self) -> tuple[str, ...]:
+        """Every text that opens a thought."""
+        return tuple(x for x in (self.start, *self.starts) if x)
+
+    def closers(self) -> tuple[str, ...]:
+        """Every text that closes a thought."""
+        return tuple(x for x in (self.end, *self.ends) if x)
+
+    def visible(self) -> tuple[str, ...]:
+        """Every text that must be readable although it may be special tokens."""
+        found = (*self.openers(), *self.closers(), *self.hidden, *self.markers)
+        return tuple(dict.fromkeys(found))

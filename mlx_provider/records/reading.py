@@ -1,0 +1,321 @@
+"""Reading a reply that is still being written: the cursor that format readers work with.
+
+A format is read by a generator over a `TextReader`. Where it needs text that has not arrived it
+yields, and is resumed when more has come. It never sees how the text was cut into pieces, so
+what it makes of a reply cannot depend on that.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, TypeVar
+
+T = TypeVar("T")
+
+Reading = Generator[None, None, T]
+"""A generator that yields while it waits for text and returns what it read."""
+
+Emit = Callable[[str], None]
+
+
+class NotACall(ValueError):
+    """The text at hand is not what its marker promised.
+
+    `whole`: everything read since the marker is text; otherwise only the marker is, and calls
+    are looked for behind it.
+    """
+
+    def __init__(self, message: str = "", *, whole: bool = False) -> None:
+        super().__init__(message)
+        self.whole = whole
+
+
+class TextEnded(Exception):
+    """The reply ended where a format needed more text."""
+
+
+@dataclass(frozen=True)
+class TextEvent:
+    """What a reader found. `call` opens a call (text: its name), `arguments` are pieces of
+    JSON text, `close` ends a call that is whole, `reason`/`answer` report a change of state."""
+
+    kind: Literal["content", "reasoning", "call", "arguments", "close", "reason", "answer"]
+    text: str = ""
+
+
+@lru_cache(maxsize=512)
+def _search(literals: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(re.escape(x) for x in sorted(literals, key=len, reverse=True)))
+
+
+@lru_cache(maxsize=512)
+def _heads(literals: tuple[str, ...]) -> tuple[int, frozenset[str], frozenset[str]]:
+    """Longest proper beginning, all proper beginnings, and first characters."""
+    heads = frozenset(x[:n] for x in literals for n in range(1, len(x)))
+    return max(map(len, heads), default=0), heads, frozenset(x[0] for x in heads)
+
+
+def partial_at(text: str, literals: tuple[str, ...], start: int = 0) -> int:
+    """Where the end of `text` may be the beginning of a literal; `len(text)`: nowhere."""
+    size = len(text)
+    longest, heads, firsts = _heads(literals)
+    tail = text[max(start, size - longest) :]
+    if not firsts.isdisjoint(tail):
+        for at, character in enumerate(tail):
+            if character in firsts and tail[at:] in heads:
+                return size - len(tail) + at
+    return size
+
+
+class TextReader:
+    """A cursor over the text of one reply, and the events read from it so far."""
+
+    def __init__(self) -> None:
+        self.events: list[TextEvent] = []
+        self.closed = False
+        self._text = ""
+        self._at = 0
+        self._base = 0
+        self._marks = 0
+        self._open_call = False
+        self._calls = 0
+        self._holding = False
+        self._held: list[TextEvent] = []
+        self._held_calls = 0
+
+    # ---- the driver's side
+
+    def feed(self, text: str) -> None:
+        """More of the reply."""
+        if self._marks == 0 and self._at:
+            self._base += self._at
+            self._text, self._at = self._text[self._at :], 0
+        self._text += text
+
+    def close(self) -> None:
+        """Nothing follows."""
+        self.closed = True
+
+    @property
+    def position(self) -> int:
+        """Characters read since the reply's beginning."""
+        return self._base + self._at
+
+    # ---- what was found
+
+    def content(self, text: str) -> None:
+        """Text of the answer."""
+        if text:
+            self.events.append(TextEvent("content", text))
+
+    def reasoning(self, text: str) -> None:
+        """Text of the thoughts."""
+        if text:
+            self.events.append(TextEvent("reasoning", text))
+
+    def reason(self) -> None:
+        """Thoughts begin."""
+        self.events.append(TextEvent("reason"))
+
+    def answer(self) -> None:
+        """Thoughts have ended."""
+        self.events.append(TextEvent("answer"))
+
+    def call(self, name: str) -> None:
+        """A call of `name` begins; it can no longer be taken back."""
+        self._open_call = True
+        self._calls += 1
+        self.events.append(TextEvent("call", name))
+
+    def arguments(self, text: str) -> None:
+        """The next piece of the call's arguments, JSON text."""
+        if text:
+            self.events.append(TextEvent("arguments", text))
+
+    def end_call(self) -> None:
+        """The call is whole."""
+        self._open_call = False
+        self.events.append(TextEvent("close"))
+
+    @property
+    def calls(self) -> int:
+        """Calls begun so far."""
+        return self._calls
+
+    @property
+    def in_call(self) -> bool:
+        """Whether a call has begun and not ended."""
+        return self._open_call
+
+    def abandon_call(self) -> None:
+        """The call that has begun will stay unfinished."""
+        self._open_call = False
+
+    # ---- going back
+
+    def hold(self) -> None:
+        """Keep what is found from here on back until `let_go`."""
+        self._holding, self._held, self._held_calls = True, self.events, self._calls
+        self.events = []
+
+    def let_go(self, *, keep: bool) -> None:
+        """Report what was held back, or forget it."""
+        found, self.events = self.events, self._held
+        self._holding, self._held = False, []
+        if keep:
+            self.events.extend(found)
+        else:
+            self._calls, self._open_call = self._held_calls, False
+
+    def take_events(self) -> list[TextEvent]:
+        """What was found and is not held back; each event is given once."""
+        if self._holding:
+            found, self._held = self._held, []
+        else:
+            found, self.events = self.events, []
+        return found
+
+    def mark(self) -> int:
+        """Remember this place; pair with `release` or `rewind`."""
+        self._marks += 1
+        return self.position
+
+    def release(self) -> None:
+        """Forget the newest mark."""
+        self._marks -= 1
+
+    def forget_marks(self) -> None:
+        """Forget every mark, also those of readers that gave up in their middle."""
+        self._marks = 0
+
+    def rewind(self, mark: int) -> None:
+        """Go back to `mark` and forget it."""
+        self._marks -= 1
+        self._at = mark - self._base
+
+    # ---- reading
+
+    def ahead(self) -> str:
+        """All text that has arrived and is not read."""
+        return self._text[self._at :]
+
+    def between(self, start: int, end: int) -> str:
+        """Text from one position to another; both lie after the oldest mark."""
+        return self._text[start - self._base : end - self._base]
+
+    def skip(self, count: int) -> str:
+        """Read `count` characters that have arrived."""
+        found = self._text[self._at : self._at + count]
+        self._at += len(found)
+        return found
+
+    def more(self) -> Reading[bool]:
+        """Wait for text beyond what has arrived; False: the reply has ended."""
+        if not self.closed:
+            size = len(self._text) + self._base
+            while len(self._text) + self._base == size and not self.closed:
+                yield
+            return len(self._text) + self._base > size
+        return False
+
+    def peek(self, count: int = 1) -> Reading[str]:
+        """The next `count` characters without reading them; fewer only at the reply's end."""
+        while len(self._text) - self._at < count:
+            if not (yield from self.more()):
+                break
+        return self._text[self._at : self._at + count]
+
+    def char(self) -> Reading[str]:
+        """Read one character. Raises `TextEnded`."""
+        while self._at >= len(self._text):
+            if not (yield from self.more()):
+                raise TextEnded
+        found = self._text[self._at]
+        self._at += 1
+        return found
+
+    def run(self, pattern: re.Pattern[str]) -> Reading[str]:
+        """Read the longest text of which every character matches `pattern` (`[...]*`)."""
+        parts: list[str] = []
+        while True:
+            match = pattern.match(self._text, self._at)
+            found = match.group() if match else ""
+            parts.append(found)
+            self._at += len(found)
+            if self._at < len(self._text) or not (yield from self.more()):
+                return "".join(parts)
+
+    def run_some(self, pattern: re.Pattern[str]) -> Reading[str]:
+        """Like `run`, but only what has arrived; waits where nothing has."""
+        yield from self.peek()
+        match = pattern.match(self._text, self._at)
+        found = match.group() if match else ""
+        self._at += len(found)
+        return found
+
+    def space(self) -> Reading[str]:
+        """Read white space."""
+        return (yield from self.run(_SPACE))
+
+    def at(self, *literals: str) -> Reading[str]:
+        """The longest of `literals` that stands here, unread; empty: none."""
+        while True:
+            rest = self._text[self._at : self._at + max(map(len, literals), default=0)]
+            if not self.closed and any(x != rest and x.startswith(rest) for x in literals):
+                yield from self.more()
+                continue
+            return max((x for x in literals if rest.startswith(x)), key=len, default="")
+
+    def accept(self, *literals: str) -> Reading[str]:
+        """Read the longest of `literals` that stands here; empty: none does."""
+        found = yield from self.at(*literals)
+        self._at += len(found)
+        return found
+
+    def expect(self, literal: str) -> Reading[None]:
+        """Read `literal`. Raises `TextEnded` in its middle, else `NotACall`."""
+        if (yield from self.accept(literal)):
+            return
+        rest = self._text[self._at : self._at + len(literal)]
+        if self.closed and literal.startswith(rest):
+            raise TextEnded
+        raise NotACall(f"expected {literal!r}")
+
+    def pass_until(self, literals: Sequence[str], emit: Emit) -> Reading[str]:
+        """Read up to the first of `literals`, which stays unread and is returned.
+
+        The text before it goes to `emit` as soon as no literal can begin in it. Empty: the
+        reply ended first.
+        """
+        wanted = tuple(literals)
+        pattern = _search(wanted) if wanted else None
+        while True:
+            match = pattern.search(self._text, self._at) if pattern else None
+            held = partial_at(self._text, wanted, self._at) if not self.closed else None
+            if match and (held is None or match.start() < held):
+                emit(self.skip(match.start() - self._at))
+                return match.group()
+            stop = len(self._text) if held is None else held
+            if stop > self._at:
+                emit(self.skip(stop - self._at))
+            if not (yield from self.more()) and held is None:
+                return ""
+
+    def until(self, *literals: str) -> Reading[str]:
+        """Read up to the first of `literals` (unread). Raises `TextEnded`."""
+        parts: list[str] = []
+        if not (yield from self.pass_until(literals, parts.append)):
+            raise TextEnded
+        return "".join(parts)
+
+    def rest(self) -> Reading[str]:
+        """Read everything to the reply's end."""
+        parts: list[str] = []
+        yield from self.pass_until((), parts.append)
+        return "".join(parts)
+
+
+_SPACE = re.compile(r"\s*")

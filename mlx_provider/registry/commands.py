@@ -1,0 +1,29 @@
+"""Take a plugin's commands into the command line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+from typer.main import get_group
+
+if TYPE_CHECKING:
+    import pluggy
+
+
+def adopt(cli: typer.Typer, hooks: pluggy.HookRelay) -> None:
+    """Add the commands of a plugin's `mlx_register_commands` to `cli`; on any error, none.
+
+    They are defined on an app of their own first and built once, so that a signature that
+    typer cannot read fails here and not when somebody asks for `--help`.
+    Raises `ValueError` for a name in use, and whatever the plugin raises.
+    """
+    scratch = typer.Typer()
+    hooks.mlx_register_commands(cli=scratch)
+    if not scratch.registered_commands and not scratch.registered_groups:
+        return
+    taken = sorted(get_group(scratch).commands.keys() & get_group(cli).commands.keys())
+    if taken:
+        raise ValueError(f"the command {taken[0]!r} exists already")
+    cli.registered_commands += scratch.registered_commands
+    cli.registered_groups += scratch.registered_groups

@@ -1,0 +1,93 @@
+"""Load one plugin and take out what it brings, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+from typing import Any, TypeVar
+
+import pluggy
+
+from .. import hookspecs
+from ..errors import PluginError
+from ..records import ModelFamily, ReasoningParser, ToolParser
+
+R = TypeVar("R", ModelFamily, ToolParser, ReasoningParser)
+
+CALLABLES: dict[type, tuple[str, ...]] = {
+    ModelFamily: ("matches", "load"),
+    ToolParser: ("parse", "detect"),
+    ReasoningParser: ("detect",),
+}
+"""Fields that the core calls: checked here, not when the first request needs them."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What one plugin brings."""
+
+    manager: pluggy.PluginManager
+    """Holds this plugin alone, so that its hooks cannot disturb another's."""
+    hooks: tuple[str, ...]
+    model_families: tuple[ModelFamily, ...]
+    tool_parsers: tuple[ToolParser, ...]
+    reasoning_parsers: tuple[ReasoningParser, ...]
+
+
+def load(entry_point: EntryPoint) -> Contents:
+    """Import a plugin and run its hooks.
+
+    Raises whatever the plugin raises, `pluggy.PluginValidationError` for an unknown hook or
+    argument, and `PluginError` for another API version, no hook at all or a wrong record.
+    """
+    module = entry_point.load()
+    _check_api(module)
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager.add_hookspecs(hookspecs)
+    manager.register(module, name=entry_point.name)
+    manager.check_pending()
+    hooks = tuple(sorted(caller.name for caller in manager.get_hookcallers(module) or ()))
+    if not hooks:
+        raise PluginError(f"{entry_point.value} implements no hook; is @hookimpl missing?")
+    return Contents(
+        manager,
+        hooks,
+        _records(manager, "mlx_model_families", ModelFamily),
+        _records(manager, "mlx_tool_parsers", ToolParser),
+        _records(manager, "mlx_reasoning_parsers", ReasoningParser),
+    )
+
+
+def _check_api(module: Any) -> None:
+    wanted = getattr(module, "mlx_provider_api", hookspecs.API_VERSION)
+    if wanted != hookspecs.API_VERSION:
+        raise PluginError(
+            f"written for plugin API {wanted}, this mlx-provider has {hookspecs.API_VERSION}: "
+            "install versions of both that agree"
+        )
+
+
+def _records(manager: pluggy.PluginManager, hook: str, kind: type[R]) -> tuple[R, ...]:
+    found: list[R] = []
+    for result in getattr(manager.hook, hook)():
+        if not isinstance(result, Iterable):
+            raise PluginError(f"{hook} returned {result!r}, not an iterable of {kind.__name__}")
+        for record in result:
+            _check(record, hook, kind)
+            if any(record.name == other.name for other in found):
+                raise PluginError(f"{hook} yields {record.name!r} twice")
+            found.append(record)
+    return tuple(found)
+
+
+def _check(record: object, hook: str, kind: type[R]) -> None:
+    if not isinstance(record, kind):
+        raise PluginError(f"{hook} yielded {type(record).__name__}, not {kind.__name__}")
+    if not isinstance(record.name, str) or not record.name:
+        raise PluginError(f"{hook} yielded a {kind.__name__} without a name")
+    for field in CALLABLES[kind]:
+        if not callable(getattr(record, field)):
+            raise PluginError(f"{kind.__name__} {record.name!r}: {field} is not callable")
+    if not isinstance(getattr(record, "aliases", ()), tuple):
+        raise PluginError(f"{kind.__name__} {record.name!r}: aliases is not a tuple")

@@ -1,0 +1,180 @@
+"""Find plugins, keep the broken ones out, and answer which of them serves what."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.metadata import EntryPoint
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..errors import UnsupportedModel
+from ..records import ModelFamily, ReasoningParser, ToolParser
+from .catalog import Catalog, R
+from .contents import Contents, load
+from .discovery import installed, missing, selection
+from .isolation import Isolation
+from .plugin import Plugin
+
+if TYPE_CHECKING:
+    import pluggy
+    import typer
+
+log = logging.getLogger(__name__)
+D = TypeVar("D", ToolParser, ReasoningParser)
+
+
+class PluginRegistry:
+    """The plugins of this process; `discover` makes one, after which it only gathers notes."""
+
+    def __init__(self) -> None:
+        self._plugins: dict[str, Plugin] = {}
+        self._managers: dict[str, pluggy.PluginManager] = {}
+        self._families: Catalog[ModelFamily] = Catalog("model family")
+        self._tool_parsers: Catalog[ToolParser] = Catalog("tool parser")
+        self._reasoning_parsers: Catalog[ReasoningParser] = Catalog("reasoning parser")
+
+    @classmethod
+    def discover(cls, environ: Mapping[str, str] = os.environ) -> PluginRegistry:
+        """Load the installed plugins that `MLX_PROVIDER_PLUGINS` allows, ours first.
+
+        A plugin that fails is skipped whole and listed with its error; this never raises.
+        """
+        registry = cls()
+        wanted = selection(environ)
+        found = installed()
+        for plugin, entry_point in found:
+            if wanted is None or plugin.name in wanted:
+                registry._load(plugin, entry_point)
+        for name in sorted((wanted or frozenset()) - {plugin.name for plugin, _ in found}):
+            registry._plugins[name] = missing(name)
+            log.warning("plugin %s: %s", name, registry._plugins[name].error)
+        return registry
+
+    @property
+    def plugins(self) -> list[Plugin]:
+        """Every plugin that was asked for, working or not, in load order."""
+        return list(self._plugins.values())
+
+    @property
+    def model_families(self) -> dict[str, ModelFamily]:
+        return self._families.names()
+
+    @property
+    def tool_parsers(self) -> dict[str, ToolParser]:
+        """By name and alias."""
+        return _with_aliases(self._tool_parsers)
+
+    @property
+    def reasoning_parsers(self) -> dict[str, ReasoningParser]:
+        """By name and alias."""
+        return _with_aliases(self._reasoning_parsers)
+
+    def family_for(self, config: Mapping[str, Any]) -> tuple[ModelFamily, Plugin]:
+        """The family with the highest priority for a `config.json`, and its plugin.
+
+        At equal priority a third party goes before ours. A `matches` that raises or returns
+        no number is no match, and is noted on its plugin. Raises `UnsupportedModel`.
+        """
+        best: tuple[int, ModelFamily, Plugin] | None = None
+        for family, owner in self._families.preferred():
+            priority = self._priority(family, owner, config)
+            if priority > (best[0] if best else 0):
+                best = (priority, family, owner)
+        if best is None:
+            raise UnsupportedModel(self._unsupported(config), param="model")
+        return best[1], self._plugins[best[2].key]
+
+    def detect_tool_parser(self, template: str) -> ToolParser | None:
+        """The highest-ranking tool parser that recognises a chat template.
+
+        At equal rank a third party's goes before ours.
+        """
+        return self._detect(self._tool_parsers, template)
+
+    def detect_reasoning_parser(self, template: str) -> ReasoningParser | None:
+        """The highest-ranking reasoning parser that recognises a chat template.
+
+        At equal rank a third party's goes before ours.
+        """
+        return self._detect(self._reasoning_parsers, template)
+
+    def register_commands(self, cli: typer.Typer) -> None:
+        """Let every plugin add commands; one that raises or takes a name in use adds none."""
+        from .commands import adopt
+
+        for key, manager in self._managers.items():
+            with Isolation() as isolation:
+                adopt(cli, manager.hook)
+            if isolation.error is not None:
+                self._note(key, f"its commands are left out: {isolation.error}")
+
+    def _load(self, plugin: Plugin, entry_point: EntryPoint) -> None:
+        self._plugins[plugin.key] = plugin
+        with Isolation() as isolation:
+            self._admit(plugin, load(entry_point))
+        if isolation.error is not None:
+            self._plugins[plugin.key] = replace(plugin, error=isolation.error)
+            log.warning("plugin %s skipped: %s", plugin, isolation.error)
+
+    def _admit(self, plugin: Plugin, contents: Contents) -> None:
+        """Check everything, then commit: a plugin is in entirely or not at all."""
+        self._families.check(contents.model_families, plugin)
+        self._tool_parsers.check(contents.tool_parsers, plugin)
+        self._reasoning_parsers.check(contents.reasoning_parsers, plugin)
+        records = {
+            self._families.kind: tuple(r.name for r in contents.model_families),
+            self._tool_parsers.kind: tuple(r.name for r in contents.tool_parsers),
+            self._reasoning_parsers.kind: tuple(r.name for r in contents.reasoning_parsers),
+        }
+        self._plugins[plugin.key] = replace(plugin, hooks=contents.hooks, records=records)
+        self._managers[plugin.key] = contents.manager
+        self._add(self._families, contents.model_families, plugin)
+        self._add(self._tool_parsers, contents.tool_parsers, plugin)
+        self._add(self._reasoning_parsers, contents.reasoning_parsers, plugin)
+
+    def _add(self, catalog: Catalog[R], records: tuple[R, ...], plugin: Plugin) -> None:
+        for name, owner in catalog.add(records, plugin).items():
+            self._note(owner.key, f"{catalog.kind} {name!r} is replaced by {plugin}")
+
+    def _note(self, key: str, note: str) -> None:
+        plugin = self._plugins[key]
+        if note not in plugin.notes:
+            self._plugins[key] = replace(plugin, notes=(*plugin.notes, note))
+            log.warning("plugin %s: %s", plugin, note)
+
+    def _priority(self, family: ModelFamily, owner: Plugin, config: Mapping[str, Any]) -> int:
+        with Isolation() as isolation:
+            return int(family.matches(config))
+        self._note(owner.key, f"model family {family.name!r}: matches failed: {isolation.error}")
+        return 0
+
+    def _detect(self, catalog: Catalog[D], template: str) -> D | None:
+        best: tuple[int, D] | None = None
+        for record, owner in catalog.preferred():
+            with Isolation() as isolation:
+                if record.detect(template) and (best is None or record.rank > best[0]):
+                    best = (record.rank, record)
+            if isolation.error is not None:
+                note = f"{catalog.kind} {record.name!r}: detect failed: {isolation.error}"
+                self._note(owner.key, note)
+        return best[1] if best else None
+
+    def _unsupported(self, config: Mapping[str, Any]) -> str:
+        families = ", ".join(sorted(self.model_families)) or "none"
+        message = (
+            f"no installed model family serves model_type {config.get('model_type')!r} "
+            f"(installed: {families}); a plugin can add one with the hook mlx_model_families"
+        )
+        off = ", ".join(plugin.name for plugin in self.plugins if plugin.error is not None)
+        return f"{message}; plugins that failed to load: {off}" if off else message
+
+
+def _with_aliases(catalog: Catalog[D]) -> dict[str, D]:
+    """A name goes before an alias, a third party's alias before ours."""
+    found = catalog.names()
+    for record, _ in catalog.preferred():
+        for alias in record.aliases:
+            found.setdefault(alias, record)
+    return found

@@ -1,0 +1,54 @@
+"""Who uses the engine: attached clients, open requests, and when the last one left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from ..mailbox import Mailbox
+from ..protocol import ErrorBody, Failed
+
+
+class Activity:
+    """Counted in the event loop only."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._attached = 0
+        self._open: set[Mailbox] = set()
+        self._since = clock()
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """While a client holds its attach connection."""
+        self._attached += 1
+        try:
+            yield
+        finally:
+            self._attached -= 1
+            self._since = self._clock()
+
+    @contextmanager
+    def serving(self, mailbox: Mailbox) -> Iterator[None]:
+        """While a request runs, from its submission to its last byte."""
+        self._open.add(mailbox)
+        try:
+            yield
+        finally:
+            self._open.discard(mailbox)
+            self._since = self._clock()
+
+    @property
+    def serves(self) -> bool:
+        """Whether a request runs."""
+        return bool(self._open)
+
+    def idle(self) -> float:
+        """Seconds without a client and without a request."""
+        return 0.0 if self._attached or self._open else self._clock() - self._since
+
+    def fail_open(self, error: ErrorBody) -> None:
+        """End every open request that has not ended yet."""
+        for mailbox in self._open:
+            mailbox.put([Failed(error=error)])

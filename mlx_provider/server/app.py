@@ -1,0 +1,122 @@
+"""The HTTP application over a `Service`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import anyio.to_thread
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from ..chat.interface import Service
+from ..errors import MLXProviderError
+from ..protocol import Health
+from .access import LOOPBACK_NAMES, BearerKey, error_response
+from .activity import Activity
+from .generate import Generate
+
+HEARTBEAT = 10.0
+"""Seconds between two empty lines to an attached client, so that a vanished one is noticed."""
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class EngineApp:
+    """Endpoints over one service.
+
+    `blas` replaces what the service says of it; `key`: needed of every request;
+    `loopback_only`: no key, so only requests addressed to this machine's own names.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        *,
+        blas: str = "",
+        key: str | None = None,
+        loopback_only: bool = False,
+    ) -> None:
+        self._service = service
+        self._blas = blas
+        self.activity = Activity()
+        self.stopping = anyio.Event()
+        """Set when the process ends: attached clients are let go, nothing new is accepted."""
+        self.asgi = Starlette(
+            routes=self._routes(),
+            middleware=_middleware(key, loopback_only),
+            exception_handlers={MLXProviderError: _typed, Exception: _unforeseen},
+        )
+
+    def _routes(self) -> list[Route]:
+        generate = Generate(self._service, self.activity, self.stopping)
+        return [
+            Route("/v1/generate", generate, methods=["POST"]),
+            Route("/v1/attach", self._attach),
+            Route("/v1/models", self._models),
+            Route("/health", self._health),
+            Route("/metrics", self._metrics),
+            Route("/cache", self._cache),
+            Route("/cache", self._clear, methods=["DELETE"]),
+        ]
+
+    def state(self) -> Health:
+        """What `/health` answers."""
+        health = self._service.health()
+        return health.model_copy(update={"blas": self._blas}) if self._blas else health
+
+    async def _attach(self, request: Request) -> Response:
+        return StreamingResponse(self._attached(), media_type="application/x-ndjson")
+
+    async def _attached(self) -> AsyncIterator[bytes]:
+        with self.activity.attached():
+            yield self.state().model_dump_json().encode() + b"\n"
+            while not self.stopping.is_set():
+                with anyio.move_on_after(HEARTBEAT):
+                    await self.stopping.wait()
+                yield b"\n"
+
+    async def _health(self, request: Request) -> Response:
+        health = self.state()
+        return JSONResponse(health.model_dump(), status_code=200 if health.ok else 503)
+
+    async def _models(self, request: Request) -> Response:
+        models: list[dict[str, Any]] = [
+            {"id": model.model, "object": "model", "owned_by": model.plugin, **model.model_dump()}
+            for model in self.state().models
+        ]
+        return JSONResponse({"object": "list", "data": models})
+
+    async def _metrics(self, request: Request) -> Response:
+        return Response(self._service.metrics(), headers={"content-type": PROMETHEUS})
+
+    async def _cache(self, request: Request) -> Response:
+        return JSONResponse(await anyio.to_thread.run_sync(self._service.cache_report))
+
+    async def _clear(self, request: Request) -> Response:
+        await anyio.to_thread.run_sync(self._service.cache_clear)
+        return JSONResponse({"cleared": True})
+
+
+def _middleware(key: str | None, loopback_only: bool) -> list[Middleware]:
+    if key:
+        return [Middleware(BearerKey, key=key)]
+    if loopback_only:
+        return [Middleware(TrustedHostMiddleware, allowed_hosts=list(LOOPBACK_NAMES))]
+    return []
+
+
+async def _typed(request: Request, error: Exception) -> Response:
+    if not isinstance(error, MLXProviderError):
+        raise error
+    return error_response(error)
+
+
+async def _unforeseen(request: Request, error: Exception) -> Response:
+    # The traceback goes to the log (the server raises the error again), never to a client.
+    hidden = MLXProviderError("internal error of the engine; see its log")
+    return error_response(hidden, {"connection": "close"})

@@ -1,0 +1,137 @@
+"""`POST /v1/generate`: from a request's body to the last line of its events."""
+
+from __future__ import annotations
+
+import anyio
+import anyio.to_thread
+from anyio.abc import TaskGroup
+from pydantic import ValidationError
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ..chat.interface import Service
+from ..errors import BadRequest, EngineUnavailable, MLXProviderError
+from ..protocol import EVENT_BATCH, Accepted, Event, GenerateRequest
+from .access import error_response
+from .activity import Activity
+from .loop_mailbox import LoopMailbox
+
+SUBMITTING = 1024
+"""Requests that may be in `submit` (validation, templates, a model that loads) at once."""
+NDJSON = "application/x-ndjson"
+
+
+class Generate:
+    """ASGI endpoint. One instance per app; a `_Reply` per request."""
+
+    def __init__(self, service: Service, activity: Activity, stopping: anyio.Event) -> None:
+        self._service = service
+        self._activity = activity
+        self._stopping = stopping
+        self._limiter = anyio.CapacityLimiter(SUBMITTING)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            request = parse_request(await Request(scope, receive).body())
+        except ClientDisconnect:
+            return
+        reply = _Reply(self._service, self._limiter, self._stopping, request)
+        with self._activity.serving(reply.mailbox):
+            await reply.run(scope, receive, send)
+
+
+class _Reply:
+    def __init__(
+        self,
+        service: Service,
+        limiter: anyio.CapacityLimiter,
+        stopping: anyio.Event,
+        request: GenerateRequest,
+    ) -> None:
+        self.mailbox = LoopMailbox()
+        self._service = service
+        self._limiter = limiter
+        self._stopping = stopping
+        self._request = request
+        self._submitting = anyio.CancelScope()
+        self._refused = False
+        self._left = False
+
+    async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer; a client that disconnects cancels the request wherever it is."""
+        failure: MLXProviderError | None = None
+        try:
+            async with anyio.create_task_group() as watchers:
+                watchers.start_soon(self._watch_client, receive, watchers)
+                watchers.start_soon(self._watch_stop)
+                try:
+                    await self._stream(await self._accept(), send)
+                except MLXProviderError as error:
+                    failure = error
+                watchers.cancel_scope.cancel()
+        finally:
+            self._leave()
+        if failure is not None:
+            closing = {"connection": "close"} if self._stopping.is_set() else None
+            await error_response(failure, closing)(scope, receive, send)
+
+    async def _watch_client(self, receive: Receive, group: TaskGroup) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        group.cancel_scope.cancel()
+
+    async def _watch_stop(self) -> None:
+        await self._stopping.wait()
+        self._submitting.cancel()
+
+    async def _accept(self) -> Accepted:
+        """Submit in a thread; given up when the engine stops (the thread then cleans up)."""
+        with self._submitting:
+            return await anyio.to_thread.run_sync(
+                self._submit, limiter=self._limiter, abandon_on_cancel=True
+            )
+        raise EngineUnavailable("the engine is stopping")
+
+    def _submit(self) -> Accepted:
+        try:
+            accepted = self._service.submit(self._request, self.mailbox)
+        except MLXProviderError:
+            self._refused = True
+            raise
+        if self._left:
+            self._service.cancel(self._request.id)
+        return accepted
+
+    def _leave(self) -> None:
+        """Whatever the engine still does for this request ends, even while `submit` runs on."""
+        self._left = True
+        if not self._refused and not self.mailbox.ended:
+            self._service.cancel(self._request.id)
+
+    async def _stream(self, accepted: Accepted, send: Send) -> None:
+        """Write one line per wake-up; `send` waits for a slow reader while events are joined."""
+        head = Response(status_code=200, media_type=NDJSON)
+        del head.headers["content-length"]
+        await send({"type": "http.response.start", "status": 200, "headers": head.raw_headers})
+        events: list[Event] = [accepted]
+        while events:
+            line = EVENT_BATCH.dump_json(events) + b"\n"
+            await send({"type": "http.response.body", "body": line, "more_body": True})
+            events = await self.mailbox.next_events()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def parse_request(body: bytes) -> GenerateRequest:
+    """The request in a JSON body. Raises `BadRequest` that names the first field at fault."""
+    try:
+        return GenerateRequest.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    field = ".".join(str(part) for part in first["loc"] if _is_field(part))
+    raise BadRequest(f"{field or 'body'}: {first['msg']}", param=field or None)
+
+
+def _is_field(part: str | int) -> bool:
+    """Whether a part of an error's location is a name or index, not the branch of a union."""
+    return isinstance(part, int) or (part.isidentifier() and part not in ("str", "int"))

@@ -1,0 +1,102 @@
+"""The listening socket of an engine process."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import socket
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import EngineUnavailable
+
+BACKLOG = 2048
+
+
+@dataclass(frozen=True)
+class Listener:
+    """A bound socket and how clients find it."""
+
+    socket: socket.socket
+    address: str
+    """`unix:/path` or `http://host:port`, as a client's `api_base` takes it."""
+    path: Path | None = None
+    identity: tuple[int, int] | None = None
+    """Device and inode of the socket file, where there is one."""
+
+    def findable(self) -> bool:
+        """Whether new clients can still reach this socket."""
+        return self.path is None or _identity(self.path) == self.identity
+
+    def remove(self) -> None:
+        """Remove the socket file, unless another engine has put its own there."""
+        if self.path is not None and self.findable():
+            self.path.unlink(missing_ok=True)
+
+
+def listen_unix(path: Path) -> Listener:
+    """Listen on an owner-only unix socket in place of a stale one.
+
+    The caller holds the engine lock, so that whatever lies there belongs to nobody.
+    """
+    if path.exists() and not stat.S_ISSOCK(path.lstat().st_mode):
+        raise EngineUnavailable(f"{path} is in the way and is no socket: remove it")
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        listener.bind(os.fspath(path))
+    finally:
+        os.umask(before)
+    listener.listen(BACKLOG)
+    return Listener(listener, f"unix:{path}", path, _identity(path))
+
+
+def listen_tcp(host: str, port: int) -> Listener:
+    """Listen on host and port (0: any free one).
+
+    Raises `EngineUnavailable` that names the port and what to do.
+    """
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise EngineUnavailable(f"host {host!r} is not an address: {error.strerror}") from None
+    # asyncio switches Nagle's delay off (40 ms a reply) only where the protocol is stated
+    listener = socket.socket(family, kind, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise EngineUnavailable(_why(host, port, error)) from None
+    shown = f"[{host}]" if ":" in host else host
+    return Listener(listener, f"http://{shown}:{listener.getsockname()[1]}")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _why(host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} on {host} is in use: choose another with --port"
+    return f"cannot listen on port {port} of {host}: {error.strerror}"

@@ -1,0 +1,172 @@
+"""Start an engine process: options, lock, BLAS, service, socket."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import NoReturn
+
+from .. import __version__
+from ..chat.interface import Deliver, Service
+from ..client.lifecycle import READY
+from ..client.runtime_folder import EngineLock, holder, prepare
+from ..config import EngineSettings, Runtime, engine_settings, runtime
+from ..errors import BadRequest, EngineUnavailable, MLXProviderError
+from ..protocol import ErrorBody
+from ..upstream.blas import active, preload
+from ..upstream.installed import require_mlx
+from .app import EngineApp
+from .listen import Listener, is_loopback, listen_tcp, listen_unix
+from .process import EngineServer, LoopDelivery
+
+BuildService = Callable[[EngineSettings, Deliver], Service]
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Where to listen. Without `host` and `port`: this user's unix socket."""
+
+    host: str | None = None
+    port: int | None = None
+    api_key: str | None = None
+    """Needed of every client; must be given for a host beyond loopback."""
+    lock_fd: int | None = None
+    """The engine lock, taken by the client that starts this process on demand."""
+    ready_fd: int | None = None
+    """Where to report that the engine listens, or why not."""
+
+    @property
+    def tcp(self) -> bool:
+        return self.host is not None or self.port is not None
+
+
+def serve(options: ServeOptions, build: BuildService | None = None) -> int:
+    """Run an engine process until it is stopped; the exit code.
+
+    A failure to start is one line on stderr and exit code 1, never a traceback.
+    """
+    try:
+        settings = engine_settings()
+        logging.basicConfig(
+            level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s"
+        )
+        logging.getLogger("uvicorn").setLevel("WARNING")
+        if options.tcp:
+            _serve_tcp(options, settings, build or chat_service)
+        else:
+            _serve_unix(options, settings, build or chat_service)
+    except MLXProviderError as error:
+        _say(f"mlx-provider: {error.message}")
+        _report(options, ErrorBody.of(error).model_dump_json().encode() + b"\n")
+        return 1
+    return 0
+
+
+def end_process(code: int) -> NoReturn:
+    """End with what `serve` returned, at once.
+
+    A thread that still loads a model cannot be interrupted, and the teardown of MLX may abort;
+    everything worth keeping has been written by now.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def chat_service(settings: EngineSettings, deliver: Deliver) -> Service:
+    """The real service. Raises `NotInstalled` where MLX is missing."""
+    preload(settings.blas)
+    require_mlx()
+    from ..chat.service import ChatService
+
+    return ChatService(settings, deliver)
+
+
+def _serve_unix(options: ServeOptions, settings: EngineSettings, build: BuildService) -> None:
+    here = runtime()
+    prepare(here)
+    lock = _lock(options, here)
+    try:
+        lock.sign()
+        idle_limit = settings.idle_timeout if options.lock_fd is not None else None
+        run = partial(_run, options, settings, build, idle_limit)
+        asyncio.run(run(lambda: listen_unix(here.socket)))
+    finally:
+        lock.release()
+
+
+def _serve_tcp(options: ServeOptions, settings: EngineSettings, build: BuildService) -> None:
+    host, port = options.host or "127.0.0.1", options.port if options.port is not None else 8080
+    if not is_loopback(host) and not options.api_key:
+        raise BadRequest(
+            f"listening on {host} lets other machines in: give --api-key, or listen on 127.0.0.1",
+            param="api_key",
+        )
+    listener = listen_tcp(host, port)
+    asyncio.run(_run(options, settings, build, None, lambda: listener))
+
+
+def _lock(options: ServeOptions, here: Runtime) -> EngineLock:
+    if options.lock_fd is not None:
+        return EngineLock.inherited(options.lock_fd)
+    lock = EngineLock.try_take(here.lock)
+    if lock is None:
+        raise EngineUnavailable(
+            f"an engine already runs in {here.folder} (process {holder(here.lock)})"
+        )
+    return lock
+
+
+async def _run(
+    options: ServeOptions,
+    settings: EngineSettings,
+    build: BuildService,
+    idle_limit: float | None,
+    listen: Callable[[], Listener],
+) -> None:
+    service = build(settings, LoopDelivery(asyncio.get_running_loop()))
+    try:
+        listener = listen()
+    except MLXProviderError:
+        service.close()
+        raise
+    app = EngineApp(
+        service,
+        blas=active(),
+        key=options.api_key,
+        loopback_only=options.tcp and not options.api_key,
+    )
+    ready = partial(_ready, options, listener, app)
+    await EngineServer(app, service, listener, ready).run_until_stopped(idle_limit)
+
+
+def _ready(options: ServeOptions, listener: Listener, app: EngineApp) -> None:
+    state = app.state()
+    _say(
+        f"mlx-provider {__version__} engine on {listener.address} · process {os.getpid()} · "
+        f"{state.device} · BLAS: {state.blas}"
+    )
+    _report(options, READY)
+
+
+def _say(line: str) -> None:
+    """One line for a person, whatever the log level."""
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+
+
+def _report(options: ServeOptions, line: bytes) -> None:
+    """Tell the starting client, which may be gone by now."""
+    if options.ready_fd is None:
+        return
+    try:
+        os.write(options.ready_fd, line)
+        os.close(options.ready_fd)
+    except OSError as error:
+        logging.getLogger(__name__).warning("the starting client is gone: %s", error)

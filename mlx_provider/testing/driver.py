@@ -1,0 +1,141 @@
+"""Drive an engine without threads: submit requests, step it, read what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..engine.engine import Engine
+from ..engine.prefix_store import PrefixStore
+from ..engine.request import Request, Row, SamplingParams
+from ..engine.reuse import Reuse
+from ..engine.scheduler import Budget, Limits, Scheduler
+from ..mailbox import Mailbox
+from ..protocol import Delta, Event, FinishReason, TokenLogprob
+from ..records import LoadedModel, Prompt
+
+
+class SilentRecorder:
+    """A recorder that keeps nothing."""
+
+    def request_queued(self) -> None: ...
+    def request_started(self) -> None: ...
+    def request_finished(self, reason: str) -> None: ...
+    def request_failed(self, code: str) -> None: ...
+    def tokens(self, prefilled: int, cached: int, decoded: int) -> None: ...
+    def first_token(self, seconds: float) -> None: ...
+    def inter_token(self, seconds: float) -> None: ...
+    def evicted(self, n: int) -> None: ...
+    def set_state(
+        self, queued: int, running: int, active_memory: int, store_bytes: int
+    ) -> None: ...
+
+
+@dataclass
+class TokenOutput:
+    """A row's output that keeps tokens and logprobs as they are."""
+
+    stopped: bool = False
+    reasoning_tokens: int = 0
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    fails_at: int | None = None
+    """Raise at this token, as a broken detokenizer would."""
+
+    def push(self, token: int, logprob: TokenLogprob | None = None) -> list[Delta]:
+        if self.fails_at == len(self.tokens):
+            raise ValueError("broken output")
+        self.tokens.append(token)
+        if logprob is not None:
+            self.logprobs.append(logprob)
+        return []
+
+    def finish(self, reason: FinishReason) -> tuple[list[Delta], FinishReason]:
+        return [], reason
+
+
+def new_request(
+    tokens: Sequence[int],
+    *,
+    max_tokens: int = 8,
+    n: int = 1,
+    params: SamplingParams | None = None,
+    **more: Any,
+) -> Request:
+    """A request over raw tokens whose rows keep what they are given."""
+    request = Request(
+        f"r{id(tokens):x}",
+        Prompt(list(tokens)),
+        params or SamplingParams(temperature=0),
+        max_tokens,
+        Mailbox(),
+        **more,
+    )
+    request.rows = [Row(request, i, TokenOutput()) for i in range(n)]
+    return request
+
+
+def output_of(request: Request, choice: int = 0) -> TokenOutput:
+    """What one choice has produced."""
+    output = request.rows[choice].output
+    assert isinstance(output, TokenOutput)
+    return output
+
+
+def new_engine(
+    model: LoadedModel,
+    *,
+    layout: str = "grouped",
+    max_chunk: int = 16,
+    max_rows: int = 32,
+    reserve: int = 64,
+    row_bytes: Callable[[int], int] = lambda tokens: tokens,
+    available: Callable[[], int] = lambda: 2**40,
+    make_cache: Callable[[], list[Any]] | None = None,
+    store: PrefixStore | None = None,
+    **more: Any,
+) -> Engine:
+    """An engine with its own scheduler; `max_chunk` small so that prompts take several steps."""
+    fresh = make_cache or model.make_cache
+    if store is not None:
+        more["reuse"] = Reuse(store, model, "", fresh)
+    limits = Limits(max_rows, 1000, stall_target=0.1, max_chunk=max_chunk, output_reserve=reserve)
+    budget = Budget(row_bytes, available, lambda need: None)
+    return Engine(
+        model,
+        Scheduler(limits, budget),
+        layout=layout,
+        make_cache=fresh,
+        recorder=SilentRecorder(),
+        **more,
+    )
+
+
+def run(engine: Engine, max_steps: int = 10_000) -> list[Event]:
+    """Step until nothing is left to do; every event in order."""
+    events: list[Event] = []
+    for _ in range(max_steps):
+        if engine.idle:
+            return events
+        for mailbox, posted in engine.step():
+            mailbox.put(posted)
+            events += posted
+    raise AssertionError(f"not idle after {max_steps} steps")
+
+
+def alone(model: LoadedModel, request: Request, **more: Any) -> Request:
+    """The same request by itself in a fresh `solo` engine."""
+    twin = new_request(
+        request.prompt.tokens,
+        max_tokens=request.max_tokens,
+        n=len(request.rows),
+        params=request.params,
+        min_tokens=request.min_tokens,
+        stop_tokens=request.stop_tokens,
+        logprobs=request.logprobs,
+    )
+    engine = new_engine(model, layout="solo", max_chunk=4096, **more)
+    engine.submit(twin)
+    run(engine)
+    return twin

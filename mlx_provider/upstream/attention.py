@@ -1,0 +1,99 @@
+"""Attention over rows whose caches stay apart, for models written for one batch cache.
+
+mlx-lm and mlx-vlm models call a module-level `scaled_dot_product_attention(queries, keys,
+values, cache, scale, mask, ...)` (mlx_lm/models/base.py 0.32.2, mlx_vlm/models/base.py 0.7.10).
+`route` puts a wrapper in its place in the modules of one model: where `keys` is a `Parts`
+(several caches, each for a run of rows) every part is attended on its own and the results are
+joined; any other call goes to the original untouched.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import mlx.core as mx
+
+NAME = "scaled_dot_product_attention"
+
+
+class Parts(list[Any]):
+    """Keys or values of several caches, in row order; carries the caches and their row counts."""
+
+    def __init__(self, arrays: list[Any], caches: list[Any], sizes: list[int]) -> None:
+        super().__init__(arrays)
+        self.caches = caches
+        self.sizes = sizes
+
+
+def route(model: Any) -> bool:
+    """Make the attention of `model`'s modules understand `Parts`. Idempotent.
+
+    Returns whether any module was found to route.
+    """
+    modules = _attention_modules(model)
+    for module in modules:
+        original = getattr(module, NAME)
+        if not hasattr(original, "pristine"):
+            setattr(module, NAME, routed(original))
+    return bool(modules)
+
+
+@contextmanager
+def unrouted(model: Any) -> Iterator[None]:
+    """The pristine functions again, for a comparison."""
+    modules = _attention_modules(model)
+    kept = [getattr(module, NAME) for module in modules]
+    for module, function in zip(modules, kept, strict=True):
+        setattr(module, NAME, getattr(function, "pristine", function))
+    try:
+        yield
+    finally:
+        for module, function in zip(modules, kept, strict=True):
+            setattr(module, NAME, function)
+
+
+def routed(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """`original`, with `Parts` attended part by part."""
+
+    @functools.wraps(original)
+    def attend(
+        queries: mx.array, keys: Any, values: Any, cache: Any = None, *args: Any, **kwargs: Any
+    ) -> mx.array:
+        if not isinstance(keys, Parts):
+            return original(queries, keys, values, cache, *args, **kwargs)
+        mask, args, kwargs = _take_mask(args, kwargs)
+        out, start = [], 0
+        for i, (part, size) in enumerate(zip(keys.caches, keys.sizes, strict=True)):
+            rows = queries[start : start + size]
+            own = mask[i] if isinstance(mask, list) else mask
+            out.append(original(rows, keys[i], values[i], part, *args, mask=own, **kwargs))
+            start += size
+        return mx.concatenate(out, axis=0)
+
+    attend.pristine = original  # type: ignore[attr-defined]
+    return attend
+
+
+def _take_mask(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The mask out of `(scale, mask, ...)`, positional or by name, and what is left."""
+    if len(args) < 2:
+        rest = {k: v for k, v in kwargs.items() if k != "mask"}
+        return kwargs.get("mask"), args, rest
+    scale, mask, *more = args
+    named = dict(kwargs, scale=scale)
+    if more:
+        named["sinks"] = more[0]
+    return mask, (), named
+
+
+def _attention_modules(model: Any) -> list[ModuleType]:
+    names = {type(module).__module__ for module in model.modules()}
+    found = (sys.modules[name] for name in sorted(names) if name in sys.modules)
+    return [m for m in found if callable(getattr(m, NAME, None))]

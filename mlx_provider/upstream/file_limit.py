@@ -1,0 +1,26 @@
+"""Importing mlx_lm lowers the process's file limit for good (mlx_lm/utils.py 0.32.2, line 39)."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def file_limit_kept() -> Iterator[None]:
+    """Imports inside the block cannot change the limit of open files.
+
+    Restoring it afterwards needs a privilege: the hard limit is lowered too.
+    """
+    original = resource.setrlimit
+
+    def others_only(kind: int, limits: tuple[int, int]) -> None:
+        if kind != resource.RLIMIT_NOFILE:
+            original(kind, limits)
+
+    resource.setrlimit = others_only
+    try:
+        yield
+    finally:
+        resource.setrlimit = original

@@ -1,0 +1,28 @@
+"""Whether MLX itself can be imported here."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from ..errors import NotInstalled
+
+
+def require_mlx() -> None:
+    """Import `mlx.core`; raises `NotInstalled` that names what to install.
+
+    On Linux `mlx` alone is an empty shell: its library comes with `mlx-cpu` or `mlx-cuda-13`.
+    """
+    try:
+        importlib.import_module("mlx.core")
+    except ImportError as error:
+        raise NotInstalled(f"MLX cannot be imported ({error}): {_remedy()}") from None
+
+
+def _remedy() -> str:
+    if sys.platform == "darwin":
+        return "pip install mlx (needs an Apple silicon Mac and a native arm64 Python)"
+    return (
+        "pip install 'mlx-provider[cpu]' for a machine without a GPU, "
+        "or 'mlx-provider[cuda13]' for an NVIDIA GPU"
+    )

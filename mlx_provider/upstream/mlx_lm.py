@@ -1,0 +1,96 @@
+"""The one place that touches mlx-lm's internals. Holds for mlx-lm 0.32.2 (< 0.33)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import BadRequest, NotInstalled, UnsupportedModel
+from .file_limit import file_limit_kept
+
+INSTALL = "install one of: pip install 'mlx-provider[cpu]', pip install 'mlx-provider[cuda13]'"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A text model as mlx-lm gives it."""
+
+    model: Any
+    tokenizer: Any
+    """The transformers tokenizer."""
+    renderer: Any
+    """What renders chats: mlx-lm's wrapper, whose template may be written in Python."""
+    stop_tokens: frozenset[int]
+    config: dict[str, Any]
+
+
+def _utils() -> Any:
+    try:
+        with file_limit_kept():
+            import mlx_lm.utils as upstream
+    except ImportError as error:
+        raise NotInstalled(f"MLX cannot be loaded ({error}); {INSTALL}") from error
+    return upstream
+
+
+def supports(config: Mapping[str, Any]) -> bool:
+    """Whether mlx-lm has a model class for this `config.json`."""
+    upstream = _utils()
+    if not isinstance(config.get("model_type"), str):
+        return False
+    try:
+        upstream._get_classes(dict(config))
+    except ValueError:
+        return False
+    return True
+
+
+def load(
+    folder: Path,
+    *,
+    adapter: Path | None = None,
+    trust_remote_code: bool = False,
+) -> Loaded:
+    """Load weights and tokenizer of a folder.
+
+    Raises `UnsupportedModel` for an unknown architecture, `BadRequest` for a broken folder.
+    """
+    upstream = _utils()
+    try:
+        model, config = upstream.load_model(folder, trust_remote_code=trust_remote_code)
+        if adapter is not None:
+            model = upstream.load_adapters(model, str(adapter))
+        model.eval()
+        tokenizer = upstream.load_tokenizer(
+            folder,
+            {"trust_remote_code": trust_remote_code},
+            eos_token_ids=config.get("eos_token_id"),
+        )
+    except FileNotFoundError as error:
+        raise BadRequest(f"{folder} is not a complete MLX model: {error}", param="model") from error
+    except ValueError as error:
+        raise UnsupportedModel(f"{folder}: {error}", param="model") from error
+    stops = frozenset(int(i) for i in tokenizer.eos_token_ids)
+    return Loaded(model, tokenizer._tokenizer, tokenizer, stops, config)
+
+
+def make_cache(model: Any) -> list[Any]:
+    """A fresh row cache, one entry per layer."""
+    from mlx_lm.models.cache import make_prompt_cache
+
+    return list(make_prompt_cache(model))
+
+
+def quantised(cache: Sequence[Any], bits: int, group_size: int) -> list[Any]:
+    """The same fresh cache with plain KV layers kept in `bits` bits; other layers as they are.
+
+    Windows and recurrent states have no quantised form upstream (cache.py 0.32.2).
+    """
+    from mlx_lm.models.cache import KVCache, QuantizedKVCache
+
+    return [
+        QuantizedKVCache(group_size=group_size, bits=bits) if type(c) is KVCache else c
+        for c in cache
+    ]

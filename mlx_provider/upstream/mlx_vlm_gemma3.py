@@ -1,0 +1,164 @@
+"""Gemma 3's text model with attention in both directions inside an image.
+
+mlx-vlm 0.7.10 (models/gemma3/language.py) attends causally everywhere. The reference
+(transformers 5.23, models/gemma3/modeling_gemma3.py, `create_masks_for_vision_model`) lets the
+tokens of one image see each other, in sliding layers within the window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.models import cache as lm_cache
+
+from ..records import LoadOptions, MediaSpan, PrefillChunk
+from .mlx_vlm import head, load_model, replaced
+from .mlx_vlm_model import media_rows, pieces
+
+
+def load_gemma3(folder: Any, options: LoadOptions) -> Any:
+    """Load a checkpoint, with its output matrix tied to the embedding where it has none.
+
+    Upstream's `LanguageModel.sanitize` looks for the output matrix under a name that never
+    occurs, so it overwrites an untied one and cannot tie a quantised one (no `scales`).
+    """
+    from mlx_vlm.models.gemma3 import language
+
+    def sanitize(model: Any, weights: dict[str, Any]) -> dict[str, Any]:
+        for part in ("weight", "scales", "biases"):
+            source = f"language_model.model.embed_tokens.{part}"
+            target = f"language_model.lm_head.{part}"
+            tied = "language_model.lm_head.weight" not in weights or part != "weight"
+            if source in weights and tied:
+                weights.setdefault(target, weights[source])
+        return {k: v for k, v in weights.items() if "rotary_emb.inv_freq" not in k}
+
+    patch = replaced(language.LanguageModel, "sanitize", sanitize)
+    return load_model(folder, options, patch=patch)
+
+
+def set_window(language_model: Any, window: int) -> None:
+    """Let sliding layers see the last `window` tokens; 0: all tokens."""
+    language_model.model.window_size = window or None
+    language_model.config.sliding_window = window
+
+
+def row_cache(language_model: Any) -> list[Any]:
+    """One cache per layer: a ring for sliding layers, unless the window is switched off."""
+    window = language_model.config.sliding_window
+    return [
+        lm_cache.RotatingKVCache(max_size=window)
+        if layer.self_attn.is_sliding and window
+        else lm_cache.KVCache()
+        for layer in language_model.layers
+    ]
+
+
+def image_rows(model: Any, pixels: mx.array) -> mx.array:
+    """Projected image tokens (tokens, hidden) of one image (1, 3, H, W)."""
+    dtype = model.vision_tower.vision_model.embeddings.patch_embedding.weight.dtype
+    hidden, _, _ = model.vision_tower(
+        pixels.transpose(0, 2, 3, 1).astype(dtype), output_hidden_states=True
+    )
+    rows: mx.array = model.multi_modal_projector(hidden)[0]
+    return rows
+
+
+class Ahead:
+    """A layer's cache that keeps only the first `count` tokens of what passes through it.
+
+    The rest is attended to and forgotten: it is the tail of an image that the chunk cuts.
+    """
+
+    def __init__(self, cache: Any, count: int) -> None:
+        self.cache = cache
+        self.count = count
+
+    @property
+    def offset(self) -> int:
+        return int(self.cache.offset)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Append; returns cached and passing keys and values in order of position."""
+        kept = keys[..., : self.count, :], values[..., : self.count, :]
+        if isinstance(self.cache, lm_cache.RotatingKVCache):
+            # for one token `update_and_fetch` would return the ring unrolled at another place
+            all_keys, all_values = self.cache._update_concat(*kept)
+        else:
+            all_keys, all_values = self.cache.update_and_fetch(*kept)
+        if keys.shape[2] == self.count:
+            return all_keys, all_values
+        rest_keys, rest_values = keys[..., self.count :, :], values[..., self.count :, :]
+        return (
+            mx.concatenate([all_keys, rest_keys], axis=2),
+            mx.concatenate([all_values, rest_values], axis=2),
+        )
+
+
+@dataclass(frozen=True)
+class Masks:
+    """Attention masks of one chunk, (queries, keys) bool."""
+
+    full: mx.array
+    sliding: mx.array
+
+
+def image_masks(spans: Sequence[MediaSpan], start: int, end: int, window: int | None) -> Masks:
+    """Causal masks for queries `start .. end`, open in both directions inside each image."""
+    block = np.full(end, -1, np.int32)
+    for index, span in enumerate(spans):
+        block[span.start : span.end] = index
+    blocks = mx.array(block)
+
+    def mask(first_key: int) -> mx.array:
+        queries, keys = mx.arange(start, end)[:, None], mx.arange(first_key, end)[None]
+        same = blocks[start:end, None] == blocks[None, first_key:end]
+        return (keys <= queries) | (same & (blocks[start:end, None] >= 0))
+
+    full = mask(0)
+    if not window:
+        return Masks(full, full)
+    first = max(0, start - (window - 1))  # what the ring keeps before a chunk is appended
+    queries, keys = mx.arange(start, end)[:, None], mx.arange(first, end)[None]
+    return Masks(full, mask(first) & (keys > queries - window))
+
+
+def prefill(model: Any, chunk: PrefillChunk) -> mx.array:
+    """Append a chunk to the row's cache; logits (vocab,) after its last token."""
+    language = model.language_model
+    if not _touches_image(chunk):
+        tokens = np.asarray(chunk.prompt.tokens[chunk.start : chunk.stop], np.int32)
+        hidden = language.model(mx.array(tokens)[None], cache=chunk.cache)
+        return head(language, hidden[:, -1:])[0, 0]
+    cut = [s.end for s in chunk.prompt.spans if s.start < chunk.stop < s.end]
+    end, count = max([chunk.stop, *cut]), chunk.stop - chunk.start
+    masks = image_masks(chunk.prompt.spans, chunk.start, end, language.model.window_size)
+    hidden = _scaled_embeddings(language.model, chunk, end)
+    for layer, entry in zip(language.layers, chunk.cache, strict=True):
+        mask = masks.sliding if layer.self_attn.is_sliding else masks.full
+        hidden = layer(hidden, mask, Ahead(entry, count))
+    hidden = language.model.norm(hidden[:, count - 1 : count])
+    return head(language, hidden)[0, 0]
+
+
+def _touches_image(chunk: PrefillChunk) -> bool:
+    return any(s.start < chunk.stop and s.end > chunk.start for s in chunk.prompt.spans)
+
+
+def _scaled_embeddings(text_model: Any, chunk: PrefillChunk, end: int) -> mx.array:
+    """Text embeddings times sqrt(hidden size), image tokens as the projector made them."""
+    rows = []
+    for part in pieces(chunk, end):
+        if part.features is not None:
+            rows.append(media_rows(part, part.features.rows))
+            continue
+        ids = np.asarray(chunk.prompt.tokens[part.start : part.stop], np.int32)
+        text = text_model.embed_tokens(mx.array(ids))
+        scale = mx.array(text_model.config.hidden_size**0.5, mx.bfloat16)
+        rows.append(text * scale.astype(text.dtype))
+    dtype = text_model.norm.weight.dtype
+    return mx.concatenate([r.astype(dtype) for r in rows])[None]

@@ -1,0 +1,166 @@
+"""Any mlx-vlm 0.7.10 model, one row at a time, the way its own `generate_step` calls it.
+
+Embeddings of a whole prompt come from `Model.get_input_embeddings`; its other results are
+keyword arguments of the language model's prefill, which aligns them by its cache's offset.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ..errors import UnsupportedModel
+from ..records import LoadOptions, MediaSpan, PrefillChunk
+from .mlx_vlm import StateCache, load_model, row_cache
+
+REQUEST_STATE = ("_rope_deltas", "_position_ids")
+"""What mlx-vlm's M-RoPE models remember of the last request."""
+
+
+def load(folder: Path, options: LoadOptions) -> tuple[Any, Any]:
+    """Model and processor of a checkpoint. Raises `UnsupportedModel`."""
+    from mlx_vlm import utils
+
+    model = load_model(folder, options)
+    if not hasattr(model, "language_model") or not hasattr(model, "get_input_embeddings"):
+        raise UnsupportedModel(f"{type(model).__module__} generates no text from a chat")
+    trust = options.trust_remote_code
+    processor = utils.load_processor(folder, True, trust_remote_code=trust)
+    images = utils.load_image_processor(folder, trust_remote_code=trust)
+    if images is not None:
+        processor.image_processor = images
+    return model, processor
+
+
+def model_inputs(
+    processor: Any, text: str, images: list[Any], image_token: int | None
+) -> dict[str, np.ndarray]:
+    """What the processor makes of a rendered prompt, as numpy arrays. Raises `ValueError`."""
+    from mlx_vlm.utils import prepare_inputs
+
+    made = prepare_inputs(
+        processor,
+        images=images or None,
+        prompts=text,
+        add_special_tokens=False,
+        image_token_index=image_token,
+    )
+    return {key: np.array(value) for key, value in made.items() if isinstance(value, mx.array)}
+
+
+def prompt_features(model: Any, inputs: Mapping[str, np.ndarray]) -> dict[str, mx.array]:
+    """Embeddings of a whole prompt and what else its prefill needs."""
+    arrays = {key: mx.array(value) for key, value in inputs.items()}
+    ids, pixels = arrays.pop("input_ids"), arrays.pop("pixel_values", None)
+    mask = arrays.pop("attention_mask", None)
+    _forget(model.language_model)
+    made = model.get_input_embeddings(ids, pixels, mask=mask, **arrays)
+    _forget(model.language_model)
+    found = {key: value for key, value in made.to_dict().items() if value is not None}
+    mx.eval(found)
+    return found
+
+
+def make_cache(model: Any) -> list[Any]:
+    """A row's cache; M-RoPE models get a last entry that holds the row's rotary delta."""
+    entries = row_cache(model.language_model)
+    return [*entries, StateCache(1)] if _rotary(model.language_model) else entries
+
+
+def prefill(model: Any, chunk: PrefillChunk) -> mx.array:
+    """Append a chunk; logits (vocab,) after its last token, where it is the prompt's last.
+
+    Tokens from the first image to the last pass through the model together, as soon as a chunk
+    touches them, so the cache may run ahead of the chunk.
+    """
+    logits = mx.zeros(1)
+    for span in chunk.prompt.spans:
+        if _held(chunk) < min(span.start, chunk.stop):
+            logits = _text(model, chunk, min(span.start, chunk.stop))
+        if span.start < chunk.stop and _held(chunk) < span.end:
+            # the last token of a prompt comes in a chunk of its own and must give logits
+            end = min(span.end, max(chunk.stop, len(chunk.prompt.tokens) - 1))
+            logits = _media(model, chunk, span, end)
+    return _text(model, chunk, chunk.stop) if _held(chunk) < chunk.stop else logits
+
+
+def _held(chunk: PrefillChunk) -> int:
+    """Tokens in the row's cache; a cache without any attention layer is never ahead."""
+    offsets = [int(entry.offset) for entry in chunk.cache if hasattr(entry, "offset")]
+    return max(offsets, default=chunk.start)
+
+
+def _text(model: Any, chunk: PrefillChunk, stop: int) -> mx.array:
+    tokens = np.asarray(chunk.prompt.tokens[_held(chunk) : stop], np.int32)
+    return _step(model, mx.array(tokens)[None], chunk.cache)
+
+
+def _media(model: Any, chunk: PrefillChunk, span: MediaSpan, end: int) -> mx.array:
+    start = _held(chunk)
+    more = dict(chunk.features[span.content_hash].arrays)
+    embedded = more.pop("inputs_embeds")
+    if "position_ids" in more:
+        more["position_ids"] = more["position_ids"][..., start:end]
+    if _rotary(model.language_model):
+        chunk.cache[-1][0] = more.get("rope_deltas", mx.zeros((1, 1), mx.int32))
+    ids = mx.array(np.asarray(chunk.prompt.tokens[start:end], np.int32))[None]
+    # a slice: some models scale the embeddings they are given in place (Gemma 3)
+    rows = embedded[:, start:end]
+    return _step(model, ids, chunk.cache, inputs_embeds=rows, n_to_process=end - start, **more)
+
+
+def decode(model: Any, tokens: mx.array, cache: list[Any]) -> mx.array:
+    """One token of one row; logits (1, vocab)."""
+    return _step(model, tokens[:, None], cache)[None]
+
+
+def _step(model: Any, ids: mx.array, cache: list[Any], **more: Any) -> mx.array:
+    language, layers = model.language_model, cache
+    _forget(language)
+    if _rotary(language):
+        layers, state = cache[:-1], cache[-1]
+        if state[0] is None:
+            state[0] = mx.zeros((1, 1), mx.int32)
+        more.setdefault("rope_deltas", state[0])
+    try:
+        made = language(ids, cache=layers, **_accepted(language, more))
+    finally:
+        _forget(language)
+    if getattr(made, "cross_attention_states", None) is not None:
+        raise UnsupportedModel("models that attend across to an encoder are not served")
+    logits = made.logits if hasattr(made, "logits") else made
+    last: mx.array = logits[0, -1]
+    return last
+
+
+def _accepted(language: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments that the callee takes, plus `None` for what it demands beyond them.
+
+    Some models declare `pixel_values` or `mask` without a default.
+    """
+    parameters = list(inspect.signature(type(language).__call__).parameters.values())[2:]
+    wild = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    named = {p.name for p in parameters}
+    taken = {k: v for k, v in arguments.items() if wild or k in named}
+    demanded = {
+        p.name: None
+        for p in parameters
+        if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    }
+    demanded.pop("cache", None)
+    return demanded | taken
+
+
+def _rotary(language: Any) -> bool:
+    return hasattr(language, "_rope_deltas")
+
+
+def _forget(language: Any) -> None:
+    for name in REQUEST_STATE:
+        if hasattr(language, name):
+            setattr(language, name, None)

@@ -1,0 +1,122 @@
+"""What the vision families share: one loaded model, prompts with media spans, embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import MediaError
+from ..records import MediaItem, ModelInfo, PrefillChunk, Prompt, Tokenizer
+from .hf_tokenizer import HFTokenizer
+from .mlx_vlm_prompt import MediaMarks, build_prompt
+
+
+@dataclass(frozen=True)
+class VisionFeatures:
+    """What the vision tower makes of one span."""
+
+    rows: mx.array
+    """(tokens of the span, hidden)."""
+    deepstack: tuple[mx.array, ...] = ()
+    """For each of the first layers: (tokens of the span, hidden), added to its output."""
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.rows.nbytes + sum(layer.nbytes for layer in self.deepstack))
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Tokens `start .. stop` of a chunk: text, or a part of one media span."""
+
+    start: int
+    stop: int
+    features: VisionFeatures | None = None
+    offset: int = 0
+    """First row of `features` that belongs here."""
+
+
+def pieces(chunk: PrefillChunk, stop: int | None = None) -> list[Piece]:
+    """Text and media parts of `chunk.start .. stop` in order."""
+    end = chunk.stop if stop is None else stop
+    found: list[Piece] = []
+    at = chunk.start
+    for span in chunk.prompt.spans:
+        if span.end <= at or span.start >= end:
+            continue
+        if span.start > at:
+            found.append(Piece(at, span.start))
+            at = span.start
+        upto = min(span.end, end)
+        features = chunk.features[span.content_hash]
+        found.append(Piece(at, upto, features, at - span.start))
+        at = upto
+    return [*found, Piece(at, end)] if at < end else found
+
+
+def embeddings(
+    chunk: PrefillChunk, parts: Sequence[Piece], embed_tokens: Callable[[mx.array], mx.array]
+) -> mx.array:
+    """Input embeddings (1, length, hidden) of the pieces."""
+    rows: list[mx.array] = []
+    for part in parts:
+        if part.features is None:
+            text = mx.array(np.asarray(chunk.prompt.tokens[part.start : part.stop], np.int32))
+            rows.append(embed_tokens(text))
+        else:
+            rows.append(media_rows(part, part.features.rows))
+    dtype = next((r.dtype for r, p in zip(rows, parts, strict=True) if p.features is None), None)
+    return mx.concatenate([r if dtype is None else r.astype(dtype) for r in rows])[None]
+
+
+def media_rows(part: Piece, rows: mx.array) -> mx.array:
+    """The rows of a span's features that fall into this piece."""
+    return rows[part.offset : part.offset + part.stop - part.start]
+
+
+class VisionModel:
+    """Common part of a `LoadedModel` over mlx-vlm; families add the device methods."""
+
+    kv_layouts: Sequence[str] = ("merged", "solo")
+
+    def __init__(
+        self, model: Any, info: ModelInfo, tokenizer: HFTokenizer, marks: MediaMarks
+    ) -> None:
+        self.model = model
+        self.info = info
+        self.tokenizer: Tokenizer = tokenizer
+        self.hf_tokenizer = tokenizer
+        self.marks = marks
+
+    def prepare(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]],
+        media: Sequence[MediaItem],
+        variables: Mapping[str, Any],
+    ) -> Prompt:
+        """Render messages and place media. Raises `BadRequest` and `MediaError`."""
+        return build_prompt(
+            self.hf_tokenizer,
+            self.marks,
+            self.info.stop_tokens,
+            messages,
+            tools=tools,
+            media=media,
+            variables=variables,
+        )
+
+
+def as_image(item: MediaItem) -> NDArray[np.uint8]:
+    """Pixels (H, W, 3) of a still image. Raises `MediaError` for anything else."""
+    if item.kind != "image":
+        raise MediaError("this model takes images but no video")
+    if item.pixels.ndim != 3 or item.pixels.shape[-1] != 3 or 0 in item.pixels.shape:
+        raise MediaError(f"an image must be height, width, 3; this one is {item.pixels.shape}")
+    return item.pixels

@@ -1,0 +1,196 @@
+"""From messages and media to tokens: template, media placeholders, spans, checkpoints.
+
+A family says which tokens of the rendered template stand for media and what replaces each.
+The same text typed by a user stays text: it is hidden from the template and the tokenizer
+and encoded in two pieces, neither of which is a media token.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import BadRequest, MediaError
+from ..records import MediaItem, MediaSpan, Prompt
+from .hf_tokenizer import HFTokenizer
+
+PRIVATE_USE = range(0xE000, 0xF8FF)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A run of equal media tokens: one image, or one group of video frames."""
+
+    count: int
+    content_hash: str
+    inputs: Any
+
+
+@dataclass(frozen=True)
+class Placed:
+    """What replaces one media placeholder: text with one media token per block."""
+
+    text: str
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True)
+class MediaMarks:
+    """How a family's template and tokenizer write media."""
+
+    placeholders: Mapping[str, str]
+    """Text the template writes for one item, by kind of media."""
+    tokens: frozenset[int]
+    """Ids of media tokens: each stands for one block before expansion."""
+    reserved: tuple[str, ...]
+    """Texts of tokens that users may not produce by typing them."""
+    place: Callable[[MediaItem], Placed]
+    """Preprocess one item. Raises `MediaError`."""
+
+
+def no_media(item: MediaItem) -> Placed:
+    """`place` of a checkpoint without a vision tower."""
+    raise MediaError(f"this checkpoint has no vision weights: it takes no {item.kind}")
+
+
+def build_prompt(
+    tokenizer: HFTokenizer,
+    marks: MediaMarks,
+    stop_tokens: frozenset[int],
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Mapping[str, Any]],
+    media: Sequence[MediaItem],
+    variables: Mapping[str, Any],
+) -> Prompt:
+    """Render, expand and tokenise. Raises `BadRequest` (template, or media it did not place)."""
+    hidden = _hide((messages, tools), marks.reserved)
+    safe_messages, safe_tools = hidden.value
+    text = tokenizer.apply_template(safe_messages, safe_tools, variables)
+    filled, blocks = _fill(text, marks, media)
+    # a template writes its own BOS, so the tokenizer must not add another
+    short = _encode(tokenizer, filled, hidden.marks)
+    tokens, spans = _expand(short, marks.tokens, blocks)
+    return Prompt(
+        tokens=tokens,
+        text=hidden.reveal(text),
+        spans=spans,
+        checkpoints=message_ends(tokens, stop_tokens),
+    )
+
+
+def message_ends(tokens: Sequence[int], stop_tokens: frozenset[int]) -> tuple[int, ...]:
+    """Token counts at the end of the first two messages and of the last one.
+
+    The first ones hold what later conversations share: a system part, a document. Templates
+    close every turn with a token that also ends a reply.
+    """
+    ends = [i + 1 for i, token in enumerate(tokens) if token in stop_tokens]
+    return tuple(sorted({*ends[:2], *ends[-1:]}))
+
+
+@dataclass(frozen=True)
+class _Hidden:
+    value: tuple[Any, Any]
+    marks: Mapping[str, str]
+    """Private-use character -> the reserved text it stands for."""
+
+    def reveal(self, text: str) -> str:
+        for mark, literal in self.marks.items():
+            text = text.replace(mark, literal)
+        return text
+
+
+def _hide(value: tuple[Any, Any], reserved: Sequence[str]) -> _Hidden:
+    """Replace reserved texts in every string of messages and tools by unused characters."""
+    everything = json.dumps(value, ensure_ascii=False, default=str)
+    present = [text for text in reserved if text in everything]
+    if not present:
+        return _Hidden(value, {})
+    free = (chr(code) for code in PRIVATE_USE if chr(code) not in everything)
+    marks = dict(zip(free, present, strict=False))
+    by_text = {text: mark for mark, text in marks.items()}
+    pattern = re.compile("|".join(map(re.escape, sorted(present, key=len, reverse=True))))
+    return _Hidden(_mapped(value, lambda s: pattern.sub(lambda m: by_text[m[0]], s)), marks)
+
+
+def separated(value: tuple[Any, Any], reserved: Sequence[str]) -> tuple[Any, Any]:
+    """Messages and tools whose reserved texts are broken by a zero-width space.
+
+    For processors that tokenise by themselves and would read them as media.
+    """
+
+    def change(text: str) -> str:
+        for literal in reserved:
+            text = text.replace(literal, f"{literal[:1]}\u200b{literal[1:]}")
+        return text
+
+    broken: tuple[Any, Any] = _mapped(value, change)
+    return broken
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: _mapped(item, change) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_mapped(item, change) for item in value)
+    return value
+
+
+def _fill(text: str, marks: MediaMarks, media: Sequence[MediaItem]) -> tuple[str, list[Block]]:
+    """Put every item's own text in place of its placeholder."""
+    kinds = {placeholder: kind for kind, placeholder in marks.placeholders.items()}
+    pattern = "|".join(map(re.escape, sorted(kinds, key=len, reverse=True)))
+    found = list(re.finditer(pattern, text)) if pattern else []
+    wanted = [item.kind for item in media]
+    if [kinds[match[0]] for match in found] != wanted:
+        raise BadRequest(
+            f"the chat template placed {len(found)} of {len(wanted)} images or videos; "
+            "this model does not take them in these messages",
+            param="messages",
+        )
+    pieces: list[str] = []
+    blocks: list[Block] = []
+    end = 0
+    for match, item in zip(found, media, strict=True):
+        placed = marks.place(item)
+        pieces += [text[end : match.start()], placed.text]
+        blocks += placed.blocks
+        end = match.end()
+    return "".join([*pieces, text[end:]]), blocks
+
+
+def _encode(tokenizer: HFTokenizer, text: str, marks: Mapping[str, str]) -> list[int]:
+    if not marks:
+        return tokenizer.encode(text, special=False)
+    tokens: list[int] = []
+    for piece in re.split(f"([{''.join(marks)}])", text):
+        literal = marks.get(piece)
+        for part in (piece,) if literal is None else (literal[:1], literal[1:]):
+            tokens += tokenizer.encode(part, special=False)
+    return tokens
+
+
+def _expand(
+    short: Sequence[int], media_tokens: frozenset[int], blocks: Sequence[Block]
+) -> tuple[list[int], list[MediaSpan]]:
+    """Repeat every media token as often as its block needs."""
+    tokens: list[int] = []
+    spans: list[MediaSpan] = []
+    waiting = iter(blocks)
+    for token in short:
+        block = next(waiting, None) if token in media_tokens else None
+        if block is None:
+            tokens.append(token)
+            continue
+        start = len(tokens)
+        tokens += [token] * block.count
+        spans.append(MediaSpan(start, len(tokens), block.content_hash, block.inputs))
+    if len(spans) != len(blocks):
+        raise BadRequest("the tokenizer split a media token; this checkpoint is broken")
+    return tokens, spans

@@ -1,0 +1,129 @@
+"""One loaded Gemma 3 model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from mlx_provider import BadRequest, LoadOptions, MediaItem, MediaSpan, PrefillChunk
+from mlx_provider.upstream import mlx_vlm_gemma3 as upstream
+from mlx_provider.upstream.attention import route
+from mlx_provider.upstream.checkpoint import read_json
+from mlx_provider.upstream.mlx_vlm import head
+from mlx_provider.upstream.mlx_vlm_model import VisionFeatures, VisionModel, as_image
+from mlx_provider.upstream.mlx_vlm_prompt import Block, MediaMarks, Placed, no_media
+from mlx_provider.upstream.mlx_vlm_tokenizer import load_tokenizer, vision_info
+
+WINDOW_VARIABLE = "GEMMA3_SLIDING_WINDOW"
+"""Tokens that sliding layers see, instead of the checkpoint's number; 0: all of them.
+
+A larger window costs memory in most layers and is not what the model was trained with.
+"""
+
+
+DEFAULT_CONTEXT = 131072
+"""What Gemma 3's configs leave out (transformers 5.23, `Gemma3TextConfig`)."""
+
+
+class GemmaModel(VisionModel):
+    """Positions come from the caches' offsets; `decode` needs none."""
+
+    kv_layouts: Sequence[str] = ("grouped", "merged", "solo")
+
+    def embed(self, span: MediaSpan) -> VisionFeatures:
+        features = VisionFeatures(upstream.image_rows(self.model, mx.array(span.inputs)))
+        mx.eval(features.rows)
+        return features
+
+    def make_cache(self) -> list[Any]:
+        return upstream.row_cache(self.model.language_model)
+
+    def prefill(self, chunk: PrefillChunk) -> mx.array:
+        return upstream.prefill(self.model, chunk)
+
+    def decode(self, tokens: mx.array, cache: list[Any], positions: mx.array) -> mx.array:
+        language = self.model.language_model
+        return head(language, language.model(tokens[:, None], cache=cache))[:, -1]
+
+
+@dataclass(frozen=True)
+class GemmaImages:
+    """Every image becomes one square of fixed size and one fixed number of tokens."""
+
+    processor: Any
+    tokens: int
+
+    @property
+    def pixels(self) -> int:
+        """Pixels after scaling."""
+        return int(self.processor.size["height"] * self.processor.size["width"])
+
+    def place(self, item: MediaItem) -> Placed:
+        """Text and block for one image. Raises `MediaError` for video."""
+        block = Block(self.tokens, item.content_hash, self._values(as_image(item)))
+        return Placed("\n\n<start_of_image><image_soft_token><end_of_image>\n\n", (block,))
+
+    def _values(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+        made = self.processor(
+            pixels, return_tensors="np", input_data_format="channels_last", do_pan_and_scan=False
+        )
+        return np.asarray(made["pixel_values"], np.float32)
+
+
+def load_gemma(folder: Path, options: LoadOptions) -> GemmaModel:
+    """Load a checkpoint. Raises `BadRequest` for a window that is no number."""
+    window = chosen_window(os.environ)
+    tokenizer = load_tokenizer(folder, options)
+    model = upstream.load_gemma3(folder, options)
+    if window is not None:
+        upstream.set_window(model.language_model, window)
+    images = None if model.vision_tower is None else _images(folder)
+    info = vision_info(
+        folder,
+        options,
+        model,
+        tokenizer,
+        media=() if images is None else ("image",),
+        pixels=(0, 0) if images is None else (images.pixels, images.pixels),
+        default_context=DEFAULT_CONTEXT,
+        variant="" if window is None else f":window={window}",
+    )
+    route(model.language_model)
+    return GemmaModel(model, info, tokenizer, _marks(folder, images))
+
+
+def chosen_window(environ: Mapping[str, str]) -> int | None:
+    """The window an operator chose; `None`: the checkpoint's."""
+    text = environ.get(WINDOW_VARIABLE, "")
+    if not text:
+        return None
+    if not text.isdigit():
+        raise BadRequest(f"{WINDOW_VARIABLE}={text!r} is not a number of tokens")
+    return int(text)
+
+
+def _images(folder: Path) -> GemmaImages:
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+    config = read_json(folder / "config.json")
+    processor = read_json(folder / "processor_config.json")
+    tokens = processor.get("image_seq_length") or config.get("mm_tokens_per_image") or 256
+    return GemmaImages(Gemma3ImageProcessorPil.from_pretrained(folder), int(tokens))
+
+
+def _marks(folder: Path, images: GemmaImages | None) -> MediaMarks:
+    config = read_json(folder / "config.json")
+    token = config.get("image_token_index") or config.get("image_token_id")
+    return MediaMarks(
+        placeholders={} if images is None else {"image": "<start_of_image>"},
+        tokens=frozenset() if token is None else frozenset({int(token)}),
+        reserved=("<start_of_image>", "<image_soft_token>", "<end_of_image>"),
+        place=no_media if images is None else images.place,
+    )

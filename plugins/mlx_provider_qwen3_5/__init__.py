@@ -1,0 +1,30 @@
+"""Qwen3.5, dense and mixture of experts: attention and gated delta nets, with vision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mlx_provider import LoadedModel, LoadOptions, ModelFamily, hookimpl
+
+mlx_provider_api = 1
+MODEL_TYPES = ("qwen3_5", "qwen3_5_moe")
+
+
+def matches(config: Mapping[str, Any]) -> int:
+    """10 for a Qwen3.5 checkpoint with a vision tower."""
+    return 10 if config.get("model_type") in MODEL_TYPES and config.get("vision_config") else 0
+
+
+def load(folder: Path, options: LoadOptions) -> LoadedModel:
+    """Load a checkpoint folder; an MTP head in it is left aside."""
+    from mlx_provider.upstream.mlx_vlm_qwen import load_qwen
+
+    return load_qwen(folder, options)
+
+
+@hookimpl
+def mlx_model_families() -> Iterable[ModelFamily]:
+    """Qwen3.5."""
+    yield ModelFamily("qwen3_5", matches, load, serves="Qwen3.5: text, images, video frames")

@@ -1,0 +1,18 @@
+"""Reasoning formats of model families."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mlx_provider import ReasoningParser, hookimpl
+
+from . import phrases, think
+
+mlx_provider_api = 1
+
+
+@hookimpl
+def mlx_reasoning_parsers() -> Iterable[ReasoningParser]:
+    """Every format of this package."""
+    for module in (think, phrases):
+        yield from module.parsers()

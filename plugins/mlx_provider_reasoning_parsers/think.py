@@ -1,0 +1,143 @@
+"""Formats that put thoughts between `<think>` and `</think>`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mlx_provider import ReasoningParser
+
+QWEN3 = ReasoningParser(
+    name="qwen3",
+    start="<think>",
+    end="</think>",
+    detect=lambda template: "</think>" in template or "<think>" in template,
+    aliases=("think", "qwen3_5", "qwen", "olmo3", "smollm3", "deepseek_r1_distill"),
+)
+"""Also the generic one: unmarked text is the answer, unless a closer follows it."""
+
+ALWAYS = replace(QWEN3, unmarked="reasoning", detect=lambda template: False)
+"""Models that always think first: their template writes the opener, or they may leave it out."""
+
+CALL = ("<minimax:tool_call>", "")
+DSML = ("<｜DSML｜", "")
+
+
+def _step(template: str) -> bool:
+    return "step" in template.lower() and "<function=" in template and "<think>" in template
+
+
+FORMATS = (
+    QWEN3,
+    replace(
+        ALWAYS,
+        name="deepseek_r1",
+        detect=lambda template: "<｜Assistant｜><think>" in template,
+        rank=1,
+        aliases=("nemotron_nano", "vibethinker"),
+    ),
+    replace(
+        QWEN3,
+        name="deepseek_v3",
+        detect=lambda template: "<｜Assistant｜>" in template and "thinking" in template,
+        aliases=("deepseek_v31", "deepseek_v32"),
+        calls=(DSML, ("<｜tool▁calls▁begin｜>", "")),
+        rank=2,
+    ),
+    replace(
+        QWEN3,
+        name="deepseek_v4",
+        detect=lambda template: "｜DSML｜tool_calls" in template,
+        calls=(DSML,),
+        unmarked_call="reasoning",
+        aliases=(),
+        rank=3,
+    ),
+    replace(
+        QWEN3,
+        name="glm4",
+        detect=lambda template: "<arg_key>" in template and "think" in template,
+        aliases=("glm4_moe", "glm45", "glm47", "poolside_v1"),
+        rank=1,
+    ),
+    replace(
+        ALWAYS,
+        name="minimax_m2",
+        detect=lambda template: "<minimax:tool_call>" in template,
+        calls=(CALL, ("<tool_call>", ""), ("<invoke name=", "")),
+        aliases=("minimax",),
+        rank=1,
+    ),
+    ReasoningParser(
+        name="minimax_m2_append", start="", end="", prefix="<think>", unmarked="content"
+    ),
+    replace(
+        QWEN3,
+        name="granite_thinking",
+        detect=lambda template: "granite" in template.lower() and "<think>" in template,
+        aliases=("granite4",),
+        rank=1,
+    ),
+    replace(ALWAYS, name="step3p5", detect=_step, aliases=("step3", "step"), rank=1),
+    replace(
+        ALWAYS,
+        name="ernie45",
+        detect=lambda template: "</think>" in template and "<response>" in template,
+        hidden=("<response>", "</response>"),
+        aliases=("ernie",),
+        rank=1,
+    ),
+    replace(
+        QWEN3,
+        name="kimi_k2",
+        detect=lambda template: "<|im_middle|>" in template and "<think>" in template,
+        calls=(("<|tool_calls_section_begin|>", ""),),
+        aliases=("kimi",),
+        rank=1,
+    ),
+    replace(
+        QWEN3,
+        name="hy_v3",
+        detect=lambda template: False,
+        aliases=("hunyuan",),
+    ),
+    replace(
+        QWEN3,
+        name="hunyuan_a13b",
+        detect=lambda template: "<answer>" in template and "<think>" in template,
+        hidden=("<answer>", "</answer>"),
+        aliases=(),
+        rank=1,
+    ),
+    replace(
+        QWEN3,
+        name="nemotron_v3",
+        detect=lambda template: "nemotron" in template.lower() and "<think>" in template,
+        aliases=("nemotron",),
+        rank=1,
+    ),
+    replace(
+        QWEN3,
+        name="seed_oss",
+        start="<seed:think>",
+        end="</seed:think>",
+        detect=lambda template: "<seed:think>" in template,
+        calls=(("<seed:tool_call>", ""),),
+        aliases=(),
+        rank=1,
+    ),
+    replace(
+        QWEN3,
+        name="mistral",
+        start="[THINK]",
+        end="[/THINK]",
+        detect=lambda template: "[THINK]" in template,
+        calls=(("[TOOL_CALLS]", ""),),
+        aliases=("magistral",),
+        rank=1,
+    ),
+)
+
+
+def parsers() -> tuple[ReasoningParser, ...]:
+    """Every format of this module."""
+    return FORMATS

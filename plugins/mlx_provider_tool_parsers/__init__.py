@@ -1,0 +1,58 @@
+"""Tool-call formats of model families: one module per format, shapes shared.
+
+Formats that address whole messages (Harmony, Muse) bring their thoughts along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mlx_provider import ReasoningParser, ToolParser, hookimpl
+
+from . import (
+    auto,
+    function_tags,
+    gemma,
+    harmony,
+    invoke_tags,
+    json_blocks,
+    keyed,
+    muse,
+    named_values,
+    pythonic,
+    sections,
+    step3,
+    strict_xml,
+)
+
+mlx_provider_api = 1
+
+MODULES = (
+    json_blocks,
+    function_tags,
+    invoke_tags,
+    keyed,
+    sections,
+    pythonic,
+    gemma,
+    strict_xml,
+    named_values,
+    step3,
+    harmony,
+    muse,
+    auto,
+)
+
+
+@hookimpl
+def mlx_tool_parsers() -> Iterable[ToolParser]:
+    """Every format of this package."""
+    for module in MODULES:
+        yield from module.parsers()
+
+
+@hookimpl
+def mlx_reasoning_parsers() -> Iterable[ReasoningParser]:
+    """Thoughts of the formats that cannot be read apart from their calls."""
+    for module in (harmony, muse):
+        yield from module.reasoning_parsers()

@@ -1,0 +1,110 @@
+"""Any format: for models whose template names none. The text itself tells which it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mlx_provider import ToolParser
+from mlx_provider.records import NotACall, Reading, TextReader, Tools
+
+from . import gemma, invoke_tags, json_blocks, keyed, pythonic, sections
+from .blocks import JsonBlock
+from .calling_text import OPENER as CALLING
+from .calling_text import scan_calling
+from .function_tags import QWEN3_CODER
+from .pythonic import parse_calls, read_list, report
+
+_JSON = JsonBlock(openers=("<tool_call>", "<|tool_call|>", "[", "{"), end="</tool_call>")
+
+
+Scan = Callable[[TextReader, Tools], Reading[None]]
+
+
+def _others() -> dict[str, Scan]:
+    """Formats that their opener tells apart from every other."""
+    taken = ("<tool_call>", "<function=", "<|tool_call|>", "[", "{", "<tool_calls>", "```json")
+    found: dict[str, Scan] = {}
+    for module in (invoke_tags, sections, gemma, json_blocks):
+        for parser in module.parsers():
+            for opener in parser.openers():
+                if opener not in taken and parser.scan is not None:
+                    found.setdefault(opener, parser.scan)
+    return found
+
+
+_OTHERS = _others()
+
+
+def scan(reader: TextReader, tools: Tools) -> Reading[None]:
+    """Read one block in the format that its first characters show."""
+    found = yield from reader.at(*_OTHERS, *_SHARED)
+    if found in _OTHERS:
+        yield from _OTHERS[found](reader, tools)
+    elif found == "<function=":
+        yield from QWEN3_CODER.scan(reader, tools)
+    elif found == CALLING:
+        yield from scan_calling(reader)
+    elif found == "[":
+        yield from _list(reader, tools)
+    elif found in ("<tool_call>", "<|tool_call|>"):
+        yield from _tool_call(reader, tools, found)
+    else:
+        yield from _JSON.scan(reader, tools)
+
+
+def _tool_call(reader: TextReader, tools: Tools, opener: str) -> Reading[None]:
+    """JSON, tags or keys: all three stand between the same markers."""
+    mark = reader.mark()
+    reader.skip(len(opener))
+    yield from reader.space()
+    following = yield from reader.peek()
+    reader.rewind(mark)
+    if following in ("{", "[") or opener != "<tool_call>":
+        yield from _JSON.scan(reader, tools)
+    elif following == "<":
+        yield from QWEN3_CODER.scan(reader, tools)
+    else:
+        yield from keyed.GLM.scan(reader, tools)
+
+
+def _list(reader: TextReader, tools: Tools) -> Reading[None]:
+    mark = reader.mark()
+    reader.skip(1)
+    yield from reader.space()
+    following = yield from reader.peek()
+    reader.rewind(mark)
+    if following == "{":
+        yield from _JSON.scan(reader, tools)
+        return
+    try:
+        report(reader, parse_calls((yield from read_list(reader))))
+    except NotACall:
+        raise
+    except ValueError as error:
+        raise NotACall(str(error), whole=True) from error
+
+
+_SHARED = ("<tool_call>", "<|tool_call|>", "<function=", CALLING, "[", "{")
+
+
+def _markers() -> tuple[str, ...]:
+    """Everything that any of the formats must see."""
+    modules = (invoke_tags, sections, gemma, json_blocks, keyed, pythonic)
+    found = (marker for module in modules for p in module.parsers() for marker in p.visible())
+    return tuple(dict.fromkeys(found))
+
+
+def parsers() -> tuple[ToolParser, ...]:
+    """The format that is all formats."""
+    return (
+        ToolParser(
+            name="auto",
+            start="<tool_call>",
+            starts=tuple(x for x in (*_SHARED, *_OTHERS) if x not in ("<tool_call>", "{")),
+            first=("{",),
+            end="</tool_call>",
+            scan=scan,
+            markers=_markers(),
+            aliases=("generic",),
+        ),
+    )

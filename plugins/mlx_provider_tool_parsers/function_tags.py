@@ -1,0 +1,63 @@
+"""`<function=NAME><parameter=KEY>value</parameter></function>`: Qwen3-Coder and its kin."""
+
+from __future__ import annotations
+
+from mlx_provider import ToolParser
+from mlx_provider.records import Reading, TextReader, Tools
+
+from .blocks import JsonBlock
+from .tagged import TagFormat
+
+QWEN3_CODER = TagFormat()
+_JSON = JsonBlock(openers=("<tool_call>",), end="</tool_call>")
+SEED_OSS = TagFormat(blocks=("<seed:tool_call>",), block_end="</seed:tool_call>", bare=False)
+NEMOTRON = TagFormat(undeclared=False, forgiving=False)
+
+
+def scan_coder(reader: TextReader, tools: Tools) -> Reading[None]:
+    """Tags; or the JSON that these models were trained on before, between the same markers."""
+    mark = reader.mark()
+    yield from reader.accept("<tool_call>")
+    yield from reader.space()
+    following = yield from reader.at("{")
+    reader.rewind(mark)
+    if following:
+        yield from _JSON.scan(reader, tools)
+    else:
+        yield from QWEN3_CODER.scan(reader, tools)
+
+
+def parsers() -> tuple[ToolParser, ...]:
+    """Every format of this module."""
+    return (
+        ToolParser(
+            name="qwen3_coder",
+            start="<tool_call>",
+            starts=("<function=",),
+            end="</tool_call>",
+            scan=scan_coder,
+            detect=lambda template: "<function=" in template and "<parameter=" in template,
+            aliases=("qwen3_xml", "qwen3_5", "step3p5", "step", "olmo_hybrid"),
+            markers=("</function>", "<parameter=", "</parameter>"),
+            rank=2,
+        ),
+        ToolParser(
+            name="seed_oss",
+            start="<seed:tool_call>",
+            end="</seed:tool_call>",
+            scan=SEED_OSS.scan,
+            detect=lambda template: "<seed:tool_call>" in template,
+            aliases=("seed",),
+            rank=3,
+        ),
+        ToolParser(
+            name="nemotron",
+            start="<tool_call>",
+            starts=("<function=",),
+            end="</tool_call>",
+            scan=NEMOTRON.scan,
+            detect=lambda template: "nemotron" in template.lower() and "<function=" in template,
+            aliases=("nemotron3", "nemotron_v3"),
+            rank=3,
+        ),
+    )

@@ -1,0 +1,172 @@
+"""`call:NAME{key:value,...}` with quoted strings of their own: Gemma 4 and FunctionGemma."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+
+from mlx_provider import ToolParser
+from mlx_provider.records import Emit, NotACall, Reading, TextEnded, TextReader, Tools
+
+from .json_text import DEEPEST
+from .schema import as_json, types
+
+_NAME = re.compile(r"[\w.:/-]*")
+_BARE = re.compile(r"[^,{}\[\]]*")
+
+
+@dataclass(frozen=True)
+class GemmaFormat:
+    """The markers of one format."""
+
+    start: str
+    end: str
+    quote: str
+
+    def scan(self, reader: TextReader, tools: Tools) -> Reading[None]:
+        """One block of calls, mostly one call."""
+        yield from reader.expect(self.start)
+        while True:
+            yield from reader.space()
+            yield from _Call(self, reader, tools).read()
+            yield from reader.space()
+            yield from reader.accept(",")
+            yield from reader.space()
+            if not (yield from reader.at("call:")):
+                break
+        yield from reader.accept(self.end)
+
+
+@dataclass
+class _Call:
+    form: GemmaFormat
+    reader: TextReader
+    tools: Tools
+    name: str = ""
+    depth: int = 0
+
+    def read(self) -> Reading[None]:
+        reader = self.reader
+        yield from reader.expect("call:")
+        self.name = yield from reader.run(_NAME)
+        yield from reader.space()
+        if (yield from reader.peek()) != "{":
+            if not (yield from reader.peek()):
+                raise TextEnded
+            raise NotACall("a call has arguments in braces")
+        reader.call(self.name)
+        yield from self.object(reader.arguments, top=True)
+        reader.end_call()
+
+    def object(self, emit: Emit, top: bool = False) -> Reading[None]:
+        reader = self.reader
+        yield from reader.expect("{")
+        emit("{")
+        first = True
+        while True:
+            yield from reader.space()
+            if (yield from reader.accept("}")):
+                emit("}")
+                return
+            key = yield from self.key()
+            emit(("" if first else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
+            first = False
+            yield from reader.space()
+            yield from self.value(emit, key if top else "")
+            yield from self.comma("}")
+
+    def list(self, emit: Emit) -> Reading[None]:
+        reader = self.reader
+        yield from reader.expect("[")
+        emit("[")
+        first = True
+        while True:
+            yield from reader.space()
+            if (yield from reader.accept("]")):
+                emit("]")
+                return
+            emit("" if first else ", ")
+            first = False
+            yield from self.value(emit, "")
+            yield from self.comma("]")
+
+    def comma(self, closer: str) -> Reading[None]:
+        reader = self.reader
+        yield from reader.space()
+        if not (yield from reader.accept(",")) and not (yield from reader.at(closer)):
+            yield from reader.char()
+            raise NotACall("expected a comma")
+
+    def key(self) -> Reading[str]:
+        reader = self.reader
+        for quote in (self.form.quote, '"'):
+            if (yield from reader.accept(quote)):
+                key = yield from reader.until(quote)
+                reader.skip(len(quote))
+                break
+        else:
+            key = (yield from reader.until(":")).strip()
+        yield from reader.space()
+        yield from reader.expect(":")
+        return key
+
+    def value(self, emit: Emit, key: str) -> Reading[None]:
+        reader = self.reader
+        found = yield from reader.at(self.form.quote, "{", "[", '"')
+        if found in ("{", "["):
+            self.depth += 1
+            if self.depth > DEEPEST:
+                raise NotACall("nested too deeply")
+            yield from self.object(emit) if found == "{" else self.list(emit)
+            self.depth -= 1
+        elif found:
+            yield from self.quoted(emit, found)
+        else:
+            text = yield from reader.run(_BARE)
+            if not (yield from reader.peek()):
+                raise TextEnded
+            wanted = types(self.tools, self.name, key) if key else frozenset()
+            emit(as_json(text.strip(), wanted, "json"))
+
+    def quoted(self, emit: Emit, quote: str) -> Reading[None]:
+        reader = self.reader
+        reader.skip(len(quote))
+        emit('"')
+
+        def piece(text: str) -> None:
+            emit(json.dumps(text, ensure_ascii=False)[1:-1])
+
+        if not (yield from reader.pass_until((quote,), piece)):
+            raise TextEnded
+        reader.skip(len(quote))
+        emit('"')
+
+
+GEMMA4 = GemmaFormat("<|tool_call>", "<tool_call|>", '<|"|>')
+FUNCTION_GEMMA = GemmaFormat("<start_function_call>", "<end_function_call>", "<escape>")
+
+
+def parsers() -> tuple[ToolParser, ...]:
+    """Every format of this module."""
+    return (
+        ToolParser(
+            name="gemma4",
+            start=GEMMA4.start,
+            end=GEMMA4.end,
+            scan=GEMMA4.scan,
+            markers=(GEMMA4.quote,),
+            detect=lambda template: "<|tool_call>" in template,
+            rank=3,
+        ),
+        ToolParser(
+            name="functiongemma",
+            start=FUNCTION_GEMMA.start,
+            end=FUNCTION_GEMMA.end,
+            scan=FUNCTION_GEMMA.scan,
+            markers=(FUNCTION_GEMMA.quote,),
+            detect=lambda template: "<start_function_call>" in template,
+            aliases=("function_gemma",),
+            rank=3,
+        ),
+    )

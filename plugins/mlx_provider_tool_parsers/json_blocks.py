@@ -1,0 +1,177 @@
+"""JSON calls between markers: Hermes, Qwen and many more."""
+
+from __future__ import annotations
+
+from mlx_provider import ToolParser
+from mlx_provider.records import NotACall, Reading, TextReader, Tools
+
+from .blocks import JsonBlock, json_block
+from .calling_text import OPENER as CALLING
+from .calling_text import scan_calling
+from .tagged import TagFormat
+
+_HERMES = JsonBlock(openers=("<tool_call>",), end="</tool_call>")
+_BARE = JsonBlock(openers=("{",))
+_TAGS = TagFormat(unknown="json")
+_LLAMA = JsonBlock(openers=("<|python_tag|>", "{", "[{"))
+_NAMED = TagFormat(blocks=(), block_end="")
+
+
+def scan_qwen(reader: TextReader, tools: Tools) -> Reading[None]:
+    """JSON between the markers; a call in another format that the reply's end cuts is dropped."""
+    if (yield from reader.at(CALLING)):
+        yield from scan_calling(reader)
+        return
+    mark, before = reader.mark(), reader.calls
+    try:
+        yield from _HERMES.scan(reader, tools)
+    except NotACall:
+        if reader.calls == before:
+            reader.rewind(mark)
+            yield from reader.accept("<tool_call>")
+            yield from reader.space()
+            if (yield from reader.at("<function=", "{")):
+                yield from reader.until("</tool_call>")
+        raise
+
+
+def scan_llama(reader: TextReader, tools: Tools) -> Reading[None]:
+    """Bare JSON, with a tag before it or not; or `<function=NAME>{...}</function>`."""
+    if (yield from reader.at("<function=")):
+        yield from _NAMED.scan(reader, tools)
+    else:
+        yield from _LLAMA.scan(reader, tools)
+
+
+def scan_hermes(reader: TextReader, tools: Tools) -> Reading[None]:
+    """JSON between the markers; or what models of this family write instead of it."""
+    found = yield from reader.at(CALLING, "<tool_call>", "<function=", "{")
+    if found == CALLING:
+        yield from scan_calling(reader)
+    elif found == "{":
+        yield from _BARE.scan(reader, tools)
+    elif found == "<function=" or (yield from _follows(reader, "<tool_call>", "<function=")):
+        yield from _TAGS.scan(reader, tools)
+    else:
+        yield from _HERMES.scan(reader, tools)
+
+
+def _follows(reader: TextReader, opener: str, wanted: str) -> Reading[bool]:
+    """Whether `wanted` comes next behind the opener."""
+    mark = reader.mark()
+    yield from reader.accept(opener)
+    yield from reader.space()
+    found = yield from reader.at(wanted)
+    reader.rewind(mark)
+    return bool(found)
+
+
+HERMES = ToolParser(
+    name="hermes",
+    start="<tool_call>",
+    starts=("<function=", CALLING),
+    first=("{",),
+    end="</tool_call>",
+    scan=scan_hermes,
+    detect=lambda template: "<tool_call>" in template and "name" in template,
+    aliases=("nous", "ernie45", "ernie", "granite4"),
+    rank=1,
+)
+
+
+def parsers() -> tuple[ToolParser, ...]:
+    """Every format of this module."""
+    return (
+        HERMES,
+        ToolParser(
+            name="qwen",
+            start="<tool_call>",
+            starts=(CALLING,),
+            end="</tool_call>",
+            cut="drop",
+            scan=scan_qwen,
+            aliases=("qwen3", "qwen2_5"),
+        ),
+        json_block(
+            "longcat",
+            ("<longcat_tool_call>",),
+            "</longcat_tool_call>",
+            detect=lambda template: "<longcat_tool_call>" in template,
+            rank=2,
+        ),
+        json_block(
+            "jamba",
+            ("<tool_calls>",),
+            "</tool_calls>",
+            detect=lambda template: "<tool_calls>[" in template or "<tool_calls>\\n" in template,
+            aliases=("hunyuan_a13b", "hunyuan"),
+            rank=2,
+        ),
+        json_block(
+            "granite",
+            ("<|tool_call|>", "<tool_call>"),
+            "",
+            first=("[",),
+            detect=lambda template: "<|tool_call|>" in template,
+            aliases=("granite3",),
+            rank=2,
+        ),
+        json_block(
+            "granite_20b_fc",
+            ("<function_call>",),
+            "",
+            detect=lambda template: "<function_call>" in template,
+            rank=2,
+        ),
+        json_block(
+            "internlm",
+            ("<|action_start|><|plugin|>",),
+            "<|action_end|>",
+            detect=lambda template: "<|action_start|>" in template,
+            aliases=("internlm2",),
+            rank=2,
+        ),
+        json_block(
+            "phi4_mini_json",
+            ("functools[", "<|tool_call|>["),
+            "<|/tool_call|>",
+            detect=lambda template: "functools[" in template or "<|/tool_call|>" in template,
+            aliases=("phi4", "phi4_mini"),
+            rank=3,
+        ),
+        json_block(
+            "gigachat3",
+            ("<|function_call|>", "<|message_sep|>\n\nfunction call<|role_sep|>"),
+            "",
+            markers=("<|message_sep|>", "<|role_sep|>"),
+            detect=lambda template: "function call<|role_sep|>" in template,
+            aliases=("gigachat",),
+            rank=2,
+        ),
+        ToolParser(
+            name="llama3_json",
+            start="<|python_tag|>",
+            starts=("{", "<function="),
+            first=("[{",),
+            end="",
+            scan=scan_llama,
+            detect=lambda template: "<|python_tag|>" in template,
+            aliases=("llama", "llama3", "llama3_1"),
+            rank=2,
+        ),
+        json_block(
+            "xlam",
+            ("[TOOL_CALLS]", "<tool_call>", "[", "```json", "```\\n"),
+            "</tool_call>",
+            fence="```",
+            detect=lambda template: "xlam" in template.lower(),
+            rank=2,
+        ),
+        json_block(
+            "nemotron_json",
+            ("<TOOLCALL>",),
+            "</TOOLCALL>",
+            detect=lambda template: "<TOOLCALL>" in template,
+            rank=3,
+        ),
+    )

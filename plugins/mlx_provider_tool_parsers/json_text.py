@@ -1,0 +1,253 @@
+"""JSON read while it is written, and calls written as JSON objects."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlx_provider.records import NotACall, Reading, TextReader
+
+Emit = Callable[[str], None]
+
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
+_SCALAR = re.compile(r"[-+.\w]*")
+_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")
+_LITERALS = {"true": "true", "false": "false", "null": "null"} | {
+    "True": "true",
+    "False": "false",
+    "None": "null",
+}
+_HEX = frozenset("0123456789abcdefABCDEF")
+
+
+def ignore(text: str) -> None:
+    """Throw a piece of text away."""
+
+
+DEEPEST = 100
+"""Levels of nesting that are read; deeper text is no argument but an accident."""
+
+
+def read_json(reader: TextReader, emit: Emit, depth: int = 0) -> Reading[None]:
+    """Read one JSON value, passing its text on as it comes.
+
+    What is passed on is valid JSON: raw line ends inside strings are escaped, a comma before a
+    closing bracket is dropped, Python's literals become JSON's. Raises `NotACall` at the first
+    character that cannot be JSON.
+    """
+    if depth > DEEPEST:
+        raise NotACall("nested too deeply")
+    first = yield from reader.peek()
+    if first == '"':
+        yield from _read_string(reader, emit)
+    elif first == "{":
+        yield from _read_object(reader, emit, depth)
+    elif first == "[":
+        yield from _read_list(reader, emit, depth)
+    else:
+        emit((yield from _read_scalar(reader)))
+
+
+def _read_string(reader: TextReader, emit: Emit) -> Reading[None]:
+    emit((yield from reader.char()))
+    while True:
+        emit((yield from reader.run_some(_PLAIN)))
+        character = yield from reader.char()
+        if character == '"':
+            emit(character)
+            return
+        if character == "\\":
+            emit((yield from _read_escape(reader)))
+        elif character < " ":
+            emit(json.dumps(character)[1:-1])
+        else:
+            emit(character)
+
+
+def _read_escape(reader: TextReader) -> Reading[str]:
+    escaped = yield from reader.char()
+    if escaped == "u":
+        digits = ""
+        for _ in range(4):
+            digits += yield from reader.char()
+        if not _HEX.issuperset(digits):
+            raise NotACall("bad escape")
+        return "\\u" + digits
+    if escaped in '"\\/bfnrt':
+        return "\\" + escaped
+    if escaped == "'":
+        return "'"
+    raise NotACall("bad escape")
+
+
+def _read_scalar(reader: TextReader) -> Reading[str]:
+    text = yield from reader.run(_SCALAR)
+    if text in _LITERALS:
+        return _LITERALS[text]
+    if _NUMBER.fullmatch(text):
+        return text
+    if not text:
+        yield from reader.char()
+    raise NotACall("not a JSON value")
+
+
+def _read_object(reader: TextReader, emit: Emit, depth: int) -> Reading[None]:
+    emit((yield from reader.char()))
+    space = yield from reader.space()
+    if (yield from reader.accept("}")):
+        emit(space + "}")
+        return
+    while True:
+        if (yield from reader.peek()) != '"':
+            yield from reader.char()
+            raise NotACall("a key must be a string")
+        emit(space)
+        yield from _read_string(reader, emit)
+        emit((yield from reader.space()))
+        yield from reader.expect(":")
+        emit(":" + (yield from reader.space()))
+        yield from read_json(reader, emit, depth + 1)
+        space = yield from reader.space()
+        if (yield from reader.accept(",")):
+            following = yield from reader.space()
+            if not (yield from reader.at("}")):
+                space = f"{space},{following}"
+                continue
+        yield from reader.expect("}")
+        emit(space + "}")
+        return
+
+
+def _read_list(reader: TextReader, emit: Emit, depth: int) -> Reading[None]:
+    emit((yield from reader.char()))
+    space = yield from reader.space()
+    if (yield from reader.accept("]")):
+        emit(space + "]")
+        return
+    while True:
+        emit(space)
+        yield from read_json(reader, emit, depth + 1)
+        space = yield from reader.space()
+        if (yield from reader.accept(",")):
+            following = yield from reader.space()
+            if not (yield from reader.at("]")):
+                space = f"{space},{following}"
+                continue
+        yield from reader.expect("]")
+        emit(space + "]")
+        return
+
+
+def read_whole(reader: TextReader) -> Reading[str]:
+    """One JSON value as text."""
+    parts: list[str] = []
+    yield from read_json(reader, parts.append)
+    return "".join(parts)
+
+
+def as_arguments(text: str) -> str:
+    """Arguments as JSON text; models that write them as a JSON string mean what is in it."""
+    value: Any = json.loads(text)
+    if isinstance(value, str):
+        try:
+            inner = json.loads(value)
+        except ValueError:
+            return text
+        return value if isinstance(inner, dict) else text
+    return "{}" if value is None else text
+
+
+_CALL_KEYS = frozenset(
+    {"name", "function", "tool_name", "arguments", "parameters", "args", "type", "id", "index"}
+)
+
+
+@dataclass
+class CallObject:
+    """Reads `{"name": ..., "arguments": {...}}`, keys in any order."""
+
+    reader: TextReader
+    arguments_needed: bool = False
+    """Without arguments the object is no call but some other JSON."""
+    known: Callable[[str], bool] = lambda name: True
+    name: str = ""
+    begun: bool = False
+    depth: int = 0
+    buffered: list[str] = field(default_factory=list)
+
+    def read(self) -> Reading[None]:
+        """Raises `NotACall` where the object is not a call."""
+        yield from self.members()
+        self.end()
+
+    def members(self) -> Reading[None]:
+        reader = self.reader
+        yield from reader.expect("{")
+        yield from reader.space()
+        while not (yield from reader.accept("}")):
+            key = json.loads((yield from self.key()))
+            if self.arguments_needed and key not in _CALL_KEYS:
+                raise NotACall("other JSON")
+            yield from reader.space()
+            yield from reader.expect(":")
+            yield from reader.space()
+            yield from self.value(key)
+            yield from reader.space()
+            if (yield from reader.accept(",")):
+                yield from reader.space()
+            elif not (yield from reader.at("}")):
+                yield from reader.char()
+                raise NotACall("expected a comma")
+
+    def key(self) -> Reading[str]:
+        if (yield from self.reader.peek()) != '"':
+            yield from self.reader.char()
+            raise NotACall("a key must be a string")
+        return (yield from read_whole(self.reader))
+
+    def value(self, key: str) -> Reading[None]:
+        first = yield from self.reader.peek()
+        if key in ("name", "function", "tool_name") and first == '"' and not self.name:
+            self.name = json.loads((yield from read_whole(self.reader)))
+            if not self.name or not self.known(self.name):
+                raise NotACall("no such tool")
+        elif key == "name" and not self.name and first:
+            raise NotACall("a name is a string")
+        elif key == "function" and first == "{":
+            yield from self.nested()
+        elif key in ("arguments", "parameters", "args") and not self.begun:
+            yield from self.arguments(first)
+        else:
+            yield from read_json(self.reader, ignore)
+
+    def nested(self) -> Reading[None]:
+        """`{"type": "function", "function": {"name": ..., "arguments": ...}}`."""
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise NotACall("nested too deeply")
+        yield from self.members()
+
+    def arguments(self, first: str) -> Reading[None]:
+        if self.name and first == "{":
+            self.begin()
+            yield from read_json(self.reader, self.reader.arguments)
+            return
+        self.buffered = [as_arguments((yield from read_whole(self.reader)))]
+        if self.name:
+            self.begin()
+            self.reader.arguments(self.buffered[0])
+
+    def begin(self) -> None:
+        self.begun = True
+        self.reader.call(self.name)
+
+    def end(self) -> None:
+        if not self.name or (self.arguments_needed and not (self.begun or self.buffered)):
+            raise NotACall("a call has a name and arguments")
+        if not self.begun:
+            self.begin()
+            self.reader.arguments(self.buffered[0] if self.buffered else "{}")
+        self.reader.end_call()

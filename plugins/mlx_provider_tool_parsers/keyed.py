@@ -1,0 +1,141 @@
+"""`NAME<arg_key>K</arg_key><arg_value>V</arg_value>`: GLM 4.5 to 4.7, Poolside, Hunyuan V3."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from mlx_provider import ToolParser
+from mlx_provider.records import NotACall, Reading, TextEnded, TextReader, Tools
+
+from .schema import Unknown, accepts
+from .values import Arguments
+
+_NAME = re.compile(r"[\w.:/-]+")
+
+
+@dataclass(frozen=True)
+class Keyed:
+    """The tags of one format; `suffix` stands before the `>` of each."""
+
+    block: str = ""
+    suffix: str = ""
+    separator: str = ""
+    unknown: Unknown = "json"
+    undeclared: str = "call"
+    """What a call of an unknown tool is: `call`, `text`, or `nothing`."""
+
+    def tag(self, name: str) -> str:
+        return f"<{name}{self.suffix}>"
+
+    def scan(self, reader: TextReader, tools: Tools) -> Reading[None]:
+        """Read one call, or a block of them."""
+        opener, closer = self.tag("tool_call"), self.tag("/tool_call")
+        block_end = self.tag("/" + self.block) if self.block else ""
+        if self.block and (yield from reader.accept(self.tag(self.block))):
+            yield from reader.space()
+        while (yield from reader.accept(opener)):
+            yield from self.call(reader, tools, closer)
+            if not self.block:
+                return
+            yield from reader.space()
+            if (yield from reader.accept(block_end)):
+                return
+
+    def call(self, reader: TextReader, tools: Tools, closer: str) -> Reading[None]:
+        key = self.tag("arg_key")
+        stops = (key, closer, self.tag(self.separator)) if self.separator else (key, closer)
+        name = (yield from reader.until(*stops)).strip()
+        if not _NAME.fullmatch(name):
+            raise NotACall("not a name")
+        if self.separator:
+            yield from reader.accept(stops[-1])
+        known = self.undeclared == "call" or accepts(tools)(name)
+        if not known and self.undeclared == "text":
+            raise NotACall("no such tool")
+        if not known:
+            yield from reader.until(closer)
+            reader.skip(len(closer))
+            return
+        arguments = Arguments(reader, tools, name, unknown=self.unknown, lines=False)
+        while True:
+            yield from reader.space()
+            if (yield from reader.accept(closer)):
+                arguments.end()
+                return
+            yield from self.parameter(reader, arguments, closer)
+
+    def parameter(self, reader: TextReader, arguments: Arguments, closer: str) -> Reading[None]:
+        yield from reader.expect(self.tag("arg_key"))
+        key = (yield from reader.until(self.tag("/arg_key"))).strip()
+        yield from reader.expect(self.tag("/arg_key"))
+        yield from reader.space()
+        yield from reader.expect(self.tag("arg_value"))
+        arguments.open(key)
+        end = self.tag("/arg_value")
+        while True:
+            if not (yield from reader.pass_until((end,), arguments.piece)):
+                raise TextEnded
+            mark = reader.mark()
+            reader.skip(len(end))
+            yield from reader.space()
+            followed = yield from reader.at(self.tag("arg_key"), closer)
+            if followed or not (yield from reader.peek()):
+                reader.release()
+                break
+            reader.rewind(mark)
+            arguments.piece(reader.skip(len(end)))
+        arguments.close()
+
+
+GLM = Keyed()
+POOLSIDE = Keyed(undeclared="nothing")
+HY_V3 = Keyed("tool_calls", separator="tool_sep", unknown="string", undeclared="text")
+HY_V3_OPEN = replace(HY_V3, suffix=":opensource")
+_TAGS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+
+
+def scan_hy_v3(reader: TextReader, tools: Tools) -> Reading[None]:
+    """The published weights write `:opensource` into every tag."""
+    opened = yield from reader.at("<tool_calls:opensource>", "<tool_call:opensource>")
+    form = HY_V3_OPEN if opened else HY_V3
+    yield from form.scan(reader, tools)
+
+
+def parsers() -> tuple[ToolParser, ...]:
+    """Every format of this module."""
+    return (
+        ToolParser(
+            name="glm47",
+            start="<tool_call>",
+            end="</tool_call>",
+            scan=GLM.scan,
+            cut="drop",
+            markers=_TAGS,
+            detect=lambda template: "<arg_key>" in template,
+            aliases=("glm4", "glm45", "glm46", "glm4_moe"),
+            rank=3,
+        ),
+        ToolParser(
+            name="poolside_v1",
+            start="<tool_call>",
+            end="</tool_call>",
+            scan=POOLSIDE.scan,
+            cut="drop",
+            markers=_TAGS,
+            detect=lambda template: "<arg_key>" in template and "poolside" in template.lower(),
+            aliases=("poolside",),
+            rank=4,
+        ),
+        ToolParser(
+            name="hy_v3",
+            start="<tool_calls>",
+            starts=("<tool_call>", "<tool_calls:opensource>", "<tool_call:opensource>"),
+            end="</tool_calls>",
+            scan=scan_hy_v3,
+            atomic=True,
+            markers=(*_TAGS, "<tool_sep>", "</tool_call>"),
+            detect=lambda template: "<tool_sep" in template,
+            rank=4,
+        ),
+    )

@@ -1,0 +1,98 @@
+"""Formats in which the tool's name is a key or a line: Apertus, Functionary."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from mlx_provider import ToolParser
+from mlx_provider.records import NotACall, Reading, TextReader, Tools
+
+from .blocks import JsonBlock
+from .json_text import read_json, read_whole
+from .tagged import TagFormat
+
+_NAME = re.compile(r"[\w.:/-]*")
+
+
+def scan_apertus(reader: TextReader, tools: Tools) -> Reading[None]:
+    """`<|tools_prefix|>[{"NAME": {...}}, ...]<|tools_suffix|>`."""
+    yield from reader.expect("<|tools_prefix|>")
+    yield from reader.space()
+    yield from reader.expect("[")
+    while True:
+        yield from reader.space()
+        yield from reader.accept(",")
+        yield from reader.space()
+        if (yield from reader.accept("]")):
+            break
+        yield from reader.expect("{")
+        yield from reader.space()
+        if (yield from reader.at('"')) != '"':
+            raise NotACall("a call is a name and its arguments")
+        name = json.loads((yield from read_whole(reader)))
+        yield from reader.space()
+        yield from reader.expect(":")
+        yield from reader.space()
+        if (yield from reader.at("{")) != "{":
+            raise NotACall("arguments are a JSON object")
+        reader.call(name)
+        yield from read_json(reader, reader.arguments)
+        yield from reader.space()
+        yield from reader.expect("}")
+        reader.end_call()
+    mark = reader.mark()
+    yield from reader.space()
+    if (yield from reader.accept("<|tools_suffix|>")):
+        reader.release()
+    else:
+        reader.rewind(mark)
+
+
+_TAGS = TagFormat(blocks=(), block_end="", bare=True)
+_LIST = JsonBlock(openers=("[",))
+
+
+def scan_functionary(reader: TextReader, tools: Tools) -> Reading[None]:
+    """3.1: `<function=NAME>{...}</function>`; 3.2: `>>>NAME` and a line of JSON; or a list."""
+    found = yield from reader.at("<function=", ">>>", "[")
+    if found == "[":
+        yield from _LIST.scan(reader, tools)
+    elif found == "<function=":
+        yield from _TAGS.scan(reader, tools)
+    else:
+        yield from reader.expect(">>>")
+        name = yield from reader.run(_NAME)
+        yield from reader.expect("\n")
+        if name == "all":
+            return
+        if not name or (yield from reader.at("{")) != "{":
+            raise NotACall("arguments are a JSON object")
+        reader.call(name)
+        yield from read_json(reader, reader.arguments)
+        reader.end_call()
+
+
+def parsers() -> tuple[ToolParser, ...]:
+    """Every format of this module."""
+    return (
+        ToolParser(
+            name="apertus",
+            start="<|tools_prefix|>",
+            end="<|tools_suffix|>",
+            scan=scan_apertus,
+            detect=lambda template: "<|tools_prefix|>" in template,
+            rank=3,
+        ),
+        ToolParser(
+            name="functionary",
+            start="<function=",
+            starts=(">>>",),
+            first=("[",),
+            end="</function>",
+            scan=scan_functionary,
+            detect=lambda template: ">>>all" in template or ">>>${" in template,
+            aliases=("meetkai",),
+            rank=3,
+        ),
+    )

@@ -1,0 +1,201 @@
+"""Calls written as Python calls: Llama 4, LFM2, Olmo 3."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from typing import Any
+
+from mlx_provider import ToolCall, ToolParser
+from mlx_provider.records import NotACall, Reading, TextReader, Tools, read_marked
+
+from .calling_text import OPENER as CALLING
+from .calling_text import scan_calling
+
+_HEAD = re.compile(r"[\w.]*")
+_ESCAPES = frozenset("\\'\"abfnrtvxuUN01234567\n")
+_CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
+
+
+def parse_calls(text: str, tools: Tools = ()) -> list[ToolCall]:
+    """`[f(a=1), g()]`, `f(a=1)` or one call a line. Raises `ValueError`.
+
+    A single dictionary in place of keywords is taken as the arguments.
+    """
+    try:
+        body = ast.parse(_one_line_strings(text.strip())).body
+    except (SyntaxError, MemoryError, RecursionError) as error:
+        raise ValueError("not Python") from error
+    found: list[ToolCall] = []
+    for statement in body:
+        if not isinstance(statement, ast.Expr):
+            raise ValueError("a statement is not a call")
+        value = statement.value
+        items = value.elts if isinstance(value, (ast.List, ast.Tuple)) else [value]
+        found.extend(_call(item) for item in items)
+    return found
+
+
+def _call(node: ast.expr) -> ToolCall:
+    if not isinstance(node, ast.Call):
+        raise ValueError("not a call")
+    arguments = {keyword.arg: _value(keyword.value) for keyword in node.keywords}
+    if node.args:
+        only = _value(node.args[0])
+        if len(node.args) > 1 or arguments or not isinstance(only, dict):
+            raise ValueError("positional arguments have no names")
+        arguments = only
+    if None in arguments:
+        raise ValueError("a double-starred argument has no name")
+    return ToolCall(_dotted(node.func), json.dumps(arguments, ensure_ascii=False))
+
+
+def _dotted(node: ast.expr) -> str:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return f"{_dotted(node.value)}.{node.attr}"
+    raise ValueError("not a function's name")
+
+
+def _value(node: ast.expr) -> Any:
+    if isinstance(node, ast.Name) and node.id in _CONSTANTS:
+        return _CONSTANTS[node.id]
+    if isinstance(node, ast.Dict):
+        if None in node.keys:
+            raise ValueError("a double-starred item has no key")
+        keys = [_value(key) for key in node.keys if key is not None]
+        return dict(zip(keys, map(_value, node.values), strict=True))
+    if isinstance(node, (ast.List, ast.Tuple)):
+        return [_value(item) for item in node.elts]
+    try:
+        value = ast.literal_eval(node)
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError("not a literal") from error
+    return value
+
+
+def _one_line_strings(text: str) -> str:
+    """Line ends inside quotes, escaped: models write them raw, Python refuses them."""
+    quote, escaped, found = "", False, []
+    for character in text:
+        if quote and character == "\n" and not escaped:
+            found.append("\\n")
+            continue
+        if escaped and character not in _ESCAPES:
+            found.append("\\")  # Python would warn, and keep the backslash
+        found.append(character)
+        if escaped:
+            escaped = False
+        elif quote:
+            escaped = character == "\\"
+            quote = "" if character == quote else quote
+        elif character in "'\"":
+            quote = character
+    return "".join(found)
+
+
+def read_list(reader: TextReader) -> Reading[str]:
+    """A bracketed list of calls, up to its own closing bracket. Raises `NotACall` early."""
+    yield from reader.expect("[")
+    text = "[" + (yield from reader.space())
+    head = yield from reader.run(_HEAD)
+    if not head or head[0].isdigit() or (yield from reader.peek()) != "(":
+        raise NotACall("not a list of calls")
+    text += head
+    depth, quote = 1, ""
+    while depth:
+        character = yield from reader.char()
+        text += character
+        if quote:
+            if character == "\\":
+                text += yield from reader.char()
+            elif character == quote:
+                quote = ""
+        elif character in "'\"":
+            quote = character
+        elif character in "([{":
+            depth += 1
+        elif character in ")]}":
+            depth -= 1
+    return text
+
+
+def report(reader: TextReader, calls: list[ToolCall]) -> None:
+    """Report whole calls."""
+    for call in calls:
+        reader.call(call.name)
+        reader.arguments(call.arguments)
+        reader.end_call()
+
+
+def scan_list(reader: TextReader, tools: Tools) -> Reading[None]:
+    """A list of calls, with or without markers around it."""
+    yield from reader.accept("<|python_start|>")
+    yield from reader.space()
+    text = yield from read_list(reader)
+    try:
+        calls = parse_calls(text)
+    except ValueError as error:
+        raise NotACall(str(error), whole=True) from error
+    report(reader, calls)
+    yield from reader.accept("<|python_end|>")
+
+
+def _parse_marked(text: str, tools: Tools) -> list[ToolCall]:
+    bare = text.strip()
+    if not bare.startswith("[{") and not bare.startswith("{"):
+        return parse_calls(bare)
+    found = json.loads(bare)
+    items = found if isinstance(found, list) else [found]
+    if not all(isinstance(x, dict) and isinstance(x.get("name"), str) for x in items):
+        raise ValueError("not a list of calls")
+    return [ToolCall(x["name"], json.dumps(x.get("arguments", {}))) for x in items]
+
+
+def scan_lfm2(reader: TextReader, tools: Tools) -> Reading[None]:
+    """Between markers; a list alone, or as other servers show calls in a conversation."""
+    found = yield from reader.at("<|tool_call_start|>", CALLING, "[")
+    if found == CALLING:
+        yield from scan_calling(reader)
+    elif found == "[":
+        yield from scan_list(reader, tools)
+    else:
+        marks = ("<|tool_call_start|>",), "<|tool_call_end|>"
+        yield from read_marked(reader, *marks, _parse_marked, tools)
+
+
+def parsers() -> tuple[ToolParser, ...]:
+    """Every format of this module."""
+    return (
+        ToolParser(
+            name="llama4_pythonic",
+            start="<|python_start|>",
+            first=("[",),
+            end="<|python_end|>",
+            scan=scan_list,
+            detect=lambda template: "<|python_start|>" in template,
+            aliases=("pythonic", "llama4"),
+            rank=3,
+        ),
+        ToolParser(
+            name="lfm2",
+            start="<|tool_call_start|>",
+            starts=(CALLING,),
+            first=("[",),
+            end="<|tool_call_end|>",
+            scan=scan_lfm2,
+            detect=lambda template: "<|tool_call_start|>" in template,
+            rank=3,
+        ),
+        ToolParser(
+            name="olmo3",
+            start="<function_calls>",
+            end="</function_calls>",
+            parse=_parse_marked,
+            detect=lambda template: "<function_calls>" in template,
+            rank=2,
+        ),
+    )

@@ -1,0 +1,178 @@
+"""Calls as `NAME marker {json}` inside a section: DeepSeek V3 and V3.1, Kimi K2, Mistral."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mlx_provider import ToolParser
+from mlx_provider.records import NotACall, Reading, TextReader, Tools
+
+from .blocks import JsonBlock
+from .json_text import ignore, read_json
+
+_NAME = re.compile(r"[\w.:/-]+")
+_NAME_CHARACTERS = re.compile(r"[\w.:/-]*")
+
+
+def _named(text: str) -> str:
+    name = text.strip()
+    if not _NAME.fullmatch(name):
+        raise NotACall("not a name")
+    return name
+
+
+def _kimi_name(text: str) -> str:
+    """`functions.NAME:INDEX`, of which the model may leave parts out."""
+    return re.sub(r":\d+$", "", _named(text)).removeprefix("functions.")
+
+
+@dataclass(frozen=True)
+class Section:
+    """The markers of one format."""
+
+    begin: tuple[str, ...]
+    call: str
+    separator: str
+    call_end: str
+    end: tuple[str, ...]
+    kind: str = ""
+    """A word that stands between the call's opener and a further separator."""
+    fence: tuple[str, str] = ("", "")
+    name: Callable[[str], str] = _named
+
+    def scan(self, reader: TextReader, tools: Tools) -> Reading[None]:
+        """Read one section; text in it that is no call is noise."""
+        yield from reader.accept(*self.begin)
+        before = reader.calls
+        while True:
+            found = yield from reader.pass_until((self.call, *self.end), ignore)
+            reader.skip(len(found))
+            if found != self.call:
+                break
+            yield from self.one(reader)
+        if reader.calls == before:
+            raise NotACall("a section without a call")
+
+    def one(self, reader: TextReader) -> Reading[None]:
+        if self.kind:
+            yield from reader.space()
+            yield from reader.expect(self.kind)
+            yield from reader.expect(self.separator)
+        stops = (self.fence[0] or self.separator, self.call_end, *self.end, self.call)
+        name = self.name((yield from reader.until(*stops)))
+        yield from reader.expect(stops[0])
+        yield from reader.space()
+        if (yield from reader.peek()) != "{":
+            raise NotACall("arguments are a JSON object")
+        reader.call(name)
+        yield from read_json(reader, reader.arguments)
+        reader.end_call()
+        yield from reader.space()
+        if self.fence[1]:
+            yield from reader.accept(self.fence[1])
+            yield from reader.space()
+        yield from reader.accept(self.call_end)
+
+
+DEEPSEEK_V3 = Section(
+    begin=("<｜tool▁calls▁begin｜>",),
+    call="<｜tool▁call▁begin｜>",
+    separator="<｜tool▁sep｜>",
+    call_end="<｜tool▁call▁end｜>",
+    end=("<｜tool▁calls▁end｜>",),
+    kind="function",
+    fence=("\n```json\n", "```"),
+)
+DEEPSEEK_V31 = Section(
+    begin=("<｜tool▁calls▁begin｜>",),
+    call="<｜tool▁call▁begin｜>",
+    separator="<｜tool▁sep｜>",
+    call_end="<｜tool▁call▁end｜>",
+    end=("<｜tool▁calls▁end｜>",),
+)
+KIMI_K2 = Section(
+    begin=("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>"),
+    call="<|tool_call_begin|>",
+    separator="<|tool_call_argument_begin|>",
+    call_end="<|tool_call_end|>",
+    end=("<|tool_calls_section_end|>", "<|tool_call_section_end|>"),
+    name=_kimi_name,
+)
+_MISTRAL_LIST = JsonBlock(openers=("[TOOL_CALLS]",))
+
+
+def scan_mistral(reader: TextReader, tools: Tools) -> Reading[None]:
+    """`[TOOL_CALLS]NAME[ARGS]{...}`, with `[CALL_ID]` or without; older: a JSON list."""
+    mark = reader.mark()
+    yield from reader.accept("[TOOL_CALLS]")
+    yield from reader.space()
+    if (yield from reader.at("[", "{")):
+        reader.rewind(mark)
+        yield from _MISTRAL_LIST.scan(reader, tools)
+        return
+    reader.release()
+    name = yield from reader.run(_NAME_CHARACTERS)
+    if not name and not (yield from reader.peek()):
+        return
+    yield from reader.space()
+    if (yield from reader.accept("[CALL_ID]")):
+        yield from reader.run(_NAME_CHARACTERS)
+    yield from reader.accept("[ARGS]")
+    yield from reader.space()
+    if not name or (yield from reader.at("{")) != "{":
+        raise NotACall("arguments are a JSON object")
+    reader.call(name)
+    yield from read_json(reader, reader.arguments)
+    reader.end_call()
+
+
+def _section(name: str, section: Section, **fields: object) -> ToolParser:
+    return ToolParser(
+        name=name,
+        start=section.begin[0],
+        starts=section.begin[1:],
+        end=section.end[0],
+        scan=section.scan,
+        markers=(section.call, section.separator, section.call_end, *section.end),
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def parsers() -> tuple[ToolParser, ...]:
+    """Every format of this module."""
+    return (
+        _section(
+            "deepseek_v3",
+            DEEPSEEK_V3,
+            detect=lambda template: "<｜tool▁sep｜>" in template and "```json" in template,
+            aliases=("deepseek_r1", "deepseek"),
+            rank=3,
+        ),
+        _section(
+            "deepseek_v31",
+            DEEPSEEK_V31,
+            after="drop",
+            detect=lambda template: "<｜tool▁sep｜>" in template,
+            rank=2,
+        ),
+        _section(
+            "kimi_k2",
+            KIMI_K2,
+            after="drop",
+            detect=lambda template: "<|tool_calls_section_begin|>" in template,
+            aliases=("kimi", "moonshot"),
+            rank=3,
+        ),
+        ToolParser(
+            name="mistral",
+            start="[TOOL_CALLS]",
+            end="",
+            scan=scan_mistral,
+            markers=("[ARGS]", "[CALL_ID]"),
+            detect=lambda template: "[TOOL_CALLS]" in template,
+            aliases=("devstral", "magistral"),
+            rank=2,
+        ),
+    )

@@ -1,0 +1,43 @@
+"""Step 3: `steptml` invocations in a section of calls."""
+
+from __future__ import annotations
+
+from mlx_provider import ToolParser
+from mlx_provider.records import NotACall, Reading, TextReader, Tools
+
+from .invoke_tags import invoke
+from .json_text import ignore
+from .tagged import read_call
+
+BEGIN, END = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
+FORM = invoke("", "steptml:", bare=True)
+
+
+def scan(reader: TextReader, tools: Tools) -> Reading[None]:
+    """One section; between its invocations stand markers that say nothing."""
+    yield from reader.expect(BEGIN)
+    before = reader.calls
+    while True:
+        found = yield from reader.pass_until((FORM.call, END), ignore)
+        if found != FORM.call:
+            reader.skip(len(found))
+            break
+        yield from read_call(FORM, reader, tools)
+    if reader.calls == before:
+        raise NotACall("a section without a call")
+
+
+def parsers() -> tuple[ToolParser, ...]:
+    """Every format of this module."""
+    return (
+        ToolParser(
+            name="step3",
+            start=BEGIN,
+            end=END,
+            scan=scan,
+            atomic=True,
+            markers=("<｜tool_call_begin｜>", "<｜tool_sep｜>", "<｜tool_call_end｜>"),
+            detect=lambda template: "steptml:invoke" in template,
+            rank=3,
+        ),
+    )

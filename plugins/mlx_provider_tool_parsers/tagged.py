@@ -1,0 +1,208 @@
+"""Calls written as tags: one for the function, one for each parameter, values as text."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from mlx_provider.records import NotACall, Reading, TextEnded, TextReader, Tools
+
+from .json_text import ignore, read_json
+from .schema import Unknown, accepts, properties
+from .values import Arguments
+
+_NAME = re.compile(r"""\bname\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s>"']+))""")
+_STRING = re.compile(r"""\bstring\s*=\s*["']?(true|false)""")
+
+
+@dataclass(frozen=True)
+class TagFormat:
+    """The tags of one format. Tags that carry a name are given without their `>`."""
+
+    blocks: tuple[str, ...] = ("<tool_call>",)
+    block_end: str = "</tool_call>"
+    call: str = "<function="
+    call_end: str = "</function>"
+    key: str = "<parameter="
+    value_end: str = "</parameter>"
+    unknown: Unknown = "string"
+    lines: bool = True
+    bare: bool = True
+    """Whether calls may stand without a block around them; they then need a parameter."""
+    undeclared: bool = True
+    """Whether a name that is not among the request's tools is a call."""
+    forgiving: bool = True
+    """Whether a parameter may lack its closing tag before the next declared one."""
+
+    @property
+    def openers(self) -> tuple[str, ...]:
+        return (*self.blocks, self.call) if self.bare else self.blocks
+
+    def scan(self, reader: TextReader, tools: Tools) -> Reading[None]:
+        """Read a block of calls, or one call without a block."""
+        return _TagReader(self, reader, tools).block()
+
+
+def header_name(header: str) -> str:
+    """The name in `=NAME` or ` name="NAME"`, the inside of a tag."""
+    if header.startswith("="):
+        return header[1:].strip().strip("\"'")
+    match = _NAME.search(header)
+    return next((x for x in match.groups() if x is not None), "").strip() if match else ""
+
+
+def read_call(form: TagFormat, reader: TextReader, tools: Tools) -> Reading[None]:
+    """Read one call, the reader standing on its opening tag, that a block encloses."""
+    return _TagReader(form, reader, tools).call(wrapped=True)
+
+
+@dataclass
+class _TagReader:
+    form: TagFormat
+    reader: TextReader
+    tools: Tools
+
+    def block(self) -> Reading[None]:
+        form, reader = self.form, self.reader
+        wrapped = bool(form.blocks and (yield from reader.accept(*form.blocks)))
+        while True:
+            yield from reader.space()
+            if not (yield from reader.at(form.call)):
+                break
+            yield from self.call(wrapped)
+            if not wrapped:
+                break
+        mark = reader.mark()
+        yield from reader.space()
+        closed = form.block_end and (yield from reader.accept(form.block_end))
+        if not closed:
+            reader.rewind(mark)
+        else:
+            reader.release()
+        if not self.found:
+            yield from self.nothing_found(bool(closed))
+
+    def nothing_found(self, closed: bool) -> Reading[None]:
+        if not closed and not (yield from self.reader.peek()):
+            raise TextEnded
+        raise NotACall("a block without a call")
+
+    found: bool = False
+
+    def call(self, wrapped: bool) -> Reading[None]:
+        form, reader = self.form, self.reader
+        yield from reader.expect(form.call.removesuffix("="))
+        header = yield from self.header()
+        name = header_name(header)
+        if not name or (not form.undeclared and not accepts(self.tools)(name)):
+            raise NotACall("no such tool")
+        arguments = Arguments(reader, self.tools, name, form.unknown, form.lines)
+        yield from reader.space()
+        if (yield from reader.at("{")):
+            yield from self.json_body(arguments)
+        else:
+            yield from self.parameters(arguments, wrapped)
+        self.found = True
+
+    def header(self) -> Reading[str]:
+        header = yield from self.reader.until(">")
+        self.reader.skip(1)
+        return header
+
+    def json_body(self, arguments: Arguments) -> Reading[None]:
+        """`<function=name>{...}</function>`."""
+        arguments.begin()
+        yield from read_json(self.reader, self.reader.arguments)
+        self.reader.end_call()
+        yield from self.reader.space()
+        yield from self.reader.accept(self.form.call_end)
+
+    def parameters(self, arguments: Arguments, wrapped: bool) -> Reading[None]:
+        form, reader = self.form, self.reader
+        while True:
+            yield from reader.space()
+            tags = tuple(x for x in (form.key, form.call_end, form.block_end) if x)
+            found = yield from reader.at(*tags)
+            if not found and wrapped:
+                found = yield from reader.pass_until(tags, ignore)
+            if not found and not (yield from reader.peek()):
+                raise TextEnded
+            if found == form.key:
+                yield from self.parameter(arguments)
+                continue
+            if found and (wrapped or arguments.keys):
+                reader.skip(len(found) if found == form.call_end else 0)
+                arguments.end()
+                return
+            raise NotACall("a call without a block has parameters")
+
+    def parameter(self, arguments: Arguments) -> Reading[None]:
+        form, reader = self.form, self.reader
+        yield from reader.expect(form.key.removesuffix("="))
+        header = yield from self.header()
+        key = header_name(header)
+        if not key:
+            raise NotACall("a parameter without a name")
+        marked = _STRING.search(header)
+        string = None if marked is None else marked.group(1) == "true"
+        arguments.open(key, string)
+        yield from self.value(arguments)
+        arguments.close(force_json=string is False)
+
+    def value(self, arguments: Arguments) -> Reading[None]:
+        """Up to the closing tag that a further tag follows; another one is text."""
+        form, reader = self.form, self.reader
+        ends = [form.value_end]
+        if form.forgiving:
+            ends += ["\n" + form.key, form.call_end]
+        while True:
+            found = yield from reader.pass_until(ends, arguments.piece)
+            if not found:
+                raise TextEnded
+            if found == form.value_end:
+                if (yield from self.ends_value(len(found), (form.key, form.call_end))):
+                    return
+            elif found == form.call_end:
+                if (yield from self.ends_reply(len(found))):
+                    return
+            elif (yield from self.next_declared(arguments)):
+                return
+            arguments.piece(reader.skip(len(found)))
+
+    def ends_value(self, size: int, following: tuple[str, ...]) -> Reading[bool]:
+        reader = self.reader
+        mark = reader.mark()
+        reader.skip(size)
+        yield from reader.space()
+        tags = tuple(x for x in (*following, self.form.block_end) if x)
+        found = yield from reader.at(*tags)
+        if found or not (yield from reader.peek()):
+            reader.release()
+            return True
+        reader.rewind(mark)
+        return False
+
+    def ends_reply(self, size: int) -> Reading[bool]:
+        """Whether a function's closing tag inside an unclosed value closes the last block."""
+        reader = self.reader
+        mark = reader.mark()
+        reader.skip(size)
+        yield from reader.space()
+        if self.form.block_end:
+            yield from reader.accept(self.form.block_end)
+            yield from reader.space()
+        ended = not (yield from reader.peek())
+        reader.rewind(mark)
+        return ended
+
+    def next_declared(self, arguments: Arguments) -> Reading[bool]:
+        """Whether a parameter tag at a line's beginning opens the tool's next parameter."""
+        reader = self.reader
+        mark = reader.mark()
+        reader.skip(len("\n" + self.form.key.removesuffix("=")))
+        header = ""
+        while ">" not in header and len(header) < 128 and (yield from reader.peek()):
+            header += yield from reader.char()
+        reader.rewind(mark)
+        key = header_name(header.removesuffix(">"))
+        return key in properties(self.tools, arguments.name) and key not in arguments.keys

@@ -1,0 +1,96 @@
+"""Arguments written between tags: values as bare text, typed by the tool's schema."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+from mlx_provider.records import TextReader, Tools
+
+from .schema import Unknown, as_json, is_text, types
+
+
+@dataclass
+class TextValue:
+    """JSON string text of a value that arrives in pieces.
+
+    With `lines`, one line end after the opening tag and one before the closing tag are the
+    tags' own.
+    """
+
+    reader: TextReader
+    lines: bool
+    begun: bool = False
+    held: str = ""
+
+    def piece(self, text: str) -> None:
+        """Show what cannot be the last line end."""
+        if not text:
+            return
+        if not self.begun and self.lines:
+            self.begun = True
+            text = text.removeprefix("\n")
+        text = self.held + text
+        self.held = "\n" if self.lines and text.endswith("\n") else ""
+        self.show(text[: len(text) - len(self.held)])
+
+    def show(self, text: str) -> None:
+        self.reader.arguments(json.dumps(text, ensure_ascii=False)[1:-1])
+
+
+@dataclass
+class Arguments:
+    """Writes one call's arguments as JSON, parameter by parameter."""
+
+    reader: TextReader
+    tools: Tools
+    name: str
+    unknown: Unknown = "string"
+    lines: bool = True
+    begun: bool = False
+    keys: list[str] = field(default_factory=list)
+    _text: TextValue | None = None
+    _parts: list[str] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """Report the call's name; from here on it is a call."""
+        if not self.begun:
+            self.begun = True
+            self.reader.call(self.name)
+
+    def open(self, key: str, force_text: bool | None = None) -> None:
+        """A parameter begins. `force_text`: the format itself tells whether it is a string."""
+        self.begin()
+        self.reader.arguments(("{" if not self.keys else ", ") + json.dumps(key) + ": ")
+        self.keys.append(key)
+        wanted = types(self.tools, self.name, key)
+        text = is_text(wanted, self.unknown) if force_text is None else force_text
+        self._parts = []
+        self._text = TextValue(self.reader, self.lines) if text else None
+        if text:
+            self.reader.arguments('"')
+
+    def piece(self, text: str) -> None:
+        """The next text of the open parameter's value."""
+        if self._text is not None:
+            self._text.piece(text)
+        else:
+            self._parts.append(text)
+
+    def close(self, force_json: bool = False) -> None:
+        """The open parameter's value is complete."""
+        if self._text is not None:
+            self.reader.arguments('"')
+            return
+        text = "".join(self._parts)
+        if self.lines:
+            text = text.removeprefix("\n").removesuffix("\n")
+        wanted = types(self.tools, self.name, self.keys[-1])
+        unknown: Unknown = "json" if force_json else self.unknown
+        self.reader.arguments(as_json(text, frozenset() if force_json else wanted, unknown))
+
+    def end(self) -> None:
+        """The call is whole."""
+        self.begin()
+        self.reader.arguments("}" if self.keys else "{}")
+        self.reader.end_call()

@@ -1,0 +1,35 @@
+"""Other vision models of mlx-vlm, one row at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+from mlx_provider import LoadedModel, LoadOptions, ModelFamily, hookimpl
+
+mlx_provider_api = 1
+
+
+def matches(config: Mapping[str, Any]) -> int:
+    """2 for a model with a vision part that mlx-vlm has a folder for; imports nothing of it."""
+    kind = str(config.get("model_type", "")).lower().replace("-", "_")
+    if not kind or not config.get("vision_config"):
+        return 0
+    spec = PathFinder.find_spec("mlx_vlm")
+    places = (spec.submodule_search_locations or []) if spec else []
+    return 2 if any((Path(place) / "models" / kind).is_dir() for place in places) else 0
+
+
+def load(folder: Path, options: LoadOptions) -> LoadedModel:
+    """Load a checkpoint folder."""
+    from .model import load_any
+
+    return load_any(folder, options)
+
+
+@hookimpl
+def mlx_model_families() -> Iterable[ModelFamily]:
+    """Everything else that mlx-vlm can see with."""
+    yield ModelFamily("vision", matches, load, serves="Other vision models of mlx-vlm")

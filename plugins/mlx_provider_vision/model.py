@@ -1,0 +1,171 @@
+"""One loaded mlx-vlm model of a family that has no plugin of its own."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from PIL import Image
+
+from mlx_provider import (
+    BadRequest,
+    LoadOptions,
+    MediaError,
+    MediaItem,
+    MediaSpan,
+    ModelInfo,
+    PrefillChunk,
+    Prompt,
+    Tokenizer,
+)
+from mlx_provider.upstream import mlx_vlm_generic as upstream
+from mlx_provider.upstream.checkpoint import DEFAULT_CONTEXT, read_json
+from mlx_provider.upstream.hf_tokenizer import HFTokenizer
+from mlx_provider.upstream.mlx_vlm_model import as_image
+from mlx_provider.upstream.mlx_vlm_prompt import message_ends, separated
+from mlx_provider.upstream.mlx_vlm_tokenizer import load_tokenizer, vision_info
+
+UNKNOWN_PIXELS = 4096 * 4096
+"""Upper bound told to the core; the processor scales by rules of its own."""
+
+
+@dataclass(frozen=True)
+class PromptFeatures:
+    """What the model makes of a whole prompt with its media."""
+
+    arrays: Mapping[str, Any]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(int(a.nbytes) for a in self.arrays.values() if isinstance(a, mx.array))
+
+
+class AnyVisionModel:
+    """Rows decode alone; media of a prompt are one span, whose features hold for it alone."""
+
+    kv_layouts: Sequence[str] = ("solo",)
+
+    def __init__(
+        self, model: Any, processor: Any, info: ModelInfo, chat: HFTokenizer, token: int | None
+    ) -> None:
+        self.model = model
+        self.processor = processor
+        self.info = info
+        self.tokenizer: Tokenizer = chat
+        self.hf_tokenizer = chat
+        self.image_token = token
+        self._image_text = _image_text(processor, chat, token)
+
+    def prepare(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]],
+        media: Sequence[MediaItem],
+        variables: Mapping[str, Any],
+    ) -> Prompt:
+        """Render messages and run the model's own processor.
+
+        Raises `BadRequest` (template, processor) and `MediaError` (video).
+        """
+        images = [Image.fromarray(as_image(item)) for item in media]
+        safe, safe_tools = separated((messages, tools), (self._image_text,))
+        text = self._render(safe, safe_tools, variables, len(media))
+        try:
+            inputs = upstream.model_inputs(self.processor, text, images, self.image_token)
+        except (ValueError, TypeError, IndexError) as error:
+            raise MediaError(f"the model's processor refused the request: {error}") from error
+        ids = inputs["input_ids"][0]
+        tokens = [max(0, int(token)) for token in ids]
+        spans = [_span(ids, inputs, media, self.image_token)] if media else []
+        ends = () if media else message_ends(tokens, self.info.stop_tokens)
+        return Prompt(tokens=tokens, text=text, spans=spans, checkpoints=ends)
+
+    def embed(self, span: MediaSpan) -> PromptFeatures:
+        return PromptFeatures(upstream.prompt_features(self.model, span.inputs))
+
+    def make_cache(self) -> list[Any]:
+        return upstream.make_cache(self.model)
+
+    def prefill(self, chunk: PrefillChunk) -> mx.array:
+        return upstream.prefill(self.model, chunk)
+
+    def decode(self, tokens: mx.array, cache: list[Any], positions: mx.array) -> mx.array:
+        return upstream.decode(self.model, tokens, cache)
+
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        images: int,
+    ) -> str:
+        """With image parts, or with image tokens as text where the template knows no parts."""
+        text = self.hf_tokenizer.apply_template(messages, tools, variables)
+        if text.count(self._image_text) == images:
+            return text
+        flat = [_flattened(message, self._image_text) for message in messages]
+        text = self.hf_tokenizer.apply_template(flat, tools, variables)
+        if text.count(self._image_text) != images:
+            raise BadRequest(
+                f"the chat template placed {text.count(self._image_text)} of {images} images",
+                param="messages",
+            )
+        return text
+
+
+def load_any(folder: Path, options: LoadOptions) -> AnyVisionModel:
+    """Load a checkpoint. Raises `UnsupportedModel` for models that do not chat."""
+    model, processor = upstream.load(folder, options)
+    chat = load_tokenizer(folder, options, getattr(processor, "tokenizer", None))
+    text = getattr(model.config, "text_config", model.config)
+    info = vision_info(
+        folder,
+        options,
+        model,
+        chat,
+        media=("image",),
+        pixels=(1, UNKNOWN_PIXELS),
+        default_context=int(getattr(text, "max_position_embeddings", None) or DEFAULT_CONTEXT),
+    )
+    return AnyVisionModel(model, processor, info, chat, _image_token(folder))
+
+
+def _image_token(folder: Path) -> int | None:
+    config = read_json(folder / "config.json")
+    names = ("image_token_index", "image_token_id")
+    return next((int(config[name]) for name in names if config.get(name) is not None), None)
+
+
+def _image_text(processor: Any, chat: HFTokenizer, token: int | None) -> str:
+    """What stands for one image in a rendered prompt."""
+    for name in ("boi_token", "image_token"):
+        text = getattr(processor, name, None)
+        if isinstance(text, str) and text:
+            return text
+    named = None if token is None else chat.fast.id_to_token(token)
+    return str(named or "<image>")
+
+
+def _flattened(message: Mapping[str, Any], image: str) -> dict[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, list):
+        return dict(message)
+    texts = [part["text"] if part["type"] == "text" else image for part in content]
+    return {**message, "content": "".join(texts)}
+
+
+def _span(
+    ids: np.ndarray, inputs: Mapping[str, np.ndarray], media: Sequence[MediaItem], token: int | None
+) -> MediaSpan:
+    """From the first image token to the last; features belong to this very prompt."""
+    at = np.flatnonzero(ids == token) if token is not None else np.empty(0, int)
+    start, end = (int(at[0]), int(at[-1]) + 1) if at.size else (0, len(ids))
+    digest = hashlib.sha256(np.ascontiguousarray(ids).tobytes())
+    digest.update("".join(item.content_hash for item in media).encode())
+    return MediaSpan(start, end, digest.hexdigest(), dict(inputs))

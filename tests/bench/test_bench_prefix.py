@@ -1,0 +1,57 @@
+"""Shape of what `bench prefix` reports, and that it notices wrong answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlx_provider.bench.prefix import Subject, _first_tokens
+from mlx_provider.bench.random_models import document, load, write_model
+
+
+def test_every_part(bench: Callable[..., dict[str, Any]], small: tuple[str, ...]) -> None:
+    parts = ("--part", "ttft", "--part", "conversation", "--part", "lookup")
+    sizes = ("--tokens", "200", "--document", "120", "--turns", "2", "--lookup", "2000", "5")
+    result = bench("prefix", *parts, "--variant", "qwen3_vl+image", *sizes, *small)
+    (row,) = result["ttft"]
+    assert row["same_tokens"] == "5/5"
+    assert row["repeat_cached"] == row["prompt_tokens"] - 1
+    for hit in (row["next_turn"], row["other_question"]):
+        assert 0 < hit["computed"] < 100 < hit["cached"]
+        assert hit["over_suffix"]["target"] == 1.3
+    (talk,) = result["conversation"]
+    assert talk["same_tokens"] == "2/2"
+    assert talk["cached_tokens"][0] < talk["cached_tokens"][1]
+    assert result["lookup"]["seconds"]["target"] == 0.001
+    assert result["models"]["qwen3_vl"]["weights_bytes"] > 0
+
+
+@pytest.fixture
+def subject(tmp_path: Path) -> Subject:
+    folder = write_model(tmp_path / "model", "llama", "float32", 64, 2)
+    return Subject(load(folder, "float32"), folder, image=False)
+
+
+def test_a_wrong_reuse_shows(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = subject.warm._store
+    restore = store.restore
+
+    def spoilt(match: Any, make_cache: Any, *, room: int = 0) -> Any:
+        cache = restore(match, make_cache, room=room)
+        if match.length > 100:
+            for layer in cache:
+                layer.values = layer.values[..., ::-1]
+        return cache
+
+    monkeypatch.setattr(store, "restore", spoilt)
+    row, _ = _first_tokens(subject, "llama", 200)
+    assert row["same_tokens"] != "5/5"
+
+
+def test_documents_differ_by_seed_alone(subject: Subject) -> None:
+    first, again, other = (document(subject.model, 100, seed) for seed in (1, 1, 2))
+    assert first == again != other
+    assert abs(len(subject.model.tokenizer.encode(first, special=False)) - 100) < 5

@@ -1,0 +1,435 @@
+"""Tool calls forced by a grammar, in every format, and read back by the real parsers."""
+
+import json
+from functools import cache
+from typing import Any
+
+import jsonschema
+import pytest
+
+from mlx_provider.chat.grammar_readable import check_readable, empty_call, names_read
+from mlx_provider.chat.grammar_shapes import SHAPES, shape_for
+from mlx_provider.chat.grammar_tagged import whole_text
+from mlx_provider.chat.reply import Reply
+from mlx_provider.errors import BadRequest
+from mlx_provider.records import ToolCall, ToolParser
+from mlx_provider_tool_parsers import mlx_tool_parsers
+
+TREE: dict[str, Any] = {
+    "$defs": {
+        "Node": {
+            "type": "object",
+            "properties": {
+                "kind": {"anyOf": [{"const": "dir"}, {"const": "file"}, {"type": "null"}]},
+                "size": {"type": ["integer", "null"], "minimum": 0, "maximum": 9},
+                "children": {"type": "array", "items": {"$ref": "#/$defs/Node"}, "maxItems": 1},
+            },
+            "required": ["kind", "size", "children"],
+            "additionalProperties": False,
+        }
+    },
+    "$ref": "#/$defs/Node",
+}
+POINT: dict[str, Any] = {
+    "type": "object",
+    "properties": {"x": {"type": "integer"}, "on": {"type": "boolean"}},
+    "required": ["x", "on"],
+    "additionalProperties": False,
+}
+
+
+def json_schema(schema: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
+
+
+GREP: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "grep",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "pattern": {"type": "string", "maxLength": 6, "pattern": "^[a-z]+$"},
+                "count": {"type": "integer", "minimum": 0, "maximum": 99},
+                "mode": {"enum": ["all", "first"]},
+            },
+            "required": ["pattern", "mode"],
+        },
+    },
+}
+SAVE: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "grep_tree", "strict": True, "parameters": TREE | {"type": "object"}},
+}
+PING: dict[str, Any] = {"type": "function", "function": {"name": "ping"}}
+TOOLS = [GREP, SAVE, PING]
+
+
+def hermes_calls(text: str) -> list[dict[str, Any]]:
+    calls = text.split("<tool_call>\n")[1:]
+    return [json.loads(call.split("\n</tool_call>")[0]) for call in calls]
+
+
+def check_call(call: dict[str, Any]) -> None:
+    schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in TOOLS}
+    assert call["name"] in schemas
+    schema = schemas[call["name"]] or {"maxProperties": 0}
+    jsonschema.validate(call["arguments"], schema)
+
+
+def test_random_model_makes_a_required_call_200_times(model: Any) -> None:
+    first = model.started(SHAPES["hermes"], tools=TOOLS, tool_choice="required")
+    ended, several, names = 0, 0, set()
+    for seed in range(200):
+        text, done = model.sample(first.fork(), seed, 900)
+        if not done:
+            continue
+        ended += 1
+        calls = hermes_calls(text)
+        assert text.startswith("<tool_call>\n")
+        assert calls
+        for call in calls:
+            check_call(call)
+            names.add(call["name"])
+        several += len(calls) > 1
+    assert ended >= 190
+    assert several
+    assert names == {"grep", "grep_tree", "ping"}
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({"tool_choice": {"type": "function", "function": {"name": "grep"}}}, {"grep"}),
+        ({"tool_choice": {"type": "function", "name": "ping"}}, {"ping"}),
+        ({"tool_choice": "required", "parallel_tool_calls": False}, {"grep", "grep_tree", "ping"}),
+    ],
+)
+def test_one_call_only(model: Any, given: dict[str, Any], names: set[str]) -> None:
+    first = model.started(SHAPES["hermes"], tools=TOOLS, **given)
+    found = set()
+    for seed in range(40):
+        text, done = model.sample(first.fork(), seed, 900)
+        assert done
+        (call,) = hermes_calls(text)
+        check_call(call)
+        found.add(call["name"])
+    assert found == names
+
+
+def test_allowed_tools(model: Any) -> None:
+    choice = {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": "required", "tools": [{"type": "function", "name": "ping"}]},
+    }
+    first = model.started(SHAPES["hermes"], tools=TOOLS, tool_choice=choice)
+    text, _ = model.sample(first, 1, 400)
+    assert {call["name"] for call in hermes_calls(text)} == {"ping"}
+
+
+def test_markers_are_written_as_special_tokens(model: Any) -> None:
+    constraint = model.started(SHAPES["hermes"], tools=TOOLS, tool_choice="required")
+    assert model.allowed(constraint) == [model.tokenizer.token_to_id("<tool_call>")]
+
+
+def test_markers_outside_the_vocabulary_are_written_as_text(model: Any) -> None:
+    constraint = model.started(SHAPES["longcat"], tools=[PING], tool_choice="required")
+    text = '<longcat_tool_call>\n{"name": "ping", "arguments": {}}\n</longcat_tool_call>'
+    assert model.accepts(constraint, text)
+
+
+FORMS: list[tuple[str, str]] = [
+    ("hermes", '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>'),
+    ("llama3_json", '{"name": "ping", "parameters": {}}'),
+    ("mistral", '[TOOL_CALLS][{"name": "ping", "arguments": {}}]'),
+    ("mistral", '[TOOL_CALLS][{"name": "ping", "arguments": {}}, '
+     '{"name": "ping", "arguments": {}}]'),
+    ("qwen3_coder", "<tool_call>\n<function=ping>\n</function>\n</tool_call>"),
+    ("qwen3_coder", "<tool_call>\n<function=grep>\n<parameter=pattern>\nabc\n</parameter>\n"
+     "<parameter=mode>\nall\n</parameter>\n</function>\n</tool_call>"),
+    ("qwen3_coder", "<tool_call>\n<function=grep>\n<parameter=pattern>\nabc\n</parameter>\n"
+     "<parameter=count>\n7\n</parameter>\n<parameter=mode>\nfirst\n</parameter>\n</function>\n"
+     "</tool_call>"),
+    ("glm45", "<tool_call>grep\n<arg_key>pattern</arg_key>\n<arg_value>abc</arg_value>\n"
+     "<arg_key>mode</arg_key>\n<arg_value>all</arg_value>\n</tool_call>"),
+    ("minimax_m2", '<minimax:tool_call>\n<invoke name="ping">\n</invoke>\n</minimax:tool_call>'),
+    ("deepseek_v31", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>ping<｜tool▁sep｜>{}"
+     "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"),
+    ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>functions.ping:0"
+     "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text"), FORMS)
+def test_every_format_takes_its_own_calls(model: Any, name: str, text: str) -> None:
+    given: dict[str, Any] = {"tools": [GREP, PING], "tool_choice": "required"}
+    assert model.accepts(model.started(SHAPES[name], **given), text)
+    assert not model.accepts(model.started(SHAPES[name], **given), text.replace("ping", "pong", 1)
+                       .replace("grep", "grab", 1))  # fmt: skip
+    assert not model.accepts(model.started(SHAPES[name], **given), "no call")
+
+
+@pytest.mark.parametrize("name", sorted(SHAPES))
+def test_random_model_ends_its_call_in_every_format(model: Any, name: str) -> None:
+    first = model.started(SHAPES[name], tools=[GREP, PING], tool_choice="required",
+                    parallel_tool_calls=False)  # fmt: skip
+    ends = [model.sample(first.fork(), seed, 700)[1] for seed in range(10)]
+    assert all(ends)
+
+
+def test_an_unknown_format_is_json_between_its_markers(model: Any) -> None:
+    shape = shape_for(["strange"], "<call>", "</call>")
+    constraint = model.started(shape, tools=[PING], tool_choice="required")
+    assert model.accepts(constraint, '<call>\n{"name": "ping", "arguments": {}}\n</call>')
+    assert shape_for(["alias", "hermes"]) is SHAPES["hermes"]
+
+
+XML_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "put",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "text": {"type": "string"},
+                "short": {"type": "string", "minLength": 2, "maxLength": 3},
+                "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+                "tree": {"$ref": "#/$defs/Node"},
+                "flags": {"type": "array", "items": {"type": "boolean"}},
+            },
+            "required": ["text"],
+            "$defs": TREE["$defs"],
+        },
+    },
+}
+
+
+def parameter(key: str, value: str) -> str:
+    return f"<parameter={key}>\n{value}\n</parameter>\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "fits"),
+    [
+        (parameter("text", "a\n<b>\n"), True),
+        (parameter("text", ""), True),
+        (parameter("text", "a") + parameter("short", "ab"), True),
+        (parameter("text", "a") + parameter("short", "a"), False),
+        (parameter("text", "a") + parameter("short", "abcd"), False),
+        (parameter("text", "a") + parameter("maybe", "null"), True),
+        (parameter("text", "a") + parameter("flags", "[true, false]"), True),
+        (parameter("text", "a") + parameter("flags", "yes"), False),
+        (parameter("text", "a") + parameter("tree", '{"kind":null,"size":1,"children":[]}'), True),
+        (parameter("text", "a") + parameter("tree", '{"kind":"x","size":1,"children":[]}'), False),
+        (parameter("short", "ab"), False),
+        ("", False),
+    ],
+)
+def test_tagged_arguments_follow_their_schema(model: Any, body: str, fits: bool) -> None:
+    given: dict[str, Any] = {"tools": [XML_TOOL], "tool_choice": "required"}
+    text = f"<tool_call>\n<function=put>\n{body}</function>\n</tool_call>"
+    assert model.accepts(model.started(SHAPES["qwen3_coder"], **given), text) is fits
+
+
+def tool(parameters: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": parameters, **more}}
+
+
+def test_a_strict_tool_is_refused_where_another_is_held_in_part(
+    model: Any,
+) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    with pytest.raises(BadRequest, match=r"tools\[0\]\.function\.parameters: 'uniqueItems' at #/p"):
+        model.compiler.structure(
+            model.request(tools=[tool(schema, strict=True)], tool_choice="required"),
+            SHAPES["hermes"],
+        )
+    structure = model.compiler.structure(
+        model.request(tools=[tool(schema)], tool_choice="required"), SHAPES["hermes"]
+    )
+    assert structure is not None
+    assert "uniqueItems" in structure.warnings[0]
+
+
+def test_a_tool_schema_that_does_not_compile_is_held_as_any_object(
+    model: Any,
+) -> None:
+    broken = {"properties": {"a": {"$ref": "#/$defs/none"}}}
+    structure = model.compiler.structure(
+        model.request(tools=[tool(broken)], tool_choice="required"), SHAPES["hermes"]
+    )
+    assert structure is not None
+    assert "not enforced" in structure.warnings[0]
+    text = '<tool_call>\n{"name": "f", "arguments": {"a": [1]}}\n</tool_call>'
+    assert model.accepts(structure.constraint, text)
+
+
+def test_parameters_must_be_an_object(model: Any) -> None:
+    with pytest.raises(BadRequest, match="must be a schema of type object"):
+        model.compiler.structure(
+            model.request(tools=[tool({"type": "string"})], tool_choice="required")
+        )
+
+
+@pytest.mark.parametrize("name", ["hermes", "llama3_json", "qwen3_coder"])
+def test_a_schema_beside_tools_leaves_the_choice(model: Any, name: str) -> None:
+    given: dict[str, Any] = {"tools": [GREP, PING], "response_format": json_schema(POINT)}
+    call = next(text for form, text in FORMS if form == name)
+    assert model.accepts(model.started(SHAPES[name], **given), '{"x":1,"on":true}')
+    assert model.accepts(model.started(SHAPES[name], **given), call)
+    assert not model.accepts(model.started(SHAPES[name], **given), "free text")
+
+
+def test_tokens_of_one_reply(model: Any) -> None:
+    """Words of several characters pass where their bytes do, also across a rule's border."""
+    constraint = model.started(SHAPES["hermes"], tools=[SAVE], tool_choice="required")
+    text = (
+        '<tool_call>\n{"name": "grep_tree", "arguments": {"kind": null, "size": 1, "children": []}}'
+    )
+    tokens: list[int] = model.encode(text)
+    assert any(len(model.tokenizer.decode([token])) > 1 for token in tokens)
+    for token in tokens:
+        assert token in model.allowed(constraint)
+        constraint.advance(token)
+
+
+PUT: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "put",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "root": {"$ref": "#/$defs/Node"},
+                "kind": {"anyOf": [{"const": "dir"}, {"const": "file"}]},
+                "count": {"type": ["integer", "null"], "minimum": 0, "maximum": 9},
+                "share": {"type": "number", "minimum": 0, "maximum": 1},
+                "flags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3},
+            },
+            "required": ["root", "kind", "count"],
+            "$defs": TREE["$defs"],
+        },
+    },
+}
+
+
+MOVE: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "move",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "from": {"type": "string", "maxLength": 3},
+                "to": {"type": "object", "properties": {"id": {"type": "string", "maxLength": 3}}},
+                "how": {"enum": ["fast", 2, None]},
+            },
+        },
+    },
+}
+"""Everything may be left out, and one key is a word of Python's."""
+
+
+@cache
+def parsers() -> dict[str, ToolParser]:
+    return {
+        name: parser for parser in mlx_tool_parsers() for name in (*parser.aliases, parser.name)
+    }
+
+
+def read_back(text: str, parser: ToolParser, tools: list[Any]) -> tuple[list[Any], str]:
+    """Calls and content that the reply machine makes of a text."""
+    reply = Reply(tools=tools, tool_parser=parser)
+    deltas = reply.push_text(text) + reply.finish("stop")[0]
+    calls: dict[int, list[str]] = {}
+    for delta in (piece for d in deltas for piece in d.tool_calls):
+        call = calls.setdefault(delta.index, ["", ""])
+        call[0] += delta.name or ""
+        call[1] += delta.arguments
+    return [(name, json.loads(body)) for name, body in calls.values()], "".join(
+        d.content for d in deltas
+    )
+
+
+FORMATS = sorted(parser.name for parser in mlx_tool_parsers())
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_parsers_read_what_the_grammar_writes(model: Any, name: str) -> None:
+    tools = [GREP, PING, PUT, MOVE]
+    schemas = {t["function"]["name"]: t["function"].get("parameters", True) for t in tools}
+    parser = parsers()[name]
+    shape = shape_for((parser.name, *parser.aliases), parser.start, parser.end)
+    first = model.started(shape, tools=tools, tool_choice="required")
+    read = 0
+    for seed in range(16):
+        text, done = model.sample(first.fork(), seed, 600)
+        if done:
+            calls, content = read_back(text, parser, tools)
+            assert calls, text
+            assert content.strip() == "", text
+            for called, arguments in calls:
+                jsonschema.validate(arguments, schemas[called])
+            read += 1
+    assert read >= 4
+
+
+@pytest.mark.parametrize(
+    ("pattern", "whole"),
+    [
+        ("^a$", "a"),
+        ("a", "(?s:.*)a(?s:.*)"),
+        ("^a", "a(?s:.*)"),
+        (r"a\$", r"(?s:.*)a\$(?s:.*)"),
+        ("^(a|b)$", "(a|b)"),
+        ("^[|^$]$", "[|^$]"),
+        ("^a/b$", r"a\/b"),
+        (r"^a\/b$", r"a\/b"),
+        ("^a|b$", None),
+        ("a^b", None),
+        ("(a$|b)", None),
+        ("(?=a)b", None),
+        ("(?:a)", "(?s:.*)(?:a)(?s:.*)"),
+    ],
+)
+def test_patterns_for_the_whole_text(pattern: str, whole: str | None) -> None:
+    assert whole_text(pattern) == whole
+
+
+def test_what_tags_cannot_hold_of_a_strict_tool_is_said(model: Any) -> None:
+    schema = {"properties": {"a": {"type": "string", "format": "date"}}, "required": ["a"]}
+    asked = model.request(tools=[tool(schema, strict=True)], tool_choice="required")
+    tagged = model.compiler.structure(asked, SHAPES["qwen3_coder"])
+    assert "format 'date' is not enforced" in tagged.warnings[0]
+    assert model.compiler.structure(asked, SHAPES["hermes"]).warnings == ()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_parser_reads_an_empty_call(name: str) -> None:
+    parser = parsers()[name]
+    shape = shape_for((parser.name, *parser.aliases), parser.start, parser.end)
+    assert names_read(empty_call(shape, "ping"), parser) == ["ping"]
+
+
+@pytest.mark.parametrize("name", ["llama4_pythonic", "lfm2", "olmo3"])
+def test_a_name_that_the_format_cannot_write_is_refused(model: Any, name: str) -> None:
+    dashed = {"type": "function", "function": {"name": "get-it"}}
+    parser = parsers()[name]
+    shape = shape_for((parser.name, *parser.aliases))
+    asked = model.request(tools=[dashed, PING], tool_choice="required")
+    with pytest.raises(BadRequest, match=rf"'get-it' cannot be enforced.*{name}"):
+        check_readable(asked, parser, shape)
+    named = {"type": "function", "function": {"name": "ping"}}
+    check_readable(model.request(tools=[dashed, PING], tool_choice=named), parser, shape)
+
+
+def test_a_format_of_strangers_that_is_no_json_is_refused(model: Any) -> None:
+    def parse(text: str, tools: Any) -> list[ToolCall]:
+        if not text.startswith("!"):
+            raise ValueError("no call")
+        return [ToolCall(text[1:], "{}")]
+
+    strange = ToolParser(name="strange", start="<<", end=">>", parse=parse)
+    asked = model.request(tools=[PING], tool_choice="required")
+    with pytest.raises(BadRequest, match="strange"):
+        check_readable(asked, strange, shape_for(["strange"], "<<", ">>"))

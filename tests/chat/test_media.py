@@ -1,0 +1,274 @@
+"""Loading media: spellings, bounds, decoding of every kind of picture, and broken ones."""
+
+import base64
+import hashlib
+import io
+import json
+import struct
+import zlib
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from mlx_provider.chat.media import MediaPolicy, load_media
+from mlx_provider.chat.messages import normalise
+from mlx_provider.chat.messages_parts import Detail, MediaRef
+from mlx_provider.errors import MediaError
+from mlx_provider.records import MediaItem
+
+DATA = Path(__file__).parents[1] / "data" / "chat"
+CLIENTS = json.loads((DATA / "client_messages.json").read_text())
+
+
+def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
+    out = io.BytesIO()
+    image.save(out, form, **options)
+    return out.getvalue()
+
+
+def data_url(data: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(data).decode()
+
+
+def ref(data: bytes, detail: Detail = "auto") -> MediaRef:
+    return MediaRef("image", data_url(data), "messages[0].content[1]", detail)
+
+
+def load(data: bytes, **policy: Any) -> MediaItem:
+    return load_media([ref(data)], MediaPolicy(**policy))[0]
+
+
+def refuse(*refs: MediaRef, **policy: Any) -> str:
+    with pytest.raises(MediaError) as refused:
+        load_media(refs, MediaPolicy(**policy))
+    assert refused.value.param is not None
+    assert refused.value.message.startswith(refused.value.param)
+    return refused.value.message
+
+
+def solid(mode: str, color: Any, size: tuple[int, int] = (5, 3)) -> Image.Image:
+    return Image.new(mode, size, color)
+
+
+def test_spellings_of_one_client_body() -> None:
+    refs = normalise(CLIENTS["05"], hoist_system=False).media
+    items = load_media([r for r in refs if str(r.source).startswith("data:")])
+    assert [item.pixels.shape for item in items] == [
+        (64, 64, 3), (56, 112, 3), (64, 64, 3), (56, 112, 3),
+    ]  # fmt: skip
+    assert [item.detail for item in items] == ["low", "auto", "auto", "auto"]
+    assert items[0].content_hash == items[2].content_hash != items[1].content_hash
+    file = next(r for r in refs if str(r.source).startswith("file:"))
+    assert "allow_file_media" in refuse(file)
+
+
+def test_hash_is_of_the_bytes() -> None:
+    data = encoded(solid("RGB", "red"))
+    assert load(data).content_hash == hashlib.sha256(data).hexdigest()
+
+
+def test_low_detail_scales_and_changes_the_hash() -> None:
+    data = encoded(solid("RGB", "red", (1024, 256)))
+    low, full = load_media([ref(data, "low"), ref(data, "high")])
+    assert low.pixels.shape == (128, 512, 3)
+    assert full.pixels.shape == (256, 1024, 3)
+    assert low.content_hash != full.content_hash
+    small = encoded(solid("RGB", "red"))
+    low, full = load_media([ref(small, "low"), ref(small)])
+    assert low.content_hash == full.content_hash
+
+
+def test_one_pixel() -> None:
+    item = load(encoded(solid("RGB", (1, 2, 3), (1, 1))))
+    assert item.pixels.dtype == np.uint8
+    assert item.pixels.tolist() == [[[1, 2, 3]]]
+
+
+COLORS: list[tuple[str, bytes, tuple[int, int, int]]] = [
+    ("rgb", encoded(solid("RGB", (255, 0, 0))), (255, 0, 0)),
+    ("cmyk", encoded(solid("CMYK", (0, 255, 255, 0)), "JPEG", quality=100), (255, 0, 0)),
+    ("grey", encoded(solid("L", 128)), (128, 128, 128)),
+    ("bits", encoded(solid("1", 1)), (255, 255, 255)),
+    ("16 bits", encoded(solid("I;16", 0x8080)), (128, 128, 128)),
+    ("float", encoded(solid("F", 0.5), "TIFF"), (128, 128, 128)),
+    ("half transparent", encoded(solid("RGBA", (255, 0, 0, 0))), (255, 255, 255)),
+    ("grey with alpha", encoded(solid("LA", (0, 255))), (0, 0, 0)),
+    ("palette", encoded(solid("RGB", "blue").quantize()), (0, 0, 255)),
+    ("webp", encoded(solid("RGB", "red"), "WEBP", lossless=True), (255, 0, 0)),
+    ("bmp", encoded(solid("RGB", "red"), "BMP"), (255, 0, 0)),
+]
+
+
+@pytest.mark.parametrize(("data", "color"), [c[1:] for c in COLORS], ids=[c[0] for c in COLORS])
+def test_every_kind_becomes_rgb(data: bytes, color: tuple[int, int, int]) -> None:
+    pixels = load(data).pixels
+    assert pixels.shape == (3, 5, 3)
+    assert np.abs(pixels.astype(int) - np.array(color)).max() <= 2
+
+
+def test_transparent_palette_stands_on_white() -> None:
+    image = Image.new("P", (2, 1), 0)
+    image.putpalette([255, 0, 0, 0, 0, 255])
+    image.putpixel((1, 0), 1)
+    pixels = load(encoded(image, transparency=0)).pixels
+    assert pixels.tolist() == [[[255, 255, 255], [0, 0, 255]]]
+
+
+def test_animation_gives_its_first_frame() -> None:
+    frames = [solid("RGB", "red"), solid("RGB", "blue")]
+    data = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    assert load(data).pixels[0, 0].tolist() == [255, 0, 0]
+
+
+def test_exif_orientation_is_applied() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = encoded(solid("RGB", "red", (8, 4)), "JPEG", exif=exif)
+    assert load(data).pixels.shape == (8, 4, 3)
+
+
+def png_header(width: int, height: int) -> bytes:
+    """A PNG that claims a size and holds hardly any data."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        )
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0")) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + body
+
+
+@pytest.mark.parametrize("size", [(100_000, 50_000), (2**31 - 1, 1), (8_001, 8_001)])
+def test_absurd_size_is_refused_before_decoding(size: tuple[int, int]) -> None:
+    message = refuse(ref(png_header(*size)))
+    assert f"{size[0]} × {size[1]} pixels" in message
+
+
+def test_images_of_one_request_share_a_bound() -> None:
+    data = encoded(solid("RGB", "red", (10, 10)))
+    assert len(load_media([ref(data)] * 3, MediaPolicy(max_total_pixels=300))) == 3
+    assert "together" in refuse(*[ref(data)] * 4, max_total_pixels=300)
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF"])
+def test_truncated(form: str) -> None:
+    noise = np.random.default_rng(0).integers(0, 255, (40, 40, 3), np.uint8)
+    data = encoded(Image.fromarray(noise), form)
+    assert load(data).pixels.shape == (40, 40, 3)
+    assert "truncated" in refuse(ref(data[: len(data) // 2]))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "data:image/png;base64",
+        "data:image/png;base64,",
+        "data:image/png;base64,$$$",
+        "data:image/png;base64,A",
+        "data:image/png;base64,aGVsbG8gd29ybGQ=",
+        "data:text/html,<html>",
+        "data:application/postscript;base64," + base64.b64encode(b"%!PS-Adobe-3.0 EPSF").decode(),
+    ],
+)
+def test_malformed_data_url(source: str) -> None:
+    refuse(MediaRef("image", source, "messages[2].content[0]"))
+
+
+def test_data_url_spellings() -> None:
+    data = encoded(solid("RGB", "red"))
+    text = base64.b64encode(data).decode()
+    for source in (
+        f"DATA:image/png;base64,{text}",
+        f"data:;base64,{text.rstrip('=')}",
+        "data:image/png;base64," + "\n".join(text[i : i + 20] for i in range(0, len(text), 20)),
+        "data:image/png;base64," + base64.urlsafe_b64encode(data).decode(),
+        "data:image/png," + "".join(f"%{byte:02x}" for byte in data),
+    ):
+        assert load_media([MediaRef("image", source, "p")])[0].pixels.shape == (3, 5, 3)
+
+
+def test_too_many_bytes() -> None:
+    assert "more than 20" in refuse(ref(encoded(solid("RGB", "red"))), max_bytes=20)
+
+
+@pytest.mark.parametrize(
+    "source", ["file:///etc/passwd", "/etc/passwd", "FILE:/etc/passwd", "../x.png", "iVBORw0KGgo"]
+)
+def test_local_files_are_refused(source: str) -> None:
+    message = refuse(MediaRef("image", source, "messages[0].content[0]"))
+    assert "local file" in message
+    assert "root" not in message
+
+
+@pytest.mark.parametrize("source", ["ftp://example.com/a.png", "blob:x", "javascript:alert(1)"])
+def test_other_schemes_are_refused(source: str) -> None:
+    refuse(MediaRef("image", source, "p"), allow_file=True, allow_private=True)
+
+
+def test_local_file_where_allowed(tmp_path: Path) -> None:
+    file = tmp_path / "a b.png"
+    file.write_bytes(encoded(solid("RGB", "red")))
+    policy = MediaPolicy(allow_file=True)
+    for source in (str(file), file.as_uri()):
+        assert load_media([MediaRef("image", source, "p")], policy)[0].pixels.shape == (3, 5, 3)
+    for source in ("/dev/zero", str(tmp_path), str(tmp_path / "none.png"), "a\0b"):
+        refuse(MediaRef("image", source, "p"), allow_file=True)
+    refuse(MediaRef("image", str(file), "p"), allow_file=True, max_bytes=10)
+
+
+def video(*frames: Image.Image) -> MediaRef:
+    return MediaRef("video", tuple(data_url(encoded(frame)) for frame in frames), "p")
+
+
+def test_video_is_a_list_of_frames() -> None:
+    red, blue = solid("RGB", "red"), solid("RGB", "blue")
+    item, other, image = load_media([video(red, blue), video(blue, red), ref(encoded(red))])
+    assert (item.kind, image.kind) == ("video", "image")
+    assert item.pixels.shape == (2, 3, 5, 3)
+    assert item.pixels[1, 0, 0].tolist() == [0, 0, 255]
+    assert len({item.content_hash, other.content_hash, image.content_hash}) == 3
+
+
+def test_refused_videos() -> None:
+    red = solid("RGB", "red")
+    assert "list of frames" in refuse(MediaRef("video", "https://example.com/v.mp4", "p"))
+    assert "1 to 2 frames, not 3" in refuse(video(red, red, red), max_frames=2)
+    assert "one size" in refuse(video(red, solid("RGB", "red", (4, 4))))
+    broken = MediaRef("video", (data_url(encoded(red)), "data:,x"), "p")
+    assert refuse(broken).startswith("p.video[1]")
+
+
+def test_part_without_source() -> None:
+    bare = normalise([{"role": "user", "content": [{"type": "image"}]}], hoist_system=False)
+    assert "no source" in refuse(*bare.media)
+
+
+SEEDS = [
+    encoded(Image.effect_noise((9, 7), 80).convert(mode), form)
+    for mode, form in [
+        ("RGB", "PNG"), ("P", "PNG"), ("RGB", "JPEG"), ("P", "GIF"), ("RGB", "WEBP"),
+        ("RGB", "BMP"), ("RGB", "TIFF"), ("RGB", "PPM"), ("RGB", "AVIF"),
+    ]
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:PIL")
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_no_bytes_make_it_raise_anything_else(draw: st.DataObject) -> None:
+    data = bytearray(draw.draw(st.sampled_from(SEEDS)))
+    for _ in range(draw.draw(st.integers(1, 6))):
+        data[draw.draw(st.integers(0, len(data) - 1))] = draw.draw(st.integers(0, 255))
+    cut = draw.draw(st.integers(1, len(data)))
+    with suppress(MediaError):
+        pixels = load(bytes(data[:cut]), max_pixels=10_000).pixels
+        assert pixels.ndim == 3
+        assert pixels.shape[2] == 3

@@ -1,0 +1,290 @@
+"""Fetching over http: bounds held against real servers, and hosts that must not be reached."""
+
+import asyncio
+import io
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx
+import pytest
+from PIL import Image
+
+from mlx_provider.chat.media import MediaPolicy, load_media
+from mlx_provider.chat.media_fetch import Source
+from mlx_provider.chat.media_network import (
+    HostRefused,
+    _CheckedTransport,
+    fetch_remote,
+    is_disguised,
+    is_public,
+)
+from mlx_provider.chat.messages_parts import MediaRef
+from mlx_provider.errors import MediaError
+
+OPEN = MediaPolicy(allow_private=True, timeout=5)
+PUBLIC = "93.184.215.14"
+
+
+def picture(width: int) -> bytes:
+    out = io.BytesIO()
+    Image.new("RGB", (width, 1), "red").save(out, "PNG")
+    return out.getvalue()
+
+
+class Pictures(BaseHTTPRequestHandler):
+    """`/<width>` answers a picture that wide; other paths misbehave in the way they name."""
+
+    seen: list[str]
+
+    def do_GET(self) -> None:
+        self.server.seen.append(self.headers["Host"])  # type: ignore[attr-defined]
+        name = self.path.strip("/")
+        if name.startswith("redirect"):
+            self.send_response(302)
+            self.send_header("Location", self.path.removeprefix("/redirect") or "/redirect")
+            self.end_headers()
+        elif name == "missing":
+            self.send_error(404)
+        elif name == "lies":
+            self.answer(b"x" * 10, claimed=10**9)
+        elif name == "gzip":
+            self.answer(b"x", encoding="gzip")
+        elif name == "flood":
+            self.flood()
+        else:
+            self.answer(picture(int(name)))
+
+    def answer(self, body: bytes, claimed: int | None = None, encoding: str = "") -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(claimed or len(body)))
+        if encoding:
+            self.send_header("Content-Encoding", encoding)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def flood(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        try:
+            while True:
+                self.wfile.write(b"x" * 4096)
+        except OSError:
+            return
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[ThreadingHTTPServer]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Pictures) as running:
+        running.seen = []  # type: ignore[attr-defined]
+        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+@contextmanager
+def never_ending(opening: bytes) -> Iterator[str]:
+    """A server that sends an opening, then a byte now and then, without end."""
+    stop = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(5)
+
+        def serve() -> None:
+            try:
+                connection, _ = listener.accept()
+                with connection:
+                    connection.sendall(opening)
+                    while not stop.wait(0.02):
+                        connection.sendall(b"a")
+            except OSError:
+                return
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        finally:
+            stop.set()
+            thread.join()
+
+
+def url(server: ThreadingHTTPServer, path: object, host: str = "127.0.0.1") -> str:
+    return f"http://{host}:{server.server_address[1]}/{path}"
+
+
+def refs(*urls: str) -> list[MediaRef]:
+    return [MediaRef("image", u, f"messages[0].content[{i}]") for i, u in enumerate(urls)]
+
+
+def refuse(source: str, policy: MediaPolicy = OPEN) -> str:
+    with pytest.raises(MediaError) as refused:
+        load_media(refs(source), policy)
+    assert refused.value.param == "messages[0].content[0]"
+    return refused.value.message
+
+
+def test_pictures_keep_their_order(server: ThreadingHTTPServer) -> None:
+    widths = [7, 3, 7, 11, 5, 2, 9, 1, 4, 6]
+    items = load_media(refs(*(url(server, width) for width in widths)), OPEN)
+    assert [item.pixels.shape[1] for item in items] == widths
+
+
+def test_redirects_are_followed_up_to_the_limit(server: ThreadingHTTPServer) -> None:
+    assert load_media(refs(url(server, "redirect/redirect/4")), OPEN)[0].pixels.shape == (1, 4, 3)
+    assert "redirect" in refuse(url(server, "redirect")).lower()
+    assert len(server.seen) == 3 + 1 + OPEN.max_redirects  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [("missing", "404"), ("lies", "more than 1000"), ("flood", "more than 1000"), ("gzip", "comp")],
+)
+def test_misbehaving_answers(server: ThreadingHTTPServer, path: str, words: str) -> None:
+    message = refuse(url(server, path), MediaPolicy(allow_private=True, max_bytes=1000))
+    assert words in message
+
+
+def test_redirect_to_a_file_is_not_followed(server: ThreadingHTTPServer) -> None:
+    assert "root:" not in refuse(url(server, "redirectfile:///etc/passwd"))
+
+
+@pytest.mark.parametrize(
+    "opening",
+    [b"", b"HTTP/1.1 200 OK\r\nX-Head: ", b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\n\r\n"],
+    ids=["silence", "headers", "body"],
+)
+def test_a_server_that_never_ends_its_reply_is_cut(opening: bytes) -> None:
+    with never_ending(opening) as address:
+        message = refuse(address, MediaPolicy(allow_private=True, timeout=0.3))
+    assert "within 0.3 seconds" in message
+
+
+def test_a_resolver_that_hangs_is_cut() -> None:
+    release = threading.Event()
+
+    def resolve(host: str, port: int) -> list[str]:
+        release.wait(20)
+        return []
+
+    with pytest.raises(MediaError, match=r"within 0\.1 seconds"):
+        fetch_remote([Source("http://slow.test/", "p")], MediaPolicy(timeout=0.1), resolve)
+    release.set()
+
+
+def test_a_dead_server_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    assert f"http://127.0.0.1:{port}/x.png" in refuse(f"http://127.0.0.1:{port}/x.png")
+
+
+PRIVATE = [
+    "127.0.0.1", "127.9.9.9", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254",
+    "100.64.0.1", "0.0.0.0", "224.0.0.1", "255.255.255.255", "240.0.0.1", "::1", "::",
+    "fe80::1", "fe80::1%eth0", "fc00::1", "ff02::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1",
+    "64:ff9b::7f00:1", "2002:7f00:1::", "192.0.2.1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("address", PRIVATE)
+def test_addresses_that_are_not_public(address: str) -> None:
+    assert not is_public(address)
+
+    def resolve(host: str, port: int) -> list[str]:
+        return [PUBLIC, address]
+
+    with pytest.raises(MediaError, match="not a public host"):
+        fetch_remote([Source("http://name.test/a.png", "p")], MediaPolicy(timeout=5), resolve)
+
+
+@pytest.mark.parametrize("address", [PUBLIC, "2606:2800:21f:cb07:6820:80da:af6b:8b2c", "1.1.1.1"])
+def test_addresses_that_are_public(address: str) -> None:
+    assert is_public(address)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["2130706433", "0x7f000001", "0177.0.0.1", "127.1", "0x7f.1", "017700000001", "134744072"],
+)
+def test_addresses_in_disguise(host: str) -> None:
+    assert is_disguised(host)
+    message = refuse(f"http://{host}/a.png", MediaPolicy(timeout=5))
+    assert "disguise" in message or "Invalid IPv4 address" in message
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "example.com", "1e100.net", "face", "8.8.8.8"])
+def test_hosts_in_plain_form(host: str) -> None:
+    assert not is_disguised(host)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["http://127.0.0.1:{}/1", "http://[::ffff:127.0.0.1]:{}/1", "http://user@127.0.0.1:{}/1"],
+)
+def test_loopback_is_refused_by_default(server: ThreadingHTTPServer, address: str) -> None:
+    message = refuse(address.format(server.server_address[1]), MediaPolicy(timeout=5))
+    assert "allow_private_media" in message
+    assert server.seen == []  # type: ignore[attr-defined]
+
+
+def test_the_connection_goes_to_the_address_that_was_checked(server: ThreadingHTTPServer) -> None:
+    asked: list[str] = []
+
+    def resolve(host: str, port: int) -> list[str]:
+        asked.append(host)
+        return ["127.0.0.1"]
+
+    source = url(server, 3, "pictures.test")
+    assert fetch_remote([Source(source, "p")], OPEN, resolve) == [picture(3)]
+    assert asked == ["pictures.test"]
+    assert server.seen == [f"pictures.test:{server.server_address[1]}"]  # type: ignore[attr-defined]
+
+
+def test_the_next_address_is_tried(server: ThreadingHTTPServer) -> None:
+    source = Source(url(server, 3, "pictures.test"), "p")
+    assert fetch_remote([source], OPEN, lambda host, port: ["::1", "127.0.0.1"]) == [picture(3)]
+
+
+def fetch_through(
+    answer: Callable[[httpx.Request], httpx.Response], names: dict[str, str], start: str
+) -> httpx.Response:
+    """GET through the checks, with `answer` in place of the network."""
+
+    async def get() -> httpx.Response:
+        transport = _CheckedTransport(MediaPolicy(), lambda host, port: [names[host]])
+        await transport._inner.aclose()
+        transport._inner = httpx.MockTransport(answer)  # type: ignore[assignment]
+        async with httpx.AsyncClient(transport=transport, follow_redirects=True) as client:
+            return await client.get(start)
+
+    return asyncio.run(get())
+
+
+def test_every_hop_is_checked() -> None:
+    hops: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        hops.append(str(request.url))
+        return httpx.Response(302, headers={"Location": "http://inside.test/secret"})
+
+    names = {"outside.test": PUBLIC, "inside.test": "10.0.0.7"}
+    with pytest.raises(HostRefused, match=r"inside\.test is not a public host"):
+        fetch_through(answer, names, "http://outside.test/a")
+    assert hops == [f"http://{PUBLIC}/a"]
+
+
+def test_tls_keeps_the_name() -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        assert request.url.host == PUBLIC
+        assert request.headers["Host"] == "outside.test"
+        assert request.extensions["sni_hostname"] == "outside.test"
+        return httpx.Response(200)
+
+    done = fetch_through(answer, {"outside.test": PUBLIC}, "https://outside.test/a")
+    assert done.is_success

@@ -1,0 +1,350 @@
+"""Normalisation: published cases, recorded client bodies, and properties over any conversation."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlx_provider.chat.messages import Normalised, accept_media, normalise
+from mlx_provider.errors import BadRequest, MediaError
+
+DATA = Path(__file__).parents[1] / "data" / "chat"
+CASES = [json.loads(line) for line in (DATA / "normalize.jsonl").read_text().splitlines()]
+CLIENTS = json.loads((DATA / "client_messages.json").read_text())
+
+
+def canonical(message: dict[str, Any]) -> dict[str, Any]:
+    """An expected message of a case in the form that templates take."""
+    message = copy.deepcopy(message)
+    if isinstance(message.get("content"), list):
+        kinds = {"image_url": "image", "video_url": "video", "audio_url": "audio"}
+        message["content"] = [
+            part if part["type"] == "text" else {"type": kinds.get(part["type"], part["type"])}
+            for part in message["content"]
+        ]
+    for call in message.get("tool_calls", ()):
+        arguments = call["function"]["arguments"]
+        if isinstance(arguments, str):
+            call["function"]["arguments"] = json.loads(arguments)
+    return message
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
+def test_published_case(case: dict[str, Any]) -> None:
+    before = copy.deepcopy(case["messages"])
+    done = normalise(case["messages"], hoist_system=case["kind"].startswith("hoist"))
+    assert case["messages"] == before
+    if "expected_messages" in case:
+        assert done.messages == [canonical(m) for m in case["expected_messages"]]
+    for key, expected in case.get("expected_media", {}).items():
+        found: list[Any] = [ref.source for ref in done.media if f"{ref.kind}s" == key]
+        if key == "text":
+            found = [p["text"] for p in done.messages[0]["content"] if p["type"] == "text"]
+        assert found == expected
+    if "expected_part_types" in case:
+        types = [part["type"] for part in done.messages[0]["content"]]
+        assert types == case["expected_part_types"]
+
+
+def client(name: str, **options: bool) -> Normalised:
+    return normalise(CLIENTS[name], **{"hoist_system": False, **options})
+
+
+def roles(done: Normalised) -> list[str]:
+    return [message["role"] for message in done.messages]
+
+
+def test_late_system_message_becomes_user_text_in_place() -> None:
+    done = client("01")
+    assert roles(done) == ["system", "user", "assistant", "tool", "user"]
+    assert done.messages[0]["content"].endswith("</env>")
+    assert done.messages[1]["content"] == "Fix add() in calc.py\n\n(also run the tests)"
+    assert done.messages[4]["content"].startswith("<system-reminder>plan mode")
+    assert done.messages[4]["content"].endswith("\n\ngo on")
+
+
+def test_late_system_message_is_hoisted_where_the_template_refuses_it() -> None:
+    done = client("01", hoist_system=True)
+    assert roles(done) == ["system", "user", "assistant", "tool", "user"]
+    assert done.messages[0]["content"].endswith("you may edit files</system-reminder>")
+    assert done.messages[4]["content"] == "go on"
+
+
+def test_appending_a_turn_keeps_the_head() -> None:
+    head = CLIENTS["01"][:6]
+    assert normalise(head, hoist_system=False).messages == client("01").messages[:4]
+
+
+def test_developer_messages_of_codex_are_one_system_message() -> None:
+    done = client("02")
+    assert roles(done) == ["system", "user", "assistant", "tool", "tool"]
+    assert "<skills_instructions>" in done.messages[0]["content"]
+    assert done.messages[2]["reasoning_content"] == "I should list files."
+    assert done.messages[2]["content"] is None
+    assert [m["tool_call_id"] for m in done.messages[3:]] == ["call_1", "call_2"]
+
+
+def test_billing_line_of_claude_code_does_not_reach_the_prompt() -> None:
+    done = client("03")
+    assert done.messages[0]["content"].startswith("You are Claude Code.\n\nYou are a coding agent")
+    other = copy.deepcopy(CLIENTS["03"])
+    other[0]["content"][0]["text"] = "x-anthropic-billing-header: cc_version=9.9.0cf;"
+    assert normalise(other, hoist_system=False) == done
+
+
+def test_billing_line_at_the_head_of_a_string() -> None:
+    text = "x-anthropic-billing-header: cc_version=1;\nBe kind."
+    done = normalise(
+        [{"role": "system", "content": text}, {"role": "user", "content": text}], hoist_system=False
+    )
+    assert [m["content"] for m in done.messages] == ["Be kind.", text]
+
+
+def test_thoughts_of_claude_code_are_kept_once() -> None:
+    turn = client("03").messages[3 - 1]
+    assert turn["reasoning_content"] == "I need the picture and the tests."
+    assert "thinking_blocks" not in turn
+    blocks = [{k: v for k, v in m.items() if k != "reasoning_content"} for m in CLIENTS["03"]]
+    assert normalise(blocks, hoist_system=False) == client("03")
+
+
+def test_image_of_a_tool_result_moves_behind_the_results() -> None:
+    done = client("03")
+    assert roles(done) == ["system", "user", "assistant", "tool", "tool", "user", "user"]
+    assert done.messages[3]["content"] == "[image in the next message]"
+    assert done.messages[5]["content"] == [
+        {"type": "text", "text": "Attached to the tool result toolu_01"},
+        {"type": "image"},
+    ]
+    assert done.media[0].path == "messages[4].content[0]"
+    assert done.media[0].in_tool_result
+
+
+def test_image_of_a_tool_result_stays_where_the_template_shows_it() -> None:
+    done = client("04", tool_media=True)
+    assert done.messages[5]["content"] == [
+        {"type": "text", "text": "screenshot:"},
+        {"type": "image"},
+    ]
+    assert done.messages[6] == {"role": "tool", "content": "", "tool_call_id": "c_orphan"}
+
+
+def test_tool_history_of_every_spelling() -> None:
+    done = client("04")
+    calls = [call["function"]["arguments"] for call in done.messages[2]["tool_calls"]]
+    assert calls == [{"filePath": "a.py"}, {"filePath": "b.py", "limit": None}, {}]
+    assert done.messages[3]["content"] == "B = 2\n\n\n# end"
+    assert [m.get("tool_call_id") for m in done.messages[3:7]] == ["c2", "c1", "c3", "c_orphan"]
+    assert done.messages[-1]["content"].startswith("Thanks. Emoji check: 👩‍🚀")
+
+
+def test_strict_templates_get_alternating_turns() -> None:
+    done = client("03", alternate=True, hoist_system=True)
+    assert roles(done) == ["system", "user", "assistant", "tool", "tool", "user"]
+    assert [part["type"] for part in done.messages[-1]["content"]] == ["text", "image", "text"]
+
+
+def test_alternating_turns_keep_the_blank_line_between_texts() -> None:
+    url = {"type": "image_url", "image_url": {"url": "data:,"}}
+    turns = [
+        {"role": "user", "content": [url, {"type": "text", "text": "a"}]},
+        {"role": "user", "content": "b"},
+    ]
+    done = normalise(turns, hoist_system=False, alternate=True)
+    assert done.messages[0]["content"] == [{"type": "image"}, {"type": "text", "text": "a\n\nb"}]
+
+
+def test_image_spellings() -> None:
+    done = client("05")
+    assert [part["type"] for part in done.messages[0]["content"]] == [
+        "text", "image", "image", "image", "image", "image", "image", "text",
+    ]  # fmt: skip
+    sources = [str(ref.source) for ref in done.media]
+    assert [source.split(":")[0] for source in sources] == [
+        "data", "data", "http", "file", "data", "data",
+    ]  # fmt: skip
+    assert [ref.detail for ref in done.media] == ["low", *["auto"] * 5]
+    assert sources[5] == sources[1]
+
+
+def test_frames_of_a_video() -> None:
+    frames = ["data:,a", {"type": "image_url", "image_url": {"url": "data:,b"}}]
+    done = normalise(
+        [{"role": "user", "content": [{"type": "video", "video": frames}]}], hoist_system=False
+    )
+    assert done.media[0].source == ("data:,a", "data:,b")
+    assert done.messages == [{"role": "user", "content": [{"type": "video"}]}]
+
+
+def test_malformed_arguments_are_kept() -> None:
+    call = {"function": {"name": "f", "arguments": '{"a": '}}
+    done = normalise([{"role": "assistant", "tool_calls": [call]}], hoist_system=False)
+    assert done.messages[0]["tool_calls"][0]["function"]["arguments"] == {"value": '{"a": '}
+    assert done.messages[0]["content"] is None
+
+
+def test_older_function_messages() -> None:
+    done = normalise(
+        [
+            {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": ""}},
+            {"role": "function", "name": "f", "content": "4"},
+        ],
+        hoist_system=False,
+    )
+    assert done.messages[0]["tool_calls"] == [
+        {"type": "function", "function": {"name": "f", "arguments": {}}}
+    ]
+    assert done.messages[1] == {"role": "tool", "content": "4", "name": "f"}
+
+
+def test_tool_reference_becomes_text() -> None:
+    parts = [{"type": "tool_reference", "tool_name": "WebFetch"}]
+    done = normalise([{"role": "tool", "tool_call_id": "c", "content": parts}], hoist_system=False)
+    assert done.messages[0]["content"] == "[tool: WebFetch]"
+
+
+REFUSED: list[tuple[Any, str]] = [
+    ([], "messages"),
+    ("hello", "messages"),
+    (["hello"], "messages[0]"),
+    ([{"role": "robot", "content": "x"}], "messages[0].role"),
+    ([{"content": "x"}], "messages[0].role"),
+    ([{"role": ["user"], "content": "x"}], "messages[0].role"),
+    ([{"role": "user", "content": 3}], "messages[0].content"),
+    ([{"role": "user", "content": [3]}], "messages[0].content[0]"),
+    ([{"role": "user", "content": [{"type": "text", "text": 3}]}], "messages[0].content[0]"),
+    ([{"role": "user", "content": [{"type": "file", "file": {}}]}], "messages[0].content[0]"),
+    ([{"role": "user", "content": [{"type": ["text"]}]}], "messages[0].content[0]"),
+    ([{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}],
+     "messages[0].content[0]"),
+    ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
+     "messages[0].content[0]"),
+    ([{"role": "user", "content": [{"type": "image_url", "image_url": 7}]}],
+     "messages[0].content[0]"),
+    ([{"role": "user",
+       "content": [{"type": "image_url", "image_url": {"url": "data:,", "detail": "best"}}]}],
+     "messages[0].content[0]"),
+    ([{"role": "assistant", "tool_calls": {}}], "messages[0].tool_calls"),
+    ([{"role": "assistant", "tool_calls": [{"id": "a"}]}], "messages[0].tool_calls[0]"),
+    ([{"role": "user", "content": "x", "name": 3}], "messages[0].name"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("messages", "param"), REFUSED)
+def test_refusal_names_the_part(messages: Any, param: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        normalise(messages, hoist_system=False)
+    assert refused.value.param == param
+    assert param.split("[", maxsplit=1)[0] in refused.value.message
+
+
+def test_text_model_refuses_the_image_of_a_user() -> None:
+    with pytest.raises(MediaError, match=r"messages\[0\]\.content\[1\]: this model takes text"):
+        accept_media(client("05"), ())
+
+
+def test_no_model_takes_audio() -> None:
+    audio = [{"type": "input_audio", "input_audio": {"data": "abc", "format": "wav"}}]
+    done = normalise([{"role": "user", "content": audio}], hoist_system=False)
+    with pytest.raises(MediaError, match="takes text and image and video; remove the audio"):
+        accept_media(done, {"image", "video"})
+
+
+@pytest.mark.parametrize("tool_media", [True, False])
+def test_text_model_reads_on_past_the_image_of_a_tool(tool_media: bool) -> None:
+    done = accept_media(client("04", tool_media=tool_media), ())
+    assert done.media == ()
+    assert len(done.warnings) == 1
+    shown = [m["content"] for m in done.messages]
+    assert any(isinstance(text, str) and "[image omitted" in text for text in shown)
+    assert not any(isinstance(content, list) for content in shown)
+
+
+def test_accepted_media_change_nothing() -> None:
+    done = client("04")
+    assert accept_media(done, {"image"}) is done
+
+
+texts = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), max_size=12)
+parts = st.one_of(
+    texts,
+    st.builds(lambda text: {"type": "text", "text": text}, texts),
+    st.builds(lambda text: {"type": "input_text", "text": text}, texts),
+    st.just({"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}),
+    st.just({"type": "tool_reference", "tool_name": "grep"}),
+)
+contents = st.one_of(st.none(), texts, st.lists(parts, max_size=4))
+calls = st.lists(
+    st.builds(
+        lambda arguments: {"id": "c", "function": {"name": "f", "arguments": arguments}},
+        st.one_of(st.none(), texts, st.just('{"a": [1]}'), st.dictionaries(texts, texts)),
+    ),
+    max_size=2,
+)
+turns = st.lists(
+    st.fixed_dictionaries(
+        {
+            "role": st.sampled_from(["system", "developer", "user", "assistant", "tool"]),
+            "content": contents,
+        },
+        optional={
+            "tool_calls": calls,
+            "name": st.sampled_from(["a", "b"]),
+            "tool_call_id": st.just("c"),
+            "reasoning_content": texts,
+        },
+    ),
+    min_size=1,
+    max_size=7,
+)
+
+
+def plain_text(messages: list[dict[str, Any]]) -> str:
+    found = []
+    for message in messages:
+        content = message.get("content") or ""
+        for part in [content] if isinstance(content, str) else content:
+            found.append(part if isinstance(part, str) else part.get("text", ""))
+    return "".join("".join(found).split())
+
+
+@settings(max_examples=300, deadline=None)
+@given(turns, st.booleans(), st.booleans(), st.booleans())
+def test_properties(messages: list[Any], hoist: bool, alternate: bool, tool_media: bool) -> None:
+    before = copy.deepcopy(messages)
+    options = {"hoist_system": hoist, "alternate": alternate, "tool_media": tool_media}
+    done = normalise(messages, **options)
+    assert messages == before
+    assert normalise(done.messages, **options).messages == done.messages
+    assert sum(m["role"] == "system" for m in done.messages[1:]) == 0
+    shown = sum(
+        part["type"] == "image"
+        for m in done.messages
+        if isinstance(m["content"], list)
+        for part in m["content"]
+    )
+    assert shown == len(done.media) == str(before).count("data:image/png")
+    given_text, kept_text = sorted(plain_text(before)), sorted(plain_text(done.messages))
+    for letter in set(given_text):
+        assert kept_text.count(letter) >= given_text.count(letter)
+    assert sum(len(m.get("tool_calls", ())) for m in done.messages) == sum(
+        len(m.get("tool_calls", ())) for m in before if m["role"] == "assistant"
+    )
+    assert sum(m["role"] == "tool" for m in done.messages) == sum(
+        m["role"] == "tool" for m in before
+    )
+    if alternate:
+        pairs = zip(done.messages, done.messages[1:], strict=False)
+        assert not any(a["role"] == b["role"] == "user" for a, b in pairs)
+
+
+def test_the_result_shares_no_mapping_with_the_input() -> None:
+    arguments = {"a": {"b": 1}}
+    call = {"id": "c", "function": {"name": "f", "arguments": arguments}}
+    done = normalise([{"role": "assistant", "tool_calls": [call]}], hoist_system=False)
+    done.messages[0]["tool_calls"][0]["function"]["arguments"]["a"]["b"] = 2
+    assert arguments == {"a": {"b": 1}}

@@ -1,0 +1,73 @@
+"""Finished replies held against the format they were asked for."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlx_provider.chat.schema_reply import check_reply, extract_json, violation
+from mlx_provider.cli.parse import answer
+from mlx_provider.errors import BadRequest
+from mlx_provider.registry import PluginRegistry
+
+DATA = Path(__file__).parents[1] / "data" / "chat"
+CASES = [json.loads(line) for line in (DATA / "json_schema.jsonl").read_text().splitlines()]
+
+
+def cases(*kinds: str) -> list[Any]:
+    return [pytest.param(case, id=case["id"]) for case in CASES if case["kind"] in kinds]
+
+
+@pytest.mark.parametrize("case", cases("extract_json"))
+def test_extract_json(case: dict[str, Any]) -> None:
+    assert extract_json(case["text"]) == case["expected"]
+
+
+@pytest.mark.parametrize("case", cases("response_format_parse"))
+def test_response_format_parse(case: dict[str, Any]) -> None:
+    checked = check_reply(case["text"], case["response_format"])
+    assert {"parsed": checked.parsed, "is_valid": checked.is_valid} == case["expected"]
+
+
+@pytest.mark.parametrize("case", cases("schema_validate"))
+def test_schema_validate(case: dict[str, Any]) -> None:
+    assert (violation(case["instance"], case["schema"]) == "") is case["valid"]
+
+
+@pytest.mark.parametrize("case", cases("schema_violation", "schema_accept", "schema_reject"))
+def test_text_against_schema(case: dict[str, Any]) -> None:
+    violated = violation(json.loads(case["text"]), case["schema"])
+    assert (violated == "") is case["valid"]
+    assert case.get("violated", violated) == violated
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("null", None),
+        ('x {y} then [1, {"a": 2}] and {"b": 3}', [1, {"a": 2}]),
+        ("```\n[1]\n``` or ```json\n{}\n```", [1]),
+        ("[" * 100_000, None),
+    ],
+)
+def test_where_json_is_found(text: str, value: Any) -> None:
+    assert extract_json(text) == value
+
+
+def test_null_is_a_value() -> None:
+    null = {"type": "json_schema", "json_schema": {"schema": {"type": "null"}}}
+    assert check_reply("null", null).is_valid
+    assert check_reply("nothing", null).is_valid is False
+
+
+def test_a_broken_schema_is_refused() -> None:
+    with pytest.raises(BadRequest, match="schema is not valid"):
+        violation(1, {"type": 3})
+
+
+@pytest.mark.parametrize("case", cases("response_format_parse"))
+def test_the_parse_command_tells(case: dict[str, Any]) -> None:
+    line = {"chunks": list(case["text"]), "response_format": case["response_format"]}
+    found = answer(json.dumps(line), PluginRegistry.discover())
+    assert {"parsed": found["parsed"], "is_valid": found["valid"]} == case["expected"]

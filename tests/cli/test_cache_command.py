@@ -1,0 +1,79 @@
+"""`mlx-provider cache`, over HTTP."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from typer.testing import CliRunner
+
+from mlx_provider.cli.app import build
+from mlx_provider.registry import PluginRegistry
+
+
+class CacheRoute(BaseHTTPRequestHandler):
+    """The engine's `/cache`: full until it is deleted; only with the key."""
+
+    protocol_version = "HTTP/1.1"
+    seen: list[tuple[str, str, str | None]]
+
+    def do_GET(self) -> None:
+        self.note()
+        cleared = any(method == "DELETE" for method, *_ in self.seen)
+        report = {} if cleared else {"demo": {"entries": 2, "bytes": 4096}}
+        self.answer(json.dumps(report).encode())
+
+    def do_DELETE(self) -> None:
+        self.note()
+        self.answer(b"{}")
+
+    def note(self) -> None:
+        self.seen.append((self.command, self.path, self.headers["authorization"]))
+
+    def answer(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments: object) -> None:
+        """Nothing on stderr."""
+
+
+@pytest.fixture
+def engine() -> Iterator[ThreadingHTTPServer]:
+    CacheRoute.seen = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), CacheRoute)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def run(engine: ThreadingHTTPServer, *arguments: str) -> str:
+    cli = build(PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": ""}))
+    address = f"http://127.0.0.1:{engine.server_port}"
+    options = ["cache", "--api-base", address, "--api-key", "secret", *arguments]
+    result = CliRunner().invoke(cli, options)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_what_the_cache_holds(engine: ThreadingHTTPServer) -> None:
+    assert run(engine) == "demo\n  entries: 2\n  bytes: 4096\n"
+    assert CacheRoute.seen == [("GET", "/cache", "Bearer secret")]
+
+
+def test_json(engine: ThreadingHTTPServer) -> None:
+    assert json.loads(run(engine, "--json")) == {"demo": {"entries": 2, "bytes": 4096}}
+
+
+def test_clear_empties_it_and_shows_what_is_left(engine: ThreadingHTTPServer) -> None:
+    assert run(engine, "--clear") == "the prefix cache is empty\n"
+    assert [method for method, *_ in CacheRoute.seen] == ["DELETE", "GET"]

@@ -1,0 +1,83 @@
+"""The command line as a whole: what it loads, how it fails."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.main import get_group
+
+from mlx_provider.cli.app import build
+from mlx_provider.registry import PluginRegistry
+
+RUN = "from mlx_provider.cli import main; main()"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Without plugins, so that nobody's broken one adds a line."""
+    environment = {**os.environ, "MLX_PROVIDER_PLUGINS": ""}
+    command = [sys.executable, "-c", RUN, *arguments]
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = f"""
+import atexit, sys
+heavy = {{"litellm", "mlx", "mlx_lm", "mlx_vlm", "transformers", "pydantic", "uvicorn", "httpx"}}
+atexit.register(lambda: print("HEAVY", sorted(heavy & sys.modules.keys())))
+sys.argv = ["mlx-provider", "--help"]
+{RUN}
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "HEAVY []" in done.stdout, done.stdout + done.stderr
+    assert "plugins" in done.stdout
+
+
+def test_version() -> None:
+    from mlx_provider import __version__
+
+    done = run("--version")
+    assert (done.stdout.strip(), done.returncode) == (__version__, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        pytest.param(
+            ["cache", "--api-base", "engine.local"],
+            "error: api_base 'engine.local' is neither",
+            id="bad address",
+        ),
+        pytest.param(
+            ["chat", "--image", "no such file.png"],
+            "error: image no such file.png: No such file or directory",
+            id="no image",
+        ),
+        pytest.param(["cache"], "error: ", id="no engine"),
+    ],
+)
+def test_an_error_of_ours_is_one_line(arguments: list[str], error: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith(error)
+
+
+def test_wrong_usage_is_exit_code_2() -> None:
+    assert run("serve", "--port", "65536").returncode == 2
+
+
+def test_the_readme_lists_every_command() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    cli = build(PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": ""}))
+    commands = set(get_group(cli).commands)
+    assert commands == set(re.findall(r"^\| `mlx-provider ([\w-]+)` \|", readme, re.MULTILINE))

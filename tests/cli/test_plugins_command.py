@@ -1,0 +1,83 @@
+"""`mlx-provider plugins`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from typer.testing import CliRunner
+
+from mlx_provider.cli.app import build
+from mlx_provider.registry import PluginRegistry
+
+Install = Callable[..., str]
+
+TOY = """
+from mlx_provider import ReasoningParser, hookimpl
+
+@hookimpl
+def mlx_reasoning_parsers():
+    yield ReasoningParser("angle", "<think>", "</think>")
+
+@hookimpl
+def mlx_register_commands(cli):
+    @cli.command()
+    def plugins() -> None: ...
+"""
+
+
+@pytest.fixture
+def registry(install_plugin: Install) -> PluginRegistry:
+    names = [
+        install_plugin("broken", "import nowhere_to_be_found", version="2.0"),
+        install_plugin("toy", TOY),
+        "typo",
+    ]
+    return PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": ",".join(names)})
+
+
+def run(registry: PluginRegistry, *arguments: str) -> str:
+    result = CliRunner().invoke(build(registry), ["plugins", *arguments], obj=registry)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_json_says_everything(registry: PluginRegistry) -> None:
+    broken, toy, typo = json.loads(run(registry, "--json"))
+    assert broken == {
+        "name": "broken",
+        "distribution": "broken",
+        "version": "2.0",
+        "hooks": [],
+        "records": {},
+        "error": "ModuleNotFoundError: No module named 'nowhere_to_be_found'",
+        "notes": [],
+    }
+    assert toy["hooks"] == ["mlx_reasoning_parsers", "mlx_register_commands"]
+    assert toy["records"]["reasoning parser"] == ["angle"]
+    assert toy["error"] is None
+    assert toy["notes"] == [
+        "its commands are left out: ValueError: the command 'plugins' exists already"
+    ]
+    assert typo["error"].startswith("MLX_PROVIDER_PLUGINS names it")
+
+
+def test_text_says_the_same(registry: PluginRegistry) -> None:
+    assert run(registry).splitlines() == [
+        "broken  broken 2.0",
+        "  error             ModuleNotFoundError: No module named 'nowhere_to_be_found'",
+        "toy  toy 1.0",
+        "  hooks             mlx_reasoning_parsers, mlx_register_commands",
+        "  reasoning parser  angle",
+        "  note              its commands are left out: "
+        "ValueError: the command 'plugins' exists already",
+        "typo",
+        "  error             MLX_PROVIDER_PLUGINS names it, but no such plugin is installed",
+    ]
+
+
+def test_no_plugins_is_said() -> None:
+    registry = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": ""})
+    assert run(registry) == "no plugins\n"
+    assert json.loads(run(registry, "--json")) == []

@@ -1,0 +1,77 @@
+"""Bytes into events, errors and states."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlx_provider.client.address import Address, parse_address
+from mlx_provider.client.wire import error_of, event_batches, first_line, parse_health
+from mlx_provider.errors import BadRequest, EngineUnavailable, Unauthorized
+from mlx_provider.protocol import EVENT_BATCH, Delta, Event
+
+
+def reply(pieces: list[bytes], status: int = 200) -> httpx.Response:
+    async def stream() -> AsyncIterator[bytes]:
+        for piece in pieces:
+            yield piece
+
+    request = httpx.Request("GET", "http://engine/path")
+    return httpx.Response(status, content=stream(), request=request)
+
+
+@given(st.lists(st.text(min_size=1), min_size=1), st.integers(1, 50))
+def test_events_do_not_depend_on_how_the_bytes_are_cut(texts: list[str], size: int) -> None:
+    import asyncio
+
+    whole = b"".join(EVENT_BATCH.dump_json([Delta(content=text)]) + b"\n" for text in texts)
+    pieces = [whole[at : at + size] for at in range(0, len(whole), size)]
+
+    async def read() -> list[Event]:
+        return [event async for batch in event_batches(reply(pieces)) for event in batch]
+
+    assert asyncio.run(read()) == [Delta(content=text) for text in texts]
+
+
+async def test_first_line() -> None:
+    async def pieces(*parts: bytes) -> AsyncIterator[bytes]:
+        for part in parts:
+            yield part
+
+    assert await first_line(pieces(b"a", b"b\nc", b"d\n")) == b"ab"
+    assert await first_line(pieces(b"ab")) == b"ab"
+    assert await first_line(pieces()) == b""
+
+
+async def test_an_answer_that_is_not_ours() -> None:
+    assert isinstance(await error_of(reply([b"<html>"], 404)), EngineUnavailable)
+    assert isinstance(await error_of(reply([b'{"error": "no"}'], 500)), EngineUnavailable)
+    assert isinstance(await error_of(reply([b"[]"], 401)), Unauthorized)
+
+
+@pytest.mark.parametrize("line", [b"", b"<html>", b"[]", b"{}", b'{"protocol": "x"}'])
+def test_a_state_that_is_not_ours(line: bytes) -> None:
+    with pytest.raises(EngineUnavailable, match="no engine of mlx-provider"):
+        parse_health(line)
+
+
+def test_another_protocol_names_both_versions_and_the_remedy() -> None:
+    line = json.dumps({"protocol": 7, "version": "9.9", "pid": 77, "unknown": 1}).encode()
+    with pytest.raises(EngineUnavailable, match=r"9\.9 \(protocol 7\).*end engine process 77"):
+        parse_health(line)
+
+
+def test_addresses() -> None:
+    assert parse_address("unix:/run/x.sock") == Address("http://engine", "/run/x.sock")
+    assert parse_address("unix:///run/x.sock") == Address("http://engine", "/run/x.sock")
+    assert parse_address("http://mac.local:8080/") == Address("http://mac.local:8080")
+    assert parse_address("https://[::1]:1/v1") == Address("https://[::1]:1")
+    for wrong in ("", "mac.local:8080", "unix:relative", "ftp://x", "http://", "http://x:port"):
+        with pytest.raises(BadRequest, match="api_base") as caught:
+            parse_address(wrong)
+        assert caught.value.param == "api_base"

@@ -1,0 +1,55 @@
+"""Fixtures for the whole tree."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+InstallPlugin = Callable[..., str]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_settings() -> Iterator[None]:
+    """No test sees the user's settings, nor the user's engine.
+
+    The folder is short: the path of a unix socket has some hundred bytes.
+    """
+    folder = tempfile.mkdtemp(prefix="mlxp-")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("MLX_PROVIDER_")]:
+            patch.delenv(name)
+        patch.setenv("MLX_PROVIDER_RUNTIME_DIR", folder)
+        yield
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InstallPlugin:
+    """Make a distribution with one plugin visible to importlib.metadata, without installing it.
+
+    `install_plugin("mlx-provider-toy", source)` returns the plugin's name, `mlx_provider_toy`.
+    """
+    folder = tmp_path / "fake-site-packages"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+
+    def install(distribution: str, source: str, version: str = "1.0", name: str = "") -> str:
+        module = distribution.replace("-", "_") + (f"_{name}" if name else "")
+        monkeypatch.delitem(sys.modules, module, raising=False)
+        (folder / f"{module}.py").write_text(source)
+        info = folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
+        info.mkdir(exist_ok=True)
+        metadata = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
+        (info / "METADATA").write_text(metadata)
+        points = info / "entry_points.txt"
+        entries = points.read_text() if points.exists() else "[mlx_provider]\n"
+        points.write_text(f"{entries}{name or module} = {module}\n")
+        return name or module
+
+    return install

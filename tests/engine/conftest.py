@@ -1,0 +1,14 @@
+"""One tiny model for the engine's own tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlx_provider import LoadOptions
+from mlx_provider.testing.tiny_models import build
+from mlx_provider_text.model import TextModel, load_text
+
+
+@pytest.fixture(scope="session")
+def qwen3(tmp_path_factory: pytest.TempPathFactory) -> TextModel:
+    return load_text(build(tmp_path_factory.mktemp("tiny") / "qwen3", "qwen3"), LoadOptions())

@@ -1,0 +1,77 @@
+"""A cancelled request frees its place within one step, wherever it is; memory comes back."""
+
+from __future__ import annotations
+
+import random
+
+import mlx.core as mx
+
+from mlx_provider.engine.request import Phase, SamplingParams
+from mlx_provider.testing.driver import alone, new_engine, new_request, output_of, run
+from mlx_provider_text.model import TextModel
+
+
+def test_cancel_while_queued_in_prefill_and_in_decode(qwen3: TextModel) -> None:
+    engine = new_engine(qwen3, max_chunk=16, max_rows=2)
+    decoding = new_request([30] * 5, max_tokens=50)
+    prefilling = new_request([31] * 200, max_tokens=5)
+    queued = new_request([32] * 300, max_tokens=5)
+    for request in (decoding, prefilling, queued):
+        engine.submit(request)
+    for _ in range(4):
+        engine.step()
+    phases = [decoding.phase, prefilling.phase, queued.phase]
+    assert phases == [Phase.DECODE, Phase.PREFILL, Phase.WAITING]
+    for request in (decoding, prefilling, queued):
+        engine.cancel(request)
+        assert request.phase is Phase.DONE
+    assert not engine.idle, "their readers are still to be told"
+    assert {id(mailbox) for mailbox, _ in engine.step()} == {
+        id(request.mailbox) for request in (decoding, prefilling, queued)
+    }
+    assert engine.idle
+    assert engine.batch.layout.passes() == []
+
+
+def test_cancel_of_one_choice_holder_ends_every_choice(qwen3: TextModel) -> None:
+    engine = new_engine(qwen3)
+    several = new_request([30] * 5, max_tokens=50, n=3)
+    other = new_request([33] * 9, max_tokens=20)
+    engine.submit(several)
+    engine.submit(other)
+    for _ in range(6):
+        engine.step()
+    engine.cancel(several)
+    run(engine)
+    assert output_of(other).tokens == output_of(alone(qwen3, other)).tokens
+
+
+def test_a_thousand_mixed_requests_leave_nothing_behind(qwen3: TextModel) -> None:
+    rng = random.Random(0)
+    engine = new_engine(qwen3, max_chunk=64, max_rows=16)
+    waiting = [
+        new_request(
+            [rng.randrange(20, 380) for _ in range(rng.choice([1, 5, 20, 60]))],
+            max_tokens=rng.randint(1, 12),
+            n=rng.choice([1, 1, 1, 2]),
+            params=rng.choice([SamplingParams(temperature=0), SamplingParams(top_p=0.9, seed=3)]),
+        )
+        for _ in range(1000)
+    ]
+    requests = list(waiting)
+    doomed = rng.sample(requests, 200)
+    after_50 = 0
+    while waiting or not engine.idle:
+        for request in waiting[: rng.randint(0, 4)]:
+            engine.submit(request)
+            waiting.remove(request)
+        engine.step()
+        if doomed and rng.random() < 0.3:
+            engine.cancel(doomed.pop())
+        if not after_50 and sum(r.phase is Phase.DONE for r in requests) >= 50:
+            mx.clear_cache()
+            after_50 = mx.get_active_memory()
+    assert engine.scheduler.queued == 0
+    assert engine.scheduler.active_rows == 0
+    mx.clear_cache()
+    assert mx.get_active_memory() <= after_50

@@ -1,0 +1,38 @@
+"""Features of images: least recently used first out, under a byte budget."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from mlx_provider.engine.feature_cache import FeatureCache
+
+EACH = 400
+
+
+def features(seed: int) -> dict[str, mx.array]:
+    return {"rows": mx.full((10, 10), seed, dtype=mx.float32)}
+
+
+def test_the_longest_unused_goes_first() -> None:
+    cache = FeatureCache(2 * EACH)
+    for name in (1, 2):
+        cache.put(str(name), features(name))
+    assert cache.get("1") is not None
+    cache.put("3", features(3))
+    assert cache.get("2") is None
+    assert cache.get("1") is not None
+    assert cache.nbytes == 2 * EACH
+
+
+def test_what_is_larger_than_the_budget_is_not_kept() -> None:
+    cache = FeatureCache(EACH - 1)
+    cache.put("1", features(1))
+    assert cache.get("1") is None
+    assert cache.nbytes == 0
+
+
+def test_clear_forgets_all() -> None:
+    cache = FeatureCache(EACH)
+    cache.put("1", features(1))
+    cache.clear()
+    assert cache.get("1") is None

@@ -1,0 +1,198 @@
+"""A failure ends the request that caused it and touches no other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlx_provider import PrefillChunk
+from mlx_provider.engine.engine import Engine
+from mlx_provider.engine.prefix_store import PrefixStore
+from mlx_provider.engine.request import Phase, Request
+from mlx_provider.protocol import Failed
+from mlx_provider.testing.driver import alone, new_engine, new_request, output_of, run
+from mlx_provider_text.model import TextModel
+
+POISON = 77
+
+
+@dataclass
+class Flaky:
+    """A model whose device steps fail where told; everything else is the real model's."""
+
+    inner: TextModel
+    fails_beyond: int = 10**9
+    """Fail every decode step in which a row has reached this position."""
+    fails_batches: int = 0
+    """Fail so many decode steps of more than one row."""
+    fails_prefill_of: int | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def prefill(self, chunk: PrefillChunk) -> mx.array:
+        if self.fails_prefill_of in chunk.prompt.tokens[chunk.start : chunk.stop]:
+            raise RuntimeError("[metal] prefill out of memory")
+        return self.inner.prefill(chunk)
+
+    def decode(self, tokens: mx.array, cache: list[Any], positions: mx.array) -> mx.array:
+        logits = self.inner.decode(tokens, cache, positions)
+        if tokens.size > 1 and self.fails_batches > 0:
+            self.fails_batches -= 1
+            raise RuntimeError("[metal] command buffer failed")
+        if max(positions.tolist()) >= self.fails_beyond:
+            raise RuntimeError("[metal] poisoned row")
+        return logits
+
+
+def prompts(count: int) -> list[list[int]]:
+    return [[30 + (17 * i + 7 * j) % 300 for j in range(6 + 9 * i)] for i in range(count)]
+
+
+def start(engine: Engine, tokens: Sequence[list[int]], **more: Any) -> list[Request]:
+    requests = [new_request(t, max_tokens=20, **more) for t in tokens]
+    for request in requests:
+        engine.submit(request)
+    return requests
+
+
+def assert_as_alone(model: TextModel, request: Request) -> None:
+    assert output_of(request).tokens == output_of(alone(model, request)).tokens
+
+
+def error_of(request: Request) -> str:
+    events = request.mailbox.get(0)
+    assert isinstance(events[-1], Failed)
+    return events[-1].error.message
+
+
+def test_a_broken_detokenizer_ends_its_request_alone(qwen3: TextModel) -> None:
+    engine = new_engine(qwen3)
+    requests = start(engine, prompts(4))
+    output_of(requests[1]).fails_at = 5
+    run(engine)
+    assert "broken output" in error_of(requests[1])
+    assert requests[1].phase is Phase.DONE
+    for request in (requests[0], requests[2], requests[3]):
+        assert_as_alone(qwen3, request)
+
+
+class BrokenGrammar:
+    finished = False
+
+    def mask(self) -> None:
+        raise ValueError("grammar exploded")
+
+    def advance(self, token: int) -> None: ...
+
+
+def test_a_broken_grammar_ends_its_request_alone(qwen3: TextModel) -> None:
+    engine = new_engine(qwen3)
+    requests = start(engine, prompts(3))
+    requests[2].rows[0].constraint = BrokenGrammar()
+    run(engine)
+    assert "grammar exploded" in error_of(requests[2])
+    assert_as_alone(qwen3, requests[0])
+    assert_as_alone(qwen3, requests[1])
+
+
+def test_a_prefill_that_fails_ends_its_request_alone(qwen3: TextModel) -> None:
+    model = Flaky(qwen3, fails_prefill_of=POISON)
+    engine = new_engine(model)  # type: ignore[arg-type]
+    requests = start(engine, [*prompts(2), [40, POISON, 41]])
+    run(engine)
+    assert "prefill out of memory" in error_of(requests[2])
+    assert_as_alone(qwen3, requests[0])
+    assert_as_alone(qwen3, requests[1])
+
+
+def test_a_failed_batch_step_is_run_again_and_nobody_notices(qwen3: TextModel) -> None:
+    model = Flaky(qwen3, fails_batches=1)
+    engine = new_engine(model)  # type: ignore[arg-type]
+    requests = start(engine, prompts(4))
+    run(engine)
+    assert model.fails_batches == 0
+    for request in requests:
+        assert_as_alone(qwen3, request)
+    assert engine.batch.layout.name == "grouped"
+
+
+def test_rows_decode_alone_after_batching_failed_again(qwen3: TextModel) -> None:
+    model = Flaky(qwen3, fails_batches=10**9)
+    engine = new_engine(model)  # type: ignore[arg-type]
+    requests = start(engine, prompts(4))
+    run(engine)
+    for request in requests:
+        assert_as_alone(qwen3, request)
+    assert engine.batch.layout.name == "solo"
+
+
+@pytest.mark.parametrize("layout", ["grouped", "merged", "solo"])
+def test_a_poisoned_row_fails_alone(qwen3: TextModel, layout: str) -> None:
+    # the row of 100 prompt tokens fails from its 8th token on; nobody else gets that far
+    model = Flaky(qwen3, fails_beyond=107)
+    engine = new_engine(model, layout=layout)  # type: ignore[arg-type]
+    requests = start(engine, [*prompts(4)[:3], [50] * 100])
+    run(engine)
+    assert "poisoned row" in error_of(requests[3])
+    for request in requests[:3]:
+        assert_as_alone(qwen3, request)
+    assert engine.scheduler.idle
+
+
+def test_a_broken_prefix_store_costs_nobody_a_reply(
+    qwen3: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: Any, **more: Any) -> None:
+        raise ValueError("store exploded")
+
+    store = PrefixStore(budget=lambda: 2**24)
+    monkeypatch.setattr(store, "insert", broken)
+    engine = new_engine(qwen3, store=store)
+    requests = start(engine, [[60 + i] * 50 for i in range(2)])
+    run(engine)
+    for request in requests:
+        assert_as_alone(qwen3, request)
+
+
+def test_requests_after_a_failure_are_served(qwen3: TextModel) -> None:
+    engine = new_engine(Flaky(qwen3, fails_prefill_of=POISON))  # type: ignore[arg-type]
+    start(engine, [[POISON]])
+    run(engine)
+    (after,) = start(engine, prompts(1))
+    run(engine)
+    assert_as_alone(qwen3, after)
+
+
+def test_a_time_limit_ends_the_request_alone(qwen3: TextModel) -> None:
+    now = [0.0]
+    engine = new_engine(qwen3, clock=lambda: now[0])
+    late = new_request(prompts(1)[0], max_tokens=20, deadline=5.0)
+    engine.submit(late)
+    (free,) = start(engine, prompts(2)[1:])
+    for _ in range(4):
+        engine.step()
+    now[0] = 6.0
+    run(engine)
+    assert late.phase is Phase.DONE
+    assert len(output_of(late).tokens) < 20
+    assert_as_alone(qwen3, free)
+
+
+def test_rows_that_outgrow_the_memory_take_turns(qwen3: TextModel) -> None:
+    engine = new_engine(qwen3, available=lambda: 260, reserve=4)
+    requests = [new_request([40 + i] * 60, max_tokens=80) for i in range(3)]
+    for request in requests:
+        engine.submit(request)
+    waits = 0
+    while not engine.idle:
+        engine.step()
+        waits += any(w.rows[0].tokens for w in engine.scheduler.waiting)
+        assert engine.scheduler.live_bytes <= 260
+    assert waits > 0
+    for request in requests:
+        assert_as_alone(qwen3, request)

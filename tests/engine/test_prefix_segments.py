@@ -1,0 +1,316 @@
+"""A hit equals a cold run: rows rebuilt from the store, on real model classes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.models.cache import (
+    ArraysCache,
+    ChunkedKVCache,
+    ConcatenateKVCache,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+    make_prompt_cache,
+)
+
+from mlx_provider.engine.prefix_arrays import ArrayPack
+from mlx_provider.engine.prefix_segments import Kind, kind
+from mlx_provider.engine.prefix_state import Unstorable
+from mlx_provider.engine.prefix_store import PrefixStore, StoreKey
+from mlx_provider.testing.tiny_models import build
+
+KEY = StoreKey("tiny")
+FAMILIES = [
+    "llama", "gemma3_text", "gpt_oss", "qwen3_5_text", "jamba", "nemotron_h", "rwkv7",
+    "deepseek_v3", "llama4",
+]  # fmt: skip
+CHUNK = 17
+
+
+@pytest.fixture(scope="module")
+def model_of(tmp_path_factory):
+    """Loaded tiny models by family name, each built once."""
+    from mlx_lm.utils import load_model
+
+    made = {}
+
+    def get(family: str, **overrides):
+        name = (family, *overrides.items())
+        if name not in made:
+            folder = build(tmp_path_factory.mktemp(family) / "model", family, **overrides)
+            made[name] = load_model(Path(folder))[0]
+        return made[name]
+
+    return get
+
+
+def prefill(model, cache, ids, start: int, stop: int) -> mx.array:
+    """Logprobs after the last token."""
+    out = None
+    for at in range(start, stop, CHUNK):
+        out = model(mx.array([ids[at : min(at + CHUNK, stop)]]), cache=cache)[0, -1]
+        mx.eval(out)
+    return out - mx.logsumexp(out)
+
+
+def greedy(model, cache, logprobs, steps: int = 12) -> tuple[list[int], np.ndarray]:
+    tokens, rows = [], []
+    for _ in range(steps):
+        tokens.append(int(mx.argmax(logprobs)))
+        rows.append(np.array(logprobs.astype(mx.float32)))
+        out = model(mx.array([[tokens[-1]]]), cache=cache)[0, -1]
+        logprobs = out - mx.logsumexp(out)
+    return tokens, np.stack(rows)
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return [int(t) for t in np.random.default_rng(seed).integers(20, 300, length)]
+
+
+def serve(store, model, make, ids, ends=()) -> tuple[int, tuple[list[int], np.ndarray]]:
+    """As the engine does: match, restore, prefill with checkpoints, decode, insert."""
+    match = store.match(KEY, ids, len(ids) - 1)
+    cache = store.restore(match, make)
+    at, states, logprobs = match.length, {}, None
+    for end in [e for e in (*ends, len(ids)) if e > at]:
+        logprobs = prefill(model, cache, ids, at, end)
+        at = end
+        if (state := store.checkpoint(cache)) is not None:
+            states[end] = state
+    reply = greedy(model, cache, logprobs)
+    store.insert(KEY, [*ids, *reply[0]], cache, states)
+    store.check_integrity()
+    return match.length, reply
+
+
+def assert_equal(hit, cold) -> None:
+    assert hit[0] == cold[0]
+    assert np.abs(hit[1] - cold[1]).max() <= 1e-4
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_hit_equals_a_cold_run(family, model_of) -> None:
+    """Repeat, next turn, edited turn, other question: short of and beyond the window (24)."""
+    model = model_of(family)
+
+    def make() -> list:
+        return make_prompt_cache(model)
+
+    store = PrefixStore(budget=lambda: 2**40)
+    system = prompt(20)
+    turn = [*system, *prompt(30, 1)]
+    _, first = serve(store, model, make, turn, ends=[20, 45])
+    following = [*turn, *first[0], *prompt(9, 2)]
+    cuttable = store.checkpoint(make()) is None
+    asked = [
+        ("repeat", turn, 45),
+        ("next turn", following, 62),
+        ("edited", [*turn, *first[0][:3], *prompt(9, 3)], 53 if cuttable else 20),
+        ("other question", [*system, *prompt(15, 4)], 20),
+        ("shorter", [*system, *prompt(2, 5)], 20),
+    ]
+    for name, ids, at_least in asked:
+        length, reply = serve(store, model, make, ids, ends=[20, len(ids) - 4])
+        assert length >= at_least, name
+        cache = make()
+        cold = greedy(model, cache, prefill(model, cache, ids, 0, len(ids)))
+        assert_equal(reply, cold)
+
+
+@pytest.mark.parametrize("length", [10, 23, 24, 25, 40, 70])
+def test_a_window_resumes_at_any_state_of_its_ring(length, model_of) -> None:
+    """Decoding token by token and prefilling in chunks leave different orders in the ring."""
+    model = model_of("gemma3_text")
+    ids = prompt(length)
+    store = PrefixStore(budget=lambda: 2**40)
+
+    def make() -> list:
+        return make_prompt_cache(model)
+
+    for chunked in (True, False):
+        key = StoreKey(str(chunked))
+        cache = make()
+        if chunked:
+            prefill(model, cache, ids, 0, length)
+        else:
+            for token in ids:
+                model(mx.array([[token]]), cache=cache)
+        store.insert(key, ids, cache, {})
+        more = [*ids, *prompt(7, 9)]
+        match = store.match(key, more, len(more) - 1)
+        assert match.length == length
+        row = store.restore(match, make)
+        hit = greedy(model, row, prefill(model, row, more, length, len(more)))
+        fresh = make()
+        cold = greedy(model, fresh, prefill(model, fresh, more, 0, len(more)))
+        assert_equal(hit, cold)
+
+
+def test_a_rotating_cache_that_keeps_its_first_tokens(model_of) -> None:
+    """`--max-kv-size` style: the ring spares `keep` tokens, and so must its checkpoint."""
+    model = model_of("qwen3")
+
+    def make() -> list:
+        return [RotatingKVCache(max_size=16, keep=4) for _ in model.layers]
+
+    store = PrefixStore(budget=lambda: 2**40)
+    ids = prompt(40)
+    cache = make()
+    first = prefill(model, cache, ids, 0, 40)
+    cold = greedy(model, cache, first, 20)
+    row = make()
+    prefill(model, row, ids, 0, 40)
+    held = greedy(model, row, first, 7)[0]
+    store.insert(KEY, [*ids, *held], row, {})
+    match = store.match(KEY, [*ids, *cold[0]], 47)
+    assert match.length == 47
+    again = store.restore(match, make)
+    logprobs = model(mx.array([[cold[0][7]]]), cache=again)[0, -1]
+    rest = greedy(model, again, logprobs - mx.logsumexp(logprobs), 12)
+    assert rest[0] == cold[0][8:20]
+    assert np.abs(rest[1] - cold[1][8:20]).max() <= 1e-4
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_quantised_kv(bits, model_of) -> None:
+    model = model_of("llama", head_dim=32)  # mlx quantises in groups of 32 or more
+
+    def make() -> list:
+        return [QuantizedKVCache(group_size=32, bits=bits) for _ in model.layers]
+
+    store = PrefixStore(budget=lambda: 2**40)
+    ids = prompt(50)
+    serve(store, model, make, ids)
+    for more in ([*ids, *prompt(6, 3)], [*ids[:33], *prompt(6, 4)]):
+        length, hit = serve(store, model, make, more)
+        assert length == (50 if more[:50] == ids else 33)
+        cache = make()
+        assert_equal(hit, greedy(model, cache, prefill(model, cache, more, 0, len(more))))
+
+
+def test_rows_left_by_a_batch_are_stored_as_they_are(model_of) -> None:
+    """Merged rows decode together; what upstream's `extract` gives back must restore exactly."""
+    model = model_of("qwen3_5_text")
+
+    def make() -> list:
+        return make_prompt_cache(model)
+
+    prompts = [prompt(30, 1), prompt(21, 2)]
+    rows = []
+    for ids in prompts:
+        rows.append(make())
+        prefill(model, rows[-1], ids, 0, len(ids))
+    together = [type(a).merge([a, b]) for a, b in zip(*rows, strict=True)]
+    model(mx.array([[40], [41]]), cache=together)
+    store = PrefixStore(budget=lambda: 2**40)
+    for index, (ids, token) in enumerate(zip(prompts, (40, 41), strict=True)):
+        store.insert(KEY, [*ids, token], [layer.extract(index) for layer in together], {})
+    for ids, token in zip(prompts, (40, 41), strict=True):
+        more = [*ids, token, 50, 51]
+        match = store.match(KEY, more, len(more) - 1)
+        assert match.length == len(ids) + 1
+        row = store.restore(match, make)
+        hit = greedy(model, row, prefill(model, row, more, match.length, len(more)))
+        cache = make()
+        assert_equal(hit, greedy(model, cache, prefill(model, cache, more, 0, len(more))))
+
+
+def test_vision_packages_classes_are_known() -> None:
+    """mlx-vlm's caches are other classes of the same shape."""
+    from mlx_vlm.models import cache as vlm
+
+    assert kind(vlm.KVCache()) is kind(KVCache()) is Kind.APPEND
+    assert kind(vlm.QuantizedKVCache()) is kind(QuantizedKVCache()) is Kind.APPEND
+    assert kind(vlm.RotatingKVCache(8)) is kind(RotatingKVCache(8)) is Kind.WINDOW
+    assert kind(vlm.ChunkedKVCache(8)) is kind(ChunkedKVCache(8)) is Kind.WINDOW
+    assert kind(vlm.ArraysCache(2)) is kind(ArraysCache(2)) is Kind.STATE
+    assert kind(ConcatenateKVCache()) is Kind.APPEND
+    assert kind(vlm.BufferedRotatingKVCache(8)) is Kind.STATE  # it has slack of its own
+    with pytest.raises(Unstorable):
+        kind(3)
+
+
+@pytest.mark.parametrize("package", ["mlx_lm", "mlx_vlm"])
+def test_states_of_both_packages_round_trip(package) -> None:
+    import importlib
+
+    cls = importlib.import_module(f"{package}.models.cache").ArraysCache
+    store = PrefixStore(budget=lambda: 2**40)
+    row = cls(2)
+    row[0], row[1] = mx.ones((1, 3)), None
+    store.insert(KEY, [1, 2, 3], [row], {})
+    row[0] = row[0] * 5
+    again = store.restore(store.match(KEY, [1, 2, 3, 4], 3), lambda: [cls(2)])[0]
+    assert again[0].tolist() == [[1, 1, 1]]
+    assert again[1] is None
+    assert again.batch_size == 1
+
+
+def test_packs_keep_no_larger_buffer_alive() -> None:
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    big = mx.zeros((1, 1, 4_000_000, 1))
+    mx.eval(big)
+    pack = ArrayPack.of([big[..., :1000, :]])
+    del big
+    assert mx.get_active_memory() - before < 100_000
+    assert pack.nbytes == 4000
+    assert pack.cut(10, 20).nbytes == 40
+
+
+def feed(layer, start: int, stop: int) -> tuple:
+    new = mx.arange(start, stop).astype(mx.float32).reshape(1, 1, -1, 1)
+    return layer.update_and_fetch(new, -new)
+
+
+def test_a_cut_frees_the_rest() -> None:
+    pack = ArrayPack.of([mx.zeros((1, 1, 4_000_000, 1))])
+    before = mx.get_active_memory()
+    part = pack.cut(0, 1000)
+    del pack
+    assert before - mx.get_active_memory() > 15_000_000
+    assert part.nbytes == 4000
+
+
+@pytest.mark.parametrize("keep", [0, 4])
+def test_a_long_chunk_leaves_no_more_than_the_window(keep) -> None:
+    """Upstream holds the whole chunk until the next update; a checkpoint what is still seen."""
+
+    store = PrefixStore(budget=lambda: 2**40)
+    row = RotatingKVCache(max_size=16, keep=keep)
+    feed(row, 0, 100)
+    assert row.keys.shape[2] == 100
+    store.insert(KEY, list(range(100)), [row], {})
+    assert store.report()["checkpoints"] == 1
+    assert store.nbytes == 16 * 8 + 100 * 8
+
+
+@pytest.mark.parametrize("keep", [0, 4])
+@pytest.mark.parametrize("held", [7, 16, 17, 100])
+@pytest.mark.parametrize("steps", [(1,) * 20, (3, 1, 1), (20, 1)])
+def test_a_restored_window_goes_on_like_the_live_one(keep, held, steps) -> None:
+    def live() -> RotatingKVCache:
+        row = RotatingKVCache(max_size=16, keep=keep)
+        feed(row, 0, held)
+        return row
+
+    store = PrefixStore(budget=lambda: 2**40)
+    store.insert(KEY, list(range(held)), [live()], {})
+    match = store.match(KEY, list(range(held + 2)), held + 1)
+    again = store.restore(match, lambda: [RotatingKVCache(max_size=16, keep=keep)])[0]
+    other, at = live(), held
+    for step in steps:
+        pairs = zip(feed(again, at, at + step), feed(other, at, at + step), strict=True)
+        assert all(mx.array_equal(a, b).item() for a, b in pairs)
+        at += step
+
+
+def test_layers_of_one_shape_share_a_buffer() -> None:
+    """Metal limits the number of buffers."""
+    pack = ArrayPack.of([mx.full((1, 2, 3, 4), float(i)) for i in range(20)] + [mx.zeros((1, 2))])
+    assert len(pack.stacks) == 2
+    assert [pack[i][0, 0, 0, 0].item() for i in range(20)] == list(range(20))

@@ -1,0 +1,48 @@
+"""Hit rates of the real store on simulated agent traffic."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlx_provider.bench.prefix_sim import Layers, lookup_seconds, scenarios, simulate
+
+# per cent of prompt tokens on (positional, hybrid) models, and token units held by the latter
+EXPECTED = {
+    "6 users x 6 turns, 2k system": (92.5, 92.5, 78_000),
+    "+ 500 thinking tokens, stripped": (85.3, 85.2, 195_000),
+    "+ 30 % tokenised another way": (90.6, 88.8, 125_000),
+    "16 users x 4 turns": (92.0, 92.0, 182_000),
+    "agent 4 tasks x 10 steps, 6k system": (91.3, 91.3, 80_000),
+    "agent, 30 % tokenised another way": (91.1, 91.0, 117_000),
+    "8-way branch on 8k": (88.1, 88.1, 65_000),
+    "long chat with side requests": (74.4, 74.4, 252_000),
+}
+
+
+def test_every_scenario_is_expected() -> None:
+    assert scenarios().keys() == EXPECTED.keys()
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_hit_rates(name: str) -> None:
+    requests = scenarios()[name]
+    positional, hybrid, units = EXPECTED[name]
+    kinds: tuple[Layers, ...] = ("kv", "hybrid")
+    plain, mixed = (simulate(name, requests, kind) for kind in kinds)
+    assert 100 * plain.hit_rate >= positional
+    assert 100 * mixed.hit_rate >= hybrid
+    assert mixed.units <= units
+
+
+def test_a_tight_budget_costs_little() -> None:
+    """With half the room, finished tasks and side requests go, not what is still in use."""
+    for name in ("agent 4 tasks x 10 steps, 6k system", "long chat with side requests"):
+        for layers in ("kv", "hybrid"):
+            free = simulate(name, scenarios()[name], layers)
+            tight = simulate(name, scenarios()[name], layers, budget_units=free.units // 2)
+            assert tight.hit_rate == free.hit_rate
+            assert tight.units <= free.units // 2
+
+
+def test_the_lookup_benchmark_finds_what_it_looks_for() -> None:
+    assert lookup_seconds(entries=5, tokens=3000, shared=1000) > 0

@@ -1,0 +1,138 @@
+"""Draws: each row by its own parameters, the same in any company."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlx_provider.engine.request import Row, SamplingParams
+from mlx_provider.engine.sampler import CANDIDATES, draw
+from mlx_provider.testing.driver import new_request
+
+VOCAB = 1000
+
+
+def row(*, tokens: tuple[int, ...] = (), logprobs: int | None = None, **params: Any) -> Row:
+    request = new_request([1, 2, 3], params=SamplingParams(**params), logprobs=logprobs)
+    request.rows[0].tokens = list(tokens)
+    return request.rows[0]
+
+
+def logits(seed: int, rows: int, scale: float = 3.0) -> mx.array:
+    return mx.array(np.random.default_rng(seed).normal(0, scale, (rows, VOCAB)).astype("f4"))
+
+
+def one(values: mx.array, chosen: Row) -> int:
+    return int(draw(values[None], [chosen], [None]).tokens.item())
+
+
+PARAMS = st.builds(
+    dict,
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 50.0]),
+    top_p=st.sampled_from([0.1, 0.9, 0.999, 1.0]),
+    top_k=st.sampled_from([0, 1, 5, 300]),
+    min_p=st.sampled_from([0.0, 0.05]),
+    seed=st.integers(0, 2**64 - 1),
+    repetition_penalty=st.sampled_from([1.0, 1.5]),
+    frequency_penalty=st.sampled_from([0.0, 1.0]),
+)
+
+
+@settings(deadline=None, max_examples=40)
+@given(params=st.lists(PARAMS, min_size=1, max_size=6), seed=st.integers(0, 1000))
+def test_a_row_draws_the_same_in_any_company(params: list[dict[str, Any]], seed: int) -> None:
+    values = logits(seed, len(params))
+    rows = [row(tokens=(5, 5, i), **p) for i, p in enumerate(params)]
+    together = draw(values, rows, [None] * len(rows)).tokens.tolist()
+    assert together == [one(values[i], r) for i, r in enumerate(rows)]
+
+
+def test_greedy_takes_the_maximum() -> None:
+    values = logits(0, 1)
+    assert one(values[0], row(temperature=0)) == int(mx.argmax(values[0]).item())
+
+
+def test_a_seed_repeats_and_positions_differ() -> None:
+    values = logits(1, 1, scale=0.1)[0]
+    at = [row(temperature=1, seed=9, tokens=(0,) * i) for i in range(20)]
+    drawn = [one(values, r) for r in at]
+    assert drawn == [one(values, r) for r in at]
+    assert len(set(drawn)) > 10
+
+
+def kept_by_definition(values: np.ndarray, top_k: int, top_p: float, min_p: float) -> set[int]:
+    """top-k, then top-p over what is left, then min-p, straight from their definitions."""
+    order = np.argsort(-values)[: top_k or None]
+    probs = np.exp(values[order] - values[order].max())
+    probs /= probs.sum()
+    before = np.cumsum(probs) - probs
+    return {int(t) for t, p, b in zip(order, probs, before, strict=True)
+            if b < top_p and p >= min_p * probs[0]}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "min_p", "scale"),
+    [(5, 1, 0, 3), (0, 0.7, 0, 3), (0, 1, 0.2, 3), (40, 0.8, 0.05, 2), (400, 1, 0, 0.01),
+     (0, 0.9, 0, 0.01)],
+)  # fmt: skip
+def test_only_tokens_that_the_definitions_keep_are_drawn(
+    top_k: int, top_p: float, min_p: float, scale: float
+) -> None:
+    values = logits(2, 1, scale)[0]
+    allowed = kept_by_definition(np.array(values), top_k, top_p, min_p)
+    if scale < 0.1:
+        assert len(allowed) > CANDIDATES, "the fallback beyond the candidates is what is tested"
+    params = {"temperature": 1.0, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    drawn = {one(values, row(seed=s, **params)) for s in range(300)}
+    assert drawn <= allowed
+    assert len(drawn) > min(len(allowed), 100) // 2
+
+
+def test_draws_follow_the_probabilities() -> None:
+    values = mx.array([0.0, np.log(2.0), np.log(5.0), *[-100.0] * (VOCAB - 3)])
+    for extra in ({}, {"top_k": 3}):
+        drawn = [one(values, row(temperature=1, seed=s, **extra)) for s in range(800)]
+        shares = np.bincount(drawn, minlength=3)[:3] / 800
+        assert np.abs(shares - np.array([1, 2, 5]) / 8).max() < 0.06
+
+
+def test_penalties_bias_and_min_tokens() -> None:
+    values = mx.zeros((VOCAB,))
+    values[7] = 2.0
+    values[8] = 1.9
+    assert one(values, row(temperature=0)) == 7
+    assert one(values, row(temperature=0, repetition_penalty=1.2, tokens=(7,))) == 8
+    assert one(values, row(temperature=0, presence_penalty=0.2, tokens=(7,))) == 8
+    assert one(values, row(temperature=0, frequency_penalty=0.06, tokens=(7, 7))) == 8
+    assert one(values, row(temperature=0, frequency_penalty=0.04, tokens=(7, 7))) == 7
+    assert one(values, row(temperature=0, logit_bias=((7, -100.0),))) == 8
+    early = row(temperature=0, tokens=(1,))
+    early.request.stop_tokens, early.request.min_tokens = frozenset({7}), 2
+    assert one(values, early) == 8
+
+
+def test_a_mask_allows_only_its_tokens() -> None:
+    bits = np.zeros((VOCAB + 31) // 32, dtype=np.uint32)
+    for token in (33, 700):
+        bits[token // 32] |= np.uint32(1 << (token % 32))
+    values = logits(3, 2)
+    rows = [row(temperature=1, seed=s) for s in range(2)]
+    free, bound = draw(values, rows, [None, bits]).tokens.tolist()  # type: ignore[misc]
+    assert bound in (33, 700)
+    assert free == one(values[0], rows[0])
+
+
+def test_logprobs_are_those_of_the_raw_logits() -> None:
+    values = logits(4, 3)
+    rows = [row(temperature=0), row(temperature=2, seed=1, logprobs=4, top_k=5), row(temperature=0)]
+    drawn = draw(values, rows, [None] * 3)
+    assert drawn.logprobs is not None
+    raw = np.array(values[1]) - np.logaddexp.reduce(np.array(values[1], dtype=np.float64))
+    token = drawn.tokens.tolist()[1]  # type: ignore[index]
+    assert drawn.logprobs.drawn.item() == pytest.approx(raw[token], abs=1e-4)
+    assert drawn.logprobs.top_ids.tolist()[0] == np.argsort(-raw)[:4].tolist()  # type: ignore[index]

@@ -1,0 +1,241 @@
+"""The scheduler alone: no mlx, no model, a clock of our own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlx_provider.engine.request import Phase, Request, Row, SamplingParams
+from mlx_provider.engine.scheduler import Budget, Limits, Scheduler
+from mlx_provider.errors import BadRequest, Overloaded
+from mlx_provider.mailbox import Mailbox
+from mlx_provider.records import Prompt
+
+
+class NoOutput:
+    stopped = False
+    reasoning_tokens = 0
+
+    def push(self, token: int, logprob: object = None) -> list[object]:
+        return []
+
+    def finish(self, reason: str) -> tuple[list[object], str]:
+        return [], reason
+
+
+def make(length: int, max_tokens: int = 4, n: int = 1) -> Request:
+    request = Request("r", Prompt([1] * length), SamplingParams(), max_tokens, Mailbox())
+    request.rows = [Row(request, i, NoOutput()) for i in range(n)]  # type: ignore[arg-type]
+    return request
+
+
+def scheduler(
+    max_rows: int = 4,
+    max_queue: int = 100,
+    memory: int = 10**9,
+    max_chunk: int = 64,
+    reserve: int = 8,
+) -> Scheduler:
+    limits = Limits(max_rows, max_queue, 0.1, max_chunk, reserve)
+    return Scheduler(limits, Budget(lambda tokens: tokens, lambda: memory, lambda need: None))
+
+
+def test_it_imports_no_mlx() -> None:
+    code = (
+        "import sys, mlx_provider.engine.scheduler\n"
+        "sys.exit('mlx.core' in sys.modules or 'mlx_lm' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+WORK = st.lists(
+    st.tuples(
+        st.integers(0, 200),  # arrival step
+        st.integers(1, 300),  # prompt
+        st.integers(1, 40),  # max_tokens
+        st.integers(1, 3),  # choices
+        st.one_of(st.none(), st.integers(0, 100)),  # cancelled after so many steps
+    ),
+    min_size=1,
+    max_size=25,
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(work=WORK, memory=st.integers(400, 2000), max_rows=st.integers(3, 8))
+def test_budget_is_kept_nobody_starves_everyone_ends_once(
+    work: list[tuple[int, int, int, int, int | None]], memory: int, max_rows: int
+) -> None:
+    plan = scheduler(max_rows=max_rows, memory=memory)
+    requests = [(at, make(length, out, n), cancel) for at, length, out, n, cancel in work]
+    requests = [r for r in requests if plan.reservation(r[1].rows) <= memory]
+    ended: list[Request] = []
+    step = 0
+    while step <= 320 or not plan.idle:
+        now = float(step)
+        for at, request, cancel in requests:
+            if at == step:
+                plan.check(request)
+                plan.submit(request, (), now)
+            if cancel is not None and at + cancel == step and request.phase is not Phase.DONE:
+                plan.drop(request)
+                ended.append(request)
+        advance_rows(plan, ended)
+        while (row := plan.overflowing()) is not None:
+            if plan.active_rows == 1:
+                row.request.max_tokens = len(row.tokens)
+                end(plan, row, ended)
+            else:
+                plan.preempt(row)
+        chunk = plan.next_chunk(now)
+        if chunk is not None:
+            assert 0 < chunk.stop - chunk.start <= plan.limits.max_chunk
+            chunk.work.done = chunk.stop
+            if chunk.work.remaining == 0:
+                plan.join(chunk.work)
+        assert plan.live_bytes <= memory
+        assert plan.active_rows <= max_rows
+        step += 1
+        assert step < 20_000, "somebody starves"
+    assert sorted(map(id, ended)) == sorted(id(request) for _, request, _ in requests)
+
+
+def test_a_patient_prompt_does_not_stop_those_that_have_started() -> None:
+    plan = scheduler(memory=300, max_rows=10)
+    holder, patient = make(200, 1), make(150, 1)
+    plan.submit(holder, (), 0.0)
+    assert plan.next_chunk(0.0) is not None
+    plan.submit(patient, (), 0.0)
+    holder_work = next(w for w in plan.waiting if w.request is holder)
+    holder_work.arrived = 1000.0
+    chunk = plan.next_chunk(1000.0)
+    assert chunk is not None
+    assert chunk.work.request is holder
+
+
+def advance_rows(plan: Scheduler, ended: list[Request]) -> None:
+    for row in list(plan.running):
+        row.tokens.append(0)
+        if len(row.tokens) >= row.request.max_tokens:
+            end(plan, row, ended)
+
+
+def end(plan: Scheduler, row: Row, ended: list[Request]) -> None:
+    row.finish = "length"
+    plan.leave(row)
+    if row.request.phase is Phase.DONE:
+        ended.append(row.request)
+
+
+def test_the_shortest_goes_first_and_the_long_one_is_not_starved() -> None:
+    plan = scheduler(max_rows=1000, max_chunk=64)
+    plan.rate = 640.0
+    long = make(640)
+    plan.submit(long, (), now=0.0)
+    served_at = None
+    for step in range(400):
+        plan.submit(make(60), (), now=float(step))
+        chunk = plan.next_chunk(float(step))
+        assert chunk is not None
+        if chunk.work.request is long and served_at is None:
+            served_at = step
+        if step == 0:
+            assert chunk.work.request is not long
+        chunk.work.done = chunk.stop
+        if chunk.work.remaining == 0:
+            plan.join(chunk.work)
+    assert served_at is not None
+    assert long.phase is Phase.DECODE
+
+
+def test_a_chunk_stalls_running_rows_no_longer_than_the_target() -> None:
+    plan = scheduler(max_chunk=2048)
+    first = make(10)
+    plan.submit(first, (), 0.0)
+    chunk = plan.next_chunk(0.0)
+    assert chunk is not None
+    chunk.work.done = 10
+    plan.join(chunk.work)
+    plan.rate = 1000.0
+    plan.submit(make(5000), (), 0.0)
+    chunk = plan.next_chunk(0.0)
+    assert chunk is not None
+    assert chunk.stop - chunk.start == 96
+
+
+def test_a_chunk_takes_no_longer_than_two_decode_steps() -> None:
+    plan = scheduler(max_chunk=2048)
+    first = make(10)
+    plan.submit(first, (), 0.0)
+    chunk = plan.next_chunk(0.0)
+    assert chunk is not None
+    chunk.work.done = 10
+    plan.join(chunk.work)
+    plan.rate = 4000.0
+    plan.stepped(0.02)
+    plan.submit(make(5000), (), 0.0)
+    chunk = plan.next_chunk(0.0)
+    assert chunk is not None
+    assert chunk.stop - chunk.start == 160
+
+
+def test_chunks_end_at_cuts() -> None:
+    plan = scheduler(max_chunk=64)
+    request = make(100)
+    plan.submit(request, (30, 90), 0.0)
+    stops = []
+    while request.phase is not Phase.DECODE:
+        chunk = plan.next_chunk(0.0)
+        assert chunk is not None
+        stops.append(chunk.stop)
+        chunk.work.done = chunk.stop
+        if chunk.work.remaining == 0:
+            plan.join(chunk.work)
+    assert stops == [30, 90, 100]
+
+
+def test_a_full_queue_says_how_long_it_is() -> None:
+    plan = scheduler(max_queue=2)
+    for _ in range(2):
+        plan.submit(make(5), (), 0.0)
+    with pytest.raises(Overloaded, match="2 requests are waiting"):
+        plan.check(make(5))
+
+
+def test_what_can_never_fit_is_refused_at_once() -> None:
+    with pytest.raises(BadRequest, match="MLX_PROVIDER_MEMORY_LIMIT"):
+        scheduler(memory=100).check(make(200))
+    with pytest.raises(BadRequest, match="n=9"):
+        scheduler(max_rows=8).check(make(1, n=9))
+
+
+def test_a_prompt_that_does_not_fit_now_waits_and_lets_smaller_ones_pass() -> None:
+    plan = scheduler(memory=300, max_rows=10)
+    holder, big, small = make(200, 1), make(150, 1), make(20, 1)
+    plan.submit(holder, (), 0.0)
+    chunk = plan.next_chunk(0.0)
+    assert chunk is not None
+    chunk.work.done = 64
+    plan.submit(big, (), 0.0)
+    plan.submit(small, (), 0.0)
+    started = set()
+    for _ in range(8):
+        chunk = plan.next_chunk(1.0)
+        if chunk is None:
+            break
+        started.add(id(chunk.work.request))
+        chunk.work.done = chunk.stop
+        if chunk.work.remaining == 0:
+            plan.join(chunk.work)
+    assert id(small) in started
+    assert id(big) not in started
+    for row in list(plan.running):
+        row.finish = "stop"
+        plan.leave(row)
+    chunk = plan.next_chunk(2.0)
+    assert chunk is not None
+    assert chunk.work.request is big

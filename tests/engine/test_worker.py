@@ -1,0 +1,96 @@
+"""The engine thread: calls, death, replacement."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from mlx_provider.engine.worker import EngineWorker
+from mlx_provider.errors import BadRequest, EngineDied
+from mlx_provider.testing.driver import alone, new_engine, new_request, output_of
+from mlx_provider_text.model import TextModel
+
+
+class Catastrophe(BaseException):
+    """Nothing that a request could cause."""
+
+
+def new_worker() -> tuple[EngineWorker, list[EngineDied]]:
+    deaths: list[EngineDied] = []
+
+    def deliver(posts: list[object]) -> None:
+        for mailbox, events in posts:  # type: ignore[misc]
+            mailbox.put(events)
+
+    return EngineWorker(deliver, deaths.append), deaths  # type: ignore[arg-type]
+
+
+def test_calls_run_on_one_thread_that_is_not_ours() -> None:
+    worker, _ = new_worker()
+    names = {worker.call(lambda: threading.current_thread().name).result() for _ in range(5)}
+    worker.close()
+    assert names == {"mlx-engine"}
+    assert not worker.alive
+
+
+def test_a_call_that_fails_hurts_nobody() -> None:
+    worker, deaths = new_worker()
+
+    def bad() -> None:
+        raise BadRequest("no")
+
+    with pytest.raises(BadRequest):
+        worker.call(bad).result()
+    assert worker.call(lambda: 7).result() == 7
+    worker.close()
+    assert deaths == []
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_dead_thread_tells_who_waits_and_is_replaced() -> None:
+    worker, deaths = new_worker()
+    blocked, go = threading.Event(), threading.Event()
+
+    def die() -> None:
+        blocked.set()
+        go.wait()
+        raise Catastrophe
+
+    first = worker.call(die)
+    blocked.wait()
+    second = worker.call(lambda: 1)
+    go.set()
+    with pytest.raises(EngineDied):
+        first.result(timeout=5)
+    with pytest.raises(EngineDied):
+        second.result(timeout=5)
+    for thread in threading.enumerate():
+        if thread.name == "mlx-engine":
+            thread.join(5)
+    assert worker.call(lambda: 2).result(timeout=5) == 2
+    assert len(deaths) == 1
+    worker.close()
+
+
+def test_a_request_runs_to_its_end(qwen3: TextModel) -> None:
+    worker, _ = new_worker()
+    request = new_request([40, 41, 42], max_tokens=6)
+
+    def begin() -> None:
+        engine = new_engine(qwen3)
+        worker.add(engine)
+        engine.submit(request)
+
+    worker.call(begin).result()
+    while not request.mailbox.ended:
+        request.mailbox.get(timeout=10)
+    worker.close()
+    assert output_of(request).tokens == output_of(alone(qwen3, request)).tokens
+
+
+def test_nothing_is_taken_after_close() -> None:
+    worker, _ = new_worker()
+    worker.close()
+    with pytest.raises(EngineDied):
+        worker.call(lambda: 1)

@@ -1,0 +1,122 @@
+"""Gemma 3: image tokens see their whole image; windows; the window override."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.models.cache import KVCache, RotatingKVCache
+
+from mlx_provider import BadRequest, LoadOptions, Prompt
+from mlx_provider.testing.tiny_greedy import features_of, greedy, start
+from mlx_provider.testing.tiny_media import tiny_image
+from mlx_provider_gemma3.model import WINDOW_VARIABLE, chosen_window
+
+from .conftest import PLUGINS, family_of
+
+WINDOW = 24
+LONG = "The quick brown fox asks the lazy dog what the weather is like in Paris. " * 3
+
+
+def reference_masks(prompt: Prompt, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """The masks token by token, as transformers' Gemma 3 defines them."""
+    image = [-1] * length
+    for number, span in enumerate(prompt.spans):
+        image[span.start : span.end] = [number] * (span.end - span.start)
+    full, sliding = np.zeros((2, length, length), bool)
+    for q in range(length):
+        for k in range(length):
+            full[q, k] = k <= q or (image[q] >= 0 and image[q] == image[k])
+            sliding[q, k] = full[q, k] and k > q - WINDOW
+    return full, sliding
+
+
+def reference_logits(model: Any, prompt: Prompt, tokens: list[int]) -> mx.array:
+    """Logits after `tokens` in one uncached pass over everything."""
+    language = model.model.language_model
+    ids = mx.array([*prompt.tokens, *tokens])
+    hidden = language.model.embed_tokens(ids) * language.config.hidden_size**0.5
+    known = features_of(model, prompt)
+    for span in prompt.spans:
+        hidden[span.start : span.end] = known[span.content_hash].rows
+    full, sliding = map(mx.array, reference_masks(prompt, len(ids)))
+    hidden = hidden[None]
+    for layer in language.layers:
+        hidden = layer(hidden, sliding if layer.self_attn.is_sliding else full, None)
+    return language.lm_head(language.model.norm(hidden))[0, -1]
+
+
+@pytest.mark.parametrize("chunk", [0, 1, 5, 30])
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ("What is this?", tiny_image(1)),
+        (tiny_image(1), tiny_image(2), "Compare them"),
+        (LONG, tiny_image(3), LONG[:40]),
+    ],
+    ids=["image", "two images", "image beyond the window"],
+)
+def test_images_are_seen_as_in_the_reference(parts: Any, chunk: int, load, ask) -> None:
+    model = load("gemma3")
+    prompt = ask(model, *parts)
+    out: list[int] = []
+    for _ in range(10):
+        out.append(int(mx.argmax(reference_logits(model, prompt, out))))
+    assert greedy(model, prompt, 10, chunk=chunk) == out
+
+
+def test_first_image_token_sees_the_last(load, ask) -> None:
+    model = load("gemma3")
+    prompt = ask(model, "What is this?", tiny_image(1))
+    known = features_of(model, prompt)
+    (features,) = known.values()
+    key_before = first_image_key(model, prompt, known)
+    features.rows[-1] = features.rows[-1] + 3.0
+    assert float(mx.abs(first_image_key(model, prompt, known) - key_before).max()) > 1e-3
+
+
+def first_image_key(model: Any, prompt: Prompt, known: dict[str, Any]) -> mx.array:
+    """What the last layer caches for the first token of the image."""
+    row = start(model, prompt, features=known)
+    return row.cache[-1].keys[0, :, prompt.spans[0].start]
+
+
+def test_prompts_longer_than_the_window(load, ask) -> None:
+    model = load("gemma3")
+    prompt = ask(model, LONG)
+    assert len(prompt.tokens) > 3 * WINDOW
+    row = start(model, prompt)
+    rings = [entry for entry in row.cache if isinstance(entry, RotatingKVCache)]
+    assert len(rings) == 2
+    assert all(entry.max_size == WINDOW for entry in rings)
+    assert greedy(model, prompt, 10, chunk=7) == greedy(model, prompt, 10)
+
+
+def test_the_window_can_be_overridden(folders, load, ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    family = family_of(PLUGINS["gemma3"])
+    plain = load("gemma3")
+    prompt = ask(plain, LONG, tiny_image(1))
+    known = features_of(plain, prompt)
+    results = {}
+    for window in ("12", "1000", "0"):
+        monkeypatch.setenv(WINDOW_VARIABLE, window)
+        model = family.load(folders("gemma3"), LoadOptions())
+        results[window] = np.array(start(model, prompt, features=known).logits)
+        kinds = {type(entry) for entry in model.make_cache()}
+        assert kinds == ({KVCache} if window == "0" else {KVCache, RotatingKVCache})
+        assert model.info.fingerprint != plain.info.fingerprint
+    normal = np.array(start(plain, prompt, features=known).logits)
+    assert np.abs(results["12"] - normal).max() > 1e-2
+    assert np.abs(results["0"] - normal).max() > 1e-2
+    # a window that holds the whole prompt is no window
+    np.testing.assert_allclose(results["1000"], results["0"], atol=1e-4)
+
+
+def test_window_variable() -> None:
+    assert chosen_window({}) is None
+    assert chosen_window({WINDOW_VARIABLE: ""}) is None
+    assert chosen_window({WINDOW_VARIABLE: "4096"}) == 4096
+    with pytest.raises(BadRequest, match=WINDOW_VARIABLE):
+        chosen_window({WINDOW_VARIABLE: "large"})

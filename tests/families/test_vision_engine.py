@@ -1,0 +1,121 @@
+"""Vision requests through the engine: beside each other, cancelled, repeated, from the store."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mlx_provider import LoadedModel, LoadOptions, MediaSpan, Prompt
+from mlx_provider.engine.prefix_store import PrefixStore
+from mlx_provider.engine.probe import probe
+from mlx_provider.engine.request import Request
+from mlx_provider.testing.driver import new_engine, new_request, output_of
+from mlx_provider.testing.tiny_greedy import greedy
+from mlx_provider.testing.tiny_media import tiny_image
+from mlx_provider_vision.model import load_any
+
+ALL = ["qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "gemma3"]
+GENERIC = ["qwen2_vl", "gemma3"]
+TEXT = "The quick brown fox asks the lazy dog what the weather is like in Paris today. "
+COUNT = 8
+
+# (step of arrival, parts, step of cancellation)
+SCHEDULE: tuple[tuple[int, tuple[Any, ...], int | None], ...] = (
+    (0, ("Hello there",), None),
+    (0, ("What is this?", tiny_image(1)), None),
+    (1, (tiny_image(2, 64, 160), TEXT), None),
+    (3, (tiny_image(1), "and ", tiny_image(3, 128, 96), "?"), 6),
+    (4, (TEXT * 2,), None),
+    (9, (tiny_image(1), "and ", tiny_image(3, 128, 96), "?"), None),
+    (12, ("What is this?", tiny_image(1)), None),
+    (14, ("What is this?", tiny_image(4)), None),
+)
+
+
+def request_for(prompt: Prompt) -> Request:
+    request = new_request(prompt.tokens, max_tokens=COUNT)
+    request.prompt = prompt
+    return request
+
+
+def run_schedule(
+    model: LoadedModel, prompts: list[Prompt], layout: str, chunk: int, store: PrefixStore | None
+) -> list[Request]:
+    engine = new_engine(model, layout=layout, max_chunk=chunk, store=store)
+    requests = [request_for(prompt) for prompt in prompts]
+    step = 0
+    while step <= max(at for at, _, _ in SCHEDULE) or not engine.idle:
+        for request, (arrival, _, cancelled) in zip(requests, SCHEDULE, strict=True):
+            if arrival == step:
+                engine.submit(request)
+            if cancelled == step:
+                engine.cancel(request)
+        engine.step()
+        step += 1
+        assert step < 1000
+    return requests
+
+
+def check(model: LoadedModel, ask: Any, layout: str, chunk: int, stored: bool) -> None:
+    store = PrefixStore(budget=lambda: 2**22) if stored else None
+    prompts = [ask(model, *parts) for _, parts, _ in SCHEDULE]
+    requests = run_schedule(model, prompts, layout, chunk, store)
+    if store is not None:
+        again = run_schedule(model, prompts, layout, chunk, store)
+        assert sum(request.cached for request in again) > sum(r.cached for r in requests)
+        store.check_integrity()
+        requests += again
+    alone = [greedy(model, prompt, COUNT) for prompt in prompts]
+    for request, (_, _, cancelled), want in zip(requests, SCHEDULE * 2, alone * 2, strict=False):
+        got = output_of(request).tokens
+        assert got == want[: len(got) if cancelled is not None else COUNT]
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["no store", "store"])
+@pytest.mark.parametrize("chunk", [5, 64])
+@pytest.mark.parametrize("name", ALL)
+def test_every_request_gets_what_it_gets_alone(
+    name: str, chunk: int, stored: bool, load, ask
+) -> None:
+    model = load(name)
+    found = probe(model, model.make_cache, model.kv_layouts)
+    assert (found.layout, found.notes) == ("grouped", ())
+    check(model, ask, found.layout, chunk, stored)
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["no store", "store"])
+@pytest.mark.parametrize("chunk", [5, 64])
+@pytest.mark.parametrize("name", GENERIC)
+def test_models_without_a_plugin_of_their_own(
+    name: str, chunk: int, stored: bool, folders, ask
+) -> None:
+    model = load_any(folders(name), LoadOptions())
+    assert probe(model, model.make_cache, model.kv_layouts).layout == "solo"
+    check(model, ask, "solo", chunk, stored)
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl", "gemma3"])
+def test_a_stored_image_costs_no_vision_tower(
+    name: str, load, ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, seen = load(name), []
+    original = type(model).embed
+
+    def embed(self: Any, span: MediaSpan) -> Any:
+        seen.append(span.content_hash)
+        return original(self, span)
+
+    monkeypatch.setattr(type(model), "embed", embed)
+    store = PrefixStore(budget=lambda: 2**22)
+    first = ask(model, TEXT, tiny_image(1), "What is this?")
+    other = ask(model, TEXT, tiny_image(2), "What is this?")
+    for prompt in (first, first, other):
+        engine = new_engine(model, store=store)
+        request = request_for(replace(prompt))
+        engine.submit(request)
+        while not engine.idle:
+            engine.step()
+    assert len(seen) == 2
+    assert seen[0] != seen[1]

@@ -1,0 +1,170 @@
+"""Every vision family against mlx-vlm's own generation of one request at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from PIL import Image
+
+from mlx_provider import LoadedModel, MediaItem, Prompt
+from mlx_provider.engine.kv_layout import joined, merged
+from mlx_provider.testing.tiny_greedy import (
+    Started,
+    continue_greedily,
+    features_of,
+    greedy,
+    start,
+)
+from mlx_provider.testing.tiny_media import tiny_image
+
+QWEN = ["qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"]
+ALL = [*QWEN, "gemma3"]
+LONG = "Which colour is the circle, and what is the weather like in Paris today? " * 2
+COUNT = 12
+
+REQUESTS: dict[str, tuple[str | MediaItem, ...]] = {
+    "text": ("Hello there, how are you?",),
+    "long text": (LONG,),
+    "image": ("What is this?", tiny_image(1)),
+    "wide image": (tiny_image(2, 64, 160), "Describe"),
+    "two images": ("Compare ", tiny_image(1), " with ", tiny_image(3, 128, 96), " please"),
+    "same image twice": (tiny_image(4), LONG[:60], tiny_image(4)),
+}
+
+
+def oracle(folder: Path, prompt: Prompt, media: list[MediaItem], count: int) -> list[int]:
+    """Greedy tokens by mlx-vlm alone; also checks that it sees the same prompt tokens."""
+    import mlx_vlm
+    from mlx_vlm.generate.dispatch import stream_generate
+    from mlx_vlm.utils import prepare_inputs
+
+    model, processor = mlx_vlm.load(str(folder))
+    images = [Image.fromarray(item.pixels) for item in media]
+    inputs: dict[str, Any] = prepare_inputs(
+        processor,
+        images=images or None,
+        prompts=prompt.text,
+        add_special_tokens=False,
+        image_token_index=getattr(model.config, "image_token_index", None),
+    )
+    assert inputs["input_ids"][0].tolist() == list(prompt.tokens)
+    extra = {k: v for k, v in inputs.items() if k == "image_grid_thw"}
+    replies = stream_generate(
+        model,
+        processor,
+        prompt.text,
+        max_tokens=count,
+        temperature=0.0,
+        input_ids=inputs["input_ids"],
+        pixel_values=inputs.get("pixel_values"),
+        mask=inputs["attention_mask"],
+        **extra,
+    )
+    return [reply.token for reply in replies if reply.token is not None][:count]
+
+
+def cases() -> list[Any]:
+    found = [(name, request) for name in QWEN for request in REQUESTS]
+    found += [("gemma3", request) for request in REQUESTS if "text" in request]
+    return found
+
+
+@pytest.mark.parametrize(("name", "request_name"), cases())
+def test_one_row_equals_mlx_vlm(name: str, request_name: str, load, ask, folders) -> None:
+    parts = REQUESTS[request_name]
+    prompt = ask(load(name), *parts)
+    media = [part for part in parts if isinstance(part, MediaItem)]
+    assert greedy(load(name), prompt, COUNT) == oracle(folders(name), prompt, media, COUNT)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("chunk", [1, 3, 7, 16])
+def test_chunks_may_cut_anywhere(name: str, chunk: int, load, ask) -> None:
+    prompt = ask(load(name), *REQUESTS["two images"])
+    assert greedy(load(name), prompt, COUNT, chunk=chunk) == greedy(load(name), prompt, COUNT)
+
+
+def started(model: LoadedModel, ask: Any) -> list[Started]:
+    return [start(model, ask(model, *parts)) for parts in REQUESTS.values()]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_rows_of_any_kind_decode_together(name: str, load, ask) -> None:
+    model = load(name)
+    alone = [greedy(model, ask(model, *parts), COUNT) for parts in REQUESTS.values()]
+    rows = started(model, ask)
+    cache = [merged(list(layer)) for layer in zip(*(row.cache for row in rows), strict=True)]
+    assert continue_greedily(model, rows, cache, COUNT) == alone
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_groups_decode_in_one_pass(name: str, load, ask) -> None:
+    model = load(name)
+    alone = [greedy(model, ask(model, *parts), COUNT) for parts in REQUESTS.values()]
+    rows = started(model, ask)
+    pair = [merged(list(layer)) for layer in zip(rows[0].cache, rows[1].cache, strict=True)]
+    caches, sizes = [pair, *(row.cache for row in rows[2:])], [2, *[1] * (len(rows) - 2)]
+    cache = [joined(list(layer), sizes) for layer in zip(*caches, strict=True)]
+    assert continue_greedily(model, rows, cache, COUNT) == alone
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_rows_join_and_leave_while_others_decode(name: str, load, ask) -> None:
+    model = load(name)
+    first, second = ask(model, *REQUESTS["two images"]), ask(model, *REQUESTS["wide image"])
+    alone = [greedy(model, first, 15), greedy(model, second, 9)]
+    early = start(model, first)
+    out = continue_greedily(model, [early], early.cache, 5)[0]
+    late = start(model, second)
+    cache = [merged(list(layer)) for layer in zip(early.cache, late.cache, strict=True)]
+    both = continue_greedily(model, [early, late], cache, 5)
+    apart = [[layer.extract(i) for layer in cache] for i in range(2)]
+    out += both[0] + continue_greedily(model, [early], apart[0], 5)[0]
+    assert [out, both[1] + continue_greedily(model, [late], apart[1], 4)[0]] == alone
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_features_of_an_image_serve_any_prompt(name: str, load, ask) -> None:
+    model = load(name)
+    here = ask(model, *REQUESTS["two images"])
+    there = ask(model, tiny_image(3, 128, 96), "then", tiny_image(1))
+    known = features_of(model, here)
+    assert {span.content_hash for span in there.spans} == set(known)
+    fresh = start(model, there).logits
+    reused = start(model, there, features=known).logits
+    assert mx.array_equal(fresh, reused)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_another_image_gives_another_answer(name: str, load, ask) -> None:
+    model = load(name)
+    one, other = (start(model, ask(model, "This:", tiny_image(i))).logits for i in (1, 2))
+    assert float(mx.abs(one - other).max()) > 0.01
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_nothing_of_a_request_stays_on_the_model(name: str, load, ask) -> None:
+    model = load(name)
+    text = ask(model, *REQUESTS["text"])
+    before = np.array(start(model, text).logits)
+    greedy(model, ask(model, *REQUESTS["two images"]), 3)
+    assert np.array_equal(np.array(start(model, text).logits), before)
+    for left in ("_rope_deltas", "_position_ids"):
+        assert getattr(model.model.language_model, left, None) is None
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_reply_is_prefilled_again(name: str, load, ask) -> None:
+    check_replay(load(name), ask)
+
+
+def check_replay(model: LoadedModel, ask: Any) -> None:
+    """A row that starts again from its committed tokens goes on as if nothing had been."""
+    prompt = ask(model, *REQUESTS["two images"])
+    whole = greedy(model, prompt, 12)
+    row = start(model, prompt.followed_by(whole[:5]), chunk=len(prompt.tokens) + 4)
+    assert continue_greedily(model, [row], row.cache, 7)[0] == whole[5:]

@@ -1,0 +1,219 @@
+"""Messages and media to tokens, spans, positions and checkpoints."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_provider import BadRequest, MediaError, MediaItem
+from mlx_provider.testing.tiny_greedy import features_of, greedy
+from mlx_provider.testing.tiny_media import tiny_image, tiny_video
+
+QWEN = ["qwen3_vl", "qwen3_5"]
+ALL = [*QWEN, "gemma3"]
+TYPED = {
+    "qwen3_vl": ["<|image_pad|>", "<|video_pad|>", "<|vision_start|><|image_pad|><|vision_end|>"],
+    "qwen3_5": ["<|image_pad|>"],
+    "gemma3": ["<start_of_image>", "<image_soft_token>"],
+}
+
+
+@pytest.mark.parametrize("name", QWEN)
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ("What is this?", tiny_image(1)),
+        (tiny_image(1, 64, 160), "and", tiny_image(2, 200, 96), tiny_image(1)),
+        ("Before ", tiny_video(1), " after ", tiny_image(2, 32, 224)),
+    ],
+    ids=["image", "three images", "video and image"],
+)
+def test_rotary_positions_equal_upstreams(name: str, parts: Any, load, ask) -> None:
+    model = load(name)
+    prompt = ask(model, *parts)
+    grids: dict[str, list[Any]] = {"image": [], "video": []}
+    for item in (part for part in parts if isinstance(part, MediaItem)):
+        blocks = model.marks.place(item).blocks
+        t, h, w = len(blocks), *blocks[0].inputs.grid[1:]
+        grids[item.kind].append((t, h, w))
+    positions, delta = model.model.language_model.get_rope_index(
+        mx.array([prompt.tokens]),
+        mx.array(grids["image"]) if grids["image"] else None,
+        mx.array(grids["video"]) if grids["video"] else None,
+        None,
+    )
+    assert np.array_equal(np.array(positions)[:, 0], prompt.positions)
+    assert int(delta.item()) == prompt.rope_delta
+
+
+@pytest.mark.parametrize("name", QWEN)
+def test_text_alone_needs_no_positions(name: str, load, ask) -> None:
+    prompt = ask(load(name), "Hello")
+    assert prompt.positions is None
+    assert prompt.rope_delta == 0
+    assert prompt.spans == []
+
+
+@pytest.mark.parametrize("name", QWEN)
+def test_video_frames_as_upstream_reads_them(name: str, load, ask, folders) -> None:
+    import mlx_vlm
+
+    model, video = load(name), tiny_video(3, frames=5)
+    prompt = ask(model, "What happens?", video)
+    _, processor = mlx_vlm.load(str(folders(name)), lazy=True)
+    frames = [video.pixels]
+    inputs = processor(text=[prompt.text], videos=frames, add_special_tokens=False)
+    assert inputs["input_ids"][0].tolist() == list(prompt.tokens)
+    tower = model.model.vision_tower
+    rows, _ = tower(inputs["pixel_values_videos"], inputs["video_grid_thw"])
+    ours = features_of(model, prompt)
+    assert len(prompt.spans) == 3
+    together = mx.concatenate([ours[span.content_hash].rows for span in prompt.spans])
+    np.testing.assert_allclose(np.array(together), np.array(rows), atol=1e-5)
+    assert greedy(model, prompt, 8, chunk=5) == greedy(model, prompt, 8)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_typed_media_tokens_stay_text(name: str, load, ask) -> None:
+    model = load(name)
+    for typed in TYPED[name]:
+        question = f"What does {typed} mean?"
+        alone = ask(model, question)
+        assert alone.spans == []
+        assert not set(alone.tokens) & model.marks.tokens
+        assert typed in alone.text
+        assert typed in model.tokenizer.decode(alone.tokens)
+        mixed = ask(model, question, tiny_image(1), typed)
+        assert len(mixed.spans) == 1
+        inside = mixed.tokens[mixed.spans[0].start : mixed.spans[0].end]
+        assert len(set(inside)) == 1
+        outside = [*mixed.tokens[: mixed.spans[0].start], *mixed.tokens[mixed.spans[0].end :]]
+        assert not set(outside) & model.marks.tokens
+
+
+def test_typed_media_tokens_in_tools_and_calls(load) -> None:
+    model = load("qwen3_vl")
+    call = {"function": {"name": "look", "arguments": {"at": "<|image_pad|>"}}}
+    messages = [
+        {"role": "user", "content": "Look"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "saw <|image_pad|>"},
+    ]
+    tool = {"type": "function", "function": {"name": "look", "description": "<|video_pad|>"}}
+    prompt = model.prepare(messages, tools=[tool], media=[], variables={})
+    assert prompt.spans == []
+    assert not set(prompt.tokens) & model.marks.tokens
+    assert messages[2]["content"] == "saw <|image_pad|>"
+
+
+def test_an_image_in_a_tool_result(load) -> None:
+    model = load("qwen3_vl")
+    messages = [
+        {"role": "user", "content": "Take a screenshot"},
+        {"role": "tool", "content": [{"type": "text", "text": "Done"}, {"type": "image"}]},
+    ]
+    prompt = model.prepare(messages, tools=[], media=[tiny_image(5)], variables={})
+    assert [span.end - span.start for span in prompt.spans] == [9]
+
+
+def test_one_bos(load, ask) -> None:
+    model = load("gemma3")
+    bos = model.tokenizer.fast.token_to_id("<bos>")
+    for prompt in (ask(model, "Hello"), ask(model, "Hello", tiny_image(1))):
+        assert list(prompt.tokens).count(bos) == 1
+        assert prompt.tokens[0] == bos
+    assert model.tokenizer.encode("Hello", special=True)[0] == bos
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_checkpoints_follow_the_first_two_messages_and_the_last(name: str, load) -> None:
+    model = load(name)
+    first = [{"role": "user", "content": "Hello there"}]
+    more = [*first, {"role": "assistant", "content": "Hi"}, {"role": "user", "content": "How?"}]
+    system = [{"role": "system", "content": "Be brief"}, *more]
+    prompts = [model.prepare(m, tools=[], media=[], variables={}) for m in (first, more, system)]
+    assert [len(prompt.checkpoints) for prompt in prompts] == [1, 3, 3]
+    at = prompts[0].checkpoints[0]
+    assert list(prompts[1].tokens[:at]) == list(prompts[0].tokens[:at])
+    for prompt in prompts:
+        assert all(prompt.tokens[i - 1] in model.info.stop_tokens for i in prompt.checkpoints)
+        assert not set(prompt.tokens[prompt.checkpoints[-1] :]) & model.info.stop_tokens
+
+
+def test_the_system_prompt_and_the_whole_history_arrive(load, ask) -> None:
+    for name in ALL:
+        prompt = ask(load(name), "What?", tiny_image(1), system="Answer in Latin")
+        assert "Answer in Latin" in prompt.text
+        assert "Answer in Latin" in load(name).tokenizer.decode(prompt.tokens)
+
+
+def test_template_variables_reach_the_template(load) -> None:
+    messages = [{"role": "user", "content": "Hello"}]
+    variables = {"enable_thinking": False}
+    prompt = load("qwen3_5").prepare(messages, tools=[], media=[], variables=variables)
+    assert "<think>" in prompt.text
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_media_that_the_template_does_not_place(name: str, load) -> None:
+    messages = [{"role": "user", "content": "no image here"}]
+    with pytest.raises(BadRequest, match="placed 0 of 1"):
+        load(name).prepare(messages, tools=[], media=[tiny_image(1)], variables={})
+
+
+def test_what_the_template_refuses(load) -> None:
+    turns = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
+    with pytest.raises(BadRequest, match="roles must alternate"):
+        load("gemma3").prepare(turns, tools=[], media=[], variables={})
+
+
+def test_late_system_messages_are_hoisted_where_the_template_refuses_them(load) -> None:
+    assert load("gemma3").info.hoist_system
+    assert not load("qwen3_vl").info.hoist_system
+
+
+def test_images_no_family_can_use(load, ask) -> None:
+    with pytest.raises(MediaError, match="aspect ratio"):
+        ask(load("qwen3_vl"), tiny_image(1, 1, 300))
+    with pytest.raises(MediaError, match="video"):
+        load("gemma3").marks.place(tiny_video(1))
+
+
+def test_one_pixel(load, ask) -> None:
+    for name in ALL:
+        prompt = ask(load(name), tiny_image(1, 1, 1))
+        assert len(prompt.spans) == 1
+        assert len(greedy(load(name), prompt, 2)) == 2
+
+
+def test_low_detail_and_pixel_limits(load) -> None:
+    model = load("qwen3_vl")
+    big = model.marks.place(tiny_image(1, 1000, 1500)).blocks[0]
+    _, h, w = big.inputs.grid
+    assert h * w * 16 * 16 <= model.info.max_pixels == 65536
+    large = tiny_image(1, 1024, 1024)
+    low = MediaItem("image", large.pixels, large.content_hash, detail="low")
+    limits = model.marks.place.__self__.images
+    limits.max_pixels = 1024 * 1024
+    try:
+        sizes = [model.marks.place(item).blocks[0] for item in (large, low)]
+    finally:
+        limits.max_pixels = 65536
+    assert sizes[0].count == 4 * sizes[1].count
+    assert sizes[0].content_hash != sizes[1].content_hash
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_prompts_are_prepared_on_many_threads(name: str, load, ask) -> None:
+    model, image = load(name), tiny_image(1)
+
+    def tokens(i: int) -> list[int]:
+        return list(ask(model, f"question {i}", image, "typed <|image_pad|>").tokens)
+
+    expected = [tokens(i) for i in range(8)]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(tokens, range(8))) == expected

@@ -1,0 +1,102 @@
+"""Where a model is found, and what is said when it is not."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from mlx_provider.errors import BadRequest, ModelNotFound
+from mlx_provider.hub import cached_models, folder_of
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A Hub cache with one whole repository in it."""
+    root = tmp_path / "hub"
+    snapshot = root / "models--maker--small" / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    (snapshot / "model.safetensors").write_bytes(b"")
+    refs = root / "models--maker--small" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("0" * 40)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(root))
+    monkeypatch.setenv("HF_HUB_CACHE", str(root))
+    return root
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """A Hub on loopback that knows no repository; yields the paths it was asked for."""
+    asked: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            body = json.dumps({"error": "Repository not found"}).encode()
+            self.send_response(404)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    yield asked
+    server.shutdown()
+    server.server_close()
+
+
+def test_demo_is_shipped() -> None:
+    assert (folder_of("demo") / "config.json").is_file()
+
+
+def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert folder_of(str(tmp_path)) == tmp_path
+
+
+def test_a_folder_without_config_says_so(tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match=r"no config\.json"):
+        folder_of(str(tmp_path))
+
+
+def test_a_cached_repository_needs_no_hub(cache: Path) -> None:
+    assert cached_models() == ["maker/small"]
+    assert (folder_of("maker/small") / "config.json").is_file()
+
+
+def test_offline_and_missing_lists_what_is_there(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelNotFound, match=r"HF_HUB_OFFLINE is set.*maker/small.*demo"):
+        folder_of("maker/large")
+
+
+def test_a_hub_out_of_reach_is_told_at_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(ModelNotFound, match=r"out of reach.*maker/small"):
+        folder_of("maker/large")
+
+
+def test_a_repository_that_the_hub_does_not_have(cache: Path, hub: list[str]) -> None:
+    with pytest.raises(ModelNotFound, match=r"no repository maker/large.*HF_TOKEN"):
+        folder_of("maker/large")
+    assert hub == ["/api/models/maker/large"]
+
+
+@pytest.mark.parametrize("name", ["/nowhere/at/all", "./nowhere", "~nobody/x", "one/two/three"])
+def test_a_path_that_does_not_exist(name: str) -> None:
+    with pytest.raises(ModelNotFound, match="no folder"):
+        folder_of(name)

@@ -1,0 +1,114 @@
+"""Our errors through LiteLLM: class, status, routing, and no traceback for anyone."""
+
+import litellm
+import pytest
+from litellm import Router
+from litellm.exceptions import (
+    BadRequestError,
+    ContextWindowExceededError,
+    InternalServerError,
+    MidStreamFallbackError,
+    NotFoundError,
+    RateLimitError,
+    ServiceUnavailableError,
+    Timeout,
+)
+
+from mlx_provider import errors
+from mlx_provider.litellm.errors import to_litellm
+from mlx_provider.protocol import Delta, ErrorBody, Failed
+
+HI = [{"role": "user", "content": "hi"}]
+
+TABLE = [
+    (errors.BadRequest, BadRequestError, 400),
+    (errors.UnsupportedModel, BadRequestError, 400),
+    (errors.MediaError, BadRequestError, 400),
+    (errors.ContextTooLong, ContextWindowExceededError, 400),
+    (errors.Unauthorized, ServiceUnavailableError, 503),
+    (errors.ModelNotFound, NotFoundError, 404),
+    (errors.RequestTimedOut, Timeout, 408),
+    (errors.Overloaded, RateLimitError, 429),
+    (errors.RequestFailed, InternalServerError, 500),
+    (errors.EngineUnavailable, ServiceUnavailableError, 503),
+    (errors.EngineDied, ServiceUnavailableError, 503),
+    (errors.NotInstalled, ServiceUnavailableError, 503),
+    (errors.PluginError, InternalServerError, 500),
+    (errors.MLXProviderError, InternalServerError, 500),
+]
+
+
+def test_the_table_knows_every_error_of_ours():
+    assert {ours for ours, _, _ in TABLE} == set(errors.error_classes().values())
+
+
+@pytest.mark.parametrize(("ours", "theirs", "status"), TABLE)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_refusals_before_the_first_chunk(engine, ours, theirs, status, stream):
+    engine.refuse = lambda request: ours("the very reason")
+    with pytest.raises(theirs) as caught:
+        await litellm.acompletion(model="mlx/m", messages=HI, stream=stream)
+    assert type(caught.value) is theirs
+    assert caught.value.status_code == status
+    assert "the very reason" in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+
+
+def test_context_errors_carry_the_code_that_starts_compaction():
+    theirs = to_litellm(errors.ContextTooLong("too long"), "m")
+    assert theirs.code == "context_length_exceeded"
+    assert theirs.body["code"] == "context_length_exceeded"
+
+
+def test_the_unforeseen_tells_no_details(caplog):
+    theirs = to_litellm(KeyError("/secret/path"), "m")
+    assert isinstance(theirs, InternalServerError)
+    assert "secret" not in str(theirs)
+    assert "/secret/path" in caplog.text, "the operator's log has it"
+
+
+async def test_failures_in_mid_stream(engine):
+    engine.script = lambda request: [
+        [Delta(content="x")],
+        [Failed(error=ErrorBody(code="engine_died", message="the engine died"))],
+    ]
+    stream = await litellm.acompletion(model="mlx/m", messages=HI, stream=True)
+    with pytest.raises(MidStreamFallbackError, match="the engine died") as caught:
+        [chunk async for chunk in stream]
+    assert isinstance(caught.value.original_exception, ServiceUnavailableError)
+    assert "Traceback" not in str(caught.value)
+    assert not engine.active - {engine.request.id}
+
+
+DEPLOYMENTS = [
+    {"model_name": "a", "litellm_params": {"model": "mlx/small"}},
+    {"model_name": "b", "litellm_params": {"model": "mlx/big"}},
+]
+
+
+def small_is_too_small(request):
+    return errors.ContextTooLong("too long") if request.model == "small" else None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_context_window_fallbacks(engine, stream):
+    engine.refuse = small_is_too_small
+    router = Router(model_list=DEPLOYMENTS, context_window_fallbacks=[{"a": ["b"]}], num_retries=0)
+    reply = await router.acompletion(model="a", messages=HI, stream=stream)
+    if stream:
+        text = "".join([c.choices[0].delta.content or "" async for c in reply])
+    else:
+        text = reply.choices[0].message.content
+    assert text == "Hello world!"
+    assert [request.model for request in engine.requests] == ["small", "big"]
+
+
+async def test_a_missing_model_does_not_cool_its_deployment_down(engine):
+    router = Router(model_list=DEPLOYMENTS[:1], num_retries=0)
+    engine.refuse = lambda request: errors.ModelNotFound("no such model")
+    for _ in range(3):
+        with pytest.raises(NotFoundError):
+            await router.acompletion(model="a", messages=HI)
+    engine.refuse = lambda request: None
+    reply = await router.acompletion(model="a", messages=HI)
+    assert reply.choices[0].message.content == "Hello world!"

@@ -1,0 +1,111 @@
+"""Importing the provider is enough: registration, admitted parameters, no hijacks."""
+
+import importlib
+
+import litellm
+import pytest
+from litellm.proxy.types_utils.utils import get_instance_fn
+
+import mlx_provider.litellm as ours
+from mlx_provider.litellm.call import decoded, encoded
+from mlx_provider.litellm.hook import DeploymentHook
+from mlx_provider.litellm.registration import register
+
+HI = [{"role": "user", "content": "hi"}]
+
+
+def registered():
+    hooks = [c for c in litellm.callbacks if type(c).__name__ == DeploymentHook.__name__]
+    entries = [e for e in litellm.custom_provider_map if e["provider"] == "mlx"]
+    return len(hooks), len(entries)
+
+
+def test_registering_twice_registers_once():
+    assert registered() == (1, 1)
+    register(ours.handler)
+    assert registered() == (1, 1)
+    importlib.reload(importlib.import_module("mlx_provider.litellm.registration"))
+    assert registered() == (1, 1)
+
+
+def test_the_demo_model_is_known():
+    assert litellm.supports_function_calling("mlx/demo")
+    assert litellm.get_model_info("mlx/demo")["litellm_provider"] == "mlx"
+
+
+@pytest.mark.parametrize("folder", ["", "mlx_provider"])
+def test_litellm_resolves_the_configured_name(tmp_path, folder):
+    (tmp_path / folder).mkdir(exist_ok=True)
+    config = tmp_path / "config.yaml"
+    config.touch()
+    found = get_instance_fn("mlx_provider.litellm.handler", str(config))
+    assert found is ours.handler
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "org/replicate-model",
+        "clarifai/x",
+        "petals-team/StableBeluga2",
+        "snowflake/mistral-7b",
+        "Users/ä b/replicate%20x",
+        "ft:gpt-3.5-turbo-local",
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_no_cloud_takes_the_request(engine, model, stream):
+    reply = await litellm.acompletion(model=f"mlx/{model}", messages=HI, stream=stream)
+    if stream:
+        assert [chunk async for chunk in reply]
+    assert engine.request.model == model
+
+
+@pytest.mark.parametrize("name", ["petals_models", "snowflake_models", "ovhcloud_models"])
+async def test_models_on_a_clouds_list_stay_here(engine, name):
+    for model in sorted(getattr(litellm, name))[:2]:
+        await litellm.acompletion(model=f"mlx/{model}", messages=HI)
+        assert engine.request.model == model
+
+
+async def test_a_body_cannot_choose_another_provider(engine):
+    await litellm.acompletion(model="mlx/m", messages=HI, custom_llm_provider="openai")
+    assert engine.request.model == "m"
+
+
+def test_encoding_is_reversible_and_leaves_plain_names_alone():
+    for model in ("org/ä%20replicate", "x"):
+        assert decoded(encoded(model)) == model
+    assert decoded("a%20b") == "a%20b"
+
+
+async def test_parameters_that_litellm_would_refuse(engine):
+    await litellm.acompletion(
+        model="mlx/m",
+        messages=HI,
+        reasoning_effort="low",
+        thinking={"type": "enabled", "budget_tokens": 5},
+        verbosity="low",
+    )
+    assert engine.request.thinking_budget == 5
+    assert engine.request.template["verbosity"] == "low"
+
+
+async def test_more_than_four_stop_strings(engine):
+    stops = list("abcdefg")
+    await litellm.acompletion(model="mlx/m", messages=HI, stop=stops)
+    assert engine.request.stop == stops
+
+
+async def test_token_prompts(engine):
+    await litellm.atext_completion(model="mlx/m", prompt=[1, 2, 3])
+    assert engine.request.prompt == [1, 2, 3]
+    await litellm.atext_completion(model="mlx/m", prompt="once")
+    assert engine.request.prompt == "once"
+
+
+async def test_other_providers_pass_untouched():
+    kwargs = {"model": "openai/gpt-4o", "stop": list("abcdef")}
+    hook = DeploymentHook()
+    assert await hook.async_pre_call_deployment_hook(kwargs, None) is None
+    assert kwargs == {"model": "openai/gpt-4o", "stop": list("abcdef")}

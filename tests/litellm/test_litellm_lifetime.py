@@ -1,0 +1,136 @@
+"""Whatever way a client leaves, the request is freed at once; time limits hold."""
+
+import asyncio
+import gc
+import time
+
+import litellm
+import pytest
+
+from mlx_provider.client.generation import Generation
+from mlx_provider.litellm.call import Deadline
+from mlx_provider.litellm.streams import AsyncReplyStream, Reply
+from mlx_provider.mailbox import Mailbox
+from mlx_provider.protocol import Accepted, Delta, Finish
+
+HI = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture
+def slow(engine, scripted):
+    """An engine that speaks for twenty seconds."""
+    engine.pause = 0.01
+    engine.script = lambda request: [
+        *([Delta(content=f"t{i} ")] for i in range(2000)),
+        [Finish(reason="stop"), scripted["done"]()],
+    ]
+    return engine
+
+
+async def stream(**more):
+    return await litellm.acompletion(model="mlx/m", messages=HI, stream=True, **more)
+
+
+async def test_aclose_frees(slow):
+    reply = await stream()
+    await anext(reply)
+    assert len(slow.active) == 1
+    await reply.aclose()
+    assert not slow.active
+
+
+async def test_aclose_before_the_first_chunk_frees(slow):
+    reply = await stream()
+    await reply.aclose()
+    assert not slow.active
+
+
+async def test_a_dropped_stream_frees(slow):
+    reply = await stream()
+    assert len(slow.active) == 1
+    del reply
+    await asyncio.sleep(0)  # the loop's own handle still holds the stream in this step
+    gc.collect()
+    assert not slow.active
+
+
+def test_a_dropped_sync_stream_frees(slow):
+    reply = litellm.completion(model="mlx/m", messages=HI, stream=True)
+    next(reply)
+    del reply
+    for _ in range(100):  # LiteLLM's logging threads may hold the stream a moment longer
+        gc.collect()
+        if not slow.active:
+            break
+        time.sleep(0.02)
+    assert not slow.active
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_cancelling_the_task_frees(slow, streaming):
+    async def read():
+        if not streaming:
+            await litellm.acompletion(model="mlx/m", messages=HI)
+        async for _ in await stream():
+            pass
+
+    task = asyncio.create_task(read())
+    while not slow.active:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not slow.active
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_time_limit(slow, streaming):
+    async def read():
+        reply = await litellm.acompletion(model="mlx/m", messages=HI, stream=streaming, timeout=0.3)
+        async for _ in reply:
+            pass
+
+    with pytest.raises(litellm.Timeout, match=r"time limit of 0\.3 s has passed"):
+        await read()
+    assert not slow.active
+
+
+def test_time_limit_sync(slow):
+    with pytest.raises(litellm.Timeout, match=r"time limit of 0\.3 s has passed"):
+        litellm.completion(model="mlx/m", messages=HI, timeout=0.3)
+    with pytest.raises(litellm.Timeout, match=r"time limit of 0\.3 s has passed"):
+        list(litellm.completion(model="mlx/m", messages=HI, timeout=0.3, stream=True))
+    assert not slow.active
+
+
+async def test_forty_at_once_leave_nothing_behind(engine):
+    replies = await asyncio.gather(
+        *(litellm.acompletion(model="mlx/m", messages=HI) for _ in range(40))
+    )
+    assert {reply.choices[0].message.content for reply in replies} == {"Hello world!"}
+    assert not engine.active
+    assert not engine.cancelled
+
+
+async def test_nothing_is_cancelled_after_a_finished_stream(engine):
+    reply = await stream()
+    assert [chunk async for chunk in reply]
+    await reply.aclose()
+    assert not engine.cancelled
+
+
+async def test_a_cancellation_that_meets_an_event_is_not_lost():
+    """`asyncio.wait_for` of Python 3.11 returned the event and forgot the cancellation."""
+    mailbox, freed = Mailbox(), []
+    accepted = Accepted(id="r", model="m", prompt_tokens=1, max_tokens=9)
+    generation = Generation(accepted, mailbox, lambda: freed.append(True))
+    reply = Reply(generation, Deadline.after(60), "m", legacy=False)
+    task = asyncio.ensure_future(AsyncReplyStream(reply).__anext__())
+    await asyncio.sleep(0.01)
+    mailbox.put([Delta(content="x")])
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert freed

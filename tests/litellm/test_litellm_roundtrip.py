@@ -1,0 +1,81 @@
+"""Through the real `litellm` functions: what a script sees."""
+
+import litellm
+import pytest
+
+from mlx_provider.protocol import Delta, Finish, ToolCallDelta
+
+HI = [{"role": "user", "content": "hi"}]
+TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": {}}}]
+
+
+def text(chunks):
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+
+
+def weather(engine, scripted):
+    engine.script = lambda request: [
+        [Delta(reasoning="hm")],
+        [Delta(tool_calls=[ToolCallDelta(index=0, id="call_1", name="get_weather")])],
+        [Delta(tool_calls=[ToolCallDelta(index=0, arguments='{"city":')])],
+        [Delta(tool_calls=[ToolCallDelta(index=0, arguments=' "Paris"}')])],
+        [Finish(reason="tool_calls"), scripted["done"](reasoning=1)],
+    ]
+
+
+def test_sync_completion(engine):
+    reply = litellm.completion(model="mlx/m", messages=HI)
+    assert reply.choices[0].message.content == "Hello world!"
+    assert reply.choices[0].finish_reason == "stop"
+    assert reply.model == "m"
+    assert engine.request.messages == HI
+
+
+def test_sync_stream(engine):
+    chunks = list(litellm.completion(model="mlx/m", messages=HI, stream=True))
+    assert text(chunks) == "Hello world!"
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+async def test_async_completion_and_stream_agree(engine):
+    reply = await litellm.acompletion(model="mlx/m", messages=HI)
+    stream = await litellm.acompletion(model="mlx/m", messages=HI, stream=True)
+    assert text([c async for c in stream]) == reply.choices[0].message.content
+
+
+async def test_stream_keeps_id_and_time(engine):
+    stream = await litellm.acompletion(model="mlx/m", messages=HI, stream=True)
+    chunks = [c async for c in stream]
+    assert len({(c.id, c.created) for c in chunks}) == 1
+
+
+async def test_usage_is_the_engines(engine, scripted):
+    reply = await litellm.acompletion(model="mlx/m", messages=HI)
+    assert reply.usage.prompt_tokens == 9
+    assert reply.usage.completion_tokens == 3
+    assert reply.usage.prompt_tokens_details.cached_tokens == 8, "below prompt_tokens, always"
+    stream = await litellm.acompletion(
+        model="mlx/m", messages=HI, stream=True, stream_options={"include_usage": True}
+    )
+    usage = [c.usage for c in [c async for c in stream] if getattr(c, "usage", None)][-1]
+    assert (usage.prompt_tokens, usage.completion_tokens) == (9, 3)
+    assert usage.prompt_tokens_details.cached_tokens == 8
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tools_and_reasoning(engine, scripted, stream):
+    weather(engine, scripted)
+    reply = await litellm.acompletion(
+        model="mlx/m", messages=HI, tools=TOOLS, stream=stream, reasoning_effort="low"
+    )
+    if stream:
+        reply = litellm.stream_chunk_builder([c async for c in reply])
+    message = reply.choices[0].message
+    assert reply.choices[0].finish_reason == "tool_calls"
+    assert message.reasoning_content == "hm"
+    call = message.tool_calls[0]
+    assert (call.id, call.function.name) == ("call_1", "get_weather")
+    assert call.function.arguments == '{"city": "Paris"}'
+    assert engine.request.tools == TOOLS
+    assert engine.request.template == {"reasoning_effort": "low", "enable_thinking": True}

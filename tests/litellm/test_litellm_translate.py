@@ -1,0 +1,293 @@
+"""OpenAI parameters, as LiteLLM delivers them, to the engine's request."""
+
+import json
+import re
+
+import pytest
+
+from mlx_provider.errors import BadRequest
+from mlx_provider.litellm.call import Call
+from mlx_provider.litellm.translate import generate_request
+
+HI = [{"role": "user", "content": "hi"}]
+
+
+def request(litellm_params=None, messages=HI, timeout=None, **params):
+    return generate_request(
+        Call.read(
+            {
+                "model": "m",
+                "messages": messages,
+                "optional_params": params,
+                "litellm_params": litellm_params or {},
+                "logging_obj": None,
+                "timeout": timeout,
+            }
+        )
+    )
+
+
+def refusal(**params):
+    with pytest.raises(BadRequest) as caught:
+        request(**params)
+    return caught.value
+
+
+SAMPLING = {
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "top_k": 7,
+    "min_p": 0.1,
+    "seed": 3,
+    "repetition_penalty": 1.1,
+    "presence_penalty": 0.2,
+    "frequency_penalty": -0.2,
+}
+
+
+def test_sampling_arrives_whole():
+    sampling = request(**SAMPLING, logit_bias={"12": -100}).sampling
+    assert sampling.model_dump() == {**SAMPLING, "logit_bias": {12: -100.0}}
+
+
+def test_absent_parameters_mean_the_models_defaults():
+    made = request(temperature=None)
+    assert made.sampling.temperature is None
+    assert made.max_tokens is None
+    assert made.messages == HI
+    assert made.prompt is None
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"temperature": -1}, "temperature: must be at least 0 and at most 100, got -1"),
+        ({"temperature": "hot"}, "temperature: "),
+        ({"top_p": 1.5}, "top_p: must be at least 0 and at most 1, got 1.5"),
+        ({"repetition_penalty": 0}, "repetition_penalty: must be above 0 and at most 100, got 0"),
+        ({"presence_penalty": 3}, "presence_penalty: must be at least -2 and at most 2, got 3"),
+        ({"max_tokens": 0}, "max_tokens: must be at least 1, got 0"),
+        ({"n": 0}, "n: must be at least 1 and at most 128, got 0"),
+        ({"logit_bias": {"a": 1}}, "logit_bias.a"),
+        ({"top_logprobs": 30, "logprobs": True}, "top_logprobs: must be at least 0 and at most 20"),
+        ({"logprobs": 3}, "logprobs must be true or false, got 3"),
+        ({"top_logprobs": 3}, "top_logprobs needs logprobs"),
+        ({"stop": 5}, "stop: "),
+        ({"tools": "none"}, "tools: "),
+        ({"tool_choice": "always"}, "tool_choice"),
+        ({"modalities": ["audio"]}, "modalities=['audio'] is not supported"),
+        ({"messages": []}, "messages must be a list of at least one message"),
+        ({"messages": ["hi"]}, "messages.0: "),
+        ({"messages": "hi"}, "messages must be a list"),
+        ({"extra_body": 3}, "extra_body must be an object"),
+        ({"timeout": 0}, "timeout must be a number of seconds above 0"),
+    ],
+)
+def test_bad_values_are_named(params, words):
+    error = refusal(**params)
+    assert words in error.message
+    assert len(error.message) < 300
+
+
+def test_unknown_parameters_are_refused_by_name():
+    error = refusal(temprature=1, length_penalty=2)
+    assert error.message == "unknown parameter: length_penalty, temprature"
+    assert error.param == "length_penalty"
+
+
+def test_parameters_without_meaning_pass_silently():
+    made = request(
+        stream=True, stream_options={}, max_retries=2, user="u", store=False, service_tier="auto"
+    )
+    assert made.ignored == []
+
+
+def test_parameters_that_seem_to_work_are_named():
+    made = request(web_search_options={}, prediction={"type": "content"}, store=True)
+    assert sorted(made.ignored) == ["prediction", "store", "web_search_options"]
+
+
+def test_extra_body_is_merged():
+    made = request(extra_body={"top_k": 3, "min_tokens": 2}, top_p=0.5)
+    assert (made.sampling.top_k, made.sampling.top_p, made.min_tokens) == (3, 0.5, 2)
+
+
+def test_stop_in_every_spelling():
+    assert request(stop="a").stop == ["a"]
+    assert request(stop=["a", "b"]).stop == ["a", "b"]
+    assert request(mlx_stop=list("abcdef")).stop == list("abcdef")
+    assert request(stop_token_ids=[1, 2]).stop_token_ids == [1, 2]
+
+
+def test_completion_tokens_win():
+    assert request(max_tokens=5, max_completion_tokens=7).max_tokens == 7
+
+
+def test_functions_become_tools():
+    made = request(functions=[{"name": "f"}], function_call={"name": "f"})
+    assert made.tools == [{"type": "function", "function": {"name": "f"}}]
+    assert made.tool_choice == {"type": "function", "function": {"name": "f"}}
+    assert made.parallel_tool_calls is False
+    assert request(functions=[{"name": "f"}], function_call="none").tool_choice == "none"
+
+
+@pytest.mark.parametrize(
+    ("params", "template", "budget"),
+    [
+        ({}, {}, None),
+        ({"reasoning_effort": "high"}, {"reasoning_effort": "high", "enable_thinking": True}, None),
+        ({"reasoning_effort": "none"}, {"enable_thinking": False}, None),
+        (
+            {"reasoning_effort": {"effort": "low", "summary": "auto"}},
+            {"reasoning_effort": "low", "enable_thinking": True},
+            None,
+        ),
+        ({"thinking": {"type": "disabled"}}, {"enable_thinking": False}, None),
+        ({"thinking": {"type": "enabled", "budget_tokens": 9}}, {"enable_thinking": True}, 9),
+        ({"thinking": {"type": "adaptive"}}, {"enable_thinking": True}, None),
+        ({"enable_thinking": False, "thinking_budget": 4}, {"enable_thinking": False}, 4),
+        ({"verbosity": "low"}, {"verbosity": "low"}, None),
+        (
+            {"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False, "x": 1}},
+            {"enable_thinking": False, "x": 1},
+            None,
+        ),
+    ],
+)
+def test_thinking_in_every_spelling(params, template, budget):
+    made = request(**params)
+    assert made.template == template
+    assert made.thinking_budget == budget
+
+
+def test_a_client_cannot_replace_the_template():
+    error = refusal(chat_template_kwargs={"chat_template": "{{ x }}", "messages": []})
+    assert "cannot set chat_template, messages" in error.message
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("params", "field", "value"),
+    [
+        ({"response_format": {"type": "text"}}, "response_format", None),
+        ({"response_format": {"type": "json_object"}}, "response_format", {"type": "json_object"}),
+        ({"guided_regex": "a+"}, "grammar", {"type": "regex", "value": "a+"}),
+        ({"guided_grammar": "start: x"}, "grammar", {"type": "lark", "value": "start: x"}),
+        ({"grammar": "start: x"}, "grammar", {"type": "lark", "value": "start: x"}),
+        (
+            {"grammar": {"type": "regex", "value": "b"}},
+            "grammar",
+            {"type": "regex", "value": "b"},
+        ),
+        (
+            {"guided_json": json.dumps(SCHEMA)},
+            "response_format",
+            {"type": "json_schema", "json_schema": {"name": "guided_json", "schema": SCHEMA}},
+        ),
+    ],
+)
+def test_constraints(params, field, value):
+    assert getattr(request(**params), field) == value
+
+
+def test_guided_choice_matches_only_the_choices():
+    grammar = request(guided_choice=["a.b", "c|d"]).grammar
+    assert grammar is not None
+    assert re.fullmatch(grammar["value"], "a.b")
+    assert re.fullmatch(grammar["value"], "c|d")
+    assert not re.fullmatch(grammar["value"], "axb")
+    assert not re.fullmatch(grammar["value"], "c")
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"guided_regex": "a", "guided_grammar": "start: x"},
+        {"guided_regex": 3},
+        {"guided_choice": []},
+        {"guided_json": "{"},
+        {"grammar": {"type": "ebnf", "value": "x"}},
+        {"response_format": "json"},
+    ],
+)
+def test_bad_constraints_are_refused(params):
+    assert refusal(**params).param in params
+
+
+def completion(**params):
+    return request(litellm_params={"text_completion": True}, **params)
+
+
+def test_text_completion_is_raw():
+    made = completion(messages=[{"role": "user", "content": "once"}])
+    assert made.prompt == "once"
+    assert made.messages is None
+    assert made.max_tokens == 16
+    assert completion(max_tokens=3).max_tokens == 3
+    assert completion(max_completion_tokens=3).max_tokens == 3
+    assert completion(mlx_prompt=[1, 2]).prompt == [1, 2]
+    assert completion(logprobs=2).ignored == ["logprobs"]
+
+
+@pytest.mark.parametrize(
+    ("params", "name"),
+    [
+        ({"echo": True}, "echo"),
+        ({"suffix": "end"}, "suffix"),
+        ({"best_of": 3}, "best_of"),
+        ({"messages": HI + HI}, "prompt"),
+        ({"tools": []}, "tools"),
+    ],
+)
+def test_text_completion_says_what_it_cannot(params, name):
+    with pytest.raises(BadRequest) as caught:
+        completion(**params)
+    assert caught.value.param == name
+
+
+def test_text_completion_defaults_of_clients_pass():
+    made = completion(echo=False, suffix="", best_of=2, n=2)
+    assert made.n == 2
+
+
+def test_session_hint():
+    assert request(prompt_cache_key="k").session == "k"
+    assert request(litellm_params={"litellm_session_id": "s"}, prompt_cache_key="k").session == "s"
+
+
+def test_operator_options_come_from_model_info_alone():
+    made = request(
+        litellm_params={"model_info": {"id": "x", "mlx": {"kv_bits": 8}, "mlx_context_length": 99}}
+    )
+    assert (made.options.kv_bits, made.options.context_length) == (8, 99)
+    assert "unknown parameter: kv_bits" in refusal(kv_bits=8).message
+    error = refusal(litellm_params={"model_info": {"mlx": {"kv_bits": 3}}})
+    assert error.param == "model_info.mlx.kv_bits"
+    assert refusal(litellm_params={"model_info": {"mlx_adaptor": "x"}}).param == (
+        "model_info.mlx.adaptor"
+    )
+
+
+@pytest.mark.parametrize(
+    ("salt", "metadata", "expected"),
+    [
+        (None, {"user_api_key_hash": "k1"}, None),
+        ("key", {"user_api_key_hash": "k1", "user_api_key_team_id": "t"}, "key:k1"),
+        ("key", {}, "key:"),
+        ("team", {"user_api_key_hash": "k1", "user_api_key_team_id": "t"}, "team:t"),
+        ("team", {"user_api_key_hash": "k1"}, "key:k1"),
+        ("blue", {"user_api_key_hash": "k1"}, "fixed:blue"),
+    ],
+)
+def test_tenants(salt, metadata, expected):
+    params = {"model_info": {"mlx": {"cache_salt": salt}}, "metadata": metadata}
+    assert request(litellm_params=params).salt == expected
+
+
+def test_time_limit_reaches_the_engine():
+    made = request(timeout=5.0)
+    assert made.timeout is not None
+    assert 4 < made.timeout <= 5
+    assert request().timeout is None

@@ -1,0 +1,58 @@
+"""What stands in several files of the project agrees."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+
+import mlx_provider
+
+ROOT = Path(__file__).parents[2]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_ci_runs_the_test_command_of_the_readme() -> None:
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    commands = [line for line in script.splitlines()[1:] if line and not line.startswith("#")]
+    assert commands[:2] == ["set -euo pipefail", 'cd "$(dirname "$0")/.."']
+    (command,) = commands[2:]
+    assert f"```sh\n{command}\n```" in README
+    assert command.endswith("/tox")
+
+
+def test_ci_is_executable() -> None:
+    assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
+
+
+def test_every_plugin_folder_is_declared_everywhere() -> None:
+    folders = {path.parent.name for path in (ROOT / "plugins").glob("mlx_provider_*/__init__.py")}
+    entry_points = PYPROJECT["project"]["entry-points"]["mlx_provider"]
+    assert {name: f"mlx_provider_{name}" for name in entry_points} == entry_points
+    linter = PYPROJECT["tool"]["importlinter"]
+    assert set(entry_points.values()) == folders
+    assert set(linter["root_packages"]) == {"mlx_provider", *folders}
+    assert set(linter["contracts"][0]["source_modules"]) == folders
+
+
+def test_every_layer_is_in_the_guide() -> None:
+    (layers,) = (c for c in PYPROJECT["tool"]["importlinter"]["contracts"] if c["name"] == "layers")
+    names = re.compile(r"\w+")
+    guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (drawn,) = re.findall(r"```\n(cli\n.*?)```", guide, re.DOTALL)
+    assert names.findall(drawn) == names.findall("\n".join(layers["layers"]))
+
+
+def test_the_installed_version_is_this_one() -> None:
+    assert version("mlx-provider") == mlx_provider.__version__
+
+
+def test_the_changelog_knows_this_version() -> None:
+    assert f"## {mlx_provider.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_the_readme_explains_each_extra() -> None:
+    for extra in PYPROJECT["project"]["optional-dependencies"]:
+        assert re.search(rf"`{extra}`|\W{extra}\]", README), extra

@@ -1,0 +1,105 @@
+"""The README's tables say what the code says. A failing test prints the table to paste."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import tomllib
+from dataclasses import fields
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+from mlx_provider import config, hookspecs
+from mlx_provider.protocol import ModelOptions
+from mlx_provider.registry.contents import load
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+OTHER_VARIABLES = {
+    "MLX_PROVIDER_PLUGINS": "",
+    "MLX_PROVIDER_RUNTIME_DIR": "",
+    "MLX_PROVIDER_TRANSPORT": "process",
+    "MLX_PROVIDER_API_KEY": "",
+}
+"""Variables that are no field of `EngineSettings`, with their defaults."""
+
+
+def table(title: str) -> list[str]:
+    found = re.search(rf"<!-- {title}: .*? -->\n(.*?)\n?<!-- end -->", README, re.DOTALL)
+    assert found is not None, f"the README has no table {title!r}"
+    return found[1].split("\n")
+
+
+def test_hooks() -> None:
+    expected = ["| hook | for |", "|---|---|"]
+    for name, spec in hooks().items():
+        arguments = ", ".join(inspect.signature(spec).parameters)
+        expected.append(f"| `{name}({arguments})` | {first_sentence(spec.__doc__)} |")
+    assert table("hooks") == expected, "\n".join(expected)
+
+
+def test_plugins() -> None:
+    expected = ["| plugin | brings |", "|---|---|"]
+    for name, module in PROJECT["entry-points"]["mlx_provider"].items():
+        contents = load(EntryPoint(name, module, "mlx_provider"))
+        brings = [family.serves for family in contents.model_families]
+        brings += listed("tool parsers", [parser.name for parser in contents.tool_parsers])
+        brings += listed("reasoning parsers", [p.name for p in contents.reasoning_parsers])
+        expected.append(f"| `{name}` | {'; '.join(brings)} |")
+    assert table("plugins") == expected, "\n".join(expected)
+
+
+def test_environment() -> None:
+    expected = {
+        config.PREFIX + field.name.upper(): shown(field.default)
+        for field in fields(config.EngineSettings)
+    }
+    assert names_and_defaults("environment") == expected | OTHER_VARIABLES
+
+
+def test_every_variable_that_the_code_reads_is_in_the_table() -> None:
+    written = re.compile(r'MLX_PROVIDER_[A-Z][A-Z_]*[A-Z]|(?<=PREFIX \+ ")[A-Z_]+')
+    read: set[str] = set()
+    for path in (ROOT / "mlx_provider").rglob("*.py"):
+        for name in written.findall(path.read_text(encoding="utf-8")):
+            read.add(name if name.startswith(config.PREFIX) else config.PREFIX + name)
+    assert OTHER_VARIABLES.keys() <= read <= names_and_defaults("environment").keys()
+
+
+def test_operator_options() -> None:
+    expected = {
+        name: shown(field.get_default(call_default_factory=True))
+        for name, field in ModelOptions.model_fields.items()
+    }
+    assert names_and_defaults("options") == expected
+
+
+def names_and_defaults(title: str) -> dict[str, str]:
+    rows = [line.strip("|").split("|") for line in table(title)[2:]]
+    return {name.strip(" `"): default.strip() for name, default, _ in rows}
+
+
+def hooks() -> dict[str, object]:
+    return {
+        name: spec for name, spec in vars(hookspecs).items() if hasattr(spec, "mlx_provider_spec")
+    }
+
+
+def listed(kind: str, names: list[str]) -> list[str]:
+    return [f"{kind} {', '.join(f'`{name}`' for name in names)}"] if names else []
+
+
+def first_sentence(doc: str | None) -> str:
+    return (doc or "").strip().split(".")[0]
+
+
+def shown(value: object) -> str:
+    if value is None or value == {} or value == []:
+        return ""
+    if isinstance(value, int) and value >= 2**30:
+        return f"{value // 2**30}G"
+    if isinstance(value, int) and value >= 2**20:
+        return f"{value // 2**20}M"
+    return str(value).lower() if isinstance(value, bool) else str(value)

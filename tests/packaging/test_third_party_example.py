@@ -1,0 +1,41 @@
+"""The README's plugin of ten lines is the example's, and it works."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+from mlx_provider.registry import PluginRegistry
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "third_party_plugin"
+SOURCE = (EXAMPLE / "mlx_provider_angle.py").read_text(encoding="utf-8")
+PROJECT = (EXAMPLE / "pyproject.toml").read_text(encoding="utf-8")
+
+
+def test_the_readme_shows_the_example() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```(?:python|toml)\n(.*?)```", readme, re.DOTALL)
+    assert SOURCE in blocks
+    assert PROJECT in blocks
+
+
+def test_the_sizes_that_the_readme_states() -> None:
+    code = [line for line in SOURCE.splitlines() if line and not line.startswith("import json")]
+    assert len(code) <= 10
+    assert len(PROJECT.splitlines()) == 6
+
+
+def test_the_example_is_found_and_parses_a_call(install_plugin: Callable[..., str]) -> None:
+    project = tomllib.loads(PROJECT)
+    assert project["project"]["entry-points"]["mlx_provider"] == {"angle": "mlx_provider_angle"}
+    name = install_plugin(project["project"]["name"], SOURCE)
+    registry = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": name})
+    assert registry.plugins[0].error is None
+    parser = registry.detect_tool_parser("... <call>{{ call }}</call> ...")
+    assert parser is not None
+    (call,) = parser.parse('{"name": "roll", "args": {"sides": 6}}', [])
+    assert (call.name, json.loads(call.arguments)) == ("roll", {"sides": 6})

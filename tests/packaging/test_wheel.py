@@ -1,0 +1,47 @@
+"""What the wheel holds; under tox the package is installed from one."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def files() -> set[str]:
+    dist = distribution("mlx-provider")
+    origin = json.loads(dist.read_text("direct_url.json") or "{}")
+    if origin.get("dir_info", {}).get("editable"):
+        pytest.skip("an editable install has no files of its own")
+    return {path.as_posix() for path in dist.files or [] if path.suffix != ".pyc"}
+
+
+def test_every_source_file_is_in(files: set[str]) -> None:
+    core = {path.relative_to(ROOT).as_posix() for path in sources("mlx_provider")}
+    plugins = {path.relative_to(ROOT / "plugins").as_posix() for path in sources("plugins")}
+    assert core | plugins <= files
+
+
+def test_the_demo_model_is_in(files: set[str]) -> None:
+    shipped = {
+        path.relative_to(ROOT).as_posix() for path in (ROOT / "mlx_provider/demo/model").iterdir()
+    }
+    assert shipped
+    assert shipped <= files
+
+
+def test_nothing_else_is_in(files: set[str]) -> None:
+    tops = {path.split("/")[0] for path in files if not path.startswith("../")}
+    ours = {top for top in tops if not top.endswith((".dist-info", "__pycache__"))}
+    assert ours == {"mlx_provider"} | {path.name for path in (ROOT / "plugins").iterdir()}
+    assert {path for path in files if path.startswith("../")} == {"../../../bin/mlx-provider"}
+
+
+def sources(folder: str) -> list[Path]:
+    found = [*(ROOT / folder).rglob("*.py"), *(ROOT / folder).rglob("py.typed")]
+    assert found
+    return found

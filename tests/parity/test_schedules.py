@@ -1,0 +1,171 @@
+"""Parity: whatever runs beside a request, it gets the tokens and logprobs it gets alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mlx_provider.engine.prefix_store import PrefixStore
+from mlx_provider.engine.probe import probe
+from mlx_provider.engine.request import Phase, Request, SamplingParams
+from mlx_provider.testing.driver import alone, new_engine, new_request, output_of
+from mlx_provider_text.model import TextModel
+
+FAMILIES = (
+    "llama", "qwen3", "gemma3_text", "gpt_oss", "qwen3_5_text", "nemotron_h", "jamba", "rwkv7",
+    "deepseek_v3", "llama4", "afm7",
+)  # fmt: skip
+LOGPROB_TOLERANCE = 1e-4
+Tiny = Callable[..., TextModel]
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """One request of a schedule."""
+
+    step: int
+    length: int
+    word: int
+    """Prompts of the same word share their beginning."""
+    max_tokens: int
+    n: int
+    kind: int
+    cancel_after: int | None
+    fails_at: int | None
+
+
+ARRIVALS = st.lists(
+    st.builds(
+        Arrival,
+        step=st.integers(0, 25),
+        length=st.sampled_from([1, 2, 7, 19, 40, 90]),
+        word=st.integers(0, 3),
+        max_tokens=st.integers(1, 30),
+        n=st.sampled_from([1, 1, 1, 2]),
+        kind=st.integers(0, 5),
+        cancel_after=st.one_of(st.none(), st.none(), st.integers(0, 20)),
+        fails_at=st.one_of(st.none(), st.none(), st.none(), st.integers(0, 10)),
+    ),
+    min_size=2,
+    max_size=9,
+)
+
+KINDS = (
+    SamplingParams(temperature=0),
+    SamplingParams(temperature=0, repetition_penalty=1.3),
+    SamplingParams(temperature=0, presence_penalty=0.5, frequency_penalty=0.7),
+    SamplingParams(temperature=1.0, seed=11),
+    SamplingParams(temperature=0.8, top_p=0.9, top_k=40, seed=5),
+    SamplingParams(temperature=1.2, min_p=0.05, seed=7, logit_bias=((30, 2.0), (31, -100.0))),
+)
+
+
+def request_of(arrival: Arrival) -> Request:
+    tokens = [20 + (arrival.word * 97 + 31 * i) % 340 for i in range(arrival.length)]
+    request = new_request(
+        tokens,
+        max_tokens=arrival.max_tokens,
+        n=arrival.n,
+        params=replace(KINDS[arrival.kind]),
+        logprobs=2,
+        min_tokens=3 if arrival.kind == 1 else 0,
+        stop_tokens=frozenset({40, 41}) if arrival.kind == 2 else frozenset(),
+    )
+    cuts = [c for c in (7, 33) if c < arrival.length]
+    request.prompt = replace(request.prompt, checkpoints=cuts)
+    output_of(request).fails_at = arrival.fails_at
+    return request
+
+
+def run_schedule(
+    model: TextModel,
+    arrivals: list[Arrival],
+    layout: str,
+    chunk: int,
+    store: PrefixStore | None = None,
+) -> list[Request]:
+    engine = new_engine(model, layout=layout, max_chunk=chunk, store=store)
+    requests = [request_of(a) for a in arrivals]
+    last = max(a.step + (a.cancel_after or 0) for a in arrivals)
+    step = 0
+    while step <= last or not engine.idle:
+        for arrival, request in zip(arrivals, requests, strict=True):
+            if arrival.step == step:
+                engine.submit(request)
+            if arrival.cancel_after is not None and arrival.step + arrival.cancel_after == step:
+                engine.cancel(request)
+        engine.step()
+        step += 1
+        assert step < 2000, "a request never ends"
+    assert all(request.phase is Phase.DONE for request in requests)
+    return requests
+
+
+def check_against_solo(model: TextModel, arrivals: list[Arrival], requests: list[Request]) -> None:
+    for arrival, request in zip(arrivals, requests, strict=True):
+        cut_short = arrival.cancel_after is not None or arrival.fails_at is not None
+        reference = alone(model, request)
+        for choice in range(len(request.rows)):
+            got, want = output_of(request, choice), output_of(reference, choice)
+            count = len(got.tokens) if cut_short else len(want.tokens)
+            assert got.tokens == want.tokens[:count]
+            for mine, theirs in zip(got.logprobs, want.logprobs, strict=False):
+                assert abs(mine.logprob - theirs.logprob) <= LOGPROB_TOLERANCE
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_any_schedule_gives_what_each_request_gets_alone(tiny: Tiny, family: str) -> None:
+    model = tiny(family)
+    layout = probe(model, model.make_cache, model.kv_layouts).layout
+    # kept from one example to the next, so that most prompts are found in it
+    store = PrefixStore(budget=lambda: 2**20)
+
+    @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(arrivals=ARRIVALS, chunk=st.sampled_from([16, 32, 64]), stored=st.booleans())
+    def check(arrivals: list[Arrival], chunk: int, stored: bool) -> None:
+        requests = run_schedule(model, arrivals, layout, chunk, store if stored else None)
+        check_against_solo(model, arrivals, requests)
+        store.check_integrity()
+
+    check()
+
+
+@pytest.mark.parametrize("layout", ["grouped", "merged", "solo"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "jamba"])
+def test_every_layout_keeps_parity(tiny: Tiny, family: str, layout: str) -> None:
+    model = tiny(family)
+    arrivals = [
+        Arrival(0, 40, 0, 25, 2, 0, None, None),
+        Arrival(1, 7, 1, 30, 1, 3, None, None),
+        Arrival(2, 90, 2, 12, 1, 4, None, None),
+        Arrival(4, 1, 3, 20, 1, 0, 6, None),
+        Arrival(9, 40, 0, 9, 1, 1, None, None),
+        Arrival(12, 19, 2, 30, 1, 5, None, 4),
+    ]
+    check_against_solo(model, arrivals, run_schedule(model, arrivals, layout, 16))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_quantised_kv_rows_decode_together_as_alone(tiny: Tiny, bits: int) -> None:
+    from mlx_provider.upstream import mlx_lm
+
+    model = tiny("qwen3", head_dim=32)
+
+    def make_cache() -> list[object]:
+        return mlx_lm.quantised(model.make_cache(), bits, 32)
+
+    found = probe(model, make_cache, model.kv_layouts)
+    assert found.layout == "grouped", found.notes
+    engine = new_engine(model, layout=found.layout, make_cache=make_cache)
+    requests = [new_request([20 + i] * (5 + 13 * i), max_tokens=15, logprobs=1) for i in range(5)]
+    for request in requests:
+        engine.submit(request)
+    while not engine.idle:
+        engine.step()
+    for request in requests:
+        want = alone(model, request, make_cache=make_cache)
+        assert output_of(request).tokens == output_of(want).tokens

@@ -1,0 +1,215 @@
+"""Parity with images: text and images in one batch, reused images, chunks that cut images."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mlx_provider import LoadedModel, LoadOptions, MediaItem
+from mlx_provider.engine.feature_cache import FeatureCache
+from mlx_provider.engine.prefix_store import PrefixStore
+from mlx_provider.engine.probe import probe
+from mlx_provider.engine.request import Phase, Request
+from mlx_provider.registry import PluginRegistry
+from mlx_provider.testing.driver import alone, new_engine, new_request, output_of, run
+from mlx_provider.testing.tiny_models import build
+from mlx_provider.upstream.checkpoint import read_json
+
+FAMILIES = ("qwen3_vl", "qwen3_vl_moe", "gemma3", "qwen3_5", "qwen3_5_moe")
+SIZES = ((64, 64), (96, 64), (64, 128), (33, 70))
+Load = Callable[[str], LoadedModel]
+
+
+@pytest.fixture(scope="session")
+def vision(tmp_path_factory: pytest.TempPathFactory) -> Load:
+    registry = PluginRegistry.discover({})
+    loaded: dict[str, LoadedModel] = {}
+
+    def get(name: str) -> LoadedModel:
+        if name not in loaded:
+            folder: Path = build(tmp_path_factory.mktemp("vision") / name, name)
+            family, _ = registry.family_for(read_json(folder / "config.json"))
+            assert family.name == name.removesuffix("_moe")
+            loaded[name] = family.load(folder, LoadOptions())
+        return loaded[name]
+
+    return get
+
+
+def picture(seed: int) -> MediaItem:
+    height, width = SIZES[seed % len(SIZES)]
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return MediaItem("image", pixels, hashlib.sha256(pixels.tobytes()).hexdigest())
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One request: its images by number, how long its text is, and when it comes."""
+
+    step: int
+    images: tuple[int, ...]
+    words: int
+    max_tokens: int
+    history: bool
+    cancel_after: int | None
+
+
+TURNS = st.lists(
+    st.builds(
+        Turn,
+        step=st.integers(0, 15),
+        images=st.sampled_from([(), (), (0,), (1,), (2,), (3,), (0, 1), (1, 0), (2, 2)]),
+        words=st.sampled_from([1, 4, 15]),
+        max_tokens=st.integers(1, 14),
+        history=st.booleans(),
+        cancel_after=st.one_of(st.none(), st.none(), st.integers(0, 12)),
+    ),
+    min_size=2,
+    max_size=6,
+)
+
+
+def messages_of(turn: Turn) -> list[dict[str, Any]]:
+    text = {"type": "text", "text": "what is this " * turn.words}
+    parts: list[dict[str, Any]] = [{"type": "image"} for _ in turn.images]
+    content: Any = [*parts, text] if parts else text["text"]
+    first: dict[str, Any] = {"role": "user", "content": content}
+    if not turn.history:
+        return [first]
+    return [first, {"role": "assistant", "content": "a"}, {"role": "user", "content": "and now"}]
+
+
+def request_of(model: LoadedModel, turn: Turn) -> Request:
+    prompt = model.prepare(
+        messages_of(turn), tools=[], media=[picture(i) for i in turn.images], variables={}
+    )
+    assert len(prompt.spans) == len(turn.images)
+    request = new_request(prompt.tokens, max_tokens=turn.max_tokens, logprobs=1)
+    request.prompt = prompt
+    return request
+
+
+def reference(model: LoadedModel, request: Request) -> Request:
+    twin = new_request(request.prompt.tokens, max_tokens=request.max_tokens, logprobs=1)
+    twin.prompt = request.prompt
+    engine = new_engine(model, layout="solo", max_chunk=4096)
+    engine.submit(twin)
+    run(engine)
+    return twin
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_text_and_images_in_any_schedule(vision: Load, family: str) -> None:
+    model = vision(family)
+    layout = probe(model, model.make_cache, model.kv_layouts).layout
+    assert layout != "solo"
+    store, features = PrefixStore(budget=lambda: 2**22), FeatureCache(2**20)
+
+    @settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(turns=TURNS, chunk=st.sampled_from([16, 48]), stored=st.booleans())
+    def check(turns: list[Turn], chunk: int, stored: bool) -> None:
+        engine = new_engine(
+            model,
+            layout=layout,
+            max_chunk=chunk,
+            store=store if stored else None,
+            features=features,
+        )
+        requests = [request_of(model, turn) for turn in turns]
+        last = max(t.step + (t.cancel_after or 0) for t in turns)
+        step = 0
+        while step <= last or not engine.idle:
+            for turn, request in zip(turns, requests, strict=True):
+                if turn.step == step:
+                    engine.submit(request)
+                if turn.cancel_after is not None and turn.step + turn.cancel_after == step:
+                    engine.cancel(request)
+            engine.step()
+            step += 1
+        for turn, request in zip(turns, requests, strict=True):
+            assert request.phase is Phase.DONE
+            got, want = output_of(request), output_of(reference(model, request))
+            count = len(want.tokens) if turn.cancel_after is None else len(got.tokens)
+            assert got.tokens == want.tokens[:count]
+            for mine, theirs in zip(got.logprobs, want.logprobs, strict=False):
+                assert abs(mine.logprob - theirs.logprob) <= 1e-4
+
+    check()
+
+
+@dataclass
+class CountingEmbeds:
+    """A model that counts how often its vision tower runs."""
+
+    inner: LoadedModel
+    embeds: int = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def embed(self, span: Any) -> Any:
+        self.embeds += 1
+        return self.inner.embed(span)
+
+
+def ask(engine: Any, model: LoadedModel, turn: Turn) -> Request:
+    request = request_of(model, turn)
+    engine.submit(request)
+    run(engine)
+    return request
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "gemma3", "qwen3_5"])
+def test_an_image_seen_before_costs_no_vision_tower(vision: Load, family: str) -> None:
+    model = CountingEmbeds(vision(family))
+    engine = new_engine(model, features=FeatureCache(2**20))  # type: ignore[arg-type]
+    first = ask(engine, model.inner, Turn(0, (1,), 1, 6, False, None))
+    again = ask(engine, model.inner, Turn(0, (1,), 1, 6, False, None))
+    assert model.embeds == 1
+    assert output_of(first).tokens == output_of(again).tokens
+    ask(engine, model.inner, Turn(0, (2,), 1, 6, False, None))
+    assert model.embeds == 2
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "gemma3", "qwen3_5"])
+def test_the_matrix_of_reuse_with_images(vision: Load, family: str) -> None:
+    """Repeat, next turn, same image other question, other image of the same size."""
+    model = vision(family)
+    store = PrefixStore(budget=lambda: 2**24)
+    engine = new_engine(model, store=store)
+    turn = Turn(0, (0,), 4, 8, False, None)
+    cold = ask(engine, model, turn)
+    span = cold.prompt.spans[0]
+    assert cold.cached == 0
+
+    repeat = ask(engine, model, turn)
+    assert repeat.cached >= cold.prompt.checkpoints[-1] - 1 > span.end
+
+    other_question = ask(engine, model, replace(turn, words=1))
+    next_turn = ask(engine, model, replace(turn, history=True))
+    assert next_turn.cached > span.end
+    assert other_question.cached >= span.end
+
+    other_image = ask(engine, model, replace(turn, images=(4,)))
+    assert picture(4).pixels.shape == picture(0).pixels.shape
+    assert other_image.cached <= other_image.prompt.spans[0].start
+    for request in (repeat, other_question, next_turn, other_image):
+        assert output_of(request).tokens == output_of(reference(model, request)).tokens
+
+
+def test_a_request_of_text_alone_runs_as_the_text_family_would(vision: Load) -> None:
+    model = vision("qwen3_vl")
+    request = request_of(model, Turn(0, (), 4, 10, False, None))
+    twin = new_request(request.prompt.tokens, max_tokens=10)
+    engine = new_engine(model)
+    engine.submit(twin)
+    run(engine)
+    assert output_of(twin).tokens == output_of(alone(model, twin)).tokens

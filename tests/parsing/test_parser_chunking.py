@@ -1,0 +1,174 @@
+"""What a reply holds does not depend on how its text is cut, and nothing gets lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mlx_provider.records import Reading, TextReader, ToolCall, ToolParser, Tools
+
+from .conftest import REASONING_PARSERS, TOOL_PARSERS, read_chunks
+
+quick = settings(
+    max_examples=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+NAMES = sorted({parser.name for parser in TOOL_PARSERS.values()})
+THOUGHTS = sorted({parser.name for parser in REASONING_PARSERS.values()})
+
+PIECES = (
+    *(
+        '{"name": "f", "arguments": {"a": 1, "b": "x</tool_call>y"}}',
+        "f",
+        "\n",
+        " ",
+        "plain",
+        "é😀",
+    ),
+    *("<function=f>", "<parameter=a>", "v", "</parameter>", "</function>", "[f(a='b')]", "[", "{"),
+    *(
+        "call:f{a:1}",
+        "<arg_key>a</arg_key>",
+        "<arg_value>1</arg_value>",
+        "functions.f:0",
+        "```json",
+    ),
+    *('<invoke name="f">', '<parameter name="a">', "</invoke>", '"', "\\", "STOP", "</", "<", "|>"),
+    *("<think>", "</think>", "<tool_call>", "</tool_call>"),
+)
+
+
+@st.composite
+def replies(draw: st.DrawFn, markers: tuple[str, ...]) -> str:
+    """Text full of markers, whole and broken."""
+    parts = draw(st.lists(st.sampled_from([*PIECES, *markers, *markers]), max_size=14))
+    text = "".join(parts)
+    if text and draw(st.booleans()):
+        gone = draw(st.integers(0, len(text) - 1))
+        text = text[:gone] + text[gone + 1 :]
+    return text
+
+
+def cut(text: str, sizes: list[int]) -> list[str]:
+    chunks, at = [], 0
+    for size in [*sizes, len(text)]:
+        chunks.append(text[at : at + size])
+        at += size
+    return chunks
+
+
+@pytest.mark.parametrize("name", NAMES)
+@quick
+@given(data=st.data())
+def test_any_cut_gives_the_same_reply(name: str, data: st.DataObject) -> None:
+    parser = TOOL_PARSERS[name]
+    text = data.draw(replies(parser.visible()))
+    thoughts = data.draw(st.sampled_from([None, *THOUGHTS]))
+    formats: dict[str, Any] = {
+        "tool_parser": parser,
+        "reasoning_parser": REASONING_PARSERS[thoughts] if thoughts else None,
+        "reasoning_open": data.draw(st.sampled_from([None, True, False])),
+        "stops": data.draw(st.sampled_from([[], ["STOP"], ["pl", "lain"], ["\n\n", "v<"]])),
+        "parallel": data.draw(st.booleans()),
+    }
+    at_once = read_chunks([text], **formats)
+    assert read_chunks(list(text), **formats) == at_once
+    sizes = data.draw(st.lists(st.integers(0, 12), max_size=len(text)))
+    assert read_chunks(cut(text, sizes), **formats) == at_once
+
+
+FRAGMENTS = (
+    *("<", "</", "<tool", "<tool_cal", "<|", "<|tool", "[", "[TOOL", "[TOOL_CALLS", "{", "}", "]"),
+    *(
+        "<func",
+        "<thin",
+        "</thin",
+        "call:",
+        "functions.",
+        "<｜",
+        "a < b",
+        "x[i] = {",
+        "\n",
+        " ",
+        "so",
+    ),
+    *('{"value": 42}', "[1, 2]", "[see](http://x.test)", "if (a[0] < b) { return; }", "»", "😀"),
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@quick
+@given(parts=st.lists(st.sampled_from(FRAGMENTS), max_size=12))
+def test_plain_text_arrives_unchanged(name: str, parts: list[str]) -> None:
+    """Beginnings of markers that never become one are text, to the last character."""
+    text = "".join(parts)
+    parser = TOOL_PARSERS[name]
+    if any(marker in text for marker in parser.visible() if len(marker) > 2):
+        return
+    for chunks in ([text], list(text)):
+        found = read_chunks(chunks, tool_parser=parser)
+        assert (found.content, found.calls, found.reason) == (text, (), "stop")
+
+
+@pytest.mark.parametrize("name", THOUGHTS)
+@quick
+@given(parts=st.lists(st.sampled_from(FRAGMENTS), max_size=12))
+def test_plain_answers_arrive_unchanged(name: str, parts: list[str]) -> None:
+    text = "".join(parts)
+    parser = REASONING_PARSERS[name]
+    found = read_chunks(list(text), reasoning_parser=parser, reasoning_open=False)
+    if parser.whole is None:
+        assert found.content == parser.prefix + text
+    assert found.reasoning == ""
+
+
+def test_nothing_but_openers(tool_parsers: dict[str, Any], read: Callable[..., Any]) -> None:
+    """Every parser gives up on text that is nothing but openers."""
+    for parser in set(tool_parsers.values()):
+        text = (parser.start or "<|start|>") * 200
+        assert read([text], tool_parser=parser).calls == ()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_text_nested_without_end(name: str) -> None:
+    """Nothing that a model writes raises or is read for ever; not the deepest nesting either."""
+    parser = TOOL_PARSERS[name]
+    heads = ['{"name": "f", "arguments": ', "call:f{a:", "f[ARGS]", "functions.f:0", "[f(a=", ""]
+    for opener in (parser.start, *parser.first, *parser.openers()[-1:]):
+        for head in heads:
+            for nest in ("[", '{"a": ', "{a:", "f(a="):
+                found = read_chunks([opener + head, nest * 150], tool_parser=parser)
+                assert found.whole_calls == []
+
+
+def test_a_parser_that_reads_nothing() -> None:
+    """A stranger's parser that leaves its marker unread does not hold the engine up."""
+
+    def scan(reader: TextReader, tools: Tools) -> Reading[None]:
+        yield from reader.peek()
+
+    parser = ToolParser(name="idle", start="<c>", end="</c>", scan=scan)
+    assert read_chunks(["a<c>b"], tool_parser=parser).content == "a<c>b"
+
+
+def test_a_plain_parser_of_a_plugin() -> None:
+    """`start`, `end` and `parse` are all that a format needs."""
+
+    def parse(text: str, tools: Tools) -> list[ToolCall]:
+        name, _, arguments = text.partition(" ")
+        json.loads(arguments)
+        return [ToolCall(name, arguments)]
+
+    parser = ToolParser("angle", "<call>", "</call>", parse)
+    text = 'so <call>f {"a": "</call>"}</call><call>bad</call><call>g {}</call> end'
+    for chunks in ([text], list(text)):
+        found = read_chunks(chunks, tool_parser=parser)
+        assert found.whole_calls == [("f", {"a": "</call>"}), ("g", {})]
+        assert found.content == "so <call>bad</call> end"

@@ -1,0 +1,349 @@
+"""One choice from tokens to deltas: stops, logprobs, counts, reasons."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from mlx_provider.chat.reply import Reply
+from mlx_provider.protocol import Delta, TokenLogprob
+
+from .conftest import REASONING_PARSERS, TOOL_PARSERS, put_together, read_chunks
+
+HERMES = TOOL_PARSERS["hermes"]
+CODER = TOOL_PARSERS["qwen3_coder"]
+QWEN3 = REASONING_PARSERS["qwen3"]
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": [1, {"b": "c"}]}}\n</tool_call>'
+
+
+class Characters:
+    """A detokenizer whose tokens are characters."""
+
+    pending = False
+
+    def push(self, token: int) -> str:
+        return chr(token)
+
+    def finish(self) -> str:
+        return ""
+
+
+def logprob(token: int) -> TokenLogprob:
+    return TokenLogprob(token=chr(token), id=token, logprob=-1.0, bytes=[])
+
+
+def push_all(reply: Reply, text: str) -> list[Delta]:
+    return [d for x in text for d in reply.push(ord(x), logprob(ord(x)))]
+
+
+def by_character(text: str, **formats: Any) -> list[Delta]:
+    reply = Reply(Characters(), **formats)
+    return push_all(reply, text) + reply.finish("stop")[0]
+
+
+# ---- tool calls
+
+
+def test_the_name_comes_first_then_the_arguments_as_they_are_written() -> None:
+    pieces = [p for d in by_character(CALL, tool_parser=HERMES) for p in d.tool_calls]
+    assert (pieces[0].id, pieces[0].name, pieces[0].arguments) == ("call_0", "f", "")
+    assert all(p.id is None and p.name is None for p in pieces[1:])
+    assert "".join(p.arguments for p in pieces) == '{"a": [1, {"b": "c"}]}'
+    assert len(pieces) > 8
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=a>\n{long}\n</parameter>\n"),
+        ("minimax_m2", '<minimax:tool_call><invoke name="f"><parameter name="a">{long}'),
+        ("glm47", "<tool_call>f<arg_key>a</arg_key><arg_value>{long}"),
+        ("deepseek_v31", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>"
+                         '{{"a": "{long}'),
+        ("mistral", '[TOOL_CALLS]f[ARGS]{{"a": "{long}'),
+        ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0"
+                    '<|tool_call_argument_begin|>{{"a": "{long}'),
+        ("llama3_json", '{{"name": "f", "parameters": {{"a": "{long}'),
+        ("gemma4", '<|tool_call>call:f{{a:<|"|>{long}'),
+        ("harmony", '<|channel|>commentary to=functions.f<|message|>{{"a": "{long}'),
+    ],
+)  # fmt: skip
+def test_a_long_string_is_streamed_before_it_ends(name: str, text: str) -> None:
+    tools = [_tool("f", {"a": {"type": "string"}})]
+    reply = Reply(Characters(), tool_parser=TOOL_PARSERS[name], tools=tools)
+    deltas = push_all(reply, text.format(long="word " * 40))
+    pieces = [p for d in deltas for p in d.tool_calls]
+    assert pieces[0].name == "f"
+    assert "".join(p.arguments for p in pieces).count("word") >= 38
+
+
+def _tool(name: str, properties: dict[str, Any], **schema: Any) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": properties, **schema}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def test_two_calls_and_text_around_them() -> None:
+    found = read_chunks([f"Before.\n{CALL}\n{CALL}\nAfter."], tool_parser=HERMES)
+    assert found.content == "Before.\n\nAfter."
+    assert [name for name, _ in found.calls] == ["f", "f"]
+    assert found.reason == "tool_calls"
+
+
+def test_only_the_first_call_where_parallel_calls_are_off() -> None:
+    found = read_chunks([CALL + CALL], tool_parser=HERMES, parallel=False)
+    assert len(found.calls) == 1
+
+
+def test_ids_are_the_callers() -> None:
+    deltas = by_character(CALL + CALL, tool_parser=HERMES, ids=lambda n: f"call_x{n}")
+    assert [p.id for d in deltas for p in d.tool_calls if p.id] == ["call_x0", "call_x1"]
+
+
+def test_a_cut_call_keeps_its_reason() -> None:
+    reply = Reply(tool_parser=HERMES)
+    deltas = reply.push_text(CALL[:45])
+    assert reply.in_call
+    last, reason = reply.finish("length")
+    found = put_together(deltas + last, reason)
+    assert found.calls[0][0] == "f"
+    assert found.whole_calls == []
+    assert (found.content, reason) == ("", "length")
+    assert reply.calls == 0
+
+
+def test_a_whole_call_without_its_closing_tag_counts() -> None:
+    found = read_chunks([CALL.removesuffix("\n</tool_call>")], tool_parser=HERMES)
+    assert found.whole_calls == [("f", {"a": [1, {"b": "c"}]})]
+    assert found.reason == "tool_calls"
+
+
+def test_length_stays_length_after_whole_calls() -> None:
+    reply = Reply(tool_parser=HERMES)
+    reply.push_text(CALL + "and then")
+    assert reply.finish("length")[1] == "length"
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["not json", '{"name": 3}', '{"name": "f" "arguments": {}}', "{]", '["name"]', '{"a": 1}', "{"],
+)
+def test_a_malformed_call_is_text(body: str) -> None:
+    text = f"So: <tool_call>{body}</tool_call> yes"
+    for chunks in ([text], list(text)):
+        found = read_chunks(chunks, tool_parser=HERMES)
+        assert (found.content, found.calls, found.reason) == (text, (), "stop")
+
+
+def test_a_good_call_after_a_malformed_one() -> None:
+    found = read_chunks(["<tool_call>{]</tool_call>" + CALL], tool_parser=HERMES)
+    assert found.content == "<tool_call>{]</tool_call>"
+    assert len(found.whole_calls) == 1
+
+
+def test_markers_inside_strings_are_arguments() -> None:
+    inside = 'say "<tool_call>" and </tool_call>, then {"name": "g", "arguments": {}} <think>'
+    text = '<tool_call>{"name": "f", "arguments": {"a": %s}}</tool_call>'
+    found = read_chunks(list(text % json.dumps(inside)), tool_parser=HERMES)
+    assert found.whole_calls == [("f", {"a": inside})]
+    assert found.content == ""
+
+
+def test_arguments_that_turn_bad_after_they_began_stay_partial() -> None:
+    text = '<tool_call>{"name": "f", "arguments": {"a": 1, oops}}</tool_call>tail'
+    found = read_chunks(list(text), tool_parser=HERMES)
+    assert found.calls == (("f", '{"a": 1'),)
+    assert (found.content, found.reason) == ("tail", "stop")
+
+
+def test_raw_line_ends_and_trailing_commas_become_json() -> None:
+    text = '<tool_call>{"name": "f", "arguments": {"a": "x\ny\t", "b": [1, ], }}</tool_call>'
+    assert read_chunks(list(text), tool_parser=HERMES).whole_calls == [
+        ("f", {"a": "x\ny\t", "b": [1]})
+    ]
+
+
+# ---- types
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "string"}, "5", "5"),
+        ({"type": "string"}, "null", "null"),
+        ({"type": "string"}, '{"a": 1}', '{"a": 1}'),
+        ({"type": "number"}, "5.0", 5.0),
+        ({"type": "number"}, "1e3", 1000.0),
+        ({"type": "integer"}, "007", 7),
+        ({"type": "integer"}, "seven", "seven"),
+        ({"type": "boolean"}, "True", True),
+        ({"type": "boolean"}, "false", False),
+        ({"type": ["integer", "null"]}, "null", None),
+        ({"type": ["string", "null"]}, "null", None),
+        ({"type": ["string", "null"]}, "12", "12"),
+        ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "12", 12),
+        ({"anyOf": [{"type": "object"}, {"type": "null"}]}, '{"a": [1]}', {"a": [1]}),
+        ({"type": "object"}, "{'a': None}", {"a": None}),
+        ({"type": "array"}, "(1, 2)", [1, 2]),
+        ({"type": "array"}, "not a list", "not a list"),
+        ({"$ref": "#/$defs/P"}, '{"x": 1}', {"x": 1}),
+        ({"enum": ["1", "2"]}, "1", "1"),
+        ({"enum": [1, 2]}, "1", 1),
+        ({}, "12", "12"),
+    ],
+)
+def test_types_come_from_the_schema(schema: dict[str, Any], text: str, value: Any) -> None:
+    tools = [_tool("f", {"a": schema}, **{"$defs": {"P": {"type": "object"}}})]
+    reply = f"<tool_call><function=f><parameter=a>\n{text}\n</parameter></function></tool_call>"
+    found = read_chunks(list(reply), tool_parser=CODER, tools=tools)
+    assert found.whole_calls == [("f", {"a": value})]
+    assert type(found.whole_calls[0][1]["a"]) is type(value)
+
+
+def test_a_value_keeps_its_inner_lines_and_spaces() -> None:
+    body = "\n\n  def f():\n    return '</parameter>'\n\n"
+    reply = f"<tool_call><function=f><parameter=a>\n{body}\n</parameter></function></tool_call>"
+    found = read_chunks(list(reply), tool_parser=CODER)
+    assert found.whole_calls == [("f", {"a": body})]
+
+
+# ---- stop strings
+
+
+@pytest.mark.parametrize("stop", ["STOP", "ST", "OP!", "OP! g"])
+def test_a_stop_string_over_token_borders(stop: str) -> None:
+    reply = Reply(Characters(), stops=[stop])
+    deltas = push_all(reply, "so STOP! go")
+    assert reply.stopped
+    last, reason = reply.finish("stop")
+    shown = "".join(d.content for d in deltas + last)
+    assert shown == "so STOP! go"[: "so STOP! go".index(stop)]
+    assert reason == "stop"
+
+
+def test_the_stop_string_that_is_complete_first_wins() -> None:
+    for chunks in (["abcdef"], list("abcdef")):
+        assert read_chunks(chunks, stops=["bcde", "cd"]).content == "ab"
+
+
+def test_a_stop_string_in_a_thought() -> None:
+    found = read_chunks(list("<think>a STOP b</think>c"), reasoning_parser=QWEN3, stops=["STOP"])
+    assert (found.reasoning, found.content) == ("a ", "")
+
+
+def test_a_stop_string_does_not_reach_over_the_end_of_a_thought() -> None:
+    found = read_chunks(list("<think>ST</think>OP"), reasoning_parser=QWEN3, stops=["STOP"])
+    assert (found.reasoning, found.content) == ("ST", "OP")
+
+
+def test_stop_strings_do_not_touch_calls() -> None:
+    found = read_chunks(list(CALL), tool_parser=HERMES, stops=['"a"', "tool", "}"])
+    assert found.whole_calls == [("f", {"a": [1, {"b": "c"}]})]
+
+
+def test_half_a_stop_string_is_shown_at_the_end() -> None:
+    assert read_chunks(list("so ST"), stops=["STOP"]).content == "so ST"
+
+
+def test_half_a_stop_string_is_shown_before_a_call() -> None:
+    found = read_chunks(list("so ST" + CALL), tool_parser=HERMES, stops=["STOP"])
+    assert (found.content, len(found.calls)) == ("so ST", 1)
+
+
+def test_nothing_follows_a_stop_string() -> None:
+    reply = Reply(stops=["X"])
+    reply.push_text("aX")
+    assert reply.push_text("more") == []
+    assert reply.finish("stop") == ([], "stop")
+
+
+# ---- thoughts
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_thought_then_a_call(opened: bool) -> None:
+    text = ("" if opened else "<think>") + f"let me see\n</think>\n\n{CALL}"
+    found = read_chunks(
+        list(text), reasoning_parser=QWEN3, tool_parser=HERMES, reasoning_open=opened
+    )
+    assert (found.reasoning, found.content) == ("let me see", "")
+    assert len(found.whole_calls) == 1
+
+
+def test_a_call_inside_a_thought_ends_it() -> None:
+    found = read_chunks(
+        list(f"hm {CALL}</think>done"),
+        reasoning_parser=QWEN3,
+        tool_parser=HERMES,
+        reasoning_open=True,
+    )
+    assert (found.reasoning, found.content) == ("hm", "done")
+    assert len(found.whole_calls) == 1
+
+
+def test_a_marker_mentioned_in_a_thought_is_thought() -> None:
+    found = read_chunks(
+        list("use <tool_call> to call</think>ok"),
+        reasoning_parser=QWEN3,
+        tool_parser=HERMES,
+        reasoning_open=True,
+    )
+    assert (found.reasoning, found.content) == ("use <tool_call> to call", "ok")
+
+
+def test_a_thought_never_closed() -> None:
+    found = read_chunks(list("on and on </th"), reasoning_parser=QWEN3, reasoning_open=True)
+    assert (found.reasoning, found.content) == ("on and on </th", "")
+
+
+def test_a_thought_opened_again() -> None:
+    text = "<think>a</think>b<think>c</think>d"
+    found = read_chunks(list(text), reasoning_parser=QWEN3)
+    assert (found.reasoning, found.content) == ("ac", "bd")
+
+
+def test_what_is_known_of_thoughts_after_every_token() -> None:
+    reply = Reply(Characters(), reasoning_parser=QWEN3, reasoning_open=True)
+    assert reply.in_reasoning
+    push_all(reply, "abc</think>")
+    assert not reply.in_reasoning
+    push_all(reply, "\n\nxyz")
+    assert reply.reasoning_tokens == len("abc</think>")
+
+
+def test_white_space_around_thoughts_is_not_shown() -> None:
+    found = read_chunks(
+        list("<think>\nhm\n</think>\n\n  code"), reasoning_parser=QWEN3, reasoning_open=False
+    )
+    assert (found.reasoning, found.content) == ("hm", "  code")
+
+
+# ---- logprobs
+
+
+def test_every_logprob_comes_with_the_text_it_belongs_to() -> None:
+    text = "so <tool STOP no" + CALL
+    reply = Reply(Characters(), tool_parser=HERMES, stops=["STOPS"])
+    deltas = push_all(reply, text) + reply.finish("stop")[0]
+    assert [x.token for d in deltas for x in d.logprobs] == list(text)
+    shown = tokens = ""
+    for delta in deltas:
+        shown += delta.content
+        tokens += "".join(x.token for x in delta.logprobs)
+        if delta.content:
+            assert tokens == shown
+
+
+def test_logprobs_of_a_stop_string_are_not_shown() -> None:
+    reply = Reply(Characters(), stops=["STOP"])
+    deltas = push_all(reply, "ab STOP") + reply.finish("stop")[0]
+    assert "".join(x.token for d in deltas for x in d.logprobs) == "ab "
+
+
+def test_reasoning_content_and_calls_keep_their_order_in_one_push() -> None:
+    reply = Reply(tool_parser=HERMES, reasoning_parser=QWEN3, index=3)
+    deltas = reply.push_text(f"<think>a</think>b{CALL}c<think>d</think>e")
+    kinds = [(d.reasoning, d.content, bool(d.tool_calls)) for d in deltas]
+    assert kinds == [("a", "b", True), ("", "c", False), ("d", "e", False)]
+    assert {d.index for d in deltas} == {3}

@@ -1,0 +1,134 @@
+"""One real LiteLLM proxy for all tests of this folder, in front of a scripted engine process."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from mlx_provider.client.address import Address
+from mlx_provider.client.connection import Connections
+from mlx_provider.client.generation import EngineClient
+from mlx_provider.client.http import HttpClient
+from mlx_provider.demo.config import proxy_config, write_config
+from mlx_provider.demo.proxy import Proxy, free_port, start_proxy
+from mlx_provider.demo.stage import end_engine, warm_up
+
+HERE = Path(__file__).parent
+ENGINE_KEY = "engine-key-of-the-tests"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.filterwarnings("ignore::DeprecationWarning"))
+
+
+class ScriptedEngine:
+    """The engine process, as the tests look into it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], client: HttpClient, url: str) -> None:
+        self.process = process
+        self.client = client
+        self.url = url
+
+    def seen(self) -> dict[str, list]:
+        return self.client.cache_report()
+
+    @property
+    def request(self) -> dict:
+        """The last request."""
+        return self.seen()["requests"][-1]
+
+    def wait_for(self, what: Callable[[dict[str, list]], bool], limit: float = 10) -> None:
+        deadline = time.monotonic() + limit
+        while not what(self.seen()):
+            assert time.monotonic() < deadline, self.seen()
+            time.sleep(0.05)
+
+
+@pytest.fixture(scope="session")
+def scripted_engine() -> Iterator[ScriptedEngine]:
+    port = free_port()
+    command = [sys.executable, str(HERE / "scripted_engine.py"), "--port", str(port)]
+    process = subprocess.Popen([*command, "--api-key", ENGINE_KEY])
+    url = f"http://127.0.0.1:{port}"
+    client = HttpClient(Address(url), ENGINE_KEY)
+    deadline = time.monotonic() + 60
+    while httpx_fails(url):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    yield ScriptedEngine(process, client, url)
+    client.close()
+    process.terminate()
+    process.wait(10)
+
+
+def httpx_fails(url: str) -> bool:
+    try:
+        httpx.get(url, trust_env=False)
+    except httpx.HTTPError:
+        return True
+    return False
+
+
+@pytest.fixture(scope="session")
+def proxy(
+    scripted_engine: ScriptedEngine, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Proxy]:
+    """A proxy with the model `scripted`; `demo` and `absent` are on this machine's own engine."""
+    folder = tmp_path_factory.mktemp("proxy")
+    config = proxy_config("scripted", "any", api_base=scripted_engine.url, api_key=ENGINE_KEY)
+    config["model_list"][0]["model_info"]["mlx"] = {"cache_salt": "key", "kv_bits": 8}
+    config["model_list"] += proxy_config("demo", "demo")["model_list"]
+    config["model_list"] += proxy_config("absent", "nobody/has-this")["model_list"]
+    environ = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    running = start_proxy(write_config(config, folder), environ)
+    try:
+        running.wait_ready()
+        yield running
+    finally:
+        running.stop()
+
+
+@pytest.fixture
+def engine(scripted_engine: ScriptedEngine) -> ScriptedEngine:
+    scripted_engine.client.cache_clear()
+    return scripted_engine
+
+
+@pytest.fixture
+def client(proxy: Proxy) -> Iterator[openai.OpenAI]:
+    """A real OpenAI client of the proxy."""
+    with openai.OpenAI(
+        base_url=f"{proxy.url}/v1",
+        api_key=proxy.key,
+        max_retries=0,
+        http_client=openai.DefaultHttpxClient(trust_env=False),
+    ) as made:
+        yield made
+
+
+@pytest.fixture
+def raw(proxy: Proxy) -> Iterator[httpx.Client]:
+    """Plain HTTP, as curl would send it."""
+    headers = {"authorization": f"Bearer {proxy.key}"}
+    with httpx.Client(base_url=proxy.url, headers=headers, trust_env=False, timeout=60) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def own_engine() -> Iterator[EngineClient]:
+    """A look into this machine's engine process, with the shipped model loaded."""
+    connections = Connections(dict(os.environ))
+    client = connections.client(None, None)
+    warm_up(client)
+    yield client
+    end_engine(client)
+    connections.close()

@@ -1,0 +1,131 @@
+"""An engine process whose replies the last message scripts: `python scripted_engine.py --port P`.
+
+`slow` speaks for a minute; `toolong`, `missing`, `full` and `bug` are refused; `weather` calls a
+tool; `fail` breaks after one word; anything else is echoed word by word. `/cache` tells what became
+of the requests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from typing import Any
+
+from mlx_provider import __version__
+from mlx_provider.chat.interface import Deliver
+from mlx_provider.config import EngineSettings
+from mlx_provider.errors import from_code
+from mlx_provider.mailbox import Mailbox
+from mlx_provider.protocol import (
+    Accepted,
+    Delta,
+    Done,
+    ErrorBody,
+    Event,
+    Failed,
+    Finish,
+    GenerateRequest,
+    Health,
+    Timings,
+    ToolCallDelta,
+    Usage,
+)
+
+REFUSED = {
+    "toolong": ("context_length_exceeded", "prompt is too long: 9000 tokens > 2048 maximum"),
+    "missing": ("model_not_found", "no such model; in the local cache: none"),
+    "full": ("overloaded", "256 requests wait"),
+}
+TIMINGS = Timings(queued=0, prefill=0.1, first_token=0.1, total=1, tokens_per_second=50)
+
+
+class ScriptedService:
+    def __init__(self, settings: EngineSettings, deliver: Deliver) -> None:
+        self.deliver = deliver
+        self.cancels: dict[str, threading.Event] = {}
+        self.seen: dict[str, list[Any]] = {"requests": [], "cancelled": [], "finished": []}
+
+    def submit(self, request: GenerateRequest, mailbox: Mailbox) -> Accepted:
+        self.seen["requests"].append(request.model_dump())
+        text = script_of(request)
+        if text in REFUSED:
+            raise from_code(*REFUSED[text])
+        if text == "bug":
+            raise RuntimeError("scripted bug")
+        self.cancels[request.id] = threading.Event()
+        threading.Thread(target=self.play, args=(request, text, mailbox), daemon=True).start()
+        return Accepted(
+            id=request.id,
+            model=request.model,
+            prompt_tokens=7,
+            max_tokens=9,
+            warnings=[f"{name} has no effect" for name in request.ignored],
+        )
+
+    def play(self, request: GenerateRequest, text: str, mailbox: Mailbox) -> None:
+        cancelled = self.cancels[request.id]
+        words, reason = text.split(), "stop"
+        if text == "slow":
+            words = [f"w{i}" for i in range(3000)]
+        if text == "weather":
+            words, reason = [], "tool_calls"
+            call = ToolCallDelta(index=0, id="call_1", name="get_weather", arguments='{"city":')
+            self.post(mailbox, Delta(reasoning="hm", tool_calls=[call]))
+            rest = ToolCallDelta(index=0, arguments='"Paris"}')
+            self.post(mailbox, Delta(tool_calls=[rest]))
+        for index, word in enumerate(words):
+            self.post(mailbox, Delta(content=f" {word}" if index else word))
+            if cancelled.wait(0.02 if text == "slow" else 0):
+                return
+            if text == "fail":
+                failed = ErrorBody(code="request_failed", message="scripted failure", status=500)
+                self.post(mailbox, Failed(error=failed))
+                return
+        self.seen["finished"].append(request.id)
+        usage = Usage(prompt_tokens=7, cached_tokens=5, completion_tokens=max(1, len(words)))
+        self.post(mailbox, Finish(reason=reason), Done(usage=usage, timings=TIMINGS))
+
+    def post(self, mailbox: Mailbox, *events: Event) -> None:
+        self.deliver([(mailbox, list(events))])
+
+    def cancel(self, request_id: str) -> None:
+        if request_id in self.cancels:
+            self.cancels[request_id].set()
+            self.seen["cancelled"].append(request_id)
+
+    def health(self) -> Health:
+        return Health(ok=True, version=__version__, pid=os.getpid(), device="fake", blas="none")
+
+    def metrics(self) -> bytes:
+        return b""
+
+    def cache_report(self) -> dict[str, Any]:
+        return json.loads(json.dumps(self.seen))
+
+    def cache_clear(self) -> None:
+        for names in self.seen.values():
+            names.clear()
+
+    def close(self) -> None:
+        for cancelled in self.cancels.values():
+            cancelled.set()
+
+
+def script_of(request: GenerateRequest) -> str:
+    """The raw prompt, or the text of the last message."""
+    if isinstance(request.prompt, str):
+        return request.prompt
+    if request.prompt is not None:
+        return " ".join(map(str, request.prompt))
+    content = request.messages[-1].get("content") or ""
+    if isinstance(content, list):
+        content = " ".join(part.get("text", "") for part in content)
+    return content
+
+
+if __name__ == "__main__":
+    from mlx_provider.server.__main__ import main
+
+    sys.exit(main(build=ScriptedService))

@@ -1,0 +1,63 @@
+"""`mlx-provider demo`, as a user runs it: nothing but the package, an empty HOME, no network."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+CODE = "import typer; from mlx_provider.cli.demo import demo; typer.run(demo)"
+
+
+@pytest.fixture
+def environ(tmp_path):
+    """The caller's paths, and no hint of where the network or a model might be."""
+    keep = ("PATH", "PYTHONPATH", "PYTHONPYCACHEPREFIX", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+    own = {name: os.environ[name] for name in keep if name in os.environ}
+    dead = {"HTTP_PROXY": "http://127.0.0.1:9", "HTTPS_PROXY": "http://127.0.0.1:9"}
+    root = str(Path(__file__).parents[2])
+    paths = os.pathsep.join([own.get("PYTHONPATH", ""), root, f"{root}/plugins"]).strip(os.pathsep)
+    return {**own, **dead, "HOME": str(tmp_path), "PYTHONPATH": paths, "COLUMNS": "200"}
+
+
+def test_every_check_passes(environ, tmp_path):
+    run = subprocess.run(
+        [sys.executable, "-c", CODE], env=environ, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "Your name is Maria." in run.stdout
+    assert run.stdout.count("\nok ") == 6
+    assert "export OPENAI_BASE_URL=http://127.0.0.1:" in run.stdout
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(re.search(r"http://127\.0\.0\.1:\d+", run.stdout)[0], trust_env=False)
+
+
+def test_keep_runs_until_it_is_told_to_end(environ, tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", CODE, "--keep"],
+        env=environ,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        told = ""
+        for line in process.stdout:
+            told += line
+            if "claude --model demo" in line:
+                break
+        url = re.search(r"OPENAI_BASE_URL=(\S+)/v1", told)[1]
+        key = re.search(r"OPENAI_API_KEY=(\S+)", told)[1]
+        reply = httpx.get(
+            f"{url}/v1/models", headers={"authorization": f"Bearer {key}"}, trust_env=False
+        )
+        assert reply.json()["data"][0]["id"] == "demo"
+        process.send_signal(signal.SIGTERM)
+        process.stdout.read()
+        assert process.wait(60) == 0
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(url, trust_env=False)

@@ -1,0 +1,153 @@
+"""The whole way: client, proxy, engine process, shipped model."""
+
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import openai
+import pytest
+
+from mlx_provider.config import runtime
+from mlx_provider.demo.config import proxy_config, write_config
+from mlx_provider.demo.proxy import start_proxy
+
+# uvicorn ends a worker whose imports take longer than its health check waits.
+OPTIONS = ("--num_workers", "2", "--timeout_worker_healthcheck", "100")
+LONG = {"max_tokens": 2000, "min_tokens": 1500}
+"""Several seconds of text, whatever the model would like to say."""
+
+
+def say(text):
+    return {"model": "demo", "messages": [{"role": "user", "content": text}], "temperature": 0}
+
+
+def wait(condition, limit=120):
+    deadline = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_greedy_text_is_the_same_every_way(client, raw, own_engine):
+    asked = say("What is the capital of France?")
+    whole = client.chat.completions.create(**asked)
+    text = whole.choices[0].message.content
+    assert "Paris" in text
+    assert whole.choices[0].finish_reason == "stop"
+    usage = whole.usage
+    assert usage.prompt_tokens > usage.prompt_tokens_details.cached_tokens >= 0
+    assert usage.completion_tokens > 1
+
+    chunks = list(client.chat.completions.create(**asked, stream=True))
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == text
+    reply = raw.post("/v1/chat/completions", json=asked).raise_for_status().json()
+    assert reply["choices"][0]["message"]["content"] == text
+    with raw.stream("POST", "/v1/chat/completions", json={**asked, "stream": True}) as events:
+        assert "[DONE]" in list(events.iter_lines())[-2:][0]
+
+
+def test_text_completion(client, own_engine):
+    asked = {"model": "demo", "prompt": "Once upon a time", "temperature": 0, "max_tokens": 8}
+    whole = client.completions.create(**asked)
+    assert whole.usage.completion_tokens == 8
+    chunks = list(client.completions.create(**asked, stream=True))
+    assert "".join(c.choices[0].text or "" for c in chunks) == whole.choices[0].text
+
+
+def test_several_answers(client, own_engine):
+    asked = {**say("Tell me a joke."), "n": 2}
+    whole = client.chat.completions.create(**asked)
+    texts = {choice.message.content for choice in whole.choices}
+    assert len(whole.choices) == 2
+    assert len(texts) == 1, "greedy answers are equal"
+    answers, ends = {0: "", 1: ""}, []
+    for chunk in client.chat.completions.create(**asked, stream=True):
+        for choice in chunk.choices:
+            answers[choice.index] += choice.delta.content or ""
+            ends += [choice.index] if choice.finish_reason else []
+    assert set(answers.values()) == texts
+    assert sorted(ends) == [0, 1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_beyond_the_context(raw, own_engine, stream):
+    reply = raw.post("/v1/chat/completions", json={**say("word " * 6000), "stream": stream})
+    assert reply.status_code == 400, "also for a stream: nothing was sent yet"
+    assert "ContextWindowExceededError" in reply.text
+    assert "Traceback" not in reply.text
+
+
+def test_token_ids_out_of_range(client, own_engine):
+    with pytest.raises(openai.BadRequestError, match="999999"):
+        client.completions.create(model="demo", prompt=[1, 999999])
+
+
+def test_a_model_that_nobody_has(raw, own_engine):
+    reply = raw.post("/v1/chat/completions", json={**say("x"), "model": "absent"})
+    assert reply.status_code == 404
+    assert "nobody/has-this" in reply.text
+    assert "Traceback" not in reply.text
+
+
+def cancelled():
+    """Requests that the engine's log calls cancelled."""
+    return runtime().log.read_text().count(": cancelled;")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_leaving_ends_the_request(raw, own_engine, stream):
+    before = cancelled()
+    body = {**say("Tell me a story."), **LONG, "stream": stream}
+    if stream:
+        with raw.stream("POST", "/v1/chat/completions", json=body) as events:
+            next(events.iter_lines())
+    else:
+        with pytest.raises(httpx.ReadTimeout):
+            raw.post("/v1/chat/completions", json=body, timeout=2.0)
+    wait(lambda: cancelled() == before + 1)
+    assert own_engine.health().running == 0
+
+
+def test_a_killed_engine(client, own_engine):
+    client.chat.completions.create(**say("Hello!"))
+    before = own_engine.health().pid
+    chunks = client.chat.completions.create(
+        **say("Tell me a story."), stream=True, extra_body={"min_tokens": 1500}, max_tokens=2000
+    )
+    next(chunks)
+    os.kill(before, signal.SIGKILL)
+    with pytest.raises(openai.APIError, match="engine"):
+        list(chunks)
+    reply = client.chat.completions.create(**say("What is the capital of France?"))
+    assert "Paris" in reply.choices[0].message.content
+    assert own_engine.health().pid != before
+
+
+def test_two_workers_share_one_engine(tmp_path, own_engine):
+    config = write_config(proxy_config("demo", "demo"), tmp_path)
+    # the workers' lines are counted below: they must not wait in a buffer
+    proxy = start_proxy(config, {**os.environ, "PYTHONUNBUFFERED": "1"}, options=OPTIONS)
+    try:
+        proxy.wait_ready()
+        wait(lambda: proxy.log.read_text().count("Proxy initialized with Config") == 2)
+
+        def ask(_):
+            """Over a connection of its own, so that both workers get some."""
+            return httpx.post(
+                f"{proxy.url}/v1/chat/completions",
+                json={**say("Hello!"), "max_tokens": 2},
+                headers={"authorization": f"Bearer {proxy.key}"},
+                trust_env=False,
+                timeout=60,
+            ).status_code
+
+        with ThreadPoolExecutor(8) as pool:
+            assert set(pool.map(ask, range(24))) == {200}
+    finally:
+        proxy.stop()
+    log = runtime().log.read_text().splitlines()
+    starts = [line for line in log if "engine on unix" in line]
+    assert f"process {own_engine.health().pid} " in starts[-1]
+    assert len(starts) <= 2, "at most the one that was killed before"

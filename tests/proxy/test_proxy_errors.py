@@ -1,0 +1,103 @@
+"""What a client of the proxy is told when something is wrong; never a traceback."""
+
+import json
+
+import anthropic
+import openai
+import pytest
+
+URL = "/v1/chat/completions"
+
+
+def body(text="x", **more):
+    return {"model": "scripted", "messages": [{"role": "user", "content": text}], **more}
+
+
+REFUSED = [
+    (body(model="nothing"), 400, "nothing"),
+    (body("missing"), 404, "no such model; in the local cache: none"),
+    (body("toolong"), 400, "prompt is too long: 9000 tokens > 2048 maximum"),
+    (body("full"), 429, "256 requests wait"),
+    (body("bug"), 500, "internal error"),
+    (body(messages=[]), 400, "messages must be a list of at least one message"),
+    (body(messages="hello"), 400, "messages must be a list, got str"),
+    (body(messages=[{"role": "user"}, "y"]), 400, "messages.1 must be an object, got str"),
+    (body(messages=[{"content": "x"}]), 400, "messages.0.role must be a text"),
+    (body(messages=[{"role": "user", "content": 5}]), 400, "messages.0.content must be a text"),
+    (body(messages=[{"role": "user", "content": ["x"]}]), 400, "messages.0.content.0 must be"),
+    (
+        body(messages=[{"role": "user", "content": [{"type": "input_image"}]}]),
+        400,
+        "messages.0.content.0: unknown type 'input_image'",
+    ),
+    (body(tools=["f"]), 400, "Invalid request format"),
+    (body(tools="f"), 400, "Invalid request format"),
+    (body(tool_choice=5), 400, "tool_choice"),
+    (body(response_format="json"), 400, "response_format"),
+    (body(stop=5), 400, "stop"),
+    (body(reasoning_effort=5), 400, "reasoning_effort"),
+    (body(thinking="yes"), 400, "thinking"),
+    (body(temperature=-1), 400, "temperature: must be at least 0 and at most 100, got -1"),
+    (body(temperature="hot"), 400, "temperature"),
+    (body(max_tokens=0), 400, "max_tokens: must be at least 1, got 0"),
+    (body(top_p=2), 400, "top_p: must be at least 0 and at most 1, got 2"),
+    (body(n=0), 400, "n: must be at least 1"),
+    (body(logit_bias={"x": 1}), 400, "logit_bias"),
+    (body(tempratur=1), 400, "unknown parameter: tempratur"),
+    (body(trust_remote_code=True), 400, "unknown parameter: trust_remote_code"),
+    (body(chat_template_kwargs={"chat_template": "x"}), 400, "cannot set chat_template"),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("sent", "status", "words"), REFUSED)
+def test_refusals(engine, raw, sent, status, words, stream):
+    reply = raw.post(URL, json={**sent, "stream": stream})
+    assert reply.status_code == status, reply.text
+    assert words in reply.text
+    assert "Traceback" not in reply.text
+    assert ".py" not in reply.text
+
+
+def test_a_long_prompt_has_the_code_that_clients_look_for(engine, client):
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.chat.completions.create(**body("toolong"), stream=stream)
+        assert "ContextWindowExceededError" in caught.value.message
+
+
+def test_a_missing_model_does_not_take_the_deployment_out(engine, raw):
+    for _ in range(2):
+        assert raw.post(URL, json=body("missing")).status_code == 404
+    assert raw.post(URL, json=body("fine")).status_code == 200
+
+
+def test_a_failure_in_mid_stream(engine, raw):
+    with raw.stream("POST", URL, json=body("fail", stream=True)) as reply:
+        lines = [line for line in reply.iter_lines() if line]
+    assert "[DONE]" not in lines[-1]
+    assert "scripted failure" in json.loads(lines[-1].removeprefix("data: "))["error"]["message"]
+    assert not any("Traceback" in line for line in lines)
+    assert raw.post(URL, json=body("fine")).status_code == 200
+
+
+def test_an_engine_that_is_not_there(proxy, engine, raw):
+    """`api_base` in a body is the proxy's to refuse; a dead address is a 503 in the SDK."""
+    reply = raw.post(URL, json=body(api_base="http://127.0.0.1:9"))
+    assert reply.status_code >= 400
+    assert "Traceback" not in reply.text
+
+
+def test_anthropic_clients_are_told_the_same(proxy, engine):
+    with (
+        anthropic.Anthropic(
+            base_url=proxy.url,
+            api_key=proxy.key,
+            max_retries=0,
+            http_client=anthropic.DefaultHttpxClient(trust_env=False),
+        ) as client,
+        pytest.raises(anthropic.BadRequestError, match="prompt is too long"),
+    ):
+        client.messages.create(
+            model="scripted", max_tokens=9, messages=[{"role": "user", "content": "toolong"}]
+        )

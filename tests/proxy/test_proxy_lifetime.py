@@ -1,0 +1,41 @@
+"""A client that leaves frees its request at once, whichever route it came by."""
+
+import httpx
+import pytest
+
+ROUTES = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "slow"}]},
+    "/v1/completions": {"prompt": "slow"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "slow"}], "max_tokens": 9},
+    "/v1/responses": {"input": "slow"},
+}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_leaving_a_stream(engine, raw, route):
+    body = {"model": "scripted", "stream": True, **ROUTES[route]}
+    with raw.stream("POST", route, json=body) as reply:
+        seen = ""
+        for part in reply.iter_text():
+            seen += part
+            if "w3" in seen:
+                break
+    engine.wait_for(lambda seen: seen["cancelled"])
+    assert not engine.seen()["finished"]
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_leaving_before_the_answer(engine, raw, route):
+    with pytest.raises(httpx.ReadTimeout):
+        raw.post(route, json={"model": "scripted", **ROUTES[route]}, timeout=1.5)
+    engine.wait_for(lambda seen: seen["cancelled"])
+    assert not engine.seen()["finished"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_clients_time_limit(engine, raw, stream):
+    body = {"model": "scripted", "stream": stream, **ROUTES["/v1/chat/completions"]}
+    reply = raw.post("/v1/chat/completions", json=body, headers={"x-litellm-timeout": "1"})
+    assert "time limit of 1 s has passed" in reply.text
+    assert reply.status_code == (200 if stream else 408)
+    engine.wait_for(lambda seen: seen["cancelled"])

@@ -1,0 +1,178 @@
+"""Requests as agents send them, through the proxy: what the engine gets and the client sees."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+DATA = Path(__file__).parents[1] / "data" / "requests"
+
+
+def sent(name: str, model: str, **changed: Any) -> tuple[str, dict[str, Any], dict[str, str]]:
+    """Path, body and headers of a stored request."""
+    (path,) = DATA.glob(f"{name}_*.json")
+    stored = json.loads(path.read_text())
+    return stored["endpoint"], {**stored["body"], "model": model, **changed}, stored["headers"]
+
+
+def post(raw: Any, request: tuple[str, dict[str, Any], dict[str, str]]) -> Any:
+    path, body, headers = request
+    return raw.post(path, json=body, headers=headers, timeout=120)
+
+
+def streamed(raw: Any, request: tuple[str, dict[str, Any], dict[str, str]]) -> list[dict[str, Any]]:
+    """The chunks of a stream that ends as it should."""
+    lines = post(raw, request).raise_for_status().text.splitlines()
+    data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+    assert data.pop() == "[DONE]"
+    return [json.loads(line) for line in data]
+
+
+def text_of(content: Any) -> str:
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
+    return "\n".join(part["text"] for part in parts if part["type"] == "text")
+
+
+def arrived(engine: Any, role: str) -> str:
+    """All text of one role that reached the engine."""
+    messages = engine.request["messages"]
+    return "\n".join(text_of(m.get("content")) for m in messages if m["role"] == role)
+
+
+def test_01_many_system_messages(engine: Any, raw: Any) -> None:
+    request = sent("01", "scripted")
+    chunks = streamed(raw, request)
+    assert chunks[-1]["usage"]["prompt_tokens"] == 7
+    messages = request[1]["messages"]
+    assert [m["role"] for m in engine.request["messages"]] == [m["role"] for m in messages]
+    for message in messages:
+        assert text_of(message["content"]) in arrived(engine, message["role"])
+    assert engine.request["tools"] == request[1]["tools"]
+    assert engine.request["max_tokens"] == 8192
+
+
+def test_02_codex(engine: Any, raw: Any) -> None:
+    reply = post(raw, sent("02", "scripted"))
+    assert reply.status_code == 200, reply.text
+    assert "response.completed" in reply.text
+    heads = arrived(engine, "developer") + arrived(engine, "system")
+    assert "You are Codex" in heads
+    assert "skills_instructions" in heads
+    results = [m["tool_call_id"] for m in engine.request["messages"] if m["role"] == "tool"]
+    calls = [call["id"] for m in engine.request["messages"] for call in m.get("tool_calls") or []]
+    assert results == calls
+    assert len(results) == 2
+
+
+def test_03_claude_code(engine: Any, raw: Any) -> None:
+    reply = post(raw, sent("03", "scripted"))
+    assert reply.status_code == 200, reply.text
+    assert "message_stop" in reply.text
+    assert "You are Claude Code." in arrived(engine, "system")
+    assert engine.request["max_tokens"] == 32000
+
+
+def test_04_tool_results(engine: Any, raw: Any) -> None:
+    request = sent("04", "scripted")
+    assert post(raw, request).status_code == 200
+    tools = [m for m in request[1]["messages"] if m["role"] == "tool"]
+    got = [m for m in engine.request["messages"] if m["role"] == "tool"]
+    assert [m["tool_call_id"] for m in got] == [m["tool_call_id"] for m in tools]
+    assert [text_of(m["content"]) for m in got] == [text_of(m["content"]) for m in tools]
+
+
+@pytest.mark.parametrize("name", ["01", "04"])
+def test_histories_on_the_shipped_model(raw: Any, own_engine: Any, name: str) -> None:
+    """With the rules shortened: they alone would fill the small model's context."""
+    path, body, headers = sent(name, "demo", max_tokens=8)
+    for message in body["messages"]:
+        if message["role"] == "system" and len(text_of(message["content"])) > 1000:
+            message["content"] = text_of(message["content"])[:300]
+    body["tools"] = body["tools"][:2]
+    reply = post(raw, (path, body, headers))
+    assert reply.status_code == 200, reply.text
+
+
+def test_06_a_strict_tool(raw: Any, own_engine: Any) -> None:
+    """At temperature 1 some choices come to their end, and every one that does is valid."""
+    request = sent("06", "demo", max_tokens=400, temperature=1, n=4, seed=1)
+    schema = request[1]["tools"][0]["function"]["parameters"]
+    # the small model would write names and fractions of a second without end
+    node, tags = schema["$defs"]["Node"]["properties"], schema["properties"]["tags"]
+    node["name"]["maxLength"] = node["children"]["maxItems"] = tags["maxProperties"] = 1
+    tags["propertyNames"]["pattern"] = "^[a-z]{1,9}$"
+    schema["properties"]["when"]["maxLength"] = 25
+    schema["properties"]["count"]["maximum"] = 99
+    names, written, ends = {}, {}, {}
+    for choice in (each for chunk in streamed(raw, request) for each in chunk["choices"]):
+        assert not choice["delta"].get("content")
+        for call in choice["delta"].get("tool_calls") or []:
+            key, function = (choice["index"], call["index"]), call["function"]
+            names.setdefault(key, function.get("name"))
+            written[key] = written.get(key, "") + (function.get("arguments") or "")
+        if choice.get("finish_reason"):
+            ends[choice["index"]] = choice["finish_reason"]
+    assert set(names.values()) == {"save_tree"}
+    assert set(ends.values()) <= {"tool_calls", "length"}
+    whole = [index for index, reason in ends.items() if reason == "tool_calls"]
+    assert whole, written
+    for index in whole:
+        jsonschema.validate(json.loads(written[index, 0]), schema)
+
+
+def test_06_a_keyword_that_is_not_supported(raw: Any, own_engine: Any) -> None:
+    request = sent("06", "demo")
+    parameters = request[1]["tools"][0]["function"]["parameters"]
+    parameters["properties"]["when"]["not"] = {"const": "never"}
+    reply = post(raw, request)
+    assert reply.status_code == 400
+    assert "'not' at #/properties/when" in reply.text
+
+
+@pytest.mark.parametrize("kind", ["json_schema", "json_object"])
+def test_07_a_schema(raw: Any, own_engine: Any, kind: str) -> None:
+    request = sent("07", "demo", max_tokens=600)
+    schema = request[1]["response_format"]["json_schema"]["schema"]
+    if kind == "json_object":
+        request[1]["response_format"] = {"type": kind}
+        schema = {"type": "object"}
+    choice = post(raw, request).raise_for_status().json()["choices"][0]
+    assert choice["message"]["content"].lstrip().startswith("{")
+    if choice["finish_reason"] != "length":
+        assert choice["finish_reason"] == "stop"
+        jsonschema.validate(json.loads(choice["message"]["content"]), schema)
+
+
+def test_09_every_parameter(raw: Any, own_engine: Any) -> None:
+    request = sent("09", "demo")
+    first, second = (post(raw, request).raise_for_status() for _ in range(2))
+    choice = first.json()["choices"][0]
+    assert choice["message"] | {"tool_calls": None} == (
+        second.json()["choices"][0]["message"] | {"tool_calls": None}
+    )
+    named = [call["function"] for call in choice["message"]["tool_calls"]]
+    assert [call["name"] for call in named] == ["grep"]
+    again = second.json()["choices"][0]["message"]["tool_calls"]
+    assert [call["function"] for call in again] == named
+    assert choice["logprobs"]["content"]
+    assert all(len(each["top_logprobs"]) == 3 for each in choice["logprobs"]["content"])
+
+
+def test_09_arrives_whole(engine: Any, raw: Any) -> None:
+    request = sent("09", "scripted")
+    post(raw, request).raise_for_status()
+    seen, body = engine.request, request[1]
+    for name in (
+        "temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty seed"
+    ).split():
+        assert seen["sampling"][name] == body[name], name
+    assert seen["sampling"]["logit_bias"] in ({"5": -100.0}, {5: -100.0})
+    assert (seen["stop"], seen["max_tokens"], seen["n"]) == (body["stop"], 64, 1)
+    assert (seen["tool_choice"], seen["parallel_tool_calls"]) == ("required", False)
+    assert (seen["logprobs"], seen["top_logprobs"]) == (True, 3)
+    assert seen["template"]["enable_thinking"] is False
+    assert seen["template"]["preserve_thinking"] is True

@@ -1,0 +1,202 @@
+"""Which record is used where several could be."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+
+from mlx_provider.errors import UnsupportedModel
+from mlx_provider.registry import PluginRegistry
+
+Install = Callable[..., str]
+
+FAMILY = """
+from mlx_provider import ModelFamily, hookimpl
+
+@hookimpl
+def mlx_model_families():
+    yield ModelFamily({name!r}, lambda config: {matches}, str)
+"""
+
+PARSERS = """
+from mlx_provider import ReasoningParser, ToolParser, hookimpl
+
+@hookimpl
+def mlx_tool_parsers():
+    for name in {names!r}:
+        yield ToolParser(
+            name,
+            "<",
+            ">",
+            lambda text, tools: [],
+            lambda template: {detects},
+            rank={rank},
+            aliases=(name + "_alias", "json"),
+        )
+
+@hookimpl
+def mlx_reasoning_parsers():
+    for name in {names!r}:
+        yield ReasoningParser(name, "<", ">", lambda template: {detects}, rank={rank})
+"""
+
+
+def discover(*names: str) -> PluginRegistry:
+    return PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": ",".join(names)})
+
+
+def family(name: str, matches: str) -> str:
+    return FAMILY.format(name=name, matches=matches)
+
+
+def parsers(*names: str, detects: str = "True", rank: int = 0) -> str:
+    return PARSERS.format(names=names, detects=detects, rank=rank)
+
+
+def test_the_highest_priority_wins(install_plugin: Install) -> None:
+    text = install_plugin("mlx-provider", family("text", "1"), name="text")
+    gemma = install_plugin(
+        "mlx-provider", family("gemma", "10 * ('gemma' in config['model_type'])"), name="gemma"
+    )
+    registry = discover(text, gemma)
+    found, plugin = registry.family_for({"model_type": "gemma3"})
+    assert (found.name, plugin.name) == ("gemma", "gemma")
+    assert registry.family_for({"model_type": "llama"})[0].name == "text"
+
+
+def test_a_third_party_wins_a_tie_but_not_more(install_plugin: Install) -> None:
+    ours = install_plugin("mlx-provider", family("a", "10"), name="a")
+    tie = install_plugin("mlx-provider-tie", family("tie", "10"))
+    low = install_plugin("mlx-provider-low", family("low", "9"))
+    assert discover(ours, low).family_for({})[0].name == "a"
+    assert discover(ours, low, tie).family_for({})[0].name == "tie"
+
+
+def test_a_third_party_replaces_one_of_ours_and_that_is_said(
+    install_plugin: Install, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours = install_plugin("mlx-provider", family("gemma", "10"), name="gemma")
+    theirs = install_plugin("mlx-provider-better", family("gemma", "5"), version="2.1")
+    with caplog.at_level(logging.WARNING):
+        registry = discover(ours, theirs)
+    said = "model family 'gemma' is replaced by mlx_provider_better (mlx-provider-better 2.1)"
+    assert registry.plugins[0].notes == (said,)
+    assert said in caplog.text
+    assert registry.family_for({})[1].name == theirs
+    assert list(registry.model_families) == ["gemma"]
+
+
+@pytest.mark.parametrize(
+    ("source", "kind"),
+    [
+        pytest.param(family("x", "1"), "model family", id="family"),
+        pytest.param(parsers("x"), "tool parser", id="parser"),
+    ],
+)
+def test_two_strangers_claiming_one_name_are_both_named(
+    install_plugin: Install, source: str, kind: str
+) -> None:
+    a = install_plugin("mlx-provider-a", source)
+    b = install_plugin("mlx-provider-b", source)
+    registry = discover(a, b)
+    assert registry.plugins[0].error is None
+    assert registry.plugins[1].error == (
+        f"PluginError: {kind} 'x' is claimed by mlx_provider_a (mlx-provider-a 1.0) and by "
+        "mlx_provider_b (mlx-provider-b 1.0); that of mlx_provider_a (mlx-provider-a 1.0) is used"
+    )
+
+
+def test_a_stranger_cannot_take_what_another_stranger_replaced(install_plugin: Install) -> None:
+    names = [
+        install_plugin("mlx-provider", family("x", "1"), name="x"),
+        install_plugin("mlx-provider-a", family("x", "1")),
+        install_plugin("mlx-provider-b", family("x", "1")),
+    ]
+    registry = discover(*names)
+    assert [plugin.error is None for plugin in registry.plugins] == [True, True, False]
+
+
+def test_an_unsupported_model_names_what_would_help(install_plugin: Install) -> None:
+    names = [
+        install_plugin("mlx-provider-toy", family("toy", "0")),
+        install_plugin("mlx-provider-broken", "import nowhere_to_be_found"),
+    ]
+    with pytest.raises(UnsupportedModel) as caught:
+        discover(*names).family_for({"model_type": "mamba9"})
+    assert caught.value.message == (
+        "no installed model family serves model_type 'mamba9' (installed: toy); "
+        "a plugin can add one with the hook mlx_model_families; "
+        "plugins that failed to load: mlx_provider_broken"
+    )
+
+
+@pytest.mark.parametrize("matches", ["config['no such key']", "None", "'high'"])
+def test_a_failing_match_is_no_match_and_is_noted(install_plugin: Install, matches: str) -> None:
+    names = [
+        install_plugin("mlx-provider", family("text", "1"), name="text"),
+        install_plugin("mlx-provider-toy", family("toy", matches)),
+    ]
+    registry = discover(*names)
+    assert registry.family_for({"model_type": "x"})[0].name == "text"
+    assert registry.family_for({"model_type": "x"})[0].name == "text"
+    (note,) = registry.plugins[1].notes
+    assert note.startswith("model family 'toy': matches failed: ")
+
+
+def test_parsers_are_found_by_name_and_by_template(install_plugin: Install) -> None:
+    ours = parsers("hermes", "json", detects="'tools' in template")
+    registry = discover(install_plugin("mlx-provider", ours, name="parsers"))
+    assert list(registry.reasoning_parsers) == ["hermes", "json"]
+    tool_parser = registry.detect_tool_parser("{{ tools }}")
+    reasoning_parser = registry.detect_reasoning_parser("{{ tools }}")
+    assert tool_parser is not None
+    assert reasoning_parser is not None
+    assert (tool_parser.name, reasoning_parser.name) == ("hermes", "hermes")
+    assert registry.detect_tool_parser("plain") is None
+    assert registry.detect_reasoning_parser("plain") is None
+
+
+def test_a_parser_answers_to_its_aliases_but_a_name_goes_first(install_plugin: Install) -> None:
+    name = install_plugin("mlx-provider", parsers("hermes", "json"), name="parsers")
+    registry = discover(name)
+    found = [(name, parser.name) for name, parser in registry.tool_parsers.items()]
+    assert found[:2] == [("hermes", "hermes"), ("json", "json")]
+    assert found[2:] == [("hermes_alias", "hermes"), ("json_alias", "json")]
+    assert registry.plugins[0].records["tool parser"] == ("hermes", "json")
+
+
+def test_the_highest_rank_wins_whoever_asks_for_it(install_plugin: Install) -> None:
+    names = [
+        install_plugin("mlx-provider", parsers("special", rank=1), name="ours"),
+        install_plugin("zzz", parsers("plain")),
+    ]
+    found = discover(*names).detect_tool_parser("x")
+    assert found is not None
+    assert found.name == "special"
+
+
+def test_a_third_partys_parser_wins_a_tie(install_plugin: Install) -> None:
+    ours = parsers("a")
+    theirs = parsers("z")
+    registry = discover(
+        install_plugin("mlx-provider", ours, name="ours"), install_plugin("zzz", theirs)
+    )
+    found = registry.detect_tool_parser("x")
+    assert found is not None
+    assert found.name == "z"
+
+
+def test_a_failing_detect_is_noted_and_the_next_is_asked(install_plugin: Install) -> None:
+    ours = parsers("a")
+    theirs = parsers("z", detects="1 / 0")
+    registry = discover(
+        install_plugin("mlx-provider", ours, name="ours"), install_plugin("zzz", theirs)
+    )
+    found = registry.detect_reasoning_parser("x")
+    assert found is not None
+    assert found.name == "a"
+    assert registry.plugins[1].notes == (
+        "reasoning parser 'z': detect failed: ZeroDivisionError: division by zero",
+    )

@@ -1,0 +1,182 @@
+"""Which plugins are loaded, in what order, and what happens to broken ones."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from mlx_provider.registry import PluginRegistry
+
+Install = Callable[..., str]
+
+FAMILY = """
+from mlx_provider import ModelFamily, hookimpl
+
+@hookimpl
+def mlx_model_families():
+    yield ModelFamily({name!r}, lambda config: {priority} * (config["model_type"] == {name!r}), str)
+"""
+
+BROKEN = {
+    "import": ("import nowhere_to_be_found", "ModuleNotFoundError: No module named"),
+    "syntax": ("def", "SyntaxError:"),
+    "exit": ("import sys; sys.exit(3)", "SystemExit: 3"),
+    "unknown argument": (
+        "from mlx_provider import hookimpl\n@hookimpl\ndef mlx_model_families(x): yield",
+        "PluginValidationError:",
+    ),
+    "unknown hook": (
+        "from mlx_provider import hookimpl\n@hookimpl\ndef mlx_no_such_hook(): ...",
+        "PluginValidationError: unknown hook 'mlx_no_such_hook'",
+    ),
+    "raises": (
+        "from mlx_provider import hookimpl\n@hookimpl\ndef mlx_model_families(): 1 / 0; yield",
+        "ZeroDivisionError: division by zero",
+    ),
+    "wrong record": (
+        "from mlx_provider import hookimpl\n@hookimpl\ndef mlx_tool_parsers(): yield 'hermes'",
+        "PluginError: mlx_tool_parsers yielded str, not ToolParser",
+    ),
+    "not iterable": (
+        "from mlx_provider import hookimpl\n@hookimpl\ndef mlx_tool_parsers(): return 7",
+        "PluginError: mlx_tool_parsers returned 7, not an iterable of ToolParser",
+    ),
+    "no callable": (
+        "from mlx_provider import ToolParser, hookimpl\n@hookimpl\n"
+        "def mlx_tool_parsers(): yield ToolParser('x', '<', '>', parse=None)",
+        "PluginError: ToolParser 'x': parse is not callable",
+    ),
+    "aliases": (
+        "from mlx_provider import ReasoningParser, hookimpl\n@hookimpl\n"
+        "def mlx_reasoning_parsers(): yield ReasoningParser('x', '<', '>', aliases=None)",
+        "PluginError: ReasoningParser 'x': aliases is not a tuple",
+    ),
+    "no name": (
+        "from mlx_provider import ReasoningParser, hookimpl\n@hookimpl\n"
+        "def mlx_reasoning_parsers(): yield ReasoningParser('', '<', '>')",
+        "PluginError: mlx_reasoning_parsers yielded a ReasoningParser without a name",
+    ),
+    "twice": (
+        "from mlx_provider import ReasoningParser, hookimpl\n@hookimpl\n"
+        "def mlx_reasoning_parsers(): return [ReasoningParser('x', '<', '>')] * 2",
+        "PluginError: mlx_reasoning_parsers yields 'x' twice",
+    ),
+    "forgotten decorator": (
+        "def mlx_model_families(): return []",
+        "PluginError: mlx_provider_broken implements no hook; is @hookimpl missing?",
+    ),
+    "newer API": (
+        "from mlx_provider import hookimpl\nmlx_provider_api = 2\n"
+        "@hookimpl\ndef mlx_model_families(): return []",
+        "PluginError: written for plugin API 2, this mlx-provider has 1:",
+    ),
+}
+
+
+def discover(*names: str) -> PluginRegistry:
+    """The named plugins alone: what else is installed on this machine does not matter."""
+    return PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": ",".join(names)})
+
+
+@pytest.mark.parametrize(("source", "error"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_plugin_is_listed_and_leaves_the_others_alone(
+    install_plugin: Install, source: str, error: str
+) -> None:
+    broken = install_plugin("mlx-provider-broken", source)
+    toy = install_plugin("mlx-provider-toy", FAMILY.format(name="toy", priority=10))
+    registry = discover(broken, toy)
+    first, second = registry.plugins
+    assert first.error is not None
+    assert first.error.startswith(error)
+    assert (first.name, first.hooks, dict(first.records)) == (broken, (), {})
+    assert second.error is None
+    assert registry.family_for({"model_type": "toy"})[0].name == "toy"
+
+
+def test_a_plugin_is_in_entirely_or_not_at_all(install_plugin: Install) -> None:
+    source = FAMILY.format(name="half", priority=10) + (
+        "@hookimpl\ndef mlx_tool_parsers():\n    raise OSError('no such format')\n"
+    )
+    registry = discover(install_plugin("mlx-provider-half", source))
+    assert registry.plugins[0].error == "OSError: no such format"
+    assert registry.model_families == {}
+
+
+def test_keyboard_interrupt_is_the_users(install_plugin: Install) -> None:
+    name = install_plugin("mlx-provider-slow", "raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        discover(name)
+
+
+def test_a_working_plugin_tells_where_it_comes_from(install_plugin: Install) -> None:
+    source = FAMILY.format(name="toy", priority=10)
+    name = install_plugin("mlx-provider-toy", source, version="0.3")
+    (plugin,) = discover(name).plugins
+    assert (plugin.distribution, plugin.version) == ("mlx-provider-toy", "0.3")
+    assert plugin.hooks == ("mlx_model_families",)
+    assert plugin.records["model family"] == ("toy",)
+    assert (plugin.error, plugin.notes, plugin.ours) == (None, (), False)
+
+
+def test_stating_this_api_version_is_fine(install_plugin: Install) -> None:
+    source = "mlx_provider_api = 1\n" + FAMILY.format(name="toy", priority=10)
+    assert discover(install_plugin("mlx-provider-toy", source)).plugins[0].error is None
+
+
+def test_ours_load_first(install_plugin: Install) -> None:
+    stranger = install_plugin("aaa", FAMILY.format(name="a", priority=10))
+    ours = install_plugin("mlx-provider", FAMILY.format(name="z", priority=10), name="zzz")
+    assert [plugin.name for plugin in discover(stranger, ours).plugins] == [ours, stranger]
+
+
+def test_unset_means_all_and_empty_means_none(install_plugin: Install) -> None:
+    name = install_plugin("mlx-provider-toy", FAMILY.format(name="toy", priority=10))
+    assert name in [plugin.name for plugin in PluginRegistry.discover({}).plugins]
+    assert PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": ""}).plugins == []
+
+
+def test_a_list_loads_those_and_names_what_is_missing(
+    install_plugin: Install, caplog: pytest.LogCaptureFixture
+) -> None:
+    toy = install_plugin("mlx-provider-toy", FAMILY.format(name="toy", priority=10))
+    install_plugin("mlx-provider-other", "raise AssertionError('must not be imported')")
+    with caplog.at_level(logging.WARNING):
+        registry = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": f" {toy} , typo,"})
+    assert [(plugin.name, plugin.error) for plugin in registry.plugins] == [
+        (toy, None),
+        ("typo", "MLX_PROVIDER_PLUGINS names it, but no such plugin is installed"),
+    ]
+    assert "typo" in caplog.text
+
+
+def test_the_environment_decides_by_default(
+    install_plugin: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = install_plugin("mlx-provider-toy", FAMILY.format(name="toy", priority=10))
+    monkeypatch.setenv("MLX_PROVIDER_PLUGINS", name)
+    assert [plugin.name for plugin in PluginRegistry.discover().plugins] == [name]
+
+
+def test_discovery_imports_nothing_heavy() -> None:
+    """Every plugin of ours, by its module: also where the distribution is not installed."""
+    code = """
+import importlib.util, pkgutil, sys
+from mlx_provider.registry import PluginRegistry
+from mlx_provider.registry.contents import load
+from importlib.metadata import EntryPoint
+
+PluginRegistry.discover()
+for found in pkgutil.iter_modules():
+    if found.name.startswith("mlx_provider_"):
+        load(EntryPoint(found.name, found.name, "mlx_provider"))
+heavy = {"litellm", "mlx", "mlx_lm", "mlx_vlm", "transformers", "huggingface_hub", "typer"}
+print(sorted(heavy & sys.modules.keys()))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr

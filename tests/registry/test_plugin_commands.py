@@ -1,0 +1,76 @@
+"""Commands that plugins add to the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import typer
+from typer.main import get_group
+
+from mlx_provider.registry import PluginRegistry
+
+Install = Callable[..., str]
+
+COMMAND = """
+from mlx_provider import hookimpl
+
+@hookimpl
+def mlx_register_commands(cli):
+    @cli.command()
+    def {name}(count: {kind} = 1) -> None: ...
+    {after}
+"""
+
+
+def app() -> typer.Typer:
+    cli = typer.Typer()
+
+    @cli.command()
+    def serve() -> None: ...
+
+    return cli
+
+
+def registered(registry: PluginRegistry) -> list[str]:
+    cli = app()
+    registry.register_commands(cli)
+    return list(get_group(cli).commands)
+
+
+def test_a_plugin_adds_commands_and_groups(install_plugin: Install) -> None:
+    group = (
+        "import typer; group = typer.Typer(); group.command()(lambda: None); "
+        "cli.add_typer(group, name='toys')"
+    )
+    name = install_plugin("toy", COMMAND.format(name="say_hello", kind="int", after=group))
+    registry = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": name})
+    assert registry.plugins[0].hooks == ("mlx_register_commands",)
+    assert registered(registry) == ["serve", "say-hello", "toys"]
+
+
+@pytest.mark.parametrize(
+    ("source", "error"),
+    [
+        pytest.param(
+            COMMAND.format(name="a", kind="int", after="1 / 0"), "ZeroDivision", id="late"
+        ),
+        pytest.param(
+            COMMAND.format(name="a", kind="int | str", after=""), "AssertionError", id="type"
+        ),
+        pytest.param(
+            COMMAND.format(name="serve", kind="int", after=""),
+            "ValueError: the command 'serve' exists already",
+            id="taken",
+        ),
+    ],
+)
+def test_a_failing_plugin_adds_no_command(install_plugin: Install, source: str, error: str) -> None:
+    names = [
+        install_plugin("bad", source),
+        install_plugin("good", COMMAND.format(name="fine", kind="int", after="")),
+    ]
+    registry = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": ",".join(names)})
+    assert registered(registry) == ["serve", "fine"]
+    (note,) = registry.plugins[0].notes
+    assert note.startswith(f"its commands are left out: {error}")

@@ -1,0 +1,108 @@
+"""The fake engine as a real process, spoken to with plain httpx."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+SCRIPT = Path(__file__).with_name("fake_engine.py")
+PATIENCE = 30.0
+
+
+@dataclass
+class EngineProcess:
+    process: subprocess.Popen[str]
+    line: str
+    """What the engine said when it was ready."""
+    http: httpx.Client
+    folder: Path
+
+    def lines(self, prompt: str, **fields: Any) -> list[Any]:
+        """All event lines of one request."""
+        with self.stream(prompt, **fields) as response:
+            assert response.status_code == 200, response.read()
+            return [json.loads(line) for line in b"".join(response.iter_raw()).splitlines()]
+
+    def stream(self, prompt: str, **fields: Any) -> Any:
+        body = {"model": "fake", "prompt": prompt, **fields}
+        return self.http.stream("POST", "/v1/generate", json=body)
+
+    def seen(self) -> Any:
+        return self.http.get("/cache").json()
+
+    def await_seen(self, key: str, value: str) -> None:
+        until(lambda: value in self.seen()[key])
+
+    def end(self, how: int = signal.SIGTERM) -> int:
+        self.process.send_signal(how)
+        return self.process.wait(PATIENCE)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def spawn() -> Iterator[Callable[..., EngineProcess]]:
+    """`spawn(*options, **environment)` starts a fake engine; on TCP where a port is given."""
+    with ExitStack() as stack:
+
+        def start(*options: str, folder: Path | None = None, **environment: str) -> EngineProcess:
+            where = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mlxp")))
+            process = subprocess.Popen(
+                [sys.executable, str(SCRIPT), *options],
+                stderr=subprocess.PIPE,
+                text=True,
+                env={**os.environ, **environment, "MLX_PROVIDER_RUNTIME_DIR": str(where)},
+            )
+            stack.callback(_end, process)
+            assert process.stderr is not None
+            line = process.stderr.readline()
+            address = line.partition(" engine on ")[2].partition(" · ")[0]
+            unix = address.startswith("unix:")
+            http = httpx.Client(
+                base_url="http://engine" if unix or not address else address,
+                transport=httpx.HTTPTransport(
+                    uds=address[5:] if unix else None, limits=httpx.Limits(max_connections=None)
+                ),
+                timeout=PATIENCE,
+                trust_env=False,
+            )
+            stack.callback(http.close)
+            return EngineProcess(process, line, http, where)
+
+        yield start
+
+
+@pytest.fixture(scope="module")
+def engine(spawn: Callable[..., EngineProcess]) -> EngineProcess:
+    """One engine on a unix socket, shared by the tests of a module."""
+    return spawn()
+
+
+@pytest.fixture
+def wait_until() -> Callable[[Callable[[], bool]], None]:
+    return until
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait(PATIENCE)
+    assert process.stderr is not None
+    process.stderr.close()

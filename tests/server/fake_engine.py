@@ -1,0 +1,157 @@
+"""An engine process over a scripted service: `python fake_engine.py [server options]`.
+
+The prompt is the script: `count N GAP`, `flood N`, `wait`, `slow SECONDS`, `gate`, `fail CODE`,
+`bug`, `text WORDS`, `slowexit`. `/cache` tells what the service saw, DELETE
+opens the gate at which `gate` waits to be accepted; `FAKE_START` makes the start fail.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any
+
+from mlx_provider import __version__
+from mlx_provider.chat.interface import Deliver, deliver_now
+from mlx_provider.config import EngineSettings
+from mlx_provider.errors import EngineUnavailable, from_code
+from mlx_provider.mailbox import Mailbox
+from mlx_provider.metrics import EngineMetrics
+from mlx_provider.protocol import (
+    Accepted,
+    Delta,
+    Done,
+    ErrorBody,
+    Event,
+    Failed,
+    Finish,
+    GenerateRequest,
+    Health,
+    ModelStatus,
+    Timings,
+    Usage,
+)
+
+MODEL = ModelStatus(
+    model="fake",
+    family="fake",
+    plugin="none",
+    model_type="fake",
+    context_length=1,
+    kv_layout="solo",
+    vision=False,
+    weights_bytes=0,
+)
+
+
+class FakeService:
+    def __init__(self, settings: EngineSettings, deliver: Deliver = deliver_now) -> None:
+        trouble = os.environ.get("FAKE_START", "")
+        if trouble.startswith("code:"):
+            raise from_code(trouble.removeprefix("code:"), "scripted trouble")
+        if trouble == "crash":
+            raise RuntimeError("scripted crash")
+        if trouble == "hang":
+            time.sleep(60)
+        self.deliver = deliver
+        self.closing = threading.Event()
+        self.cancels: dict[str, threading.Event] = {}
+        self.seen: dict[str, list[str]] = {"submitted": [], "cancelled": [], "finished": []}
+        self.ok = True
+        self.gate = threading.Event()
+        self.players: list[threading.Thread] = []
+        self.metrics_of_engine = EngineMetrics()
+
+    def submit(self, request: GenerateRequest, mailbox: Mailbox) -> Accepted:
+        assert isinstance(request.prompt, str)
+        if self.closing.is_set():
+            raise EngineUnavailable("closing")
+        word, *values = request.prompt.split(maxsplit=1 if request.prompt[:4] == "text" else -1)
+        self.seen["submitted"].append(request.id)
+        self.cancels[request.id] = threading.Event()
+        if word == "slow":
+            time.sleep(float(values[0]))
+        if word == "gate":
+            self.gate.wait()
+        if word == "fail":
+            raise from_code(values[0], "scripted", "prompt")
+        if word == "bug":
+            raise ValueError("scripted bug")
+        if word == "slowexit":
+            time.sleep(0.5)
+            os._exit(9)
+        player = threading.Thread(
+            target=self._play, args=(request.id, word, values, mailbox), daemon=True
+        )
+        self.players.append(player)
+        player.start()
+        return Accepted(id=request.id, model=request.model, prompt_tokens=3, max_tokens=9)
+
+    def _play(self, id_: str, word: str, values: list[str], mailbox: Mailbox) -> None:
+        post = lambda *events: self.deliver([(mailbox, list(events))])  # noqa: E731
+        cancelled = self.cancels[id_]
+        if word in ("count", "flood", "forever"):
+            gap = float(values[1]) if word == "count" else 0
+            for index in range(int(values[0])):
+                post(Delta(content=f"{index} " if word == "count" else "x" * 1000))
+                if (gap and cancelled.wait(gap)) or self.closing.is_set():
+                    break
+        elif word == "text":
+            post(Delta(content=values[0]))
+        elif word == "wait":
+            while not cancelled.is_set() and not self.closing.is_set():
+                cancelled.wait(0.02)
+        if self.closing.is_set() and os.environ.get("FAKE_CLOSE") != "silent":
+            post(Failed(error=ErrorBody.of(EngineUnavailable("closed by the service"))))
+        elif not self.closing.is_set():
+            self.seen["finished"].append(id_)
+            post(*last("cancelled" if cancelled.is_set() else "stop"))
+
+    def cancel(self, request_id: str) -> None:
+        self.seen["cancelled"].append(request_id)
+        if request_id in self.cancels:
+            self.cancels[request_id].set()
+
+    def health(self) -> Health:
+        version = os.environ.get("FAKE_VERSION", __version__)
+        protocol = int(os.environ.get("FAKE_PROTOCOL", "1"))
+        return Health(
+            ok=self.ok,
+            version=version,
+            protocol=protocol,
+            pid=os.getpid(),
+            device="fake",
+            blas="",
+            models=[MODEL],
+        )
+
+    def metrics(self) -> bytes:
+        return self.metrics_of_engine.exposition()
+
+    def cache_report(self) -> dict[str, Any]:
+        return {**self.seen, "threads": threading.active_count()}
+
+    def cache_clear(self) -> None:
+        self.seen["finished"].clear()
+        self.gate.set()
+
+    def close(self) -> None:
+        self.closing.set()
+        for player in self.players:
+            player.join(10)
+
+
+def last(reason: Any) -> list[Event]:
+    timings = Timings(queued=0, prefill=0, first_token=0, total=0, tokens_per_second=0)
+    return [
+        Finish(reason=reason),
+        Done(usage=Usage(prompt_tokens=3, completion_tokens=1), timings=timings),
+    ]
+
+
+if __name__ == "__main__":
+    from mlx_provider.server.__main__ import main
+    from mlx_provider.server.run import end_process
+
+    end_process(main(build=FakeService))

@@ -1,0 +1,156 @@
+"""The wire as any client sees it: lines, errors, state, disconnects."""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+
+def text_of(lines: list[Any]) -> str:
+    return "".join(e.get("content", "") for line in lines for e in line if e["type"] == "delta")
+
+
+def test_first_line_accepts_and_last_event_ends(engine: Any) -> None:
+    lines = engine.lines("count 3 0.01")
+    assert lines[0][0]["type"] == "accepted"
+    assert lines[0][0]["prompt_tokens"] == 3
+    assert text_of(lines) == "0 1 2 "
+    assert [event["type"] for event in lines[-1]][-1] == "done"
+
+
+def test_typed_error_before_the_first_event_has_its_http_status(engine: Any) -> None:
+    for code, status in (("context_length_exceeded", 400), ("overloaded", 429)):
+        with engine.stream(f"fail {code}") as response:
+            body = json.loads(response.read())
+        assert response.status_code == status
+        assert body == {
+            "error": {"code": code, "message": "scripted", "param": "prompt", "status": status}
+        }
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"sampling": {"temperature": -1}}, "sampling.temperature"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"no_such_field": 1}, "no_such_field"),
+        ({"prompt": 5}, "prompt"),
+        ({"tool_choice": "some"}, "tool_choice"),
+        ({"messages": [{"role": "user"}, 3]}, "messages.1"),
+    ],
+)
+def test_validation_names_the_field(engine: Any, fields: dict[str, Any], param: str) -> None:
+    response = engine.http.post("/v1/generate", json={"model": "fake", "prompt": "x", **fields})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (400, "invalid_request", param)
+    assert error["message"].startswith(param)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b"[" * 100_000])
+def test_a_body_that_is_no_request_is_refused(engine: Any, body: bytes) -> None:
+    response = engine.http.post("/v1/generate", content=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "invalid_request"
+
+
+def test_an_unforeseen_error_shows_no_traceback(engine: Any) -> None:
+    with engine.stream("bug") as response:
+        body = json.loads(response.read())
+    assert (response.status_code, body["error"]["code"]) == (500, "internal_error")
+    assert "scripted bug" not in str(body)
+    assert engine.lines("count 1 0")
+
+
+def test_state_endpoints(engine: Any) -> None:
+    health = engine.http.get("/health")
+    assert health.status_code == 200
+    assert health.json()["pid"] == engine.process.pid
+    assert health.json()["blas"]
+    assert health.json()["blas"] in engine.line
+    models = engine.http.get("/v1/models").json()
+    assert [model["id"] for model in models["data"]] == ["fake"]
+    metrics = engine.http.get("/metrics")
+    assert metrics.headers["content-type"].startswith("text/plain")
+    assert b"mlx_provider_requests_received_total" in metrics.content
+    engine.lines("count 1 0")
+    assert engine.seen()["finished"]
+    assert engine.http.delete("/cache").status_code == 200
+    assert engine.seen()["finished"] == []
+
+
+def test_a_client_that_leaves_cancels_its_request_only(engine: Any) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(engine.lines, "count 40 0.01", id="stays")
+        with engine.stream("wait", id="leaves") as response:
+            pieces = response.iter_raw()
+            next(pieces)
+        engine.await_seen("cancelled", "leaves")
+        assert text_of(other.result()).split() == [str(n) for n in range(40)]
+    assert "stays" not in engine.seen()["cancelled"]
+
+
+def test_a_client_that_leaves_during_submit_cancels_too(engine: Any) -> None:
+    body = {"model": "fake", "prompt": "slow 1", "id": "impatient"}
+    with pytest.raises(httpx.ReadTimeout):
+        engine.http.post("/v1/generate", json=body, timeout=0.2)
+    engine.await_seen("cancelled", "impatient")
+
+
+def test_a_refused_request_cancels_nobody_of_the_same_id(engine: Any) -> None:
+    with engine.stream("fail invalid_request", id="refused") as response:
+        response.read()
+    engine.lines("count 1 0")
+    assert "refused" not in engine.seen()["cancelled"]
+
+
+def test_256_blocked_submits_do_not_starve_others(spawn: Any) -> None:
+    engine = spawn()
+    with ThreadPoolExecutor(256) as pool:
+        slow = [pool.submit(engine.lines, "gate", id=str(n)) for n in range(256)]
+        for n in range(256):
+            engine.await_seen("submitted", str(n))
+        engine.lines("count 1 0", id="quick")
+        assert not any(future.done() for future in slow)
+        engine.http.delete("/cache")
+        assert all(future.result()[-1][-1]["type"] == "done" for future in slow)
+
+
+def test_a_reader_that_never_reads_neither_slows_others_nor_fills_memory(engine: Any) -> None:
+    with engine.stream("flood 20000", id="unread") as unread:
+        pieces = unread.iter_raw()
+        next(pieces)
+        assert text_of(engine.lines("count 50 0.001")).split()[-1] == "49"
+        engine.await_seen("finished", "unread")
+        rest = b"".join(pieces)
+    lines = rest.splitlines()
+    # 20 000 steps have become a few lines: what waited was joined.
+    assert len(lines) < 2000
+    assert rest.count(b"x") >= 20_000 * 1000
+
+
+def test_many_streams_at_once_are_whole(engine: Any) -> None:
+    barrier = threading.Barrier(32)
+
+    def ask() -> str:
+        barrier.wait()
+        return text_of(engine.lines("count 20 0.002"))
+
+    with ThreadPoolExecutor(32) as pool:
+        replies = [future.result() for future in [pool.submit(ask) for _ in range(32)]]
+    assert set(replies) == {"".join(f"{n} " for n in range(20))}
+
+
+def test_attach_says_who_is_there_and_stays_open(engine: Any) -> None:
+    with engine.http.stream("GET", "/v1/attach") as response:
+        first = next(response.iter_raw())
+        assert json.loads(first)["pid"] == engine.process.pid
+    with (
+        engine.http.stream("GET", "/v1/attach", timeout=0.3) as response,
+        pytest.raises(httpx.ReadTimeout),
+    ):
+        response.read()

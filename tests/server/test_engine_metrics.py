@@ -1,0 +1,53 @@
+"""What the operator reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlx_provider.metrics import EngineMetrics
+
+
+def value(metrics: EngineMetrics, name: str) -> float:
+    for line in metrics.exposition().decode().splitlines():
+        if line.startswith(f"mlx_provider_{name} "):
+            return float(line.split()[-1])
+    raise AssertionError(name)
+
+
+def test_every_recorder_method_shows() -> None:
+    metrics = EngineMetrics()
+    metrics.request_queued()
+    metrics.request_started()
+    metrics.request_finished("stop")
+    metrics.request_failed("overloaded")
+    metrics.tokens(prefilled=100, cached=20, decoded=3)
+    metrics.first_token(0.3)
+    metrics.inter_token(0.011)
+    metrics.set_state(queued=4, running=5, active_memory=6, store_bytes=7)
+    metrics.evicted(8)
+    wanted: dict[str, Any] = {
+        "requests_received_total": 1,
+        "requests_started_total": 1,
+        'requests_finished_total{reason="stop"}': 1,
+        'requests_failed_total{code="overloaded"}': 1,
+        "prompt_tokens_prefilled_total": 100,
+        "prompt_tokens_cached_total": 20,
+        "tokens_decoded_total": 3,
+        "first_token_seconds_count": 1,
+        'first_token_seconds_bucket{le="0.5"}': 1,
+        'first_token_seconds_bucket{le="0.2"}': 0,
+        "inter_token_seconds_sum": 0.011,
+        "requests_queued": 4,
+        "requests_running": 5,
+        "active_memory_bytes": 6,
+        "prefix_store_bytes": 7,
+        "prefix_store_evictions_total": 8,
+    }
+    assert {name: value(metrics, name) for name in wanted} == wanted
+
+
+def test_two_engines_count_apart() -> None:
+    first, second = EngineMetrics(), EngineMetrics()
+    first.request_queued()
+    assert value(first, "requests_received_total") == 1
+    assert value(second, "requests_received_total") == 0

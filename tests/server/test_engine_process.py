@@ -1,0 +1,176 @@
+"""The process around the app: socket, key, port, signals, idle end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+Spawn = Callable[..., Any]
+
+
+def test_socket_and_lock_are_the_owners_alone(engine: Any) -> None:
+    for name in ("engine.sock", "engine.lock"):
+        mode = stat.S_IMODE((engine.folder / name).lstat().st_mode)
+        assert mode & 0o077 == 0, name
+    assert (engine.folder / "engine.lock").read_text().strip() == str(engine.process.pid)
+
+
+def test_a_second_engine_of_the_same_folder_is_refused(engine: Any, spawn: Spawn) -> None:
+    second = spawn(folder=engine.folder)
+    assert f"an engine already runs in {engine.folder}" in second.line
+    assert second.process.wait(10) == 1
+    assert engine.lines("count 1 0")
+
+
+def test_a_stale_socket_is_replaced(spawn: Spawn) -> None:
+    first = spawn()
+    first.end(signal.SIGKILL)
+    assert (first.folder / "engine.sock").is_socket()
+    second = spawn(folder=first.folder)
+    assert second.lines("count 1 0")
+
+
+def test_a_file_in_the_sockets_place_is_kept(spawn: Spawn) -> None:
+    with tempfile.TemporaryDirectory(prefix="mlxp") as name:
+        (Path(name) / "engine.sock").write_text("mine")
+        engine = spawn(folder=Path(name))
+        assert "is in the way" in engine.line
+        assert engine.process.wait(10) == 1
+        assert (Path(name) / "engine.sock").read_text() == "mine"
+
+
+def test_a_folder_open_to_others_is_refused(spawn: Spawn) -> None:
+    with tempfile.TemporaryDirectory(prefix="mlxp") as name:
+        Path(name).chmod(0o755)
+        engine = spawn(folder=Path(name))
+        assert f"chmod 700 {name}" in engine.line
+        assert engine.process.wait(10) == 1
+
+
+def test_tcp_needs_the_key_when_one_is_set(spawn: Spawn) -> None:
+    engine = spawn("--port", "0", "--api-key", "secret")
+    for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}):
+        for path in ("/health", "/metrics", "/v1/models", "/v1/attach"):
+            response = engine.http.get(path, headers=headers)
+            assert response.status_code == 401, path
+            assert response.json()["error"]["code"] == "unauthorized"
+        assert engine.http.post("/v1/generate", headers=headers).status_code == 401
+        assert engine.http.delete("/cache", headers=headers).status_code == 401
+    assert engine.http.get("/health", headers={"authorization": "Bearer secret"}).is_success
+
+
+def test_tcp_without_a_key_answers_to_loopback_names_only(spawn: Spawn) -> None:
+    engine = spawn("--port", "0")
+    assert engine.http.get("/health").is_success
+    assert engine.http.get("/health", headers={"host": "evil.example:80"}).status_code == 400
+
+
+def test_tcp_beyond_loopback_is_refused_without_a_key(spawn: Spawn) -> None:
+    engine = spawn("--host", "0.0.0.0", "--port", "0")
+    assert "--api-key" in engine.line
+    assert engine.process.wait(10) == 1
+
+
+def test_port_in_use_is_one_line_that_names_the_port(spawn: Spawn) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        engine = spawn("--port", str(port))
+        assert engine.process.wait(10) == 1
+        assert engine.line == (
+            f"mlx-provider: port {port} on 127.0.0.1 is in use: choose another with --port\n"
+        )
+        assert engine.process.stderr.read() == ""
+
+
+def test_a_wrong_setting_is_one_line(spawn: Spawn) -> None:
+    engine = spawn(MLX_PROVIDER_MAX_ROWS="many")
+    assert "MLX_PROVIDER_MAX_ROWS" in engine.line
+    assert engine.process.wait(10) == 1
+
+
+@pytest.mark.parametrize(
+    ("close", "message"), [("", "closed by the service"), ("silent", "was stopped")]
+)
+def test_sigterm_ends_requests_in_flight_with_a_typed_event(
+    spawn: Spawn, close: str, message: str
+) -> None:
+    engine = spawn(FAKE_CLOSE=close)
+    with engine.stream("wait") as response:
+        pieces = response.iter_raw()
+        next(pieces)
+        engine.process.send_signal(signal.SIGTERM)
+        last = json.loads(b"".join(pieces).splitlines()[-1])[-1]
+    assert (last["type"], last["error"]["status"]) == ("failed", 503)
+    assert message in last["error"]["message"]
+    assert engine.process.wait(10) == 0
+    assert not (engine.folder / "engine.sock").exists()
+
+
+def test_sigterm_does_not_wait_for_a_submit(spawn: Spawn) -> None:
+    engine = spawn()
+    body = b'{"model": "fake", "prompt": "slow 3600", "id": "loads"}'
+    head = b"POST /v1/generate HTTP/1.1\r\nhost: engine\r\ncontent-length: %d\r\n\r\n" % len(body)
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(engine.folder / "engine.sock"))
+        client.sendall(head + body)
+        engine.await_seen("submitted", "loads")
+        engine.process.send_signal(signal.SIGTERM)
+        answer = b""
+        while piece := client.recv(65536):
+            answer += piece
+    assert b" 503 " in answer.splitlines()[0]
+    assert b"the engine is stopping" in answer
+    assert engine.process.wait(10) == 0
+
+
+def test_an_engine_on_demand_ends_when_nobody_uses_it(spawn: Spawn, wait_until: Any) -> None:
+    with tempfile.TemporaryDirectory(prefix="mlxp") as name:
+        lock = os.open(Path(name) / "engine.lock", os.O_CREAT | os.O_RDWR, 0o600)
+        engine = on_demand(Path(name), lock, idle="0.4")
+        os.close(lock)
+        transport = httpx.HTTPTransport(uds=f"{name}/engine.sock")
+        wait_until((Path(name) / "engine.sock").exists)
+        with httpx.Client(transport=transport, base_url="http://engine", timeout=30) as client:
+            with client.stream("GET", "/v1/attach") as attached:
+                pieces = attached.iter_raw()
+                next(pieces)
+                with pytest.raises(subprocess.TimeoutExpired):
+                    engine.wait(1.2)
+            body = {"model": "fake", "prompt": "count 60 0.02"}
+            assert client.post("/v1/generate", json=body).is_success
+        assert engine.wait(10) == 0
+
+
+def on_demand(folder: Path, lock: int, idle: str) -> subprocess.Popen[bytes]:
+    script = Path(__file__).with_name("fake_engine.py")
+    return subprocess.Popen(
+        [sys.executable, str(script), "--lock-fd", str(lock)],
+        pass_fds=(lock,),
+        env={
+            **os.environ,
+            "MLX_PROVIDER_RUNTIME_DIR": str(folder),
+            "MLX_PROVIDER_IDLE_TIMEOUT": idle,
+        },
+    )
+
+
+def test_an_engine_whose_socket_is_gone_ends(spawn: Spawn) -> None:
+    engine = spawn()
+    with engine.stream("count 80 0.01") as response:
+        pieces = response.iter_raw()
+        next(pieces)
+        (engine.folder / "engine.sock").unlink()
+        assert b'"done"' in b"".join(pieces)
+    assert engine.process.wait(10) == 0

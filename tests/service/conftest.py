@@ -1,0 +1,216 @@
+"""A chat service with tiny models in this process, and what a client makes of its events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlx_provider.chat.service import ChatService
+from mlx_provider.client.generation import Generation
+from mlx_provider.client.in_process import InProcessClient
+from mlx_provider.config import EngineSettings
+from mlx_provider.protocol import (
+    Delta,
+    Done,
+    ErrorBody,
+    Event,
+    Failed,
+    Finish,
+    GenerateRequest,
+    Sampling,
+    TokenLogprob,
+    Usage,
+)
+from mlx_provider.testing.tiny_models import build
+
+PATIENCE = 120
+PLAIN = """\
+{%- if tools -%}<|im_start|>system
+{%- for tool in tools %}
+{{ tool | tojson }}
+{%- endfor %}
+Call one as <tool_call>
+{"name": <name>, "arguments": <object>}
+</tool_call><|im_end|>
+{% endif -%}
+{%- for message in messages -%}
+<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt -%}<|im_start|>assistant
+{% endif -%}
+"""
+"""Tools in the Hermes format, no thoughts."""
+GREEDY = Sampling(temperature=0)
+
+
+@dataclass
+class Choice:
+    """One choice, put together from its deltas."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[list[str]] = field(default_factory=list)
+    """Name and arguments of each call, as text."""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    reason: str = ""
+
+    @property
+    def arguments(self) -> list[tuple[str, Any]]:
+        return [(name, json.loads(text)) for name, text in self.calls]
+
+    @property
+    def tokens(self) -> list[int]:
+        return [each.id for each in self.logprobs]
+
+    def take(self, delta: Delta) -> None:
+        self.content += delta.content
+        self.reasoning += delta.reasoning
+        self.logprobs += delta.logprobs
+        for piece in delta.tool_calls:
+            if piece.index == len(self.calls):
+                assert piece.id
+                assert piece.name
+                self.calls.append([piece.name, ""])
+            self.calls[piece.index][1] += piece.arguments
+
+
+@dataclass
+class Answer:
+    """Everything that one request gave."""
+
+    prompt_tokens: int
+    warnings: list[str]
+    choices: list[Choice]
+    usage: Usage | None = None
+    error: ErrorBody | None = None
+    deltas: int = 0
+
+    @property
+    def only(self) -> Choice:
+        assert self.error is None, self.error
+        (choice,) = self.choices
+        return choice
+
+    def take(self, event: Event) -> None:
+        if isinstance(event, Delta):
+            self.deltas += 1
+            self.choices[event.index].take(event)
+        elif isinstance(event, Finish):
+            self.choices[event.index].reason = event.reason
+        elif isinstance(event, Done):
+            self.usage = event.usage
+        elif isinstance(event, Failed):
+            self.error = event.error
+
+
+@dataclass
+class Tiny:
+    """One model of a service."""
+
+    client: InProcessClient
+    service: ChatService
+    model: str
+
+    def start(self, text: str = "Hello", **given: Any) -> Generation:
+        asked: dict[str, Any] = {"model": self.model, "max_tokens": 16, "sampling": GREEDY, **given}
+        if "messages" not in asked and "prompt" not in asked:
+            asked["messages"] = [{"role": "user", "content": text}]
+        return self.client.submit(GenerateRequest(**asked))
+
+    def read(self, generation: Generation, choices: int = 1) -> Answer:
+        accepted = generation.accepted
+        empty = [Choice() for _ in range(choices)]
+        answer = Answer(accepted.prompt_tokens, accepted.warnings, empty)
+        while events := generation.get(PATIENCE):
+            for event in events:
+                answer.take(event)
+        return answer
+
+    def ask(self, text: str = "Hello", **given: Any) -> Answer:
+        return self.read(self.start(text, **given), given.get("n", 1))
+
+    def prompt_of(self, **given: Any) -> str:
+        """The rendered prompt of a request."""
+        from mlx_provider.chat.prompt import prepare
+
+        request = GenerateRequest(model=self.model, **given)
+        served = self.service._models.get(self.model, request.options)
+        return prepare(served, request).prompt.text
+
+
+MakeService = Callable[..., tuple[ChatService, InProcessClient]]
+
+
+@pytest.fixture
+def make_service() -> Iterator[MakeService]:
+    """Services with settings of their own, closed with the test."""
+    made: list[ChatService] = []
+
+    def make(**settings: Any) -> tuple[ChatService, InProcessClient]:
+        service = ChatService(EngineSettings(**settings))
+        made.append(service)
+        return service, InProcessClient(service)
+
+    yield make
+    for service in made:
+        service.close()
+
+
+@pytest.fixture(scope="session")
+def shared_service() -> Iterator[ChatService]:
+    service = ChatService(EngineSettings())
+    yield service
+    service.close()
+
+
+BuildTiny = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def build_tiny(tmp_path_factory: pytest.TempPathFactory) -> BuildTiny:
+    """A tiny model folder; `template`: its chat template, if not the family's own."""
+
+    def make(family: str = "qwen3", template: str | None = None, **options: Any) -> Path:
+        folder = build(tmp_path_factory.mktemp("tiny") / family, family, **options)
+        if template is not None:
+            (folder / "chat_template.jinja").write_text(template)
+        return folder
+
+    return make
+
+
+TinyOf = Callable[..., Tiny]
+
+
+@pytest.fixture(scope="session")
+def tiny(shared_service: ChatService, build_tiny: BuildTiny) -> TinyOf:
+    """A tiny model on the one service that the tests share, built once per kind."""
+    known: dict[str, Tiny] = {}
+
+    def make(family: str = "qwen3", template: str | None = None, **options: Any) -> Tiny:
+        key = repr((family, template, options))
+        if key not in known:
+            folder = build_tiny(family, template, **options)
+            client = InProcessClient(shared_service)
+            known[key] = Tiny(client, shared_service, str(folder))
+        return known[key]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def qwen(tiny: TinyOf) -> Tiny:
+    """Random words, tool calls in the Hermes format, no thoughts."""
+    return tiny("qwen3", PLAIN)
+
+
+@pytest.fixture(scope="session")
+def tiny_class() -> type[Tiny]:
+    """For tests with a service of their own: `tiny_class(client, service, folder)`."""
+    return Tiny

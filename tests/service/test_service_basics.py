@@ -1,0 +1,404 @@
+"""A service in this process: text, limits, failures, and the models behind it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlx_provider.errors import (
+    BadRequest,
+    ContextTooLong,
+    EngineUnavailable,
+    MLXProviderError,
+    ModelNotFound,
+    Overloaded,
+    UnsupportedModel,
+)
+from mlx_provider.protocol import ModelOptions, Sampling
+
+QUIET = dict.fromkeys(range(8), -100.0)
+"""The special tokens, among them those that end a reply, are not drawn by chance."""
+
+
+def warm(seed: int) -> Sampling:
+    return Sampling(temperature=1, seed=seed, logit_bias=QUIET)
+
+
+def wait_for(condition: Callable[[], bool], limit: float = 60) -> None:
+    deadline = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def own(tiny_class: Any, made: Any, folder: Path) -> Any:
+    service, client = made
+    return tiny_class(client, service, str(folder))
+
+
+# -- text
+
+
+def test_pieces_add_up_to_the_text(qwen: Any) -> None:
+    answer = qwen.ask(max_tokens=40, logprobs=True)
+    served = qwen.service._models.get(qwen.model, ModelOptions())
+    assert answer.only.content == served.model.tokenizer.decode(answer.only.tokens)
+    assert answer.only.reason == "length"
+    assert answer.usage.completion_tokens == len(answer.only.tokens) == 40
+    assert answer.deltas > 10, "it comes in pieces"
+
+
+def test_a_reader_that_comes_late_gets_the_same_text(qwen: Any) -> None:
+    prompt = qwen.ask(max_tokens=40)
+    late = qwen.start(max_tokens=40)
+    wait_for(lambda: late._mailbox.ended)
+    assert qwen.read(late).only.content == prompt.only.content
+
+
+def test_a_stop_string_ends_the_text_before_it(qwen: Any) -> None:
+    whole = qwen.ask(max_tokens=40).only.content
+    stop = whole[11:16]
+    cut = qwen.ask(max_tokens=40, stop=["never there", stop])
+    assert cut.only.content == whole[: whole.index(stop)]
+    assert cut.only.reason == "stop"
+    assert cut.usage.completion_tokens < 40
+    assert qwen.ask(max_tokens=40, stop=["never there"]).only.content == whole
+
+
+def test_a_stop_token_ends_the_text(qwen: Any) -> None:
+    tokens = qwen.ask(max_tokens=20, logprobs=True).only.tokens
+    stop = tokens[7]
+    cut = qwen.ask(max_tokens=20, logprobs=True, stop_token_ids=[stop]).only
+    assert cut.tokens == tokens[: tokens.index(stop)]
+    assert cut.reason == "stop"
+
+
+def test_choices(qwen: Any) -> None:
+    greedy = qwen.ask(n=3, max_tokens=12)
+    assert len({choice.content for choice in greedy.choices}) == 1
+    assert greedy.usage.completion_tokens == 36
+    drawn = qwen.ask(n=3, max_tokens=12, sampling=warm(1))
+    assert len({choice.content for choice in drawn.choices}) == 3
+    assert qwen.ask(n=3, max_tokens=12, sampling=warm(1)).choices == drawn.choices
+
+
+def test_a_seed_gives_the_same_text_in_any_company(qwen: Any) -> None:
+    alone = qwen.ask(max_tokens=30, sampling=warm(42)).only.content
+    others = [qwen.start(f"Other {i}", max_tokens=40, sampling=warm(i)) for i in range(6)]
+    assert qwen.ask(max_tokens=30, sampling=warm(42)).only.content == alone
+    assert qwen.ask(max_tokens=30, sampling=warm(43)).only.content != alone
+    for generation in others:
+        qwen.read(generation)
+    unseeded = [qwen.ask(max_tokens=30, sampling=Sampling(temperature=1)) for _ in range(2)]
+    assert unseeded[0].only.content != unseeded[1].only.content
+
+
+def test_a_second_turn_finds_the_first(qwen: Any) -> None:
+    messages = [{"role": "user", "content": "Tell me about the old tower, please. " * 4}]
+    first = qwen.ask(messages=messages, max_tokens=10, sampling=warm(1))
+    messages += [
+        {"role": "assistant", "content": first.only.content},
+        {"role": "user", "content": "And the bridge?"},
+    ]
+    second = qwen.ask(messages=messages, max_tokens=4)
+    assert second.usage.cached_tokens >= first.prompt_tokens - 4
+    assert second.usage.prompt_tokens == second.prompt_tokens
+    other = qwen.ask(messages=messages, max_tokens=4, salt="another tenant")
+    assert other.usage.cached_tokens == 0
+    assert other.only.content == second.only.content
+
+
+def test_raw_prompts(qwen: Any) -> None:
+    text = qwen.ask(prompt="The quick brown", max_tokens=8).only.content
+    served = qwen.service._models.get(qwen.model, ModelOptions())
+    ids = served.model.tokenizer.encode("The quick brown", special=True)
+    assert qwen.ask(prompt=ids, max_tokens=8).only.content == text
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"prompt": "word " * 40_000}, ContextTooLong, ["maximum", "32767"]),
+        ({"prompt": [5, 99_999]}, BadRequest, ["99999", "383"]),
+        ({"prompt": ""}, BadRequest, ["empty"]),
+        ({"stop": [""]}, BadRequest, ["stop"]),
+        ({"n": 128}, BadRequest, ["128", "64"]),
+        ({"min_tokens": 9, "max_tokens": 3}, BadRequest, ["min_tokens"]),
+        ({"messages": [{"role": "robot", "content": "x"}]}, BadRequest, ["messages[0].role"]),
+        ({"messages": []}, BadRequest, ["messages"]),
+        ({"options": ModelOptions(tool_parser="morse")}, BadRequest, ["morse", "hermes"]),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(
+    qwen: Any, given: dict[str, Any], error: type[Exception], words: list[str]
+) -> None:
+    with pytest.raises(error) as refused:
+        qwen.start(**given)
+    for word in words:
+        assert word in refused.value.message
+
+
+# -- endings
+
+
+def test_closing_a_generation_frees_its_row(qwen: Any) -> None:
+    generation = qwen.start(max_tokens=30_000, sampling=warm(1))
+    generation.get(60)
+    assert qwen.client.health().running == 1
+    generation.close()
+    wait_for(lambda: qwen.client.health().running == 0)
+    assert qwen.read(generation).usage is not None, "its reader is told of the end"
+    assert qwen.service._live == {}
+
+
+def test_closing_at_once_ends_every_generation(qwen: Any) -> None:
+    """Also one that has not reached the engine thread, and where nothing else runs."""
+    started = [qwen.start(max_tokens=30_000, sampling=warm(i)) for i in range(3)]
+    for generation in started:
+        generation.close()
+        generation.close()
+    assert all(qwen.read(generation).usage is not None for generation in started)
+    assert qwen.client.health().running == 0
+
+
+def test_dropping_a_generation_frees_its_row(qwen: Any) -> None:
+    generation = qwen.start(max_tokens=30_000, sampling=warm(1))
+    generation.get(60)
+    del generation
+    wait_for(lambda: qwen.client.health().running == 0)
+
+
+class Killed(BaseException):
+    """Nothing that an engine expects."""
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_the_death_of_the_engine_thread(make_service: Any, tiny_class: Any, qwen: Any) -> None:
+    model = own(tiny_class, make_service(), qwen.model)
+    before = model.ask(max_tokens=8).only.content
+    held = [model.start(max_tokens=30_000, sampling=warm(i)) for i in range(3)]
+    for generation in held:
+        generation.get(60)
+
+    def die() -> None:
+        raise Killed
+
+    with pytest.raises(MLXProviderError, match="engine thread died"):
+        model.service._worker.call(die).result(60)
+    for generation in held:
+        answer = model.read(generation)
+        assert answer.error is not None
+        assert (answer.error.code, answer.error.status) == ("engine_died", 503)
+    wait_for(lambda: model.client.health().ok)
+    assert model.client.health().models == []
+    assert model.ask(max_tokens=8).only.content == before
+    health = model.client.health()
+    assert (health.ok, health.running, len(health.models)) == (True, 0, 1)
+
+
+def test_closing_the_service_ends_what_runs(make_service: Any, tiny_class: Any, qwen: Any) -> None:
+    model = own(tiny_class, make_service(), qwen.model)
+    generation = model.start(max_tokens=30_000, sampling=warm(1))
+    model.client.close()
+    answer = model.read(generation)
+    assert answer.error is not None
+    assert answer.error.code == "engine_died"
+    with pytest.raises(MLXProviderError):
+        model.start()
+    assert model.client.health().ok is False
+
+
+# -- limits
+
+
+def test_a_full_queue(make_service: Any, tiny_class: Any, qwen: Any) -> None:
+    model = own(tiny_class, make_service(max_rows=1, max_queue=2), qwen.model)
+    running = model.start(max_tokens=30_000, sampling=warm(1))
+    running.get(60)
+    waiting = [model.start(max_tokens=2) for _ in range(2)]
+    with pytest.raises(Overloaded) as refused:
+        model.start(max_tokens=2)
+    assert refused.value.status == 429
+    assert "2 requests are waiting" in refused.value.message
+    running.close()
+    assert [model.read(each).only.reason for each in waiting] == ["length", "length"]
+    assert model.ask(max_tokens=2).only.reason == "length"
+
+
+def test_a_prompt_that_no_memory_holds(make_service: Any, tiny_class: Any, qwen: Any) -> None:
+    weights = (Path(qwen.model) / "model.safetensors").stat().st_size
+    model = own(tiny_class, make_service(memory_limit=weights + 2_000_000), qwen.model)
+    assert model.ask(max_tokens=2).only.reason == "length"
+    with pytest.raises(BadRequest) as refused:
+        model.start("word " * 3000, max_tokens=2)
+    assert "bytes of cache" in refused.value.message
+    assert "MLX_PROVIDER_MEMORY_LIMIT" in refused.value.message
+    assert model.ask(max_tokens=2).only.reason == "length"
+
+
+def test_a_model_that_no_memory_holds(make_service: Any, tiny_class: Any, qwen: Any) -> None:
+    model = own(tiny_class, make_service(memory_limit=1000), qwen.model)
+    with pytest.raises(EngineUnavailable, match="1000"):
+        model.start()
+
+
+# -- models
+
+
+def test_two_models_side_by_side(qwen: Any, tiny: Any) -> None:
+    other = tiny("llama")
+    alone = [model.ask(max_tokens=20).only.content for model in (qwen, other)]
+    assert alone[0] != alone[1]
+    started = [(m, m.start(max_tokens=20)) for m in (qwen, other, qwen, other)]
+    assert [m.read(each).only.content for m, each in started] == alone * 2
+    named = {status.model for status in qwen.client.health().models}
+    assert {qwen.model, other.model} <= named
+
+
+def test_the_longest_unused_model_makes_room(
+    make_service: Any, tiny_class: Any, build_tiny: Any
+) -> None:
+    folders = [build_tiny("qwen3", seed=i) for i in range(3)]
+    size = (folders[0] / "model.safetensors").stat().st_size
+    made = make_service(memory_limit=int(2.9 * size))
+    first, second, third = (own(tiny_class, made, folder) for folder in folders)
+    texts = [first.ask(max_tokens=6).only.content, second.ask(max_tokens=6).only.content]
+    assert first.ask(max_tokens=6).only.content == texts[0]
+    third.ask(max_tokens=6)
+    loaded = {status.model for status in first.client.health().models}
+    assert loaded == {first.model, third.model}, "the second was the longest unused"
+    assert second.ask(max_tokens=6).only.content == texts[1]
+    assert second.model in {status.model for status in first.client.health().models}
+
+
+def test_a_model_in_use_is_not_unloaded(
+    make_service: Any, tiny_class: Any, build_tiny: Any
+) -> None:
+    folders = [build_tiny("qwen3", seed=i, intermediate_size=1024) for i in range(2)]
+    size = (folders[0] / "model.safetensors").stat().st_size
+    made = make_service(memory_limit=int(1.9 * size))
+    first, second = (own(tiny_class, made, folder) for folder in folders)
+    running = first.start(max_tokens=30_000, sampling=warm(1))
+    running.get(60)
+    with pytest.raises(EngineUnavailable, match="in use"):
+        second.start()
+    running.close()
+    wait_for(lambda: first.client.health().running == 0)
+    assert second.ask(max_tokens=2).only.reason == "length"
+
+
+def test_many_first_requests_load_a_model_once(
+    make_service: Any, tiny_class: Any, qwen: Any
+) -> None:
+    model = own(tiny_class, make_service(), qwen.model)
+    with ThreadPoolExecutor(4) as pool:
+        texts = set(pool.map(lambda i: model.ask(max_tokens=4).only.content, range(4)))
+    assert len(texts) == 1
+    assert len(model.client.health().models) == 1
+
+
+def test_an_unknown_model_is_told_what_there_is(
+    qwen: Any, tiny_class: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models--somebody--has-this").mkdir()
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    for name in ("nobody/has-this", str(tmp_path / "nothing")):
+        model = tiny_class(qwen.client, qwen.service, name)
+        with pytest.raises(ModelNotFound) as refused:
+            model.start()
+        assert refused.value.status == 404
+        assert "somebody/has-this" in refused.value.message
+
+
+def broken(folder: Path, what: str) -> None:
+    config = folder / "config.json"
+    if what == "config":
+        config.write_text('{"model_type": ')
+    elif what == "weights":
+        (folder / "model.safetensors").unlink()
+    elif what == "cut weights":
+        weights = folder / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:1000])
+    elif what == "tokenizer":
+        (folder / "tokenizer.json").write_text("{}")
+    elif what == "no tokenizer":
+        (folder / "tokenizer.json").unlink()
+    elif what == "size":
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"hidden_size": 32}))
+    elif what == "type":
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"model_type": "abacus"}))
+    elif what == "empty":
+        config.unlink()
+
+
+@pytest.mark.parametrize(
+    ("what", "error", "words"),
+    [
+        ("config", BadRequest, ["config.json"]),
+        ("weights", BadRequest, ["not a complete MLX model"]),
+        ("cut weights", MLXProviderError, ["could not be loaded"]),
+        ("tokenizer", MLXProviderError, []),
+        ("no tokenizer", MLXProviderError, []),
+        ("size", MLXProviderError, []),
+        ("type", UnsupportedModel, ["abacus", "mlx_model_families"]),
+        ("empty", BadRequest, ["config.json"]),
+    ],
+)
+def test_a_broken_folder_is_an_error_with_a_name(
+    qwen: Any,
+    tiny_class: Any,
+    build_tiny: Any,
+    what: str,
+    error: type[MLXProviderError],
+    words: list[str],
+) -> None:
+    folder = build_tiny("qwen3")
+    broken(folder, what)
+    with pytest.raises(error) as refused:
+        tiny_class(qwen.client, qwen.service, str(folder)).start()
+    message = refused.value.message
+    for word in [*words, folder.name]:
+        assert word in message
+    assert "Traceback" not in message
+    assert 'File "' not in message
+    assert refused.value.status in (400, 503)
+    assert qwen.ask(max_tokens=2).only.reason == "length", "the others go on"
+
+
+# -- accounts
+
+
+def test_metrics_count(make_service: Any, tiny_class: Any, qwen: Any) -> None:
+    model = own(tiny_class, make_service(), qwen.model)
+    model.ask(max_tokens=7)
+    with pytest.raises(BadRequest):
+        model.start(stop=[""])
+    text = model.client.metrics().decode()
+    counted = {
+        line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
+        for line in text.splitlines()
+        if not line.startswith("#") and "_created" not in line
+    }
+    ended = {name: value for name, value in counted.items() if "length" in name}
+    assert list(ended.values()) == [1.0]
+    decoded = {n: v for n, v in counted.items() if "token" in n and v == 7}
+    assert decoded, text
+
+
+def test_the_prefix_store_is_told_and_emptied(
+    make_service: Any, tiny_class: Any, qwen: Any
+) -> None:
+    model = own(tiny_class, make_service(), qwen.model)
+    assert model.client.cache_report() == {}
+    text = "The same long beginning of a question. " * 4
+    assert model.ask(text, max_tokens=2).usage.cached_tokens == 0
+    assert model.ask(text, max_tokens=2).usage.cached_tokens > 0
+    assert any(model.client.cache_report().values())
+    model.client.cache_clear()
+    assert model.ask(text, max_tokens=2).usage.cached_tokens == 0

@@ -1,0 +1,181 @@
+"""Thoughts: opened by the template or by the model, ended by a budget, followed by a grammar."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from mlx_provider.chat.structure import ThinkingBudget
+from mlx_provider.protocol import ModelOptions, Sampling
+
+POINT = {
+    "type": "object",
+    "properties": {"x": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["x"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "p", "schema": POINT}}
+PING = {"type": "function", "function": {"name": "ping"}}
+
+
+MARKERS = [*range(8), *range(336, 342)]
+"""Special and added tokens of the tiny tokenizer."""
+
+
+def template(opener: str, closer: str) -> str:
+    """Opens a thought unless it is told not to, and shows what it was told."""
+    return (
+        '{%- if tools -%}Call one as <tool_call>\n{"name": ...}\n</tool_call>{%- endif -%}'
+        "{%- for message in messages -%}"
+        "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+        "{%- endfor -%}"
+        "{%- if note is defined -%}note: {{ note }}\n{%- endif -%}"
+        "<|im_start|>assistant\n"
+        "{%- if enable_thinking is not defined or enable_thinking -%}"
+        f"{opener}\n{{%- else -%}}{opener}\n\n{closer}\n\n{{%- endif -%}}"
+    )
+
+
+FORMATS = [("<think>", "</think>"), ("[THINK]", "[/THINK]")]
+"""The second one is many tokens to the tiny tokenizer."""
+
+
+@pytest.fixture(params=FORMATS, ids=["one-token", "many-tokens"])
+def thinker(request: pytest.FixtureRequest, tiny: Any) -> Any:
+    return tiny("qwen3", template(*request.param))
+
+
+def warm(seed: int) -> Sampling:
+    """Draw, but none of the special tokens by chance; the grammar may still force one."""
+    return Sampling(temperature=1, seed=seed, logit_bias=dict.fromkeys(MARKERS, -100.0))
+
+
+def spent(answer: Any, budget: int, marker: int) -> None:
+    """The thought has ended with its budget, give or take the marker."""
+    assert answer.only.reasoning
+    assert budget <= answer.usage.reasoning_tokens <= budget + marker
+
+
+@pytest.mark.parametrize("budget", [1, 7, 20])
+def test_a_budget_ends_the_thought(thinker: Any, budget: int) -> None:
+    for seed in range(8):
+        answer = thinker.ask(sampling=warm(seed), thinking_budget=budget, max_tokens=60)
+        spent(answer, budget, 10)
+        assert answer.only.content
+        assert "THINK]" not in answer.only.content + answer.only.reasoning
+        assert "think>" not in answer.only.content + answer.only.reasoning
+        assert answer.only.reason == "length"
+
+
+def test_a_budget_of_nothing(thinker: Any) -> None:
+    answer = thinker.ask(sampling=warm(1), thinking_budget=0, max_tokens=40)
+    assert answer.only.reasoning == ""
+    assert answer.only.content
+    assert answer.usage.reasoning_tokens <= 10
+
+
+def test_without_a_budget_the_model_thinks_on(thinker: Any) -> None:
+    answer = thinker.ask(sampling=warm(1), max_tokens=60)
+    assert answer.only.content == ""
+    assert answer.usage.reasoning_tokens == 60
+    assert answer.only.reason == "length"
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_budget_before_a_schema(thinker: Any, n: int) -> None:
+    for seed in range(6):
+        answer = thinker.ask(
+            sampling=warm(seed), thinking_budget=12, response_format=FORMAT, max_tokens=200, n=n
+        )
+        for choice in answer.choices:
+            assert choice.reason == "stop"
+            assert choice.reasoning
+            assert set(json.loads(choice.content)) == {"x"}
+
+
+def test_a_budget_before_a_required_call(thinker: Any) -> None:
+    for seed in range(6):
+        choice = thinker.ask(
+            sampling=warm(seed), thinking_budget=12, tools=[PING], tool_choice="required",
+            parallel_tool_calls=False,
+            max_tokens=700,
+        ).only  # fmt: skip
+        assert choice.reason == "tool_calls"
+        assert choice.reasoning
+        assert choice.content.strip() == ""
+        assert choice.arguments[0] == ("ping", {})
+
+
+def test_template_variables_arrive(thinker: Any) -> None:
+    messages = [{"role": "user", "content": "x"}]
+    opened = thinker.prompt_of(messages=messages)
+    closed = thinker.prompt_of(messages=messages, template={"enable_thinking": False})
+    noted = thinker.prompt_of(messages=messages, template={"note": "be quick"})
+    assert opened.endswith(("<think>", "[THINK]"))
+    assert closed.rstrip().endswith(("</think>", "[/THINK]"))
+    assert "note: be quick" in noted
+
+
+def test_thinking_switched_off_is_all_answer(thinker: Any) -> None:
+    answer = thinker.ask(template={"enable_thinking": False}, max_tokens=30, sampling=warm(1))
+    assert answer.only.reasoning == ""
+    assert answer.only.content
+    assert answer.usage.reasoning_tokens == 0
+    held = thinker.ask(
+        template={"enable_thinking": False}, max_tokens=60, response_format=FORMAT, sampling=warm(2)
+    )
+    assert set(json.loads(held.only.content)) == {"x"}
+
+
+def test_reasoning_is_the_same_streamed_or_not(thinker: Any) -> None:
+    """Events joined while a slow reader waits, and events read one by one."""
+    given = {"sampling": warm(4), "thinking_budget": 10, "max_tokens": 40}
+    streamed = thinker.ask(**given)
+    generation = thinker.start(**given)
+    while not generation._mailbox.ended:
+        pass
+    joined = thinker.read(generation)
+    assert joined.deltas < streamed.deltas or streamed.deltas <= 2
+    for part in ("reasoning", "content", "reason"):
+        assert getattr(joined.only, part) == getattr(streamed.only, part)
+
+
+def test_a_template_that_leaves_the_opener_to_the_model(tiny: Any) -> None:
+    """Formats that always think: text before any closer is thought, unless the prompt closed it."""
+    plain = template("<think>", "</think>").replace("<think>\n{%- else", "{%- else")
+    model = tiny("qwen3", plain)
+    always = ModelOptions(reasoning_parser="deepseek_r1")
+    answer = model.ask(options=always, thinking_budget=5, max_tokens=30, sampling=warm(1))
+    assert answer.only.reasoning
+    assert answer.only.content
+    closed = model.ask(options=always, template={"enable_thinking": False}, max_tokens=10)
+    assert closed.only.reasoning == ""
+    maybe = model.ask(options=ModelOptions(reasoning_parser="qwen3"), max_tokens=10)
+    assert maybe.only.reasoning == ""
+
+
+class Thinking:
+    in_reasoning = True
+
+
+def test_a_marker_is_forced_only_inside_a_thought() -> None:
+    """A token of the answer that looks like the marker's first one begins nothing."""
+    state = Thinking()
+    budget = ThinkingBudget(2, [5, 6], 40, None)
+    budget.reply = state  # type: ignore[assignment]
+    for token in (1, 2):
+        assert budget.mask() is None
+        budget.advance(token)
+    state.in_reasoning = False  # the model closed it by itself, just in time
+    for token in (5, 1, 5, 6):
+        assert budget.mask() is None
+        budget.advance(token)
+    state.in_reasoning = True
+    for token in (5, 6):
+        assert budget.mask().tolist() == [1 << token, 0]
+        assert budget.mask().tolist() == [1 << token, 0], "asking twice changes nothing"
+        budget.advance(token)
+    state.in_reasoning = False
+    assert budget.mask() is None
