@@ -10,6 +10,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# No test fails by the clock: a busy machine is no defect.
+settings.register_profile(
+    "suite", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("suite")
 
 InstallPlugin = Callable[..., str]
 

@@ -87,7 +87,7 @@ class HttpClient:
 
     def _attached(self, link: Link) -> Attachment:
         with link.attaching:
-            if link.attachment is not None and link.attachment.alive:
+            if link.attachment is not None and not link.attachment.gone.is_set():
                 return link.attachment
             if self._start is None:
                 return _last_try(link.attach)

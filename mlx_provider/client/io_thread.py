@@ -9,6 +9,8 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+import anyio
+
 from ..errors import EngineUnavailable
 
 T = TypeVar("T")
@@ -41,13 +43,13 @@ class IOThread:
         finally:
             future.cancel()
 
-    def cancel(self, task: asyncio.Task[None]) -> None:
-        """Cancel a task of the loop: any thread, never blocks, ignored after `stop`."""
+    def cancel(self, scope: anyio.CancelScope) -> None:
+        """Cancel a scope of the loop: any thread, never blocks, ignored after `stop`."""
         if os.getpid() != self._pid or self.loop.is_closed():
             return
         try:
-            self.loop.call_soon_threadsafe(task.cancel)
-        except RuntimeError:  # closed between the two lines: every task has ended
+            self.loop.call_soon_threadsafe(scope.cancel)
+        except RuntimeError:  # closed between the two lines: all has ended
             return
 
     def stop(self) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+import anyio
 import httpx
 from pydantic import ValidationError
 
@@ -50,8 +51,9 @@ class Attachment:
 
     health: Health
     """State of the engine when it was reached."""
-    task: asyncio.Task[None]
-    alive: bool = True
+    scope: anyio.CancelScope
+    gone: threading.Event
+    """Set once either side has ended it."""
 
 
 class Link:
@@ -67,7 +69,7 @@ class Link:
         self._thread: IOThread | None = None
         self._closed = False
         self._http = _http_client(address, headers)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._running: dict[asyncio.Task[None], anyio.CancelScope] = {}
 
     def attach(self) -> Attachment:
         """Connect and learn who the engine is. Raises `NotTaken` where nobody listens."""
@@ -76,8 +78,8 @@ class Link:
 
     def drop(self, attachment: Attachment) -> None:
         """Forget an engine that did not take a request; the next call connects anew."""
-        attachment.alive = False
-        self._cancel(attachment.task)
+        attachment.gone.set()
+        self._cancel(attachment.scope)
 
     def generate(self, body: bytes) -> Generation:
         """Send a request, wait until it is accepted. Raises typed errors and `NotTaken`."""
@@ -106,33 +108,45 @@ class Link:
             thread = self._thread
         return thread.call(work)
 
-    def _cancel(self, task: asyncio.Task[None]) -> None:
+    def _cancel(self, scope: anyio.CancelScope) -> None:
         thread = self._thread
         if thread is not None:
-            thread.cancel(task)
+            thread.cancel(scope)
 
     async def _shut(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        running = dict(self._running)
+        for scope in running.values():
+            scope.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
         await self._http.aclose()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> anyio.CancelScope:
+        """Run `work` until it ends or the scope is cancelled.
+
+        Never by `Task.cancel`: it breaks through the shields in which httpcore 1.0.9
+        (`AsyncConnectionPool._close_connections`) closes connections, and some stay open.
+        """
+        scope = anyio.CancelScope()
+
+        async def run() -> None:
+            with scope:
+                await work
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._running[task] = scope
+        task.add_done_callback(self._running.pop)
+        return scope
 
     async def _generate(self, body: bytes) -> Generation:
         mailbox = Mailbox()
         opened: asyncio.Future[Accepted] = asyncio.get_running_loop().create_future()
-        task = self._spawn(self._exchange(body, mailbox, opened))
+        scope = self._spawn(self._exchange(body, mailbox, opened))
         try:
             accepted = await opened
         except asyncio.CancelledError:
-            task.cancel()
+            scope.cancel()
             raise
-        return Generation(accepted, mailbox, partial(self._cancel, task))
+        return Generation(accepted, mailbox, partial(self._cancel, scope))
 
     async def _exchange(
         self, body: bytes, mailbox: Mailbox, opened: asyncio.Future[Accepted]
@@ -160,20 +174,21 @@ class Link:
 
     async def _attach(self) -> Attachment:
         found: asyncio.Future[Health] = asyncio.get_running_loop().create_future()
-        task = self._spawn(self._stay(found))
+        gone = threading.Event()
+        scope = self._spawn(self._stay(found, gone))
         try:
             async with asyncio.timeout(ATTACH_LIMIT):
-                health = await found
+                return Attachment(await found, scope, gone)
         except TimeoutError:
-            task.cancel()
+            scope.cancel()
             raise EngineUnavailable(
                 f"the engine at {self._address} did not answer within {ATTACH_LIMIT:g} s"
             ) from None
-        attachment = Attachment(health, task)
-        task.add_done_callback(lambda _: setattr(attachment, "alive", False))
-        return attachment
+        except asyncio.CancelledError:
+            scope.cancel()
+            raise
 
-    async def _stay(self, found: asyncio.Future[Health]) -> None:
+    async def _stay(self, found: asyncio.Future[Health], gone: threading.Event) -> None:
         """Hold the attach connection until either side ends."""
         try:
             async with self._reply("GET", "/v1/attach") as response:
@@ -186,6 +201,8 @@ class Link:
         except (MLXProviderError, NotTaken) as error:
             if not found.done():
                 found.set_exception(error)
+        finally:
+            gone.set()
 
     async def _ask(self, method: str, path: str, ok: tuple[int, ...]) -> bytes:
         async with self._reply(method, path, ok=ok) as response:

@@ -6,7 +6,11 @@ import asyncio
 import gc
 import os
 import signal
+import socket
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -171,6 +175,47 @@ def test_kill_fails_every_stream_with_engine_died(client: Any, request_of: Any, 
         assert isinstance(last, Failed)
         assert (last.error.code, last.error.status) == ("engine_died", 503)
         assert isinstance(last.error.exception(), EngineDied)
+
+
+@pytest.mark.parametrize("steps", [4, 8, 16])
+def test_close_in_the_middle_of_an_engines_death_leaves_no_connection(
+    local: Any, request_of: Any, read: Any, steps: int
+) -> None:
+    """The client's loop, which closes a dead engine's idle connections one per step, is held
+    until the engine is dead, then again after `steps` until `close` waits for it.
+    """
+    client = local.client()
+    with ThreadPoolExecutor(32) as pool:
+        for generation in list(pool.map(client.submit, [request_of("count 3 0.05")] * 32)):
+            read(generation)
+        pid = client.health().pid
+        loop = client._link._thread.loop
+        dead, closed = threading.Event(), []
+
+        def after(count: int) -> None:
+            if count:
+                loop.call_soon(after, count - 1)
+                return
+            closed.append(pool.submit(client.close))
+            time.sleep(0.05)
+
+        loop.call_soon_threadsafe(lambda: (dead.wait(), after(steps)))
+        os.kill(pid, signal.SIGKILL)
+        time.sleep(0.2)
+        dead.set()
+        while not closed:
+            time.sleep(0.01)
+        closed[0].result()
+    assert [one for one in gc.get_objects() if _connected(one, local.folder)] == []
+
+
+def _connected(thing: object, folder: Path) -> bool:
+    if not isinstance(thing, socket.socket) or thing.family != socket.AF_UNIX or thing.fileno() < 0:
+        return False
+    try:
+        return str(thing.getpeername()).startswith(str(folder))
+    except OSError:
+        return False
 
 
 def test_an_engine_that_dies_on_a_request_is_not_given_it_twice(

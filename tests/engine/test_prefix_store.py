@@ -12,7 +12,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
@@ -179,8 +179,6 @@ TestStoreAgainstList = StoreAgainstList.TestCase
 TestStoreAgainstList.settings = settings(
     max_examples=40,
     stateful_step_count=15,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
 )
 
 

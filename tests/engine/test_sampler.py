@@ -43,7 +43,7 @@ PARAMS = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(params=st.lists(PARAMS, min_size=1, max_size=6), seed=st.integers(0, 1000))
 def test_a_row_draws_the_same_in_any_company(params: list[dict[str, Any]], seed: int) -> None:
     values = logits(seed, len(params))

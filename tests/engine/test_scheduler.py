@@ -65,7 +65,7 @@ WORK = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(work=WORK, memory=st.integers(400, 2000), max_rows=st.integers(3, 8))
 def test_budget_is_kept_nobody_starves_everyone_ends_once(
     work: list[tuple[int, int, int, int, int | None]], memory: int, max_rows: int

@@ -124,7 +124,7 @@ def test_any_schedule_gives_what_each_request_gets_alone(tiny: Tiny, family: str
     # kept from one example to the next, so that most prompts are found in it
     store = PrefixStore(budget=lambda: 2**20)
 
-    @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=6, suppress_health_check=list(HealthCheck))
     @given(arrivals=ARRIVALS, chunk=st.sampled_from([16, 32, 64]), stored=st.booleans())
     def check(arrivals: list[Arrival], chunk: int, stored: bool) -> None:
         requests = run_schedule(model, arrivals, layout, chunk, store if stored else None)

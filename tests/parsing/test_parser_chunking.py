@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_provider.records import Reading, TextReader, ToolCall, ToolParser, Tools
@@ -16,9 +16,7 @@ from .conftest import REASONING_PARSERS, TOOL_PARSERS, read_chunks
 
 quick = settings(
     max_examples=40,
-    deadline=None,
     derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
 )
 NAMES = sorted({parser.name for parser in TOOL_PARSERS.values()})
 THOUGHTS = sorted({parser.name for parser in REASONING_PARSERS.values()})
