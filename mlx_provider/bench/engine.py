@@ -1,7 +1,7 @@
 """`mlx-provider bench engine`: our engine beside mlx-lm's BatchGenerator, in one process.
 
 Four questions, each answered as a ratio within the run: (mixed) do short requests wait behind
-long ones, (decode) tokens per second at 1 to 32 rows of skewed lengths, (stall) the worst gap of
+long ones, (decode) tokens per second at 1 to 32 rows of skewed lengths, (stall) the gaps of
 running streams while a long prompt arrives, (host) time of the stepping thread per row and step.
 The model has random weights: what is measured does not depend on them. Greedy tokens of both
 sides are compared, so that a fast wrong answer does not count.
@@ -142,30 +142,36 @@ def agreeing(sides: list[list[list[int]]]) -> str:
 
 
 def bench_stall(setting: Setting) -> Result:
-    """Worst gap of four streams while a prompt of 4096 tokens arrives."""
+    """Gaps of four streams while a prompt of 4096 tokens arrives; the calmest of the repeats."""
     vocab = setting.model.info.vocab_size
 
     def jobs() -> list[Job]:
         streams = [Job(text, 400) for text in prompts(1, [64] * 4, vocab)]
         return [*streams, Job(prompts(2, [4096], vocab)[0], 4, arrives=1.0)]
 
-    out: Result = {}
-    for name, one in measure(setting, jobs).items():
-        streams, long = one.jobs[:4], one.jobs[-1]
-        pairs = [pair for job in streams for pair in zip(job.times, job.times[1:], strict=False)]
-        before = [b - a for a, b in pairs if b < long.submitted]
-        after = [b - a for a, b in pairs if b >= long.submitted]
-        out[name] = {
-            "steady_step": statistics.median(before),
-            "worst_gap": max(after),
-            "median_gap_in_prefill": statistics.median(
-                b - a for a, b in pairs if long.submitted <= b <= long.times[0]
-            ),
-            "long_first_token": long.first_token,
-        }
-    ours = next(iter(out.values()))
-    out["ratios"] = {"worst_gap_in_steady_steps": ours["worst_gap"] / ours["steady_step"]}
+    out: dict[str, Result] = {}
+    for _ in range(setting.repeats):
+        for name, one in measure(setting, jobs).items():
+            found = gaps_in_steps(one)
+            if name not in out or found["worst_gap"] < out[name]["worst_gap"]:
+                out[name] = found
     return out
+
+
+def gaps_in_steps(run: Run) -> Result:
+    """Gaps of the streams after a long prompt came last, in units of their steps before it."""
+    *streams, long = run.jobs
+    pairs = [pair for job in streams for pair in zip(job.times, job.times[1:], strict=False)]
+    steady = statistics.median(b - a for a, b in pairs if b < long.submitted)
+    after = [(b - a) / steady for a, b in pairs if b >= long.submitted]
+    meanwhile = [(b - a) / steady for a, b in pairs if long.submitted <= b <= long.times[0]]
+    return {
+        "worst_gap": max(after),
+        "p99_gap": float(np.quantile(after, 0.99)),
+        "median_gap_in_prefill": statistics.median(meanwhile),
+        "steady_step_seconds": steady,
+        "long_first_token_seconds": long.first_token,
+    }
 
 
 def bench_host(setting: Setting) -> Result:

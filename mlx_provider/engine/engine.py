@@ -246,7 +246,6 @@ class Engine:
 
     def _prefill(self, chunk: Chunk) -> None:
         work, request = chunk.work, chunk.work.request
-        began = self.clock()
         self.ledger.started(request)
         try:
             chunk = self._begun(chunk)
@@ -259,9 +258,7 @@ class Engine:
             work.cache = None  # spoilt: not for the prefix store
             self.fail(request, _failed("its prefill", error))
             return
-        tokens = chunk.stop - chunk.start
-        self.scheduler.measured(tokens, self.clock() - began)
-        self.recorder.tokens(prefilled=tokens, cached=0, decoded=0)
+        self.recorder.tokens(prefilled=chunk.stop - chunk.start, cached=0, decoded=0)
         if logits is not None:
             self._join(work, logits)
 
@@ -293,8 +290,10 @@ class Engine:
         stop = chunk.stop - 1 if alone else chunk.start if last else chunk.stop
         features = request.features
         if stop > chunk.start:
+            began = self.clock()
             self.model.prefill(PrefillChunk(prompt, chunk.start, stop, cache, features))
             mx.eval(arrays(cache))
+            self.scheduler.measured(stop - chunk.start, self.clock() - began)
         if not last:
             return None
         logits = self.model.prefill(PrefillChunk(prompt, stop, chunk.stop, cache, features))

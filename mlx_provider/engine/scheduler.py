@@ -2,7 +2,7 @@
 
 Rows that decode always go first; what is left of a step's time goes to one prompt at a time,
 the one with the least work left, aged so that a long prompt is never starved. The portion is
-sized by the measured rate so that decoding rows stall no longer than the target.
+sized by measured times so that decoding rows stall no longer than the target.
 """
 
 from __future__ import annotations
@@ -12,18 +12,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..errors import BadRequest, Overloaded
+from .chunk_time import ChunkTime
 from .request import Phase, Prefill, Request, Row
 
-GRAIN = 8
+GRAIN = 4
 """Chunks are multiples of this many tokens: fewer shapes for the device."""
 IDLE_STALL = 0.5
 """Seconds of one chunk while nobody decodes: a cancel or a short prompt waits no longer."""
-FIRST_RATE = 2000.0
-"""Prefill rate assumed before the first measurement, tokens per second."""
 SMOOTHING = 0.3
-"""Weight of a new measurement of the prefill rate."""
-STALL_STEPS = 2.0
-"""Decode steps that a chunk may last: streams keep at least a third of their pace."""
+"""Weight of a new measurement of the decode step."""
+STALL_STEPS = 1.25
+"""Decode steps that a chunk may last: streams keep nearly half of their pace."""
+WORTHWHILE = 0.5
+"""Least time of a chunk for its tokens, as a share of the fixed part."""
+VARIED = 0.6
+"""Share of the full size that every other chunk has: of equal ones no line can be learnt."""
+GROWTH = 2.0
+"""Times the usual chunk that the next one may have: what is longer was not measured."""
 AGING = 0.1
 """A second of waiting weighs as much as this many seconds of prefill work."""
 PATIENCE = 30.0
@@ -75,7 +80,7 @@ class Scheduler:
         self.budget = budget
         self.waiting: list[Prefill] = []
         self.running: list[Row] = []
-        self.rate = FIRST_RATE
+        self.chunk_time = ChunkTime()
         self.step_seconds: float | None = None
         self._settled = 0
         """Bytes of live rows for which memory was last made."""
@@ -184,9 +189,9 @@ class Scheduler:
         return Chunk(work, work.done, self._stop(work))
 
     def measured(self, tokens: int, seconds: float) -> None:
-        """Take a chunk's time into the prefill rate."""
+        """Take a chunk's time into account."""
         if tokens >= GRAIN and seconds > 0:
-            self.rate += SMOOTHING * (tokens / seconds - self.rate)
+            self.chunk_time.measured(tokens, seconds)
 
     def stepped(self, seconds: float) -> None:
         """Take the time of a decode step without prefill into the step time."""
@@ -194,23 +199,30 @@ class Scheduler:
         self.step_seconds = seconds if known is None else known + SMOOTHING * (seconds - known)
 
     def _urgency(self, work: Prefill, now: float) -> float:
-        return work.cost / self.rate - AGING * (now - work.arrived)
+        return work.cost * self.chunk_time.per_token - AGING * (now - work.arrived)
 
     def _stop(self, work: Prefill) -> int:
-        seconds = self._stall() if self.running else IDLE_STALL
-        fits = int(self.rate * seconds) // GRAIN * GRAIN
-        size = min(self.limits.max_chunk, max(GRAIN, fits))
+        size = max(GRAIN, min(self._portion_size(), self.limits.max_chunk) // GRAIN * GRAIN)
         stop = min(work.done + size, len(work.tokens))
         cut = bisect_right(work.cuts, work.done)
         if cut < len(work.cuts):
             stop = min(stop, work.cuts[cut])
         return stop
 
-    def _stall(self) -> float:
-        """Seconds by which the next chunk may delay rows that decode."""
-        if self.step_seconds is None:
-            return self.limits.stall_target
-        return min(self.limits.stall_target, STALL_STEPS * self.step_seconds)
+    def _portion_size(self) -> int:
+        """Tokens of the next chunk, as far as time goes."""
+        time = self.chunk_time
+        if not self.running:
+            return time.tokens(IDLE_STALL)
+        target = self.limits.stall_target
+        size = time.tokens(target)
+        if self.step_seconds is not None:
+            # no smaller than is worth the fixed part
+            worthwhile = int(WORTHWHILE * time.fixed / time.per_token)
+            size = min(size, max(time.tokens(STALL_STEPS * self.step_seconds), worthwhile))
+            if time.count % 2:
+                size = int(VARIED * size)
+        return min(size, int(GROWTH * time.usual) or size)
 
     def _admit(self, work: Prefill, rows: int, held: int) -> bool:
         """Whether `work` fits beside so many active rows that hold so many bytes."""

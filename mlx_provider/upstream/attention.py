@@ -4,7 +4,7 @@ mlx-lm and mlx-vlm models call a module-level `scaled_dot_product_attention(quer
 values, cache, scale, mask, ...)` (mlx_lm/models/base.py 0.32.2, mlx_vlm/models/base.py 0.7.10).
 `route` puts a wrapper in its place in the modules of one model: where `keys` is a `Parts`
 (several caches, each for a run of rows) every part is attended on its own and the results are
-joined; any other call goes to the original untouched.
+joined; any other call goes to the original, or to `cpu_attention` where that is faster.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ from typing import Any
 
 import mlx.core as mx
 
+from . import cpu_attention
+
 NAME = "scaled_dot_product_attention"
+PARAMETERS = ("scale", "mask", "sinks")
+"""Of the original, after the cache."""
 
 
 class Parts(list[Any]):
@@ -64,33 +68,22 @@ def routed(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
     def attend(
         queries: mx.array, keys: Any, values: Any, cache: Any = None, *args: Any, **kwargs: Any
     ) -> mx.array:
+        named = dict(zip(PARAMETERS, args, strict=False)) | kwargs
         if not isinstance(keys, Parts):
-            return original(queries, keys, values, cache, *args, **kwargs)
-        mask, args, kwargs = _take_mask(args, kwargs)
+            if cpu_attention.applies(queries, keys, values, named):
+                return cpu_attention.attend(queries, keys, values, **named)
+            return original(queries, keys, values, cache, **named)
+        mask = named.pop("mask", None)
         out, start = [], 0
         for i, (part, size) in enumerate(zip(keys.caches, keys.sizes, strict=True)):
             rows = queries[start : start + size]
             own = mask[i] if isinstance(mask, list) else mask
-            out.append(original(rows, keys[i], values[i], part, *args, mask=own, **kwargs))
+            out.append(original(rows, keys[i], values[i], part, **named, mask=own))
             start += size
         return mx.concatenate(out, axis=0)
 
     attend.pristine = original  # type: ignore[attr-defined]
     return attend
-
-
-def _take_mask(
-    args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """The mask out of `(scale, mask, ...)`, positional or by name, and what is left."""
-    if len(args) < 2:
-        rest = {k: v for k, v in kwargs.items() if k != "mask"}
-        return kwargs.get("mask"), args, rest
-    scale, mask, *more = args
-    named = dict(kwargs, scale=scale)
-    if more:
-        named["sinks"] = more[0]
-    return mask, (), named
 
 
 def _attention_modules(model: Any) -> list[ModuleType]:

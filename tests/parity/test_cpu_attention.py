@@ -1,0 +1,80 @@
+"""Our attention on the CPU against MLX's own."""
+
+from __future__ import annotations
+
+import sys
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlx_provider.upstream import cpu_attention
+from mlx_provider.upstream.attention import routed
+
+
+def inputs(L: int, S: int, heads: int = 4, shared: int = 2, seed: int = 0) -> list[mx.array]:
+    rng = np.random.default_rng(seed)
+    shapes = (1, heads, L, 8), (1, heads // shared, S, 8), (1, heads // shared, S, 6)
+    return [mx.array(rng.normal(size=shape).astype(np.float32)) for shape in shapes]
+
+
+def difference(arrays: list[mx.array], mask: mx.array | str | None) -> float:
+    expected = mx.fast.scaled_dot_product_attention(*arrays, scale=0.5, mask=mask)
+    found = cpu_attention.attend(*arrays, scale=0.5, mask=mask)
+    assert found.shape == expected.shape
+    return float(mx.abs(found - expected).max().item())  # type: ignore[arg-type]
+
+
+@given(
+    L=st.integers(2, 40),
+    before=st.integers(0, 60),
+    shared=st.sampled_from([1, 2, 4]),
+    kind=st.sampled_from(["none", "causal", "window", "added", "per head"]),
+    block=st.sampled_from([64, 1000, 10**6]),
+)
+def test_equal_for_every_mask_and_block(
+    L: int, before: int, shared: int, kind: str, block: int
+) -> None:
+    S = L + before
+    at, to = mx.arange(before, S)[:, None], mx.arange(S)[None]
+    window = (at >= to) & (at < to + 5)
+    masks = {
+        "none": None,
+        "causal": "causal",
+        "window": window,
+        "added": mx.where(window, 0.25, -1e9),
+        "per head": mx.stack([window, at >= to, at >= to, window])[None],
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu_attention, "BLOCK", block)
+        assert difference(inputs(L, S, shared=shared), masks[kind]) < 1e-5
+
+
+def test_a_row_that_sees_nothing_is_a_mean() -> None:
+    mask = mx.array([[False] * 4, [True] * 4])
+    assert difference(inputs(2, 4), mask) < 1e-5
+
+
+def test_a_hidden_key_outweighs_nothing() -> None:
+    queries, keys, values = inputs(2, 3)
+    keys[:, :, -1] *= 1e4
+    assert difference([queries, keys, values], "causal") < 1e-4
+
+
+@pytest.mark.skipif(
+    sys.platform == "darwin" or mx.default_device() != mx.cpu, reason="MLX is fast there"
+)
+def test_where_it_stands_in() -> None:
+    def original(*args: object, **kwargs: object) -> str:
+        return "original"
+
+    attend = routed(original)  # type: ignore[arg-type]
+    long, one, short = inputs(100, 100), inputs(1, 40_000), inputs(20, 20)
+    assert attend(*long, None, scale=1.0, mask="causal").shape == (1, 4, 100, 6)
+    assert attend(*long, None, 1.0, "causal").shape == (1, 4, 100, 6)
+    half = [array.astype(mx.bfloat16) for array in long]
+    sinks = mx.zeros(4)
+    for arrays, options in ((one, {}), (short, {}), (half, {}), (long, {"sinks": sinks})):
+        assert attend(*arrays, None, scale=1.0, mask=None, **options) == "original"
