@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 LENGTHS = (5, 11, 270)
 """Two prompts that share a group, and one that needs its own."""
+ROPE_DELTAS = (0, 4, 9)
+"""Their rotary deltas, as images would leave them: each row's position must be its own."""
 STEPS = 3
 TOLERANCE = {"float32": 1e-3, "low": 0.25}
 """Largest difference of log-probabilities among the likely tokens."""
@@ -86,7 +88,7 @@ def _run(
     prompts: Sequence[list[int]],
 ) -> list[mx.array]:
     """Logits of every prompt after fixed tokens; the second leaves and comes back on the way."""
-    rows = [_row(tokens) for tokens in prompts]
+    rows = [_row(tokens, d) for tokens, d in zip(prompts, ROPE_DELTAS, strict=True)]
     for row in rows:
         layout.add(row, _prefilled(model, make_cache, list(row.request.prompt.tokens)))
     out: list[mx.array] = []
@@ -104,7 +106,8 @@ def _step(model: LoadedModel, layout: Layout, rows: list[Row], step: int) -> lis
     found: dict[int, mx.array] = {}
     for each in layout.passes():
         tokens = [row.request.prompt.tokens[step] for row in each.rows]
-        positions = mx.array([row.length for row in each.rows], dtype=mx.int32)
+        at = [row.length + row.request.prompt.rope_delta for row in each.rows]
+        positions = mx.array(at, dtype=mx.int32)
         logits = model.decode(mx.array(tokens, dtype=mx.int32), each.cache, positions)
         mx.eval(logits)
         found |= {id(row): logits[i] for i, row in enumerate(each.rows)}
@@ -121,8 +124,9 @@ def _distance(a: mx.array, b: mx.array) -> float:
     return worst if worst == worst else float("inf")
 
 
-def _row(tokens: list[int]) -> Row:
-    request = Request("probe", Prompt(tokens), SamplingParams(), STEPS + 1, Mailbox())
+def _row(tokens: list[int], delta: int) -> Row:
+    prompt = Prompt(tokens, rope_delta=delta)
+    request = Request("probe", prompt, SamplingParams(), STEPS + 1, Mailbox())
     row = Row(request, 0, _NO_TEXT)
     request.rows.append(row)
     return row

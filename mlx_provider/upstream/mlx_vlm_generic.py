@@ -1,7 +1,8 @@
-"""Any mlx-vlm 0.7.10 model, one row at a time, the way its own `generate_step` calls it.
+"""Any mlx-vlm 0.7.10 model, the way its own `generate_step` calls it.
 
 Embeddings of a whole prompt come from `Model.get_input_embeddings`; its other results are
 keyword arguments of the language model's prefill, which aligns them by its cache's offset.
+Decoding gives M-RoPE models every row's position, so that none is taken from the model object.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 
 from ..errors import UnsupportedModel
 from ..records import LoadOptions, MediaSpan, PrefillChunk
+from .attention import route
 from .mlx_vlm import StateCache, load_model, row_cache
 
 REQUEST_STATE = ("_rope_deltas", "_position_ids")
@@ -34,6 +36,7 @@ def load(folder: Path, options: LoadOptions) -> tuple[Any, Any]:
     images = utils.load_image_processor(folder, trust_remote_code=trust)
     if images is not None:
         processor.image_processor = images
+    route(model.language_model)
     return model, processor
 
 
@@ -114,18 +117,27 @@ def _media(model: Any, chunk: PrefillChunk, span: MediaSpan, end: int) -> mx.arr
     return _step(model, ids, chunk.cache, inputs_embeds=rows, n_to_process=end - start, **more)
 
 
-def decode(model: Any, tokens: mx.array, cache: list[Any]) -> mx.array:
-    """One token of one row; logits (1, vocab)."""
-    return _step(model, tokens[:, None], cache)[None]
+def decode(model: Any, tokens: mx.array, cache: list[Any], positions: mx.array) -> mx.array:
+    """One token of every row; logits (B, vocab). `positions`: tokens before each, (B,)."""
+    more = {}
+    if _rotary(model.language_model):
+        at = positions + cache[-1][0].reshape(-1)
+        more["position_ids"] = mx.broadcast_to(at[None, :, None], (3, at.size, 1))
+    return _logits(model, tokens[:, None], cache, **more)[:, -1]
 
 
 def _step(model: Any, ids: mx.array, cache: list[Any], **more: Any) -> mx.array:
+    """Tokens of one row; logits (vocab,) after the last."""
+    if _rotary(model.language_model) and cache[-1][0] is None:
+        cache[-1][0] = mx.zeros((1, 1), mx.int32)
+    return _logits(model, ids, cache, **more)[0, -1]
+
+
+def _logits(model: Any, ids: mx.array, cache: list[Any], **more: Any) -> mx.array:
     language, layers = model.language_model, cache
     _forget(language)
     if _rotary(language):
         layers, state = cache[:-1], cache[-1]
-        if state[0] is None:
-            state[0] = mx.zeros((1, 1), mx.int32)
         more.setdefault("rope_deltas", state[0])
     try:
         made = language(ids, cache=layers, **_accepted(language, more))
@@ -133,9 +145,8 @@ def _step(model: Any, ids: mx.array, cache: list[Any], **more: Any) -> mx.array:
         _forget(language)
     if getattr(made, "cross_attention_states", None) is not None:
         raise UnsupportedModel("models that attend across to an encoder are not served")
-    logits = made.logits if hasattr(made, "logits") else made
-    last: mx.array = logits[0, -1]
-    return last
+    logits: mx.array = made.logits if hasattr(made, "logits") else made
+    return logits
 
 
 def _accepted(language: Any, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Other vision models of mlx-vlm, one row at a time."""
+"""Other vision models of mlx-vlm, as far as nothing is to be known of them."""
 
 from __future__ import annotations
 

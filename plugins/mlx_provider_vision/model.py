@@ -46,9 +46,13 @@ class PromptFeatures:
 
 
 class AnyVisionModel:
-    """Rows decode alone; media of a prompt are one span, whose features hold for it alone."""
+    """Media of a prompt are one span, whose features hold for it alone.
 
-    kv_layouts: Sequence[str] = ("solo",)
+    Whether rows can decode together is for the engine's probe to say: nothing is known of the
+    model but how mlx-vlm calls it.
+    """
+
+    kv_layouts: Sequence[str] = ("grouped", "merged", "solo")
 
     def __init__(
         self, model: Any, processor: Any, info: ModelInfo, chat: HFTokenizer, token: int | None
@@ -96,7 +100,7 @@ class AnyVisionModel:
         return upstream.prefill(self.model, chunk)
 
     def decode(self, tokens: mx.array, cache: list[Any], positions: mx.array) -> mx.array:
-        return upstream.decode(self.model, tokens, cache)
+        return upstream.decode(self.model, tokens, cache, positions)
 
     def _render(
         self,

@@ -17,7 +17,7 @@ from mlx_provider.testing.tiny_media import tiny_image
 from mlx_provider_vision.model import load_any
 
 ALL = ["qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "gemma3"]
-GENERIC = ["qwen2_vl", "gemma3"]
+GENERIC = ["qwen2_vl", "qwen3_vl", "qwen3_5", "gemma3"]
 TEXT = "The quick brown fox asks the lazy dog what the weather is like in Paris today. "
 COUNT = 8
 
@@ -92,8 +92,9 @@ def test_models_without_a_plugin_of_their_own(
     name: str, chunk: int, stored: bool, folders, ask
 ) -> None:
     model = load_any(folders(name), LoadOptions())
-    assert probe(model, model.make_cache, model.kv_layouts).layout == "solo"
-    check(model, ask, "solo", chunk, stored)
+    found = probe(model, model.make_cache, model.kv_layouts)
+    assert (found.layout, found.notes) == ("grouped", ())
+    check(model, ask, found.layout, chunk, stored)
 
 
 @pytest.mark.parametrize("name", ["qwen3_vl", "gemma3"])
