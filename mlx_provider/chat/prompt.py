@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import BadRequest
 from ..protocol import GenerateRequest
 from ..records import MediaItem, Prompt
-from .media import load_media
+from .media import SeenImages, load_media
 from .media_policy import MediaPolicy
 from .messages import Normalised, accept_media, normalise
 from .messages_fold import fold_tools, has_tools
@@ -27,8 +27,11 @@ class Prepared:
     warnings: tuple[str, ...] = ()
 
 
-def prepare(served: Served, request: GenerateRequest) -> Prepared:
-    """Render and tokenise (host work, any thread). Raises `BadRequest` that names the part."""
+def prepare(served: Served, request: GenerateRequest, seen: SeenImages | None = None) -> Prepared:
+    """Render and tokenise (host work, any thread). Raises `BadRequest` that names the part.
+
+    `seen`: images of earlier requests, which need no decoding.
+    """
     if (request.messages is None) == (request.prompt is None):
         raise BadRequest("give either messages or a prompt", param="messages")
     if request.messages is None:
@@ -37,7 +40,7 @@ def prepare(served: Served, request: GenerateRequest) -> Prepared:
     render = partial(
         served.model.prepare,
         tools=[] if request.tool_choice == "none" else request.tools,
-        media=_media(normalised, request),
+        media=_media(normalised, request, seen),
         variables=request.template,
     )
     messages, begun = split_reply(normalised.messages)
@@ -47,7 +50,15 @@ def prepare(served: Served, request: GenerateRequest) -> Prepared:
         if not has_tools(messages):
             raise
         prompt, warnings = render(fold_tools(messages)), (*normalised.warnings, FOLDED)
+    _finish_inputs(served, prompt)
     return Prepared(_continued(served, prompt, begun) if begun else prompt, warnings)
+
+
+def _finish_inputs(served: Served, prompt: Prompt) -> None:
+    """Spare the engine thread the host work on media whose features it does not have."""
+    for span in prompt.spans:
+        if span.ready is not None and span.content_hash not in served.engine.features:
+            span.ready()
 
 
 def split_reply(
@@ -88,12 +99,14 @@ def normalised_messages(served: Served, request: GenerateRequest) -> Normalised:
     return accept_media(normalised, info.media)
 
 
-def _media(normalised: Normalised, request: GenerateRequest) -> list[MediaItem]:
+def _media(
+    normalised: Normalised, request: GenerateRequest, seen: SeenImages | None
+) -> list[MediaItem]:
     policy = MediaPolicy(
         allow_private=request.options.allow_private_media,
         allow_file=request.options.allow_file_media,
     )
-    return load_media(normalised.media, policy) if normalised.media else []
+    return load_media(normalised.media, policy, seen) if normalised.media else []
 
 
 def _raw(served: Served, prompt: str | list[int]) -> Prompt:

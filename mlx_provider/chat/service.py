@@ -37,6 +37,7 @@ from ..records import ModelInfo, Prompt
 from ..registry import PluginRegistry
 from ..upstream import blas
 from .interface import Deliver, deliver_now
+from .media import SeenImages
 from .models import Models, Served
 from .prompt import prepare
 from .rows import make_row
@@ -67,6 +68,7 @@ class ChatService:
         self._models = Models(
             settings, registry or PluginRegistry.discover(), self._worker, self._recorder
         )
+        self._seen_images = SeenImages()
         self._live: dict[str, _Live] = {}
         self._by_mailbox: dict[int, str] = {}
         self._lock = threading.Lock()
@@ -79,7 +81,7 @@ class ChatService:
         if request.options.warm and not served.warmed:
             served.warmed = True
             self._warm(request)
-        prepared = prepare(served, request)
+        prepared = prepare(served, request, self._seen_images)
         checked(request, prepared.prompt, served.model.info)
         form = form_of(served, request, prepared.prompt.text)
         live = self._request(request, prepared.prompt, form, served, mailbox, arrived)

@@ -11,12 +11,15 @@ from ..records import Features
 
 
 class FeatureCache:
-    """Least recently used first out. Belongs to the engine thread."""
+    """Least recently used first out. Belongs to the engine thread; others may ask `in`."""
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
         self._kept: OrderedDict[str, tuple[Features, int]] = OrderedDict()
         self.nbytes = 0
+
+    def __contains__(self, content_hash: str) -> bool:
+        return content_hash in self._kept
 
     def get(self, content_hash: str) -> Features | None:
         """Features of an item, if they are kept."""

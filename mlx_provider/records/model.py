@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -77,13 +78,26 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class MediaItem:
-    """One decoded image, or the frames of one video. `pixels`: uint8, (frames,) H, W, 3."""
+    """One image, or the frames of one video; decoded once its pixels are asked for."""
 
     kind: Literal["image", "video"]
-    pixels: NDArray[np.uint8]
+    shape: tuple[int, ...]
+    """(frames,) H, W, 3."""
+    decode: Callable[[], NDArray[np.uint8]]
+    """The pixels: uint8 of that shape."""
     content_hash: str
     """SHA-256 of the original bytes plus whatever changes the pixels."""
     detail: Literal["auto", "low", "high"] = "auto"
+
+    @classmethod
+    def of(cls, kind: Literal["image", "video"], pixels: NDArray[np.uint8], key: str) -> MediaItem:
+        """An item whose pixels are at hand. `key`: its content hash."""
+        return cls(kind, pixels.shape, lambda: pixels, key)
+
+    @cached_property
+    def pixels(self) -> NDArray[np.uint8]:
+        """uint8, (frames,) H, W, 3. Raises `MediaError`."""
+        return self.decode()
 
 
 @dataclass(frozen=True)
@@ -95,6 +109,8 @@ class MediaSpan:
     content_hash: str
     inputs: Any
     """What `LoadedModel.embed` needs (numpy arrays)."""
+    ready: Callable[[], object] | None = None
+    """Finishes `inputs`, on a host thread and only where features are not kept already."""
 
 
 @dataclass(frozen=True)

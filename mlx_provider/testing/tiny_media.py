@@ -31,4 +31,4 @@ def tiny_video(seed: int, frames: int = 4, height: int = 64, width: int = 96) ->
 
 def _item(kind: str, pixels: NDArray[np.uint8]) -> MediaItem:
     key = hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).hexdigest()
-    return MediaItem("video" if kind == "video" else "image", pixels, key)
+    return MediaItem.of("video" if kind == "video" else "image", pixels, key)

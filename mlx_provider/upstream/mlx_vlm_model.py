@@ -113,10 +113,16 @@ class VisionModel:
         )
 
 
-def as_image(item: MediaItem) -> NDArray[np.uint8]:
-    """Pixels (H, W, 3) of a still image. Raises `MediaError` for anything else."""
+def image_size(item: MediaItem) -> tuple[int, int]:
+    """Height and width of a still image. Raises `MediaError` for anything else."""
     if item.kind != "image":
         raise MediaError("this model takes images but no video")
-    if item.pixels.ndim != 3 or item.pixels.shape[-1] != 3 or 0 in item.pixels.shape:
-        raise MediaError(f"an image must be height, width, 3; this one is {item.pixels.shape}")
+    if len(item.shape) != 3 or item.shape[-1] != 3 or 0 in item.shape:
+        raise MediaError(f"an image must be height, width, 3; this one is {item.shape}")
+    return item.shape[0], item.shape[1]
+
+
+def as_image(item: MediaItem) -> NDArray[np.uint8]:
+    """Pixels (H, W, 3) of a still image. Raises `MediaError` for anything else."""
+    image_size(item)
     return item.pixels

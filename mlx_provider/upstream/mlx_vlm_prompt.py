@@ -27,6 +27,8 @@ class Block:
     count: int
     content_hash: str
     inputs: Any
+    ready: Callable[[], object] | None = None
+    """See `MediaSpan.ready`."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class MediaMarks:
     reserved: tuple[str, ...]
     """Texts of tokens that users may not produce by typing them."""
     place: Callable[[MediaItem], Placed]
-    """Preprocess one item. Raises `MediaError`."""
+    """Preprocess one item, pixels preferably in `Block.ready`. Raises `MediaError`."""
 
 
 def no_media(item: MediaItem) -> Placed:
@@ -190,7 +192,7 @@ def _expand(
             continue
         start = len(tokens)
         tokens += [token] * block.count
-        spans.append(MediaSpan(start, len(tokens), block.content_hash, block.inputs))
+        spans.append(MediaSpan(start, len(tokens), block.content_hash, block.inputs, block.ready))
     if len(spans) != len(blocks):
         raise BadRequest("the tokenizer split a media token; this checkpoint is broken")
     return tokens, spans

@@ -7,8 +7,9 @@ chunking of deepstack features and its rope index are not used.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ from .mlx_vlm import head, load_model, row_cache
 from .mlx_vlm_model import (
     VisionFeatures,
     VisionModel,
-    as_image,
     embeddings,
+    image_size,
     media_rows,
     pieces,
 )
@@ -40,12 +41,12 @@ LOW_DETAIL_PIXELS = 512 * 512
 class Patches:
     """Input of the vision tower for one block."""
 
-    pixels: NDArray[np.float32]
-    """(grid t * h * w, values of one patch)."""
     grid: tuple[int, int, int]
     """Patches in time, height and width, before merging."""
     merge: int
     """Patches that become one token, per side."""
+    pixels: Callable[[], NDArray[np.float32]]
+    """(grid t * h * w, values of one patch), computed at the first call."""
 
     @property
     def tokens(self) -> int:
@@ -70,12 +71,19 @@ class QwenMedia:
             raise MediaError(f"the {item.kind} cannot be used: {error}") from error
 
     def _image(self, item: MediaItem) -> Placed:
-        pixels = as_image(item).transpose(2, 0, 1)
+        height, width = image_size(item)
         limit = self.images.max_pixels
         if item.detail == "low":
             limit = min(limit, max(LOW_DETAIL_PIXELS, self.images.min_pixels))
-        patches, grid = self.images._process_one(pixels, max_pixels=limit)
-        return Placed("<|image_pad|>", (self._block(item, patches, grid, 0),))
+        scaled = self.images._resolved_size(height, width, max_pixels=limit)
+        h, w = (side // self.images.patch_size for side in scaled)
+
+        @cache
+        def patches() -> NDArray[np.float32]:
+            made, _ = self.images._process_one(item.pixels.transpose(2, 0, 1), max_pixels=limit)
+            return np.asarray(made, np.float32)
+
+        return Placed("<|image_pad|>", (self._block(item, patches, (1, h, w), 0),))
 
     def _video(self, item: MediaItem) -> Placed:
         frames = item.pixels.transpose(0, 3, 1, 2)
@@ -86,15 +94,22 @@ class QwenMedia:
             # the mean time of the group's frames, at the rate the processor samples
             seconds = (group * span + (span - 1) / 2) / self.videos.fps
             rows = patches[group * each : (group + 1) * each]
-            blocks.append(self._block(item, rows, [1, h, w], group))
+            made = partial(np.asarray, rows, np.float32)
+            blocks.append(self._block(item, made, (1, int(h), int(w)), group))
             text.append(f"<{seconds:.1f} seconds><|vision_start|><|video_pad|><|vision_end|>")
         return Placed("".join(text), tuple(blocks))
 
-    def _block(self, item: MediaItem, pixels: Any, grid: Sequence[int], group: int) -> Block:
-        t, h, w = (int(n) for n in grid)
-        made = Patches(np.asarray(pixels, np.float32), (t, h, w), self.images.merge_size)
+    def _block(
+        self,
+        item: MediaItem,
+        pixels: Callable[[], NDArray[np.float32]],
+        grid: tuple[int, int, int],
+        group: int,
+    ) -> Block:
+        made = Patches(grid, self.images.merge_size, pixels)
         # size and group are part of the key: one file at two sizes is two sets of features
-        return Block(made.tokens, f"{item.content_hash}:{h}x{w}:{group}", made)
+        key = f"{item.content_hash}:{grid[1]}x{grid[2]}:{group}"
+        return Block(made.tokens, key, made, pixels)
 
 
 def rotary_positions(
@@ -142,7 +157,7 @@ class QwenVision(VisionModel):
 
     def embed(self, span: MediaSpan) -> VisionFeatures:
         tower = self.model.vision_tower
-        pixels = mx.array(span.inputs.pixels).astype(tower.patch_embed.proj.weight.dtype)
+        pixels = mx.array(span.inputs.pixels()).astype(tower.patch_embed.proj.weight.dtype)
         rows, deepstack = tower(pixels, mx.array([span.inputs.grid], dtype=mx.int32))
         features = VisionFeatures(rows, tuple(deepstack))
         mx.eval(features.rows, *features.deepstack)

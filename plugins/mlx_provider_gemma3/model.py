@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from mlx_provider.upstream import mlx_vlm_gemma3 as upstream
 from mlx_provider.upstream.attention import route
 from mlx_provider.upstream.checkpoint import read_json
 from mlx_provider.upstream.mlx_vlm import head
-from mlx_provider.upstream.mlx_vlm_model import VisionFeatures, VisionModel, as_image
+from mlx_provider.upstream.mlx_vlm_model import VisionFeatures, VisionModel, image_size
 from mlx_provider.upstream.mlx_vlm_prompt import Block, MediaMarks, Placed, no_media
 from mlx_provider.upstream.mlx_vlm_tokenizer import load_tokenizer, vision_info
 
@@ -38,7 +39,7 @@ class GemmaModel(VisionModel):
     kv_layouts: Sequence[str] = ("grouped", "merged", "solo")
 
     def embed(self, span: MediaSpan) -> VisionFeatures:
-        features = VisionFeatures(upstream.image_rows(self.model, mx.array(span.inputs)))
+        features = VisionFeatures(upstream.image_rows(self.model, mx.array(span.inputs())))
         mx.eval(features.rows)
         return features
 
@@ -67,7 +68,9 @@ class GemmaImages:
 
     def place(self, item: MediaItem) -> Placed:
         """Text and block for one image. Raises `MediaError` for video."""
-        block = Block(self.tokens, item.content_hash, self._values(as_image(item)))
+        image_size(item)
+        values = cache(lambda: self._values(item.pixels))
+        block = Block(self.tokens, item.content_hash, values, values)
         return Placed("\n\n<start_of_image><image_soft_token><end_of_image>\n\n", (block,))
 
     def _values(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:

@@ -16,7 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from mlx_provider.chat.media import MediaPolicy, load_media
+from mlx_provider.chat import media
+from mlx_provider.chat.media import MediaPolicy, SeenImages, load_media
+from mlx_provider.chat.media_decode import rgb_pixels
 from mlx_provider.chat.messages import normalise
 from mlx_provider.chat.messages_parts import Detail, MediaRef
 from mlx_provider.errors import MediaError
@@ -126,10 +128,14 @@ def test_animation_gives_its_first_frame() -> None:
     assert load(data).pixels[0, 0].tolist() == [255, 0, 0]
 
 
-def test_exif_orientation_is_applied() -> None:
+def orientation(value: int) -> Image.Exif:
     exif = Image.Exif()
-    exif[0x0112] = 6
-    data = encoded(solid("RGB", "red", (8, 4)), "JPEG", exif=exif)
+    exif[0x0112] = value
+    return exif
+
+
+def test_exif_orientation_is_applied() -> None:
+    data = encoded(solid("RGB", "red", (8, 4)), "JPEG", exif=orientation(6))
     assert load(data).pixels.shape == (8, 4, 3)
 
 
@@ -246,6 +252,42 @@ def test_refused_videos() -> None:
     assert refuse(broken).startswith("p.video[1]")
 
 
+def test_an_image_seen_before_is_decoded_when_its_pixels_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decoded = []
+
+    def counted(picture: Any, low: int | None) -> Any:
+        decoded.append(picture.path)
+        return rgb_pixels(picture, low)
+
+    monkeypatch.setattr(media, "rgb_pixels", counted)
+    seen = SeenImages()
+    turned = encoded(solid("RGB", "red"), "JPEG", exif=orientation(6))
+    wide = encoded(solid("RGB", "red", (600, 3)))
+    refs = [ref(turned), ref(wide, "low"), ref(wide)]
+    first = load_media(refs, None, seen)
+    assert len(decoded) == 3
+    again = load_media(refs, None, seen)
+    assert len(decoded) == 3
+    for one, other in zip(first, again, strict=True):
+        assert other.shape == one.shape
+        assert other.content_hash == one.content_hash
+        assert other.detail == one.detail
+        assert (other.pixels == one.pixels).all()
+    assert len(decoded) == 6
+    assert first[0].shape == (5, 3, 3)
+    assert len({item.shape for item in first}) == 3
+
+
+def test_a_broken_image_is_refused_again() -> None:
+    seen = SeenImages()
+    data = encoded(Image.effect_noise((64, 64), 80))[:300]
+    for _ in range(2):
+        with pytest.raises(MediaError, match="malformed"):
+            load_media([ref(data)], None, seen)
+
+
 def test_part_without_source() -> None:
     bare = normalise([{"role": "user", "content": [{"type": "image"}]}], hoist_system=False)
     assert "no source" in refuse(*bare.media)
@@ -261,7 +303,7 @@ SEEDS = [
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:PIL")
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.data())
 def test_no_bytes_make_it_raise_anything_else(draw: st.DataObject) -> None:
     data = bytearray(draw.draw(st.sampled_from(SEEDS)))

@@ -312,7 +312,7 @@ def plain_text(messages: list[dict[str, Any]]) -> str:
     return "".join("".join(found).split())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(turns, st.booleans(), st.booleans(), st.booleans())
 def test_properties(messages: list[Any], hoist: bool, alternate: bool, tool_media: bool) -> None:
     before = copy.deepcopy(messages)

@@ -46,7 +46,7 @@ def picture(colour: str, shape: str, size: tuple[int, int] = (96, 96)) -> MediaI
         pen.polygon([(x, y - r), (x + r, low), (x - r, low)], fill=COLOURS[colour])
     pixels = np.ascontiguousarray(np.asarray(image, np.uint8))
     key = hashlib.sha256(f"{size}".encode() + pixels.tobytes()).hexdigest()
-    return MediaItem("image", pixels, key)
+    return MediaItem.of("image", pixels, key)
 
 
 @pytest.fixture(scope="module")

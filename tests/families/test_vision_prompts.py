@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -196,7 +197,7 @@ def test_low_detail_and_pixel_limits(load) -> None:
     _, h, w = big.inputs.grid
     assert h * w * 16 * 16 <= model.info.max_pixels == 65536
     large = tiny_image(1, 1024, 1024)
-    low = MediaItem("image", large.pixels, large.content_hash, detail="low")
+    low = replace(large, detail="low")
     limits = model.marks.place.__self__.images
     limits.max_pixels = 1024 * 1024
     try:

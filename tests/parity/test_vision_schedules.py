@@ -47,7 +47,7 @@ def vision(tmp_path_factory: pytest.TempPathFactory) -> Load:
 def picture(seed: int) -> MediaItem:
     height, width = SIZES[seed % len(SIZES)]
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return MediaItem("image", pixels, hashlib.sha256(pixels.tobytes()).hexdigest())
+    return MediaItem.of("image", pixels, hashlib.sha256(pixels.tobytes()).hexdigest())
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,60 @@
+"""An image that comes again costs neither its decoding, nor its patches, nor the vision tower."""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlx_vlm.models.qwen3_vl.processing_qwen3_vl import Qwen3VLImageProcessor
+from PIL import Image
+
+from mlx_provider.testing.tiny_media import tiny_pixels
+from mlx_provider.testing.tiny_models import build
+
+from .conftest import Tiny
+
+
+def image_part(seed: int) -> dict[str, Any]:
+    out = io.BytesIO()
+    Image.fromarray(tiny_pixels(seed)).save(out, "PNG")
+    url = "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def question(text: str, *seeds: int) -> list[dict[str, Any]]:
+    parts = [image_part(seed) for seed in seeds]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
+
+
+def test_work_on_an_image_is_done_once(
+    make_service: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worked: list[tuple[int, ...]] = []
+    original = Qwen3VLImageProcessor._process_one
+
+    def counted(self: Any, image: Any, **options: Any) -> Any:
+        worked.append(image.shape)
+        return original(self, image, **options)
+
+    monkeypatch.setattr(Qwen3VLImageProcessor, "_process_one", counted)
+    service, client = make_service()
+    tiny = Tiny(client, service, str(build(tmp_path / "tiny", "qwen3_vl")))
+    first = tiny.ask(messages=question("What is it?", 1)).only
+    assert len(worked) == 1
+    assert tiny.ask(messages=question("What is it?", 1)).only == first
+    tiny.ask(messages=question("Which colour?", 1))
+    assert len(worked) == 1
+    tiny.ask(messages=question("Which colour?", 1, 2))
+    assert len(worked) == 2
+
+
+def test_an_image_whose_features_were_dropped_is_worked_on_again(
+    make_service: Any, tmp_path: Path
+) -> None:
+    service, client = make_service(feature_bytes=0, prefix_bytes=0)
+    tiny = Tiny(client, service, str(build(tmp_path / "tiny", "qwen3_vl")))
+    first = tiny.ask(messages=question("What is it?", 1)).only
+    assert tiny.ask(messages=question("What is it?", 1)).only == first
