@@ -80,7 +80,7 @@ def bench(plan: Plan) -> Result:
 
 def _family(result: Result, plan: Plan, family: str, folder: Path, texts: Texts) -> None:
     """Every server in turn; ours first, since its solo answers are what others are held to."""
-    truths: list[Answer] = []
+    truths: list[list[Answer]] = []
     for kind in (OURS, MLX_VLM) if plan.peers else (OURS,):
         head = {"server": kind.name, "family": family}
         try:
@@ -96,7 +96,9 @@ def _family(result: Result, plan: Plan, family: str, folder: Path, texts: Texts)
         _beside_peer(result["mixed"], family)
 
 
-def _measured(part: str, client: Client, plan: Plan, texts: Texts, truths: list[Answer]) -> Result:
+def _measured(
+    part: str, client: Client, plan: Plan, texts: Texts, truths: list[list[Answer]]
+) -> Result:
     """One part of one server; a request that fails is a result too."""
     try:
         if part == "repeat":
@@ -158,50 +160,60 @@ def _repeated(client: Client, plan: Plan, texts: Texts) -> Result:
     }
 
 
-def _mixed(client: Client, plan: Plan, texts: Texts, truths: list[Answer]) -> Result:
-    """Together first, while no image has been seen: what solo gains from that counts against us.
+def _mixed(client: Client, plan: Plan, texts: Texts, truths: list[list[Answer]]) -> Result:
+    """The fastest of the trials, each with images of its own; answers of all of them count.
 
-    truths: the true answers; filled here by the first server.
+    Together first, while no image has been seen: what solo gains from that counts against us.
+    truths: the true answers of each trial; filled here by the first server.
     """
-    prompts = _mixed_prompts(plan, texts)
-    began = time.perf_counter()
-    together = client.ask_together(prompts, plan.reply)
-    at_once = time.perf_counter() - began
-    client.server.reset()
-    began = time.perf_counter()
-    solo = [client.try_ask(messages, plan.reply) for messages in prompts]
-    in_turn = time.perf_counter() - began
-    own = [answer.text for answer in solo]
-    truths += [] if truths else solo
-    right = [answer.text for answer in truths]
-    tokens = sum(answer.tokens for answer in together)
+    together_rates, solo_rates = [], []
+    together, alone, right = [], [], []
+    for trial in range(plan.trials):
+        prompts = _mixed_prompts(plan, texts, trial)
+        client.server.reset()
+        began = time.perf_counter()
+        at_once = client.ask_together(prompts, plan.reply)
+        together_rates.append(_tokens(at_once) / (time.perf_counter() - began))
+        client.server.reset()
+        began = time.perf_counter()
+        in_turn = [client.try_ask(messages, plan.reply) for messages in prompts]
+        solo_rates.append(_tokens(in_turn) / (time.perf_counter() - began))
+        if len(truths) == trial:
+            truths.append(in_turn)
+        together += at_once
+        alone += in_turn
+        right += truths[trial]
     row: Result = {
-        _RATE: tokens / at_once,
-        "solo_tokens_per_second": sum(answer.tokens for answer in solo) / in_turn,
+        _RATE: max(together_rates),
+        "solo_tokens_per_second": max(solo_rates),
         "right_together": _count(together, right),
-        "right_alone": _count(solo, right),
-        "together_as_alone": _count(together, own),
+        "right_alone": _count(alone, right),
+        "together_as_alone": _count(together, alone),
     }
-    failures = [answer.failure for answer in (*together, *solo) if answer.failure]
+    failures = [answer.failure for answer in (*together, *alone) if answer.failure]
     if failures:
-        row["failed"] = f"{len(failures)} of {len(together) + len(solo)}: {failures[0][:60]}"
+        row["failed"] = f"{len(failures)} of {2 * len(together)}: {failures[0][:60]}"
     ratio = row[_RATE] / max(1e-9, row["solo_tokens_per_second"])
     row["together_over_solo"] = against(ratio, MIXED_TARGET, at_least=True)
     return row
 
 
-def _mixed_prompts(plan: Plan, texts: Texts) -> list[Messages]:
+def _tokens(answers: Sequence[Answer]) -> int:
+    return sum(answer.tokens for answer in answers)
+
+
+def _mixed_prompts(plan: Plan, texts: Texts, trial: int) -> list[Messages]:
     sizes = [(96, 96), (128, 224), (224, 160), (320, 256)]
     prompts: list[Messages] = []
     for i, question in enumerate(texts.questions):
         height, width = sizes[i // 2 % len(sizes)]
-        image = image_part(500 + i, height, width) if i % 2 else None
-        prompts.append(_message(f"You are assistant {i}.", question, image))
+        image = image_part(500 + 100 * trial + i, height, width) if i % 2 else None
+        prompts.append(_message(f"You are assistant {i} of {trial}.", question, image))
     return prompts
 
 
-def _count(answers: Sequence[Answer], right: Sequence[str]) -> str:
-    equal = sum(same(answer, truth) for answer, truth in zip(answers, right, strict=True))
+def _count(answers: Sequence[Answer], right: Sequence[Answer]) -> str:
+    equal = sum(same(answer, truth.text) for answer, truth in zip(answers, right, strict=True))
     return f"{equal}/{len(answers)}"
 
 

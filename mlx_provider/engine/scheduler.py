@@ -22,7 +22,11 @@ IDLE_STALL = 0.5
 SMOOTHING = 0.3
 """Weight of a new measurement of the decode step."""
 STALL_STEPS = 1.25
-"""Decode steps that a chunk may last: streams keep nearly half of their pace."""
+"""Decode steps that a chunk may last: streams keep nearly half of their pace, unless more rows
+wait than decode."""
+BRIEF = 3.0
+"""Stall targets within which a prompt is not cut finer than by the target: each portion pays the
+fixed part, and others are delayed a few times at most."""
 WORTHWHILE = 0.5
 """Least time of a chunk for its tokens, as a share of the fixed part."""
 VARIED = 0.6
@@ -202,27 +206,34 @@ class Scheduler:
         return work.cost * self.chunk_time.per_token - AGING * (now - work.arrived)
 
     def _stop(self, work: Prefill) -> int:
-        size = max(GRAIN, min(self._portion_size(), self.limits.max_chunk) // GRAIN * GRAIN)
+        size = self._portion_size(work)
+        size = max(GRAIN, min(size, self.limits.max_chunk) // GRAIN * GRAIN)
         stop = min(work.done + size, len(work.tokens))
         cut = bisect_right(work.cuts, work.done)
         if cut < len(work.cuts):
             stop = min(stop, work.cuts[cut])
         return stop
 
-    def _portion_size(self) -> int:
-        """Tokens of the next chunk, as far as time goes."""
-        time = self.chunk_time
+    def _portion_size(self, work: Prefill) -> int:
+        """Tokens of the next chunk of `work`, as far as time goes."""
+        time, target = self.chunk_time, self.limits.stall_target
         if not self.running:
             return time.tokens(IDLE_STALL)
-        target = self.limits.stall_target
+        if time(len(work.tokens) - work.expected) <= BRIEF * target:
+            return time.tokens(target)
         size = time.tokens(target)
         if self.step_seconds is not None:
             # no smaller than is worth the fixed part
             worthwhile = int(WORTHWHILE * time.fixed / time.per_token)
-            size = min(size, max(time.tokens(STALL_STEPS * self.step_seconds), worthwhile))
+            steps = STALL_STEPS * max(1.0, self._pressing())
+            size = min(size, max(time.tokens(steps * self.step_seconds), worthwhile))
             if time.count % 2:
                 size = int(VARIED * size)
         return min(size, int(GROWTH * time.usual) or size)
+
+    def _pressing(self) -> float:
+        """Rows that wait for each that decodes: few may be delayed for the sake of many."""
+        return sum(len(work.rows) for work in self.waiting) / len(self.running)
 
     def _admit(self, work: Prefill, rows: int, held: int) -> bool:
         """Whether `work` fits beside so many active rows that hold so many bytes."""

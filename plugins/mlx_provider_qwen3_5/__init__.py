@@ -19,8 +19,10 @@ def matches(config: Mapping[str, Any]) -> int:
 
 def load(folder: Path, options: LoadOptions) -> LoadedModel:
     """Load a checkpoint folder; an MTP head in it is left aside."""
+    from mlx_provider.upstream.gated_delta import fit_chunks
     from mlx_provider.upstream.mlx_vlm_qwen import load_qwen
 
+    fit_chunks()
     return load_qwen(folder, options)
 
 

@@ -191,6 +191,31 @@ def test_chunks_do_not_shrink_where_most_of_their_time_is_fixed() -> None:
     assert max(sizes) in range(90, 111)  # 0.5 * 0.02 * 10_000
 
 
+def test_a_brief_prompt_is_not_cut_up() -> None:
+    plan = scheduler(max_chunk=2048)
+    plan.stepped(0.02)
+    portions(plan, lambda tokens: 0.01 + tokens / 4000, 40)
+    short = plan.submit(make(300), (200,), 0.0)
+    assert [plan.portion(short).stop, len(short.tokens)] == [200, 300]
+    short.done = 200
+    assert plan.portion(short).stop == 300
+    cached = plan.submit(make(10_000), (), 0.0)
+    cached.expected = cached.done = 9_700
+    assert plan.portion(cached).stop == 10_000
+    longer = plan.submit(make(1000), (), 0.0)
+    assert plan.portion(longer).stop in range(320, 361)  # 0.01 + 360 / 4000 = 0.1
+
+
+def test_many_that_wait_may_delay_few_that_decode() -> None:
+    plan = scheduler(max_rows=20, max_chunk=2048)
+    plan.stepped(0.02)
+    alone = max(portions(plan, lambda tokens: tokens / 4000, 40)[20:])
+    for _ in range(4):
+        long = plan.submit(make(5000), (), 0.0)
+    several = {plan.portion(long).stop for plan.chunk_time.count in (40, 41)}
+    assert max(several) >= 1.4 * alone
+
+
 def test_one_slow_chunk_changes_little() -> None:
     plan = scheduler(max_chunk=2048)
     plan.stepped(0.02)
