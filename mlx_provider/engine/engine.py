@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 SHORT_TAIL = 32
 """Tokens at a prompt's end that run in one pass with the last one."""
+WORTH_A_PASS = 32
+"""Tokens that a checkpoint must spare beyond the one before it, to be worth a pass of its own."""
 FORGIVEN_AFTER = 256
 """Steps without a failure after which an earlier device failure no longer counts."""
 
@@ -431,9 +433,17 @@ class Engine:
 
 
 def cuts_of(prompt: Prompt) -> tuple[int, ...]:
-    """Where state is worth keeping: message ends, and image ends for another question."""
+    """Where state is worth keeping: message ends, and image ends for another question.
+
+    The last one always is, for the next turn; others only if they save more than a pass costs.
+    """
     ends = {*prompt.checkpoints, *(span.end for span in prompt.spans)}
-    return tuple(sorted(end for end in ends if 0 < end < len(prompt.tokens)))
+    *early, last = sorted(end for end in ends if 0 < end < len(prompt.tokens)) or [0]
+    cuts = []
+    for end in early:
+        if end - max(cuts, default=0) >= WORTH_A_PASS:
+            cuts.append(end)
+    return (*cuts, last) if last else ()
 
 
 def _failed(part: str, error: Exception) -> MLXProviderError:

@@ -21,8 +21,10 @@ def test_both_parts(bench: Callable[..., dict[str, Any]], small: tuple[str, ...]
 
 
 def test_right_answers_are_counted_as_text() -> None:
-    answers = [Answer(text, 0.1, 0.2, 2, 0) for text in (" red", "blue", "green")]
-    assert _count(answers, ["red", "blue", "yellow"]) == "2/3"
+    def answers(*texts: str) -> list[Answer]:
+        return [Answer(text, 0.1, 0.2, 2, 0) for text in texts]
+
+    assert _count(answers(" red", "blue", "green"), answers("red", "blue", "yellow")) == "2/3"
 
 
 def test_a_peer_that_failed_is_no_measure() -> None:

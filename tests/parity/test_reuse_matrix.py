@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.engine.engine import Engine
+from mlx_provider.engine.engine import Engine, cuts_of
 from mlx_provider.engine.prefix_store import PrefixStore
 from mlx_provider.engine.request import Request
+from mlx_provider.records import MediaSpan, Prompt
 from mlx_provider.testing.driver import alone, new_engine, new_request, output_of, run
 from mlx_provider_text.model import TextModel
 
@@ -18,7 +19,7 @@ TOLERANCE = 1e-4
 Tiny = Callable[..., TextModel]
 Messages = list[dict[str, Any]]
 
-SYSTEM = {"role": "system", "content": "You look up weather. " * 4}
+SYSTEM = {"role": "system", "content": "You look up weather. " * 8}
 FIRST: Messages = [SYSTEM, {"role": "user", "content": "How is it in Paris today?"}]
 
 
@@ -71,6 +72,21 @@ def test_the_matrix_of_reuse(tiny: Tiny, family: str, busy: bool) -> None:
 
     for request in (cold, repeat, next_turn, other_user, after_tool):
         assert_as_cold(model, request)
+
+
+def test_a_checkpoint_is_worth_its_pass() -> None:
+    """One more pass through the model for each; the last one serves every next turn."""
+    short, long = 10, 100
+    for ends, cuts in (
+        ((short,), (short,)),
+        ((short, long), (long,)),
+        ((long, long + short), (long, long + short)),
+        ((long, long + short, 2 * long), (long, 2 * long)),
+        ((), ()),
+    ):
+        assert cuts_of(Prompt([1] * 300, checkpoints=ends)) == cuts
+    image = MediaSpan(start=8, end=72, content_hash="x", inputs=None)
+    assert cuts_of(Prompt([1] * 300, checkpoints=(90,), spans=[image])) == (72, 90)
 
 
 def test_tenants_do_not_share(tiny: Tiny) -> None:
