@@ -439,7 +439,7 @@ def cuts_of(prompt: Prompt) -> tuple[int, ...]:
     """
     ends = {*prompt.checkpoints, *(span.end for span in prompt.spans)}
     *early, last = sorted(end for end in ends if 0 < end < len(prompt.tokens)) or [0]
-    cuts = []
+    cuts: list[int] = []
     for end in early:
         if end - max(cuts, default=0) >= WORTH_A_PASS:
             cuts.append(end)

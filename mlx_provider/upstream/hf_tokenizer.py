@@ -12,6 +12,15 @@ from jinja2.exceptions import TemplateError
 
 from ..errors import BadRequest
 
+OTHER_USER = "\N{SOFT HYPHEN}"
+"""A message that begins like nobody's."""
+
+
+def common_length(a: Sequence[Any], b: Sequence[Any]) -> int:
+    """Length of the common beginning of two texts, or of two lists of tokens."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
+
 
 @dataclass(frozen=True)
 class Rendered:
@@ -100,9 +109,31 @@ class HFTokenizer:
         """Render and tokenise; checkpoints at the ends of the first two messages and the last."""
         text = self.apply_template(messages, tools, variables)
         tokens, starts = self.encode_with_offsets(text)
-        ends = (len(p) for p in self._prefixes(messages, tools, variables) if text.startswith(p))
+        prefixes = self._prefixes(messages, tools, variables)
+        prefixes.append(self.system_part(messages, tools, variables, text))
+        ends = (len(prefix) for prefix in prefixes if text.startswith(prefix))
         counts = {bisect_left(starts, end) for end in ends}
         return Rendered(text, tokens, tuple(sorted(c for c in counts if 0 < c < len(tokens))))
+
+    def system_part(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        text: str,
+    ) -> str:
+        """What a prompt's text has in common with that of another user; "" without a system part.
+
+        Some templates (Gemma's) write the system part into the user's message, which has then
+        no end of its own.
+        """
+        if len(messages) < 2 or messages[0]["role"] != "system":
+            return ""
+        other = [messages[0], {"role": "user", "content": OTHER_USER}]
+        try:
+            return text[: common_length(text, self.apply_template(other, tools, variables))]
+        except BadRequest:
+            return ""
 
     def _prefixes(
         self,

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import BadRequest, MediaError
 from ..records import MediaItem, MediaSpan, Prompt
-from .hf_tokenizer import HFTokenizer
+from .hf_tokenizer import HFTokenizer, common_length
 
 PRIVATE_USE = range(0xE000, 0xF8FF)
 
@@ -76,11 +76,15 @@ def build_prompt(
     # a template writes its own BOS, so the tokenizer must not add another
     short = _encode(tokenizer, filled, hidden.marks)
     tokens, spans = _expand(short, marks.tokens, blocks)
+    ends = {*message_ends(tokens, stop_tokens)}
+    system = tokenizer.system_part(safe_messages, safe_tools, variables, text)
+    if not any(tokenizer.decode([stop], skip_special=False) in system for stop in stop_tokens):
+        ends.add(common_length(_encode(tokenizer, system, hidden.marks), tokens))
     return Prompt(
         tokens=tokens,
         text=hidden.reveal(text),
         spans=spans,
-        checkpoints=message_ends(tokens, stop_tokens),
+        checkpoints=tuple(sorted(ends - {0})),
     )
 
 
