@@ -41,18 +41,28 @@ class DecodeBatch:
         self.layout = layout
         self._pending: list[tuple[list[Row], Drawn]] = []
         self._rows: set[int] = set()
+        self._taken: set[int] = set()
+        """Rows whose pending token is committed already."""
 
-    def join(self, rows: list[Row], caches: Sequence[list[Any]], drawn: Drawn) -> None:
-        """Let rows in with their own caches and first drawn tokens."""
+    def join(
+        self, rows: list[Row], caches: Sequence[list[Any]], drawn: Drawn, *, taken: bool = False
+    ) -> None:
+        """Let rows in with their own caches and first drawn tokens.
+
+        `taken`: those tokens were read and committed; they wait only to be fed to the model.
+        """
         for row, cache in zip(rows, caches, strict=True):
             self.layout.add(row, cache)
             self._rows.add(id(row))
         self._pending.append((rows, drawn))
+        if taken:
+            self._taken.update(map(id, rows))
 
     def drop(self, rows: Sequence[Row]) -> None:
         """Let rows out; whatever is pending for them is forgotten."""
         gone = set(map(id, rows))
         self._rows -= gone
+        self._taken -= gone
         if rows:
             self.layout.drop(rows)
         kept = []
@@ -89,8 +99,9 @@ class DecodeBatch:
         return Forward(rows, _joined(logits) if logits else None, failed)
 
     def _decode(self, each: Pass, tokens: mx.array) -> mx.array:
-        # the token about to be fed is not committed yet: its position is the row's length
-        at = [row.length + row.request.prompt.rope_delta for row in each.rows]
+        # the token about to be fed is mostly not committed yet: its position is the row's length
+        ahead = (row.length - (id(row) in self._taken) for row in each.rows)
+        at = [n + row.request.prompt.rope_delta for n, row in zip(ahead, each.rows, strict=True)]
         return self.model.decode(tokens, each.cache, mx.array(at, dtype=mx.int32))
 
     def read(self) -> list[tuple[Row, int, Logprob | None]]:
@@ -100,10 +111,10 @@ class DecodeBatch:
         """
         out: list[tuple[Row, int, Logprob | None]] = []
         for rows, drawn in self._pending:
-            logprobs = _read_logprobs(drawn)
-            tokens: list[int] = drawn.tokens.tolist()  # type: ignore[assignment]
-            out += [(row, t, logprobs.get(id(row))) for row, t in zip(rows, tokens, strict=True)]
+            if not self._taken.issuperset(map(id, rows)):
+                out += read_drawn(rows, drawn)
         self._pending = []
+        self._taken = set()
         return out
 
     def drawn(self, rows: list[Row], drawn: Drawn) -> None:
@@ -114,6 +125,17 @@ class DecodeBatch:
     def holds(self, row: Row) -> bool:
         """Whether the row has joined."""
         return id(row) in self._rows
+
+    def fed(self, row: Row) -> int:
+        """Committed tokens of a row that its cache holds."""
+        return len(row.tokens) - (id(row) in self._taken)
+
+
+def read_drawn(rows: Sequence[Row], drawn: Drawn) -> list[tuple[Row, int, Logprob | None]]:
+    """Wait for drawn tokens and take them, one per row. Raises whatever the device raises."""
+    logprobs = _read_logprobs(drawn)
+    tokens: list[int] = drawn.tokens.tolist()  # type: ignore[assignment]
+    return [(row, t, logprobs.get(id(row))) for row, t in zip(rows, tokens, strict=True)]
 
 
 def _joined(arrays: list[mx.array]) -> mx.array:

@@ -20,7 +20,7 @@ from ..protocol import (
 )
 from ..records import LoadedModel, MediaSpan, PrefillChunk, Prompt
 from .account import Recorder
-from .batch import DecodeBatch, Logprob
+from .batch import DecodeBatch, Logprob, read_drawn
 from .feature_cache import FeatureCache
 from .kv_layout import make_layout
 from .ledger import Ledger, Post
@@ -329,8 +329,18 @@ class Engine:
         drawn = self._draw_one(row, logits)
         if drawn is not None and row.suspect:
             drawn = self._prove(row, cache, drawn)
-        if drawn is not None:
-            self.batch.join([row], [cache], drawn)
+        if drawn is not None and self._first_token(row, drawn):
+            self.batch.join([row], [cache], drawn, taken=True)
+
+    def _first_token(self, row: Row, drawn: Drawn) -> bool:
+        """Take a token before the row joins, a step earlier; whether the row goes on."""
+        try:
+            ((_, token, logprob),) = read_drawn([row], drawn)
+        except FAULTS as error:
+            self.fail(row.request, _failed("its sampling", error))
+            return False
+        self._commit(row, token, logprob)
+        return row.finish is None
 
     def _draw_one(self, row: Row, logits: mx.array) -> Drawn | None:
         """The next token of one row; `None`: its request has failed."""
@@ -423,8 +433,10 @@ class Engine:
             return
         try:
             for row in rows:
-                if row.tokens and id(row) not in self._spoilt and self.batch.holds(row):
-                    self.reuse.keep_row(row, self.batch.layout.extract(row))
+                if id(row) in self._spoilt or not self.batch.holds(row):
+                    continue
+                if fed := self.batch.fed(row):
+                    self.reuse.keep_row(row, row.tokens[:fed], self.batch.layout.extract(row))
             for work in self.scheduler.waiting:
                 if work.request is request and not request.unfinished:
                     self.reuse.keep_prefill(work)

@@ -76,10 +76,10 @@ class Reuse:
             ids = self._ids(work)[: work.done]
             self._insert(work.request, ids, work.cache, work.checkpoints)
 
-    def keep_row(self, row: Row, cache: list[Any]) -> None:
-        """Store a row that ends; its cache holds every committed token."""
+    def keep_row(self, row: Row, tokens: Sequence[int], cache: list[Any]) -> None:
+        """Store a row that ends; its cache holds the prompt and these tokens of the reply."""
         prompt = as_ids(key_tokens(row.request.prompt))
-        ids = np.concatenate([prompt, as_ids(row.tokens)])
+        ids = np.concatenate([prompt, as_ids(tokens)])
         self._insert(row.request, ids, cache, {})
 
     def _insert(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 
 import mlx.core as mx
+import pytest
 
+from mlx_provider.engine.prefix_store import PrefixStore
 from mlx_provider.engine.request import Phase, SamplingParams
 from mlx_provider.testing.driver import alone, new_engine, new_request, output_of, run
 from mlx_provider_text.model import TextModel
@@ -75,3 +77,23 @@ def test_a_thousand_mixed_requests_leave_nothing_behind(qwen3: TextModel) -> Non
     assert engine.scheduler.active_rows == 0
     mx.clear_cache()
     assert mx.get_active_memory() <= after_50
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_a_row_that_leaves_right_after_it_joined_is_kept_as_far_as_its_cache(
+    qwen3: TextModel, steps: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = new_engine(qwen3, store=PrefixStore(budget=lambda: 2**24))
+    tokens = [30 + i % 300 for i in range(100)]
+    first = new_request(tokens, max_tokens=20)
+    engine.submit(first)
+    reply = first.rows[0].tokens
+    while len(reply) < steps:
+        engine.step()
+    engine.cancel(first)
+    again = new_request([*tokens, *reply, 5, 6], max_tokens=5)
+    engine.submit(again)
+    run(engine)
+    assert again.cached == len(tokens) + (steps if steps > 1 else 0)
+    assert output_of(again).tokens == output_of(alone(qwen3, again)).tokens
+    assert not caplog.records
