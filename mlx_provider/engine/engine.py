@@ -447,15 +447,16 @@ class Engine:
 def cuts_of(prompt: Prompt) -> tuple[int, ...]:
     """Where state is worth keeping: message ends, and image ends for another question.
 
-    The last one always is, for the next turn; others only if they save more than a pass costs.
+    Image ends always are, and the last message's, for the next turn; other messages' only if
+    they spare more than a pass costs.
     """
-    ends = {*prompt.checkpoints, *(span.end for span in prompt.spans)}
-    *early, last = sorted(end for end in ends if 0 < end < len(prompt.tokens)) or [0]
+    kept = {*(span.end for span in prompt.spans), *prompt.checkpoints[-1:]}
     cuts: list[int] = []
-    for end in early:
-        if end - max(cuts, default=0) >= WORTH_A_PASS:
+    for end in sorted(kept | {*prompt.checkpoints}):
+        far = end - max(cuts, default=0) >= WORTH_A_PASS
+        if 0 < end < len(prompt.tokens) and (far or end in kept):
             cuts.append(end)
-    return (*cuts, last) if last else ()
+    return tuple(cuts)
 
 
 def _failed(part: str, error: Exception) -> MLXProviderError:

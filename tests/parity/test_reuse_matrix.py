@@ -87,8 +87,8 @@ def test_a_checkpoint_is_worth_its_pass() -> None:
         ((), ()),
     ):
         assert cuts_of(Prompt([1] * 300, checkpoints=ends)) == cuts
-    image = MediaSpan(start=8, end=72, content_hash="x", inputs=None)
-    assert cuts_of(Prompt([1] * 300, checkpoints=(90,), spans=[image])) == (72, 90)
+    image = MediaSpan(start=8, end=12, content_hash="x", inputs=None)
+    assert cuts_of(Prompt([1] * 300, checkpoints=(6, 90), spans=[image])) == (12, 90)
 
 
 def test_tenants_do_not_share(tiny: Tiny) -> None:
