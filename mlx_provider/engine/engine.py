@@ -18,7 +18,7 @@ from ..protocol import (
     Finish,
     FinishReason,
 )
-from ..records import LoadedModel, MediaSpan, PrefillChunk, Prompt
+from ..records import LoadedModel, MediaSpan, PrefillChunk
 from .account import Recorder
 from .batch import DecodeBatch, Logprob, read_drawn
 from .feature_cache import FeatureCache
@@ -35,8 +35,6 @@ log = logging.getLogger(__name__)
 
 SHORT_TAIL = 32
 """Tokens at a prompt's end that run in one pass with the last one."""
-WORTH_A_PASS = 32
-"""Tokens that a checkpoint must spare beyond the one before it, to be worth a pass of its own."""
 FORGIVEN_AFTER = 256
 """Steps without a failure after which an earlier device failure no longer counts."""
 
@@ -83,8 +81,7 @@ class Engine:
         """Queue a request that passed the scheduler's `check`."""
         if request.phase is Phase.DONE:
             return  # cancelled before it arrived
-        stateful = self.reuse is not None and self.reuse.stateful
-        cuts = cuts_of(request.prompt) if stateful else ()
+        cuts = () if self.reuse is None else self.reuse.cuts(request.prompt)
         work = self.scheduler.submit(request, cuts, self.clock())
         if self.reuse is not None:
             self.reuse.estimate(work)
@@ -442,21 +439,6 @@ class Engine:
                     self.reuse.keep_prefill(work)
         except FAULTS:
             log.exception("request %s could not be kept in the prefix store", request.id)
-
-
-def cuts_of(prompt: Prompt) -> tuple[int, ...]:
-    """Where state is worth keeping: message ends, and image ends for another question.
-
-    Image ends always are, and the last message's, for the next turn; other messages' only if
-    they spare more than a pass costs.
-    """
-    kept = {*(span.end for span in prompt.spans), *prompt.checkpoints[-1:]}
-    cuts: list[int] = []
-    for end in sorted(kept | {*prompt.checkpoints}):
-        far = end - max(cuts, default=0) >= WORTH_A_PASS
-        if 0 < end < len(prompt.tokens) and (far or end in kept):
-            cuts.append(end)
-    return tuple(cuts)
 
 
 def _failed(part: str, error: Exception) -> MLXProviderError:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..records import LoadedModel
+from ..records import LoadedModel, Prompt
 from .prefix_key import Ids, as_ids
 from .prefix_store import Match, PrefixStore, StoreKey, key_tokens
 from .request import Prefill, Request, Row
@@ -19,6 +19,8 @@ WORTH_WAITING = 256
 """Tokens that another prompt must be about to provide before this one waits for it."""
 WORTH_KEEPING = 32
 """Fewer tokens of a cancelled prefill are not stored."""
+WORTH_A_PASS = 32
+"""Tokens that a checkpoint must spare beyond the one before it, to be worth a pass of its own."""
 AROUND = 8
 """Tokens shown on either side of the place where a prompt left the stored path."""
 
@@ -37,8 +39,12 @@ class Reuse:
         self._model = model
         self._kv = kv
         self._make_cache = make_cache
-        self.stateful = True
+        self._stateful = True
         """Whether some layer's state cannot be cut later, as far as is known."""
+
+    def cuts(self, prompt: Prompt) -> tuple[int, ...]:
+        """Where the prefill of a prompt must pause for a checkpoint; none without such state."""
+        return cuts_of(prompt) if self._stateful else ()
 
     def estimate(self, work: Prefill) -> None:
         """Tell the scheduler how much of a prompt the store would provide now."""
@@ -68,7 +74,7 @@ class Reuse:
             checkpoint = self._store.checkpoint(work.cache)
             if checkpoint is not None:
                 work.checkpoints[work.done] = checkpoint
-            self.stateful = checkpoint is not None
+            self._stateful = checkpoint is not None
 
     def keep_prefill(self, work: Prefill) -> None:
         """Store what a prefill, whole or cancelled, has computed."""
@@ -116,6 +122,21 @@ class Reuse:
     def _text(self, tokens: Sequence[int]) -> str:
         real = [t for t in tokens if t >= 0]
         return self._model.tokenizer.decode(real, skip_special=False) if real else "<media>"
+
+
+def cuts_of(prompt: Prompt) -> tuple[int, ...]:
+    """Where state is worth keeping: message ends, and image ends for another question.
+
+    Image ends always are, and the last message's, for the next turn; other messages' only if
+    they spare more than a pass costs.
+    """
+    kept = {*(span.end for span in prompt.spans), *prompt.checkpoints[-1:]}
+    cuts: list[int] = []
+    for end in sorted(kept | {*prompt.checkpoints}):
+        far = end - max(cuts, default=0) >= WORTH_A_PASS
+        if 0 < end < len(prompt.tokens) and (far or end in kept):
+            cuts.append(end)
+    return tuple(cuts)
 
 
 def common(a: Ids, b: Ids) -> int:
