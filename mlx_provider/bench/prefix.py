@@ -26,7 +26,7 @@ VARIANTS = (*FAMILIES, "qwen3_vl+image")
 PARTS = ("ttft", "conversation", "lookup", "traffic")
 REPLY = 6
 """Tokens compared per answer."""
-TRIALS = 3
+TRIALS = 6
 ALL_COLD = 4096
 """Prompt tokens up to which every kind of hit is checked against a cold run of its own."""
 SPEEDUP_AT = 16_384
@@ -184,11 +184,13 @@ def _hits(subject: Subject, asked: Sequence[Asked]) -> Hits:
 
     Where little was reused there is no suffix to speak of, and nothing to compare with.
     """
-    half = len(asked) // 2
-    runs = [subject.ask(subject.warm, each) for each in asked[:half]]
-    if runs[0].cached < runs[0].prompt_tokens // 2:
-        return runs, []
-    return runs, [subject.warm.suffix_alone(subject.prompt(each)) for each in asked[half:]]
+    runs: list[Timed] = []
+    alone: list[float] = []
+    for one, other in zip(asked[::2], asked[1::2], strict=True):  # in turn: the machine drifts
+        runs.append(subject.ask(subject.warm, one))
+        if runs[0].cached >= runs[0].prompt_tokens // 2:
+            alone.append(subject.warm.suffix_alone(subject.prompt(other)))
+    return runs, alone
 
 
 def _hit(hits: Hits, cold: float) -> Result:

@@ -184,11 +184,12 @@ def grammar(
 
 
 def _preload() -> None:
-    """The BLAS must be loaded before MLX is."""
+    """As an engine process starts: the BLAS must be loaded before MLX is."""
     from ..config import engine_settings
-    from ..upstream import blas
+    from ..upstream import blas, cpu_heap
 
     blas.preload(engine_settings().blas)
+    cpu_heap.keep_freed()
 
 
 def _show(result: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from ..protocol import (
     Finish,
     FinishReason,
 )
-from ..records import LoadedModel, MediaSpan, PrefillChunk
+from ..records import LoadedModel, MediaSpan, PrefillChunk, Prompt
 from .account import Recorder
 from .batch import DecodeBatch, Logprob, read_drawn
 from .feature_cache import FeatureCache
@@ -33,8 +33,9 @@ from .token_names import TokenNames
 
 log = logging.getLogger(__name__)
 
-SHORT_TAIL = 32
-"""Tokens at a prompt's end that run in one pass with the last one."""
+SHORT_TAIL = 128
+"""Tokens at a prompt's end that run in one pass with the last one: their logits cost less than
+reading the weights once more."""
 FORGIVEN_AFTER = 256
 """Steps without a failure after which an earlier device failure no longer counts."""
 
@@ -81,8 +82,7 @@ class Engine:
         """Queue a request that passed the scheduler's `check`."""
         if request.phase is Phase.DONE:
             return  # cancelled before it arrived
-        cuts = () if self.reuse is None else self.reuse.cuts(request.prompt)
-        work = self.scheduler.submit(request, cuts, self.clock())
+        work = self.scheduler.submit(request, self.clock())
         if self.reuse is not None:
             self.reuse.estimate(work)
         self.recorder.request_queued()
@@ -249,9 +249,6 @@ class Engine:
         try:
             chunk = self._begun(chunk)
             logits = self._run_chunk(chunk)
-            work.done = chunk.stop
-            if self.reuse is not None:
-                self.reuse.at_cut(work)
         except FAULTS as error:
             log.exception("prefill of request %s", request.id)
             work.cache = None  # spoilt: not for the prefix store
@@ -276,10 +273,10 @@ class Engine:
     def _run_chunk(self, chunk: Chunk) -> mx.array | None:
         """Append the chunk to the row's cache; logits (vocab,) if it is the last one.
 
-        After more than a few tokens the last one runs alone: the output matrix is then applied
-        to it and no other.
+        After many tokens the last one runs alone: the output matrix is then applied to it and no
+        other.
         """
-        work, request, cache = chunk.work, chunk.work.request, chunk.work.held()
+        work, request = chunk.work, chunk.work.request
         prompt = request.prompt.followed_by(work.tokens[len(request.prompt.tokens) :])
         for span in prompt.spans:
             if span.start < chunk.stop and span.end > chunk.start:
@@ -287,17 +284,22 @@ class Engine:
         last = chunk.stop == len(work.tokens)
         alone = last and chunk.stop - chunk.start > SHORT_TAIL
         stop = chunk.stop - 1 if alone else chunk.start if last else chunk.stop
-        features = request.features
         if stop > chunk.start:
             began = self.clock()
-            self.model.prefill(PrefillChunk(prompt, chunk.start, stop, cache, features))
-            mx.eval(arrays(cache))
+            self._run_pass(work, prompt, stop)
             self.scheduler.measured(stop - chunk.start, self.clock() - began)
-        if not last:
-            return None
-        logits = self.model.prefill(PrefillChunk(prompt, stop, chunk.stop, cache, features))
-        mx.eval(logits)
-        return logits
+        return self._run_pass(work, prompt, chunk.stop) if last else None
+
+    def _run_pass(self, work: Prefill, prompt: Prompt, stop: int) -> mx.array | None:
+        """Append the tokens up to `stop`; logits (vocab,) after the last one of the prompt."""
+        start, cache = work.done, work.held()
+        logits = self.model.prefill(PrefillChunk(prompt, start, stop, cache, work.request.features))
+        wanted = stop == len(work.tokens)
+        mx.eval(logits if wanted else arrays(cache))
+        work.done = stop
+        if self.reuse is not None:
+            self.reuse.passed(work, start)
+        return logits if wanted else None
 
     def _embed(self, request: Request, span: MediaSpan) -> None:
         if span.content_hash in request.features:

@@ -152,18 +152,28 @@ def unwrapped(layer: Any) -> bool:
     return bool(layer.offset <= layer.max_size and vars(layer)["_idx"] == layer.offset)
 
 
-def take_checkpoint(cache: list[Any]) -> Checkpoint | None:
+def strictest(cache: list[Any]) -> Kind:
+    """The kind of the layer that allows least. Raises `Unstorable`."""
+    kinds = {kind(layer) for layer in leaves(cache) if layer is not None}
+    return next((k for k in (Kind.STATE, Kind.WINDOW) if k in kinds), Kind.APPEND)
+
+
+def take_checkpoint(cache: list[Any], at: int | None = None) -> Checkpoint | None:
     """Windows and states as they are now; `None` where every layer keeps every token.
 
     A window that has not wrapped is taken too: it may have by the time the row is stored.
-    Raises `Unstorable`.
+    `at`: as they were after that many tokens, within the last pass of several tokens and with
+    no pass after it; a window still holds what it needs for that, a state does not.
+    Raises `Unstorable`, and `ValueError` for a state that has gone beyond `at`.
     """
     attributes = {}
     for leaf, layer in enumerate(leaves(cache)):
         which = kind(layer) if layer is not None else Kind.APPEND
         if which is Kind.WINDOW:
-            attributes[leaf] = _window_attributes(layer)
+            attributes[leaf] = _window_attributes(layer, at)
         elif which is Kind.STATE:
+            if at is not None:
+                raise ValueError(f"the state of layer {leaf} is not that after {at} tokens")
             own = vars(layer)
             # of `ArraysCache`, paddings and lengths belong to the batch, not to the row
             attributes[leaf] = {"cache": own["cache"]} if "cache" in own else own
@@ -219,16 +229,31 @@ def _arrays(layer: Any) -> list[Any]:
     return [a for each in both for a in (each if isinstance(each, (tuple, list)) else (each,))]
 
 
-def _window_attributes(layer: Any) -> dict[str, Any]:
-    """Attributes of a window, cut to what the next token can still see, oldest first."""
+def _window_attributes(layer: Any, at: int | None) -> dict[str, Any]:
+    """Attributes of a window after `at` tokens, cut to what the next one can see, oldest first."""
     own = dict(vars(layer))
     if layer.keys is None:
         return own
-    if vars(layer).keys() == CHUNKED:
-        used = layer.offset - layer.start_position
+    if at is not None and at < layer.offset:
+        own |= _shortened(own, layer.offset - at)
+    if own.keys() == CHUNKED:
+        used = own["offset"] - own["start_position"]
         return own | {name: own[name][..., :used, :] for name in ("keys", "values")}
     ordered = {name: _window(own[name], own) for name in ("keys", "values")}
     return own | ordered | {"_idx": ordered["keys"].shape[2]}
+
+
+def _shortened(own: Mapping[str, Any], behind: int) -> dict[str, Any]:
+    """A window without its newest `behind` tokens, which its last pass has appended in order.
+
+    `RotatingKVCache._update_concat` (mlx-lm 0.32.2) keeps a whole window before what it appends.
+    """
+    shorter = {"offset": own["offset"] - behind}
+    if own.keys() == CHUNKED:
+        return shorter
+    index = own["_idx"] - behind
+    kept = {name: own[name][..., :index, :] for name in ("keys", "values")}
+    return shorter | kept | {"_idx": index}
 
 
 def _window(array: Any, own: Mapping[str, Any]) -> Any:

@@ -22,7 +22,7 @@ from .prefix_disk import DiskTier
 from .prefix_eviction import evict
 from .prefix_growth import LivePath, LoadedPath, Source, grow, grows_complete, prune
 from .prefix_key import Ids, StoreKey, as_ids, key_tokens, outside_spans
-from .prefix_segments import Segment, rebuild, row_parts, take_checkpoint
+from .prefix_segments import Kind, Segment, rebuild, row_parts, strictest, take_checkpoint
 from .prefix_state import Checkpoint, Unstorable
 from .prefix_tree import Node, Walk, check, new_root, nodes, walk
 
@@ -121,13 +121,22 @@ class PrefixStore:
         self._counters.reused_tokens += match.length
         return cache
 
-    def checkpoint(self, cache: list[Any]) -> Checkpoint | None:
+    def strictest(self, cache: list[Any]) -> Kind:
+        """What the layers of a row cache allow at most; APPEND too where it cannot be stored."""
+        try:
+            return strictest(cache)
+        except Unstorable as reason:
+            self._tell(str(reason))
+            return Kind.APPEND
+
+    def checkpoint(self, cache: list[Any], at: int | None = None) -> Checkpoint | None:
         """A copy of what cannot be cut out of a longer row later: states, and windows.
 
+        `at`: as they were after that many tokens (`take_checkpoint` says when that can be had).
         `None` where every layer can be cut at any time (or the cache cannot be stored at all).
         """
         try:
-            return take_checkpoint(cache)
+            return take_checkpoint(cache, at)
         except Unstorable as reason:
             self._tell(str(reason))
             return None

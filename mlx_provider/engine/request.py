@@ -168,12 +168,14 @@ class Prefill:
     rows: list[Row]
     tokens: Sequence[int]
     cuts: Sequence[int] = ()
-    """Ascending token counts at which a chunk must end (state checkpoints)."""
+    """Ascending token counts at which a chunk must end."""
     arrived: float = 0.0
     started: bool = False
     done: int = 0
     """Tokens that `cache` holds."""
     cache: list[Any] | None = None
+    keeps: Sequence[int] = ()
+    """Ascending token counts whose states are worth keeping."""
     checkpoints: dict[int, Any] = field(default_factory=dict)
     """State snapshots taken on the way, by token count."""
     expected: int = 0

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..records import LoadedModel, Prompt
 from .prefix_key import Ids, as_ids
+from .prefix_segments import Kind
 from .prefix_store import Match, PrefixStore, StoreKey, key_tokens
 from .request import Prefill, Request, Row
 
@@ -19,8 +20,9 @@ WORTH_WAITING = 256
 """Tokens that another prompt must be about to provide before this one waits for it."""
 WORTH_KEEPING = 32
 """Fewer tokens of a cancelled prefill are not stored."""
-WORTH_A_PASS = 32
-"""Tokens that a checkpoint must spare beyond the one before it, to be worth a pass of its own."""
+WORTH_A_PASS = 64
+"""Tokens that a checkpoint must spare beyond the state before it, to be worth a pass of its own:
+reading the weights once more costs as much time as some tens to hundreds of tokens."""
 AROUND = 8
 """Tokens shown on either side of the place where a prompt left the stored path."""
 
@@ -39,12 +41,7 @@ class Reuse:
         self._model = model
         self._kv = kv
         self._make_cache = make_cache
-        self._stateful = True
-        """Whether some layer's state cannot be cut later, as far as is known."""
-
-    def cuts(self, prompt: Prompt) -> tuple[int, ...]:
-        """Where the prefill of a prompt must pause for a checkpoint; none without such state."""
-        return cuts_of(prompt) if self._stateful else ()
+        self._strictest = store.strictest(make_cache())
 
     def estimate(self, work: Prefill) -> None:
         """Tell the scheduler how much of a prompt the store would provide now."""
@@ -58,6 +55,7 @@ class Reuse:
         )
         work.done = match.length
         if len(work.tokens) == len(work.request.prompt.tokens):
+            self._plan(work)
             work.request.cached = match.length
             work.request.explanation = self._explained(work, match)
 
@@ -68,13 +66,21 @@ class Reuse:
         shared = common(self._ids(leader), self._ids(work))
         return min(shared, len(work.tokens) - 1) - work.expected > WORTH_WAITING
 
-    def at_cut(self, work: Prefill) -> None:
-        """Snapshot the state at a planned place, if there is state that cannot be cut later."""
-        if work.done in work.cuts and work.cache is not None:
-            checkpoint = self._store.checkpoint(work.cache)
-            if checkpoint is not None:
-                work.checkpoints[work.done] = checkpoint
-            self._stateful = checkpoint is not None
+    def _plan(self, work: Prefill) -> None:
+        """Where checkpoints are taken; a pass must end there where a layer keeps a state."""
+        if self._strictest is not Kind.APPEND:
+            work.keeps = cuts_of(work.request.prompt, work.done)
+        if self._strictest is Kind.STATE:
+            work.cuts = work.keeps
+
+    def passed(self, work: Prefill, start: int) -> None:
+        """Take the planned checkpoints of a pass that has just brought `work` on from `start`."""
+        for at in work.keeps:
+            if start < at <= work.done:
+                exact = at == work.done
+                checkpoint = self._store.checkpoint(work.held(), None if exact else at)
+                if checkpoint is not None:
+                    work.checkpoints[at] = checkpoint
 
     def keep_prefill(self, work: Prefill) -> None:
         """Store what a prefill, whole or cancelled, has computed."""
@@ -124,17 +130,17 @@ class Reuse:
         return self._model.tokenizer.decode(real, skip_special=False) if real else "<media>"
 
 
-def cuts_of(prompt: Prompt) -> tuple[int, ...]:
+def cuts_of(prompt: Prompt, done: int = 0) -> tuple[int, ...]:
     """Where state is worth keeping: message ends, and image ends for another question.
 
-    Image ends always are, and the last message's, for the next turn; other messages' only if
-    they spare more than a pass costs.
+    Image ends always are; message ends only if they spare more than a pass costs, counted from
+    the last state there is. `done`: tokens with which the row resumes.
     """
-    kept = {*(span.end for span in prompt.spans), *prompt.checkpoints[-1:]}
+    images = {span.end for span in prompt.spans}
     cuts: list[int] = []
-    for end in sorted(kept | {*prompt.checkpoints}):
-        far = end - max(cuts, default=0) >= WORTH_A_PASS
-        if 0 < end < len(prompt.tokens) and (far or end in kept):
+    for end in sorted(images | {*prompt.checkpoints}):
+        far = end - max(cuts, default=done) >= WORTH_A_PASS
+        if done < end < len(prompt.tokens) and (far or end in images):
             cuts.append(end)
     return tuple(cuts)
 

@@ -112,12 +112,12 @@ class Scheduler:
                 "MLX_PROVIDER_MEMORY_LIMIT"
             )
 
-    def submit(self, request: Request, cuts: tuple[int, ...], now: float) -> Prefill:
+    def submit(self, request: Request, now: float) -> Prefill:
         """Queue a request that passed `check`."""
         if not request.arrived:
             request.arrived = now
         # time spent before the queue (loading a model, say) gives no precedence in it
-        work = Prefill(request, list(request.rows), request.prompt.tokens, cuts, arrived=now)
+        work = Prefill(request, list(request.rows), request.prompt.tokens, arrived=now)
         self.waiting.append(work)
         return work
 

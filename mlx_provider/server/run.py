@@ -19,6 +19,7 @@ from ..config import EngineSettings, Runtime, engine_settings, runtime
 from ..errors import BadRequest, EngineUnavailable, MLXProviderError
 from ..protocol import ErrorBody
 from ..upstream.blas import active, preload
+from ..upstream.cpu_heap import keep_freed
 from ..upstream.installed import require_mlx
 from .app import EngineApp
 from .listen import Listener, is_loopback, listen_tcp, listen_unix
@@ -82,6 +83,7 @@ def end_process(code: int) -> NoReturn:
 def chat_service(settings: EngineSettings, deliver: Deliver) -> Service:
     """The real service. Raises `NotInstalled` where MLX is missing."""
     preload(settings.blas)
+    keep_freed()
     require_mlx()
     from ..chat.service import ChatService
 

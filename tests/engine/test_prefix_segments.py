@@ -175,6 +175,49 @@ def test_a_rotating_cache_that_keeps_its_first_tokens(model_of) -> None:
     assert np.abs(rest[1] - cold[1][8:20]).max() <= 1e-4
 
 
+@pytest.mark.parametrize("windows", ["gemma3_text", "llama4", "kept"])
+@pytest.mark.parametrize("start", [0, 5, 23, 40])
+def test_a_window_gives_a_checkpoint_from_within_its_last_pass(start, windows, model_of) -> None:
+    """No pass ends there: the window still holds what the state at that token needs."""
+    model = model_of("qwen3" if windows == "kept" else windows)
+
+    def make() -> list:
+        if windows == "kept":
+            return [RotatingKVCache(max_size=16, keep=4) for _ in model.layers]
+        return make_prompt_cache(model)
+
+    store = PrefixStore(budget=lambda: 2**40)
+    assert store.strictest(make()) is Kind.WINDOW
+    ids = prompt(70)
+    cache = make()
+    if start:
+        model(mx.array([ids[:start]]), cache=cache)
+    model(mx.array([ids[start:]]), cache=cache)
+    for at in (start + 1, start + 14, 69):
+        key = StoreKey(str(at))
+        store.insert(key, ids, cache, {at: store.checkpoint(cache, at)})
+        more = [*ids[:at], *prompt(7, 9)]
+        match = store.match(key, more, len(more) - 1)
+        row = store.restore(match, make)
+        assert match.length == at
+        hit = greedy(model, row, prefill(model, row, more, at, len(more)))
+        # `RotatingKVCache.make_mask` knows nothing of `keep`, so chunks show: cold in equal ones
+        fresh = make()
+        for stop in [each for each in (start, at) if each]:
+            model(mx.array([more[fresh[0].offset : stop]]), cache=fresh)
+        assert_equal(hit, greedy(model, fresh, prefill(model, fresh, more, at, len(more))))
+
+
+def test_a_state_gives_no_checkpoint_once_it_has_gone_on(model_of) -> None:
+    model = model_of("qwen3_5_text")
+    store = PrefixStore(budget=lambda: 2**40)
+    cache = make_prompt_cache(model)
+    assert store.strictest(cache) is Kind.STATE
+    prefill(model, cache, prompt(10), 0, 10)
+    with pytest.raises(ValueError, match="after 9 tokens"):
+        store.checkpoint(cache, 9)
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_quantised_kv(bits, model_of) -> None:
     model = model_of("llama", head_dim=32)  # mlx quantises in groups of 32 or more

@@ -81,7 +81,7 @@ def test_budget_is_kept_nobody_starves_everyone_ends_once(
         for at, request, cancel in requests:
             if at == step:
                 plan.check(request)
-                plan.submit(request, (), now)
+                plan.submit(request, now)
             if cancel is not None and at + cancel == step and request.phase is not Phase.DONE:
                 plan.drop(request)
                 ended.append(request)
@@ -108,9 +108,9 @@ def test_budget_is_kept_nobody_starves_everyone_ends_once(
 def test_a_patient_prompt_does_not_stop_those_that_have_started() -> None:
     plan = scheduler(memory=300, max_rows=10)
     holder, patient = make(200, 1), make(150, 1)
-    plan.submit(holder, (), 0.0)
+    plan.submit(holder, 0.0)
     assert plan.next_chunk(0.0) is not None
-    plan.submit(patient, (), 0.0)
+    plan.submit(patient, 0.0)
     holder_work = next(w for w in plan.waiting if w.request is holder)
     holder_work.arrived = 1000.0
     chunk = plan.next_chunk(1000.0)
@@ -136,10 +136,10 @@ def test_the_shortest_goes_first_and_the_long_one_is_not_starved() -> None:
     plan = scheduler(max_rows=1000, max_chunk=64)
     plan.chunk_time.per_token = 1 / 640
     long = make(640)
-    plan.submit(long, (), now=0.0)
+    plan.submit(long, now=0.0)
     served_at = None
     for step in range(400):
-        plan.submit(make(60), (), now=float(step))
+        plan.submit(make(60), now=float(step))
         chunk = plan.next_chunk(float(step))
         assert chunk is not None
         if chunk.work.request is long and served_at is None:
@@ -156,12 +156,12 @@ def test_the_shortest_goes_first_and_the_long_one_is_not_starved() -> None:
 def portions(plan: Scheduler, seconds: Callable[[int], float], count: int) -> list[int]:
     """Chunk sizes beside a row that decodes, on a device that takes `seconds(tokens)`."""
     first = make(10)
-    plan.submit(first, (), 0.0)
+    plan.submit(first, 0.0)
     chunk = plan.next_chunk(0.0)
     assert chunk is not None
     chunk.work.done = 10
     plan.join(chunk.work)
-    plan.submit(make(1_000_000), (), 0.0)
+    plan.submit(make(1_000_000), 0.0)
     sizes = []
     for _ in range(count):
         chunk = plan.next_chunk(0.0)
@@ -195,14 +195,15 @@ def test_a_brief_prompt_is_not_cut_up() -> None:
     plan = scheduler(max_chunk=2048)
     plan.stepped(0.02)
     portions(plan, lambda tokens: 0.01 + tokens / 4000, 40)
-    short = plan.submit(make(300), (200,), 0.0)
+    short = plan.submit(make(300), 0.0)
+    short.cuts = (200,)
     assert [plan.portion(short).stop, len(short.tokens)] == [200, 300]
     short.done = 200
     assert plan.portion(short).stop == 300
-    cached = plan.submit(make(10_000), (), 0.0)
+    cached = plan.submit(make(10_000), 0.0)
     cached.expected = cached.done = 9_700
     assert plan.portion(cached).stop == 10_000
-    longer = plan.submit(make(1000), (), 0.0)
+    longer = plan.submit(make(1000), 0.0)
     assert plan.portion(longer).stop in range(320, 361)  # 0.01 + 360 / 4000 = 0.1
 
 
@@ -211,7 +212,7 @@ def test_many_that_wait_may_delay_few_that_decode() -> None:
     plan.stepped(0.02)
     alone = max(portions(plan, lambda tokens: tokens / 4000, 40)[20:])
     for _ in range(4):
-        long = plan.submit(make(5000), (), 0.0)
+        long = plan.submit(make(5000), 0.0)
     several = {plan.portion(long).stop for plan.chunk_time.count in (40, 41)}
     assert max(several) >= 1.4 * alone
 
@@ -229,7 +230,7 @@ def test_one_slow_chunk_changes_little() -> None:
 def test_chunks_end_at_cuts() -> None:
     plan = scheduler(max_chunk=64)
     request = make(100)
-    plan.submit(request, (30, 90), 0.0)
+    plan.submit(request, 0.0).cuts = (30, 90)
     stops = []
     while request.phase is not Phase.DECODE:
         chunk = plan.next_chunk(0.0)
@@ -244,7 +245,7 @@ def test_chunks_end_at_cuts() -> None:
 def test_a_full_queue_says_how_long_it_is() -> None:
     plan = scheduler(max_queue=2)
     for _ in range(2):
-        plan.submit(make(5), (), 0.0)
+        plan.submit(make(5), 0.0)
     with pytest.raises(Overloaded, match="2 requests are waiting"):
         plan.check(make(5))
 
@@ -259,12 +260,12 @@ def test_what_can_never_fit_is_refused_at_once() -> None:
 def test_a_prompt_that_does_not_fit_now_waits_and_lets_smaller_ones_pass() -> None:
     plan = scheduler(memory=300, max_rows=10)
     holder, big, small = make(200, 1), make(150, 1), make(20, 1)
-    plan.submit(holder, (), 0.0)
+    plan.submit(holder, 0.0)
     chunk = plan.next_chunk(0.0)
     assert chunk is not None
     chunk.work.done = 64
-    plan.submit(big, (), 0.0)
-    plan.submit(small, (), 0.0)
+    plan.submit(big, 0.0)
+    plan.submit(small, 0.0)
     started = set()
     for _ in range(8):
         chunk = plan.next_chunk(1.0)

@@ -78,16 +78,19 @@ def test_the_matrix_of_reuse(tiny: Tiny, family: str, busy: bool) -> None:
 
 
 def test_a_checkpoint_is_worth_its_pass() -> None:
-    """One more pass through the model for each; the last one serves every next turn."""
+    """Where state cannot be cut, each costs one more pass through the model."""
     short, long = 10, 100
-    for ends, cuts in (
-        ((short,), (short,)),
-        ((short, long), (long,)),
-        ((long, long + short), (long, long + short)),
-        ((long, long + short, 2 * long), (long, 2 * long)),
-        ((), ()),
+    for ends, done, cuts in (
+        ((short,), 0, ()),
+        ((short, long), 0, (long,)),
+        ((long, long + short), 0, (long,)),
+        ((long, long + short, 2 * long), 0, (long, 2 * long)),
+        ((long, 2 * long), long, (2 * long,)),
+        ((long, 2 * long), 2 * long - short, ()),
+        ((long, 2 * long), 2 * long, ()),
+        ((), 0, ()),
     ):
-        assert cuts_of(Prompt([1] * 300, checkpoints=ends)) == cuts
+        assert cuts_of(Prompt([1] * 300, checkpoints=ends), done) == cuts
     image = MediaSpan(start=8, end=12, content_hash="x", inputs=None)
     assert cuts_of(Prompt([1] * 300, checkpoints=(6, 90), spans=[image])) == (12, 90)
 

@@ -19,7 +19,9 @@ FAMILIES = (
     "llama", "qwen3", "gemma3_text", "gpt_oss", "qwen3_5_text", "nemotron_h", "jamba", "rwkv7",
     "deepseek_v3", "llama4", "afm7",
 )  # fmt: skip
-LOGPROB_TOLERANCE = 1e-4
+LOGPROB_TOLERANCE = {"afm7": 0.01}
+"""1e-4 but for afm7, which rounds keys and values to steps of 0.02 (`fake_8bit_quant`): the last
+bit, other in another chunk, may move one of them by a step."""
 Tiny = Callable[..., TextModel]
 
 
@@ -42,7 +44,7 @@ ARRIVALS = st.lists(
     st.builds(
         Arrival,
         step=st.integers(0, 25),
-        length=st.sampled_from([1, 2, 7, 19, 40, 90]),
+        length=st.sampled_from([1, 2, 7, 19, 75, 140]),
         word=st.integers(0, 3),
         max_tokens=st.integers(1, 30),
         n=st.sampled_from([1, 1, 1, 2]),
@@ -75,7 +77,7 @@ def request_of(arrival: Arrival) -> Request:
         min_tokens=3 if arrival.kind == 1 else 0,
         stop_tokens=frozenset({40, 41}) if arrival.kind == 2 else frozenset(),
     )
-    cuts = [c for c in (7, 33) if c < arrival.length]
+    cuts = [c for c in (70, 136) if c < arrival.length]  # both worth their pass
     request.prompt = replace(request.prompt, checkpoints=cuts)
     output_of(request).fails_at = arrival.fails_at
     return request
@@ -106,6 +108,7 @@ def run_schedule(
 
 
 def check_against_solo(model: TextModel, arrivals: list[Arrival], requests: list[Request]) -> None:
+    tolerance = LOGPROB_TOLERANCE.get(model.info.model_type, 1e-4)
     for arrival, request in zip(arrivals, requests, strict=True):
         cut_short = arrival.cancel_after is not None or arrival.fails_at is not None
         reference = alone(model, request)
@@ -114,7 +117,7 @@ def check_against_solo(model: TextModel, arrivals: list[Arrival], requests: list
             count = len(got.tokens) if cut_short else len(want.tokens)
             assert got.tokens == want.tokens[:count]
             for mine, theirs in zip(got.logprobs, want.logprobs, strict=False):
-                assert abs(mine.logprob - theirs.logprob) <= LOGPROB_TOLERANCE
+                assert abs(mine.logprob - theirs.logprob) <= tolerance
 
 
 @pytest.mark.parametrize("family", FAMILIES)

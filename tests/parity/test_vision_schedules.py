@@ -185,7 +185,7 @@ def test_the_matrix_of_reuse_with_images(vision: Load, family: str) -> None:
     model = vision(family)
     store = PrefixStore(budget=lambda: 2**24)
     engine = new_engine(model, store=store)
-    turn = Turn(0, (0,), 4, 8, False, None)
+    turn = Turn(0, (0,), 15, 8, False, None)  # long enough for a checkpoint of its own
     cold = ask(engine, model, turn)
     span = cold.prompt.spans[0]
     assert cold.cached == 0
