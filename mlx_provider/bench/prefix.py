@@ -43,8 +43,8 @@ class Plan:
     variants: Sequence[str] = VARIANTS
     """Families; `+image`: with an image before the document."""
     sizes: Sequence[int] = (1024, 4096, SPEEDUP_AT)
-    hidden: int = 64
-    layers: int = 3
+    hidden: int = 256
+    layers: int = 4
     dtype: str = "float32"
     talk: Sequence[str] = ("qwen3_vl+image",)
     """Variants that hold the conversation."""

@@ -14,6 +14,7 @@ from ..engine.probe import probe
 from ..engine.scheduler import Budget, Limits, Scheduler
 from ..records import LoadedModel
 from ..testing.driver import SilentRecorder, TokenOutput, new_request
+from ..upstream.attention import Unrouted
 
 WIDE = 2**50
 """A memory budget that never matters here."""
@@ -97,12 +98,13 @@ class Ours:
 
 
 class BatchGeneratorSubject:
-    """mlx-lm's BatchGenerator (0.32.2), greedy."""
+    """mlx-lm's BatchGenerator (0.32.2), greedy, with upstream's attention."""
 
     def __init__(self, model: Any, name: str, **options: Any) -> None:
         from mlx_lm.generate import BatchGenerator
 
         self.name = name
+        self._pristine = Unrouted(model)
         self._generator = BatchGenerator(model, max_tokens=1_000_000, **options)
         self._jobs: dict[int, Job] = {}
 
@@ -111,7 +113,8 @@ class BatchGeneratorSubject:
         self._jobs[uid] = job
 
     def step(self) -> None:
-        _, responses = self._generator.next()
+        with self._pristine:
+            _, responses = self._generator.next()
         now = time.perf_counter()
         for response in responses:
             job = self._jobs[response.uid]

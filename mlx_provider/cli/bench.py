@@ -87,8 +87,8 @@ def prefix(
     lookup: Annotated[
         tuple[int, int], typer.Option(help="Tokens of an entry, and number of entries.")
     ] = (65_536, 100),
-    hidden: Hidden = 64,
-    layers: Layers = 3,
+    hidden: Hidden = 256,
+    layers: Layers = 4,
     dtype: Dtype = "float32",
     peers: Peers = False,
 ) -> None:

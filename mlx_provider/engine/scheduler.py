@@ -17,20 +17,23 @@ from .request import Phase, Prefill, Request, Row
 
 GRAIN = 4
 """Chunks are multiples of this many tokens: fewer shapes for the device."""
+LEAST = 8
+"""Tokens of the smallest chunk: fewer cost as much."""
 IDLE_STALL = 0.5
 """Seconds of one chunk while nobody decodes: a cancel or a short prompt waits no longer."""
 SMOOTHING = 0.3
 """Weight of a new measurement of the decode step."""
-STALL_STEPS = 1.25
-"""Decode steps that a chunk may last: streams keep nearly half of their pace, unless more rows
-wait than decode."""
+STALL_STEPS = 1.0
+"""Decode steps that a chunk may last: streams keep half of their pace, unless more rows wait than
+decode."""
 BRIEF = 3.0
 """Stall targets within which a prompt is not cut finer than by the target: each portion pays the
 fixed part, and others are delayed a few times at most."""
-WORTHWHILE = 0.5
+WORTHWHILE = 0.3
 """Least time of a chunk for its tokens, as a share of the fixed part."""
 VARIED = 0.6
-"""Share of the full size that every other chunk has: of equal ones no line can be learnt."""
+"""Share of the full size that every other chunk has, or its inverse for small ones: of equal ones
+no line can be learnt."""
 GROWTH = 2.0
 """Times the usual chunk that the next one may have: what is longer was not measured."""
 AGING = 0.1
@@ -207,7 +210,7 @@ class Scheduler:
 
     def _stop(self, work: Prefill) -> int:
         size = self._portion_size(work)
-        size = max(GRAIN, min(size, self.limits.max_chunk) // GRAIN * GRAIN)
+        size = max(LEAST, min(size, self.limits.max_chunk) // GRAIN * GRAIN)
         stop = min(work.done + size, len(work.tokens))
         cut = bisect_right(work.cuts, work.done)
         if cut < len(work.cuts):
@@ -227,9 +230,10 @@ class Scheduler:
             worthwhile = int(WORTHWHILE * time.fixed / time.per_token)
             steps = STALL_STEPS * max(1.0, self._pressing())
             size = min(size, max(time.tokens(steps * self.step_seconds), worthwhile))
-            if time.count % 2:
-                size = int(VARIED * size)
-        return min(size, int(GROWTH * time.usual) or size)
+        size = max(LEAST, min(size, int(GROWTH * time.usual) or size))
+        if time.count % 2:
+            size = int(VARIED * size if VARIED * size >= LEAST else size / VARIED)
+        return size
 
     def _pressing(self) -> float:
         """Rows that wait for each that decodes: few may be delayed for the sake of many."""

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -47,22 +46,30 @@ def route(model: Any) -> bool:
     return bool(modules)
 
 
-@contextmanager
-def unrouted(model: Any) -> Iterator[None]:
-    """The pristine functions again, for a comparison."""
-    modules = _attention_modules(model)
-    kept = [getattr(module, NAME) for module in modules]
-    for module, function in zip(modules, kept, strict=True):
-        setattr(module, NAME, getattr(function, "pristine", function))
-    try:
-        yield
-    finally:
-        for module, function in zip(modules, kept, strict=True):
+class Unrouted:
+    """While entered, `model`'s modules have their pristine functions: upstream as it comes."""
+
+    def __init__(self, model: Any) -> None:
+        self._modules = _attention_modules(model)
+        self._kept: list[Any] = []
+
+    def __enter__(self) -> None:
+        self._kept = [getattr(module, NAME) for module in self._modules]
+        for module, function in zip(self._modules, self._kept, strict=True):
+            setattr(module, NAME, getattr(function, "pristine", function))
+
+    def __exit__(self, *error: object) -> None:
+        for module, function in zip(self._modules, self._kept, strict=True):
             setattr(module, NAME, function)
 
 
 def routed(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
     """`original`, with `Parts` attended part by part."""
+
+    def together(queries: mx.array, keys: Any, values: Any, cache: Any, **named: Any) -> mx.array:
+        if cpu_attention.applies(queries, keys, values, named):
+            return cpu_attention.attend(queries, keys, values, **named)
+        return original(queries, keys, values, cache, **named)
 
     @functools.wraps(original)
     def attend(
@@ -70,15 +77,13 @@ def routed(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
     ) -> mx.array:
         named = dict(zip(PARAMETERS, args, strict=False)) | kwargs
         if not isinstance(keys, Parts):
-            if cpu_attention.applies(queries, keys, values, named):
-                return cpu_attention.attend(queries, keys, values, **named)
-            return original(queries, keys, values, cache, **named)
+            return together(queries, keys, values, cache, **named)
         mask = named.pop("mask", None)
         out, start = [], 0
         for i, (part, size) in enumerate(zip(keys.caches, keys.sizes, strict=True)):
             rows = queries[start : start + size]
             own = mask[i] if isinstance(mask, list) else mask
-            out.append(original(rows, keys[i], values[i], part, **named, mask=own))
+            out.append(together(rows, keys[i], values[i], part, **named, mask=own))
             start += size
         return mx.concatenate(out, axis=0)
 

@@ -1,13 +1,14 @@
-"""Attention of prefill chunks on a CPU whose MLX build is slow at exponentials.
+"""Attention on a CPU whose MLX build is slow at exponentials.
 
 Outside of macOS, MLX's CPU build (0.32.4, x86-64) takes some 20 ns for the exponential of one
-score, NumPy 2 ns: with a few thousand tokens of context that is most of a prompt's time. Here the
-products stay MLX's and the softmax is NumPy's, over blocks of queries that each see no key beyond
-their own position.
+score, NumPy 2 ns: with a few hundred tokens of context that is most of what attention costs, with
+a few thousand most of a prompt's time. Here all of it is NumPy's, over blocks of queries that each
+see no key beyond their own position; keys and values are read where the cache has them.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -18,14 +19,14 @@ from numpy.typing import NDArray
 
 BLOCK = 1 << 20
 """Scores of one block: few enough to be at hand, many enough to be worth a call."""
-WORTH = 1 << 14
-"""Scores below which crossing over to NumPy costs more than it saves."""
+WORTH = 1 << 12
+"""Scores below which waiting for the keys costs more than it saves."""
 
 
 def applies(queries: mx.array, keys: Any, values: Any, options: Mapping[str, Any]) -> bool:
     """Whether `attend(queries, keys, values, **options)` is right here, and faster.
 
-    Not for one query (decoding stays one lazy graph), sinks, quantised or half-precision keys.
+    Not for sinks, quantised or half-precision keys.
     """
     return (
         sys.platform != "darwin"
@@ -33,7 +34,6 @@ def applies(queries: mx.array, keys: Any, values: Any, options: Mapping[str, Any
         and options.keys() == {"scale", "mask"}
         and isinstance(keys, mx.array)
         and isinstance(values, mx.array)
-        and queries.shape[-2] > 1
         and queries.shape[0] * queries.shape[1] * queries.shape[2] * keys.shape[2] >= WORTH
         and {queries.dtype, keys.dtype, values.dtype} == {mx.float32}
     )
@@ -55,24 +55,40 @@ def attend(
     """
     B, H, L, D = queries.shape
     Hk, S = keys.shape[1], keys.shape[2]
-    queries = (queries * scale).reshape(B, Hk, H // Hk, L, D)
-    keys = keys.swapaxes(-1, -2)
     full = None if mask is None or isinstance(mask, str) else _masked(mask, B, Hk, H, L, S)
+    _one_thread()
+    mx.eval(queries, keys, values)
+    q = (np.asarray(queries) * np.float32(scale)).reshape(B, Hk, H // Hk, L, D)
+    k, v = np.asarray(keys).swapaxes(-1, -2), np.asarray(values)
     size = max(1, BLOCK // (B * H * S))
     out = []
     for start in range(0, L, size):
         stop = min(L, start + size)
         seen = S - L + stop if mask == "causal" else S
-        block = queries[:, :, :, start:stop].reshape(B, Hk, -1, D)
-        scores = np.array(block @ keys[..., :seen]).reshape(B, Hk, H // Hk, stop - start, seen)
+        block = q[:, :, :, start:stop].reshape(B, Hk, -1, D)
+        scores = (block @ k[..., :seen]).reshape(B, Hk, H // Hk, stop - start, seen)
         if full is not None:
             scores = _apply(full[..., start:stop, :], scores)
         elif mask == "causal":
             _hide_later(scores)
         weights, total = _exponentials(scores.reshape(B, Hk, -1, seen))
-        mean = mx.array(weights) @ values[:, :, :seen] / mx.array(total)
+        mean = (weights @ v[:, :, :seen]) / total
         out.append(mean.reshape(B, Hk, H // Hk, stop - start, -1))
-    return mx.concatenate(out, axis=3).reshape(B, H, L, -1)
+    return mx.array(np.concatenate(out, axis=3).reshape(B, H, L, -1))
+
+
+@functools.cache
+def _one_thread() -> None:
+    """Let NumPy multiply in this thread alone, from now on.
+
+    The threads of its BLAS (the one in its wheel) and those of MLX's wait for work by spinning,
+    and would keep the cores from each other: a chunk of 20 ms then takes 180 now and then.
+    """
+    from threadpoolctl import ThreadpoolController
+
+    own = [one.filepath for one in ThreadpoolController().lib_controllers]
+    bundled = [path for path in own if "numpy.libs" in path]
+    ThreadpoolController().select(filepath=bundled).limit(limits=1)
 
 
 def _masked(mask: mx.array, B: int, Hk: int, H: int, L: int, S: int) -> NDArray[Any]:

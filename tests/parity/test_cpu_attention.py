@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from threadpoolctl import ThreadpoolController
 
 from mlx_provider.upstream import cpu_attention
-from mlx_provider.upstream.attention import routed
+from mlx_provider.upstream.attention import Parts, routed
 
 
 def inputs(L: int, S: int, heads: int = 4, shared: int = 2, seed: int = 0) -> list[mx.array]:
@@ -28,7 +29,7 @@ def difference(arrays: list[mx.array], mask: mx.array | str | None) -> float:
 
 
 @given(
-    L=st.integers(2, 40),
+    L=st.integers(1, 40),
     before=st.integers(0, 60),
     shared=st.sampled_from([1, 2, 4]),
     kind=st.sampled_from(["none", "causal", "window", "added", "per head"]),
@@ -71,10 +72,21 @@ def test_where_it_stands_in() -> None:
         return "original"
 
     attend = routed(original)  # type: ignore[arg-type]
-    long, one, short = inputs(100, 100), inputs(1, 40_000), inputs(20, 20)
+    long, one, short = inputs(100, 100), inputs(1, 2000), inputs(20, 20)
     assert attend(*long, None, scale=1.0, mask="causal").shape == (1, 4, 100, 6)
     assert attend(*long, None, 1.0, "causal").shape == (1, 4, 100, 6)
+    assert attend(*one, None, scale=1.0, mask=None).shape == (1, 4, 1, 6)
+    queries, keys, values = (mx.concatenate([array, array]) for array in one)
+    parts = [Parts([a[:1], a[1:]], [None, None], [1, 1]) for a in (keys, values)]
+    together = attend(queries, *parts, None, scale=1.0, mask=None)
+    assert float(mx.abs(together - attend(*one, None, scale=1.0, mask=None)).max()) == 0
     half = [array.astype(mx.bfloat16) for array in long]
     sinks = mx.zeros(4)
-    for arrays, options in ((one, {}), (short, {}), (half, {}), (long, {"sinks": sinks})):
+    for arrays, options in ((short, {}), (half, {}), (long, {"sinks": sinks})):
         assert attend(*arrays, None, scale=1.0, mask=None, **options) == "original"
+
+
+def test_numpy_leaves_the_other_cores_to_mlx() -> None:
+    cpu_attention.attend(*inputs(2, 3), scale=1.0, mask=None)
+    wheel = [one for one in ThreadpoolController().info() if "numpy.libs" in one["filepath"]]
+    assert all(one["num_threads"] == 1 for one in wheel)
