@@ -16,7 +16,7 @@ from typing import Any
 
 from ..engine.probe import probe
 from ..records import LoadedModel, MediaItem
-from .prefix_servers import Asked, over_http, words_of
+from .prefix_servers import Asked, over_http, talk_over_http, words_of
 from .random_models import document, load, write_model
 from .report import Result, against, print_rows, size_of, surroundings
 from .reuse_subject import InProcess, Timed
@@ -114,7 +114,7 @@ def bench(plan: Plan) -> Result:
 
 
 def _models(plan: Plan) -> Result:
-    found: Result = {"models": {}, "ttft": [], "conversation": [], "servers": []}
+    found: Result = {"models": {}, "ttft": [], "conversation": [], "servers": [], "talks": []}
     variants = [v for v in VARIANTS if v in {*plan.variants, *plan.talk}]
     for variant in variants:
         family, _, image = variant.partition("+")
@@ -131,7 +131,10 @@ def _models(plan: Plan) -> Result:
                     found["ttft"].append(row)
                     truths += checked
             if "conversation" in plan.parts and variant in plan.talk:
-                found["conversation"].append(_conversation(subject, variant, plan))
+                row, turns = _conversation(subject, variant, plan)
+                found["conversation"].append(row)
+                if plan.peers:
+                    found["talks"] += talk_over_http(folder, variant, turns, REPLY, Path(scratch))
             if plan.peers and truths:
                 found["servers"] += over_http(folder, variant, truths, REPLY, Path(scratch))
     return found
@@ -215,22 +218,26 @@ def _speedup(ratio: float, tokens: int) -> object:
     return against(ratio, SPEEDUP_TARGET, at_least=True)
 
 
-def _conversation(subject: Subject, variant: str, plan: Plan) -> Result:
-    """Turns over one document; each also asked cold."""
+def _conversation(
+    subject: Subject, variant: str, plan: Plan
+) -> tuple[Result, list[tuple[Asked, str]]]:
+    """Turns over one document, each also asked cold; and the right replies as text."""
     asked = Asked(
         document(subject.model, plan.talk_document, seed=3),
         "Which colour is the circle?",
         image=3 if subject.image else None,
     )
     turns = []
+    truths = []
     for turn in range(plan.turns):
         cached, cold = (subject.ask(side, asked) for side in (subject.warm, subject.cold))
         turns.append((cached, cold))
-        reply = subject.model.tokenizer.decode(cached.tokens)
+        reply = subject.model.tokenizer.decode(cold.tokens)
+        truths.append((asked, reply))
         asked = asked.followed_by(reply, f"And what about the square, in turn {turn + 2}?")
     later = turns[1:]
     gain = sum(cold.first for _, cold in later) / sum(cached.first for cached, _ in later)
-    return {
+    row = {
         "variant": variant,
         "prompt_tokens": [cached.prompt_tokens for cached, _ in turns],
         "cached_tokens": [cached.cached for cached, _ in turns],
@@ -239,12 +246,14 @@ def _conversation(subject: Subject, variant: str, plan: Plan) -> Result:
         "cold_over_cached": against(gain, CONVERSATION_TARGET, at_least=True),
         "same_tokens": f"{sum(a.tokens == b.tokens for a, b in turns)}/{len(turns)}",
     }
+    return row, truths
 
 
 def _print(result: Mapping[str, Any]) -> None:
     print_rows("time to first token, in process", _TTFT, result.get("ttft", []))
     print_rows("conversation", _TALK, result.get("conversation", []))
     print_rows("time to first token over HTTP", _SERVERS, result.get("servers", []))
+    print_rows("conversation over HTTP", _TALKS, result.get("talks", []))
     print_rows("lookup", _LOOKUP, [result["lookup"]] if "lookup" in result else [])
     print_rows("hit rates over agent traffic", _TRAFFIC, result.get("traffic", []))
 
@@ -271,6 +280,14 @@ _SERVERS = {
     "repeat s": "repeat_seconds",
     "next turn s": "next_turn_seconds",
     "cold/repeat": "cold_over_repeat",
+    "right": "right",
+    "skipped": "skipped",
+}
+_TALKS = {
+    "server": "server",
+    "variant": "variant",
+    "s per later turn": "later_seconds",
+    "first/later": "first_over_later",
     "right": "right",
     "skipped": "skipped",
 }

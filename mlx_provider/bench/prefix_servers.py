@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -68,15 +68,42 @@ def image_part(seed: int, height: int, width: int) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
+Truths = Sequence[tuple[Asked, str]]
+"""Questions in the order they are asked, with the right reply to each."""
+
+
 def over_http(
-    folder: Path, variant: str, truths: Sequence[tuple[Asked, str]], reply: int, scratch: Path
+    folder: Path, variant: str, truths: Truths, reply: int, scratch: Path
 ) -> list[Result]:
     """Every server on the same questions: (first question, next turn) of each document in turn.
 
     The second of each pair is asked of a cache that knows the first.
     """
-    found: list[Result] = []
     pairs = list(zip(truths[::2], truths[1::2], strict=True))
+
+    def ask(client: Client) -> list[Result]:
+        return [_one_document(client, variant, *pair, reply) for pair in pairs]
+
+    return _on_each(folder, variant, truths, scratch, ask)
+
+
+def talk_over_http(
+    folder: Path, variant: str, truths: Truths, reply: int, scratch: Path
+) -> list[Result]:
+    """Every server through the turns of one conversation."""
+    return _on_each(
+        folder, variant, truths, scratch, lambda client: [_talk(client, variant, truths, reply)]
+    )
+
+
+def _on_each(
+    folder: Path,
+    variant: str,
+    truths: Truths,
+    scratch: Path,
+    ask: Callable[[Client], list[Result]],
+) -> list[Result]:
+    found: list[Result] = []
     for kind in (OURS, *PEERS):
         if not kind.images and any(asked.image is not None for asked, _ in truths):
             found.append(_skipped(kind, variant, "takes no images"))
@@ -85,11 +112,30 @@ def over_http(
             with running(kind, folder, scratch / f"{kind.name}.log") as server:
                 client = Client(server)
                 client.ask(HELLO, 4)
-                found += [_one_document(client, variant, *pair, reply) for pair in pairs]
+                found += ask(client)
                 client.close()
         except (EngineUnavailable, RequestFailed) as error:
             found.append(_skipped(kind, variant, error.message))
     return found
+
+
+def _talk(client: Client, variant: str, truths: Truths, reply: int) -> Result:
+    turns, right = [], 0
+    for asked, truth in truths:
+        messages = _messages(asked)
+        turns.append(client.first_token(messages))
+        right += same(client.ask(messages, reply), truth)
+    seconds = [one.total for one in turns]
+    later = statistics.mean(seconds[1:])
+    return {
+        "server": client.server.kind.name,
+        "variant": variant,
+        "turn_seconds": seconds,
+        "cached_tokens": [one.cached for one in turns],
+        "later_seconds": later,
+        "first_over_later": round(seconds[0] / later, 2),
+        "right": f"{right}/{len(truths)}",
+    }
 
 
 def _one_document(

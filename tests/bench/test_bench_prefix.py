@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from mlx_provider.bench.endpoints import Answer
 from mlx_provider.bench.prefix import Subject, _first_tokens
+from mlx_provider.bench.prefix_servers import Asked, _talk
 from mlx_provider.bench.random_models import document, load, write_model
 
 
@@ -55,3 +58,34 @@ def test_documents_differ_by_seed_alone(subject: Subject) -> None:
     first, again, other = (document(subject.model, 100, seed) for seed in (1, 1, 2))
     assert first == again != other
     assert abs(len(subject.model.tokenizer.encode(first, special=False)) - 100) < 5
+
+
+class Scripted:
+    """A server that knows every reply but one, and says how much it reused."""
+
+    server = SimpleNamespace(kind=SimpleNamespace(name="scripted"))
+
+    def __init__(self, wrong: str) -> None:
+        self._wrong = wrong
+        self._asked = 0
+
+    def first_token(self, messages: list[dict[str, Any]]) -> Answer:
+        self._asked += 1
+        seconds = 4.0 if self._asked == 1 else 0.5
+        return Answer("", seconds, seconds, 1, cached=len(messages) - 3)
+
+    def ask(self, messages: list[dict[str, Any]], max_tokens: int) -> Answer:
+        question = messages[-1]["content"]
+        text = "?" if question == self._wrong else f" reply to {question}"
+        return Answer(text, 0.1, 0.1, max_tokens, 0)
+
+
+def test_a_conversation_counts_right_replies_and_later_turns() -> None:
+    asked, truths = Asked("a document", "one"), []
+    for following in ("two", "three", "four"):
+        truths.append((asked, f"reply to {asked.question}"))
+        asked = asked.followed_by(truths[-1][1], following)
+    row = _talk(Scripted(wrong="two"), "llama", truths, 6)  # type: ignore[arg-type]
+    assert row["right"] == "2/3"
+    assert row["first_over_later"] == 8.0
+    assert row["cached_tokens"] == [0, 2, 4]
