@@ -162,9 +162,9 @@ def take_checkpoint(cache: list[Any], at: int | None = None) -> Checkpoint | Non
     """Windows and states as they are now; `None` where every layer keeps every token.
 
     A window that has not wrapped is taken too: it may have by the time the row is stored.
-    `at`: as they were after that many tokens, within the last pass of several tokens and with
-    no pass after it; a window still holds what it needs for that, a state does not.
-    Raises `Unstorable`, and `ValueError` for a state that has gone beyond `at`.
+    `at`: as they were after that many tokens, at the beginning of the last pass or within it,
+    which had several tokens; a window still holds what it needs for that, a state does not.
+    Raises `Unstorable`, and `ValueError` where what `at` needs is gone.
     """
     attributes = {}
     for leaf, layer in enumerate(leaves(cache)):
@@ -246,14 +246,28 @@ def _window_attributes(layer: Any, at: int | None) -> dict[str, Any]:
 def _shortened(own: Mapping[str, Any], behind: int) -> dict[str, Any]:
     """A window without its newest `behind` tokens, which its last pass has appended in order.
 
-    `RotatingKVCache._update_concat` (mlx-lm 0.32.2) keeps a whole window before what it appends.
+    `RotatingKVCache._update_concat` (mlx-lm 0.32.2) keeps what the first of them can see: all but
+    the oldest token of a full window. In the state before the pass a blank stands for that one;
+    whatever comes next drops or overwrites it unseen.
+    Raises `ValueError` where more is gone.
     """
-    shorter = {"offset": own["offset"] - behind}
+    offset = own["offset"] - behind
     if own.keys() == CHUNKED:
-        return shorter
+        return {"offset": offset}
     index = own["_idx"] - behind
+    gone = min(offset, own["max_size"]) - index
+    if gone > 1:
+        raise ValueError(f"a window no longer holds its state after {offset} tokens")
     kept = {name: own[name][..., :index, :] for name in ("keys", "values")}
-    return shorter | kept | {"_idx": index}
+    if gone == 1:
+        kept = {name: _blank_first(array, own["keep"]) for name, array in kept.items()}
+    return {"offset": offset, "_idx": kept["keys"].shape[2]} | kept
+
+
+def _blank_first(array: Any, keep: int) -> Any:
+    """With a token of zeros before the oldest one that may go."""
+    blank = mx.zeros((*array.shape[:-2], 1, array.shape[-1]), dtype=array.dtype)
+    return mx.concatenate([array[..., :keep, :], blank, array[..., keep:, :]], axis=2)
 
 
 def _window(array: Any, own: Mapping[str, Any]) -> Any:

@@ -133,11 +133,11 @@ class PrefixStore:
         """A copy of what cannot be cut out of a longer row later: states, and windows.
 
         `at`: as they were after that many tokens (`take_checkpoint` says when that can be had).
-        `None` where every layer can be cut at any time (or the cache cannot be stored at all).
+        `None` where every layer can be cut at any time, or where there is nothing to be had.
         """
         try:
             return take_checkpoint(cache, at)
-        except Unstorable as reason:
+        except (Unstorable, ValueError) as reason:
             self._tell(str(reason))
             return None
 

@@ -18,7 +18,7 @@ from mlx_lm.models.cache import (
 )
 
 from mlx_provider.engine.prefix_arrays import ArrayPack
-from mlx_provider.engine.prefix_segments import Kind, kind
+from mlx_provider.engine.prefix_segments import Kind, kind, take_checkpoint
 from mlx_provider.engine.prefix_state import Unstorable
 from mlx_provider.engine.prefix_store import PrefixStore, StoreKey
 from mlx_provider.testing.tiny_models import build
@@ -193,17 +193,18 @@ def test_a_window_gives_a_checkpoint_from_within_its_last_pass(start, windows, m
     if start:
         model(mx.array([ids[:start]]), cache=cache)
     model(mx.array([ids[start:]]), cache=cache)
-    for at in (start + 1, start + 14, 69):
-        key = StoreKey(str(at))
+    places = [(at, 7) for at in (start, start + 1, start + 14, 69) if at] + [(start + 1, 1)]
+    for at, following in [*places, *([(start, 1)] if start else [])]:
+        key = StoreKey(f"{at} {following}")
         store.insert(key, ids, cache, {at: store.checkpoint(cache, at)})
-        more = [*ids[:at], *prompt(7, 9)]
+        more = [*ids[:at], *prompt(following, 9)]
         match = store.match(key, more, len(more) - 1)
         row = store.restore(match, make)
         assert match.length == at
         hit = greedy(model, row, prefill(model, row, more, at, len(more)))
         # `RotatingKVCache.make_mask` knows nothing of `keep`, so chunks show: cold in equal ones
         fresh = make()
-        for stop in [each for each in (start, at) if each]:
+        for stop in sorted({start, at} - {0}):
             model(mx.array([more[fresh[0].offset : stop]]), cache=fresh)
         assert_equal(hit, greedy(model, fresh, prefill(model, fresh, more, at, len(more))))
 
@@ -215,7 +216,8 @@ def test_a_state_gives_no_checkpoint_once_it_has_gone_on(model_of) -> None:
     assert store.strictest(cache) is Kind.STATE
     prefill(model, cache, prompt(10), 0, 10)
     with pytest.raises(ValueError, match="after 9 tokens"):
-        store.checkpoint(cache, 9)
+        take_checkpoint(cache, 9)
+    assert store.checkpoint(cache, 9) is None
 
 
 @pytest.mark.parametrize("bits", [4, 8])
