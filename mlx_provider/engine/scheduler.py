@@ -177,6 +177,8 @@ class Scheduler:
 
     def next_chunk(self, now: float) -> Chunk | None:
         """What to prefill in this step; `None`: nothing waits, or nothing fits."""
+        if not self.waiting:
+            return None
         rows, held, patient = self.active_rows, self.live_bytes, False
         for work in sorted(self.waiting, key=lambda w: self._urgency(w, now)):
             if work.started:
