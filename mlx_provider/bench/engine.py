@@ -12,8 +12,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import numpy as np
 
 from ..records import LoadedModel
 from ..upstream import cpu_attention
+from ..upstream.mlx_vlm import replaced
 from .subjects import BatchGeneratorSubject, Job, Ours, Run, Subject, load_random, run
 
 DEFAULTS = "mlx-lm BatchGenerator, defaults"
@@ -176,17 +176,6 @@ def gaps_in_steps(run: Run) -> Result:
     }
 
 
-@contextmanager
-def arithmetic_on_the_device() -> Iterator[None]:
-    """Attention is MLX's alone: NumPy's would count as the stepping thread's own time."""
-    applies = cpu_attention.applies
-    setattr(cpu_attention, "applies", lambda *call: False)  # noqa: B010
-    try:
-        yield
-    finally:
-        setattr(cpu_attention, "applies", applies)  # noqa: B010
-
-
 def bench_host(setting: Setting) -> Result:
     """CPU time of the stepping thread per step and row while 16 rows decode."""
     count = 16
@@ -196,7 +185,8 @@ def bench_host(setting: Setting) -> Result:
             subject = make()
             texts = prompts(3, [24] * count, setting.model.info.vocab_size)
             jobs = [Job(text, ENDLESS) for text in texts]
-            with arithmetic_on_the_device():
+            # NumPy's attention would count as the stepping thread's own time
+            with replaced(cpu_attention, "applies", lambda *call: False):
                 spent = steady_seconds(subject, jobs, HOST_STEPS, time.thread_time)
             seconds = spent / HOST_STEPS / count
             each[subject.name] = min(seconds, each.get(subject.name, seconds))
