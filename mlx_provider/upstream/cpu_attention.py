@@ -3,22 +3,33 @@
 Outside of macOS, MLX's CPU build (0.32.4, x86-64) takes some 20 ns for the exponential of one
 score, NumPy 2 ns: with a few hundred tokens of context that is most of what attention costs, with
 a few thousand most of a prompt's time. Here all of it is NumPy's, over blocks of queries that each
-see no key beyond their own position; keys and values are read where the cache has them.
+see no key beyond their own position; keys and values are read where the cache has them. The
+heads of a large call are shared among the cores.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-BLOCK = 1 << 20
-"""Scores of one block: few enough to be at hand, many enough to be worth a call."""
+from . import blas
+
+BLOCK = 1 << 18
+"""Scores of one block: few enough to be at hand."""
+QUERIES = 16
+"""A block's at least: fewer are not worth reading the keys."""
+SHARED = 1 << 16
+"""Scores from which on the cores share the work."""
+Share = tuple[slice, ...]
+"""Of rows, of key heads, and of the queries of each."""
 WORTH = 1 << 12
 """Scores below which waiting for the keys costs more than it saves."""
 
@@ -55,31 +66,83 @@ def attend(
     """
     B, H, L, D = queries.shape
     Hk, S = keys.shape[1], keys.shape[2]
+    G = H // Hk
     full = None if mask is None or isinstance(mask, str) else _masked(mask, B, Hk, H, L, S)
     _one_thread()
     mx.eval(queries, keys, values)
-    q = (np.asarray(queries) * np.float32(scale)).reshape(B, Hk, H // Hk, L, D)
-    k, v = np.asarray(keys).swapaxes(-1, -2), np.asarray(values)
-    size = max(1, BLOCK // (B * H * S))
-    out = []
+    q = (np.asarray(queries) * np.float32(scale)).reshape(B, Hk, G, L, D)
+    k, v = np.asarray(keys), np.asarray(values)
+    out = np.empty((B, Hk, G, L, v.shape[-1]), dtype=np.float32)
+
+    def attend_share(at: Share) -> None:
+        own = None if full is None else full[at]
+        _attend(q[at], k[at[:2]], v[at[:2]], mask == "causal", own, out[at])
+
+    _on_cores(attend_share, _shares((B, Hk, G), B * H * L * S))
+    return mx.array(out.reshape(B, H, L, -1))
+
+
+def _attend(
+    q: NDArray[np.float32],
+    k: NDArray[np.float32],
+    v: NDArray[np.float32],
+    causal: bool,
+    mask: NDArray[Any] | None,
+    out: NDArray[np.float32],
+) -> None:
+    """Attention of scaled queries (B, Hk, G, L, D) into `out` (B, Hk, G, L, Dv)."""
+    B, Hk, G, L, D = q.shape
+    S = k.shape[2]
+    turned = k.swapaxes(-1, -2)
+    size = max(QUERIES, BLOCK // (B * Hk * G * S))
     for start in range(0, L, size):
         stop = min(L, start + size)
-        seen = S - L + stop if mask == "causal" else S
+        seen = S - L + stop if causal else S
         block = q[:, :, :, start:stop].reshape(B, Hk, -1, D)
-        scores = (block @ k[..., :seen]).reshape(B, Hk, H // Hk, stop - start, seen)
-        if full is not None:
-            scores = _apply(full[..., start:stop, :], scores)
-        elif mask == "causal":
+        scores = (block @ turned[..., :seen]).reshape(B, Hk, G, stop - start, seen)
+        if mask is not None:
+            scores = _apply(mask[..., start:stop, :], scores)
+        elif causal:
             _hide_later(scores)
         weights, total = _exponentials(scores.reshape(B, Hk, -1, seen))
         mean = (weights @ v[:, :, :seen]) / total
-        out.append(mean.reshape(B, Hk, H // Hk, stop - start, -1))
-    return mx.array(np.concatenate(out, axis=3).reshape(B, H, L, -1))
+        out[:, :, :, start:stop] = mean.reshape(B, Hk, G, stop - start, -1)
+
+
+def _shares(axes: tuple[int, int, int], scores: int) -> list[Share]:
+    """Parts of (B, Hk, G) for the cores there are; few scores are not worth parting."""
+    everything = (slice(None),) * 3
+    if scores < SHARED:
+        return [everything]
+    axis = max(range(3), key=lambda i: axes[i])
+    count = min(_cores(), axes[axis])
+    edges = [axes[axis] * i // count for i in range(count + 1)]
+    parts = [slice(a, b) for a, b in itertools.pairwise(edges)]
+    return [tuple(part if i == axis else slice(None) for i in range(3)) for part in parts]
+
+
+def _on_cores(work: Callable[[Share], None], shares: list[Share]) -> None:
+    """Do every share, the first in this thread. Raises what any of them raises."""
+    first, *others = shares
+    running = [_pool().submit(work, share) for share in others]
+    work(first)
+    for one in running:
+        one.result()
+
+
+@functools.cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_cores(), thread_name_prefix="attention")
+
+
+@functools.cache
+def _cores() -> int:
+    return blas.cores()
 
 
 @functools.cache
 def _one_thread() -> None:
-    """Let NumPy multiply in this thread alone, from now on.
+    """Let each of NumPy's products be of the calling thread alone, from now on.
 
     The threads of its BLAS (the one in its wheel) and those of MLX's wait for work by spinning,
     and would keep the cores from each other: a chunk of 20 ms then takes 180 now and then.
@@ -92,12 +155,12 @@ def _one_thread() -> None:
 
 
 def _masked(mask: mx.array, B: int, Hk: int, H: int, L: int, S: int) -> NDArray[Any]:
-    """The mask as (B or 1, Hk or 1, H / Hk or 1, L or 1, S)."""
+    """The mask as a view of (B, Hk, H / Hk, L, S)."""
     found = np.array(mask)
     found = found.reshape((1,) * (4 - found.ndim) + found.shape)
     rows, heads = found.shape[:2]
     split = (1, 1) if heads == 1 else (Hk, H // Hk)
-    return np.broadcast_to(found.reshape(rows, *split, *found.shape[2:]), (rows, *split, L, S))
+    return np.broadcast_to(found.reshape(rows, *split, *found.shape[2:]), (B, Hk, H // Hk, L, S))
 
 
 def _apply(mask: NDArray[Any], scores: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -110,8 +173,7 @@ def _apply(mask: NDArray[Any], scores: NDArray[np.float32]) -> NDArray[np.float3
 def _hide_later(scores: NDArray[np.float32]) -> None:
     """The last queries are the last positions: each sees itself and what is before it."""
     count = scores.shape[-2]
-    later = np.triu(np.ones((count, count), dtype=np.bool_), 1)
-    scores[..., -count:][..., later] = np.finfo(np.float32).min
+    scores[..., -count:] += np.triu(np.full((count, count), -np.inf, dtype=np.float32), 1)
 
 
 def _exponentials(

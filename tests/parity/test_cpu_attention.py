@@ -34,9 +34,10 @@ def difference(arrays: list[mx.array], mask: mx.array | str | None) -> float:
     shared=st.sampled_from([1, 2, 4]),
     kind=st.sampled_from(["none", "causal", "window", "added", "per head"]),
     block=st.sampled_from([64, 1000, 10**6]),
+    cores=st.integers(1, 5),
 )
-def test_equal_for_every_mask_and_block(
-    L: int, before: int, shared: int, kind: str, block: int
+def test_equal_for_every_mask_block_and_share(
+    L: int, before: int, shared: int, kind: str, block: int, cores: int
 ) -> None:
     S = L + before
     at, to = mx.arange(before, S)[:, None], mx.arange(S)[None]
@@ -50,6 +51,9 @@ def test_equal_for_every_mask_and_block(
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu_attention, "BLOCK", block)
+        patch.setattr(cpu_attention, "QUERIES", 1)
+        patch.setattr(cpu_attention, "SHARED", 0)
+        patch.setattr(cpu_attention, "_cores", lambda: cores)
         assert difference(inputs(L, S, shared=shared), masks[kind]) < 1e-5
 
 
