@@ -81,15 +81,11 @@ class DecodeBatch:
         if not owners:
             return Forward([], None, [])
         tokens = _joined([drawn.tokens for _, drawn in self._pending])
-        at = {row: i for i, row in enumerate(owners)}
         rows: list[Row] = []
         logits, failed = [], []
         for each in self.layout.passes():
             try:
-                own = (
-                    tokens if each.rows == owners else tokens[mx.array([at[r] for r in each.rows])]
-                )
-                out = self._decode(each, own)
+                out = self._decode(each, _of(each.rows, owners, tokens))
                 mx.async_eval(out)  # type: ignore[no-untyped-call]
             except FAULTS as error:
                 failed.append((list(each.rows), error))
@@ -100,8 +96,9 @@ class DecodeBatch:
 
     def _decode(self, each: Pass, tokens: mx.array) -> mx.array:
         # the token about to be fed is mostly not committed yet: its position is the row's length
-        ahead = (row.length - (id(row) in self._taken) for row in each.rows)
-        at = [n + row.request.prompt.rope_delta for n, row in zip(ahead, each.rows, strict=True)]
+        at = [row.length + row.request.prompt.rope_delta for row in each.rows]
+        if self._taken:
+            at = [n - (id(row) in self._taken) for n, row in zip(at, each.rows, strict=True)]
         return self.model.decode(tokens, each.cache, mx.array(at, dtype=mx.int32))
 
     def read(self) -> list[tuple[Row, int, Logprob | None]]:
@@ -122,6 +119,10 @@ class DecodeBatch:
         self._pending.append((rows, drawn))
         mx.async_eval(drawn.arrays)  # type: ignore[no-untyped-call]
 
+    def held(self, rows: Sequence[Row]) -> list[int]:
+        """Indices of the rows that are in."""
+        return [i for i, row in enumerate(rows) if id(row) in self._rows]
+
     def holds(self, row: Row) -> bool:
         """Whether the row has joined."""
         return id(row) in self._rows
@@ -136,6 +137,14 @@ def read_drawn(rows: Sequence[Row], drawn: Drawn) -> list[tuple[Row, int, Logpro
     logprobs = _read_logprobs(drawn)
     tokens: list[int] = drawn.tokens.tolist()  # type: ignore[assignment]
     return [(row, t, logprobs.get(id(row))) for row, t in zip(rows, tokens, strict=True)]
+
+
+def _of(rows: Sequence[Row], owners: Sequence[Row], tokens: mx.array) -> mx.array:
+    """The tokens of `rows`, which lie in the order of `owners`."""
+    if rows == owners:
+        return tokens
+    at = {id(row): i for i, row in enumerate(owners)}
+    return tokens[mx.array([at[id(row)] for row in rows])]
 
 
 def _joined(arrays: list[mx.array]) -> mx.array:

@@ -168,8 +168,9 @@ class Engine:
             self._spoilt = set(map(id, self.scheduler.running))
             self._replay(list(self.scheduler.running), error)
             return
+        now = self.clock()
         for row, token, logprob in read:
-            self._commit(row, token, logprob)
+            self._commit(row, token, logprob, now)
         for rows, cause in forward.failed:
             self._pass_failed([r for r in rows if r.finish is None], cause)
         if forward.logits is not None:
@@ -179,8 +180,7 @@ class Engine:
             self._failures = 0
 
     def _draw_next(self, rows: list[Row], logits: mx.array) -> None:
-        alive = set(map(id, self.scheduler.running))
-        at = [i for i, row in enumerate(rows) if id(row) in alive]
+        at = self.batch.held(rows)
         if len(at) < len(rows):
             rows = [rows[i] for i in at]
             logits = logits[mx.array(at)] if at else logits[:0]
@@ -212,11 +212,11 @@ class Engine:
             ready.append(ok)
         return masks, [ok and row.finish is None for ok, row in zip(ready, rows, strict=True)]
 
-    def _commit(self, row: Row, token: int, logprob: Logprob | None) -> None:
+    def _commit(self, row: Row, token: int, logprob: Logprob | None, now: float) -> None:
         """Take a drawn token: text out, and the row's end where it is reached."""
         if row.finish is not None:
             return
-        self.ledger.token(row.request)
+        self.ledger.token(row.request, now)
         row.tokens.append(token)
         try:
             deltas, reason = self._take(row, token, logprob)
@@ -338,7 +338,7 @@ class Engine:
         except FAULTS as error:
             self.fail(row.request, _failed("its sampling", error))
             return False
-        self._commit(row, token, logprob)
+        self._commit(row, token, logprob, self.clock())
         return row.finish is None
 
     def _draw_one(self, row: Row, logits: mx.array) -> Drawn | None:
@@ -370,7 +370,7 @@ class Engine:
             self.fail(row.request, _failed("its decode step", error))
             return None
         row.suspect = False
-        self._commit(row, token, logprob)
+        self._commit(row, token, logprob, self.clock())
         return None if row.finish is not None else self._draw_one(row, forward.logits[0])
 
     def _pass_failed(self, rows: list[Row], error: Exception) -> None:

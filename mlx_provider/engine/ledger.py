@@ -48,9 +48,8 @@ class Ledger:
             request.started = self.clock()
             self.recorder.request_started()
 
-    def token(self, request: Request) -> None:
+    def token(self, request: Request, now: float) -> None:
         """One of its rows has committed a token."""
-        now = self.clock()
         if request.first_token is None:
             request.first_token = now
             self.recorder.first_token(now - request.arrived)

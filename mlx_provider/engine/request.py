@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..mailbox import Mailbox
@@ -81,10 +82,12 @@ class SamplingParams:
         """Whether tokens of low rank are excluded."""
         return not self.greedy and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
 
-    @property
-    def penalised(self) -> bool:
-        """Whether the history of the row changes its logits."""
-        return bool(self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty)
+    @cached_property
+    def plain(self) -> bool:
+        """Greedy, with nothing that changes the logits. Asked for every row in every step."""
+        penalties = self.presence_penalty, self.frequency_penalty
+        changes = self.repetition_penalty != 1 or any(penalties) or self.logit_bias
+        return self.greedy and not changes
 
 
 @dataclass(eq=False)

@@ -80,10 +80,7 @@ def draw(
 
 def _plain(row: Row) -> bool:
     """Greedy, with nothing that changes its logits."""
-    params, request = row.request.params, row.request
-    return params.greedy and not (
-        params.penalised or params.logit_bias or len(row.tokens) < request.min_tokens
-    )
+    return row.request.params.plain and len(row.tokens) >= row.request.min_tokens
 
 
 def _kind(params: SamplingParams) -> object:

@@ -91,6 +91,9 @@ class Scheduler:
         self.step_seconds: float | None = None
         self._settled = 0
         """Bytes of live rows for which memory was last made."""
+        self._fitting: int | None = None
+        """The limit within which all rows were last found; they stay so until one outgrows what
+        was set aside for it."""
 
     # -- coming and going
 
@@ -147,10 +150,14 @@ class Scheduler:
 
         Asks others for their memory first. `None`: all fits.
         """
-        need, limit = self.live_bytes, self.budget.available()
+        limit = self.budget.available()
+        if limit == self._fitting and not any(map(self._outgrown, self.running)):
+            return None
+        need = self.live_bytes
         if need > self._settled:
             self.budget.reclaim(need)
         self._settled = need
+        self._fitting = limit if need <= limit else None
         if need <= limit or not self.running:
             return None
         return max(self.running, key=lambda row: (row.request.arrived, row.index))
@@ -282,6 +289,10 @@ class Scheduler:
     def reservation(self, rows: list[Row]) -> int:
         """Bytes to set aside for rows: what they hold and a reserve of output."""
         return sum(self.budget.row_bytes(self._tokens_reserved(row)) for row in rows)
+
+    def _outgrown(self, row: Row) -> bool:
+        """Whether a row needs more than was set aside for it when it was admitted."""
+        return len(row.tokens) >= self.limits.output_reserve
 
     def _tokens_reserved(self, row: Row) -> int:
         reserve = min(row.request.max_tokens, self.limits.output_reserve)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from collections.abc import Callable
@@ -103,6 +104,29 @@ def test_budget_is_kept_nobody_starves_everyone_ends_once(
         step += 1
         assert step < 20_000, "somebody starves"
     assert sorted(map(id, ended)) == sorted(id(request) for _, request, _ in requests)
+
+
+def test_a_limit_that_shrinks_sends_the_youngest_back_until_the_others_fit() -> None:
+    plan = scheduler(max_rows=10)
+    limit = 10_000
+    plan.budget = dataclasses.replace(plan.budget, available=lambda: limit)
+    requests = [make(100) for _ in range(4)]
+    for at, request in enumerate(requests):
+        plan.submit(request, float(at))
+        chunk = plan.next_chunk(float(at))
+        while chunk is not None:
+            chunk.work.done = chunk.stop
+            if chunk.work.remaining == 0:
+                plan.join(chunk.work)
+            chunk = plan.next_chunk(float(at))
+    assert plan.overflowing() is None
+    limit = 2 * plan.reservation(requests[0].rows) + 1
+    sent = []
+    while (row := plan.overflowing()) is not None:
+        sent.append(row.request)
+        plan.preempt(row)
+    assert sent == [requests[3], requests[2]]
+    assert plan.live_bytes <= limit
 
 
 def test_a_patient_prompt_does_not_stop_those_that_have_started() -> None:
