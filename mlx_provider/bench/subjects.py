@@ -14,7 +14,7 @@ from ..engine.probe import probe
 from ..engine.scheduler import Budget, Limits, Scheduler
 from ..records import LoadedModel
 from ..testing.driver import SilentRecorder, TokenOutput, new_request
-from ..upstream.attention import Unrouted
+from ..upstream.stand_in import Pristine
 
 WIDE = 2**50
 """A memory budget that never matters here."""
@@ -98,13 +98,13 @@ class Ours:
 
 
 class BatchGeneratorSubject:
-    """mlx-lm's BatchGenerator (0.32.2), greedy, with upstream's attention."""
+    """mlx-lm's BatchGenerator (0.32.2), greedy, with upstream's own functions."""
 
     def __init__(self, model: Any, name: str, **options: Any) -> None:
         from mlx_lm.generate import BatchGenerator
 
         self.name = name
-        self._pristine = Unrouted(model)
+        self._pristine = Pristine(model)
         self._generator = BatchGenerator(model, max_tokens=1_000_000, **options)
         self._jobs: dict[int, Job] = {}
 

@@ -236,7 +236,8 @@ class Engine:
             return (), "stop"
         if row.constraint is not None:
             row.constraint.advance(token)
-        deltas = row.output.push(token, self._names.described(token, logprob))
+        described = None if logprob is None else self._names.described(token, logprob)
+        deltas = row.output.push(token, described)
         if row.output.stopped or (row.constraint is not None and row.constraint.finished):
             return deltas, "stop"
         return deltas, "length" if len(row.tokens) >= request.max_tokens else None

@@ -18,10 +18,8 @@ class TokenNames:
         self._tokenizer = tokenizer
         self._bytes: dict[int, bytes] = {}
 
-    def described(self, token: int, logprob: Logprob | None) -> TokenLogprob | None:
-        """A drawn token with its logprob and alternatives; `None` where none were asked for."""
-        if logprob is None:
-            return None
+    def described(self, token: int, logprob: Logprob) -> TokenLogprob:
+        """A drawn token with its logprob and alternatives."""
         top = [self._named(other, value) for other, value in logprob.top]
         return self._named(token, logprob.drawn, top)
 

@@ -10,14 +10,13 @@ joined; any other call goes to the original, or to `cpu_attention` where that is
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import mlx.core as mx
 
 from . import cpu_attention
+from .stand_in import stand_in
 
 NAME = "scaled_dot_product_attention"
 PARAMETERS = ("scale", "mask", "sinks")
@@ -38,29 +37,7 @@ def route(model: Any) -> bool:
 
     Returns whether any module was found to route.
     """
-    modules = _attention_modules(model)
-    for module in modules:
-        original = getattr(module, NAME)
-        if not hasattr(original, "pristine"):
-            setattr(module, NAME, routed(original))
-    return bool(modules)
-
-
-class Unrouted:
-    """While entered, `model`'s modules have their pristine functions: upstream as it comes."""
-
-    def __init__(self, model: Any) -> None:
-        self._modules = _attention_modules(model)
-        self._kept: list[Any] = []
-
-    def __enter__(self) -> None:
-        self._kept = [getattr(module, NAME) for module in self._modules]
-        for module, function in zip(self._modules, self._kept, strict=True):
-            setattr(module, NAME, getattr(function, "pristine", function))
-
-    def __exit__(self, *error: object) -> None:
-        for module, function in zip(self._modules, self._kept, strict=True):
-            setattr(module, NAME, function)
+    return stand_in(model, NAME, routed)
 
 
 def routed(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
@@ -87,11 +64,4 @@ def routed(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
             start += size
         return mx.concatenate(out, axis=0)
 
-    attend.pristine = original  # type: ignore[attr-defined]
     return attend
-
-
-def _attention_modules(model: Any) -> list[ModuleType]:
-    names = {type(module).__module__ for module in model.modules()}
-    found = (sys.modules[name] for name in sorted(names) if name in sys.modules)
-    return [m for m in found if callable(getattr(m, NAME, None))]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -20,7 +19,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from . import blas
+from . import blas, cpu_device
 
 BLOCK = 1 << 18
 """Scores of one block: few enough to be at hand."""
@@ -40,8 +39,7 @@ def applies(queries: mx.array, keys: Any, values: Any, options: Mapping[str, Any
     Not for sinks, quantised or half-precision keys.
     """
     return (
-        sys.platform != "darwin"
-        and mx.default_device().type == mx.DeviceType.cpu
+        cpu_device.in_use()
         and options.keys() == {"scale", "mask"}
         and isinstance(keys, mx.array)
         and isinstance(values, mx.array)

@@ -4,12 +4,18 @@ Upstream (mlx_vlm/models/qwen3_5/gated_delta.py 0.7.10, `gated_delta_chunked`, i
 there is no Metal) pads every call to whole chunks of 64 and solves each chunk in 64 steps that
 follow one another: ten tokens take as long as sixty-four. Any chunk size gives the same result;
 the steps inside a chunk and those from chunk to chunk are fewest near the root of the tokens.
+On a CPU the whole rule is NumPy's (`cpu_gated_delta`).
 """
 
 from __future__ import annotations
 
 import functools
 from typing import Any
+
+import mlx.core as mx
+
+from . import cpu_device
+from .cpu_gated_delta import gated_delta
 
 NAME = "gated_delta_chunked"
 SMALLEST, LARGEST = 8, 64
@@ -24,8 +30,12 @@ def fit_chunks() -> None:
         return
 
     @functools.wraps(original)
-    def fitted(q: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(q, *args, **{"C": chunk_size(q.shape[1]), **kwargs})
+    def fitted(q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any, mask: Any = None) -> Any:
+        arrays = (q, k, v, g, beta, state)
+        whole = all(array.dtype == mx.float32 for array in arrays)
+        if mask is None and whole and cpu_device.in_use():
+            return gated_delta(*arrays)
+        return original(*arrays, mask, C=chunk_size(q.shape[1]))
 
     fitted.pristine = original  # type: ignore[attr-defined]
     setattr(module, NAME, fitted)

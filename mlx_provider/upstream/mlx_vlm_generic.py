@@ -17,6 +17,7 @@ import numpy as np
 
 from ..errors import UnsupportedModel
 from ..records import LoadOptions, MediaSpan, PrefillChunk
+from . import cpu_functions
 from .attention import route
 from .mlx_vlm import StateCache, load_model, row_cache
 
@@ -37,6 +38,7 @@ def load(folder: Path, options: LoadOptions) -> tuple[Any, Any]:
     if images is not None:
         processor.image_processor = images
     route(model.language_model)
+    cpu_functions.adopt(model)
     return model, processor
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ..errors import MediaError
 from ..records import LoadOptions, MediaItem, MediaSpan, PrefillChunk, Prompt
+from . import cpu_functions
 from .attention import route
 from .checkpoint import read_json
 from .mlx_vlm import head, load_model, row_cache
@@ -244,4 +245,5 @@ def load_qwen(folder: Path, options: LoadOptions) -> QwenVision:
         place=media.place if sees else no_media,
     )
     route(model.language_model)
+    cpu_functions.adopt(model)
     return QwenVision(model, info, tokenizer, marks)

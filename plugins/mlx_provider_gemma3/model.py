@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_provider import BadRequest, LoadOptions, MediaItem, MediaSpan, PrefillChunk
+from mlx_provider.upstream import cpu_functions
 from mlx_provider.upstream import mlx_vlm_gemma3 as upstream
 from mlx_provider.upstream.attention import route
 from mlx_provider.upstream.checkpoint import read_json
@@ -99,6 +100,7 @@ def load_gemma(folder: Path, options: LoadOptions) -> GemmaModel:
         variant="" if window is None else f":window={window}",
     )
     route(model.language_model)
+    cpu_functions.adopt(model)
     return GemmaModel(model, info, tokenizer, _marks(folder, images))
 
 

@@ -19,7 +19,7 @@ from mlx_provider import (
     PrefillChunk,
     Prompt,
 )
-from mlx_provider.upstream import attention, mlx_lm
+from mlx_provider.upstream import attention, cpu_functions, mlx_lm
 from mlx_provider.upstream.checkpoint import describe
 from mlx_provider.upstream.hf_tokenizer import HFTokenizer
 
@@ -70,6 +70,7 @@ def load_text(path: Path, options: LoadOptions) -> TextModel:
     mx.eval(loaded.model.parameters())
     tokenizer = HFTokenizer(loaded.tokenizer, loaded.renderer)
     attention.route(loaded.model)
+    cpu_functions.adopt(loaded.model)
     return TextModel(
         model=loaded.model,
         tokenizer=tokenizer,

@@ -6,6 +6,7 @@ import mlx.core as mx
 import pytest
 from mlx_vlm.models.qwen3_5 import gated_delta
 
+from mlx_provider.upstream import cpu_gated_delta
 from mlx_provider.upstream.gated_delta import chunk_size, fit_chunks
 
 
@@ -21,6 +22,33 @@ def test_equal_to_the_recurrence(tokens: int) -> None:
     theirs = gated_delta.gated_delta_ops(q, k, v, g, beta, state)
     for a, b in zip(ours, theirs, strict=True):
         assert mx.allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("tokens", [2, 5, 16, 17, 40])
+def test_numpys_shares_keys_among_heads_and_survives_a_decay_of_nothing(
+    rows: int, tokens: int
+) -> None:
+    q, k = (mx.random.normal((rows, tokens, 2, 8)) * 8**-0.5 for _ in range(2))
+    v = mx.random.normal((rows, tokens, 4, 6))
+    g, beta = (mx.random.uniform(0, 1, (rows, tokens, 4)) for _ in range(2))
+    g[:, 1] = 0
+    state = mx.random.normal((rows, 4, 6, 8))
+    ours = cpu_gated_delta.gated_delta(q, k, v, g, beta, state)
+    theirs = gated_delta.gated_delta_ops(q, k, v, g, beta, state)
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.shape == b.shape
+        assert mx.allclose(a, b, atol=1e-5)
+
+
+def test_with_a_mask_it_is_upstreams() -> None:
+    fit_chunks()
+    q, k, v = (mx.random.normal((1, 9, 2, 8)) * 8**-0.5 for _ in range(3))
+    g, beta = (mx.random.uniform(0.5, 1, (1, 9, 2)) for _ in range(2))
+    state, mask = mx.random.normal((1, 2, 8, 8)), mx.array([[False] * 2 + [True] * 7])
+    _, ours = gated_delta.gated_delta_chunked(q, k, v, g, beta, state, mask)
+    _, theirs = gated_delta.gated_delta_ops(q, k, v, g, beta, state, mask)
+    assert mx.allclose(ours, theirs, atol=1e-5)
 
 
 def test_chunks_grow_with_the_root_of_the_tokens() -> None:

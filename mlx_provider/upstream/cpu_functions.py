@@ -1,0 +1,77 @@
+"""Which functions of upstream's models are ours on a CPU: the table, and putting them in.
+
+By the module and name of their definition (mlx 0.32.4, mlx-lm 0.32.2, mlx-vlm 0.7.10), since others
+of the same name do something else. Small arrays and those not float32 go to the original.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import mlx.core as mx
+
+from . import cpu_activations, cpu_attention, cpu_device
+from .stand_in import Function, stand_in
+
+
+def adopt(model: Any) -> None:
+    """Let ours stand in for what `model`'s modules call. Idempotent; does nothing elsewhere."""
+    if not cpu_device.in_use():
+        return
+    for name in sorted({name for _, name in OURS}):
+        stand_in(model, name, _ours)
+
+
+def _ours(original: Function) -> Function | None:
+    make = OURS.get((original.__module__, original.__name__))
+    return None if make is None else functools.wraps(original)(make(original))
+
+
+def _elementwise(ours: Function) -> Callable[[Function], Function]:
+    """For a function of arrays of one shape."""
+
+    def make(original: Function) -> Function:
+        def call(*arrays: mx.array) -> Any:
+            first = arrays[0]
+            if first.size < cpu_activations.WORTH or any(
+                a.dtype != mx.float32 or a.shape != first.shape for a in arrays
+            ):
+                return original(*arrays)
+            return ours(*arrays)
+
+        return call
+
+    return make
+
+
+def _precise_swiglu(hidden: mx.array, gate: mx.array, x: mx.array) -> mx.array:
+    """Upstream takes its result's dtype from `hidden`; here all are float32."""
+    return cpu_activations.swiglu(gate, x)
+
+
+def _vision_attention(original: Function) -> Function:
+    def call(
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        scale: float,
+        mask: mx.array | None = None,
+    ) -> Any:
+        options = {"scale": scale, "mask": mask}
+        if cpu_attention.applies(queries, keys, values, options):
+            return cpu_attention.attend(queries, keys, values, scale=scale, mask=mask)
+        return original(queries, keys, values, scale, mask)
+
+    return call
+
+
+OURS: Mapping[tuple[str, str], Callable[[Function], Function]] = {
+    ("mlx.nn.layers.activations", "gelu_approx"): _elementwise(cpu_activations.gelu_tanh),
+    ("mlx_lm.models.activations", "precise_swiglu"): _elementwise(_precise_swiglu),
+    ("mlx_lm.models.activations", "swiglu"): _elementwise(cpu_activations.swiglu),
+    ("mlx_vlm.models.activations", "swiglu"): _elementwise(cpu_activations.swiglu),
+    ("mlx_vlm.models.base", "ensure_fused_sdpa"): _vision_attention,
+    ("mlx_vlm.models.qwen3_5.language", "_precise_swiglu"): _elementwise(_precise_swiglu),
+}

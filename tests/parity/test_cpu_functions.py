@@ -1,0 +1,111 @@
+"""Our stand-ins on the CPU against upstream's functions, and where they stand in."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+import mlx_lm.models.qwen3
+import pytest
+from mlx.nn.layers import activations
+from mlx_lm.models.activations import precise_swiglu, swiglu
+from mlx_vlm.models import activations as vlm_activations
+from mlx_vlm.models.base import ensure_fused_sdpa
+from mlx_vlm.models.qwen3_5 import language
+
+from mlx_provider.testing.tiny_models import build
+from mlx_provider.upstream import cpu_functions, mlx_lm
+from mlx_provider.upstream.stand_in import Pristine
+
+pytestmark = pytest.mark.skipif(
+    sys.platform == "darwin" or mx.default_device() != mx.cpu, reason="MLX is fast there"
+)
+UPSTREAM = [
+    (activations.gelu_approx, 1),
+    (swiglu, 2),
+    (vlm_activations.swiglu, 2),
+    (precise_swiglu, 3),
+    (language._precise_swiglu, 3),
+]
+
+
+def pristine(function):
+    """Another test's model may have had it replaced."""
+    return getattr(function, "pristine", function)
+
+
+@pytest.mark.parametrize(("function", "arguments"), UPSTREAM)
+def test_large_arrays_are_ours_and_equal(function, arguments, monkeypatch):
+    original = pristine(function)
+    asked = []
+    monkeypatch.setattr(mx, "eval", lambda *arrays, real=mx.eval: (asked.append(1), real(*arrays)))
+    ours = cpu_functions._ours(original)
+    assert ours is not None
+    given = [8 * mx.random.normal((40, 512)) for _ in range(arguments)]
+    given[-1][0, :3] = mx.array([-200.0, 200.0, 0.0])
+    given[-2 if arguments > 1 else -1][0, :3] = mx.array([-200.0, 200.0, 0.0])
+    found = ours(*given)
+    assert asked
+    assert found.dtype == mx.float32
+    assert mx.allclose(found, original(*given), rtol=1e-5, atol=1e-6).item()
+
+
+@pytest.mark.parametrize(("function", "arguments"), UPSTREAM)
+def test_small_arrays_and_halves_are_upstreams(function, arguments, monkeypatch):
+    original = pristine(function)
+    ours = cpu_functions._ours(original)
+    assert ours is not None
+    for shape, dtype in (((4, 16), mx.float32), ((40, 512), mx.bfloat16)):
+        given = [mx.random.normal(shape).astype(dtype) for _ in range(arguments)]
+        assert mx.array_equal(ours(*given), original(*given)).item()
+
+
+def test_vision_attention() -> None:
+    original = pristine(ensure_fused_sdpa)
+    ours = cpu_functions._ours(original)
+    assert ours is not None
+    for patches in (10, 300):
+        given = [mx.random.normal((1, 4, patches, 32)) for _ in range(3)]
+        expected = original(*given, 0.3)
+        assert mx.allclose(ours(*given, 0.3), expected, rtol=1e-4, atol=1e-5).item()
+
+
+def test_a_function_of_the_same_name_is_left_alone() -> None:
+    def swiglu(x, gate, alpha):  # another one's
+        return x
+
+    assert cpu_functions._ours(swiglu) is None
+
+
+def test_they_are_put_in_once_and_back(tmp_path: Path) -> None:
+    model = mlx_lm.load(build(tmp_path / "model", "qwen3")).model
+    cpu_functions.adopt(model)
+    ours = mlx_lm_models_swiglu()
+    assert ours is not swiglu
+    assert ours.pristine is pristine(swiglu)
+    cpu_functions.adopt(model)
+    assert mlx_lm_models_swiglu() is ours
+    with Pristine(model):
+        assert mlx_lm_models_swiglu() is ours.pristine
+    assert mlx_lm_models_swiglu() is ours
+
+
+def mlx_lm_models_swiglu():
+    return sys.modules["mlx_lm.models.qwen3"].swiglu
+
+
+def test_a_layer_of_mlx_calls_ours() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.act = nn.GELU(approx="tanh")
+
+    block = Block()
+    x = mx.random.normal((40, 512))
+    with Pristine(block):
+        expected = block.act(x)
+    cpu_functions.adopt(block)
+    assert hasattr(activations.gelu_approx, "pristine")
+    assert mx.allclose(block.act(x), expected, rtol=1e-5, atol=1e-6).item()
