@@ -71,6 +71,8 @@ class Engine:
         """No request can expire before this time."""
         self._undisturbed: float | None = None
         """When the last decode step began, if no prefill came after it."""
+        self._advanced = 0.0
+        """When the rows that decode last got a token."""
         self._failures = 0
         self._quiet_steps = 0
         self._spoilt: set[int] = set()
@@ -115,18 +117,26 @@ class Engine:
     # -- the step
 
     def step(self) -> list[Post]:
-        """Advance every row by one token and one prompt by one chunk; what readers get."""
+        """Advance every row by one token and one prompt by one chunk; what readers get.
+
+        Where a brief prompt may precede them, the rows wait for the next step.
+        """
         self._expire()
         began = self.clock()
-        if self.scheduler.running:
+        chunk = self.scheduler.next_chunk(began)
+        if self.scheduler.running and not self._precedes(chunk, began):
             self._measure_step(began)
             self._decode()
             self._make_room()
-        chunk = self.scheduler.next_chunk(self.clock())
+            self._advanced = self.clock()
+            chunk = self.scheduler.next_chunk(self._advanced)
         if chunk is not None:
             self._prefill(chunk)
         self._undisturbed = began if chunk is None and self.scheduler.running else None
         return self.ledger.take()
+
+    def _precedes(self, chunk: Chunk | None, now: float) -> bool:
+        return chunk is not None and self.scheduler.precedes(chunk, now - self._advanced)
 
     def _expire(self) -> None:
         now = self.clock()
@@ -313,6 +323,8 @@ class Engine:
 
     def _join(self, work: Prefill, logits: mx.array) -> None:
         """The whole prompt is in the cache: draw the first tokens and let the rows decode."""
+        if not self.scheduler.running:
+            self._advanced = self.clock()
         self.scheduler.join(work)
         work.request.features = {}
         if self.reuse is not None:

@@ -200,6 +200,15 @@ class Scheduler:
             patient = now - work.arrived > PATIENCE
         return None
 
+    def precedes(self, chunk: Chunk, stalled: float) -> bool:
+        """Whether a chunk runs before rows decode that have waited for `stalled` seconds.
+
+        Brief prompts that come together are prefilled together, as far as the target goes: their
+        rows then decode in the same steps, and not in twice as many.
+        """
+        lasts = self.chunk_time(chunk.stop - chunk.start)
+        return self._brief(chunk.work) and stalled + lasts <= self.limits.stall_target
+
     def portion(self, work: Prefill) -> Chunk:
         """The next tokens of a prompt that has started."""
         return Chunk(work, work.done, self._stop(work))
@@ -231,7 +240,7 @@ class Scheduler:
         time, target = self.chunk_time, self.limits.stall_target
         if not self.running:
             return time.tokens(IDLE_STALL)
-        if time(len(work.tokens) - work.expected) <= BRIEF * target:
+        if self._brief(work):
             return time.tokens(target)
         size = time.tokens(target)
         if self.step_seconds is not None:
@@ -243,6 +252,11 @@ class Scheduler:
         if time.count % 2:
             size = int(VARIED * size if VARIED * size >= LEAST else size / VARIED)
         return size
+
+    def _brief(self, work: Prefill) -> bool:
+        """Whether all that has to be computed of a prompt takes little enough to be let through."""
+        computed = self.chunk_time(len(work.tokens) - work.expected)
+        return computed <= BRIEF * self.limits.stall_target
 
     def _pressing(self) -> float:
         """Rows that wait for each that decodes: few may be delayed for the sake of many."""

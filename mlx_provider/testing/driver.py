@@ -10,7 +10,7 @@ from ..engine.engine import Engine
 from ..engine.prefix_store import PrefixStore
 from ..engine.request import Request, Row, SamplingParams
 from ..engine.reuse import Reuse
-from ..engine.scheduler import Budget, Limits, Scheduler
+from ..engine.scheduler import Budget, Chunk, Limits, Scheduler
 from ..mailbox import Mailbox
 from ..protocol import Delta, Event, FinishReason, TokenLogprob
 from ..records import LoadedModel, Prompt
@@ -83,10 +83,18 @@ def output_of(request: Request, choice: int = 0) -> TokenOutput:
     return output
 
 
+class Alternating(Scheduler):
+    """Lets rows decode before every chunk, so that what joins meets them at every stage."""
+
+    def precedes(self, chunk: Chunk, stalled: float) -> bool:
+        return False
+
+
 def new_engine(
     model: LoadedModel,
     *,
     layout: str = "grouped",
+    alternating: bool = False,
     max_chunk: int = 16,
     max_rows: int = 32,
     reserve: int = 64,
@@ -104,7 +112,7 @@ def new_engine(
     budget = Budget(row_bytes, available, lambda need: None)
     return Engine(
         model,
-        Scheduler(limits, budget),
+        (Alternating if alternating else Scheduler)(limits, budget),
         layout=layout,
         make_cache=fresh,
         recorder=SilentRecorder(),

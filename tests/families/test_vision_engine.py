@@ -43,7 +43,7 @@ def request_for(prompt: Prompt) -> Request:
 def run_schedule(
     model: LoadedModel, prompts: list[Prompt], layout: str, chunk: int, store: PrefixStore | None
 ) -> list[Request]:
-    engine = new_engine(model, layout=layout, max_chunk=chunk, store=store)
+    engine = new_engine(model, layout=layout, alternating=True, max_chunk=chunk, store=store)
     requests = [request_for(prompt) for prompt in prompts]
     step = 0
     while step <= max(at for at, _, _ in SCHEDULE) or not engine.idle:

@@ -89,8 +89,10 @@ def run_schedule(
     layout: str,
     chunk: int,
     store: PrefixStore | None = None,
+    *,
+    alternating: bool = True,
 ) -> list[Request]:
-    engine = new_engine(model, layout=layout, max_chunk=chunk, store=store)
+    engine = new_engine(model, layout=layout, alternating=alternating, max_chunk=chunk, store=store)
     requests = [request_of(a) for a in arrivals]
     last = max(a.step + (a.cancel_after or 0) for a in arrivals)
     step = 0
@@ -128,9 +130,15 @@ def test_any_schedule_gives_what_each_request_gets_alone(tiny: Tiny, family: str
     store = PrefixStore(budget=lambda: 2**20)
 
     @settings(max_examples=6, suppress_health_check=list(HealthCheck))
-    @given(arrivals=ARRIVALS, chunk=st.sampled_from([16, 32, 64]), stored=st.booleans())
-    def check(arrivals: list[Arrival], chunk: int, stored: bool) -> None:
-        requests = run_schedule(model, arrivals, layout, chunk, store if stored else None)
+    @given(
+        arrivals=ARRIVALS,
+        chunk=st.sampled_from([16, 32, 64]),
+        stored=st.booleans(),
+        alternating=st.booleans(),
+    )
+    def check(arrivals: list[Arrival], chunk: int, stored: bool, alternating: bool) -> None:
+        kept = store if stored else None
+        requests = run_schedule(model, arrivals, layout, chunk, kept, alternating=alternating)
         check_against_solo(model, arrivals, requests)
         store.check_integrity()
 

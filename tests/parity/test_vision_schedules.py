@@ -114,11 +114,17 @@ def test_text_and_images_in_any_schedule(vision: Load, family: str) -> None:
     store, features = PrefixStore(budget=lambda: 2**22), FeatureCache(2**20)
 
     @settings(max_examples=5, suppress_health_check=list(HealthCheck))
-    @given(turns=TURNS, chunk=st.sampled_from([16, 48]), stored=st.booleans())
-    def check(turns: list[Turn], chunk: int, stored: bool) -> None:
+    @given(
+        turns=TURNS,
+        chunk=st.sampled_from([16, 48]),
+        stored=st.booleans(),
+        alternating=st.booleans(),
+    )
+    def check(turns: list[Turn], chunk: int, stored: bool, alternating: bool) -> None:
         engine = new_engine(
             model,
             layout=layout,
+            alternating=alternating,
             max_chunk=chunk,
             store=store if stored else None,
             features=features,

@@ -1,0 +1,69 @@
+"""Brief prompts that come together are prefilled together; others wait their turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from mlx_provider.engine.engine import Engine
+from mlx_provider.engine.request import Phase
+from mlx_provider.testing.driver import new_engine, new_request, run
+from mlx_provider_text.model import TextModel
+
+
+@pytest.fixture
+def decodes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Engine], int]:
+    """Steps the engine, and tells how many rows decoded in that step."""
+    rows: list[int] = []
+    decode = Engine._decode
+
+    def counted(engine: Engine) -> None:
+        rows.append(len(engine.scheduler.running))
+        decode(engine)
+
+    monkeypatch.setattr(Engine, "_decode", counted)
+
+    def step(engine: Engine) -> int:
+        rows.clear()
+        engine.step()
+        return sum(rows)
+
+    return step
+
+
+def test_brief_prompts_join_before_the_first_decodes_again(
+    qwen3: TextModel, decodes: Callable[[Engine], int]
+) -> None:
+    engine = new_engine(qwen3, clock=lambda: 0.0)  # as if prefill took no time
+    for i in range(4):
+        engine.submit(new_request([30 + i] * 12, max_tokens=6))
+    assert [decodes(engine) for _ in range(6)] == [0, 0, 0, 0, 4, 4]
+    run(engine)
+
+
+def test_rows_that_have_waited_for_the_target_decode_first(
+    qwen3: TextModel, decodes: Callable[[Engine], int]
+) -> None:
+    now = [0.0]
+    engine = new_engine(qwen3, clock=lambda: now[0])
+    for i in range(4):
+        engine.submit(new_request([30 + i] * 12, max_tokens=6))
+    rows = []
+    for _ in range(5):
+        rows.append(decodes(engine))
+        now[0] += 0.045  # less than half of the target
+    assert rows == [0, 0, 0, 3, 4]
+    run(engine)
+
+
+def test_a_long_prompt_precedes_nobody(qwen3: TextModel, decodes: Callable[[Engine], int]) -> None:
+    engine = new_engine(qwen3, clock=lambda: 0.0, max_chunk=16)
+    engine.submit(new_request([30] * 12, max_tokens=6))
+    while decodes(engine) == 0:
+        pass
+    long = new_request([31] * 700, max_tokens=2)
+    engine.submit(long)
+    assert [decodes(engine) for _ in range(3)] == [1, 1, 1]
+    assert long.phase is Phase.PREFILL
+    run(engine)
