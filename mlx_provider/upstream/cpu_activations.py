@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-WORTH = 1 << 14
+WORTH = 1 << 13
 """Elements below which waiting for them costs more than it saves."""
 
 

@@ -92,7 +92,8 @@ def _attend(
     B, Hk, G, L, D = q.shape
     S = k.shape[2]
     turned = k.swapaxes(-1, -2)
-    size = max(QUERIES, BLOCK // (B * Hk * G * S))
+    count = min(round(B * Hk * G * L * S / BLOCK), L // QUERIES)
+    size = -(-L // max(1, count))
     for start in range(0, L, size):
         stop = min(L, start + size)
         seen = S - L + stop if causal else S
