@@ -25,7 +25,8 @@ def adopt(model: Any) -> None:
 
 
 def _ours(original: Function) -> Function | None:
-    make = OURS.get((original.__module__, original.__name__))
+    defined = getattr(original, "__module__", ""), getattr(original, "__name__", "")
+    make = OURS.get(defined)
     return None if make is None else functools.wraps(original)(make(original))
 
 
