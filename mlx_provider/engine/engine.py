@@ -1,4 +1,4 @@
-"""One model's engine. A step is: decode every row, then prefill a portion of one prompt."""
+"""One model's engine. A step: decode every row (or let a brief prompt pass), prefill a portion."""
 
 from __future__ import annotations
 

@@ -28,6 +28,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from ..upstream import cpu_copy
 from .memory import leaves
 from .prefix_arrays import ArrayPack
 from .prefix_state import Checkpoint, Unstorable
@@ -294,7 +295,7 @@ def _fill(layer: Any, parts: Sequence[list[Any]], length: int, room: int) -> lis
     slack = 0
     if kind(layer) is Kind.APPEND and hasattr(layer, "step"):  # grows in steps: spare one copy
         slack = -(-(length + max(1, room)) // layer.step) * layer.step - length
-    joined = [_joined([part[i] for part in parts], slack) for i in range(len(parts[0]))]
+    joined = [cpu_copy.joined([part[i] for part in parts], slack) for i in range(len(parts[0]))]
     half = len(joined) // 2
     keys, values = joined[:half], joined[half:]
     own = vars(layer)
@@ -304,11 +305,3 @@ def _fill(layer: Any, parts: Sequence[list[Any]], length: int, room: int) -> lis
     if names == ROTATING:
         own["_idx"] = length
     return joined
-
-
-def _joined(pieces: list[Any], slack: int) -> Any:
-    first = pieces[0]
-    if slack:
-        shape = (*first.shape[:-2], slack, first.shape[-1])
-        pieces = [*pieces, mx.zeros(shape, dtype=first.dtype)]
-    return mx.contiguous(mx.concatenate(pieces, axis=-2))

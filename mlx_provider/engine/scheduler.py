@@ -1,8 +1,9 @@
 """Which prompt is prefilled next, in what portion, and who is let in. Imports no mlx.
 
-Rows that decode always go first; what is left of a step's time goes to one prompt at a time,
-the one with the least work left, aged so that a long prompt is never starved. The portion is
-sized by measured times so that decoding rows stall no longer than the target.
+Rows that decode go first, but for brief prompts that fit into the stall target; the rest of a step
+goes to one prompt at a time, the one with the least work left, aged so that a long prompt is never
+starved. The portion is sized by measured times so that decoding rows stall no longer than the
+target.
 """
 
 from __future__ import annotations
