@@ -16,7 +16,7 @@ from typing import Any
 import mlx.core as mx
 
 from . import cpu_attention
-from .stand_in import stand_in
+from .stand_in import namespaces, stand_in
 
 NAME = "scaled_dot_product_attention"
 PARAMETERS = ("scale", "mask", "sinks")
@@ -37,7 +37,7 @@ def route(model: Any) -> bool:
 
     Returns whether any module was found to route.
     """
-    return stand_in(model, NAME, routed)
+    return stand_in(namespaces(model), NAME, routed)
 
 
 def routed(original: Callable[..., mx.array]) -> Callable[..., mx.array]:

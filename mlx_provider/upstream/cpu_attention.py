@@ -66,7 +66,7 @@ def attend(
     Hk, S = keys.shape[1], keys.shape[2]
     G = H // Hk
     full = None if mask is None or isinstance(mask, str) else _masked(mask, B, Hk, H, L, S)
-    _one_thread()
+    cpu_device.numpy_alone()
     mx.eval(queries, keys, values)
     q = (np.asarray(queries) * np.float32(scale)).reshape(B, Hk, G, L, D)
     k, v = np.asarray(keys), np.asarray(values)
@@ -137,20 +137,6 @@ def _pool() -> ThreadPoolExecutor:
 @functools.cache
 def _cores() -> int:
     return blas.cores()
-
-
-@functools.cache
-def _one_thread() -> None:
-    """Let each of NumPy's products be of the calling thread alone, from now on.
-
-    The threads of its BLAS (the one in its wheel) and those of MLX's wait for work by spinning,
-    and would keep the cores from each other: a chunk of 20 ms then takes 180 now and then.
-    """
-    from threadpoolctl import ThreadpoolController
-
-    own = [one.filepath for one in ThreadpoolController().lib_controllers]
-    bundled = [path for path in own if "numpy.libs" in path]
-    ThreadpoolController().select(filepath=bundled).limit(limits=1)
 
 
 def _masked(mask: mx.array, B: int, Hk: int, H: int, L: int, S: int) -> NDArray[Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from . import cpu_activations, cpu_attention, cpu_device
-from .stand_in import Function, stand_in
+from .stand_in import Function, namespaces, stand_in
 
 
 def adopt(model: Any) -> None:
@@ -21,7 +21,7 @@ def adopt(model: Any) -> None:
     if not cpu_device.in_use():
         return
     for name in sorted({name for _, name in OURS}):
-        stand_in(model, name, _ours)
+        stand_in(namespaces(model), name, _ours)
 
 
 def _ours(original: Function) -> Function | None:

@@ -12,6 +12,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from . import cpu_device
+
 CHUNK = 16
 """Tokens; a power of two."""
 LEAST_DECAY = 1e-6
@@ -33,6 +35,7 @@ def gated_delta(
     Shapes, all float32: `q` and `k` (B, T, Hk, Dk), `v` (B, T, Hv, Dv) with Hv a multiple of Hk,
     `g` and `beta` (B, T, Hv), `state` as above.
     """
+    cpu_device.numpy_alone()
     mx.eval(q, k, v, g, beta, state)
     tokens, repeats = q.shape[1], v.shape[2] // k.shape[2]
     count = -(-tokens // CHUNK)

@@ -16,6 +16,7 @@ import mlx.core as mx
 
 from . import cpu_device
 from .cpu_gated_delta import gated_delta
+from .stand_in import Function, stand_in
 
 NAME = "gated_delta_chunked"
 SMALLEST, LARGEST = 8, 64
@@ -25,10 +26,10 @@ def fit_chunks() -> None:
     """Replace the function in upstream's module. Idempotent."""
     from mlx_vlm.models.qwen3_5 import gated_delta as module
 
-    original = getattr(module, NAME)
-    if hasattr(original, "pristine"):
-        return
+    stand_in([module], NAME, _fitted)
 
+
+def _fitted(original: Function) -> Function:
     @functools.wraps(original)
     def fitted(q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any, mask: Any = None) -> Any:
         arrays = (q, k, v, g, beta, state)
@@ -37,8 +38,7 @@ def fit_chunks() -> None:
             return gated_delta(*arrays)
         return original(*arrays, mask, C=chunk_size(q.shape[1]))
 
-    fitted.pristine = original  # type: ignore[attr-defined]
-    setattr(module, NAME, fitted)
+    return fitted
 
 
 def chunk_size(tokens: int) -> int:

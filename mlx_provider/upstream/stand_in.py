@@ -1,21 +1,23 @@
-"""Functions of a model's modules that ours stand in for, and putting the originals back."""
+"""Functions of upstream's modules that ours stand in for, and putting the originals back."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
 Function = Callable[..., Any]
 
 
-def stand_in(model: Any, name: str, make: Callable[[Function], Function | None]) -> bool:
-    """Put `make(original)` in the place of each function `name` that `model`'s modules call.
+def stand_in(
+    modules: Iterable[ModuleType], name: str, make: Callable[[Function], Function | None]
+) -> bool:
+    """Put `make(original)` in the place of each function `name` of the modules.
 
     Where `make` gives `None` the original stays. Idempotent. Returns whether there was any.
     """
-    found = [module for module in namespaces(model) if callable(getattr(module, name, None))]
+    found = [module for module in modules if callable(getattr(module, name, None))]
     for module in found:
         original = getattr(module, name)
         ours = None if hasattr(original, "pristine") else make(original)

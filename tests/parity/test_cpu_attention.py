@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -11,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from threadpoolctl import ThreadpoolController
 
-from mlx_provider.upstream import cpu_attention
+from mlx_provider.upstream import cpu_attention, cpu_device
 from mlx_provider.upstream.attention import Parts, routed
 
 
@@ -68,9 +66,7 @@ def test_a_hidden_key_outweighs_nothing() -> None:
     assert difference([queries, keys, values], "causal") < 1e-4
 
 
-@pytest.mark.skipif(
-    sys.platform == "darwin" or mx.default_device() != mx.cpu, reason="MLX is fast there"
-)
+@pytest.mark.skipif(not cpu_device.in_use(), reason="MLX is fast there")
 def test_where_it_stands_in() -> None:
     def original(*args: object, **kwargs: object) -> str:
         return "original"

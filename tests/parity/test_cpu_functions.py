@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
-import mlx_lm.models.qwen3
 import pytest
 from mlx.nn.layers import activations
+from mlx_lm.models import qwen3
 from mlx_lm.models.activations import precise_swiglu, swiglu
 from mlx_vlm.models import activations as vlm_activations
 from mlx_vlm.models.base import ensure_fused_sdpa
 from mlx_vlm.models.qwen3_5 import language
 
 from mlx_provider.testing.tiny_models import build
-from mlx_provider.upstream import cpu_functions, mlx_lm
+from mlx_provider.upstream import cpu_attention, cpu_device, cpu_functions, mlx_lm
 from mlx_provider.upstream.stand_in import Pristine
 
-pytestmark = pytest.mark.skipif(
-    sys.platform == "darwin" or mx.default_device() != mx.cpu, reason="MLX is fast there"
-)
+pytestmark = pytest.mark.skipif(not cpu_device.in_use(), reason="MLX is fast there")
 UPSTREAM = [
     (activations.gelu_approx, 1),
     (swiglu, 2),
@@ -53,7 +50,7 @@ def test_large_arrays_are_ours_and_equal(function, arguments, monkeypatch):
 
 
 @pytest.mark.parametrize(("function", "arguments"), UPSTREAM)
-def test_small_arrays_and_halves_are_upstreams(function, arguments, monkeypatch):
+def test_small_arrays_and_halves_are_upstreams(function, arguments):
     original = pristine(function)
     ours = cpu_functions._ours(original)
     assert ours is not None
@@ -62,7 +59,12 @@ def test_small_arrays_and_halves_are_upstreams(function, arguments, monkeypatch)
         assert mx.array_equal(ours(*given), original(*given)).item()
 
 
-def test_vision_attention() -> None:
+def test_vision_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    attend = cpu_attention.attend
+    monkeypatch.setattr(
+        cpu_attention, "attend", lambda *a, **k: (asked.append(a[0].shape[2]), attend(*a, **k))[1]
+    )
     original = pristine(ensure_fused_sdpa)
     ours = cpu_functions._ours(original)
     assert ours is not None
@@ -70,6 +72,7 @@ def test_vision_attention() -> None:
         given = [mx.random.normal((1, 4, patches, 32)) for _ in range(3)]
         expected = original(*given, 0.3)
         assert mx.allclose(ours(*given, 0.3), expected, rtol=1e-4, atol=1e-5).item()
+    assert asked == [300]
 
 
 def test_a_function_of_the_same_name_is_left_alone() -> None:
@@ -82,18 +85,14 @@ def test_a_function_of_the_same_name_is_left_alone() -> None:
 def test_they_are_put_in_once_and_back(tmp_path: Path) -> None:
     model = mlx_lm.load(build(tmp_path / "model", "qwen3")).model
     cpu_functions.adopt(model)
-    ours = mlx_lm_models_swiglu()
+    ours = qwen3.swiglu
     assert ours is not swiglu
     assert ours.pristine is pristine(swiglu)
     cpu_functions.adopt(model)
-    assert mlx_lm_models_swiglu() is ours
+    assert qwen3.swiglu is ours
     with Pristine(model):
-        assert mlx_lm_models_swiglu() is ours.pristine
-    assert mlx_lm_models_swiglu() is ours
-
-
-def mlx_lm_models_swiglu():
-    return sys.modules["mlx_lm.models.qwen3"].swiglu
+        assert qwen3.swiglu is ours.pristine
+    assert qwen3.swiglu is ours
 
 
 def test_a_layer_of_mlx_calls_ours() -> None:
