@@ -41,7 +41,7 @@ class ArrayPack:
     def __getitem__(self, index: int) -> Any:
         """Array `index`, as a lazy view: writing to it in place leaves the pack alone."""
         stack, row = self.places[index]
-        return self.stacks[stack][row]
+        return self.stacks[stack][row : row + 1].squeeze(0)  # an index alone copies (MLX 0.32.4)
 
     def cut(self, start: int, stop: int) -> ArrayPack:
         """The same arrays, tokens `start .. stop` of their token axis (-2), as copies."""

@@ -199,16 +199,17 @@ def rebuild(
     kept = checkpoint.layers if checkpoint is not None else {}
     parts = _heads(segments, length)
     fresh: list[Any] = []
+    runs: list[tuple[Any, list[list[Any]]]] = []
     for leaf, layer in enumerate(leaves(cache)):
         if checkpoint is not None and leaf in kept:
             attributes = checkpoint.attributes(leaf)
             vars(layer).update(attributes)
             fresh += [a for _, a in tree_flatten(attributes) if isinstance(a, mx.array)]
         elif all(leaf in part for part in parts):
-            fresh += _fill(layer, [part[leaf] for part in parts], length, room)
+            runs.append((layer, _runs(layer, [part[leaf] for part in parts])))
         else:
             raise ValueError(f"layer {leaf} cannot be resumed at token {length}")
-    mx.eval(fresh)
+    mx.eval(fresh, _fill([run for run in runs if run[1]], length, room))
 
 
 def _heads(segments: Sequence[Segment], length: int) -> list[dict[int, list[Any]]]:
@@ -286,22 +287,39 @@ def _window(array: Any, own: Mapping[str, Any]) -> Any:
     return array
 
 
-def _fill(layer: Any, parts: Sequence[list[Any]], length: int, room: int) -> list[Any]:
+def _runs(layer: Any, parts: Sequence[list[Any]]) -> list[list[Any]]:
+    """What becomes each array of a layer, piece after piece; none for one without tokens."""
     if layer is None or not parts or not parts[0]:
         return []
-    names = vars(layer).keys()
-    if kind(layer) is Kind.STATE or len(parts[0]) != (6 if names == QUANTISED else 2):
+    count = 6 if vars(layer).keys() == QUANTISED else 2
+    if kind(layer) is Kind.STATE or len(parts[0]) != count:
         raise ValueError(f"{type(layer).__name__} is not what was stored")
-    slack = 0
+    return [[part[i] for part in parts] for i in range(count)]
+
+
+def _fill(layers: Sequence[tuple[Any, list[list[Any]]]], length: int, room: int) -> list[Any]:
+    """Give layers the arrays that their runs make, all in one go. Returns those arrays."""
+    slacks = [_slack(layer, length, room) for layer, runs in layers for _ in runs]
+    joined = cpu_copy.joined([run for _, runs in layers for run in runs], slacks)
+    rest = iter(joined)
+    for layer, runs in layers:
+        _hand_over(layer, [next(rest) for _ in runs], length)
+    return joined
+
+
+def _slack(layer: Any, length: int, room: int) -> int:
+    """Tokens for which a layer's buffers have room behind `length`."""
     if kind(layer) is Kind.APPEND and hasattr(layer, "step"):  # grows in steps: spare one copy
-        slack = -(-(length + max(1, room)) // layer.step) * layer.step - length
-    joined = [cpu_copy.joined([part[i] for part in parts], slack) for i in range(len(parts[0]))]
-    half = len(joined) // 2
-    keys, values = joined[:half], joined[half:]
+        return int(-(-(length + max(1, room)) // layer.step) * layer.step - length)
+    return 0
+
+
+def _hand_over(layer: Any, arrays: list[Any], length: int) -> None:
+    half = len(arrays) // 2
+    keys, values = arrays[:half], arrays[half:]
     own = vars(layer)
     own["keys"] = keys[0] if half == 1 else tuple(keys)
     own["values"] = values[0] if half == 1 else tuple(values)
     own["offset"] = length
-    if names == ROTATING:
+    if own.keys() == ROTATING:
         own["_idx"] = length
-    return joined

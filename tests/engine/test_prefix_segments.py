@@ -359,3 +359,10 @@ def test_layers_of_one_shape_share_a_buffer() -> None:
     pack = ArrayPack.of([mx.full((1, 2, 3, 4), float(i)) for i in range(20)] + [mx.zeros((1, 2))])
     assert len(pack.stacks) == 2
     assert [pack[i][0, 0, 0, 0].item() for i in range(20)] == list(range(20))
+
+
+def test_looking_at_an_array_copies_nothing_of_its_pack() -> None:
+    pack = ArrayPack.of([mx.full((1, 2, 300, 4), float(i)) for i in range(3)])
+    assert np.shares_memory(np.asarray(pack[1]), np.asarray(pack.stacks[0]))
+    pack[1][:] = -1
+    assert mx.min(pack.stacks[0]).item() == 0
