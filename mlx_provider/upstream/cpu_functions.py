@@ -1,7 +1,8 @@
 """Which functions of upstream's models are ours on a CPU: the table, and putting them in.
 
 By the module and name of their definition (mlx 0.32.4, mlx-lm 0.32.2, mlx-vlm 0.7.10), since others
-of the same name do something else. Small arrays and those not float32 go to the original.
+of the same name do something else. What is not worth it goes to the original: small arrays, and
+for NumPy those not float32.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from . import cpu_activations, cpu_attention, cpu_device
+from . import attention, cpu_activations, cpu_attention, cpu_device
 from .stand_in import Function, namespaces, stand_in
 
 
@@ -68,6 +69,23 @@ def _vision_attention(original: Function) -> Function:
     return call
 
 
+def _left_padded(original: Function) -> Function:
+    """Rows of several lengths in one call; upstream's, without Metal, takes row after row."""
+
+    def call(
+        queries: mx.array, keys: Any, values: Any, *, cache: Any, scale: float, mask: Any
+    ) -> Any:
+        pads = getattr(cache, "_qwen3_5_decode_left_padding", None)
+        if pads is None or queries.shape[2] > 1 or not isinstance(keys, mx.array):
+            return original(queries, keys, values, cache=cache, scale=scale, mask=mask)
+        first = mx.array(pads, dtype=mx.int32)[:, None, None, None]
+        attend = original.__globals__[attention.NAME]
+        seen = mx.arange(keys.shape[2]) >= first
+        return attend(queries, keys, values, cache=None, scale=scale, mask=seen)
+
+    return call
+
+
 OURS: Mapping[tuple[str, str], Callable[[Function], Function]] = {
     ("mlx.nn.layers.activations", "gelu_approx"): _elementwise(cpu_activations.gelu_tanh),
     ("mlx_lm.models.activations", "precise_swiglu"): _elementwise(_precise_swiglu),
@@ -75,4 +93,5 @@ OURS: Mapping[tuple[str, str], Callable[[Function], Function]] = {
     ("mlx_vlm.models.activations", "swiglu"): _elementwise(cpu_activations.swiglu),
     ("mlx_vlm.models.base", "ensure_fused_sdpa"): _vision_attention,
     ("mlx_vlm.models.qwen3_5.language", "_precise_swiglu"): _elementwise(_precise_swiglu),
+    ("mlx_vlm.models.qwen3_5.language", "_qwen3_5_left_padded_attention"): _left_padded,
 }

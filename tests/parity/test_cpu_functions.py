@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -14,8 +15,10 @@ from mlx_vlm.models import activations as vlm_activations
 from mlx_vlm.models.base import ensure_fused_sdpa
 from mlx_vlm.models.qwen3_5 import language
 
+from mlx_provider.records import LoadOptions
 from mlx_provider.testing.tiny_models import build
 from mlx_provider.upstream import cpu_attention, cpu_device, cpu_functions, mlx_lm
+from mlx_provider.upstream.mlx_vlm_qwen import load_qwen
 from mlx_provider.upstream.stand_in import Pristine
 
 pytestmark = pytest.mark.skipif(not cpu_device.in_use(), reason="MLX is fast there")
@@ -75,6 +78,34 @@ def test_vision_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [300]
 
 
+def test_rows_of_several_lengths_are_attended_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = pristine(language._qwen3_5_left_padded_attention)
+    ours = cpu_functions._ours(original)
+    assert ours is not None
+    cache = SimpleNamespace(_qwen3_5_decode_left_padding=[0, 3, 7])
+    for length in (9, 200):  # MLX's attention, and NumPy's
+        queries = mx.random.normal((3, 8, 1, 32))
+        keys, values = (mx.random.normal((3, 4, length, 32)) for _ in range(2))
+        given = {"cache": cache, "scale": 0.3, "mask": None}
+        expected = original(queries, keys, values, **given)
+        with monkeypatch.context() as patch:
+            patch.delattr(mx, "take")  # upstream's way to a row
+            found = ours(queries, keys, values, **given)
+        assert mx.allclose(found, expected, rtol=1e-4, atol=1e-5).item()
+
+
+def test_several_tokens_a_row_are_attended_as_upstream_does() -> None:
+    original = pristine(language._qwen3_5_left_padded_attention)
+    ours = cpu_functions._ours(original)
+    assert ours is not None
+    queries = mx.random.normal((2, 4, 2, 32))
+    keys, values = (mx.random.normal((2, 4, 9, 32)) for _ in range(2))
+    cache = SimpleNamespace(_qwen3_5_decode_left_padding=[0, 3])
+    given = {"cache": cache, "scale": 0.3, "mask": None}
+    expected = original(queries, keys, values, **given)
+    assert mx.array_equal(ours(queries, keys, values, **given), expected).item()
+
+
 def test_a_function_of_the_same_name_is_left_alone() -> None:
     def swiglu(x, gate, alpha):  # another one's
         return x
@@ -93,6 +124,13 @@ def test_they_are_put_in_once_and_back(tmp_path: Path) -> None:
     with Pristine(model):
         assert qwen3.swiglu is ours.pristine
     assert qwen3.swiglu is ours
+
+
+def test_a_vision_model_gets_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = pristine(language._qwen3_5_left_padded_attention)
+    monkeypatch.setattr(language, "_qwen3_5_left_padded_attention", original)
+    load_qwen(build(tmp_path / "model", "qwen3_5"), LoadOptions())
+    assert language._qwen3_5_left_padded_attention.pristine is original
 
 
 def test_a_layer_of_mlx_calls_ours() -> None:
