@@ -6,7 +6,8 @@ import mlx.core as mx
 import pytest
 from mlx_vlm.models.qwen3_5 import gated_delta
 
-from mlx_provider.upstream import cpu_gated_delta
+from mlx_provider.upstream import cpu_device, cpu_gated_delta
+from mlx_provider.upstream import gated_delta as adapter
 from mlx_provider.upstream.gated_delta import chunk_size, fit_chunks
 
 
@@ -39,6 +40,29 @@ def test_numpys_shares_keys_among_heads_and_survives_a_decay_of_nothing(
     for a, b in zip(ours, theirs, strict=True):
         assert a.shape == b.shape
         assert mx.allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.parametrize(("rows", "ours"), [(1, False), (8, True)])
+def test_one_token_of_many_rows_is_numpys(
+    rows: int, ours: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit_chunks()
+    asked = []
+    step = cpu_gated_delta.gated_delta_step
+    monkeypatch.setattr(
+        adapter, "gated_delta_step", lambda *given: (asked.append(1), step(*given))[1]
+    )
+    q, k = (mx.random.normal((rows, 1, 4, 32)) * 32**-0.5 for _ in range(2))
+    v, state = mx.random.normal((rows, 1, 8, 32)), mx.random.normal((rows, 8, 32, 32))
+    g, beta = (mx.random.uniform(0, 1, (rows, 1, 8)) for _ in range(2))
+    before = mx.array(state)
+    found = gated_delta.gated_delta_ops(q, k, v, g, beta, state)
+    theirs = gated_delta.gated_delta_ops.pristine(q, k, v, g, beta, state)
+    assert bool(asked) == (ours and cpu_device.in_use())
+    assert mx.array_equal(state, before).item()
+    for a, b in zip(found, theirs, strict=True):
+        assert a.shape == b.shape
+        assert mx.allclose(a, b, atol=1e-5).item()
 
 
 def test_with_a_mask_it_is_upstreams() -> None:
