@@ -71,12 +71,12 @@ class InProcess:
             self._engine.step()
         return Timed(job.times[0] - began, job.tokens, len(prompt.tokens), request.cached)
 
-    def suffix_alone(self, prompt: Prompt) -> float:
+    def suffix_alone(self, prompt: Prompt) -> tuple[float, float]:
         """Seconds of model time for what the store lacks of a prompt, the cache being there.
 
-        The faster of two ways: in one call, or with the last token in a call of its own.
+        Two ways: in one call, and with the last token in a call of its own.
         """
-        return min(self._prefill_seconds(prompt, apart) for apart in (False, True))
+        return self._prefill_seconds(prompt, False), self._prefill_seconds(prompt, True)
 
     def _prefill_seconds(self, prompt: Prompt, apart: bool) -> float:
         import mlx.core as mx
