@@ -49,5 +49,5 @@ def _filled(blank: mx.array, pieces: Sequence[mx.array]) -> mx.array:
 
 def _concatenated(pieces: Sequence[mx.array], slack: int) -> mx.array:
     first = pieces[0]
-    zeros = [mx.zeros((*first.shape[:-2], slack, first.shape[-1]), dtype=first.dtype)]
-    return mx.contiguous(mx.concatenate([*pieces, *(zeros if slack else [])], axis=-2))
+    zeros = mx.zeros((*first.shape[:-2], slack, first.shape[-1]), dtype=first.dtype)
+    return mx.contiguous(mx.concatenate([*pieces, zeros] if slack else [*pieces], axis=-2))

@@ -17,9 +17,9 @@ from mlx_vlm.models.qwen3_5 import language
 
 from mlx_provider.records import LoadOptions
 from mlx_provider.testing.tiny_models import build
-from mlx_provider.upstream import cpu_attention, cpu_device, cpu_functions, mlx_lm
+from mlx_provider.upstream import attention, cpu_attention, cpu_device, cpu_functions, mlx_lm
 from mlx_provider.upstream.mlx_vlm_qwen import load_qwen
-from mlx_provider.upstream.stand_in import Pristine
+from mlx_provider.upstream.stand_in import Pristine, stand_in
 
 pytestmark = pytest.mark.skipif(not cpu_device.in_use(), reason="MLX is fast there")
 UPSTREAM = [
@@ -82,6 +82,7 @@ def test_rows_of_several_lengths_are_attended_in_one_call(monkeypatch: pytest.Mo
     original = pristine(language._qwen3_5_left_padded_attention)
     ours = cpu_functions._ours(original)
     assert ours is not None
+    stand_in([language], attention.NAME, attention.routed)  # as every model that is loaded
     cache = SimpleNamespace(_qwen3_5_decode_left_padding=[0, 3, 7])
     for length in (9, 200):  # MLX's attention, and NumPy's
         queries = mx.random.normal((3, 8, 1, 32))
