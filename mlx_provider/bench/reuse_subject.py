@@ -46,6 +46,7 @@ class InProcess:
             model,
             Scheduler(limits, Budget(lambda tokens: tokens, lambda: WIDE, lambda need: None)),
             layout=probe.layout,
+            rides=probe.rides,
             make_cache=model.make_cache,
             recorder=SilentRecorder(),
             reuse=Reuse(self._store, model, "", model.make_cache) if reuse else None,

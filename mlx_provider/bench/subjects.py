@@ -80,6 +80,7 @@ class Ours:
             model,
             Scheduler(limits, budget),
             layout=found.layout,
+            rides=found.rides,
             make_cache=model.make_cache,
             recorder=SilentRecorder(),
         )

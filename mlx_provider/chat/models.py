@@ -200,6 +200,7 @@ class Models:
             model,
             Scheduler(self._limits(), self._budget(found.memory)),
             layout=found.layout,
+            rides=found.rides,
             make_cache=make_cache,
             recorder=self._recorder,
             reuse=Reuse(self._prefix_store(), model, kv_kind(options), make_cache),

@@ -11,6 +11,7 @@ import mlx.core as mx
 from ..errors import FAULTS
 from ..records import LoadedModel
 from .kv_layout import Layout, Pass
+from .kv_rider import Rider
 from .request import Row
 from .sampler import Drawn
 
@@ -31,6 +32,8 @@ class Forward:
     logits: mx.array | None
     failed: list[tuple[list[Row], Exception]]
     """Rows whose pass failed, with its error; their caches are spoilt."""
+    rider_logits: mx.array | None = None
+    """(vocab,) after the rider's last token; `None`: it did not come along, or failed."""
 
 
 class DecodeBatch:
@@ -75,31 +78,33 @@ class DecodeBatch:
                 kept.append(([owners[i] for i in stay], part))
         self._pending = kept
 
-    def forward(self) -> Forward:
-        """Launch the model on the pending token of every row; does not wait."""
+    def forward(self, rider: Rider | None = None) -> Forward:
+        """Launch the model on the pending token of every row, and on a rider; does not wait."""
         owners = [row for rows, _ in self._pending for row in rows]
         if not owners:
             return Forward([], None, [])
         tokens = _joined([drawn.tokens for _, drawn in self._pending])
         rows: list[Row] = []
-        logits, failed = [], []
-        for each in self.layout.passes():
+        logits, failed, after_rider = [], [], None
+        for each in self.layout.passes(rider):
             try:
                 out = self._decode(each, _of(each.rows, owners, tokens))
                 mx.async_eval(out)  # type: ignore[no-untyped-call]
             except FAULTS as error:
                 failed.append((list(each.rows), error))
-            else:
-                rows.extend(each.rows)
-                logits.append(out)
-        return Forward(rows, _joined(logits) if logits else None, failed)
+                continue
+            rows.extend(each.rows)
+            if each.rider is not None:
+                out, after_rider = out[: len(each.rows)], out[-1]
+            logits.append(out)
+        return Forward(rows, _joined(logits) if logits else None, failed, after_rider)
 
     def _decode(self, each: Pass, tokens: mx.array) -> mx.array:
         # the token about to be fed is mostly not committed yet: its position is the row's length
         at = [row.length + row.request.prompt.rope_delta for row in each.rows]
         if self._taken:
             at = [n - (id(row) in self._taken) for n, row in zip(at, each.rows, strict=True)]
-        return self.model.decode(tokens, each.cache, mx.array(at, dtype=mx.int32))
+        return run_pass(self.model, each, tokens, at)
 
     def read(self) -> list[tuple[Row, int, Logprob | None]]:
         """Wait for the pending tokens and take them, one per row.
@@ -130,6 +135,17 @@ class DecodeBatch:
     def fed(self, row: Row) -> int:
         """Committed tokens of a row that its cache holds."""
         return len(row.tokens) - (id(row) in self._taken)
+
+
+def run_pass(
+    model: LoadedModel, each: Pass, tokens: mx.array, positions: Sequence[int]
+) -> mx.array:
+    """Logits after the rows' tokens, then after each of the rider's: (B, vocab)."""
+    at = list(positions)
+    if each.rider is not None:
+        tokens = mx.concatenate([tokens, mx.array(list(each.rider.tokens), dtype=tokens.dtype)])
+        at += each.rider.positions
+    return model.decode(tokens, each.cache, mx.array(at, dtype=mx.int32))
 
 
 def read_drawn(rows: Sequence[Row], drawn: Drawn) -> list[tuple[Row, int, Logprob | None]]:

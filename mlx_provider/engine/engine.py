@@ -1,4 +1,7 @@
-"""One model's engine. A step: decode every row (or let a brief prompt pass), prefill a portion."""
+"""One model's engine. A step: decode every row (or let a brief prompt pass), prefill a portion.
+
+The portion has a pass of its own, or rides in the pass of the rows that decode.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,7 @@ from .ledger import Ledger, Post
 from .memory import arrays
 from .request import Phase, Prefill, Request, Row
 from .reuse import Reuse
+from .rides import Rides
 from .sampler import Drawn, draw
 from .scheduler import Chunk, Scheduler
 from .token_names import TokenNames
@@ -49,14 +53,18 @@ class Engine:
         scheduler: Scheduler,
         *,
         layout: str,
+        rides: bool = False,
         make_cache: Callable[[], list[Any]],
         recorder: Recorder,
         reuse: Reuse | None = None,
         features: FeatureCache | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`layout`, `rides`: what the probe found."""
         self.model = model
         self.scheduler = scheduler
+        self._rides = Rides(rides)
+        scheduler.may_ride = self._rides.allows
         self.make_cache = make_cache
         self.recorder = recorder
         self.ledger = Ledger(recorder, clock)
@@ -69,8 +77,9 @@ class Engine:
         self._names = TokenNames(model.tokenizer)
         self._next_deadline = inf
         """No request can expire before this time."""
-        self._undisturbed: float | None = None
-        """When the last decode step began, if no prefill came after it."""
+        self._undisturbed: tuple[float, int] | None = None
+        """When the last decode step began, if no other pass came after its own, and the tokens
+        that rode in that."""
         self._advanced = 0.0
         """When the rows that decode last got a token."""
         self._failures = 0
@@ -123,16 +132,22 @@ class Engine:
         """
         self._expire()
         began = self.clock()
+        self._measure_step(began)
         chunk = self.scheduler.next_chunk(began)
+        rode = 0
         if self.scheduler.running and not self._precedes(chunk, began):
-            self._measure_step(began)
-            self._decode()
+            rider = chunk if chunk is not None and chunk.rides else None
+            self._decode(rider)
             self._make_room()
             self._advanced = self.clock()
-            chunk = self.scheduler.next_chunk(self._advanced)
+            rode = 0 if rider is None else rider.stop - rider.start
+            chunk = None if rode else self.scheduler.next_chunk(self._advanced)
+        if chunk is not None and chunk.rides:
+            chunk = None  # in the next step
         if chunk is not None:
             self._prefill(chunk)
-        self._undisturbed = began if chunk is None and self.scheduler.running else None
+        alone = chunk is None and self.scheduler.running
+        self._undisturbed = (began, rode) if alone else None
         return self.ledger.take()
 
     def _precedes(self, chunk: Chunk | None, now: float) -> bool:
@@ -151,9 +166,10 @@ class Engine:
         )
 
     def _measure_step(self, now: float) -> None:
-        """A decode step lasts from one launch to the next, if nothing was prefilled between."""
+        """A decode step lasts from one launch to the next, if no other pass came between."""
         if self._undisturbed is not None:
-            self.scheduler.stepped(now - self._undisturbed)
+            before, rode = self._undisturbed
+            self.scheduler.step_time.measured(now - before, rode)
 
     def _make_room(self) -> None:
         """Rows that have outgrown the memory: the youngest waits, a last one ends."""
@@ -169,8 +185,9 @@ class Engine:
 
     # -- decode
 
-    def _decode(self) -> None:
-        forward = self.batch.forward()
+    def _decode(self, riding: Chunk | None) -> None:
+        """One token for every row, and a chunk that rides."""
+        forward = self.batch.forward(self._rides.board(riding))
         self._spoilt = {id(row) for rows, _ in forward.failed for row in rows}
         try:
             read = self.batch.read()
@@ -182,12 +199,16 @@ class Engine:
         for row, token, logprob in read:
             self._commit(row, token, logprob, now)
         for rows, cause in forward.failed:
-            self._pass_failed([r for r in rows if r.finish is None], cause)
+            left = [row for row in rows if row.finish is None]
+            self._pass_failed(left, riding is not None, cause)
         if forward.logits is not None:
             self._draw_next(forward.rows, forward.logits)
+        if riding is not None and forward.rider_logits is not None:
+            self._rode(riding, forward.rider_logits)
         self._quiet_steps += 1
         if self._quiet_steps > FORGIVEN_AFTER:
             self._failures = 0
+            self._rides.forgive()
 
     def _draw_next(self, rows: list[Row], logits: mx.array) -> None:
         at = self.batch.held(rows)
@@ -288,7 +309,7 @@ class Engine:
         other.
         """
         work, request = chunk.work, chunk.work.request
-        prompt = request.prompt.followed_by(work.tokens[len(request.prompt.tokens) :])
+        prompt = work.prompt
         for span in prompt.spans:
             if span.start < chunk.stop and span.end > chunk.start:
                 self._embed(request, span)
@@ -307,10 +328,30 @@ class Engine:
         logits = self.model.prefill(PrefillChunk(prompt, start, stop, cache, work.request.features))
         wanted = stop == len(work.tokens)
         mx.eval(logits if wanted else arrays(cache))
-        work.done = stop
+        self._passed(work, stop)
+        return logits if wanted else None
+
+    def _passed(self, work: Prefill, stop: int) -> None:
+        """The tokens up to `stop` are in the work's cache."""
+        start, work.done = work.done, stop
         if self.reuse is not None:
             self.reuse.passed(work, start)
-        return logits if wanted else None
+
+    def _rode(self, chunk: Chunk, logits: mx.array) -> None:
+        """A chunk is on its way through the model beside the rows; `logits` (vocab,) follow it."""
+        work = chunk.work
+        last = chunk.stop == len(work.tokens)
+        try:
+            self._passed(work, chunk.stop)
+            if last:
+                mx.eval(logits)
+        except FAULTS as error:
+            log.warning("request %s starts its prefill again: %s", work.request.id, error)
+            self._rides.put_off()
+            return
+        self.recorder.tokens(prefilled=chunk.stop - chunk.start, cached=0, decoded=0)
+        if last:
+            self._join(work, logits)
 
     def _embed(self, request: Request, span: MediaSpan) -> None:
         if span.content_hash in request.features:
@@ -386,19 +427,21 @@ class Engine:
         self._commit(row, token, logprob, self.clock())
         return None if row.finish is not None else self._draw_one(row, forward.logits[0])
 
-    def _pass_failed(self, rows: list[Row], error: Exception) -> None:
-        if len(rows) == 1:
-            self.fail(rows[0].request, _failed("its decode step", error))
-        elif rows:
+    def _pass_failed(self, rows: list[Row], riding: bool, error: Exception) -> None:
+        if riding or len(rows) > 1:
             self._replay(rows, error)
+        elif rows:
+            self.fail(rows[0].request, _failed("its decode step", error))
 
     def _replay(self, rows: list[Row], error: Exception) -> None:
         """Rows whose caches are spoilt start again from their committed tokens, each alone."""
         log.warning("a decode step of %d rows failed (%s); they are run again", len(rows), error)
         self.batch.drop(rows)
         self.scheduler.replay(rows)
-        self._failures += 1
         self._quiet_steps = 0
+        if self._rides.put_off():
+            return
+        self._failures += 1
         if self._failures > 1 and self.batch.layout.name != "solo":
             self._go_solo()
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import mlx.core as mx
 
 from ..upstream.attention import Parts
+from .kv_rider import ChunkKV, Rider, as_rows
 from .request import Row
 
 GROUP_TOKENS = 32_768
@@ -37,6 +38,8 @@ class Pass:
 
     rows: list[Row]
     cache: RowCache
+    rider: Rider | None = None
+    """Its tokens come after the rows."""
 
 
 class Layout(Protocol):
@@ -48,8 +51,8 @@ class Layout(Protocol):
     def drop(self, rows: Sequence[Row]) -> None:
         """Let rows leave; their caches are freed."""
 
-    def passes(self) -> list[Pass]:
-        """What to run for one token of every row."""
+    def passes(self, rider: Rider | None = None) -> list[Pass]:
+        """What to run for one token of every row; a `rider` goes along if `grouped`."""
 
     def extract(self, row: Row) -> RowCache:
         """A cache of that row alone. The layout's arrays are not changed by it."""
@@ -77,7 +80,7 @@ class SoloLayout:
         for row in rows:
             del self._caches[row]
 
-    def passes(self) -> list[Pass]:
+    def passes(self, rider: Rider | None = None) -> list[Pass]:
         return [Pass([row], cache) for row, cache in self._caches.items()]
 
     def extract(self, row: Row) -> RowCache:
@@ -149,7 +152,7 @@ class MergedLayout:
     def drop(self, rows: Sequence[Row]) -> None:
         remove(self.groups, rows)
 
-    def passes(self) -> list[Pass]:
+    def passes(self, rider: Rider | None = None) -> list[Pass]:
         return [Pass(group.rows, group.cache) for group in self.groups]
 
     def extract(self, row: Row) -> RowCache:
@@ -200,14 +203,18 @@ class GroupedKV:
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Parts, Parts]:
         """Append each group's rows to its cache; keys and values per group."""
         all_keys, all_values, start = [], [], 0
+        turned = [isinstance(part, ChunkKV) for part in self.parts]
         for part, size in zip(self.parts, self.sizes, strict=True):
             stop = start + size
             k, v = part.update_and_fetch(keys[start:stop], values[start:stop])
             all_keys.append(k)
             all_values.append(v)
             start = stop
-        caches = list(self.parts)
-        return Parts(all_keys, caches, self.sizes), Parts(all_values, caches, self.sizes)
+        caches = [p.inner if t else p for p, t in zip(self.parts, turned, strict=True)]
+        return (
+            Parts(all_keys, caches, self.sizes, turned),
+            Parts(all_values, caches, self.sizes, turned),
+        )
 
 
 class GroupedLayout:
@@ -228,7 +235,9 @@ class GroupedLayout:
         self._split()
         remove(self.groups, rows)
 
-    def passes(self) -> list[Pass]:
+    def passes(self, rider: Rider | None = None) -> list[Pass]:
+        if rider is not None and self.groups:
+            return [self._with(rider)]
         if len(self.groups) < 2:
             return [Pass(group.rows, group.cache) for group in self.groups]
         if self._joined is None:
@@ -236,6 +245,15 @@ class GroupedLayout:
             layers = zip(*(g.cache for g in self.groups), strict=True)
             self._joined = [joined(list(layer), sizes) for layer in layers]
         return [Pass([row for g in self.groups for row in g.rows], self._joined)]
+
+    def _with(self, rider: Rider) -> Pass:
+        """All groups and a rider, which has attention layers alone: nothing is to be split."""
+        count = len(rider.tokens)
+        sizes = [*(len(g.rows) for g in self.groups), count]
+        riding = [as_rows(layer, count) for layer in rider.cache]
+        layers = zip(*(g.cache for g in self.groups), riding, strict=True)
+        cache = [joined(list(layer), sizes) for layer in layers]
+        return Pass([row for g in self.groups for row in g.rows], cache, rider)
 
     def extract(self, row: Row) -> RowCache:
         self._split()

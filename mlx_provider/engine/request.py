@@ -190,6 +190,16 @@ class Prefill:
     def remaining(self) -> int:
         return len(self.tokens) - self.done
 
+    @property
+    def prompt(self) -> Prompt:
+        """The request's prompt, with committed tokens of the reply that are run again."""
+        prompt = self.request.prompt
+        return prompt.followed_by(self.tokens[len(prompt.tokens) :])
+
+    def restart(self) -> None:
+        """Forget what was computed: a device failure has spoilt it."""
+        self.cache, self.done, self.checkpoints = None, 0, {}
+
     def held(self) -> list[Any]:
         """The cache. Raises `RuntimeError` before the prefill has begun."""
         if self.cache is None:

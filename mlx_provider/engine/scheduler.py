@@ -3,7 +3,7 @@
 Rows that decode go first, but for brief prompts that fit into the stall target; the rest of a step
 goes to one prompt at a time, the one with the least work left, aged so that a long prompt is never
 starved. The portion is sized by measured times so that decoding rows stall no longer than the
-target.
+target. Small portions of a long prompt ride: they share the pass of the rows where they may.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from ..errors import BadRequest, Overloaded
 from .chunk_time import ChunkTime
 from .request import Phase, Prefill, Request, Row
+from .step_time import StepTime
 
 GRAIN = 4
 """Chunks are multiples of this many tokens: fewer shapes for the device."""
@@ -22,11 +23,9 @@ LEAST = 8
 """Tokens of the smallest chunk: fewer cost as much."""
 IDLE_STALL = 0.5
 """Seconds of one chunk while nobody decodes: a cancel or a short prompt waits no longer."""
-SMOOTHING = 0.3
-"""Weight of a new measurement of the decode step."""
 STALL_STEPS = 1.0
-"""Decode steps that a chunk may last: streams keep half of their pace, unless more rows wait than
-decode."""
+"""Decode steps that a chunk may last, or that one may add to the step it rides in: streams keep
+half of their pace, unless more rows wait than decode."""
 BRIEF = 3.0
 """Stall targets within which a prompt is not cut finer than by the target: each portion pays the
 fixed part, and others are delayed a few times at most."""
@@ -35,8 +34,16 @@ WORTHWHILE = 0.3
 VARIED = 0.6
 """Share of the full size that every other chunk has, or its inverse for small ones: of equal ones
 no line can be learnt."""
+PAUSES = 8
+"""Times that a chunk is held back for a step to be measured, which others may prevent."""
 GROWTH = 2.0
 """Times the usual chunk that the next one may have: what is longer was not measured."""
+TILE = 16
+"""Rows of a pass with riders are a multiple: matrix kernels take as long for a part of a tile."""
+RIDE_MOST = 128
+"""Tokens of the largest chunk that rides: the output matrix is applied to each of them."""
+OWN_PASS = 256
+"""Tokens from which on a chunk is worth a pass of its own: several times what may ride."""
 AGING = 0.1
 """A second of waiting weighs as much as this many seconds of prefill work."""
 PATIENCE = 30.0
@@ -59,6 +66,8 @@ class Chunk:
     work: Prefill
     start: int
     stop: int
+    rides: bool = False
+    """In the pass of the rows that decode, not in one of its own."""
 
 
 @dataclass(frozen=True)
@@ -81,15 +90,21 @@ class Scheduler:
         limits: Limits,
         budget: Budget,
         provides: Callable[[Prefill, Prefill], bool] = lambda leader, work: False,
+        may_ride: Callable[[Prefill], bool] = lambda work: False,
     ) -> None:
-        """`provides(leader, work)`: a prompt in prefill will soon spare `work` most of its own."""
+        """`provides(leader, work)`: a prompt in prefill will soon spare `work` most of its own.
+
+        `may_ride(work)`: its next tokens may share the pass of the rows that decode.
+        """
         self.limits = limits
         self.provides = provides
+        self.may_ride = may_ride
         self.budget = budget
         self.waiting: list[Prefill] = []
         self.running: list[Row] = []
         self.chunk_time = ChunkTime()
-        self.step_seconds: float | None = None
+        self.step_time = StepTime()
+        self._pauses = 0
         self._settled = 0
         """Bytes of live rows for which memory was last made."""
         self._fitting: int | None = None
@@ -190,7 +205,7 @@ class Scheduler:
         rows, held, patient = self.active_rows, self.live_bytes, False
         for work in sorted(self.waiting, key=lambda w: self._urgency(w, now)):
             if work.started:
-                return self.portion(work)
+                return self._next_of(work)
             if patient or any(self.provides(leader, work) for leader in self.waiting):
                 continue
             if self._admit(work, rows, held):
@@ -212,24 +227,33 @@ class Scheduler:
 
     def portion(self, work: Prefill) -> Chunk:
         """The next tokens of a prompt that has started."""
-        return Chunk(work, work.done, self._stop(work))
+        size = self._portion_size(work)
+        size = max(LEAST, min(size, self.limits.max_chunk) // GRAIN * GRAIN)
+        return Chunk(work, work.done, self._stop(work, size))
 
     def measured(self, tokens: int, seconds: float) -> None:
         """Take a chunk's time into account."""
         if tokens >= GRAIN and seconds > 0:
             self.chunk_time.measured(tokens, seconds)
 
-    def stepped(self, seconds: float) -> None:
-        """Take the time of a decode step without prefill into the step time."""
-        known = self.step_seconds
-        self.step_seconds = seconds if known is None else known + SMOOTHING * (seconds - known)
-
     def _urgency(self, work: Prefill, now: float) -> float:
         return work.cost * self.chunk_time.per_token - AGING * (now - work.arrived)
 
-    def _stop(self, work: Prefill) -> int:
-        size = self._portion_size(work)
-        size = max(LEAST, min(size, self.limits.max_chunk) // GRAIN * GRAIN)
+    def _next_of(self, work: Prefill) -> Chunk | None:
+        """The next chunk of a prompt that has started; `None`: the step is to be measured."""
+        if not self.running or self._brief(work) or not self.may_ride(work):
+            return self.portion(work)
+        if not self.step_time.due:
+            self._pauses = 0
+        elif self._pauses < PAUSES:
+            self._pauses += 1
+            return None
+        apart = self.portion(work)
+        if apart.stop - apart.start >= OWN_PASS:
+            return apart
+        return Chunk(work, work.done, self._stop(work, self._ride_size()), rides=True)
+
+    def _stop(self, work: Prefill, size: int) -> int:
         stop = min(work.done + size, len(work.tokens))
         cut = bisect_right(work.cuts, work.done)
         if cut < len(work.cuts):
@@ -244,15 +268,28 @@ class Scheduler:
         if self._brief(work):
             return time.tokens(target)
         size = time.tokens(target)
-        if self.step_seconds is not None:
+        step = self.step_time.alone
+        if step is not None:
             # no smaller than is worth the fixed part
             worthwhile = int(WORTHWHILE * time.fixed / time.per_token)
             steps = STALL_STEPS * max(1.0, self._pressing())
-            size = min(size, max(time.tokens(steps * self.step_seconds), worthwhile))
+            size = min(size, max(time.tokens(steps * step), worthwhile))
         size = max(LEAST, min(size, int(GROWTH * time.usual) or size))
         if time.count % 2:
             size = int(VARIED * size if VARIED * size >= LEAST else size / VARIED)
         return size
+
+    def _ride_size(self) -> int:
+        """Tokens that ride in the next step, as far as time goes; whole tiles with the rows."""
+        rows, step, each = len(self.running), self.step_time.alone, self.step_time.per_rider
+        most = min(RIDE_MOST, self.limits.max_chunk)
+        if step is None or each is None:
+            most = LEAST
+        elif each:
+            longer = STALL_STEPS * max(1.0, self._pressing()) * step
+            most = min(most, int(min(longer, self.limits.stall_target) / each))
+        fewest = -(-(rows + LEAST) // TILE) * TILE - rows
+        return max(fewest, (rows + most) // TILE * TILE - rows)
 
     def _brief(self, work: Prefill) -> bool:
         """Whether all that has to be computed of a prompt takes little enough to be let through."""

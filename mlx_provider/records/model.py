@@ -208,7 +208,8 @@ class LoadedModel(Protocol):
         """One token for each of B rows.
 
         tokens: (B,) int32; positions: (B,) int32, the rotary position of each token; returns
-        logits (B, vocab). `cache` holds the rows in the same order.
+        logits (B, vocab). `cache` holds the rows in the same order. In the layout `grouped` the
+        last of them may be text tokens of one prompt, which only its cache and attention know.
         """
 
 

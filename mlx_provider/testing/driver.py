@@ -8,7 +8,7 @@ from typing import Any
 
 from ..engine.engine import Engine
 from ..engine.prefix_store import PrefixStore
-from ..engine.request import Request, Row, SamplingParams
+from ..engine.request import Prefill, Request, Row, SamplingParams
 from ..engine.reuse import Reuse
 from ..engine.scheduler import Budget, Chunk, Limits, Scheduler
 from ..mailbox import Mailbox
@@ -90,11 +90,19 @@ class Alternating(Scheduler):
         return False
 
 
+class Riding(Alternating):
+    """Takes no prompt for brief, so that chunks ride wherever the engine lets them."""
+
+    def _brief(self, work: Prefill) -> bool:
+        return False
+
+
 def new_engine(
     model: LoadedModel,
     *,
     layout: str = "grouped",
-    alternating: bool = False,
+    rides: bool = False,
+    scheduler: type[Scheduler] = Scheduler,
     max_chunk: int = 16,
     max_rows: int = 32,
     reserve: int = 64,
@@ -112,8 +120,9 @@ def new_engine(
     budget = Budget(row_bytes, available, lambda need: None)
     return Engine(
         model,
-        (Alternating if alternating else Scheduler)(limits, budget),
+        scheduler(limits, budget),
         layout=layout,
+        rides=rides,
         make_cache=fresh,
         recorder=SilentRecorder(),
         **more,

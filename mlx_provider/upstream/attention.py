@@ -4,7 +4,8 @@ mlx-lm and mlx-vlm models call a module-level `scaled_dot_product_attention(quer
 values, cache, scale, mask, ...)` (mlx_lm/models/base.py 0.32.2, mlx_vlm/models/base.py 0.7.10).
 `route` puts a wrapper in its place in the modules of one model: where `keys` is a `Parts`
 (several caches, each for a run of rows) every part is attended on its own and the results are
-joined; any other call goes to the original, or to `cpu_attention` where that is faster.
+joined; a part may also be the tokens of one row, each of which the model takes for a row. Any
+other call goes to the original, or to `cpu_attention` where that is faster.
 """
 
 from __future__ import annotations
@@ -24,12 +25,18 @@ PARAMETERS = ("scale", "mask", "sinks")
 
 
 class Parts(list[Any]):
-    """Keys or values of several caches, in row order; carries the caches and their row counts."""
+    """Keys or values of several caches, in row order; carries the caches and their row counts.
 
-    def __init__(self, arrays: list[Any], caches: list[Any], sizes: list[int]) -> None:
+    `turned`: caches of one row, whose tokens stand where others have rows.
+    """
+
+    def __init__(
+        self, arrays: list[Any], caches: list[Any], sizes: list[int], turned: list[bool]
+    ) -> None:
         super().__init__(arrays)
         self.caches = caches
         self.sizes = sizes
+        self.turned = turned
 
 
 def route(model: Any) -> bool:
@@ -58,10 +65,17 @@ def routed(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
         mask = named.pop("mask", None)
         out, start = [], 0
         for i, (part, size) in enumerate(zip(keys.caches, keys.sizes, strict=True)):
-            rows = queries[start : start + size]
+            turned = keys.turned[i]
+            rows = _turned(queries[start : start + size], turned)
             own = mask[i] if isinstance(mask, list) else mask
-            out.append(together(rows, keys[i], values[i], part, **named, mask=own))
+            found = together(rows, keys[i], values[i], part, **named, mask=own)
+            out.append(_turned(found, turned))
             start += size
         return mx.concatenate(out, axis=0)
 
     return attend
+
+
+def _turned(x: mx.array, turned: bool) -> mx.array:
+    """(tokens, heads, 1, D) as (1, heads, tokens, D), or back."""
+    return x.swapaxes(0, 2) if turned else x

@@ -8,6 +8,7 @@ import pytest
 
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.request import Phase
+from mlx_provider.engine.scheduler import Chunk
 from mlx_provider.testing.driver import new_engine, new_request, run
 from mlx_provider_text.model import TextModel
 
@@ -18,9 +19,9 @@ def decodes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Engine], int]:
     rows: list[int] = []
     decode = Engine._decode
 
-    def counted(engine: Engine) -> None:
+    def counted(engine: Engine, riding: Chunk | None) -> None:
         rows.append(len(engine.scheduler.running))
-        decode(engine)
+        decode(engine, riding)
 
     monkeypatch.setattr(Engine, "_decode", counted)
 

@@ -203,14 +203,14 @@ def test_a_chunk_stalls_running_rows_no_longer_than_the_target() -> None:
 
 def test_a_chunk_takes_little_longer_than_a_decode_step() -> None:
     plan = scheduler(max_chunk=2048)
-    plan.stepped(0.02)
+    plan.step_time.measured(0.02, rode=0)
     assert max(portions(plan, lambda tokens: tokens / 4000, 40)[20:]) in range(80, 101)
 
 
 def test_chunks_do_not_shrink_where_most_of_their_time_is_fixed() -> None:
     """A device that reads its weights for 20 ms whatever it computes."""
     plan = scheduler(max_chunk=2048)
-    plan.stepped(0.02)
+    plan.step_time.measured(0.02, rode=0)
     sizes = portions(plan, lambda tokens: 0.02 + tokens / 10_000, 60)[30:]
     assert max(sizes) in range(54, 61)  # 0.3 * 0.02 * 10_000
 
@@ -224,7 +224,7 @@ def test_the_smallest_chunks_still_teach_what_is_fixed() -> None:
         return 0.005 * tokens if len(seen) < 40 else 0.02 + tokens / 10_000
 
     plan = scheduler(max_chunk=2048)
-    plan.stepped(0.02)
+    plan.step_time.measured(0.02, rode=0)
     sizes = portions(plan, seconds, 160)
     assert max(sizes[20:40]) <= 16
     assert max(sizes[140:]) in range(50, 65)
@@ -232,7 +232,7 @@ def test_the_smallest_chunks_still_teach_what_is_fixed() -> None:
 
 def test_a_brief_prompt_is_not_cut_up() -> None:
     plan = scheduler(max_chunk=2048)
-    plan.stepped(0.02)
+    plan.step_time.measured(0.02, rode=0)
     portions(plan, lambda tokens: 0.01 + tokens / 4000, 40)
     short = plan.submit(make(300), 0.0)
     short.cuts = (200,)
@@ -248,7 +248,7 @@ def test_a_brief_prompt_is_not_cut_up() -> None:
 
 def test_many_that_wait_may_delay_few_that_decode() -> None:
     plan = scheduler(max_rows=20, max_chunk=2048)
-    plan.stepped(0.02)
+    plan.step_time.measured(0.02, rode=0)
     alone = max(portions(plan, lambda tokens: tokens / 4000, 40)[20:])
     for _ in range(4):
         long = plan.submit(make(5000), 0.0)
@@ -258,12 +258,85 @@ def test_many_that_wait_may_delay_few_that_decode() -> None:
 
 def test_one_slow_chunk_changes_little() -> None:
     plan = scheduler(max_chunk=2048)
-    plan.stepped(0.02)
+    plan.step_time.measured(0.02, rode=0)
     sizes = portions(plan, lambda tokens: tokens / 4000, 40)
     plan.measured(sizes[-1], 3.0)
     chunk = plan.next_chunk(0.0)
     assert chunk is not None
     assert chunk.stop - chunk.start >= min(sizes[20:]) / 3
+
+
+def rides(plan: Scheduler, seconds: Callable[[int], float], count: int) -> list[int]:
+    """Tokens that ride in each step of three rows that decode, in steps of `seconds(tokens)`."""
+    plan.may_ride = lambda work: work.done > 0
+    first = plan.submit(make(10, n=3), 0.0)
+    assert plan.next_chunk(0.0) is not None
+    plan.join(first)
+    long = plan.submit(make(1_000_000), 0.0)
+    first_chunk = plan.next_chunk(0.0)
+    assert first_chunk is not None
+    assert not first_chunk.rides
+    long.done = first_chunk.stop
+    sizes = []
+    for _ in range(count):
+        chunk = plan.next_chunk(0.0)
+        assert chunk is None or (chunk.rides and chunk.start == long.done)
+        sizes.append(0 if chunk is None else chunk.stop - chunk.start)
+        long.done += sizes[-1]
+        plan.step_time.measured(seconds(sizes[-1]), rode=sizes[-1])
+    return sizes
+
+
+def test_as_many_tokens_ride_as_make_a_step_twice_as_long() -> None:
+    sizes = rides(scheduler(), lambda tokens: 0.02 + tokens * 0.0004, 40)
+    assert sizes[0] == 0, "how long a step takes by itself is measured first"
+    assert {size for size in sizes[10:] if size} == {45}  # of the 50 that fill whole tiles with 3
+
+
+def test_few_ride_where_each_costs_much_and_many_where_they_are_free() -> None:
+    assert set(rides(scheduler(), lambda tokens: 0.02 + tokens * 0.01, 40)) == {0, 13}
+    free = rides(scheduler(max_chunk=2048), lambda tokens: 0.02, 40)
+    assert max(free) == 125  # 128 with the three rows
+
+
+def test_a_chunk_that_may_be_long_has_a_pass_of_its_own() -> None:
+    plan = scheduler(max_chunk=2048)
+    rides(plan, lambda tokens: 0.02 + tokens * 0.0001, 40)
+    for tokens in (600, 1000) * 20:
+        plan.measured(tokens, tokens / 50_000)
+    chunk = plan.next_chunk(0.0)
+    assert chunk is not None
+    assert not chunk.rides
+    assert chunk.stop - chunk.start in range(900, 1001)
+
+
+def test_rides_keep_to_the_stall_target() -> None:
+    sizes = rides(scheduler(), lambda tokens: 0.5 + tokens * 0.004, 40)
+    assert max(sizes[10:]) == 13  # 0.1 / 0.004, in whole tiles
+
+
+def test_a_ride_that_was_disturbed_once_changes_little() -> None:
+    seen: list[int] = []
+
+    def seconds(tokens: int) -> float:
+        seen.append(tokens)
+        return 9.0 if len(seen) == 30 else 0.02 + tokens * 0.0004
+
+    sizes = rides(scheduler(), seconds, 60)
+    assert {size for size in sizes[40:] if size} == {45}
+
+
+def test_steps_without_riders_are_measured_again_now_and_then() -> None:
+    step = [0.02]
+    sizes = rides(scheduler(), lambda tokens: step[0] + tokens * 0.0004, 200)
+    assert 2 <= sizes[10:].count(0) <= 8
+
+
+def test_a_step_that_cannot_be_measured_holds_nobody_back() -> None:
+    plan = scheduler()
+    plan.step_time.measured = lambda seconds, rode: None  # type: ignore[method-assign]
+    sizes = rides(plan, lambda tokens: 0.02, 30)
+    assert sizes[-20:] == [13] * 20
 
 
 def test_chunks_end_at_cuts() -> None:

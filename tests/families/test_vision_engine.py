@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from mlx_provider import LoadedModel, LoadOptions, MediaSpan, Prompt
+from mlx_provider import LoadedModel, LoadOptions, MediaSpan, PrefillChunk, Prompt
 from mlx_provider.engine.prefix_store import PrefixStore
 from mlx_provider.engine.probe import probe
 from mlx_provider.engine.request import Request
-from mlx_provider.testing.driver import new_engine, new_request, output_of
+from mlx_provider.testing.driver import Alternating, Riding, new_engine, new_request, output_of
 from mlx_provider.testing.tiny_greedy import greedy
 from mlx_provider.testing.tiny_media import tiny_image
 from mlx_provider_vision.model import load_any
@@ -43,7 +43,7 @@ def request_for(prompt: Prompt) -> Request:
 def run_schedule(
     model: LoadedModel, prompts: list[Prompt], layout: str, chunk: int, store: PrefixStore | None
 ) -> list[Request]:
-    engine = new_engine(model, layout=layout, alternating=True, max_chunk=chunk, store=store)
+    engine = new_engine(model, layout=layout, scheduler=Alternating, max_chunk=chunk, store=store)
     requests = [request_for(prompt) for prompt in prompts]
     step = 0
     while step <= max(at for at, _, _ in SCHEDULE) or not engine.idle:
@@ -120,3 +120,32 @@ def test_a_stored_image_costs_no_vision_tower(
             engine.step()
     assert len(seen) == 2
     assert seen[0] != seen[1]
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_vl_moe", "gemma3"])
+def test_text_behind_an_image_rides_with_rows_that_decode(
+    name: str, load, ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, stops = load(name), []
+    assert probe(model, model.make_cache, model.kv_layouts).rides
+    original = type(model).prefill
+
+    def prefill(self: Any, chunk: PrefillChunk) -> Any:
+        stops.append(chunk.stop)
+        return original(self, chunk)
+
+    monkeypatch.setattr(type(model), "prefill", prefill)
+    stream = request_for(ask(model, "Hello there"))
+    stream.max_tokens = 60
+    image = request_for(ask(model, TEXT, tiny_image(1), TEXT * 3))
+    engine = new_engine(model, rides=True, scheduler=Riding, max_chunk=32)
+    for request in (stream, image):
+        engine.submit(request)
+        while not engine.scheduler.running:
+            engine.step()
+    while not engine.idle:
+        engine.step()
+    (span,) = image.prompt.spans
+    assert span.end <= max(stops) < len(image.prompt.tokens), "the image had passes of its own"
+    for request in (stream, image):
+        assert output_of(request).tokens == greedy(model, request.prompt, request.max_tokens)

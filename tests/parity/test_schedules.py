@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from mlx_provider.engine.prefix_store import PrefixStore
 from mlx_provider.engine.probe import probe
 from mlx_provider.engine.request import Phase, Request, SamplingParams
-from mlx_provider.testing.driver import alone, new_engine, new_request, output_of
+from mlx_provider.engine.scheduler import Scheduler
+from mlx_provider.testing.driver import (
+    Alternating,
+    Riding,
+    alone,
+    new_engine,
+    new_request,
+    output_of,
+)
 from mlx_provider_text.model import TextModel
 
 FAMILIES = (
@@ -90,9 +98,12 @@ def run_schedule(
     chunk: int,
     store: PrefixStore | None = None,
     *,
-    alternating: bool = True,
+    scheduler: type[Scheduler] = Alternating,
+    rides: bool = False,
 ) -> list[Request]:
-    engine = new_engine(model, layout=layout, alternating=alternating, max_chunk=chunk, store=store)
+    engine = new_engine(
+        model, layout=layout, rides=rides, scheduler=scheduler, max_chunk=chunk, store=store
+    )
     requests = [request_of(a) for a in arrivals]
     last = max(a.step + (a.cancel_after or 0) for a in arrivals)
     step = 0
@@ -125,7 +136,7 @@ def check_against_solo(model: TextModel, arrivals: list[Arrival], requests: list
 @pytest.mark.parametrize("family", FAMILIES)
 def test_any_schedule_gives_what_each_request_gets_alone(tiny: Tiny, family: str) -> None:
     model = tiny(family)
-    layout = probe(model, model.make_cache, model.kv_layouts).layout
+    found = probe(model, model.make_cache, model.kv_layouts)
     # kept from one example to the next, so that most prompts are found in it
     store = PrefixStore(budget=lambda: 2**20)
 
@@ -134,11 +145,15 @@ def test_any_schedule_gives_what_each_request_gets_alone(tiny: Tiny, family: str
         arrivals=ARRIVALS,
         chunk=st.sampled_from([16, 32, 64]),
         stored=st.booleans(),
-        alternating=st.booleans(),
+        scheduler=st.sampled_from([Scheduler, Alternating, Riding]),
     )
-    def check(arrivals: list[Arrival], chunk: int, stored: bool, alternating: bool) -> None:
+    def check(
+        arrivals: list[Arrival], chunk: int, stored: bool, scheduler: type[Scheduler]
+    ) -> None:
         kept = store if stored else None
-        requests = run_schedule(model, arrivals, layout, chunk, kept, alternating=alternating)
+        requests = run_schedule(
+            model, arrivals, found.layout, chunk, kept, scheduler=scheduler, rides=found.rides
+        )
         check_against_solo(model, arrivals, requests)
         store.check_integrity()
 

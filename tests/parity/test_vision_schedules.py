@@ -18,8 +18,17 @@ from mlx_provider.engine.feature_cache import FeatureCache
 from mlx_provider.engine.prefix_store import PrefixStore
 from mlx_provider.engine.probe import probe
 from mlx_provider.engine.request import Phase, Request
+from mlx_provider.engine.scheduler import Scheduler
 from mlx_provider.registry import PluginRegistry
-from mlx_provider.testing.driver import alone, new_engine, new_request, output_of, run
+from mlx_provider.testing.driver import (
+    Alternating,
+    Riding,
+    alone,
+    new_engine,
+    new_request,
+    output_of,
+    run,
+)
 from mlx_provider.testing.tiny_models import build
 from mlx_provider.upstream.checkpoint import read_json
 
@@ -109,8 +118,8 @@ def reference(model: LoadedModel, request: Request) -> Request:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_text_and_images_in_any_schedule(vision: Load, family: str) -> None:
     model = vision(family)
-    layout = probe(model, model.make_cache, model.kv_layouts).layout
-    assert layout != "solo"
+    found = probe(model, model.make_cache, model.kv_layouts)
+    assert found.layout != "solo"
     store, features = PrefixStore(budget=lambda: 2**22), FeatureCache(2**20)
 
     @settings(max_examples=5, suppress_health_check=list(HealthCheck))
@@ -118,13 +127,14 @@ def test_text_and_images_in_any_schedule(vision: Load, family: str) -> None:
         turns=TURNS,
         chunk=st.sampled_from([16, 48]),
         stored=st.booleans(),
-        alternating=st.booleans(),
+        scheduler=st.sampled_from([Scheduler, Alternating, Riding]),
     )
-    def check(turns: list[Turn], chunk: int, stored: bool, alternating: bool) -> None:
+    def check(turns: list[Turn], chunk: int, stored: bool, scheduler: type[Scheduler]) -> None:
         engine = new_engine(
             model,
-            layout=layout,
-            alternating=alternating,
+            layout=found.layout,
+            rides=found.rides,
+            scheduler=scheduler,
             max_chunk=chunk,
             store=store if stored else None,
             features=features,

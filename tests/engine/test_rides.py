@@ -1,0 +1,208 @@
+"""Chunks of a long prompt ride with rows that decode; nobody's tokens are touched by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlx_provider import PrefillChunk
+from mlx_provider.engine.engine import Engine
+from mlx_provider.engine.prefix_store import PrefixStore
+from mlx_provider.engine.probe import probe
+from mlx_provider.engine.request import Phase, Prefill, Request
+from mlx_provider.engine.rides import Rides
+from mlx_provider.engine.scheduler import Chunk
+from mlx_provider.protocol import Failed
+from mlx_provider.testing.driver import Riding, alone, new_engine, new_request, output_of, run
+from mlx_provider_text.model import TextModel
+
+POISON = 15
+"""A token that nobody draws."""
+LONG = [100 + 3 * i % 250 for i in range(200)]
+
+
+@dataclass
+class Watched:
+    """A model that notes its passes, and fails where told."""
+
+    inner: TextModel
+    fails: Callable[[list[int]], bool] = lambda tokens: False
+    """Whether a pass over these tokens fails."""
+    only_decode: bool = False
+    prefills: list[int] = field(default_factory=list)
+    decodes: list[int] = field(default_factory=list)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def prefill(self, chunk: PrefillChunk) -> mx.array:
+        tokens = list(chunk.prompt.tokens[chunk.start : chunk.stop])
+        self.prefills.append(len(tokens))
+        logits = self.inner.prefill(chunk)
+        return logits if self.only_decode else self._checked(logits, tokens)
+
+    def decode(self, tokens: mx.array, cache: list[Any], positions: mx.array) -> mx.array:
+        self.decodes.append(tokens.size)
+        return self._checked(self.inner.decode(tokens, cache, positions), tokens.tolist())  # type: ignore[arg-type]
+
+    def _checked(self, logits: mx.array, tokens: list[int]) -> mx.array:
+        if self.fails(tokens):
+            raise RuntimeError("[metal] command buffer failed")
+        return logits
+
+
+def engine_of(model: Any, **more: Any) -> Engine:
+    return new_engine(model, rides=True, scheduler=Riding, max_chunk=32, **more)
+
+
+def streams(engine: Engine, count: int = 3) -> list[Request]:
+    """Requests that decode already."""
+    requests = [new_request([30 + i] * (6 + 9 * i), max_tokens=60) for i in range(count)]
+    for request in requests:
+        engine.submit(request)
+    while len(engine.scheduler.running) < count:
+        engine.step()
+    return requests
+
+
+def assert_as_alone(model: TextModel, *requests: Request) -> None:
+    for request in requests:
+        assert output_of(request).tokens == output_of(alone(model, request)).tokens
+
+
+def test_a_long_prompt_has_few_passes_of_its_own(qwen3: TextModel) -> None:
+    model = Watched(qwen3)
+    engine = engine_of(model)
+    others = streams(engine)
+    model.prefills.clear()
+    model.decodes.clear()
+    long = new_request(LONG, max_tokens=9, n=2)
+    engine.submit(long)
+    run(engine)
+    assert len(model.prefills) == 1, "the first chunk alone"
+    assert sum(model.prefills) + sum(max(0, n - 3) for n in model.decodes if n > 5) == len(LONG)
+    assert_as_alone(qwen3, *others, long)
+
+
+def test_what_rode_is_kept_in_the_prefix_store(qwen3: TextModel) -> None:
+    store = PrefixStore(budget=lambda: 2**24)
+    engine = engine_of(qwen3, store=store)
+    streams(engine)
+    first, again = (new_request(LONG, max_tokens=4) for _ in range(2))
+    engine.submit(first)
+    run(engine)
+    engine.submit(again)
+    run(engine)
+    assert again.cached == len(LONG) - 1
+    assert_as_alone(qwen3, again)
+
+
+def test_a_cancelled_rider_leaves_the_rows_alone(qwen3: TextModel) -> None:
+    engine = engine_of(qwen3)
+    others = streams(engine)
+    long = new_request(LONG, max_tokens=9)
+    engine.submit(long)
+    for _ in range(6):
+        engine.step()
+    assert long.phase is Phase.PREFILL
+    engine.cancel(long)
+    run(engine)
+    assert_as_alone(qwen3, *others)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_failed_pass_is_run_again_and_nobody_notices(qwen3: TextModel, rows: int) -> None:
+    failures: list[int] = []
+
+    def fails(tokens: list[int]) -> bool:
+        if len(tokens) > 5 and not failures:
+            failures.append(len(tokens))
+            return True
+        return False
+
+    engine = engine_of(Watched(qwen3, fails, only_decode=True))
+    others = streams(engine, rows)
+    long = new_request(LONG, max_tokens=9)
+    engine.submit(long)
+    run(engine)
+    assert failures
+    assert_as_alone(qwen3, *others, long)
+    assert engine.batch.layout.name == "grouped"
+
+
+def test_rows_decode_together_where_riding_always_fails(qwen3: TextModel) -> None:
+    engine = engine_of(Watched(qwen3, lambda tokens: len(tokens) > 5, only_decode=True))
+    others = streams(engine)
+    long = new_request(LONG, max_tokens=9)
+    engine.submit(long)
+    run(engine)
+    assert_as_alone(qwen3, *others, long)
+    assert engine.batch.layout.name == "grouped"
+
+
+def test_an_error_that_shows_a_step_later_is_the_riders_first(
+    qwen3: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Watched(qwen3)
+    engine = engine_of(model)
+    others = streams(engine)
+    read, failures = engine.batch.read, [0]
+
+    def fails() -> Any:
+        if model.decodes[-1] > 5 and failures[0] < 2:
+            failures[0] += 1
+            raise RuntimeError("[metal] command buffer failed")
+        return read()
+
+    monkeypatch.setattr(engine.batch, "read", fails)
+    long = new_request(LONG, max_tokens=9)
+    engine.submit(long)
+    run(engine)
+    assert failures[0] == 2
+    assert_as_alone(qwen3, *others, long)
+    assert engine.batch.layout.name == "grouped"
+
+
+def test_an_error_belongs_to_this_pass_or_the_one_before(qwen3: TextModel) -> None:
+    rides = Rides(possible=True)
+    work = Prefill(new_request(LONG), [], LONG, done=16, cache=qwen3.make_cache())
+    rides.board(Chunk(work, 16, 32, rides=True))
+    rides.board(None)
+    assert rides.put_off()
+    assert (work.cache, work.done) == (None, 0)
+    rides.board(None)
+    assert not rides.put_off()
+
+
+@pytest.mark.parametrize("at", [100, 199])
+def test_a_chunk_that_always_fails_ends_its_request_alone(qwen3: TextModel, at: int) -> None:
+    model = Watched(qwen3, fails=lambda tokens: POISON in tokens)
+    engine = engine_of(model)
+    others = streams(engine)
+    poisoned = new_request([POISON if i == at else t for i, t in enumerate(LONG)], max_tokens=9)
+    engine.submit(poisoned)
+    run(engine)
+    events = poisoned.mailbox.get(0)
+    assert isinstance(events[-1], Failed)
+    assert "command buffer failed" in events[-1].error.message
+    assert_as_alone(qwen3, *others)
+    assert engine.batch.layout.name == "grouped"
+    (after,) = streams(engine, 1)
+    run(engine)
+    assert_as_alone(qwen3, after)
+
+
+def test_the_probe_lets_nothing_ride_that_is_not_exact(qwen3: TextModel) -> None:
+    class Wrong(Watched):
+        def decode(self, tokens: mx.array, cache: list[Any], positions: mx.array) -> mx.array:
+            logits = self.inner.decode(tokens, cache, positions)
+            return logits + mx.arange(logits.shape[1]) * 0.01 if tokens.size > 5 else logits
+
+    found = probe(Wrong(qwen3), qwen3.make_cache, ("grouped", "merged", "solo"))  # type: ignore[arg-type]
+    assert (found.layout, found.rides) == ("grouped", False)
+    assert "do not ride" in found.notes[0]
+    assert probe(qwen3, qwen3.make_cache, qwen3.kv_layouts).rides
