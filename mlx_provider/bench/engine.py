@@ -43,6 +43,10 @@ HOST_STEPS = 8
 HOST_TURNS = 40
 WARM = 4
 """Tokens of a stream after which its steps count as steady."""
+STEADY = 64
+"""Tokens that every stream has when the long prompt comes."""
+STREAM = 500
+"""Tokens of a stream: enough for the whole prompt to be prefilled beside it."""
 ENDLESS = 30_000
 """Tokens of replies that outlast the measurement."""
 Result = dict[str, Any]
@@ -150,8 +154,8 @@ def bench_stall(setting: Setting) -> Result:
     vocab = setting.model.info.vocab_size
 
     def jobs() -> list[Job]:
-        streams = [Job(text, 400) for text in prompts(1, [64] * 4, vocab)]
-        return [*streams, Job(prompts(2, [4096], vocab)[0], 4, arrives=1.0)]
+        streams = [Job(text, STREAM) for text in prompts(1, [64] * 4, vocab)]
+        return [*streams, Job(prompts(2, [4096], vocab)[0], 4, after=STEADY)]
 
     out: dict[str, Result] = {}
     for _ in range(setting.repeats):

@@ -27,6 +27,8 @@ class Job:
     prompt: list[int]
     max_tokens: int
     arrives: float = 0.0
+    after: int = 0
+    """Tokens that every job before it must have when it arrives."""
     tokens: list[int] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     submitted: float = 0.0
@@ -149,10 +151,10 @@ def run(subject: Subject, jobs: Sequence[Job]) -> Run:
     began, cpu, host = time.perf_counter(), time.process_time(), time.thread_time()
     steps = 0
     while waiting or not subject.idle:
-        now = time.perf_counter() - began
-        while waiting and waiting[0].arrives <= now:
+        now = time.perf_counter()
+        while waiting and began + waiting[0].arrives <= now and _reached(waiting[0], jobs):
             job = waiting.pop(0)
-            job.submitted = began + job.arrives
+            job.submitted = now if job.after else began + job.arrives
             subject.submit(job)
         if subject.idle:
             time.sleep(0.001)
@@ -166,6 +168,11 @@ def run(subject: Subject, jobs: Sequence[Job]) -> Run:
         time.thread_time() - host,
         steps,
     )
+
+
+def _reached(job: Job, jobs: Sequence[Job]) -> bool:
+    """Whether those that arrived before have the tokens that `job` waits for."""
+    return all(len(other.tokens) >= job.after for other in jobs if other.submitted)
 
 
 def load_random(folder: Path, dtype: str, **config: Any) -> LoadedModel:

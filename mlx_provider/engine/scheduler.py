@@ -24,8 +24,10 @@ LEAST = 8
 IDLE_STALL = 0.5
 """Seconds of one chunk while nobody decodes: a cancel or a short prompt waits no longer."""
 STALL_STEPS = 1.0
-"""Decode steps that a chunk may last, or that one may add to the step it rides in: streams keep
-half of their pace, unless more rows wait than decode."""
+"""Decode steps that a chunk's own pass may last: streams keep half of their pace, unless more rows
+wait than decode."""
+RIDE_STEPS = 0.6
+"""Decode steps that a chunk may add to the one it rides in: less, since it pays for no pass."""
 BRIEF = 3.0
 """Stall targets within which a prompt is not cut finer than by the target: each portion pays the
 fixed part, and others are delayed a few times at most."""
@@ -286,7 +288,7 @@ class Scheduler:
         if step is None or each is None:
             most = LEAST
         elif each:
-            longer = STALL_STEPS * max(1.0, self._pressing()) * step
+            longer = RIDE_STEPS * max(1.0, self._pressing()) * step
             most = min(most, int(min(longer, self.limits.stall_target) / each))
         fewest = -(-(rows + LEAST) // TILE) * TILE - rows
         return max(fewest, (rows + most) // TILE * TILE - rows)
