@@ -185,8 +185,10 @@ def test_quantised_kv_rows_decode_together_as_alone(tiny: Tiny, bits: int) -> No
         return mlx_lm.quantised(model.make_cache(), bits, 32)
 
     found = probe(model, make_cache, model.kv_layouts)
-    assert found.layout == "grouped", found.notes
-    engine = new_engine(model, layout=found.layout, make_cache=make_cache)
+    assert (found.layout, found.rides) == ("grouped", True), found.notes
+    engine = new_engine(
+        model, layout=found.layout, rides=True, scheduler=Riding, make_cache=make_cache
+    )
     requests = [new_request([20 + i] * (5 + 13 * i), max_tokens=15, logprobs=1) for i in range(5)]
     for request in requests:
         engine.submit(request)
