@@ -453,6 +453,7 @@ class Engine:
             for row in each.rows:
                 solo.add(row, self.batch.layout.extract(row))
         self.batch.layout = solo
+        self._rides.possible = False
 
     # -- endings
 

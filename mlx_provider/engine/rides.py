@@ -20,6 +20,7 @@ class Rides:
     def __init__(self, possible: bool) -> None:
         """`possible`: what the probe found."""
         self.possible = possible
+        """Only where rows decode in one pass."""
         self._failed = 0
         self._aboard: list[Prefill | None] = []
         """Whose chunks rode in the last pass and in this one: an error of either may show now."""

@@ -107,6 +107,7 @@ class Scheduler:
         self.chunk_time = ChunkTime()
         self.step_time = StepTime()
         self._pauses = 0
+        """Times in a row that a chunk was held back."""
         self._settled = 0
         """Bytes of live rows for which memory was last made."""
         self._fitting: int | None = None

@@ -144,6 +144,20 @@ def test_rows_decode_together_where_riding_always_fails(qwen3: TextModel) -> Non
     assert engine.batch.layout.name == "grouped"
 
 
+def test_nothing_rides_once_rows_decode_alone(qwen3: TextModel) -> None:
+    engine = engine_of(Watched(qwen3, lambda tokens: len(tokens) > 1, only_decode=True))
+    others = streams(engine)
+    while engine.batch.layout.name != "solo":
+        engine.step()
+    long = new_request(LONG, max_tokens=9)
+    engine.submit(long)
+    while not output_of(long).tokens:
+        engine.step()
+    assert all(other.phase is Phase.DECODE for other in others), "it waits for nobody's end"
+    run(engine)
+    assert_as_alone(qwen3, *others, long)
+
+
 def test_an_error_that_shows_a_step_later_is_the_riders_first(
     qwen3: TextModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
