@@ -77,9 +77,14 @@ def test_where_it_stands_in() -> None:
     assert attend(*long, None, 1.0, "causal").shape == (1, 4, 100, 6)
     assert attend(*one, None, scale=1.0, mask=None).shape == (1, 4, 1, 6)
     queries, keys, values = (mx.concatenate([array, array]) for array in one)
-    parts = [Parts([a[:1], a[1:]], [None, None], [1, 1]) for a in (keys, values)]
+    parts = [Parts([a[:1], a[1:]], [None] * 2, [1, 1], [False] * 2) for a in (keys, values)]
     together = attend(queries, *parts, None, scale=1.0, mask=None)
     assert float(mx.abs(together - attend(*one, None, scale=1.0, mask=None)).max()) == 0
+    queries, keys, values = long
+    parts = [Parts([array], [None], [100], [True]) for array in (keys, values)]
+    riding = attend(queries.swapaxes(0, 2), *parts, None, scale=1.0, mask=["causal"])
+    alone = attend(*long, None, scale=1.0, mask="causal")
+    assert float(mx.abs(riding.swapaxes(0, 2) - alone).max()) == 0
     half = [array.astype(mx.bfloat16) for array in long]
     sinks = mx.zeros(4)
     for arrays, options in ((short, {}), (half, {}), (long, {"sinks": sinks})):
