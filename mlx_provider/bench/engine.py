@@ -256,14 +256,19 @@ def same_tokens(runs: dict[str, Run]) -> str:
 
 
 def sizes(hidden: int, layers: int) -> Result:
-    """Config of a random model of that width and depth, in the proportions of `MODEL`."""
-    heads = max(2, hidden // 32)
+    """Config of a random model of that width and depth.
+
+    Eight heads as in `MODEL`, wider in a wider model, up to the 128 values that real ones have.
+    """
+    width = min(128, max(32, hidden // 8))
+    heads = max(2, hidden // width)
     return {
         "hidden_size": hidden,
         "num_hidden_layers": layers,
         "intermediate_size": 3 * hidden,
         "num_attention_heads": heads,
         "num_key_value_heads": heads // 2,
+        "head_dim": width,
     }
 
 
