@@ -297,10 +297,10 @@ class Engine:
             return chunk
         if self.reuse is None:
             work.cache = self.make_cache()
-            return chunk
+            return self.scheduler.first(work)
         self.reuse.begin(work)
         self.recorder.tokens(prefilled=0, cached=work.done, decoded=0)
-        return self.scheduler.portion(work)
+        return self.scheduler.first(work)
 
     def _run_chunk(self, chunk: Chunk) -> mx.array | None:
         """Append the chunk to the row's cache; logits (vocab,) if it is the last one.

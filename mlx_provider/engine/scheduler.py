@@ -234,6 +234,12 @@ class Scheduler:
         size = max(LEAST, min(size, self.limits.max_chunk) // GRAIN * GRAIN)
         return Chunk(work, work.done, self._stop(work, size))
 
+    def first(self, work: Prefill) -> Chunk:
+        """The first tokens of a prompt that has its cache now: few, where the others will ride."""
+        if self._rides(work):
+            return Chunk(work, work.done, self._stop(work, LEAST))
+        return self.portion(work)
+
     def measured(self, tokens: int, seconds: float) -> None:
         """Take a chunk's time into account."""
         if tokens >= GRAIN and seconds > 0:
@@ -244,7 +250,7 @@ class Scheduler:
 
     def _next_of(self, work: Prefill) -> Chunk | None:
         """The next chunk of a prompt that has started; `None`: the step is to be measured."""
-        if not self.running or self._brief(work) or not self.may_ride(work):
+        if not self._rides(work):
             return self.portion(work)
         if not self.step_time.due:
             self._pauses = 0
@@ -255,6 +261,9 @@ class Scheduler:
         if apart.stop - apart.start >= OWN_PASS:
             return apart
         return Chunk(work, work.done, self._stop(work, self._ride_size()), rides=True)
+
+    def _rides(self, work: Prefill) -> bool:
+        return bool(self.running) and not self._brief(work) and self.may_ride(work)
 
     def _stop(self, work: Prefill, size: int) -> int:
         stop = min(work.done + size, len(work.tokens))
