@@ -142,12 +142,10 @@ class Engine:
             self._advanced = self.clock()
             rode = 0 if rider is None else rider.stop - rider.start
             chunk = None if rode else self.scheduler.next_chunk(self._advanced)
-        if chunk is not None and chunk.rides:
-            chunk = None  # in the next step
-        if chunk is not None:
+        apart = chunk is not None and not chunk.rides  # what may ride waits for the next step
+        if chunk is not None and apart:
             self._prefill(chunk)
-        alone = chunk is None and self.scheduler.running
-        self._undisturbed = (began, rode) if alone else None
+        self._undisturbed = (began, rode) if self.scheduler.running and not apart else None
         return self.ledger.take()
 
     def _precedes(self, chunk: Chunk | None, now: float) -> bool:

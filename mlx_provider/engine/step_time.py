@@ -48,12 +48,14 @@ class StepTime:
         It also waits for the pass before its own, so only the second of two alike counts.
         """
         alike, self._rode = rode == self._rode, rode
-        if not rode and alike:
-            self._alone.append(seconds)
-            self._rides = 0
-        self._rides += bool(rode)
+        if not rode:
+            if alike:
+                self._alone.append(seconds)
+                self._rides = 0
+            return
+        self._rides += 1
         alone = self.alone
-        if not rode or not alike or alone is None:
+        if not alike or alone is None:
             return
         known = self.per_rider
         if known is not None:
