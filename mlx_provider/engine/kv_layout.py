@@ -10,13 +10,14 @@ A row's cache is its own until another row joins its group, and again once it is
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import mlx.core as mx
 
-from ..upstream.attention import Parts
+from ..upstream.attention import Parts, Run
 from .kv_rider import ChunkKV, Rider, as_rows
 from .request import Row
 
@@ -186,6 +187,7 @@ class GroupedKV:
     def __init__(self, parts: list[Any], sizes: list[int]) -> None:
         self.parts = parts
         self.sizes = sizes
+        self.runs = runs(parts, sizes)
 
     @property
     def offset(self) -> mx.array:
@@ -202,19 +204,23 @@ class GroupedKV:
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Parts, Parts]:
         """Append each group's rows to its cache; keys and values per group."""
-        all_keys, all_values, start = [], [], 0
-        turned = [isinstance(part, ChunkKV) for part in self.parts]
-        for part, size in zip(self.parts, self.sizes, strict=True):
-            stop = start + size
-            k, v = part.update_and_fetch(keys[start:stop], values[start:stop])
-            all_keys.append(k)
-            all_values.append(v)
-            start = stop
-        caches = [p.inner if t else p for p, t in zip(self.parts, turned, strict=True)]
-        return (
-            Parts(all_keys, caches, self.sizes, turned),
-            Parts(all_values, caches, self.sizes, turned),
-        )
+        pairs = [
+            part.update_and_fetch(keys[run.rows], values[run.rows])
+            for part, run in zip(self.parts, self.runs, strict=True)
+        ]
+        all_keys, all_values = (list(each) for each in zip(*pairs, strict=True))
+        return Parts(all_keys, self.runs), Parts(all_values, self.runs)
+
+
+def runs(parts: Sequence[Any], sizes: Sequence[int]) -> list[Run]:
+    """Which rows of a layer each of its caches has."""
+    edges = itertools.accumulate(sizes, initial=0)
+    return [
+        Run(part.inner, slice(*rows), turned=True)
+        if isinstance(part, ChunkKV)
+        else Run(part, slice(*rows))
+        for part, rows in zip(parts, itertools.pairwise(edges), strict=True)
+    ]
 
 
 class GroupedLayout:

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 
 from . import cpu_attention
+from .cpu_attention import Part
 from .stand_in import namespaces, stand_in
 
 NAME = "scaled_dot_product_attention"
@@ -24,19 +26,22 @@ PARAMETERS = ("scale", "mask", "sinks")
 """Of the original, after the cache."""
 
 
+@dataclass(frozen=True)
+class Run:
+    """Rows of one cache among all rows of a call."""
+
+    cache: Any
+    rows: slice
+    turned: bool = False
+    """They are one row's tokens, which stand where others have rows."""
+
+
 class Parts(list[Any]):
-    """Keys or values of several caches, in row order; carries the caches and their row counts.
+    """Keys or values of several caches, in row order, and whose they are."""
 
-    `turned`: caches of one row, whose tokens stand where others have rows.
-    """
-
-    def __init__(
-        self, arrays: list[Any], caches: list[Any], sizes: list[int], turned: list[bool]
-    ) -> None:
+    def __init__(self, arrays: list[Any], runs: list[Run]) -> None:
         super().__init__(arrays)
-        self.caches = caches
-        self.sizes = sizes
-        self.turned = turned
+        self.runs = runs
 
 
 def route(model: Any) -> bool:
@@ -50,32 +55,32 @@ def route(model: Any) -> bool:
 def routed(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
     """`original`, with `Parts` attended part by part."""
 
-    def together(queries: mx.array, keys: Any, values: Any, cache: Any, **named: Any) -> mx.array:
-        if cpu_attention.applies(queries, keys, values, named):
-            return cpu_attention.attend(queries, keys, values, **named)
-        return original(queries, keys, values, cache, **named)
-
     @functools.wraps(original)
     def attend(
         queries: mx.array, keys: Any, values: Any, cache: Any = None, *args: Any, **kwargs: Any
     ) -> mx.array:
         named = dict(zip(PARAMETERS, args, strict=False)) | kwargs
-        if not isinstance(keys, Parts):
-            return together(queries, keys, values, cache, **named)
         mask = named.pop("mask", None)
-        out, start = [], 0
-        for i, (part, size) in enumerate(zip(keys.caches, keys.sizes, strict=True)):
-            turned = keys.turned[i]
-            rows = _turned(queries[start : start + size], turned)
-            own = mask[i] if isinstance(mask, list) else mask
-            found = together(rows, keys[i], values[i], part, **named, mask=own)
-            out.append(_turned(found, turned))
-            start += size
+        several = isinstance(keys, Parts)
+        parts = _parts(keys, values, mask) if several else [Part(keys, values, mask)]
+        if cpu_attention.applies(queries, parts, named):
+            return cpu_attention.attend(queries, parts, **named)
+        if not several:
+            return original(queries, keys, values, cache, **named, mask=mask)
+        out = []
+        for part, run in zip(parts, keys.runs, strict=True):
+            own = part.of(queries), part.keys, part.values, run.cache
+            found = original(*own, **named, mask=part.mask)
+            out.append(found.swapaxes(0, 2) if run.turned else found)
         return mx.concatenate(out, axis=0)
 
     return attend
 
 
-def _turned(x: mx.array, turned: bool) -> mx.array:
-    """(tokens, heads, 1, D) as (1, heads, tokens, D), or back."""
-    return x.swapaxes(0, 2) if turned else x
+def _parts(keys: Parts, values: Parts, mask: Any) -> list[Part]:
+    """What each run of rows attends to; `mask`: one for each, or one for all."""
+    masks = mask if isinstance(mask, list) else [mask] * len(keys)
+    return [
+        Part(k, v, own, run.rows, run.turned)
+        for k, v, own, run in zip(keys, values, masks, keys.runs, strict=True)
+    ]

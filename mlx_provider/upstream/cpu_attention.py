@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
@@ -33,51 +34,82 @@ WORTH = 1 << 12
 """Scores below which waiting for the keys costs more than it saves."""
 
 
-def applies(queries: mx.array, keys: Any, values: Any, options: Mapping[str, Any]) -> bool:
-    """Whether `attend(queries, keys, values, **options)` is right here, and faster.
+@dataclass(frozen=True)
+class Part:
+    """Rows of a call's queries, and what they attend to."""
+
+    keys: Any
+    """(B, Hk, S, D)"""
+    values: Any
+    """(B, Hk, S, Dv)"""
+    mask: Any
+    """`None`, `"causal"`, or an array that broadcasts to (B, H, L, S): bool (may see) or float
+    (added)."""
+    rows: slice = field(default_factory=lambda: slice(None))
+    turned: bool = False
+    """One row's tokens stand where others have rows."""
+
+    def of(self, x: Any) -> Any:
+        """Its rows of (rows, H, L, D), as (B, H, L, D)."""
+        return x[self.rows].swapaxes(0, 2) if self.turned else x[self.rows]
+
+    def scores(self, queries: mx.array) -> int:
+        """How many there are."""
+        rows = len(range(*self.rows.indices(queries.shape[0])))
+        count: int = rows * queries.shape[1] * queries.shape[2] * self.keys.shape[2]
+        return count
+
+
+def applies(queries: mx.array, parts: Sequence[Part], options: Mapping[str, Any]) -> bool:
+    """Whether `attend(queries, parts, **options)` is right here, and faster.
 
     Not for sinks, quantised or half-precision keys.
     """
     return (
         cpu_device.in_use()
-        and options.keys() == {"scale", "mask"}
-        and isinstance(keys, mx.array)
-        and isinstance(values, mx.array)
-        and queries.shape[0] * queries.shape[1] * queries.shape[2] * keys.shape[2] >= WORTH
-        and {queries.dtype, keys.dtype, values.dtype} == {mx.float32}
+        and options.keys() == {"scale"}
+        and queries.dtype == mx.float32
+        and all(
+            isinstance(x, mx.array) and x.dtype == mx.float32
+            for part in parts
+            for x in (part.keys, part.values)
+        )
+        and sum(part.scores(queries) for part in parts) >= WORTH
     )
 
 
-def attend(
-    queries: mx.array,
-    keys: mx.array,
-    values: mx.array,
-    *,
-    scale: float,
-    mask: mx.array | str | None,
-) -> mx.array:
-    """Same as `mx.fast.scaled_dot_product_attention`, evaluated at once.
+def attend(queries: mx.array, parts: Sequence[Part], *, scale: float) -> mx.array:
+    """Same as `mx.fast.scaled_dot_product_attention` of each part, evaluated at once.
 
-    Shapes: `queries` (B, H, L, D), `keys` (B, Hk, S, D), `values` (B, Hk, S, Dv) with H a multiple
-    of Hk; `mask` `"causal"`, or an array that broadcasts to (B, H, L, S): bool (may see) or float
-    (added). Returns (B, H, L, Dv).
+    Shapes: `queries` (B, H, L, D) with H a multiple of every Hk; the parts are all of its rows in
+    their order. Returns (B, H, L, Dv).
     """
-    B, H, L, D = queries.shape
-    Hk, S = keys.shape[1], keys.shape[2]
-    G = H // Hk
-    full = None if mask is None or isinstance(mask, str) else _masked(mask, B, Hk, H, L, S)
     cpu_device.numpy_alone()
-    mx.eval(queries, keys, values)
-    q = (np.asarray(queries) * np.float32(scale)).reshape(B, Hk, G, L, D)
-    k, v = np.asarray(keys), np.asarray(values)
-    out = np.empty((B, Hk, G, L, v.shape[-1]), dtype=np.float32)
+    mx.eval(queries, [[x for x in (p.keys, p.values, p.mask) if _is_array(x)] for p in parts])
+    q = np.asarray(queries) * np.float32(scale)
+    out = np.empty((*q.shape[:3], parts[0].values.shape[-1]), dtype=np.float32)
+    for part in parts:
+        _attend_part(part, part.of(q), part.of(out))
+    return mx.array(out)
+
+
+def _attend_part(part: Part, q: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+    """Attention of scaled queries (B, H, L, D) into `out` (B, H, L, Dv)."""
+    k, v = np.asarray(part.keys), np.asarray(part.values)
+    B, H, L, _ = q.shape
+    Hk, S = k.shape[1:3]
+    full = _masked(part.mask, B, Hk, H, L, S) if _is_array(part.mask) else None
+    q, out = (x.reshape(B, Hk, H // Hk, L, -1) for x in (q, out))  # views: an axis is split
 
     def attend_share(at: Share) -> None:
         own = None if full is None else full[at]
-        _attend(q[at], k[at[:2]], v[at[:2]], mask == "causal", own, out[at])
+        _attend(q[at], k[at[:2]], v[at[:2]], part.mask == "causal", own, out[at])
 
-    _on_cores(attend_share, _shares((B, Hk, G), B * H * L * S))
-    return mx.array(out.reshape(B, H, L, -1))
+    _on_cores(attend_share, _shares((B, Hk, H // Hk), B * H * L * S))
+
+
+def _is_array(x: Any) -> bool:
+    return isinstance(x, mx.array)
 
 
 def _attend(
@@ -141,7 +173,7 @@ def _cores() -> int:
 
 def _masked(mask: mx.array, B: int, Hk: int, H: int, L: int, S: int) -> NDArray[Any]:
     """The mask as a view of (B, Hk, H / Hk, L, S)."""
-    found = np.array(mask)
+    found = np.asarray(mask)
     found = found.reshape((1,) * (4 - found.ndim) + found.shape)
     rows, heads = found.shape[:2]
     split = (1, 1) if heads == 1 else (Hk, H // Hk)
@@ -158,7 +190,15 @@ def _apply(mask: NDArray[Any], scores: NDArray[np.float32]) -> NDArray[np.float3
 def _hide_later(scores: NDArray[np.float32]) -> None:
     """The last queries are the last positions: each sees itself and what is before it."""
     count = scores.shape[-2]
-    scores[..., -count:] += np.triu(np.full((count, count), -np.inf, dtype=np.float32), 1)
+    scores[..., -count:] += _later(count)
+
+
+@functools.lru_cache(maxsize=8)
+def _later(count: int) -> NDArray[np.float32]:
+    """Added to the scores of so many queries with each other; read only."""
+    hidden = np.triu(np.full((count, count), -np.inf, dtype=np.float32), 1)
+    hidden.flags.writeable = False
+    return hidden
 
 
 def _exponentials(

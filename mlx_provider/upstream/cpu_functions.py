@@ -61,9 +61,9 @@ def _vision_attention(original: Function) -> Function:
         scale: float,
         mask: mx.array | None = None,
     ) -> Any:
-        options = {"scale": scale, "mask": mask}
-        if cpu_attention.applies(queries, keys, values, options):
-            return cpu_attention.attend(queries, keys, values, scale=scale, mask=mask)
+        parts = [cpu_attention.Part(keys, values, mask)]
+        if cpu_attention.applies(queries, parts, {"scale": scale}):
+            return cpu_attention.attend(queries, parts, scale=scale)
         return original(queries, keys, values, scale, mask)
 
     return call

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from threadpoolctl import ThreadpoolController
 
 from mlx_provider.upstream import cpu_attention, cpu_device
-from mlx_provider.upstream.attention import Parts, routed
+from mlx_provider.upstream.attention import Parts, Run, routed
+from mlx_provider.upstream.cpu_attention import Part
 
 
 def inputs(L: int, S: int, heads: int = 4, shared: int = 2, seed: int = 0) -> list[mx.array]:
@@ -21,7 +22,8 @@ def inputs(L: int, S: int, heads: int = 4, shared: int = 2, seed: int = 0) -> li
 
 def difference(arrays: list[mx.array], mask: mx.array | str | None) -> float:
     expected = mx.fast.scaled_dot_product_attention(*arrays, scale=0.5, mask=mask)
-    found = cpu_attention.attend(*arrays, scale=0.5, mask=mask)
+    queries, keys, values = arrays
+    found = cpu_attention.attend(queries, [Part(keys, values, mask)], scale=0.5)
     assert found.shape == expected.shape
     return float(mx.abs(found - expected).max().item())  # type: ignore[arg-type]
 
@@ -67,6 +69,30 @@ def test_a_hidden_key_outweighs_nothing() -> None:
 
 
 @pytest.mark.skipif(not cpu_device.in_use(), reason="MLX is fast there")
+def test_caches_of_one_call_are_attended_together() -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def original(queries: mx.array, *rest: object, **named: object) -> mx.array:
+        asked.append(queries.shape)
+        return mx.zeros((*queries.shape[:3], 6))
+
+    attend = routed(original)
+    rows, chunk = inputs(1, 50), inputs(12, 500, seed=1)
+    few = mx.arange(50)[None] < 40
+    queries = mx.concatenate([rows[0], chunk[0].swapaxes(0, 2)])
+    runs = [Run("rows", slice(0, 1)), Run("chunk", slice(1, 13), turned=True)]
+    keys, values = (Parts([rows[i], chunk[i]], runs) for i in (1, 2))
+    found = attend(queries, keys, values, None, scale=0.5, mask=[few, "causal"])
+    assert not asked  # the rows alone would not be worth it
+    sdpa = mx.fast.scaled_dot_product_attention
+    expected = [sdpa(*rows, scale=0.5, mask=few), sdpa(*chunk, scale=0.5, mask="causal")]
+    together = mx.concatenate([expected[0], expected[1].swapaxes(0, 2)])
+    assert float(mx.abs(found - together).max()) < 1e-5
+    attend(queries, keys, values, None, scale=0.5, mask=[few, "causal"], sinks=mx.zeros(4))
+    assert asked == [(1, 4, 1, 8), (1, 4, 12, 8)]
+
+
+@pytest.mark.skipif(not cpu_device.in_use(), reason="MLX is fast there")
 def test_where_it_stands_in() -> None:
     def original(*args: object, **kwargs: object) -> str:
         return "original"
@@ -77,11 +103,12 @@ def test_where_it_stands_in() -> None:
     assert attend(*long, None, 1.0, "causal").shape == (1, 4, 100, 6)
     assert attend(*one, None, scale=1.0, mask=None).shape == (1, 4, 1, 6)
     queries, keys, values = (mx.concatenate([array, array]) for array in one)
-    parts = [Parts([a[:1], a[1:]], [None] * 2, [1, 1], [False] * 2) for a in (keys, values)]
+    runs = [Run(None, slice(0, 1)), Run(None, slice(1, 2))]
+    parts = [Parts([a[:1], a[1:]], runs) for a in (keys, values)]
     together = attend(queries, *parts, None, scale=1.0, mask=None)
     assert float(mx.abs(together - attend(*one, None, scale=1.0, mask=None)).max()) == 0
     queries, keys, values = long
-    parts = [Parts([array], [None], [100], [True]) for array in (keys, values)]
+    parts = [Parts([array], [Run(None, slice(0, 100), turned=True)]) for array in (keys, values)]
     riding = attend(queries.swapaxes(0, 2), *parts, None, scale=1.0, mask=["causal"])
     alone = attend(*long, None, scale=1.0, mask="causal")
     assert float(mx.abs(riding.swapaxes(0, 2) - alone).max()) == 0
@@ -92,6 +119,7 @@ def test_where_it_stands_in() -> None:
 
 
 def test_numpy_leaves_the_other_cores_to_mlx() -> None:
-    cpu_attention.attend(*inputs(2, 3), scale=1.0, mask=None)
+    queries, keys, values = inputs(2, 3)
+    cpu_attention.attend(queries, [Part(keys, values, None)], scale=1.0)
     wheel = [one for one in ThreadpoolController().info() if "numpy.libs" in one["filepath"]]
     assert all(one["num_threads"] == 1 for one in wheel)
