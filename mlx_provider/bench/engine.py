@@ -150,41 +150,60 @@ def agreeing(sides: list[list[list[int]]]) -> str:
 
 
 def bench_stall(setting: Setting) -> Result:
-    """Gaps of four streams while a prompt of 4096 tokens arrives; the calmest of the repeats."""
+    """Gaps of four streams while a prompt of 4096 tokens arrives; the calmest of the repeats.
+
+    `alone`: the same streams without the prompt, which is what the machine itself does.
+    """
     vocab = setting.model.info.vocab_size
 
-    def jobs() -> list[Job]:
-        streams = [Job(text, STREAM) for text in prompts(1, [64] * 4, vocab)]
-        return [*streams, Job(prompts(2, [4096], vocab)[0], 4, after=STEADY)]
+    def streams() -> list[Job]:
+        return [Job(text, STREAM) for text in prompts(1, [64] * 4, vocab)]
+
+    def beside() -> list[Job]:
+        return [*streams(), Job(prompts(2, [4096], vocab)[0], 4, after=STEADY)]
 
     out: dict[str, Result] = {}
     for _ in range(setting.repeats):
-        for name, one in measure(setting, jobs).items():
-            found = gaps_in_steps(one)
+        alone = measure(setting, streams)
+        for name, one in measure(setting, beside).items():
+            found = gaps_beside(one) | {"alone": gaps_alone(alone[name])}
             if name not in out or found["worst_gap"] < out[name]["worst_gap"]:
                 out[name] = found
     return out
 
 
-def gaps_in_steps(run: Run) -> Result:
-    """Gaps of the streams after a long prompt came last, in units of their steps before it.
-
-    The worst one before it is the machine's own noise.
-    """
+def gaps_beside(run: Run) -> Result:
+    """Gaps of the streams after a long prompt came last, in units of their steps before it."""
     *streams, long = run.jobs
-    pairs = [pair for job in streams for pair in zip(job.times, job.times[1:], strict=False)]
-    joined = max(job.times[WARM] for job in streams)
-    before = [b - a for a, b in pairs if joined <= a and b < long.submitted]
-    steady = statistics.median(before)
-    after = [(b - a) / steady for a, b in pairs if b >= long.submitted]
-    meanwhile = [(b - a) / steady for a, b in pairs if long.submitted <= b <= long.times[0]]
-    return {
-        "worst_gap": max(after),
-        "worst_gap_before": max(before) / steady,
-        "p99_gap": float(np.quantile(after, 0.99)),
+    steady, after = gaps_in_steps(streams, long.submitted)
+    meanwhile = [gap for at, gap in after if at <= long.times[0]]
+    return spread([gap for _, gap in after]) | {
         "median_gap_in_prefill": statistics.median(meanwhile),
         "steady_step_seconds": steady,
         "long_first_token_seconds": long.first_token,
+    }
+
+
+def gaps_alone(run: Run) -> Result:
+    """The same of streams without a prompt, from the moment at which it would have come."""
+    since = max(job.times[STEADY] for job in run.jobs)
+    return spread([gap for _, gap in gaps_in_steps(run.jobs, since)[1]])
+
+
+def gaps_in_steps(streams: Sequence[Job], since: float) -> tuple[float, list[tuple[float, float]]]:
+    """Seconds of a steady step before `since`; when each later gap ended, and its steps."""
+    pairs = [pair for job in streams for pair in zip(job.times, job.times[1:], strict=False)]
+    joined = max(job.times[WARM] for job in streams)
+    steady = statistics.median(b - a for a, b in pairs if joined <= a and b < since)
+    return steady, [(b, (b - a) / steady) for a, b in pairs if b >= since]
+
+
+def spread(gaps: Sequence[float]) -> Result:
+    """Of gaps in steps."""
+    return {
+        "worst_gap": max(gaps),
+        "p99_gap": float(np.quantile(gaps, 0.99)),
+        "median_gap": statistics.median(gaps),
     }
 
 

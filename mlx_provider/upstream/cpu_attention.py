@@ -13,8 +13,7 @@ import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -26,6 +25,8 @@ BLOCK = 1 << 18
 """Scores of one block: few enough to be at hand."""
 QUERIES = 16
 """A block's at least: fewer are not worth reading the keys."""
+PACKED = 16
+"""Values of a key for each query from which on a product is faster without packing the keys."""
 SHARED = 1 << 16
 """Scores from which on the cores share the work."""
 Share = tuple[slice, ...]
@@ -34,8 +35,7 @@ WORTH = 1 << 12
 """Scores below which waiting for the keys costs more than it saves."""
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """Rows of a call's queries, and what they attend to."""
 
     keys: Any
@@ -45,7 +45,7 @@ class Part:
     mask: Any
     """`None`, `"causal"`, or an array that broadcasts to (B, H, L, S): bool (may see) or float
     (added)."""
-    rows: slice = field(default_factory=lambda: slice(None))
+    rows: slice = slice(None)
     turned: bool = False
     """One row's tokens stand where others have rows."""
 
@@ -53,29 +53,26 @@ class Part:
         """Its rows of (rows, H, L, D), as (B, H, L, D)."""
         return x[self.rows].swapaxes(0, 2) if self.turned else x[self.rows]
 
-    def scores(self, queries: mx.array) -> int:
-        """How many there are."""
-        rows = len(range(*self.rows.indices(queries.shape[0])))
-        count: int = rows * queries.shape[1] * queries.shape[2] * self.keys.shape[2]
-        return count
-
 
 def applies(queries: mx.array, parts: Sequence[Part], options: Mapping[str, Any]) -> bool:
     """Whether `attend(queries, parts, **options)` is right here, and faster.
 
     Not for sinks, quantised or half-precision keys.
     """
+    arrays = [x for part in parts for x in (part.keys, part.values)]
     return (
         cpu_device.in_use()
         and options.keys() == {"scale"}
-        and queries.dtype == mx.float32
-        and all(
-            isinstance(x, mx.array) and x.dtype == mx.float32
-            for part in parts
-            for x in (part.keys, part.values)
-        )
-        and sum(part.scores(queries) for part in parts) >= WORTH
+        and all(_is_array(x) and x.dtype == mx.float32 for x in (queries, *arrays))
+        and _scores(queries, parts) >= WORTH
     )
+
+
+def _scores(queries: mx.array, parts: Sequence[Part]) -> int:
+    """How many there are in a call."""
+    rows, heads, tokens, _ = queries.shape
+    seen: int = sum(len(range(rows)[part.rows]) * part.keys.shape[2] for part in parts)
+    return heads * tokens * seen
 
 
 def attend(queries: mx.array, parts: Sequence[Part], *, scale: float) -> mx.array:
@@ -98,11 +95,11 @@ def _attend_part(part: Part, q: NDArray[np.float32], out: NDArray[np.float32]) -
     k, v = np.asarray(part.keys), np.asarray(part.values)
     B, H, L, _ = q.shape
     Hk, S = k.shape[1:3]
-    full = _masked(part.mask, B, Hk, H, L, S) if _is_array(part.mask) else None
+    mask = _masked(part.mask, Hk, H) if _is_array(part.mask) else None
     q, out = (x.reshape(B, Hk, H // Hk, L, -1) for x in (q, out))  # views: an axis is split
 
     def attend_share(at: Share) -> None:
-        own = None if full is None else full[at]
+        own = None if mask is None else mask[_narrowed(at, mask.shape)]
         _attend(q[at], k[at[:2]], v[at[:2]], part.mask == "causal", own, out[at])
 
     _on_cores(attend_share, _shares((B, Hk, H // Hk), B * H * L * S))
@@ -130,14 +127,22 @@ def _attend(
         stop = min(L, start + size)
         seen = S - L + stop if causal else S
         block = q[:, :, :, start:stop].reshape(B, Hk, -1, D)
-        scores = (block @ turned[..., :seen]).reshape(B, Hk, G, stop - start, seen)
+        scores = _product(block, turned[..., :seen]).reshape(B, Hk, G, stop - start, seen)
         if mask is not None:
-            scores = _apply(mask[..., start:stop, :], scores)
+            _apply(mask[..., start:stop, :] if mask.shape[-2] > 1 else mask, scores)
         elif causal:
             _hide_later(scores)
         weights, total = _exponentials(scores.reshape(B, Hk, -1, seen))
-        mean = (weights @ v[:, :, :seen]) / total
+        mean = _product(weights, v[:, :, :seen])
+        mean /= total
         out[:, :, :, start:stop] = mean.reshape(B, Hk, G, stop - start, -1)
+
+
+def _product(few: NDArray[np.float32], many: NDArray[np.float32]) -> NDArray[np.float32]:
+    """`few @ many`; row by row where the other matrix would be packed for too few of them."""
+    if few.shape[-2] * PACKED > min(many.shape[-2:]):
+        return few @ many
+    return (few[..., None, :] @ many[..., None, :, :])[..., 0, :]
 
 
 def _shares(axes: tuple[int, int, int], scores: int) -> list[Share]:
@@ -171,20 +176,25 @@ def _cores() -> int:
     return blas.cores()
 
 
-def _masked(mask: mx.array, B: int, Hk: int, H: int, L: int, S: int) -> NDArray[Any]:
-    """The mask as a view of (B, Hk, H / Hk, L, S)."""
+def _masked(mask: mx.array, Hk: int, H: int) -> NDArray[Any]:
+    """The mask as a view that broadcasts to (B, Hk, H / Hk, L, S)."""
     found = np.asarray(mask)
     found = found.reshape((1,) * (4 - found.ndim) + found.shape)
     rows, heads = found.shape[:2]
     split = (1, 1) if heads == 1 else (Hk, H // Hk)
-    return np.broadcast_to(found.reshape(rows, *split, *found.shape[2:]), (B, Hk, H // Hk, L, S))
+    return found.reshape(rows, *split, *found.shape[2:])
 
 
-def _apply(mask: NDArray[Any], scores: NDArray[np.float32]) -> NDArray[np.float32]:
+def _narrowed(at: Share, shape: tuple[int, ...]) -> Share:
+    """A share's part of what has these axes, some of them of one for all."""
+    return tuple(s if n > 1 else slice(None) for s, n in zip(at, shape, strict=False))
+
+
+def _apply(mask: NDArray[Any], scores: NDArray[np.float32]) -> None:
     if mask.dtype == np.bool_:
-        return np.where(mask, scores, np.finfo(np.float32).min)
-    scores += mask
-    return scores
+        np.copyto(scores, np.finfo(np.float32).min, where=~mask)
+    else:
+        scores += mask
 
 
 def _hide_later(scores: NDArray[np.float32]) -> None:

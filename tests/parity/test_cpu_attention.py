@@ -14,9 +14,12 @@ from mlx_provider.upstream.attention import Parts, Run, routed
 from mlx_provider.upstream.cpu_attention import Part
 
 
-def inputs(L: int, S: int, heads: int = 4, shared: int = 2, seed: int = 0) -> list[mx.array]:
+def inputs(
+    L: int, S: int, heads: int = 4, shared: int = 2, seed: int = 0, rows: int = 1, width: int = 8
+) -> list[mx.array]:
     rng = np.random.default_rng(seed)
-    shapes = (1, heads, L, 8), (1, heads // shared, S, 8), (1, heads // shared, S, 6)
+    several = heads // shared
+    shapes = (rows, heads, L, width), (rows, several, S, width), (rows, several, S, 6)
     return [mx.array(rng.normal(size=shape).astype(np.float32)) for shape in shapes]
 
 
@@ -32,12 +35,14 @@ def difference(arrays: list[mx.array], mask: mx.array | str | None) -> float:
     L=st.integers(1, 40),
     before=st.integers(0, 60),
     shared=st.sampled_from([1, 2, 4]),
-    kind=st.sampled_from(["none", "causal", "window", "added", "per head"]),
+    kind=st.sampled_from(["none", "causal", "window", "added", "per head", "per row"]),
+    rows=st.sampled_from([1, 3]),
+    width=st.sampled_from([8, 80]),
     block=st.sampled_from([64, 1000, 10**6]),
     cores=st.integers(1, 5),
 )
 def test_equal_for_every_mask_block_and_share(
-    L: int, before: int, shared: int, kind: str, block: int, cores: int
+    L: int, before: int, shared: int, kind: str, rows: int, width: int, block: int, cores: int
 ) -> None:
     S = L + before
     at, to = mx.arange(before, S)[:, None], mx.arange(S)[None]
@@ -48,13 +53,15 @@ def test_equal_for_every_mask_block_and_share(
         "window": window,
         "added": mx.where(window, 0.25, -1e9),
         "per head": mx.stack([window, at >= to, at >= to, window])[None],
+        "per row": mx.stack([to >= row for row in range(rows)])[:, None],
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu_attention, "BLOCK", block)
         patch.setattr(cpu_attention, "QUERIES", 1)
         patch.setattr(cpu_attention, "SHARED", 0)
         patch.setattr(cpu_attention, "_cores", lambda: cores)
-        assert difference(inputs(L, S, shared=shared), masks[kind]) < 1e-5
+        arrays = inputs(L, S, shared=shared, rows=rows, width=width)
+        assert difference(arrays, masks[kind]) < 2e-5
 
 
 def test_a_row_that_sees_nothing_is_a_mean() -> None:
