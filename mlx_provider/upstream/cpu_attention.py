@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from . import blas, cpu_device
+from . import cpu_cores, cpu_device
 
 BLOCK = 1 << 18
 """Scores of one block: few enough to be at hand."""
@@ -102,7 +101,7 @@ def _attend_part(part: Part, q: NDArray[np.float32], out: NDArray[np.float32]) -
         own = None if mask is None else mask[_narrowed(at, mask.shape)]
         _attend(q[at], k[at[:2]], v[at[:2]], part.mask == "causal", own, out[at])
 
-    _on_cores(attend_share, _shares((B, Hk, H // Hk), B * H * L * S))
+    cpu_cores.on_cores(attend_share, _shares((B, Hk, H // Hk), B * H * L * S))
 
 
 def _is_array(x: Any) -> bool:
@@ -151,29 +150,10 @@ def _shares(axes: tuple[int, int, int], scores: int) -> list[Share]:
     if scores < SHARED:
         return [everything]
     axis = max(range(3), key=lambda i: axes[i])
-    count = min(_cores(), axes[axis])
+    count = min(cpu_cores.count(), axes[axis])
     edges = [axes[axis] * i // count for i in range(count + 1)]
     parts = [slice(a, b) for a, b in itertools.pairwise(edges)]
     return [tuple(part if i == axis else slice(None) for i in range(3)) for part in parts]
-
-
-def _on_cores(work: Callable[[Share], None], shares: list[Share]) -> None:
-    """Do every share, the first in this thread. Raises what any of them raises."""
-    first, *others = shares
-    running = [_pool().submit(work, share) for share in others]
-    work(first)
-    for one in running:
-        one.result()
-
-
-@functools.cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_cores(), thread_name_prefix="attention")
-
-
-@functools.cache
-def _cores() -> int:
-    return blas.cores()
 
 
 def _masked(mask: mx.array, Hk: int, H: int) -> NDArray[Any]:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from threadpoolctl import ThreadpoolController
 
-from mlx_provider.upstream import cpu_attention, cpu_device
+from mlx_provider.upstream import cpu_attention, cpu_cores, cpu_device
 from mlx_provider.upstream.attention import Parts, Run, routed
 from mlx_provider.upstream.cpu_attention import Part
 
@@ -59,7 +59,7 @@ def test_equal_for_every_mask_block_and_share(
         patch.setattr(cpu_attention, "BLOCK", block)
         patch.setattr(cpu_attention, "QUERIES", 1)
         patch.setattr(cpu_attention, "SHARED", 0)
-        patch.setattr(cpu_attention, "_cores", lambda: cores)
+        patch.setattr(cpu_cores, "count", lambda: cores)
         arrays = inputs(L, S, shared=shared, rows=rows, width=width)
         assert difference(arrays, masks[kind]) < 2e-5
 

@@ -1,0 +1,79 @@
+"""Work shared among the cores."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+
+import pytest
+
+from mlx_provider.upstream import cpu_cores
+
+linux = pytest.mark.skipif(
+    sys.platform != "linux" or cpu_cores.count() < 2, reason="threads cannot be kept apart"
+)
+
+
+def test_every_share_is_done_and_the_first_here() -> None:
+    done: dict[int, str] = {}
+
+    def work(share: int) -> None:
+        done[share] = threading.current_thread().name
+
+    cpu_cores.on_cores(work, range(7))
+    assert sorted(done) == list(range(7))
+    assert done[0] == threading.current_thread().name
+    assert all(done[share] != done[0] for share in range(1, 7))
+
+
+@pytest.mark.parametrize("bad", [0, 2])
+def test_an_error_of_any_share_is_raised(bad: int) -> None:
+    def work(share: int) -> None:
+        if share == bad:
+            raise ValueError(share)
+
+    with pytest.raises(ValueError, match=str(bad)):
+        cpu_cores.on_cores(work, range(3))
+    cpu_cores.on_cores(lambda share: None, range(3))
+
+
+@linux
+def test_others_stay_off_the_core_of_the_thread_that_waits() -> None:
+    before = os.sched_getaffinity(0)
+    cpu_cores.on_cores(lambda share: None, range(2))  # the threads are there
+    off: list[set[int]] = []
+
+    def work(share: int) -> None:
+        if share:
+            off.append(before - os.sched_getaffinity(0))
+
+    try:
+        for core in (min(before), max(before)):
+            os.sched_setaffinity(0, {core})
+            cpu_cores.on_cores(work, range(2))
+            assert off.pop() == {core}
+            assert os.sched_getaffinity(0) == {core}
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@linux
+def test_where_the_system_refuses_the_work_is_done_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*args: object) -> None:
+        raise PermissionError("not here")
+
+    done: list[int] = []
+    crew = cpu_cores.Crew()
+    monkeypatch.setattr(cpu_cores, "_crew", lambda: crew)
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    with caplog.at_level(logging.WARNING):
+        cpu_cores.on_cores(done.append, range(3))
+        cpu_cores.on_cores(done.append, range(3))
+    assert sorted(done) == [0, 0, 1, 1, 2, 2]
+    assert {record.message for record in caplog.records} == {
+        "threads cannot be kept apart (not here): attention may use one core"
+    }
