@@ -38,9 +38,8 @@ MODEL: dict[str, Any] = {
 """The model of the first measurements: small enough for two cores, attention heavy enough."""
 
 HOST_ROWS = 16
-HOST_STEPS = 8
+STEPS = 8
 """Of one turn."""
-HOST_TURNS = 40
 WARM = 4
 """Tokens of a stream after which its steps count as steady."""
 STEADY = 64
@@ -58,7 +57,8 @@ class Setting:
 
     model: LoadedModel
     rows: Sequence[int] = (1, 4, 8, 16, 32)
-    decode_tokens: int = 48
+    turns: int = 40
+    """That the sides take where they decode."""
     longest: int = 1024
     """Prompt of the longest of the skewed rows."""
     repeats: int = 3
@@ -122,22 +122,13 @@ def bench_decode(setting: Setting) -> Result:
     out: Result = {}
     for count in setting.rows:
         texts = prompts(count, skewed(count, setting.longest), setting.model.info.vocab_size)
-        rates: dict[str, float] = {}
-        replies: dict[str, list[list[int]]] = {}
-        for _ in range(setting.repeats):
-            for make in subjects(setting):
-                subject = make()
-                jobs = [Job(text, ENDLESS) for text in texts]
-                start(subject, jobs)
-                seconds = seconds_of(subject, setting.decode_tokens, time.perf_counter)
-                rate = count * setting.decode_tokens / seconds
-                rates[subject.name] = max(rate, rates.get(subject.name, rate))
-                replies[subject.name] = [job.tokens for job in jobs]
-        ours, default, tuned = rates.values()
+        sides = [make() for make in subjects(setting)]
+        replies = [start(side, texts) for side in sides]
+        rates = [count / each for each in seconds_of_step(sides, setting.turns, time.perf_counter)]
         out[str(count)] = {
-            "same_tokens": agreeing(list(replies.values())),
-            "tokens_per_second": rates,
-            "ratio_to_best": ours / max(default, tuned),
+            "same_tokens": agreeing([[job.tokens for job in jobs] for jobs in replies]),
+            "tokens_per_second": {s.name: rate for s, rate in zip(sides, rates, strict=True)},
+            "ratio_to_best": rates[0] / max(rates[1:]),
         }
     return out
 
@@ -208,46 +199,52 @@ def spread(gaps: Sequence[float]) -> Result:
 
 
 def bench_host(setting: Setting) -> Result:
-    """CPU time of the stepping thread per step and row while 16 rows decode.
-
-    The sides take turns of a few steps, so that a machine that drifts does so for all of them.
-    """
-    import mlx.core as mx
-
+    """CPU time of the stepping thread per step and row while 16 rows decode."""
     texts = prompts(3, [24] * HOST_ROWS, setting.model.info.vocab_size)
     make_ours, *make_others = subjects(setting)
     ours = make_ours()  # its probe looks at the layouts that our own attention allows
     # what NumPy computes in MLX's place would count as the stepping thread's own time
     with Pristine(setting.model.model):  # type: ignore[attr-defined]
         sides = [ours, *(make() for make in make_others)]
-        turns: list[list[float]] = [[] for _ in sides]
-        for subject in sides:
-            start(subject, [Job(text, ENDLESS) for text in texts])
-        for _ in range(HOST_TURNS):
-            for subject, spent in zip(sides, turns, strict=True):
-                spent.append(seconds_of(subject, HOST_STEPS, time.thread_time))
-                mx.synchronize()
-    each = [statistics.median(spent) / HOST_STEPS / HOST_ROWS for spent in turns]
+        for side in sides:
+            start(side, texts)
+        steps = seconds_of_step(sides, setting.turns, time.thread_time)
+    each = [step / HOST_ROWS for step in steps]
     return {
         "seconds_per_step_and_row": {s.name: t for s, t in zip(sides, each, strict=True)},
         "ratio_to_best": each[0] / min(each[1:]),
     }
 
 
-def start(subject: Subject, jobs: Sequence[Job]) -> None:
-    """Step until every job decodes."""
+def start(subject: Subject, texts: Sequence[list[int]]) -> list[Job]:
+    """Step until all of these prompts decode; their endless replies."""
+    jobs = [Job(text, ENDLESS) for text in texts]
     for job in jobs:
         subject.submit(job)
     while any(len(job.tokens) < 2 for job in jobs):
         subject.step()
+    return jobs
 
 
-def seconds_of(subject: Subject, steps: int, clock: Callable[[], float]) -> float:
-    """Seconds of `clock` over so many steps."""
-    began = clock()
-    for _ in range(steps):
-        subject.step()
-    return clock() - began
+def seconds_of_step(
+    sides: Sequence[Subject], turns: int, clock: Callable[[], float]
+) -> list[float]:
+    """Seconds of `clock` that a step of each side takes: of its turns the median.
+
+    The sides take turns of a few steps, so that a machine that drifts does so for all of them. A
+    turn ends when the device has done what was launched in it.
+    """
+    import mlx.core as mx
+
+    spent: list[list[float]] = [[] for _ in sides]
+    for _ in range(turns):
+        for side, own in zip(sides, spent, strict=True):
+            began = clock()
+            for _ in range(STEPS):
+                side.step()
+            mx.synchronize()
+            own.append((clock() - began) / STEPS)
+    return [statistics.median(own) for own in spent]
 
 
 def measure(setting: Setting, jobs: Callable[[], list[Job]], repeats: int = 1) -> dict[str, Run]:
