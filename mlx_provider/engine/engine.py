@@ -295,9 +295,9 @@ class Engine:
             return chunk
         if self.reuse is None:
             work.cache = self.make_cache()
-            return self.scheduler.first(work)
-        self.reuse.begin(work)
-        self.recorder.tokens(prefilled=0, cached=work.done, decoded=0)
+        else:
+            self.reuse.begin(work)
+            self.recorder.tokens(prefilled=0, cached=work.done, decoded=0)
         return self.scheduler.first(work)
 
     def _run_chunk(self, chunk: Chunk) -> mx.array | None:

@@ -4,8 +4,9 @@ mlx-lm and mlx-vlm models call a module-level `scaled_dot_product_attention(quer
 values, cache, scale, mask, ...)` (mlx_lm/models/base.py 0.32.2, mlx_vlm/models/base.py 0.7.10).
 `route` puts a wrapper in its place in the modules of one model: where `keys` is a `Parts`
 (several caches, each for a run of rows) every part is attended on its own and the results are
-joined; a part may also be the tokens of one row, each of which the model takes for a row. Any
-other call goes to the original, or to `cpu_attention` where that is faster.
+joined; a part may also be the tokens of one row, each of which the model takes for a row. Each
+call goes to the original, part by part, or to `cpu_attention`, all parts at once, where that is
+faster.
 """
 
 from __future__ import annotations

@@ -95,11 +95,12 @@ def _attend_part(part: Part, q: NDArray[np.float32], out: NDArray[np.float32]) -
     B, H, L, _ = q.shape
     Hk, S = k.shape[1:3]
     mask = _masked(part.mask, Hk, H) if _is_array(part.mask) else None
+    causal = isinstance(part.mask, str)
     q, out = (x.reshape(B, Hk, H // Hk, L, -1) for x in (q, out))  # views: an axis is split
 
     def attend_share(at: Share) -> None:
         own = None if mask is None else mask[_narrowed(at, mask.shape)]
-        _attend(q[at], k[at[:2]], v[at[:2]], part.mask == "causal", own, out[at])
+        _attend(q[at], k[at[:2]], v[at[:2]], causal, own, out[at])
 
     cpu_cores.on_cores(attend_share, _shares((B, Hk, H // Hk), B * H * L * S))
 
