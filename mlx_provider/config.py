@@ -46,6 +46,12 @@ class EngineSettings:
     blas: str = "auto"
     """`auto`: load an optimised BLAS where one is found; `bundled`: MLX's own; else a path."""
     log_level: str = "info"
+    models_file: Path | None = None
+    """TOML of options per model that only the engine's owner grants (`chat.grants`)."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names by which clients address an engine on TCP, besides its own names and addresses."""
+    model_roots: tuple[Path, ...] = ()
+    """Folders under which clients of a wildcard entry, and other machines, may name models."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +114,9 @@ _KINDS: dict[str, str] = {
     "feature_bytes": "bytes",
     "blas": "text",
     "log_level": "text",
+    "models_file": "path",
+    "allowed_hosts": "names",
+    "model_roots": "paths",
 }
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -125,6 +134,10 @@ def _parse(name: str, kind: str, text: str) -> object:
         raise BadRequest(f"{PREFIX}{name.upper()}={text!r} is not a number of {kind}") from None
     if kind == "layout" and text not in ("auto", "grouped", "merged", "solo"):
         raise BadRequest(f"{PREFIX}KV_LAYOUT={text!r} is none of auto, grouped, merged, solo")
+    if kind == "names":
+        return tuple(each.strip() for each in text.split(",") if each.strip())
+    if kind == "paths":
+        return tuple(Path(each).expanduser() for each in text.split(os.pathsep) if each)
     return Path(text).expanduser() if kind == "path" else text
 
 

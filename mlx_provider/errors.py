@@ -4,6 +4,8 @@
     ├── BadRequest                   400  invalid_request        (names the parameter)
     │   ├── ContextTooLong           400  context_length_exceeded
     │   ├── UnsupportedModel         400  unsupported_model
+    │   ├── Forbidden                403  forbidden              (the operator's to decide)
+    │   ├── WrongContentType         415  unsupported_media_type
     │   └── MediaError               400  invalid_media
     ├── Unauthorized                 401  unauthorized
     ├── ModelNotFound                404  model_not_found
@@ -53,6 +55,20 @@ class UnsupportedModel(BadRequest):
     """No installed family serves this `model_type`."""
 
     code = "unsupported_model"
+
+
+class Forbidden(BadRequest):
+    """What only the engine's owner grants; the message names it and where it is granted."""
+
+    status = 403
+    code = "forbidden"
+
+
+class WrongContentType(BadRequest):
+    """A body that is not declared as JSON."""
+
+    status = 415
+    code = "unsupported_media_type"
 
 
 class MediaError(BadRequest):

@@ -101,7 +101,13 @@ def _known() -> str:
 
 def cached_models() -> list[str]:
     """Repositories in the local Hub cache."""
+    return [
+        p.name.removeprefix("models--").replace("--", "/") for p in cache_root().glob("models--*")
+    ]
+
+
+def cache_root() -> Path:
+    """The folder of the local Hub cache."""
     from huggingface_hub import constants
 
-    root = Path(os.environ.get("HF_HUB_CACHE", constants.HF_HUB_CACHE))
-    return [p.name.removeprefix("models--").replace("--", "/") for p in root.glob("models--*")]
+    return Path(os.environ.get("HF_HUB_CACHE", constants.HF_HUB_CACHE))

@@ -8,9 +8,11 @@ event is `Done` or `Failed`. The in-process transport passes the same objects wi
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator
+from pydantic_core import PydanticCustomError
 
 from .errors import MLXProviderError, from_code
 
@@ -54,7 +56,6 @@ class ModelOptions(_Wire):
     kv_group_size: Literal[32, 64, 128] = 64
     tool_parser: str | None = None
     reasoning_parser: str | None = None
-    cache_salt: str | None = None
     allow_private_media: bool = False
     allow_file_media: bool = False
     warm: list[str | WarmPrompt] = Field(default_factory=list)
@@ -63,11 +64,42 @@ class ModelOptions(_Wire):
     """Options of a third-party family, passed to its `load` untouched."""
 
 
+OWNERS_ALONE = frozenset(
+    {"adapter", "allow_file_media", "allow_private_media", "extra", "trust_remote_code"}
+)
+"""Model options that run code, read files or reach hosts: never another machine's to set."""
+
+RENDERER_ARGUMENTS = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "documents",
+        "max_length",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "sanitize_control_tokens",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
+"""Arguments of the template's renderer itself (transformers 5, `apply_chat_template`)."""
+
+
 class GenerateRequest(_Wire):
     """One request: chat `messages`, or a raw text or token `prompt`."""
 
     id: str = Field(default_factory=lambda: uuid.uuid4().hex)
     model: str = Field(min_length=1)
+    origin: Literal["owner", "client", "remote"] = "owner"
+    """Who chose the model: the engine's owner; a gateway's client, through a wildcard entry; or
+    another machine, which the engine's TCP server says of every request."""
     messages: list[dict[str, Any]] | None = None
     prompt: str | list[int] | None = None
     tools: list[dict[str, Any]] = Field(default_factory=list)
@@ -89,13 +121,24 @@ class GenerateRequest(_Wire):
     top_logprobs: int = Field(0, ge=0, le=20)
     session: str | None = None
     """Hint that requests belong together; the prefix store keeps their prefix longer."""
-    salt: str | None = None
-    """Tenant: prefixes are never shared between different salts."""
+    tenant: str | None = None
+    """Prefixes are never shared between tenants, nor between this machine's and another's."""
     options: ModelOptions = ModelOptions()
     timeout: float | None = Field(None, gt=0)
     """Seconds from acceptance to the last token."""
     ignored: list[str] = Field(default_factory=list)
     """Parameters that the client sent and that have no effect; echoed as warnings."""
+
+    @field_validator("template")
+    @classmethod
+    def _leaves_the_renderer_alone(cls, template: dict[str, Any]) -> dict[str, Any]:
+        if taken := RENDERER_ARGUMENTS & template.keys():
+            raise PydanticCustomError("reserved", "cannot set {names}", {"names": _listed(taken)})
+        return template
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names))
 
 
 class TokenLogprob(_Wire):

@@ -32,6 +32,7 @@ def own_settings() -> Iterator[None]:
         for name in [name for name in os.environ if name.startswith("MLX_PROVIDER_")]:
             patch.delenv(name)
         patch.setenv("MLX_PROVIDER_RUNTIME_DIR", folder)
+        patch.setenv("XDG_CONFIG_HOME", f"{folder}/config")
         yield
     shutil.rmtree(folder, ignore_errors=True)
 

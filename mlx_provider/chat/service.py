@@ -36,6 +36,7 @@ from ..protocol import (
 from ..records import ModelInfo, Prompt
 from ..registry import PluginRegistry
 from ..upstream import blas
+from .grants import Grants, namespace, read_grants
 from .interface import Deliver, deliver_now
 from .media import SeenImages
 from .models import Models, Served
@@ -62,6 +63,8 @@ class ChatService:
         deliver: Deliver = deliver_now,
         registry: PluginRegistry | None = None,
     ) -> None:
+        file = settings.models_file
+        self._grants = Grants(settings.model_roots, read_grants(file) if file else None)
         self._recorder = EngineMetrics()
         self._deliver = deliver
         self._worker = EngineWorker(self._take, self._died)
@@ -77,6 +80,7 @@ class ChatService:
 
     def submit(self, request: GenerateRequest, mailbox: Mailbox) -> Accepted:
         arrived = time.monotonic()
+        request = self._grants.admitted(request)
         served = self._models.get(request.model, request.options)
         if request.options.warm and not served.warmed:
             served.warmed = True
@@ -170,7 +174,7 @@ class ChatService:
             min_tokens=wire.min_tokens,
             stop_tokens=info.stop_tokens | frozenset(wire.stop_token_ids),
             logprobs=wire.top_logprobs if wire.logprobs else None,
-            salt=wire.salt or wire.options.cache_salt or "",
+            salt=namespace(wire),
             session=wire.session,
             deadline=arrived + wire.timeout if wire.timeout else None,
             arrived=arrived,
@@ -250,7 +254,8 @@ def warm_requests(first: GenerateRequest) -> list[GenerateRequest]:
             max_tokens=1,
             sampling=Sampling(temperature=0),
             template=first.template,
-            salt=first.salt,
+            origin=first.origin,
+            tenant=first.tenant,
             options=options,
         )
         for prompt in prompts

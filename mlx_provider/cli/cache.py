@@ -9,13 +9,14 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from .engine_options import ApiBase, ApiKey
+from .engine_options import ApiBase, ApiKey, ApiKeyFile, api_key_of
 
 
 def cache(
     clear: Annotated[bool, typer.Option("--clear", help="Empty every prefix store.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     api_base: ApiBase = None,
+    api_key_file: ApiKeyFile = None,
     api_key: ApiKey = None,
 ) -> None:
     """Show what the prefix cache of a running engine holds, or empty it."""
@@ -23,7 +24,7 @@ def cache(
     from ..client.http import HttpClient
     from ..errors import EngineUnavailable
 
-    client = connect(api_base, api_key)
+    client = connect(api_base, api_key_of(api_key_file))
     if not isinstance(client, HttpClient):
         raise EngineUnavailable("an in-process engine has its cache in that process alone")
     if clear:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..errors import BadRequest, MLXProviderError
-from .engine_options import ApiBase, ApiKey
+from .engine_options import ApiBase, ApiKey, ApiKeyFile, api_key_of
 
 if TYPE_CHECKING:
     from ..client import EngineClient, Generation
@@ -29,6 +29,7 @@ def chat(
     ] = None,
     system: Annotated[str, typer.Option(help="System message.")] = "",
     api_base: ApiBase = None,
+    api_key_file: ApiKeyFile = None,
     api_key: ApiKey = None,
 ) -> None:
     """Chat with a model. Ctrl-C ends a reply, Ctrl-D the chat."""
@@ -36,7 +37,9 @@ def chat(
 
     images = [image_part(path) for path in image or []]
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
-    conversation = Conversation(connect(api_base, api_key), model.removeprefix("mlx/"), messages)
+    conversation = Conversation(
+        connect(api_base, api_key_of(api_key_file)), model.removeprefix("mlx/"), messages
+    )
     console = Console(highlight=False, soft_wrap=True)
     while (line := _line(console)) is not None:
         if not line.strip():

@@ -1,5 +1,9 @@
 """Options of every command that talks to an engine."""
 
+from __future__ import annotations
+
+import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,4 +14,27 @@ ApiBase = Annotated[
     str | None,
     typer.Option(help="http://host:port or unix:/path of an engine; else the one of this machine."),
 ]
-ApiKey = Annotated[str | None, typer.Option(envvar=PREFIX + "API_KEY", help="The engine's key.")]
+ApiKeyFile = Annotated[
+    Path | None,
+    typer.Option(help=f"File with the engine's key; else {PREFIX}API_KEY is taken."),
+]
+
+
+def no_key_in_sight(key: str | None) -> None:
+    """A key on the command line shows in the process list."""
+    if key is not None:
+        raise typer.BadParameter(
+            f"every user of this machine could read it in the process list: set {PREFIX}API_KEY, "
+            "or name a file with --api-key-file"
+        )
+
+
+ApiKey = Annotated[str | None, typer.Option(hidden=True, callback=no_key_in_sight)]
+"""Taken only to say what to give in its place."""
+
+
+def api_key_of(file: Path | None) -> str | None:
+    """The engine's key, from the file or the environment. Raises `BadRequest` as `read_key`."""
+    from ..server.engine_key import read_key
+
+    return read_key(file) if file is not None else os.environ.get(PREFIX + "API_KEY") or None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,6 +19,13 @@ def serve(
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Port; with --host alone, 8080.")
     ] = None,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            help=f"File with the key that clients must send; else {PREFIX}API_KEY is taken, else "
+            "one is made and kept."
+        ),
+    ] = None,
     api_key: ApiKey = None,
 ) -> None:
     """Run the engine; without --host and --port, on this user's socket.
@@ -29,6 +37,5 @@ def serve(
     command = [*ENGINE_COMMAND]
     command += ["--host", host] if host is not None else []
     command += ["--port", str(port)] if port is not None else []
-    key = {PREFIX + "API_KEY": api_key} if api_key else {}
-    # This process becomes the engine: nothing of the command line stays in memory.
-    os.execve(command[0], command, {**os.environ, **key})
+    command += ["--api-key-file", str(api_key_file)] if api_key_file is not None else []
+    os.execv(command[0], command)  # this process becomes the engine

@@ -33,6 +33,7 @@ ATTACH_LIMIT = 60.0
 """Seconds for a listening engine to say who it is."""
 IDLE_EXPIRY = 30.0
 """Seconds an unused connection is kept: less than the server's, so that it never closes first."""
+JSON = {"content-type": "application/json"}
 GOING_DOWN = 0.25
 """Seconds within which a connection lost before any answer means: the engine was just ending."""
 
@@ -218,7 +219,7 @@ class Link:
         began = time.monotonic()
         answered = False
         try:
-            async with self._http.stream(method, path, content=body) as response:
+            async with self._http.stream(method, path, content=body, headers=JSON) as response:
                 answered = True
                 if response.status_code not in ok:
                     raise _maybe_not_taken(await error_of(response))

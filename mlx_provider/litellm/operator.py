@@ -6,8 +6,10 @@ in `model_info` as a mapping `mlx: {kv_bits: 8}` or flat as `mlx_kv_bits: 8`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -15,9 +17,17 @@ from ..errors import BadRequest
 from ..protocol import ModelOptions
 
 FLAT = "mlx_"
+SHARED = "all"
 
 
-def model_options(litellm_params: Mapping[str, Any]) -> ModelOptions:
+class OperatorOptions(ModelOptions):
+    """The options of a config entry: the engine's, and what the gateway itself needs to know."""
+
+    cache_salt: str = "key"
+    """Who shares cached prompts: each gateway key alone, `team`, `all`, or those of this text."""
+
+
+def operator_options(litellm_params: Mapping[str, Any]) -> OperatorOptions:
     """The options of this config entry; without any, the safe defaults.
 
     Raises `BadRequest` that names the option and its range.
@@ -28,24 +38,71 @@ def model_options(litellm_params: Mapping[str, Any]) -> ModelOptions:
         raise BadRequest("model_info.mlx must be a mapping", param="model_info.mlx")
     flat = {name[len(FLAT) :]: info[name] for name in info if name.startswith(FLAT)}
     try:
-        return ModelOptions.model_validate({**flat, **nested})
+        return OperatorOptions.model_validate({**flat, **nested})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = ".".join(["model_info.mlx", *map(str, first["loc"])])
         raise BadRequest(f"{name}: {first['msg']}", param=name) from None
 
 
-def tenant(options: ModelOptions, litellm_params: Mapping[str, Any]) -> str | None:
+def engine_options(options: OperatorOptions) -> ModelOptions:
+    """The part of the options that is the engine's."""
+    return ModelOptions(**options.model_dump(exclude={"cache_salt"}))
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who calls, as the gateway says it.
+
+    LiteLLM writes into `metadata` or `litellm_metadata`, as the route wants; the other one is the
+    client's own (1.106.2, proxy/litellm_pre_call_utils.py `add_litellm_data_to_request`, which
+    takes names that begin with `user_api_key_` out of both).
+    """
+
+    key: str | None
+    team: str | None
+    pattern: str | None
+    """The config entry's name with `*` in it by which the request was routed."""
+    asked: str
+    """The model's name as the client gave it."""
+
+    @classmethod
+    def read(cls, litellm_params: Mapping[str, Any]) -> Caller:
+        slots = [litellm_params.get(name) for name in ("metadata", "litellm_metadata")]
+        both = [slot for slot in slots if isinstance(slot, Mapping)]
+
+        def found(name: str) -> list[str]:
+            return [value for slot in both if isinstance(value := slot.get(name), str)]
+
+        patterns = [name for name in found("deployment_model_name") if "*" in name]
+        return cls(
+            key=next(iter(found("user_api_key_hash")), None),
+            team=next(iter(found("user_api_key_team_id")), None),
+            pattern=next(iter(patterns), None),
+            asked=next(iter(found("model_group")), ""),
+        )
+
+
+def tenant(options: OperatorOptions, caller: Caller) -> str | None:
     """The namespace of the prefix store for this caller; `None`: shared by all.
 
-    `cache_salt: key` separates the gateway's keys, `team` its teams (a key without a team
-    stays alone), any other text is a fixed namespace of this config entry.
+    A key without a team stays alone where teams share. Without keys (a script, a proxy without a
+    master key) everybody is the same.
     """
-    metadata = litellm_params.get("metadata") or litellm_params.get("litellm_metadata") or {}
-    key = metadata.get("user_api_key_hash") or metadata.get("user_api_key") or ""
-    team = metadata.get("user_api_key_team_id")
-    if options.cache_salt == "team" and team:
-        return f"team:{team}"
+    if options.cache_salt == SHARED:
+        return None
+    if options.cache_salt == "team" and caller.team:
+        return f"team:{caller.team}"
     if options.cache_salt in ("key", "team"):
-        return f"key:{key}"
-    return f"fixed:{options.cache_salt}" if options.cache_salt else None
+        return f"key:{caller.key}" if caller.key else None
+    return f"fixed:{options.cache_salt}"
+
+
+def chosen_by(caller: Caller, model: str) -> Literal["owner", "client"]:
+    """Who chose the model: a client, where what `*` stands for is part of the model's name."""
+    if caller.pattern is None:
+        return "owner"
+    match = re.fullmatch(re.escape(caller.pattern).replace(r"\*", "(.*)"), caller.asked, re.DOTALL)
+    if match is not None and not any(part and part in model for part in match.groups()):
+        return "owner"
+    return "client"

@@ -5,23 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import BadRequest
+from ..protocol import RENDERER_ARGUMENTS
 from .parameters import Parameters
-
-RESERVED = frozenset(
-    {
-        "add_generation_prompt",
-        "chat_template",
-        "continue_final_message",
-        "conversation",
-        "documents",
-        "messages",
-        "return_dict",
-        "return_tensors",
-        "tokenize",
-        "tools",
-    }
-)
-"""Arguments of the renderer itself: never a client's to set."""
 
 
 def template_variables(params: Parameters) -> tuple[dict[str, Any], int | None]:
@@ -40,7 +25,7 @@ def template_variables(params: Parameters) -> tuple[dict[str, Any], int | None]:
     if verbosity is not None:
         variables["verbosity"] = verbosity
     own = params.mapping("chat_template_kwargs")
-    if taken := RESERVED & own.keys():
+    if taken := RENDERER_ARGUMENTS & own.keys():
         raise BadRequest(
             f"chat_template_kwargs cannot set {', '.join(sorted(taken))}",
             param="chat_template_kwargs",

@@ -8,7 +8,7 @@ from ..errors import BadRequest
 from ..protocol import GenerateRequest
 from .call import Call
 from .constraints import constraint
-from .operator import model_options, tenant
+from .operator import Caller, chosen_by, engine_options, operator_options, tenant
 from .parameters import Parameters
 from .thinking import template_variables
 from .validation import validated
@@ -32,7 +32,8 @@ COMPLETION_TOKENS = 16
 def generate_request(call: Call) -> GenerateRequest:
     """The request for the engine. Raises `BadRequest` that names the parameter at fault."""
     params = Parameters(call.params)
-    options = model_options(call.litellm_params)
+    options = operator_options(call.litellm_params)
+    caller = Caller.read(call.litellm_params)
     template, budget = template_variables(params)
     fields: dict[str, Any] = {
         "model": call.model,
@@ -41,8 +42,9 @@ def generate_request(call: Call) -> GenerateRequest:
         "thinking_budget": budget,
         "stop": _stop(params),
         "session": _session(call, params),
-        "salt": tenant(options, call.litellm_params),
-        "options": options,
+        "origin": chosen_by(caller, call.model),
+        "tenant": tenant(options, caller),
+        "options": engine_options(options),
         "timeout": call.deadline.left(),
         **_given(params, PLAIN),
         **_max_tokens(params),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from ..config import PREFIX
 from .run import BuildService, ServeOptions, end_process, serve
@@ -16,9 +16,10 @@ def main(arguments: Sequence[str] | None = None, build: BuildService | None = No
     parser.add_argument("--host", help="address to listen on; default with --port: 127.0.0.1")
     parser.add_argument("--port", type=int, help="port to listen on; default with --host: 8080")
     parser.add_argument(
-        "--api-key",
-        default=os.environ.get(PREFIX + "API_KEY"),
-        help=f"key that clients must send (default: {PREFIX}API_KEY)",
+        "--api-key-file",
+        type=Path,
+        help=f"file with the key that clients on TCP must send (else {PREFIX}API_KEY, else one "
+        "is made and kept)",
     )
     parser.add_argument("--lock-fd", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)

@@ -1,37 +1,76 @@
-"""Who may talk to the engine over TCP."""
+"""Who may talk to the engine over TCP: programs that mean to, and that hold its key."""
 
 from __future__ import annotations
 
 import hmac
+import ipaddress
+import socket
+from collections.abc import Iterable
 
+from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..errors import MLXProviderError, Unauthorized
+from ..errors import Forbidden, MLXProviderError, Unauthorized, WrongContentType
 from ..protocol import ErrorBody
 
-LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[")
-"""`Host` names to accept without a key (`[`: an IPv6 literal, which no DNS name begins with):
-a web page whose own name was rebound to loopback cannot reach the engine."""
+JSON = "application/json"
 
 
-class BearerKey:
-    """ASGI middleware: answers 401 to HTTP requests without the key."""
+class Gate:
+    """ASGI middleware: what is refused whatever the request says.
 
-    def __init__(self, app: ASGIApp, key: str) -> None:
+    A web page of any origin can make its visitor's browser send requests to loopback: browsers
+    declare the page's `Origin`, cannot declare JSON without asking first, and name the host that
+    the page was loaded from. Our clients send no `Origin`.
+    """
+
+    def __init__(self, app: ASGIApp, key: str, hosts: Iterable[str]) -> None:
+        """`key`: needed of every request. `hosts`: names by which clients may address this
+        engine, besides plain IP addresses."""
         self._app = app
         self._expected = f"Bearer {key}".encode()
+        self._hosts = frozenset(map(str.lower, hosts))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not self._may_enter(scope):
-            refused = Unauthorized("the engine's key is missing or wrong: set api_key")
-            await error_response(refused)(scope, receive, send)
-            return
+        if scope["type"] == "http":
+            refused = self._refused(scope["method"], Headers(scope=scope))
+            if refused is not None:
+                await error_response(refused, {"connection": "close"})(scope, receive, send)
+                return
         await self._app(scope, receive, send)
 
-    def _may_enter(self, scope: Scope) -> bool:
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        return hmac.compare_digest(given, self._expected)
+    def _refused(self, method: str, headers: Headers) -> MLXProviderError | None:
+        if not self._known_host(headers.get("host", "")):
+            return Forbidden(
+                "this Host is not the engine's: address it by IP, or let its owner list the name "
+                "(MLX_PROVIDER_ALLOWED_HOSTS)",
+                param="host",
+            )
+        if "origin" in headers:
+            return Forbidden("requests of web pages are refused (header Origin)", param="origin")
+        given = headers.get("authorization", "").encode("latin-1")
+        if not hmac.compare_digest(given, self._expected):
+            return Unauthorized("the engine's key is missing or wrong: set api_key")
+        if method == "POST" and _media_type(headers) != JSON:
+            return WrongContentType(f"send the body as content-type: {JSON}", param="content-type")
+        return None
+
+    def _known_host(self, header: str) -> bool:
+        name = host_of(header)
+        return name in self._hosts or _is_address(name)
+
+
+def own_names(host: str) -> set[str]:
+    """Names by which others may know a machine that listens on `host`."""
+    machine = socket.gethostname()
+    return {"localhost", host, machine, f"{machine.partition('.')[0]}.local"}
+
+
+def host_of(header: str) -> str:
+    """The name or address in a `Host` header, without the port."""
+    name = header.rsplit(":", 1)[0] if header.rfind(":") > header.rfind("]") else header
+    return name.strip("[]").rstrip(".").lower()
 
 
 def error_response(error: MLXProviderError, headers: dict[str, str] | None = None) -> JSONResponse:
@@ -39,3 +78,16 @@ def error_response(error: MLXProviderError, headers: dict[str, str] | None = Non
     return JSONResponse(
         {"error": ErrorBody.of(error).model_dump()}, status_code=error.status, headers=headers
     )
+
+
+def _media_type(headers: Headers) -> str:
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def _is_address(name: str) -> bool:
+    # A page's name that was rebound to this machine is a name, never an address.
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import anyio
 import anyio.to_thread
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -17,7 +16,7 @@ from starlette.routing import Route
 from ..chat.interface import Service
 from ..errors import MLXProviderError
 from ..protocol import Health
-from .access import LOOPBACK_NAMES, BearerKey, error_response
+from .access import Gate, error_response
 from .activity import Activity
 from .generate import Generate
 
@@ -29,8 +28,8 @@ PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 class EngineApp:
     """Endpoints over one service.
 
-    `blas` replaces what the service says of it; `key`: needed of every request;
-    `loopback_only`: no key, so only requests addressed to this machine's own names.
+    `blas` replaces what the service says of it. `key` and `hosts`: of an engine on TCP, see
+    `access.Gate`; without a key it listens on its owner's socket.
     """
 
     def __init__(
@@ -39,7 +38,7 @@ class EngineApp:
         *,
         blas: str = "",
         key: str | None = None,
-        loopback_only: bool = False,
+        hosts: Iterable[str] = (),
     ) -> None:
         self._service = service
         self._blas = blas
@@ -47,13 +46,13 @@ class EngineApp:
         self.stopping = anyio.Event()
         """Set when the process ends: attached clients are let go, nothing new is accepted."""
         self.asgi = Starlette(
-            routes=self._routes(),
-            middleware=_middleware(key, loopback_only),
+            routes=self._routes(remote=key is not None),
+            middleware=[Middleware(Gate, key=key, hosts=hosts)] if key else [],
             exception_handlers={MLXProviderError: _typed, Exception: _unforeseen},
         )
 
-    def _routes(self) -> list[Route]:
-        generate = Generate(self._service, self.activity, self.stopping)
+    def _routes(self, *, remote: bool) -> list[Route]:
+        generate = Generate(self._service, self.activity, self.stopping, remote=remote)
         return [
             Route("/v1/generate", generate, methods=["POST"]),
             Route("/v1/attach", self._attach),
@@ -100,14 +99,6 @@ class EngineApp:
     async def _clear(self, request: Request) -> Response:
         await anyio.to_thread.run_sync(self._service.cache_clear)
         return JSONResponse({"cleared": True})
-
-
-def _middleware(key: str | None, loopback_only: bool) -> list[Middleware]:
-    if key:
-        return [Middleware(BearerKey, key=key)]
-    if loopback_only:
-        return [Middleware(TrustedHostMiddleware, allowed_hosts=list(LOOPBACK_NAMES))]
-    return []
 
 
 async def _typed(request: Request, error: Exception) -> Response:

@@ -25,7 +25,11 @@ NDJSON = "application/x-ndjson"
 class Generate:
     """ASGI endpoint. One instance per app; a `_Reply` per request."""
 
-    def __init__(self, service: Service, activity: Activity, stopping: anyio.Event) -> None:
+    def __init__(
+        self, service: Service, activity: Activity, stopping: anyio.Event, *, remote: bool
+    ) -> None:
+        """`remote`: requests come over a network, and say so to the service."""
+        self._remote = remote
         self._service = service
         self._activity = activity
         self._stopping = stopping
@@ -36,6 +40,8 @@ class Generate:
             request = parse_request(await Request(scope, receive).body())
         except ClientDisconnect:
             return
+        if self._remote:
+            request = request.model_copy(update={"origin": "remote"})
         reply = _Reply(self._service, self._limiter, self._stopping, request)
         with self._activity.serving(reply.mailbox):
             await reply.run(scope, receive, send)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import ipaddress
 import os
 import socket
 import stat
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import EngineUnavailable
+from .owner_socket import OwnerSocket
 
 BACKLOG = 2048
 
@@ -44,7 +44,7 @@ def listen_unix(path: Path) -> Listener:
     if path.exists() and not stat.S_ISSOCK(path.lstat().st_mode):
         raise EngineUnavailable(f"{path} is in the way and is no socket: remove it")
     path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener = OwnerSocket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)
     try:
         listener.bind(os.fspath(path))
@@ -76,16 +76,6 @@ def listen_tcp(host: str, port: int) -> Listener:
         raise EngineUnavailable(_why(host, port, error)) from None
     shown = f"[{host}]" if ":" in host else host
     return Listener(listener, f"http://{shown}:{listener.getsockname()[1]}")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import NoReturn
 
 from .. import __version__
@@ -16,13 +17,15 @@ from ..chat.interface import Deliver, Service
 from ..client.lifecycle import READY
 from ..client.runtime_folder import EngineLock, holder, prepare
 from ..config import EngineSettings, Runtime, engine_settings, runtime
-from ..errors import BadRequest, EngineUnavailable, MLXProviderError
+from ..errors import EngineUnavailable, MLXProviderError
 from ..protocol import ErrorBody
 from ..upstream.blas import active, preload
 from ..upstream.cpu_heap import keep_freed
 from ..upstream.installed import require_mlx
+from .access import own_names
 from .app import EngineApp
-from .listen import Listener, is_loopback, listen_tcp, listen_unix
+from .engine_key import engine_key
+from .listen import Listener, listen_tcp, listen_unix
 from .process import EngineServer, LoopDelivery
 
 BuildService = Callable[[EngineSettings, Deliver], Service]
@@ -34,8 +37,8 @@ class ServeOptions:
 
     host: str | None = None
     port: int | None = None
-    api_key: str | None = None
-    """Needed of every client; must be given for a host beyond loopback."""
+    api_key_file: Path | None = None
+    """Holds the key that every client on TCP needs; unset: see `engine_key`."""
     lock_fd: int | None = None
     """The engine lock, taken by the client that starts this process on demand."""
     ready_fd: int | None = None
@@ -105,13 +108,11 @@ def _serve_unix(options: ServeOptions, settings: EngineSettings, build: BuildSer
 
 def _serve_tcp(options: ServeOptions, settings: EngineSettings, build: BuildService) -> None:
     host, port = options.host or "127.0.0.1", options.port if options.port is not None else 8080
-    if not is_loopback(host) and not options.api_key:
-        raise BadRequest(
-            f"listening on {host} lets other machines in: give --api-key, or listen on 127.0.0.1",
-            param="api_key",
-        )
+    key, place = engine_key(options.api_key_file)
     listener = listen_tcp(host, port)
-    asyncio.run(_run(options, settings, build, None, lambda: listener))
+    names = own_names(host) | set(settings.allowed_hosts)
+    door = partial(EngineApp, key=key, hosts=names)
+    asyncio.run(_run(options, settings, build, None, lambda: listener, door, f" · key: {place}"))
 
 
 def _lock(options: ServeOptions, here: Runtime) -> EngineLock:
@@ -131,6 +132,8 @@ async def _run(
     build: BuildService,
     idle_limit: float | None,
     listen: Callable[[], Listener],
+    make_app: Callable[..., EngineApp] = EngineApp,
+    told: str = "",
 ) -> None:
     service = build(settings, LoopDelivery(asyncio.get_running_loop()))
     try:
@@ -138,21 +141,16 @@ async def _run(
     except MLXProviderError:
         service.close()
         raise
-    app = EngineApp(
-        service,
-        blas=active(),
-        key=options.api_key,
-        loopback_only=options.tcp and not options.api_key,
-    )
-    ready = partial(_ready, options, listener, app)
+    app = make_app(service, blas=active())
+    ready = partial(_ready, options, listener, app, told)
     await EngineServer(app, service, listener, ready).run_until_stopped(idle_limit)
 
 
-def _ready(options: ServeOptions, listener: Listener, app: EngineApp) -> None:
+def _ready(options: ServeOptions, listener: Listener, app: EngineApp, told: str) -> None:
     state = app.state()
     _say(
         f"mlx-provider {__version__} engine on {listener.address} · process {os.getpid()} · "
-        f"{state.device} · BLAS: {state.blas}"
+        f"{state.device} · BLAS: {state.blas}{told}"
     )
     _report(options, READY)
 

@@ -59,8 +59,8 @@ def engine() -> Iterator[ThreadingHTTPServer]:
 def run(engine: ThreadingHTTPServer, *arguments: str) -> str:
     cli = build(PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": ""}))
     address = f"http://127.0.0.1:{engine.server_port}"
-    options = ["cache", "--api-base", address, "--api-key", "secret", *arguments]
-    result = CliRunner().invoke(cli, options)
+    options = ["cache", "--api-base", address, *arguments]
+    result = CliRunner().invoke(cli, options, env={"MLX_PROVIDER_API_KEY": "secret"})
     assert result.exit_code == 0, result.output
     return result.stdout
 

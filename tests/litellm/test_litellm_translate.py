@@ -12,11 +12,11 @@ from mlx_provider.litellm.translate import generate_request
 HI = [{"role": "user", "content": "hi"}]
 
 
-def request(litellm_params=None, messages=HI, timeout=None, **params):
+def request(litellm_params=None, messages=HI, timeout=None, model_name="m", **params):
     return generate_request(
         Call.read(
             {
-                "model": "m",
+                "model": model_name,
                 "messages": messages,
                 "optional_params": params,
                 "litellm_params": litellm_params or {},
@@ -273,17 +273,47 @@ def test_operator_options_come_from_model_info_alone():
 @pytest.mark.parametrize(
     ("salt", "metadata", "expected"),
     [
-        (None, {"user_api_key_hash": "k1"}, None),
+        (None, {"user_api_key_hash": "k1"}, "key:k1"),
+        (None, {}, None),
+        ("all", {"user_api_key_hash": "k1"}, None),
         ("key", {"user_api_key_hash": "k1", "user_api_key_team_id": "t"}, "key:k1"),
-        ("key", {}, "key:"),
+        ("key", {}, None),
         ("team", {"user_api_key_hash": "k1", "user_api_key_team_id": "t"}, "team:t"),
         ("team", {"user_api_key_hash": "k1"}, "key:k1"),
         ("blue", {"user_api_key_hash": "k1"}, "fixed:blue"),
     ],
 )
-def test_tenants(salt, metadata, expected):
-    params = {"model_info": {"mlx": {"cache_salt": salt}}, "metadata": metadata}
-    assert request(litellm_params=params).salt == expected
+@pytest.mark.parametrize(
+    ("slot", "clients"),
+    [
+        ("metadata", None),
+        ("litellm_metadata", None),
+        ("litellm_metadata", {"user_id": "u", "user_api_key": "k2"}),
+        ("metadata", {"user_api_key": "k2"}),
+    ],
+)
+def test_tenants(salt, metadata, expected, slot, clients):
+    other = {"metadata": "litellm_metadata", "litellm_metadata": "metadata"}[slot]
+    info = {} if salt is None else {"mlx": {"cache_salt": salt}}
+    params = {"model_info": info, slot: metadata, other: clients}
+    assert request(litellm_params=params).tenant == expected
+
+
+@pytest.mark.parametrize(
+    ("pattern", "asked", "model", "origin"),
+    [
+        (None, "", "/models/a", "owner"),
+        ("local", "local", "/models/a", "owner"),
+        ("claude-*", "claude-opus", "/models/a", "owner"),
+        ("mlx/*", "mlx//models/a", "/models/a", "client"),
+        ("*", "/models/a", "/models/a", "client"),
+        ("local/*", "local/../../etc", "/models/../../etc", "client"),
+        ("mlx/*", "something else", "/models/a", "client"),
+    ],
+)
+def test_a_wildcard_lets_the_client_choose_the_model(pattern, asked, model, origin):
+    metadata = {"deployment_model_name": pattern, "model_group": asked} if pattern else {}
+    assert request(model_name=model, litellm_params={"metadata": metadata}).origin == origin
 
 
 def test_time_limit_reaches_the_engine():

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from mlx_provider.litellm.operator import model_options
+from mlx_provider.litellm.operator import operator_options
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
@@ -28,5 +28,5 @@ def test_the_config_names_our_handler_and_prefix() -> None:
 
 
 def test_the_operators_options_are_valid() -> None:
-    options = model_options(blocks()[1])
+    options = operator_options(blocks()[1])
     assert (options.kv_bits, options.cache_salt) == (8, "team")

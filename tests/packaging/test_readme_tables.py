@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 from mlx_provider import config, hookspecs
-from mlx_provider.protocol import ModelOptions
+from mlx_provider.litellm.operator import OperatorOptions
 from mlx_provider.registry.contents import load
 
 ROOT = Path(__file__).parents[2]
@@ -71,7 +71,7 @@ def test_every_variable_that_the_code_reads_is_in_the_table() -> None:
 def test_operator_options() -> None:
     expected = {
         name: shown(field.get_default(call_default_factory=True))
-        for name, field in ModelOptions.model_fields.items()
+        for name, field in OperatorOptions.model_fields.items()
     }
     assert names_and_defaults("options") == expected
 
@@ -96,7 +96,7 @@ def first_sentence(doc: str | None) -> str:
 
 
 def shown(value: object) -> str:
-    if value is None or value == {} or value == []:
+    if value in (None, {}, [], ()):
         return ""
     if isinstance(value, int) and value >= 2**30:
         return f"{value // 2**30}G"

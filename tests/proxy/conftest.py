@@ -56,7 +56,7 @@ class ScriptedEngine:
 def scripted_engine() -> Iterator[ScriptedEngine]:
     port = free_port()
     command = [sys.executable, str(HERE / "scripted_engine.py"), "--port", str(port)]
-    process = subprocess.Popen([*command, "--api-key", ENGINE_KEY])
+    process = subprocess.Popen(command, env={**os.environ, "MLX_PROVIDER_API_KEY": ENGINE_KEY})
     url = f"http://127.0.0.1:{port}"
     client = HttpClient(Address(url), ENGINE_KEY)
     deadline = time.monotonic() + 60
@@ -85,9 +85,10 @@ def proxy(
     """A proxy with the model `scripted`; `demo` and `absent` are on this machine's own engine."""
     folder = tmp_path_factory.mktemp("proxy")
     config = proxy_config("scripted", "any", api_base=scripted_engine.url, api_key=ENGINE_KEY)
-    config["model_list"][0]["model_info"]["mlx"] = {"cache_salt": "key", "kv_bits": 8}
+    config["model_list"][0]["model_info"]["mlx"] = {"kv_bits": 8}
     config["model_list"] += proxy_config("demo", "demo")["model_list"]
     config["model_list"] += proxy_config("absent", "nobody/has-this")["model_list"]
+    config["model_list"] += proxy_config("anything/*", "*")["model_list"]
     environ = {**os.environ, "HF_HUB_OFFLINE": "1"}
     running = start_proxy(write_config(config, folder), environ)
     try:

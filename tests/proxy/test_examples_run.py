@@ -10,7 +10,7 @@ import yaml
 from litellm.proxy.types_utils.utils import get_instance_fn
 
 import mlx_provider.litellm as ours
-from mlx_provider.litellm.operator import model_options
+from mlx_provider.litellm.operator import operator_options
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -52,4 +52,4 @@ def test_the_proxy_config():
     assert get_instance_fn(entry["custom_handler"], str(path)) is ours.handler
     for model in config["model_list"]:
         assert model["litellm_params"]["model"].startswith("mlx/")
-        model_options(model)
+        operator_options(model)

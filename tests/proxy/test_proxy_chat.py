@@ -75,8 +75,8 @@ def test_operator_options_reach_the_engine_and_a_client_cannot_set_them(engine, 
     options = engine.request["options"]
     assert options["kv_bits"] == 8
     assert options["trust_remote_code"] is False
-    assert engine.request["salt"].startswith("key:")
-    assert len(engine.request["salt"]) > len("key:")
+    assert engine.request["tenant"].startswith("key:")
+    assert len(engine.request["tenant"]) > len("key:")
 
 
 def test_extensions_arrive(engine, client):

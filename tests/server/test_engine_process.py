@@ -60,7 +60,7 @@ def test_a_folder_open_to_others_is_refused(spawn: Spawn) -> None:
 
 
 def test_tcp_needs_the_key_when_one_is_set(spawn: Spawn) -> None:
-    engine = spawn("--port", "0", "--api-key", "secret")
+    engine = spawn("--port", "0", MLX_PROVIDER_API_KEY="secret")
     for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}):
         for path in ("/health", "/metrics", "/v1/models", "/v1/attach"):
             response = engine.http.get(path, headers=headers)
@@ -69,18 +69,6 @@ def test_tcp_needs_the_key_when_one_is_set(spawn: Spawn) -> None:
         assert engine.http.post("/v1/generate", headers=headers).status_code == 401
         assert engine.http.delete("/cache", headers=headers).status_code == 401
     assert engine.http.get("/health", headers={"authorization": "Bearer secret"}).is_success
-
-
-def test_tcp_without_a_key_answers_to_loopback_names_only(spawn: Spawn) -> None:
-    engine = spawn("--port", "0")
-    assert engine.http.get("/health").is_success
-    assert engine.http.get("/health", headers={"host": "evil.example:80"}).status_code == 400
-
-
-def test_tcp_beyond_loopback_is_refused_without_a_key(spawn: Spawn) -> None:
-    engine = spawn("--host", "0.0.0.0", "--port", "0")
-    assert "--api-key" in engine.line
-    assert engine.process.wait(10) == 1
 
 
 def test_port_in_use_is_one_line_that_names_the_port(spawn: Spawn) -> None:

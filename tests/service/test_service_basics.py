@@ -109,7 +109,7 @@ def test_a_second_turn_finds_the_first(qwen: Any) -> None:
     second = qwen.ask(messages=messages, max_tokens=4)
     assert second.usage.cached_tokens >= first.prompt_tokens - 4
     assert second.usage.prompt_tokens == second.prompt_tokens
-    other = qwen.ask(messages=messages, max_tokens=4, salt="another tenant")
+    other = qwen.ask(messages=messages, max_tokens=4, tenant="another tenant")
     assert other.usage.cached_tokens == 0
     assert other.only.content == second.only.content
 

@@ -1,0 +1,80 @@
+"""The key of an engine that listens on TCP: given, or made and kept for its owner alone."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from ..config import PREFIX
+from ..errors import BadRequest, EngineUnavailable
+
+LONGEST = 4096
+
+
+def engine_key(file: Path | None, environ: Mapping[str, str] = os.environ) -> tuple[str, str]:
+    """The key, and where a person finds it.
+
+    From `file` where one is named, else from `MLX_PROVIDER_API_KEY`, else from the owner's key
+    file, which is made where there is none. Raises `BadRequest` for a file that others can read,
+    `EngineUnavailable` where none can be made.
+    """
+    if file is not None:
+        return read_key(file), str(file)
+    given = environ.get(PREFIX + "API_KEY", "").strip()
+    if given:
+        return given, PREFIX + "API_KEY"
+    own = own_key_file(environ)
+    try:
+        return _made(own), str(own)
+    except OSError as error:
+        raise EngineUnavailable(
+            f"no key can be kept in {own} ({error.strerror}): set {PREFIX}API_KEY, or name a file "
+            "with --api-key-file"
+        ) from None
+
+
+def own_key_file(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where this user's engine key lies unless told."""
+    base = environ.get("XDG_CONFIG_HOME") or "~/.config"
+    return Path(base).expanduser() / "mlx-provider" / "engine.key"
+
+
+def read_key(file: Path) -> str:
+    """The key in a file. Raises `BadRequest` for one that others can read, or that holds none."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise BadRequest(f"key file {file}: {error.strerror}", param="api_key_file") from None
+    with os.fdopen(descriptor, "rb") as opened:
+        state = os.fstat(descriptor)
+        if not stat.S_ISREG(state.st_mode) or state.st_uid not in (0, os.getuid()):
+            raise BadRequest(f"key file {file} is not a file of your own", param="api_key_file")
+        if state.st_mode & 0o077:
+            raise BadRequest(
+                f"key file {file} is open to other users: `chmod 600 {file}`", param="api_key_file"
+            )
+        key = opened.read(LONGEST).decode("ascii", "replace").strip()
+    if not key.isprintable() or not key.isascii() or not key:
+        raise BadRequest(f"key file {file} holds no key (one line of text)", param="api_key_file")
+    return key
+
+
+def _made(file: Path) -> str:
+    if file.exists():
+        return read_key(file)
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, draft = tempfile.mkstemp(dir=file.parent)  # the owner's alone
+    try:
+        with os.fdopen(descriptor, "w") as opened:
+            opened.write(secrets.token_urlsafe(32) + "\n")
+        # Of several processes one comes first, and never with half a key.
+        with suppress(FileExistsError):
+            os.link(draft, file)
+    finally:
+        Path(draft).unlink()
+    return read_key(file)

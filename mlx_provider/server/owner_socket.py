@@ -1,0 +1,45 @@
+"""A unix socket that only its owner's processes get through."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import struct
+import sys
+
+log = logging.getLogger(__name__)
+
+# <sys/un.h> of macOS; Python names neither
+SOL_LOCAL, LOCAL_PEERCRED = 0, 1
+
+
+class OwnerSocket(socket.socket):
+    """Accepts connections of processes of this user, and of root.
+
+    The modes of socket and folder keep others out already; this does not depend on them, since
+    what comes over this socket may have code run.
+    """
+
+    def accept(self) -> tuple[socket.socket, object]:
+        """The next connection. Raises `ConnectionAbortedError` for one of another user, over
+        which asyncio goes to the next (3.11, `selector_events._accept_connection`)."""
+        connection, address = super().accept()
+        peer = peer_uid(connection)
+        if peer in (0, os.getuid()):
+            return connection, address
+        connection.close()
+        log.warning("a process of user %s was turned away from the engine's socket", peer)
+        raise ConnectionAbortedError("not the owner's")
+
+
+def peer_uid(connection: socket.socket) -> int | None:
+    """The user whose process is at the other end of a unix socket; `None`: it cannot be known."""
+    try:
+        if sys.platform == "darwin":
+            credentials = connection.getsockopt(SOL_LOCAL, LOCAL_PEERCRED, 76)
+            return int(struct.unpack_from("=II", credentials)[1])
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        return int(struct.unpack("3i", credentials)[1])
+    except (OSError, struct.error):
+        return None

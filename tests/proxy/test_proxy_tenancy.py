@@ -1,0 +1,41 @@
+"""What a key of the proxy sees of another's, and which models a wildcard lets it name."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+ROUTES = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+    "/v1/messages": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 9},
+    "/v1/responses": {"input": "x"},
+    "/v1/completions": {"prompt": "x"},
+}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("slot", ["metadata", "litellm_metadata"])
+def test_every_route_has_the_callers_own_tenant(engine, raw, route, slot):
+    """Also where the client sends metadata of its own, as agents do, or forges the proxy's."""
+    tenants = set()
+    forged = {"user_api_key": "victim", "user_api_key_hash": "victim", "user_id": "me"}
+    for more in ({}, {slot: forged}):
+        answer = raw.post(route, json={"model": "scripted", **ROUTES[route], **more})
+        assert answer.status_code == 200, answer.text
+        tenants.add(engine.request["tenant"])
+    (tenant,) = tenants
+    assert tenant.startswith("key:")
+    assert "victim" not in tenant
+
+
+def test_a_wildcards_client_cannot_tell_which_folders_exist(own_engine, raw: httpx.Client):
+    def asked(folder: str) -> tuple[int, str]:
+        body = {"model": f"anything/{folder}", "messages": [{"role": "user", "content": "x"}]}
+        answer = raw.post("/v1/chat/completions", json=body)
+        return answer.status_code, answer.json()["error"]["message"].replace(folder, "")
+
+    # of one length: LiteLLM takes longer ones for secrets, which it blanks
+    assert asked("/etc") == asked("/etq") == asked("/bin/sh") == asked("/bin/qq")
+    status, message = asked("/etc")
+    assert status == 404
+    assert "MLX_PROVIDER_MODEL_ROOTS" in message

@@ -1,0 +1,282 @@
+"""Who gets into an engine, and what each may ask of it: tried from outside, as a stranger would."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from mlx_provider.chat.grants import Grants, read_grants
+from mlx_provider.errors import BadRequest, Forbidden, ModelNotFound
+from mlx_provider.protocol import GenerateRequest, ModelOptions
+from mlx_provider.server import owner_socket
+from mlx_provider.server.access import host_of
+from mlx_provider.server.engine_key import engine_key, own_key_file
+from mlx_provider.server.listen import listen_unix
+from mlx_provider.testing.tiny_models import build
+
+SERVER = (sys.executable, "-P", "-m", "mlx_provider.server", "--port", "0")
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+class Door:
+    """A real engine on loopback, started without a key, and what it answers."""
+
+    def __init__(self, url: str, key_file: Path, roots: Path) -> None:
+        self.url, self.key_file, self.roots = url, key_file, roots
+        self.key = key_file.read_text().strip()
+
+    def post(self, *, key: bool = True, content: bytes | None = None, **more: object):
+        headers = {"authorization": f"Bearer {self.key}"} if key else {}
+        headers |= more.pop("headers", {})  # type: ignore[arg-type]
+        body = {"json": more} if content is None else {"content": content}
+        with httpx.Client(trust_env=False, timeout=60) as client:
+            return client.post(f"{self.url}/v1/generate", headers=headers, **body)
+
+    def refusal(self, **more: object) -> tuple[int, str]:
+        answer = self.post(**more)
+        return answer.status_code, answer.json()["error"]["message"]
+
+
+@pytest.fixture(scope="module")
+def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
+    folder = tmp_path_factory.mktemp("door")
+    environ = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "XDG_CONFIG_HOME": str(folder / "config"),
+        "MLX_PROVIDER_MODEL_ROOTS": str(folder / "models"),
+    }
+    (folder / "models").mkdir()
+    build(folder / "models" / "served", "qwen3")
+    process = subprocess.Popen(SERVER, stderr=subprocess.PIPE, text=True, env=environ)
+    assert process.stderr is not None
+    ready = next(line for line in process.stderr if " engine on " in line)
+    url = re.search(r"engine on (\S+)", ready)
+    key_file = re.search(r"key: (\S+)", ready)
+    assert url is not None
+    assert key_file is not None
+    reading = threading.Thread(target=process.stderr.read)
+    reading.start()
+    yield Door(url[1], Path(key_file[1]), folder / "models")
+    process.terminate()
+    process.wait(30)
+    reading.join()
+    process.stderr.close()
+
+
+@pytest.fixture
+def code_folder(tmp_path: Path) -> Path:
+    """A model folder that leaves a mark when its code is run."""
+    folder = build(tmp_path / "evil", "qwen3")
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace("{", '{"model_file": "own.py",', 1))
+    (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nraise SystemExit\n")
+    return folder
+
+
+def test_an_engine_started_without_a_key_makes_one_for_its_owner(door: Door) -> None:
+    assert stat.S_IMODE(door.key_file.stat().st_mode) == 0o600
+    assert len(door.key) > 32
+    for path in ("/health", "/metrics", "/v1/models", "/v1/attach", "/cache"):
+        answer = httpx.get(door.url + path, trust_env=False)
+        assert answer.status_code == 401, path
+    assert door.refusal(key=False, model="demo", messages=HELLO)[0] == 401
+    assert door.post(model="demo", messages=HELLO, max_tokens=1).status_code == 200
+
+
+@pytest.mark.parametrize("key", [False, True])
+def test_a_web_page_cannot_use_it(door: Door, code_folder: Path, key: bool) -> None:
+    request = GenerateRequest(
+        model=str(code_folder), messages=HELLO, options=ModelOptions(trust_remote_code=True)
+    )
+    page = {"origin": "https://page.example", "content-type": "text/plain"}
+    body = request.model_dump_json().encode()
+    assert door.refusal(key=key, content=body, headers=page)[0] == 403
+    assert not (code_folder.parent / "ran").exists()
+    for origin in ("null", door.url, "http://localhost"):
+        headers = {"origin": origin, "content-type": "application/json"}
+        assert door.refusal(key=key, content=body, headers=headers)[0] == 403
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "", "application/x-www-form-urlencoded"])
+def test_a_body_must_be_declared_as_json(door: Door, kind: str) -> None:
+    body = GenerateRequest(model="demo", messages=HELLO).model_dump_json().encode()
+    status, message = door.refusal(content=body, headers={"content-type": kind})
+    assert status == 415
+    assert "application/json" in message
+
+
+@pytest.mark.parametrize("host", ["page.example", "127.0.0.1.page.example:80", "localhost.evil"])
+def test_a_name_rebound_to_this_machine_is_not_served(door: Door, host: str) -> None:
+    status, message = door.refusal(model="demo", messages=HELLO, headers={"host": host})
+    assert status == 403
+    assert "MLX_PROVIDER_ALLOWED_HOSTS" in message
+
+
+@pytest.mark.parametrize(
+    ("header", "name"),
+    [("LocalHost:80", "localhost"), ("[::1]:80", "::1"), ("[::1]", "::1"), ("a.b.", "a.b")],
+)
+def test_hosts(header: str, name: str) -> None:
+    assert host_of(header) == name
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"trust_remote_code": True},
+        {"adapter": "/tmp/adapter"},
+        {"allow_private_media": True},
+        {"allow_file_media": True},
+        {"extra": {"a": 1}},
+        {"cache_salt": "somebody's"},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_a_holder_of_the_key_cannot_set_what_is_the_owners(door: Door, options: dict) -> None:
+    status, message = door.refusal(model="demo", messages=HELLO, options=options)
+    assert status in (400, 403)
+    assert next(iter(options)) in message
+
+
+def test_a_holder_of_the_key_cannot_choose_the_template_or_the_origin(door: Door) -> None:
+    for name in ("chat_template", "tokenizer_kwargs", "add_generation_prompt"):
+        status, message = door.refusal(model="demo", messages=HELLO, template={name: "x"})
+        assert (status, name in message) == (400, True)
+    assert door.refusal(model="/etc", messages=HELLO, origin="owner")[0] == 404
+    assert door.refusal(model="demo", messages=HELLO, salt="x")[0] == 400
+
+
+def test_code_of_a_folder_never_runs_over_the_network(door: Door, code_folder: Path) -> None:
+    evil = door.roots / "evil"
+    evil.symlink_to(code_folder)
+    inside = door.roots / "copied"
+    if not inside.exists():
+        code_folder.rename(inside)
+    for model in (str(evil), str(inside)):
+        answer = door.post(model=model, messages=HELLO, options={"trust_remote_code": True})
+        assert answer.status_code == 403
+        assert door.post(model=model, messages=HELLO).status_code in (400, 404)
+    assert not (code_folder.parent / "ran").exists()
+    evil.unlink()
+
+
+def test_folders_beyond_the_roots_say_nothing(door: Door, tmp_path: Path) -> None:
+    there = build(tmp_path / "model", "qwen3")
+    names = [str(there), str(tmp_path), "/etc/passwd", "/no/such/folder", "~/x", "~root/x", ".."]
+    names += [f"{door.roots}/../model", f"{door.roots}/absent", f"{door.roots}"]
+    (door.roots / "link").symlink_to(there)
+    answers = {name: door.refusal(model=name, messages=HELLO) for name in names}
+    answers["link"] = door.refusal(model=str(door.roots / "link"), messages=HELLO)
+    told = {(status, message.split("'", 2)[2]) for status, message in answers.values()}
+    assert len(told) == 1, answers
+    assert told.pop()[0] == 404
+    served = door.post(model=str(door.roots / "served"), messages=HELLO, max_tokens=1)
+    assert served.status_code == 200, served.text
+
+
+def test_a_wildcards_client_names_folders_under_the_roots_alone(tmp_path: Path) -> None:
+    inside = build(tmp_path / "roots" / "a", "qwen3")
+    outside = build(tmp_path / "b", "qwen3")
+    grants = Grants([tmp_path / "roots"], {str(outside): ModelOptions(kv_bits=8)})
+
+    def ask(model: object, origin: str = "client") -> GenerateRequest:
+        request = GenerateRequest(model=str(model), messages=HELLO, origin=origin)
+        return grants.admitted(request)
+
+    ask(inside)
+    assert ask(outside).options.kv_bits == 8  # the file names it
+    ask("maker/model@v1")
+    ask("demo")
+    for model in (tmp_path, tmp_path / "roots", f"{inside}\0", "../x/y", "./a", "a/../b"):
+        with pytest.raises(ModelNotFound):
+            ask(model)
+    ask(tmp_path, "owner")
+
+
+def test_the_owners_file_grants_per_model(tmp_path: Path) -> None:
+    file = tmp_path / "models.toml"
+    file.write_text('[demo]\nallow_private_media = true\n["a/b"]\nkv_bits = 4\n')
+    grants = Grants((), read_grants(file))
+    request = GenerateRequest(
+        model="demo", messages=HELLO, origin="remote", options=ModelOptions(kv_bits=8)
+    )
+    options = grants.admitted(request).options
+    assert (options.allow_private_media, options.kv_bits) == (True, 8)
+    with pytest.raises(Forbidden, match="allow_file_media"):
+        grants.admitted(request.model_copy(update={"options": ModelOptions(allow_file_media=True)}))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[demo]\nkv_bits = 3\n", ["demo", "kv_bits"]),
+        ("[demo]\nnonsense = 1\n", ["demo", "nonsense"]),
+        ("demo = 1\n", ["demo"]),
+        ("[demo\n", ["models.toml"]),
+        ("\xff", ["models.toml"]),
+    ],
+)
+def test_a_wrong_file_is_named_with_the_option(tmp_path: Path, text: str, told: list[str]) -> None:
+    file = tmp_path / "models.toml"
+    file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(BadRequest) as caught:
+        read_grants(file)
+    assert all(word in caught.value.message for word in told)
+
+
+def test_a_file_that_others_can_write_grants_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "models.toml"
+    file.write_text("[demo]\ntrust_remote_code = true\n")
+    file.chmod(0o666)
+    with pytest.raises(BadRequest, match="chmod"):
+        read_grants(file)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BadRequest, match="pipe"):
+        read_grants(tmp_path / "pipe")
+
+
+def test_keys(tmp_path: Path) -> None:
+    environ = {"XDG_CONFIG_HOME": str(tmp_path / "config")}
+    made, place = engine_key(None, environ)
+    assert engine_key(None, environ) == (made, place)
+    assert Path(place) == own_key_file(environ)
+    assert stat.S_IMODE(Path(place).parent.stat().st_mode) == 0o700
+    assert engine_key(None, {**environ, "MLX_PROVIDER_API_KEY": "given"})[0] == "given"
+    mine = tmp_path / "key"
+    mine.write_text("mine\n")
+    with pytest.raises(BadRequest, match="chmod 600"):
+        engine_key(mine, environ)
+    mine.chmod(0o600)
+    assert engine_key(mine, environ) == ("mine", str(mine))
+    mine.write_text("\n")
+    with pytest.raises(BadRequest, match="holds no key"):
+        engine_key(mine, environ)
+
+
+def test_the_socket_knows_whose_process_connects() -> None:
+    one, other = socket.socketpair(socket.AF_UNIX)
+    with one, other:
+        assert owner_socket.peer_uid(one) == os.getuid()
+
+
+def test_a_process_of_another_user_is_turned_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listener = listen_unix(tmp_path / "s")
+    with listener.socket, socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(tmp_path / "s"))
+        monkeypatch.setattr(owner_socket, "peer_uid", lambda connection: os.getuid() + 1)
+        with pytest.raises(ConnectionAbortedError):
+            listener.socket.accept()
+        assert client.recv(1) == b""
