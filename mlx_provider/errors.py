@@ -150,25 +150,3 @@ def error_classes() -> dict[str, type[MLXProviderError]]:
 def from_code(code: str, message: str, param: str | None = None) -> MLXProviderError:
     """The error that `code` names; an unknown code gives the base class."""
     return error_classes().get(code, MLXProviderError)(message, param=param)
-
-
-FAULTS: tuple[type[Exception], ...] = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    BufferError,
-    ImportError,
-    LookupError,
-    MemoryError,
-    NameError,
-    OSError,
-    RuntimeError,
-    StopIteration,
-    TypeError,
-    ValueError,
-    MLXProviderError,
-)
-"""What the code of one request (a template, a parser, a model) may raise.
-
-Caught only where a request can fail alone; what is not listed here ends the engine thread.
-"""

@@ -23,8 +23,9 @@ from ..engine.probe import Probe, probe
 from ..engine.reuse import Reuse
 from ..engine.scheduler import Budget, Limits, Scheduler
 from ..engine.worker import EngineWorker
-from ..errors import FAULTS, BadRequest, EngineUnavailable, MLXProviderError
+from ..errors import BadRequest, EngineUnavailable, MLXProviderError
 from ..hub import folder_of
+from ..isolation import Isolation, told
 from ..protocol import ModelOptions, ModelStatus
 from ..records import LoadedModel, LoadOptions, ReasoningParser, ToolParser
 from ..registry import PluginRegistry
@@ -164,18 +165,18 @@ class Models:
         self._make_room(folder)
         began = time.monotonic()
         load = partial(family.load, folder, load_options(options))
-        try:
+        with Isolation() as tried:
             served = self._worker.call(
                 lambda: self._start(name, load(), options, family.name, plugin.name)
             ).result()
-        except MLXProviderError:
-            raise
-        except FAULTS as error:
-            log.exception("loading %s", name)
+        if isinstance(tried.error, MLXProviderError):
+            raise tried.error
+        if tried.error is not None:
+            log.error("loading %s", name, exc_info=tried.error)
             raise EngineUnavailable(
-                f"{name} could not be loaded by family {family.name!r}: "
-                f"{type(error).__name__}: {error}"
-            ) from error
+                f"{name} could not be loaded by family {family.name!r} of plugin {plugin.name}: "
+                f"{told(tried.error)}"
+            )
         log.info(
             "loaded %s in %.1f s: family %s, layout %s, %d bytes",
             name, time.monotonic() - began, family.name, served.probe.layout,

@@ -21,6 +21,7 @@ from ..engine.ledger import Post
 from ..engine.request import Request, SamplingParams
 from ..engine.worker import EngineWorker
 from ..errors import EngineDied, MLXProviderError
+from ..isolation import Isolation, error_of_request
 from ..mailbox import Mailbox
 from ..metrics import EngineMetrics
 from ..protocol import (
@@ -85,10 +86,13 @@ class ChatService:
         if request.options.warm and not served.warmed:
             served.warmed = True
             self._warm(request)
-        prepared = prepare(served, request, self._seen_images)
-        checked(request, prepared.prompt, served.model.info)
-        form = form_of(served, request, prepared.prompt.text)
-        live = self._request(request, prepared.prompt, form, served, mailbox, arrived)
+        with Isolation() as preparing:
+            prepared = prepare(served, request, self._seen_images)
+            checked(request, prepared.prompt, served.model.info)
+            form = form_of(served, request, prepared.prompt.text)
+            live = self._request(request, prepared.prompt, form, served, mailbox, arrived)
+        if preparing.error is not None:
+            raise _told(request, preparing.error)
         self._enter(live, served)
         return Accepted(
             id=request.id,
@@ -235,6 +239,13 @@ class ChatService:
             active_memory=mx.get_active_memory(),
             store_bytes=self._models.store_bytes(),
         )
+
+
+def _told(request: GenerateRequest, error: BaseException) -> MLXProviderError:
+    """What a template, a parser or a grammar raised, as an error of this request."""
+    if not isinstance(error, MLXProviderError):
+        log.error("request %s could not be prepared", request.id, exc_info=error)
+    return error_of_request("its preparation", error)
 
 
 def warm_requests(first: GenerateRequest) -> list[GenerateRequest]:

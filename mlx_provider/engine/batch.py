@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..errors import FAULTS
+from ..isolation import Isolation
 from ..records import LoadedModel
 from .kv_layout import Layout, Pass
 from .kv_rider import Rider
@@ -30,7 +30,7 @@ class Forward:
 
     rows: list[Row]
     logits: mx.array | None
-    failed: list[tuple[list[Row], Exception]]
+    failed: list[tuple[list[Row], BaseException]]
     """Rows whose pass failed, with its error; their caches are spoilt."""
     rider_logits: mx.array | None = None
     """(vocab,) after the rider's last token; `None`: it did not come along, or failed."""
@@ -87,11 +87,11 @@ class DecodeBatch:
         rows: list[Row] = []
         logits, failed, after_rider = [], [], None
         for each in self.layout.passes(rider):
-            try:
+            with Isolation() as tried:
                 out = self._decode(each, _of(each.rows, owners, tokens))
                 mx.async_eval(out)  # type: ignore[no-untyped-call]
-            except FAULTS as error:
-                failed.append((list(each.rows), error))
+            if tried.error is not None:
+                failed.append((list(each.rows), tried.error))
                 continue
             rows.extend(each.rows)
             if each.rider is not None:

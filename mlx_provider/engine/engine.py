@@ -8,7 +8,8 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -16,11 +17,9 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import FAULTS, MLXProviderError, RequestFailed, RequestTimedOut
-from ..protocol import (
-    Finish,
-    FinishReason,
-)
+from ..errors import MLXProviderError, RequestTimedOut
+from ..isolation import Isolation, error_of_request
+from ..protocol import Event, Finish, FinishReason
 from ..records import LoadedModel, MediaSpan, PrefillChunk, Prompt
 from .account import Recorder
 from .batch import DecodeBatch, Logprob, read_drawn
@@ -187,11 +186,11 @@ class Engine:
         """One token for every row, and a chunk that rides."""
         forward = self.batch.forward(self._rides.board(riding))
         self._spoilt = {id(row) for rows, _ in forward.failed for row in rows}
-        try:
+        with Isolation() as reading:
             read = self.batch.read()
-        except FAULTS as error:
+        if reading.error is not None:
             self._spoilt = set(map(id, self.scheduler.running))
-            self._replay(list(self.scheduler.running), error)
+            self._replay(list(self.scheduler.running), reading.error)
             return
         now = self.clock()
         for row, token, logprob in read:
@@ -220,10 +219,8 @@ class Engine:
             logits = logits[mx.array(at)] if at else logits[:0]
         if not rows:
             return
-        try:
+        with Isolation(partial(self._replay, rows)):
             self.batch.drawn(rows, draw(logits, rows, masks))
-        except FAULTS as error:
-            self._replay(rows, error)
 
     def _masks(self, rows: Sequence[Row]) -> tuple[list[NDArray[np.uint32] | None], list[bool]]:
         """Grammar masks; a grammar that fails ends its request alone."""
@@ -232,11 +229,9 @@ class Engine:
         for row in rows:
             mask, ok = None, row.finish is None
             if ok and row.constraint is not None:
-                try:
+                with self._work_of(row.request, "its grammar") as work:
                     mask = row.constraint.mask()
-                except FAULTS as error:
-                    self.fail(row.request, _failed("its grammar", error))
-                    ok = False
+                ok = work.error is None
             masks.append(mask)
             ready.append(ok)
         return masks, [ok and row.finish is None for ok, row in zip(ready, rows, strict=True)]
@@ -247,26 +242,25 @@ class Engine:
             return
         self.ledger.token(row.request, now)
         row.tokens.append(token)
-        try:
+        with self._work_of(row.request, "its text") as work:
             deltas, reason = self._take(row, token, logprob)
-        except FAULTS as error:
-            self.fail(row.request, _failed("its text", error))
+        if work.error is not None:
             return
         if deltas:
-            self.ledger.post(row.request, list(deltas))
+            self.ledger.post(row.request, deltas)
         if reason is not None:
             self._finish(row, reason)
 
     def _take(
         self, row: Row, token: int, logprob: Logprob | None
-    ) -> tuple[Iterable[Any], FinishReason | None]:
+    ) -> tuple[list[Any], FinishReason | None]:
         request = row.request
         if token in request.stop_tokens:
-            return (), "stop"
+            return [], "stop"
         if row.constraint is not None:
             row.constraint.advance(token)
         described = None if logprob is None else self._names.described(token, logprob)
-        deltas = row.output.push(token, described)
+        deltas = list(row.output.push(token, described))
         if row.output.stopped or (row.constraint is not None and row.constraint.finished):
             return deltas, "stop"
         return deltas, "length" if len(row.tokens) >= request.max_tokens else None
@@ -276,13 +270,12 @@ class Engine:
     def _prefill(self, chunk: Chunk) -> None:
         work, request = chunk.work, chunk.work.request
         self.ledger.started(request)
-        try:
+        with Isolation() as tried:
             chunk = self._begun(chunk)
             logits = self._run_chunk(chunk)
-        except FAULTS as error:
-            log.exception("prefill of request %s", request.id)
+        if tried.error is not None:
             work.cache = None  # spoilt: not for the prefix store
-            self.fail(request, _failed("its prefill", error))
+            self._failed_by(request, "its prefill", tried.error)
             return
         self.recorder.tokens(prefilled=chunk.stop - chunk.start, cached=0, decoded=0)
         if logits is not None:
@@ -339,12 +332,12 @@ class Engine:
         """A chunk is on its way through the model beside the rows; `logits` (vocab,) follow it."""
         work = chunk.work
         last = chunk.stop == len(work.tokens)
-        try:
+        with Isolation() as tried:
             self._passed(work, chunk.stop)
             if last:
                 mx.eval(logits)
-        except FAULTS as error:
-            log.warning("request %s starts its prefill again: %s", work.request.id, error)
+        if tried.error is not None:
+            log.warning("request %s starts its prefill again: %s", work.request.id, tried.error)
             self._rides.put_off()
             return
         self.recorder.tokens(prefilled=chunk.stop - chunk.start, cached=0, decoded=0)
@@ -367,10 +360,8 @@ class Engine:
         self.scheduler.join(work)
         work.request.features = {}
         if self.reuse is not None:
-            try:
+            with Isolation(partial(_not_kept, work.request)):
                 self.reuse.keep_prefill(work)
-            except FAULTS:
-                log.exception("request %s could not be kept in the prefix store", work.request.id)
         cache, work.cache = work.held(), None
         caches = [cache, *(copy.deepcopy(cache) for _ in work.rows[1:])]
         for row, own in zip(work.rows, caches, strict=True):
@@ -385,10 +376,9 @@ class Engine:
 
     def _first_token(self, row: Row, drawn: Drawn) -> bool:
         """Take a token before the row joins, a step earlier; whether the row goes on."""
-        try:
+        with self._work_of(row.request, "its sampling") as work:
             ((_, token, logprob),) = read_drawn([row], drawn)
-        except FAULTS as error:
-            self.fail(row.request, _failed("its sampling", error))
+        if work.error is not None:
             return False
         self._commit(row, token, logprob, self.clock())
         return row.finish is None
@@ -398,13 +388,10 @@ class Engine:
         masks, ready = self._masks([row])
         if not ready[0]:
             return None
-        try:
+        with self._work_of(row.request, "its sampling") as work:
             drawn = draw(logits[None], [row], masks)
             mx.async_eval(drawn.arrays)  # type: ignore[no-untyped-call]
-        except FAULTS as error:
-            self.fail(row.request, _failed("its sampling", error))
-            return None
-        return drawn
+        return drawn if work.error is None else None
 
     # -- failures of the device
 
@@ -412,26 +399,34 @@ class Engine:
         """Decode a suspect row alone once; if that fails too, the row is what fails."""
         alone = DecodeBatch(self.model, make_layout("solo"))
         alone.join([row], [cache], drawn)
-        try:
+        with self._work_of(row.request, "its decode step") as work:
             forward = alone.forward()
             if forward.logits is None:
                 raise forward.failed[0][1]
             mx.eval(forward.logits)
             ((_, token, logprob),) = alone.read()
-        except FAULTS as error:
-            self.fail(row.request, _failed("its decode step", error))
+        if work.error is not None or forward.logits is None:
             return None
         row.suspect = False
         self._commit(row, token, logprob, self.clock())
         return None if row.finish is not None else self._draw_one(row, forward.logits[0])
 
-    def _pass_failed(self, rows: list[Row], riding: bool, error: Exception) -> None:
+    def _pass_failed(self, rows: list[Row], riding: bool, error: BaseException) -> None:
         if riding or len(rows) > 1:
             self._replay(rows, error)
         elif rows:
-            self.fail(rows[0].request, _failed("its decode step", error))
+            self._failed_by(rows[0].request, "its decode step", error)
 
-    def _replay(self, rows: list[Row], error: Exception) -> None:
+    def _work_of(self, request: Request, part: str) -> Isolation:
+        """Around a request's own work: whatever that raises ends this request alone."""
+        return Isolation(partial(self._failed_by, request, part))
+
+    def _failed_by(self, request: Request, part: str, error: BaseException) -> None:
+        if not isinstance(error, MLXProviderError):
+            log.error("request %s: %s failed", request.id, part, exc_info=error)
+        self.fail(request, error_of_request(part, error))
+
+    def _replay(self, rows: list[Row], error: BaseException) -> None:
         """Rows whose caches are spoilt start again from their committed tokens, each alone."""
         log.warning("a decode step of %d rows failed (%s); they are run again", len(rows), error)
         self.batch.drop(rows)
@@ -458,13 +453,13 @@ class Engine:
     def _finish(self, row: Row, reason: FinishReason) -> None:
         """End one choice; the request ends with its last one."""
         request = row.request
-        try:
+        with self._work_of(request, "its text") as work:
             deltas, reason = row.output.finish(reason)
-        except FAULTS as error:
-            self.fail(request, _failed("its text", error))
+            events: list[Event] = [*deltas, Finish(index=row.index, reason=reason)]
+        if work.error is not None:
             return
         row.finish = reason
-        self.ledger.post(request, [*deltas, Finish(index=row.index, reason=reason)])
+        self.ledger.post(request, events)
         self._release(request, [row])
         if not request.unfinished:
             self.ledger.ended(request, reason)
@@ -485,7 +480,7 @@ class Engine:
         """Leave what rows and prefills of a request have computed to the prefix store."""
         if self.reuse is None:
             return
-        try:
+        with Isolation(partial(_not_kept, request)):
             for row in rows:
                 if id(row) in self._spoilt or not self.batch.holds(row):
                     continue
@@ -494,12 +489,7 @@ class Engine:
             for work in self.scheduler.waiting:
                 if work.request is request and not request.unfinished:
                     self.reuse.keep_prefill(work)
-        except FAULTS:
-            log.exception("request %s could not be kept in the prefix store", request.id)
 
 
-def _failed(part: str, error: Exception) -> MLXProviderError:
-    """An error of one request, told without a traceback."""
-    if isinstance(error, MLXProviderError):
-        return error
-    return RequestFailed(f"{part} failed: {type(error).__name__}: {error}")
+def _not_kept(request: Request, error: BaseException) -> None:
+    log.error("request %s could not be kept in the prefix store", request.id, exc_info=error)

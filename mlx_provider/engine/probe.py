@@ -15,7 +15,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..errors import FAULTS
+from ..isolation import Isolation, told
 from ..mailbox import Mailbox
 from ..records import LoadedModel, PrefillChunk, Prompt
 from .batch import run_pass
@@ -60,11 +60,11 @@ def probe(model: LoadedModel, make_cache: Callable[[], list[Any]], layouts: Sequ
     for name in layouts:
         if name == "solo":
             break
-        try:
+        with Isolation() as tried:
             found = _run(model, make_cache, make_layout(name), prompts)
             worst = max(_distance(a, b) for a, b in zip(solo, found, strict=True))
-        except FAULTS as error:
-            notes.append(f"layout {name!r} is not used: {type(error).__name__}: {error}")
+        if tried.error is not None:
+            notes.append(f"layout {name!r} is not used: {told(tried.error)}")
             continue
         if worst <= TOLERANCE[model.info.precision]:
             rides = name == "grouped" and can_ride(longest)
@@ -128,7 +128,7 @@ def _ride_problem(
     start = len(tokens) - sum(RIDES)
     riding, apart = (_prefilled(model, make_cache, tokens[:start]) for _ in range(2))
     worst = 0.0
-    try:
+    with Isolation() as tried:
         for step, count in enumerate(RIDES):
             stop = start + count
             rider = Rider(tokens[start:stop], range(start, stop), riding)
@@ -138,8 +138,8 @@ def _ride_problem(
             pairs = zip([*found, after], wanted, strict=True)
             worst = max(worst, *(_distance(b, a) for a, b in pairs))
             start = stop
-    except FAULTS as error:
-        return f"{type(error).__name__}: {error}"
+    if tried.error is not None:
+        return told(tried.error)
     return "" if worst <= TOLERANCE[model.info.precision] else f"logprobs differ by {worst:.3g}"
 
 

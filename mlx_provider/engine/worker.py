@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 
 import mlx.core as mx
 
-from ..errors import FAULTS, EngineDied
+from ..errors import EngineDied
+from ..isolation import Isolation
 from .engine import Engine
 from .ledger import Post
 
@@ -138,10 +139,6 @@ class EngineWorker:
 def _resolve(future: Future[T], function: Callable[[], T]) -> None:
     if not future.set_running_or_notify_cancel():
         return
-    try:
-        future.set_result(function())
-    except FAULTS as error:
-        future.set_exception(error)
-    except BaseException:
-        future.set_exception(EngineDied("the engine thread died in this call"))
-        raise
+    with Isolation(future.set_exception):
+        result = function()
+        future.set_result(result)

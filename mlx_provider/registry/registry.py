@@ -10,11 +10,11 @@ from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import UnsupportedModel
+from ..isolation import Isolation, told
 from ..records import ModelFamily, ReasoningParser, ToolParser
 from .catalog import Catalog, R
 from .contents import Contents, load
 from .discovery import installed, missing, selection
-from .isolation import Isolation
 from .plugin import Plugin
 
 if TYPE_CHECKING:
@@ -108,15 +108,15 @@ class PluginRegistry:
             with Isolation() as isolation:
                 adopt(cli, manager.hook)
             if isolation.error is not None:
-                self._note(key, f"its commands are left out: {isolation.error}")
+                self._note(key, f"its commands are left out: {told(isolation.error)}")
 
     def _load(self, plugin: Plugin, entry_point: EntryPoint) -> None:
         self._plugins[plugin.key] = plugin
         with Isolation() as isolation:
             self._admit(plugin, load(entry_point))
         if isolation.error is not None:
-            self._plugins[plugin.key] = replace(plugin, error=isolation.error)
-            log.warning("plugin %s skipped: %s", plugin, isolation.error)
+            self._plugins[plugin.key] = replace(plugin, error=told(isolation.error))
+            log.warning("plugin %s skipped: %s", plugin, told(isolation.error))
 
     def _admit(self, plugin: Plugin, contents: Contents) -> None:
         """Check everything, then commit: a plugin is in entirely or not at all."""
@@ -145,10 +145,13 @@ class PluginRegistry:
             log.warning("plugin %s: %s", plugin, note)
 
     def _priority(self, family: ModelFamily, owner: Plugin, config: Mapping[str, Any]) -> int:
+        priority = 0
         with Isolation() as isolation:
-            return int(family.matches(config))
-        self._note(owner.key, f"model family {family.name!r}: matches failed: {isolation.error}")
-        return 0
+            priority = int(family.matches(config))
+        if isolation.error is not None:
+            note = f"model family {family.name!r}: matches failed: {told(isolation.error)}"
+            self._note(owner.key, note)
+        return priority
 
     def _detect(self, catalog: Catalog[D], template: str) -> D | None:
         best: tuple[int, D] | None = None
@@ -157,7 +160,7 @@ class PluginRegistry:
                 if record.detect(template) and (best is None or record.rank > best[0]):
                     best = (record.rank, record)
             if isolation.error is not None:
-                note = f"{catalog.kind} {record.name!r}: detect failed: {isolation.error}"
+                note = f"{catalog.kind} {record.name!r}: detect failed: {told(isolation.error)}"
                 self._note(owner.key, note)
         return best[1] if best else None
 

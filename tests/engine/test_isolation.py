@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import asyncio
+import builtins
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+from xml.etree.ElementTree import ParseError
 
+import jinja2
 import mlx.core as mx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mlx_provider import PrefillChunk
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.prefix_store import PrefixStore
 from mlx_provider.engine.request import Phase, Request
+from mlx_provider.isolation import Isolation, told
 from mlx_provider.protocol import Failed
-from mlx_provider.testing.driver import alone, new_engine, new_request, output_of, run
+from mlx_provider.testing.driver import (
+    TokenOutput,
+    alone,
+    new_engine,
+    new_request,
+    output_of,
+    run,
+)
 from mlx_provider_text.model import TextModel
 
 POISON = 77
@@ -196,3 +211,102 @@ def test_rows_that_outgrow_the_memory_take_turns(qwen3: TextModel) -> None:
     assert waits > 0
     for request in requests:
         assert_as_alone(qwen3, request)
+
+
+class Odd(Exception):
+    """A class that stands for those of a library which nobody here knows."""
+
+
+class Panic(BaseException):
+    """As of a library written in Rust."""
+
+
+def exception_classes() -> list[type[BaseException]]:
+    found = [c for c in vars(builtins).values() if isinstance(c, type)]
+    kinds = [c for c in found if issubclass(c, BaseException)]
+    kinds = [c for c in kinds if not issubclass(c, KeyboardInterrupt | BaseExceptionGroup)]
+    return [*kinds, Odd, Panic, ParseError, jinja2.TemplateError, asyncio.CancelledError]
+
+
+def raised(kind: type[BaseException]) -> BaseException:
+    if issubclass(kind, UnicodeDecodeError):
+        return kind("utf-8", b"x", 0, 1, "odd")
+    if issubclass(kind, UnicodeEncodeError):
+        return kind("utf-8", "x", 0, 1, "odd")
+    if issubclass(kind, UnicodeTranslateError):
+        return kind("x", 0, 1, "odd")
+    return kind("odd")
+
+
+@dataclass
+class Raising(TokenOutput):
+    """Output whose parts raise what they are told, when they are told."""
+
+    part: str = ""
+    error: Callable[[], BaseException] = field(default=ValueError)
+
+    def push(self, token: int, logprob: Any = None) -> Any:
+        if self.part == "push" and len(self.tokens) == 2:
+            raise self.error()
+        super().push(token, logprob)
+        return self.lazily() if self.part == "iterate" and len(self.tokens) == 2 else []
+
+    def lazily(self) -> Any:
+        raise self.error()
+        yield
+
+    def finish(self, reason: Any) -> Any:
+        if self.part == "finish":
+            raise self.error()
+        if self.part == "iterate the end":
+            return self.lazily(), reason
+        return [], reason
+
+
+@dataclass
+class RaisingGrammar:
+    part: str
+    error: Callable[[], BaseException]
+    finished: bool = False
+
+    def mask(self) -> None:
+        if self.part == "mask":
+            raise self.error()
+
+    def advance(self, token: int) -> None:
+        if self.part == "advance":
+            raise self.error()
+
+
+PARTS = ("push", "iterate", "finish", "iterate the end", "mask", "advance")
+
+
+@settings(max_examples=40)
+@given(kind=st.sampled_from(exception_classes()), part=st.sampled_from(PARTS))
+def test_whatever_a_requests_work_raises_ends_it_alone(
+    qwen3: TextModel, kind: type[BaseException], part: str
+) -> None:
+    engine = new_engine(qwen3)
+    requests = start(engine, prompts(2))
+    row = requests[1].rows[0]
+    row.output = Raising(part=part, error=lambda: raised(kind))
+    row.constraint = RaisingGrammar(part, lambda: raised(kind))
+    run(engine)
+    message = error_of(requests[1])
+    # a generator may not end by StopIteration: Python makes another error of it
+    assert kind.__name__ in message or issubclass(kind, StopIteration)
+    assert "test_isolation, line" in message
+    assert_as_alone(qwen3, requests[0])
+
+
+def test_an_error_is_told_with_the_line_of_the_strangers_code() -> None:
+    with Isolation() as tried:
+        json.loads("{")
+    assert tried.error is not None
+    assert told(tried.error).startswith("JSONDecodeError: Expecting property name")
+    assert "test_isolation, line" in told(tried.error)
+
+
+def test_ctrl_c_is_the_users() -> None:
+    with pytest.raises(KeyboardInterrupt), Isolation():
+        raise KeyboardInterrupt

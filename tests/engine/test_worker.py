@@ -47,24 +47,38 @@ def test_a_call_that_fails_hurts_nobody() -> None:
     assert deaths == []
 
 
+def test_whatever_a_call_raises_is_its_callers() -> None:
+    worker, deaths = new_worker()
+
+    def die() -> None:
+        raise Catastrophe
+
+    with pytest.raises(Catastrophe):
+        worker.call(die).result(timeout=5)
+    assert worker.call(lambda: 2).result(timeout=5) == 2
+    worker.close()
+    assert deaths == []
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_dead_thread_tells_who_waits_and_is_replaced() -> None:
     worker, deaths = new_worker()
     blocked, go = threading.Event(), threading.Event()
 
-    def die() -> None:
-        blocked.set()
-        go.wait()
-        raise Catastrophe
+    class Dying:
+        idle = False
 
-    first = worker.call(die)
+        def step(self) -> None:
+            blocked.set()
+            go.wait()
+            raise Catastrophe
+
+    worker.call(lambda: worker.add(Dying())).result(timeout=5)  # type: ignore[arg-type]
     blocked.wait()
-    second = worker.call(lambda: 1)
+    waiting = worker.call(lambda: 1)
     go.set()
     with pytest.raises(EngineDied):
-        first.result(timeout=5)
-    with pytest.raises(EngineDied):
-        second.result(timeout=5)
+        waiting.result(timeout=5)
     for thread in threading.enumerate():
         if thread.name == "mlx-engine":
             thread.join(5)

@@ -198,5 +198,5 @@ def test_a_failing_detect_is_noted_and_the_next_is_asked(install_plugin: Install
     assert found is not None
     assert found.name == "a"
     assert registry.plugins[1].notes == (
-        "reasoning parser 'z': detect failed: ZeroDivisionError: division by zero",
+        "reasoning parser 'z': detect failed: ZeroDivisionError: division by zero (zzz, line 20)",
     )
