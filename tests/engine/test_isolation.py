@@ -293,9 +293,9 @@ def test_whatever_a_requests_work_raises_ends_it_alone(
     row.constraint = RaisingGrammar(part, lambda: raised(kind))
     run(engine)
     message = error_of(requests[1])
-    # a generator may not end by StopIteration: Python makes another error of it
-    assert kind.__name__ in message or issubclass(kind, StopIteration)
-    assert "test_isolation, line" in message
+    # a generator may not end by StopIteration: Python makes another error of it, elsewhere
+    assert issubclass(kind, StopIteration) or kind.__name__ in message
+    assert issubclass(kind, StopIteration) or "test_isolation, line" in message
     assert_as_alone(qwen3, requests[0])
 
 
