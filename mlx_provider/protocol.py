@@ -274,3 +274,5 @@ class Health(_Wire):
     running: int = 0
     active_memory: int = 0
     detail: str = ""
+    identity: dict[str, str] = Field(default_factory=dict)
+    """Versions, plugins and settings of the engine process; told to its owner alone."""

@@ -16,6 +16,7 @@ from .bench import bench
 from .cache import cache
 from .chat import chat
 from .demo import demo
+from .engine import engine
 from .plugins import plugins
 from .serve import serve
 
@@ -26,6 +27,7 @@ def build(registry: PluginRegistry) -> typer.Typer:
     cli.callback()(options)
     for command in (demo, chat, serve, plugins, cache, parse):
         cli.command()(command)
+    cli.add_typer(engine, name="engine")
     cli.add_typer(bench, name="bench")
     registry.register_commands(cli)
     return cli

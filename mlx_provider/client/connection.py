@@ -6,6 +6,7 @@ import atexit
 import os
 import threading
 from collections.abc import Mapping
+from functools import partial
 
 from ..config import PREFIX, engine_settings, runtime
 from ..errors import BadRequest, EngineUnavailable
@@ -14,6 +15,7 @@ from ..upstream.installed import require_mlx
 from .address import Address, parse_address
 from .generation import EngineClient
 from .http import HttpClient
+from .identity import identity
 from .in_process import InProcessClient
 from .lifecycle import LocalEngine
 
@@ -73,7 +75,8 @@ class Connections:
             return HttpClient(parse_address(api_base), api_key)
         here = runtime(self._environ)
         address = Address("http://engine", os.fspath(here.socket))
-        return HttpClient(address, start=LocalEngine(here).ensure)
+        mine = partial(identity, self._environ)
+        return HttpClient(address, start=LocalEngine(here).ensure, identity=mine)
 
     def _in_this_process(self) -> InProcessClient:
         if self._in_process is None:

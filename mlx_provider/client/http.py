@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import weakref
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeVar
 
 from .. import __version__
+from ..config import PREFIX
 from ..errors import EngineUnavailable
 from ..protocol import GenerateRequest, Health
 from .address import Address
 from .generation import Generation
+from .identity import differences
 from .link import Attachment, Link, NotTaken
-from .wire import parse_health, request_body
+from .wire import OtherProtocol, parse_health, request_body
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+When = Literal["now", "idle", "alone"]
+"""`idle`: no request runs; `alone`: and no other client is there."""
 
 
 class HttpClient:
@@ -31,8 +38,14 @@ class HttpClient:
         address: Address,
         api_key: str | None = None,
         start: Callable[[], None] | None = None,
+        identity: Callable[[], Mapping[str, str]] | None = None,
     ) -> None:
-        """`start` makes sure that an engine listens; `None`: the engine is somebody else's."""
+        """`start` makes sure that an engine listens; `None`: the engine is somebody else's.
+
+        `identity`: what an engine started now would be; one that is something else gives way.
+        `None`: only another version of this package does.
+        """
+        self._identity = identity
         self._address = address
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._start = start
@@ -71,6 +84,14 @@ class HttpClient:
         """Empty every prefix store; starts no engine."""
         self._ask("DELETE", "/cache")
 
+    def stop(self, reason: str, when: When) -> bool:
+        """Ask the engine to end; whether it does so at once.
+
+        Starts no engine. Raises `EngineUnavailable` where none runs.
+        """
+        self.health()
+        return _gives_way(self._link, reason, when)
+
     def close(self) -> None:
         """Cancel what runs and close the connections; a later call opens new ones."""
         link, self._link = self._link, Link(self._address, self._headers)
@@ -94,9 +115,45 @@ class HttpClient:
             try:
                 attachment = link.attach()
             except NotTaken:
-                self._start()
-                attachment = link.attach()
-            return _of_this_version(link, attachment)
+                return self._started(link, self._start)
+            except OtherProtocol as error:
+                if not _gives_way(link, error.message, "idle"):
+                    raise
+                return self._started(link, self._start)
+            return self._up_to_date(link, attachment, self._start)
+
+    def _started(self, link: Link, start: Callable[[], None]) -> Attachment:
+        start()
+        attachment = link.attach()
+        if attachment.health.version != __version__:
+            raise _other_version(link, attachment)
+        return attachment
+
+    def _up_to_date(
+        self, link: Link, attachment: Attachment, start: Callable[[], None]
+    ) -> Attachment:
+        """The engine, or a new one in the place of one that is out of date and disturbs nobody.
+
+        Raises `EngineUnavailable` where one of another version is busy.
+        """
+        health = attachment.health
+        changed = differences(health.identity, self._identity()) if self._identity else []
+        other_version = health.version != __version__
+        if not changed and not other_version:
+            return attachment
+        reason = "; ".join(changed) or f"mlx-provider: {health.version}, now {__version__}"
+        # Others may want their settings as much as we want ours; versions are the same for all.
+        settings = bool(changed) and all(each.startswith(PREFIX) for each in changed)
+        if _gives_way(link, reason, "alone" if settings else "idle"):
+            link.drop(attachment)
+            return self._started(link, start)
+        if other_version:
+            raise _other_version(link, attachment)
+        log.warning(
+            "the running engine (process %d) is out of date and busy, and ends when it is idle, "
+            "or with `mlx-provider engine restart`: %s", health.pid, reason,
+        )  # fmt: skip
+        return attachment
 
     def _ask(self, method: str, path: str, ok: tuple[int, ...] = (200,)) -> bytes:
         return _last_try(lambda: self._link.ask(method, path, ok))
@@ -115,13 +172,19 @@ def _last_try(work: Callable[[], T]) -> T:
         raise lost.error from None
 
 
-def _of_this_version(link: Link, attachment: Attachment) -> Attachment:
-    """Refuse an engine that outlived an upgrade of this package."""
-    health = attachment.health
-    if health.version == __version__:
-        return attachment
+def _other_version(link: Link, attachment: Attachment) -> EngineUnavailable:
     link.drop(attachment)
-    raise EngineUnavailable(
-        f"the running engine is mlx-provider {health.version}, this client is {__version__}: "
-        f"end engine process {health.pid} (`kill {health.pid}`), the next request starts a new one"
+    health = attachment.health
+    return EngineUnavailable(
+        f"the running engine (process {health.pid}) is mlx-provider {health.version}, this client "
+        f"is {__version__}: it ends when it is idle, or with `mlx-provider engine restart`"
     )
+
+
+def _gives_way(link: Link, reason: str, when: When) -> bool:
+    """Ask the engine to end; whether it does so at once."""
+    body = json.dumps({"reason": reason[:10_000], "when": when}).encode()
+    try:
+        return bool(json.loads(link.ask("POST", "/v1/stop", body=body))["ends"])
+    except (NotTaken, EngineUnavailable):  # it is gone, or of a version that cannot be asked
+        return False

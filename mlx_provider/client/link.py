@@ -86,9 +86,11 @@ class Link:
         """Send a request, wait until it is accepted. Raises typed errors and `NotTaken`."""
         return self._call(self._generate(body))
 
-    def ask(self, method: str, path: str, ok: tuple[int, ...]) -> bytes:
+    def ask(
+        self, method: str, path: str, ok: tuple[int, ...] = (200,), body: bytes | None = None
+    ) -> bytes:
         """One short question. Raises typed errors and `NotTaken`."""
-        return self._call(self._ask(method, path, ok))
+        return self._call(self._ask(method, path, ok, body))
 
     def close(self) -> None:
         """Cancel what runs and close every connection. Idempotent."""
@@ -205,8 +207,8 @@ class Link:
         finally:
             gone.set()
 
-    async def _ask(self, method: str, path: str, ok: tuple[int, ...]) -> bytes:
-        async with self._reply(method, path, ok=ok) as response:
+    async def _ask(self, method: str, path: str, ok: tuple[int, ...], body: bytes | None) -> bytes:
+        async with self._reply(method, path, body, ok) as response:
             return await response.aread()
 
     @asynccontextmanager

@@ -22,6 +22,12 @@ def request_body(request: GenerateRequest) -> bytes:
         raise BadRequest(f"the request cannot be written as JSON: {error}") from None
 
 
+class OtherProtocol(EngineUnavailable):
+    """An engine of another version, with which nothing but its end can be spoken of."""
+
+    code = "other_protocol"
+
+
 async def event_batches(response: httpx.Response) -> AsyncIterator[list[Event]]:
     """The events of a reply, as they arrive.
 
@@ -67,7 +73,7 @@ def parse_health(line: bytes) -> Health:
     except (ValueError, KeyError, TypeError):
         raise EngineUnavailable(f"no engine of mlx-provider: it sent {line[:200]!r}") from None
     if theirs != PROTOCOL_VERSION:
-        raise EngineUnavailable(
+        raise OtherProtocol(
             f"the engine is mlx-provider {version} (protocol {theirs}), this client is "
             f"{__version__} (protocol {PROTOCOL_VERSION}): end engine process {pid} "
             "so that one of this version starts, or install the same version on both sides"

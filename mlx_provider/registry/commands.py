@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import typer
 from typer.main import get_group
 
+from ..errors import PluginError
+
 if TYPE_CHECKING:
     import pluggy
 
@@ -16,7 +18,7 @@ def adopt(cli: typer.Typer, hooks: pluggy.HookRelay) -> None:
 
     They are defined on an app of their own first and built once, so that a signature that
     typer cannot read fails here and not when somebody asks for `--help`.
-    Raises `ValueError` for a name in use, and whatever the plugin raises.
+    Raises `PluginError` for a name in use, and whatever the plugin raises.
     """
     scratch = typer.Typer()
     hooks.mlx_register_commands(cli=scratch)
@@ -24,6 +26,6 @@ def adopt(cli: typer.Typer, hooks: pluggy.HookRelay) -> None:
         return
     taken = sorted(get_group(scratch).commands.keys() & get_group(cli).commands.keys())
     if taken:
-        raise ValueError(f"the command {taken[0]!r} exists already")
+        raise PluginError(f"the command {taken[0]!r} exists already")
     cli.registered_commands += scratch.registered_commands
     cli.registered_groups += scratch.registered_groups

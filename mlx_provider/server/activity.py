@@ -40,9 +40,14 @@ class Activity:
             self._since = self._clock()
 
     @property
-    def serves(self) -> bool:
-        """Whether a request runs."""
-        return bool(self._open)
+    def requests(self) -> int:
+        """Requests that run."""
+        return len(self._open)
+
+    @property
+    def clients(self) -> int:
+        """Clients that hold their attach connection."""
+        return self._attached
 
     def idle(self) -> float:
         """Seconds without a client and without a request."""

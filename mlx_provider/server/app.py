@@ -14,11 +14,13 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from ..chat.interface import Service
+from ..client.identity import identity
 from ..errors import MLXProviderError
 from ..protocol import Health
 from .access import Gate, error_response
 from .activity import Activity
 from .generate import Generate
+from .giving_way import GivingWay
 
 HEARTBEAT = 10.0
 """Seconds between two empty lines to an attached client, so that a vanished one is noticed."""
@@ -43,6 +45,8 @@ class EngineApp:
         self._service = service
         self._blas = blas
         self.activity = Activity()
+        self.giving_way = GivingWay(self.activity)
+        self._identity = {} if key else identity()
         self.stopping = anyio.Event()
         """Set when the process ends: attached clients are let go, nothing new is accepted."""
         self.asgi = Starlette(
@@ -52,8 +56,10 @@ class EngineApp:
         )
 
     def _routes(self, *, remote: bool) -> list[Route]:
+        owners = [] if remote else [Route("/v1/stop", self.giving_way.__call__, methods=["POST"])]
         generate = Generate(self._service, self.activity, self.stopping, remote=remote)
         return [
+            *owners,
             Route("/v1/generate", generate, methods=["POST"]),
             Route("/v1/attach", self._attach),
             Route("/v1/models", self._models),
@@ -65,8 +71,10 @@ class EngineApp:
 
     def state(self) -> Health:
         """What `/health` answers."""
-        health = self._service.health()
-        return health.model_copy(update={"blas": self._blas}) if self._blas else health
+        own: dict[str, object] = {"identity": self._identity}
+        if self._blas:
+            own["blas"] = self._blas
+        return self._service.health().model_copy(update=own)
 
     async def _attach(self, request: Request) -> Response:
         return StreamingResponse(self._attached(), media_type="application/x-ndjson")

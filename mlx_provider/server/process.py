@@ -65,6 +65,7 @@ class EngineServer(uvicorn.Server):
         self._service = service
         self._listener = listener
         self._ready = ready
+        app.giving_way.stop = self._stop
 
     async def run_until_stopped(self, idle_limit: float | None) -> None:
         """Serve until a signal, `idle_limit` seconds without clients, or a lost socket file."""
@@ -116,6 +117,8 @@ class EngineServer(uvicorn.Server):
             if idle_limit is not None and activity.idle() > idle_limit:
                 logger.info("no client for %g s: the engine ends", idle_limit)
                 self._stop()
-            elif not self._listener.findable() and not activity.serves:
+            elif self._app.giving_way.due():
+                self._stop()
+            elif not self._listener.findable() and not activity.requests:
                 logger.warning("%s is gone: the engine ends", self._listener.path)
                 self._stop()

@@ -51,14 +51,14 @@ def test_json_says_everything(registry: PluginRegistry) -> None:
         "version": "2.0",
         "hooks": [],
         "records": {},
-        "error": "ModuleNotFoundError: No module named 'nowhere_to_be_found'",
+        "error": "ModuleNotFoundError: No module named 'nowhere_to_be_found' (broken, line 1)",
         "notes": [],
     }
     assert toy["hooks"] == ["mlx_reasoning_parsers", "mlx_register_commands"]
     assert toy["records"]["reasoning parser"] == ["angle"]
     assert toy["error"] is None
     assert toy["notes"] == [
-        "its commands are left out: ValueError: the command 'plugins' exists already"
+        "its commands are left out: PluginError: the command 'plugins' exists already"
     ]
     assert typo["error"].startswith("MLX_PROVIDER_PLUGINS names it")
 
@@ -66,12 +66,13 @@ def test_json_says_everything(registry: PluginRegistry) -> None:
 def test_text_says_the_same(registry: PluginRegistry) -> None:
     assert run(registry).splitlines() == [
         "broken  broken 2.0",
-        "  error             ModuleNotFoundError: No module named 'nowhere_to_be_found'",
+        "  error             ModuleNotFoundError: No module named 'nowhere_to_be_found' "
+        "(broken, line 1)",
         "toy  toy 1.0",
         "  hooks             mlx_reasoning_parsers, mlx_register_commands",
         "  reasoning parser  angle",
         "  note              its commands are left out: "
-        "ValueError: the command 'plugins' exists already",
+        "PluginError: the command 'plugins' exists already",
         "typo",
         "  error             MLX_PROVIDER_PLUGINS names it, but no such plugin is installed",
     ]

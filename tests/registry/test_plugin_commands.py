@@ -60,7 +60,7 @@ def test_a_plugin_adds_commands_and_groups(install_plugin: Install) -> None:
         ),
         pytest.param(
             COMMAND.format(name="serve", kind="int", after=""),
-            "ValueError: the command 'serve' exists already",
+            "PluginError: the command 'serve' exists already",
             id="taken",
         ),
     ],
