@@ -80,19 +80,21 @@ class ChatService:
     # -- Service
 
     def submit(self, request: GenerateRequest, mailbox: Mailbox) -> Accepted:
+        with Isolation() as trying:
+            return self._accepted(request, mailbox)
+        raise _refused(request, trying.error)
+
+    def _accepted(self, request: GenerateRequest, mailbox: Mailbox) -> Accepted:
         arrived = time.monotonic()
         request = self._grants.admitted(request)
         served = self._models.get(request.model, request.options)
         if request.options.warm and not served.warmed:
             served.warmed = True
             self._warm(request)
-        with Isolation() as preparing:
-            prepared = prepare(served, request, self._seen_images)
-            checked(request, prepared.prompt, served.model.info)
-            form = form_of(served, request, prepared.prompt.text)
-            live = self._request(request, prepared.prompt, form, served, mailbox, arrived)
-        if preparing.error is not None:
-            raise _told(request, preparing.error)
+        prepared = prepare(served, request, self._seen_images)
+        checked(request, prepared.prompt, served.model.info)
+        form = form_of(served, request, prepared.prompt.text)
+        live = self._request(request, prepared.prompt, form, served, mailbox, arrived)
         self._enter(live, served)
         return Accepted(
             id=request.id,
@@ -241,11 +243,16 @@ class ChatService:
         )
 
 
-def _told(request: GenerateRequest, error: BaseException) -> MLXProviderError:
-    """What a template, a parser or a grammar raised, as an error of this request."""
-    if not isinstance(error, MLXProviderError):
-        log.error("request %s could not be prepared", request.id, exc_info=error)
-    return error_of_request("its preparation", error)
+def _refused(request: GenerateRequest, error: BaseException | None) -> MLXProviderError:
+    """The error that the client gets, also for what a template, parser or grammar raised."""
+    told = error_of_request("its preparation", error or MLXProviderError("no error"))
+    unforeseen = None if error is told else error
+    level = logging.INFO if unforeseen is None else logging.ERROR
+    log.log(
+        level, "request %s of %.200s refused: %s %s: %.2000s",
+        request.id, request.model, told.status, told.code, told.message, exc_info=unforeseen,
+    )  # fmt: skip
+    return told
 
 
 def warm_requests(first: GenerateRequest) -> list[GenerateRequest]:

@@ -43,11 +43,14 @@ def timings_of(request: Request, now: float) -> Timings:
 def account_of(request: Request, reason: str, now: float) -> str:
     """One line: where the request's time went."""
     times = timings_of(request, now)
-    prompt = len(request.prompt.tokens)
-    return (
-        f"request {request.id}: {reason}; queued {times.queued:.3f} s, "
-        f"prefill {prompt - request.cached} new / {request.cached} cached tokens, "
-        f"first token {times.first_token:.3f} s, {request.completion_tokens} tokens, "
-        f"{times.tokens_per_second:.1f} tok/s"
-        + (f"; {request.explanation}" if request.explanation else "")
+    new = len(request.prompt.tokens) - request.cached
+    computed = f"{request.prefilled} of {new}" if request.prefilled < new else f"{new}"
+    parts = [
+        f"queued {times.queued:.3f} s",
+        f"prefill {computed} new / {request.cached} cached tokens",
+        "no token" if request.first_token is None else f"first token {times.first_token:.3f} s",
+        f"{request.completion_tokens} tokens, {times.tokens_per_second:.1f} tok/s",
+    ]
+    return "; ".join(
+        [f"request {request.id}: {reason}", ", ".join(parts), *filter(None, [request.explanation])]
     )

@@ -325,6 +325,7 @@ class Engine:
     def _passed(self, work: Prefill, stop: int) -> None:
         """The tokens up to `stop` are in the work's cache."""
         start, work.done = work.done, stop
+        work.request.prefilled += stop - start
         if self.reuse is not None:
             self.reuse.passed(work, start)
 

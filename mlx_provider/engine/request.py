@@ -136,6 +136,8 @@ class Request:
     phase: Phase = Phase.WAITING
     cached: int = 0
     """Prompt tokens that came from the prefix store."""
+    prefilled: int = 0
+    """Prompt tokens that were computed."""
     explanation: str = ""
     """Why the prefix store did not have more of the prompt."""
     features: dict[str, Any] = field(default_factory=dict)

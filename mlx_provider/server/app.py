@@ -117,5 +117,5 @@ async def _typed(request: Request, error: Exception) -> Response:
 
 async def _unforeseen(request: Request, error: Exception) -> Response:
     # The traceback goes to the log (the server raises the error again), never to a client.
-    hidden = MLXProviderError("internal error of the engine; see its log")
+    hidden = MLXProviderError("internal error of the engine: see `mlx-provider engine logs`")
     return error_response(hidden, {"connection": "close"})

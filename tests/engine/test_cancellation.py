@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 
 import mlx.core as mx
@@ -13,7 +14,10 @@ from mlx_provider.testing.driver import alone, new_engine, new_request, output_o
 from mlx_provider_text.model import TextModel
 
 
-def test_cancel_while_queued_in_prefill_and_in_decode(qwen3: TextModel) -> None:
+def test_cancel_while_queued_in_prefill_and_in_decode(
+    qwen3: TextModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     engine = new_engine(qwen3, max_chunk=16, max_rows=2)
     decoding = new_request([30] * 5, max_tokens=50)
     prefilling = new_request([31] * 200, max_tokens=5)
@@ -33,6 +37,12 @@ def test_cancel_while_queued_in_prefill_and_in_decode(qwen3: TextModel) -> None:
     }
     assert engine.idle
     assert engine.batch.layout.passes() == []
+    lines = [record.message for record in caplog.records]
+    assert "prefill 5 new" in lines[0]
+    assert f"prefill {prefilling.prefilled} of 200 new" in lines[1]
+    assert 0 < prefilling.prefilled < 200
+    assert "prefill 0 of 300 new" in lines[2]
+    assert ["no token" in line for line in lines] == [False, True, True]
 
 
 def test_cancel_of_one_choice_holder_ends_every_choice(qwen3: TextModel) -> None:

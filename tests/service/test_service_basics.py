@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from mlx_provider.errors import (
     MLXProviderError,
     ModelNotFound,
     Overloaded,
+    RequestFailed,
     UnsupportedModel,
 )
 from mlx_provider.protocol import ModelOptions, Sampling
@@ -212,6 +214,34 @@ def test_closing_the_service_ends_what_runs(make_service: Any, tiny_class: Any, 
     with pytest.raises(MLXProviderError):
         model.start()
     assert model.client.health().ok is False
+
+
+# -- refusals are told to the operator, too
+
+
+def test_a_refusal_is_in_the_log(qwen: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with pytest.raises(ContextTooLong):
+        qwen.start("word " * 40_000)
+    (line,) = [each.message for each in caplog.records if "refused" in each.message]
+    assert "400 context_length_exceeded" in line
+    assert "prompt is too long" in line
+
+
+def test_a_strangers_error_names_the_line_of_its_code(
+    qwen: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Odd(BaseException):
+        """Of no class that anybody expects."""
+
+    def prepare(*args: Any, **more: Any) -> None:
+        raise Odd("no such key")
+
+    served = qwen.service._models.get(qwen.model, ModelOptions())
+    monkeypatch.setattr(type(served.model), "prepare", prepare)
+    with pytest.raises(RequestFailed, match=r"Odd: no such key \(.*test_service_basics, line \d+"):
+        qwen.start()
+    assert any(each.exc_info for each in caplog.records)
 
 
 # -- limits
