@@ -14,6 +14,16 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator
 from pydantic_core import PydanticCustomError
 
+from .bounds import (
+    JsonObject,
+    Label,
+    Messages,
+    Name,
+    StopStrings,
+    TokenBias,
+    TokenIds,
+    Tools,
+)
 from .errors import MLXProviderError, from_code
 
 PROTOCOL_VERSION = 1
@@ -28,15 +38,17 @@ class _Wire(BaseModel):
 class Sampling(_Wire):
     """How tokens are drawn. `None` means: the model's default, else the neutral value."""
 
+    model_config = ConfigDict(allow_inf_nan=False)
+
     temperature: float | None = Field(None, ge=0, le=100)
     top_p: float | None = Field(None, ge=0, le=1)
-    top_k: int | None = Field(None, ge=-1)
+    top_k: int | None = Field(None, ge=-1, le=1_000_000)
     min_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     repetition_penalty: float | None = Field(None, gt=0, le=100)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
-    logit_bias: dict[int, float] = Field(default_factory=dict)
+    logit_bias: TokenBias = Field(default_factory=dict)
 
 
 class WarmPrompt(_Wire):
@@ -95,33 +107,33 @@ RENDERER_ARGUMENTS = frozenset(
 class GenerateRequest(_Wire):
     """One request: chat `messages`, or a raw text or token `prompt`."""
 
-    id: str = Field(default_factory=lambda: uuid.uuid4().hex)
-    model: str = Field(min_length=1)
+    id: Name = Field(default_factory=lambda: uuid.uuid4().hex)
+    model: Name
     origin: Literal["owner", "client", "remote"] = "owner"
     """Who chose the model: the engine's owner; a gateway's client, through a wildcard entry; or
     another machine, which the engine's TCP server says of every request."""
-    messages: list[dict[str, Any]] | None = None
+    messages: Messages | None = None
     prompt: str | list[int] | None = None
-    tools: list[dict[str, Any]] = Field(default_factory=list)
-    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] = "auto"
+    tools: Tools = Field(default_factory=list)
+    tool_choice: Literal["none", "auto", "required"] | JsonObject = "auto"
     parallel_tool_calls: bool = True
-    response_format: dict[str, Any] | None = None
-    grammar: dict[str, Any] | None = None
+    response_format: JsonObject | None = None
+    grammar: JsonObject | None = None
     """`{"type": "regex" | "lark", "value": str}`: an extension beside `response_format`."""
-    template: dict[str, Any] = Field(default_factory=dict)
+    template: JsonObject = Field(default_factory=dict)
     """Variables for the chat template (`enable_thinking`, `reasoning_effort`, ...)."""
     thinking_budget: int | None = Field(None, ge=0)
     sampling: Sampling = Sampling()
     n: int = Field(1, ge=1, le=128)
     max_tokens: int | None = Field(None, ge=1)
     min_tokens: int = Field(0, ge=0)
-    stop: list[str] = Field(default_factory=list)
-    stop_token_ids: list[int] = Field(default_factory=list)
+    stop: StopStrings = Field(default_factory=list)
+    stop_token_ids: TokenIds = Field(default_factory=list)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
-    session: str | None = None
+    session: Label | None = None
     """Hint that requests belong together; the prefix store keeps their prefix longer."""
-    tenant: str | None = None
+    tenant: Label | None = None
     """Prefixes are never shared between tenants, nor between this machine's and another's."""
     options: ModelOptions = ModelOptions()
     timeout: float | None = Field(None, gt=0)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
-
-from ..records.reading import partial_at
 
 
 class StopText:
     """Passes text on up to the first stop string; holds back what may begin one.
 
     Of several stop strings the one that is complete first wins, as if the text had come
-    character by character.
+    character by character. Time is linear in the text for each stop string, whatever they hold.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(x for x in stops if x)
+        self._stops = [_Stop(x) for x in stops if x]
         self._held = ""
         self.matched = ""
         """The stop string that ended the text."""
@@ -26,22 +25,62 @@ class StopText:
             return text
         if self.matched:
             return ""
-        text = self._held + text
-        found = [(at + len(x), at, x) for x in self._stops if (at := text.find(x)) >= 0]
+        found = [(end, -len(x.text), x.text) for x in self._stops if (end := x.feed(text))]
+        before, text = len(self._held), self._held + text
         if found:
-            _, at, self.matched = min(found)
+            end, _, self.matched = min(found)
             self._held = ""
-            return text[:at]
-        at = partial_at(text, self._stops)
+            return text[: before + end - len(self.matched)]
+        at = len(text) - max(x.begun for x in self._stops)
         self._held = text[at:]
         return text[:at]
 
     def flush(self) -> str:
         """What was held back: no stop string can follow."""
         held, self._held = self._held, ""
+        for stop in self._stops:
+            stop.begun = 0
         return held
 
     @property
     def held(self) -> int:
         """Characters held back."""
         return len(self._held)
+
+
+class _Stop:
+    """One stop string, searched for as Knuth, Morris and Pratt do.
+
+    Its table reaches only as far as text has matched, so that a stop string costs nothing until
+    a reply begins to write it.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.begun = 0
+        """Characters of it that the text ends with."""
+        self._borders = array("L", (0, 0))
+        """By length of a beginning: of its own beginnings the longest that it also ends with."""
+
+    def feed(self, text: str) -> int:
+        """Take more text; how much of it completes the stop string, 0: it is not complete."""
+        wanted, begun = self.text, self.begun
+        if not begun and wanted[0] not in text:
+            return 0
+        for size, letter in enumerate(text, 1):
+            while begun and wanted[begun] != letter:
+                begun = self._border(begun)
+            begun += wanted[begun] == letter
+            if begun == len(wanted):
+                return size
+        self.begun = begun
+        return 0
+
+    def _border(self, size: int) -> int:
+        wanted, borders = self.text, self._borders
+        while len(borders) <= size:
+            letter, border = wanted[len(borders) - 1], borders[-1]
+            while border and wanted[border] != letter:
+                border = borders[border]
+            borders.append(border + (wanted[border] == letter))
+        return borders[size]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import ValidationError
+
 from ..errors import BadRequest
+from ..invalid import bad_request
 from ..protocol import GenerateRequest
 from .call import Call
 from .constraints import constraint
 from .operator import Caller, chosen_by, engine_options, operator_options, tenant
 from .parameters import Parameters
 from .thinking import template_variables
-from .validation import validated
 
 SAMPLING = (
     "temperature",
@@ -55,7 +57,10 @@ def generate_request(call: Call) -> GenerateRequest:
     fields |= _completion(call, params) if call.text_completion else _chat(call, params)
     fields["ignored"] = [*fields.pop("ignored", []), *params.ignored()]
     params.refuse_rest()
-    return validated(fields)
+    try:
+        return GenerateRequest.model_validate(fields)
+    except ValidationError as error:
+        raise bad_request(error, flat=True) from None
 
 
 def legacy_functions(call: Call) -> bool:

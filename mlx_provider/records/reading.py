@@ -8,7 +8,7 @@ what it makes of a reply cannot depend on that.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, TypeVar
@@ -51,23 +51,21 @@ def _search(literals: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("|".join(re.escape(x) for x in sorted(literals, key=len, reverse=True)))
 
 
-@lru_cache(maxsize=512)
-def _heads(literals: tuple[str, ...]) -> tuple[int, frozenset[str], frozenset[str]]:
-    """Longest proper beginning, all proper beginnings, and first characters."""
-    heads = frozenset(x[:n] for x in literals for n in range(1, len(x)))
-    return max(map(len, heads), default=0), heads, frozenset(x[0] for x in heads)
+def partial_at(text: str, literals: Iterable[str], start: int = 0) -> int:
+    """Where the end of `text` may be the beginning of a literal; `len(text)`: nowhere.
 
-
-def partial_at(text: str, literals: tuple[str, ...], start: int = 0) -> int:
-    """Where the end of `text` may be the beginning of a literal; `len(text)`: nowhere."""
-    size = len(text)
-    longest, heads, firsts = _heads(literals)
-    tail = text[max(start, size - longest) :]
-    if not firsts.isdisjoint(tail):
-        for at, character in enumerate(tail):
-            if character in firsts and tail[at:] in heads:
-                return size - len(tail) + at
-    return size
+    Only the end of the text is compared, as far as a literal reaches: nothing is kept of literals,
+    which may be a client's.
+    """
+    found = len(text)
+    for literal in literals:
+        at = max(start, len(text) - len(literal) + 1)
+        while (at := text.find(literal[:1], at, found)) >= 0:
+            if literal.startswith(text[at:]):
+                found = at
+                break
+            at += 1
+    return found
 
 
 class TextReader:

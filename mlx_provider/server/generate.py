@@ -11,7 +11,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ..chat.interface import Service
-from ..errors import BadRequest, EngineUnavailable, MLXProviderError
+from ..errors import EngineUnavailable, MLXProviderError
+from ..invalid import bad_request
 from ..protocol import EVENT_BATCH, Accepted, Event, GenerateRequest
 from .access import error_response
 from .activity import Activity
@@ -133,11 +134,4 @@ def parse_request(body: bytes) -> GenerateRequest:
     try:
         return GenerateRequest.model_validate_json(body)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    field = ".".join(str(part) for part in first["loc"] if _is_field(part))
-    raise BadRequest(f"{field or 'body'}: {first['msg']}", param=field or None)
-
-
-def _is_field(part: str | int) -> bool:
-    """Whether a part of an error's location is a name or index, not the branch of a union."""
-    return isinstance(part, int) or (part.isidentifier() and part not in ("str", "int"))
+        raise bad_request(error) from None

@@ -108,7 +108,7 @@ def test_a_request_that_json_cannot_hold_is_refused(client: Any, request_of: Any
     with pytest.raises(BadRequest, match="JSON"):
         client.submit(request_of("x", template={"odd": object()}))
     with pytest.raises(BadRequest, match="JSON"):
-        client.submit(request_of("x", messages=[{"role": "user", "content": "\ud83d"}]))
+        client.submit(request_of("x", options={"extra": {"odd": "\ud83d"}}))
 
 
 def test_close_cancels_on_the_server(

@@ -1,0 +1,92 @@
+"""Bounds of what one request may hold, whichever way it comes; each far above any real use.
+
+Clients send at most a handful of stop strings (four to OpenAI; chat front ends one for each
+speaker), some hundred tools, and a conversation of some thousand messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sized
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+MAX_STOPS = 64
+MAX_STOP_LENGTH = 1024
+"""Characters of one stop string."""
+MAX_TOKEN_IDS = 1024
+"""Entries of `logit_bias` and of `stop_token_ids`: the sampler walks them for every token."""
+MAX_NAME = 4096
+"""Characters of a model's id, which may be a path, and of other names."""
+MAX_MESSAGES = 10_000
+MAX_TOOLS = 2048
+MAX_VALUES = 200_000
+"""Objects, lists, texts and numbers in one JSON value, at any depth."""
+MAX_DEPTH = 100
+"""Objects and lists inside one another."""
+
+T = TypeVar("T")
+
+
+def checked_json(value: T) -> T:
+    """A JSON value of bearable size whose texts are Unicode; raises `PydanticCustomError`."""
+    todo: list[tuple[Any, int]] = [(value, 0)]
+    count = 0
+    while todo:
+        each, depth = todo.pop()
+        if isinstance(each, str):
+            _check_text(each)
+            continue
+        inner = _inside(each)
+        count += len(inner)
+        if depth + bool(inner) > MAX_DEPTH:
+            raise PydanticCustomError("too_deep", f"nested deeper than {MAX_DEPTH} levels")
+        if count > MAX_VALUES:
+            raise PydanticCustomError("too_many", f"holds more than {MAX_VALUES} values")
+        todo.extend((one, depth + 1) for one in inner)
+    return value
+
+
+def _inside(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [*value.keys(), *value.values()]
+    return value if isinstance(value, list) else []
+
+
+def _check_text(text: str) -> None:
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise PydanticCustomError(
+                "no_unicode", "a text holds half of a surrogate pair, which is no character"
+            ) from None
+
+
+def _check_name(name: str) -> str:
+    if "\0" in name:
+        raise PydanticCustomError("no_name", "holds a NUL character")
+    return name
+
+
+def _few(values: Any) -> Any:
+    """Refuse too many entries before each of them is looked at, and complained about."""
+    if isinstance(values, Sized) and isinstance(values, Iterable) and len(values) > MAX_TOKEN_IDS:
+        context = {"max_length": MAX_TOKEN_IDS, "actual_length": len(values)}
+        raise PydanticCustomError("too_long", "too many entries", context)
+    return values
+
+
+Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME), AfterValidator(_check_name)]
+Label = Annotated[str, Field(max_length=MAX_NAME)]
+JsonObject = Annotated[dict[str, Any], AfterValidator(checked_json)]
+Messages = Annotated[
+    list[dict[str, Any]], Field(max_length=MAX_MESSAGES), AfterValidator(checked_json)
+]
+Tools = Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS), AfterValidator(checked_json)]
+StopStrings = Annotated[
+    list[Annotated[str, Field(max_length=MAX_STOP_LENGTH)]], Field(max_length=MAX_STOPS)
+]
+TokenIds = Annotated[list[int], Field(max_length=MAX_TOKEN_IDS)]
+TokenBias = Annotated[dict[int, float], BeforeValidator(_few)]

@@ -1,0 +1,74 @@
+"""A validation error of the protocol, in the words of the client that caused it.
+
+The same words whichever way the request came: through LiteLLM or straight to an engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from reprlib import Repr
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from .errors import BadRequest
+from .protocol import GenerateRequest, Sampling
+
+LOWER = {"ge": "at least", "gt": "above"}
+UPPER = {"le": "at most", "lt": "below"}
+_BOUNDS = ("greater_than", "less_than")
+_UNITS = {"too_long": "entries", "string_too_long": "characters"}
+_WHOLE = ("json_invalid", "missing", "too_deep", "too_many", "no_unicode", "no_name")
+"""Errors that are told without the value at fault, which may be the whole request."""
+
+
+def bad_request(error: ValidationError, *, flat: bool = False) -> BadRequest:
+    """Names the first parameter at fault, what is possible, and the value.
+
+    flat: the client gave the sampling parameters beside all others.
+    """
+    first = error.errors(include_url=False)[0]
+    owner: type[BaseModel] = GenerateRequest
+    loc = [part for part in first["loc"] if _is_field(part)]
+    if loc[:1] == ["sampling"] and len(loc) > 1:
+        owner, loc = Sampling, loc[1:]
+    names = loc if flat or owner is GenerateRequest else ["sampling", *loc]
+    where = ".".join(map(str, names))
+    return BadRequest(f"{where or 'body'}: {_demand(owner, loc, first)}", param=where or None)
+
+
+def _is_field(part: str | int) -> bool:
+    """Whether a part of an error's location is a name or index, not the branch of a union."""
+    return isinstance(part, int) or (part.isidentifier() and part not in ("str", "int"))
+
+
+def _demand(owner: type[BaseModel], loc: list[str | int], error: Any) -> str:
+    kind, value = error["type"], error["input"]
+    if kind in _UNITS:
+        size = len(value) if isinstance(value, Sized) else "more"
+        return f"at most {error['ctx']['max_length']} {_UNITS[kind]} are possible, got {size}"
+    if kind in _WHOLE:
+        return str(error["msg"])
+    ranged = kind.startswith(_BOUNDS) and len(loc) == 1
+    return f"{allowed_range(owner, str(loc[0])) if ranged else error['msg']}, got {_shown(value)}"
+
+
+def allowed_range(owner: type[BaseModel], name: str) -> str:
+    """The bounds of a field, both of them, for people: `at least 0 and at most 1`."""
+    field = owner.model_fields[name]
+    bounds = [
+        f"{word} {limit if isinstance(limit, int) else f'{limit:g}'}"
+        for words in (LOWER, UPPER)
+        for attribute, word in words.items()
+        for piece in field.metadata
+        if (limit := getattr(piece, attribute, None)) is not None
+    ]
+    return "must be " + " and ".join(bounds)
+
+
+def _shown(value: object, length: int = 80) -> str:
+    """The beginning of a value; a large one is not written out first."""
+    brief = Repr()
+    brief.maxstring = brief.maxother = brief.maxlong = length
+    text = brief.repr(value[:length] if isinstance(value, str) else value)
+    return text if len(text) <= length else text[:length] + "…"
