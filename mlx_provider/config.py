@@ -43,6 +43,10 @@ class EngineSettings:
     """Size bound of the disk tier."""
     feature_bytes: int = 256 * 2**20
     """Byte budget per model for features of images seen before."""
+    body_bytes: int = 128 * 2**20
+    """Bytes of request bodies that are read and prepared at once; the largest one, too."""
+    media_bytes: int = 2**30
+    """Bytes of images at once: half while they are decoded, half while they wait for prefill."""
     blas: str = "auto"
     """`auto`: load an optimised BLAS where one is found; `bundled`: MLX's own; else a path."""
     log_level: str = "info"
@@ -112,6 +116,8 @@ _KINDS: dict[str, str] = {
     "disk_cache": "path",
     "disk_cache_bytes": "bytes",
     "feature_bytes": "bytes",
+    "body_bytes": "bytes",
+    "media_bytes": "bytes",
     "blas": "text",
     "log_level": "text",
     "models_file": "path",

@@ -3,6 +3,7 @@
     MLXProviderError                 500  internal_error
     ├── BadRequest                   400  invalid_request        (names the parameter)
     │   ├── ContextTooLong           400  context_length_exceeded
+    │   ├── BodyTooLarge             413  body_too_large
     │   ├── UnsupportedModel         400  unsupported_model
     │   ├── Forbidden                403  forbidden              (the operator's to decide)
     │   ├── WrongContentType         415  unsupported_media_type
@@ -49,6 +50,13 @@ class ContextTooLong(BadRequest):
     """The prompt has more tokens than the model's context."""
 
     code = "context_length_exceeded"
+
+
+class BodyTooLarge(BadRequest):
+    """The request's body has more bytes, or more values, than the engine takes."""
+
+    status = 413
+    code = "body_too_large"
 
 
 class UnsupportedModel(BadRequest):

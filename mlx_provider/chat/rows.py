@@ -31,6 +31,7 @@ def _reply(index: int, wire: GenerateRequest, form: Form, served: Served) -> Rep
     tokenizer = served.model.tokenizer
     parsers = [p for p in (form.tool_parser, form.reasoning_parser) if p is not None]
     markers = [marker for parser in parsers for marker in parser.visible()]
+    call = f"call_{wire.id[:16]}_{index}"  # not `wire` itself, which holds the request's images
     return Reply(
         Detokenizer(tokenizer, visible=marker_tokens(tokenizer, markers)),
         stops=wire.stop,
@@ -40,5 +41,5 @@ def _reply(index: int, wire: GenerateRequest, form: Form, served: Served) -> Rep
         reasoning_open=form.reasoning_open,
         parallel=wire.parallel_tool_calls,
         index=index,
-        ids=lambda number: f"call_{wire.id[:16]}_{index}_{number}",
+        ids=lambda number: f"{call}_{number}",
     )

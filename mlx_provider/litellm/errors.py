@@ -1,6 +1,7 @@
 """Our errors as LiteLLM's: the class decides HTTP status, retries, fallbacks and cooldowns.
 
     ContextTooLong        ContextWindowExceededError  400  `context_window_fallbacks`
+    BodyTooLarge          BadRequestError             413  never retried
     BadRequest            BadRequestError             400  never retried
     ModelNotFound         NotFoundError               404  never retried, never cooled down
     RequestTimedOut       Timeout                     408
@@ -32,6 +33,7 @@ from litellm.exceptions import (
 
 from ..errors import (
     BadRequest,
+    BodyTooLarge,
     ContextTooLong,
     EngineUnavailable,
     MLXProviderError,
@@ -80,6 +82,8 @@ def to_litellm(error: Exception, model: str) -> Exception:
         return _context_too_long(error, names)
     if isinstance(error, ModelNotFound):
         return NotFoundError(error.message, response=_never_cool_down(404), **names)  # type: ignore[no-any-return]
+    if isinstance(error, BodyTooLarge):
+        return _body_too_large(error, names)
     for ours, theirs in _CLASSES:
         if isinstance(error, ours):
             return theirs(error.message, **names)
@@ -100,6 +104,13 @@ def _context_too_long(error: ContextTooLong, names: dict[str, str]) -> Exception
     theirs = ContextWindowExceededError(error.message, **names)
     theirs.code = error.code
     theirs.body = {"code": error.code, "message": error.message, "type": "invalid_request_error"}
+    return theirs  # type: ignore[no-any-return]
+
+
+def _body_too_large(error: BodyTooLarge, names: dict[str, str]) -> Exception:
+    """LiteLLM has no class of status 413; its proxy answers with the status of the exception."""
+    theirs = BadRequestError(error.message, **names)
+    theirs.status_code = error.status
     return theirs  # type: ignore[no-any-return]
 
 

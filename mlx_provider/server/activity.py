@@ -30,6 +30,12 @@ class Activity:
             self._since = self._clock()
 
     @contextmanager
+    def reading(self) -> Iterator[None]:
+        """While a body is read, which may take longer than an idle engine lives."""
+        with self.attached():
+            yield
+
+    @contextmanager
     def serving(self, mailbox: Mailbox) -> Iterator[None]:
         """While a request runs, from its submission to its last byte."""
         self._open.add(mailbox)

@@ -15,10 +15,12 @@ from starlette.routing import Route
 
 from ..chat.interface import Service
 from ..client.identity import identity
+from ..config import EngineSettings
 from ..errors import MLXProviderError
 from ..protocol import Health
 from .access import Gate, error_response
 from .activity import Activity
+from .body import Bodies
 from .generate import Generate
 from .giving_way import GivingWay
 
@@ -31,7 +33,8 @@ class EngineApp:
     """Endpoints over one service.
 
     `blas` replaces what the service says of it. `key` and `hosts`: of an engine on TCP, see
-    `access.Gate`; without a key it listens on its owner's socket.
+    `access.Gate`; without a key it listens on its owner's socket. `body_bytes`: of all bodies
+    that are read or prepared at once.
     """
 
     def __init__(
@@ -41,8 +44,10 @@ class EngineApp:
         blas: str = "",
         key: str | None = None,
         hosts: Iterable[str] = (),
+        body_bytes: int = EngineSettings.body_bytes,
     ) -> None:
         self._service = service
+        self._bodies = Bodies(body_bytes)
         self._blas = blas
         self.activity = Activity()
         self.giving_way = GivingWay(self.activity)
@@ -57,7 +62,9 @@ class EngineApp:
 
     def _routes(self, *, remote: bool) -> list[Route]:
         owners = [] if remote else [Route("/v1/stop", self.giving_way.__call__, methods=["POST"])]
-        generate = Generate(self._service, self.activity, self.stopping, remote=remote)
+        generate = Generate(
+            self._service, self.activity, self.stopping, self._bodies, remote=remote
+        )
         return [
             *owners,
             Route("/v1/generate", generate, methods=["POST"]),
@@ -68,6 +75,11 @@ class EngineApp:
             Route("/cache", self._cache),
             Route("/cache", self._clear, methods=["DELETE"]),
         ]
+
+    def stop(self) -> None:
+        """Accept nothing new; let attached clients and those go whose bodies wait for room."""
+        self.stopping.set()
+        self._bodies.close()
 
     def state(self) -> Health:
         """What `/health` answers."""

@@ -6,16 +6,18 @@ import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
 from pydantic import ValidationError
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ..byte_gate import Ticket
 from ..chat.interface import Service
-from ..errors import EngineUnavailable, MLXProviderError
+from ..errors import BadRequest, EngineUnavailable, MLXProviderError
 from ..invalid import bad_request
 from ..protocol import EVENT_BATCH, Accepted, Event, GenerateRequest
 from .access import error_response
 from .activity import Activity
+from .body import Bodies
 from .loop_mailbox import LoopMailbox
 
 SUBMITTING = 1024
@@ -27,25 +29,42 @@ class Generate:
     """ASGI endpoint. One instance per app; a `_Reply` per request."""
 
     def __init__(
-        self, service: Service, activity: Activity, stopping: anyio.Event, *, remote: bool
+        self,
+        service: Service,
+        activity: Activity,
+        stopping: anyio.Event,
+        bodies: Bodies,
+        *,
+        remote: bool,
     ) -> None:
         """`remote`: requests come over a network, and say so to the service."""
         self._remote = remote
         self._service = service
         self._activity = activity
         self._stopping = stopping
+        self._bodies = bodies
         self._limiter = anyio.CapacityLimiter(SUBMITTING)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            request = parse_request(await Request(scope, receive).body())
+            request, ticket = await self._request(scope, receive)
         except ClientDisconnect:
             return
         if self._remote:
             request = request.model_copy(update={"origin": "remote"})
-        reply = _Reply(self._service, self._limiter, self._stopping, request)
+        reply = _Reply(self._service, self._limiter, self._stopping, request, ticket)
+        del request  # its images and texts are let go as soon as they are prepared
         with self._activity.serving(reply.mailbox):
             await reply.run(scope, receive, send)
+
+    async def _request(self, scope: Scope, receive: Receive) -> tuple[GenerateRequest, Ticket]:
+        with self._activity.reading():
+            body = await self._bodies.read(scope, receive)
+        try:
+            return parse_request(body.data), body.ticket
+        except BadRequest:
+            body.ticket.close()
+            raise
 
 
 class _Reply:
@@ -55,12 +74,14 @@ class _Reply:
         limiter: anyio.CapacityLimiter,
         stopping: anyio.Event,
         request: GenerateRequest,
+        ticket: Ticket,
     ) -> None:
         self.mailbox = LoopMailbox()
         self._service = service
         self._limiter = limiter
         self._stopping = stopping
-        self._request = request
+        self._id = request.id
+        self._unsent: tuple[GenerateRequest, Ticket] | None = (request, ticket)
         self._submitting = anyio.CancelScope()
         self._refused = False
         self._left = False
@@ -102,19 +123,31 @@ class _Reply:
 
     def _submit(self) -> Accepted:
         try:
-            accepted = self._service.submit(self._request, self.mailbox)
+            accepted = self._hand_over()
         except MLXProviderError:
             self._refused = True
             raise
         if self._left:
-            self._service.cancel(self._request.id)
+            self._service.cancel(self._id)
         return accepted
+
+    def _hand_over(self) -> Accepted:
+        unsent, self._unsent = self._unsent, None
+        if unsent is None:
+            raise EngineUnavailable("the client is gone")
+        request, ticket = unsent
+        del unsent
+        with ticket:
+            return self._service.submit(request, self.mailbox)
 
     def _leave(self) -> None:
         """Whatever the engine still does for this request ends, even while `submit` runs on."""
         self._left = True
+        unsent, self._unsent = self._unsent, None
+        if unsent is not None:
+            unsent[1].close()
         if not self._refused and not self.mailbox.ended:
-            self._service.cancel(self._request.id)
+            self._service.cancel(self._id)
 
     async def _stream(self, accepted: Accepted, send: Send) -> None:
         """Write one line per wake-up; `send` waits for a slow reader while events are joined."""
@@ -129,7 +162,7 @@ class _Reply:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def parse_request(body: bytes) -> GenerateRequest:
+def parse_request(body: bytes | bytearray) -> GenerateRequest:
     """The request in a JSON body. Raises `BadRequest` that names the first field at fault."""
     try:
         return GenerateRequest.model_validate_json(body)

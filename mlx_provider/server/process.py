@@ -85,7 +85,7 @@ class EngineServer(uvicorn.Server):
         self._listener.remove()
         for server in self.servers:
             server.close()
-        self._app.stopping.set()
+        self._app.stop()
         with anyio.move_on_after(CLOSE_LIMIT):
             await anyio.to_thread.run_sync(self._service.close, abandon_on_cancel=True)
         await asyncio.sleep(0)  # what `close` posted from its own thread is delivered first

@@ -141,7 +141,7 @@ async def _run(
     except MLXProviderError:
         service.close()
         raise
-    app = make_app(service, blas=active())
+    app = make_app(service, blas=active(), body_bytes=settings.body_bytes)
     ready = partial(_ready, options, listener, app, told)
     await EngineServer(app, service, listener, ready).run_until_stopped(idle_limit)
 

@@ -22,6 +22,7 @@ HI = [{"role": "user", "content": "hi"}]
 
 TABLE = [
     (errors.BadRequest, BadRequestError, 400),
+    (errors.BodyTooLarge, BadRequestError, 413),
     (errors.UnsupportedModel, BadRequestError, 400),
     (errors.MediaError, BadRequestError, 400),
     (errors.ContextTooLong, ContextWindowExceededError, 400),
