@@ -51,6 +51,15 @@ class ContextTooLong(BadRequest):
 
     code = "context_length_exceeded"
 
+    @classmethod
+    def of(cls, tokens: int, context_length: int, counted: str = "") -> ContextTooLong:
+        """For a prompt of so many tokens; `counted`: how well that is known (`"at least "`)."""
+        return cls(
+            f"prompt is too long: {counted}{tokens} tokens > {context_length - 1} maximum "
+            f"(context of {context_length}, one token of reply at least)",
+            param="messages",
+        )
+
 
 class BodyTooLarge(BadRequest):
     """The request's body has more bytes, or more values, than the engine takes."""

@@ -15,11 +15,7 @@ def checked(request: GenerateRequest, prompt: Prompt, info: ModelInfo) -> None:
     if count == 0:
         raise BadRequest("the prompt is empty", param="prompt")
     if count >= info.context_length:
-        raise ContextTooLong(
-            f"prompt is too long: {count} tokens > {info.context_length - 1} maximum "
-            f"(context of {info.context_length}, one token of reply at least)",
-            param="messages",
-        )
+        raise ContextTooLong.of(count, info.context_length)
     _within(prompt.tokens, info.vocab_size, "prompt")
     _within(request.stop_token_ids, info.vocab_size, "stop_token_ids")
     _within(request.sampling.logit_bias, info.vocab_size, "logit_bias")

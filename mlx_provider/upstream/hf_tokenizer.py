@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import threading
+import copy
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from jinja2.exceptions import TemplateError
 
-from ..errors import BadRequest
+from ..errors import BadRequest, ContextTooLong
+from .long_text import PIECE, LongText
+from .token_bound import characters_per_token
+from .turns import Turns
 
 OTHER_USER = "\N{SOFT HYPHEN}"
 """A message that begins like nobody's."""
@@ -43,7 +47,14 @@ class HFTokenizer:
         self._backend = backend
         self._renderer = backend if renderer is None else renderer
         # a fast tokenizer must not be used by two threads at once: "Already borrowed"
-        self._lock = threading.Lock()
+        self._lock = Turns()
+        self._context: int | None = None
+
+    def within(self, context_length: int) -> HFTokenizer:
+        """The same tokenizer; texts that have more tokens than this raise `ContextTooLong`."""
+        bounded = copy.copy(self)
+        bounded._context = context_length
+        return bounded
 
     @property
     def fast(self) -> Any:
@@ -62,20 +73,70 @@ class HFTokenizer:
         return template if isinstance(template, str) else None
 
     def encode(self, text: str, *, special: bool) -> list[int]:
+        """Token ids. Raises `ContextTooLong` as soon as more are certain than `within` allows."""
+        if len(text) <= PIECE:
+            return self._encode(text, special=special)
+        self._refuse_by_length(text)
+        around = self._added(special)
+        if around is None:
+            return self._encode(text, special=special)
+        tokens = around[0]
+        for _, piece in self._long.pieces(text):
+            tokens += self._encode(piece, special=False)
+            self._check(len(tokens))
+        return tokens + around[1]
+
+    def _added(self, special: bool) -> tuple[list[int], list[int]] | None:
+        """Tokens put before and after every text; `None`: that cannot be told."""
+        bare, whole = (self._encode("a", special=each) for each in (False, special))
+        for at in range(len(whole) - len(bare) + 1):
+            if whole[at : at + len(bare)] == bare:
+                return whole[:at], whole[at + len(bare) :]
+        return None
+
+    def _encode(self, text: str, *, special: bool) -> list[int]:
         with self._lock:
             return list(self._backend.encode(text, add_special_tokens=special))
+
+    def _refuse_by_length(self, text: str) -> None:
+        if self._context is not None and len(text) > self._context:
+            most = self._most_characters
+            self._check(0 if most is None else len(text) // most)
+
+    def _check(self, at_least: int) -> None:
+        if self._context is not None and at_least >= self._context:
+            raise ContextTooLong.of(at_least, self._context, "at least ")
+
+    @cached_property
+    def _most_characters(self) -> int | None:
+        return characters_per_token(self.fast)
+
+    @cached_property
+    def _long(self) -> LongText:
+        return LongText(self.fast, self._encode)
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
         with self._lock:
             return str(self._backend.decode(list(tokens), skip_special_tokens=skip_special))
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[int]]:
-        """Tokens without any special ones added, and the character where each begins."""
-        with self._lock:
-            encoding = self._backend(
-                text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
-            )
-        return list(encoding["input_ids"]), [start for start, _ in encoding["offset_mapping"]]
+        """Tokens without any special ones added, and the character where each begins.
+
+        Raises as `encode` does.
+        """
+        tokens: list[int] = []
+        starts: list[int] = []
+        self._refuse_by_length(text)
+        for begin, piece in self._long.pieces(text):
+            with self._lock:
+                encoding = self._backend(
+                    piece, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+                )
+            tokens += encoding["input_ids"]
+            starts += [begin + start for start, _ in encoding["offset_mapping"]]
+            if len(text) > PIECE:
+                self._check(len(tokens))
+        return tokens, starts
 
     def apply_template(
         self,

@@ -89,8 +89,8 @@ class VisionModel:
     ) -> None:
         self.model = model
         self.info = info
-        self.tokenizer: Tokenizer = tokenizer
-        self.hf_tokenizer = tokenizer
+        self.hf_tokenizer = tokenizer.within(info.context_length)
+        self.tokenizer: Tokenizer = self.hf_tokenizer
         self.marks = marks
 
     def prepare(

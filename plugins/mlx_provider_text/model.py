@@ -71,16 +71,12 @@ def load_text(path: Path, options: LoadOptions) -> TextModel:
     tokenizer = HFTokenizer(loaded.tokenizer, loaded.renderer)
     attention.route(loaded.model)
     cpu_functions.adopt(loaded.model)
+    info = describe(
+        path, loaded.config, loaded.model, tokenizer, options, stop_tokens=loaded.stop_tokens
+    )
     return TextModel(
         model=loaded.model,
-        tokenizer=tokenizer,
-        info=describe(
-            path,
-            loaded.config,
-            loaded.model,
-            tokenizer,
-            options,
-            stop_tokens=loaded.stop_tokens,
-        ),
+        tokenizer=tokenizer.within(info.context_length),
+        info=info,
         kv_layouts=("grouped", "merged", "solo"),
     )

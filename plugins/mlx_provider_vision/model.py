@@ -60,8 +60,8 @@ class AnyVisionModel:
         self.model = model
         self.processor = processor
         self.info = info
-        self.tokenizer: Tokenizer = chat
-        self.hf_tokenizer = chat
+        self.hf_tokenizer = chat.within(info.context_length)
+        self.tokenizer: Tokenizer = self.hf_tokenizer
         self.image_token = token
         self._image_text = _image_text(processor, chat, token)
 
@@ -80,6 +80,9 @@ class AnyVisionModel:
         images = [Image.fromarray(as_image(item)) for item in media]
         safe, safe_tools = separated((messages, tools), (self._image_text,))
         text = self._render(safe, safe_tools, variables, len(media))
+        if len(text) > self.info.context_length:
+            # in pieces, and no further than it fits: the processor takes any text whole
+            self.hf_tokenizer.encode(text, special=False)
         try:
             inputs = upstream.model_inputs(self.processor, text, images, self.image_token)
         except (ValueError, TypeError, IndexError) as error:

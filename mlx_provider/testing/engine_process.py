@@ -1,0 +1,81 @@
+"""A real engine process on a socket of its own, its errors and its memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+PATIENCE = 120.0
+
+
+@dataclass(frozen=True)
+class EngineProcess:
+    """A running engine; `http` speaks to its socket."""
+
+    process: subprocess.Popen[bytes]
+    http: httpx.Client
+    socket: Path
+
+    def ask(self, content: Any, **fields: Any) -> tuple[int, list[dict[str, Any]]]:
+        """Status and events of a request with one user message; an error is the one event."""
+        body = {"model": "demo", "messages": [{"role": "user", "content": content}], **fields}
+        return self.post(json.dumps({"max_tokens": 1, **body}).encode())
+
+    def post(self, body: Any, **options: Any) -> tuple[int, list[dict[str, Any]]]:
+        """Status and events for a body as it is."""
+        reply = self.http.post("/v1/generate", content=body, **options)
+        if reply.status_code != 200:
+            return reply.status_code, [reply.json()["error"]]
+        return 200, [event for line in reply.text.splitlines() for event in json.loads(line)]
+
+    def memory(self, which: str) -> int:
+        """`VmRSS` (now) or `VmHWM` (peak) in bytes (Linux)."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        (line,) = (line for line in status.splitlines() if line.startswith(which))
+        return int(line.split()[1]) * 1024
+
+    def forget_peak(self) -> int:
+        """Let the peak begin anew (Linux); the memory that it begins with."""
+        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
+        return self.memory("VmRSS")
+
+
+@contextmanager
+def engine_process(**environ: str) -> Iterator[EngineProcess]:
+    """An engine of this environment and these variables, ended with the block."""
+    folder = Path(tempfile.mkdtemp(prefix="mlxp-"))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mlx_provider.server"],
+        env={
+            **os.environ,
+            "MLX_PROVIDER_LOG_LEVEL": "error",
+            **environ,
+            "MLX_PROVIDER_RUNTIME_DIR": str(folder),
+        },
+        stderr=subprocess.PIPE,
+    )
+    try:
+        assert process.stderr is not None
+        while b" engine on " not in (line := process.stderr.readline()):
+            assert line, "the engine did not start"
+        socket = folder / "engine.sock"
+        transport = httpx.HTTPTransport(uds=str(socket), limits=httpx.Limits(max_connections=None))
+        with httpx.Client(
+            base_url="http://engine", transport=transport, timeout=PATIENCE, trust_env=False
+        ) as http:
+            yield EngineProcess(process, http, socket)
+    finally:
+        process.kill()
+        process.communicate()
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,110 @@
+"""Long texts cut where a tokenizer cuts them itself, so that the tokens stay the same.
+
+A text of megabytes that is encoded at once takes some hundred times its size in memory and keeps
+every other user of the tokenizer waiting.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, Protocol
+
+from ..errors import BadRequest
+
+PIECE = 2**15
+"""Characters of one piece."""
+NEAR = 256
+"""Characters on either side of a cut by which it is judged."""
+TRIES = 16
+"""Places tried for one cut before the piece is made longer."""
+UNDIVIDED = 2**20
+"""Characters of the longest piece: some hundred MB while it is encoded."""
+
+# Where words end in most texts: between a letter and what is none, a space and what is none.
+_PLACES = re.compile(
+    r"(?<=[^\W\d_])(?=[\W\d_])|(?<=[\W\d_])(?=[^\W\d_])|(?<=\S)(?=\s)|(?<=\s)(?=\S)"
+)
+
+
+class Encode(Protocol):
+    def __call__(self, text: str, *, special: bool) -> list[int]: ...
+
+
+class LongText:
+    """Cuts texts for one tokenizer. `encode` is safe from any thread, and so is this."""
+
+    def __init__(self, fast: Any, encode: Encode) -> None:
+        self._fast = fast
+        self._encode = encode
+
+    def pieces(self, text: str) -> Iterator[tuple[int, str]]:
+        """The text in pieces and where each begins. Raises `BadRequest` where it has no place.
+
+        A cut is made where the characters around it (`NEAR` on either side) have the same tokens
+        together and apart, and either the pre-tokeniser splits them there and nowhere else than
+        it would apart, or no entry of the vocabulary holds both neighbours of the cut. The model
+        joins nothing across words, nor what no entry holds: no token changes, as long as the
+        pre-tokeniser and added tokens look no further than that.
+        """
+        start = 0
+        while len(text) - start > PIECE:
+            end = self._cut(text, start)
+            if end is None:
+                break
+            yield start, text[start:end]
+            start = end
+        yield start, text[start:]
+
+    def _cut(self, text: str, start: int) -> int | None:
+        """The end of the piece that begins at `start`; `None`: it is the last one."""
+        for first in range(start + PIECE // 2, min(len(text), start + UNDIVIDED), PIECE):
+            for tried, place in enumerate(_PLACES.finditer(text, first, first + PIECE)):
+                if self._splits(text, place.start()):
+                    return place.start()
+                if tried >= TRIES:
+                    break
+        if len(text) - start > UNDIVIDED:
+            raise BadRequest(
+                f"the prompt has {UNDIVIDED} characters that cannot be divided for this model's "
+                "tokenizer: shorten it, or break its words",
+                param="messages",
+            )
+        return None
+
+    def _splits(self, text: str, at: int) -> bool:
+        left, right = text[max(0, at - NEAR) : at], text[at : at + NEAR]
+        if not right:
+            return False
+        words = self._words(left + right)
+        if words != self._words(left) + self._words(right) and not self._never_joined(left, right):
+            return False
+        apart = self._encode(left, special=False) + self._encode(right, special=False)
+        return apart == self._encode(left + right, special=False)
+
+    def _words(self, text: str) -> list[str]:
+        words = self._fast.pre_tokenizer
+        if words is None:
+            return [self._normal(text)]
+        return [word for word, _ in words.pre_tokenize_str(self._normal(text))]
+
+    def _normal(self, text: str) -> str:
+        normaliser = self._fast.normalizer
+        return text if normaliser is None else str(normaliser.normalize_str(text))
+
+    def _never_joined(self, left: str, right: str) -> bool:
+        """Whether both sides are one word, in which the model joins nothing at the cut."""
+        whole = self._normal(left + right)
+        if self._words(left + right) != [whole] or whole != self._normal(left) + self._normal(
+            right
+        ):
+            return False
+        return self._normal(left)[-1:] + self._normal(right)[:1] not in self._pairs
+
+    @cached_property
+    def _pairs(self) -> frozenset[str]:
+        """Every two characters that stand side by side in an entry of the vocabulary."""
+        entries = self._fast.get_vocab(with_added_tokens=False)
+        return frozenset(a + b for entry in entries for a, b in pairwise(entry))

@@ -1,0 +1,36 @@
+"""A lock in turn."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+
+class Turns:
+    """Threads get it in the order in which they ask.
+
+    `threading.Lock` goes to whoever asks first once it is free: mostly to the thread that has
+    just let go of it and asks again for its next piece.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken = False
+        self._line: deque[threading.Lock] = deque()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._taken:
+                self._taken = True
+                return
+            mine = threading.Lock()
+            mine.acquire()
+            self._line.append(mine)
+        mine.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            if self._line:
+                self._line.popleft().release()
+            else:
+                self._taken = False
