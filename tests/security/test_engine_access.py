@@ -198,7 +198,7 @@ def test_a_wildcards_client_names_folders_under_the_roots_alone(tmp_path: Path) 
     assert ask(outside).options.kv_bits == 8  # the file names it
     ask("maker/model@v1")
     ask("demo")
-    for model in (tmp_path, tmp_path / "roots", f"{inside}\0", "../x/y", "./a", "a/../b"):
+    for model in (tmp_path, tmp_path / "roots", "../x/y", "./a", "a/../b"):
         with pytest.raises(ModelNotFound):
             ask(model)
     ask(tmp_path, "owner")
