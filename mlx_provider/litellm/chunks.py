@@ -8,7 +8,6 @@ entry beside an empty choice 0.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -22,11 +21,11 @@ from .replies import call_pieces, finish_reason, logprobs_of, usage_of
 class ChunkStream:
     """Turns the events of one request into chunks; remembers roles and the held finish."""
 
-    def __init__(self, reply_id: str, model: str, *, legacy: bool) -> None:
+    def __init__(self, reply_id: str, model: str, created: int, *, legacy: bool) -> None:
         self._id = f"chatcmpl-{reply_id}"
         self._model = model
         self._legacy = legacy
-        self._created: int | None = None
+        self._created = created
         self._spoken: set[int] = set()
         self._finish = "stop"
         self.ended = False
@@ -82,8 +81,6 @@ class ChunkStream:
         return StreamingChoices(index=index, delta=delta)
 
     def _chunk(self, choices: list[StreamingChoices], **more: Any) -> ModelResponseStream:
-        if self._created is None:  # as late as LiteLLM's own stamp, which must be the same
-            self._created = int(time.time())
         return ModelResponseStream(
             id=self._id, created=self._created, model=self._model, choices=choices, **more
         )

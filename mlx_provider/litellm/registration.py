@@ -7,6 +7,7 @@ from litellm import CustomLLM
 
 from .errors import PROVIDER
 from .hook import DeploymentHook
+from .stamp import share_stamp
 
 DEMO = f"{PROVIDER}/demo"
 
@@ -45,3 +46,4 @@ def register(handler: CustomLLM) -> None:
     ):
         litellm.logging_callback_manager.add_litellm_callback(DeploymentHook())
     litellm.register_model({DEMO: DEMO_CAPABILITIES})
+    share_stamp()

@@ -8,6 +8,7 @@ because the engine's `Generation` goes with it.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from types import TracebackType
 from typing import Self
@@ -98,7 +99,10 @@ class _Stream:
 
     def __init__(self, reply: Reply) -> None:
         self._reply = reply
-        self._chunks = ChunkStream(reply.generation.accepted.id, reply.model, legacy=reply.legacy)
+        self.mlx_created = int(time.time())  # the name is `stamp.ATTRIBUTE`
+        self._chunks = ChunkStream(
+            reply.generation.accepted.id, reply.model, self.mlx_created, legacy=reply.legacy
+        )
         self._waiting: deque[ModelResponseStream] = deque()
         self._closed = False
 

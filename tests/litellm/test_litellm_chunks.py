@@ -15,7 +15,7 @@ from mlx_provider.protocol import (
 
 
 def chunks(events, *, legacy=False):
-    return list(ChunkStream("r", "m", legacy=legacy).feed(events))
+    return list(ChunkStream("r", "m", 1, legacy=legacy).feed(events))
 
 
 def test_usage_strictly_before_a_bare_finish(scripted):

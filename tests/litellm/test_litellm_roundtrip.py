@@ -1,5 +1,9 @@
 """Through the real `litellm` functions: what a script sees."""
 
+import itertools
+import time
+from functools import partial
+
 import litellm
 import pytest
 
@@ -44,10 +48,44 @@ async def test_async_completion_and_stream_agree(engine):
     assert text([c async for c in stream]) == reply.choices[0].message.content
 
 
-async def test_stream_keeps_id_and_time(engine):
-    stream = await litellm.acompletion(model="mlx/m", messages=HI, stream=True)
+@pytest.fixture
+def leaping_clock(monkeypatch):
+    """Every reading is a second after the one before."""
+    monkeypatch.setattr(time, "time", partial(next, itertools.count(1_800_000_000)))
+
+
+USAGE = {"include_usage": True}
+
+
+@pytest.mark.parametrize("options", [None, USAGE])
+async def test_a_stream_has_one_id_and_one_stamp(engine, leaping_clock, options):
+    stream = await litellm.acompletion(
+        model="mlx/m", messages=HI, stream=True, stream_options=options
+    )
     chunks = [c async for c in stream]
     assert len({(c.id, c.created) for c in chunks}) == 1
+    assert len(chunks) > 1
+
+
+@pytest.mark.parametrize("options", [None, USAGE])
+def test_a_sync_stream_has_one_id_and_one_stamp(engine, leaping_clock, options):
+    chunks = litellm.completion(model="mlx/m", messages=HI, stream=True, stream_options=options)
+    assert len({(c.id, c.created) for c in chunks}) == 1
+
+
+async def test_a_text_stream_and_a_routed_one_have_one_stamp(engine, leaping_clock):
+    text = await litellm.atext_completion(model="mlx/m", prompt="x", stream=True)
+    assert len({c.created async for c in text}) == 1
+    entry = {"model_name": "a", "litellm_params": {"model": "mlx/m"}}
+    routed = await litellm.Router(model_list=[entry]).acompletion("a", messages=HI, stream=True)
+    assert len({c.created async for c in routed}) == 1
+
+
+def test_other_streams_are_stamped_as_before(leaping_clock):
+    reply = litellm.completion(
+        model="openai/gpt-4o", messages=HI, stream=True, mock_response="Hello there"
+    )
+    assert len({chunk.created for chunk in reply}) == 1
 
 
 async def test_usage_is_the_engines(engine, scripted):
