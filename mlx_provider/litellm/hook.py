@@ -8,9 +8,12 @@ import litellm
 from litellm.integrations.custom_logger import CustomLogger
 from litellm.types.utils import CallTypes
 
+from .bridged import carry_refusals, check_messages, check_responses
 from .call import encoded
 from .errors import PROVIDER, LiteLLMErrors
+from .history import check_history
 from .shape import check_shape
+from .unserved import check_served
 
 ADMITTED = ("reasoning_effort", "thinking", "verbosity")
 """OpenAI parameters that LiteLLM refuses for custom providers unless allowed by name."""
@@ -45,15 +48,15 @@ class DeploymentHook(CustomLogger):
     ) -> dict[str, Any] | None:
         """The arguments of the call, made fit for our handler; `None`: not ours.
 
-        Raises LiteLLM's `BadRequestError` for a chat request of wrong types.
+        Raises LiteLLM's `BadRequestError` for a call that is not served, and for one of which
+        LiteLLM would lose a part.
         """
         model = kwargs.get("model") or ""
         prefixed = model.startswith(PROVIDER + "/")
         if not prefixed and kwargs.get("custom_llm_provider") != PROVIDER:
             return None
-        if call_type == CallTypes.acompletion:
-            with LiteLLMErrors(model):
-                check_shape(kwargs)
+        with LiteLLMErrors(model):
+            await _check(kwargs, call_type)
         if prefixed:
             # A client's body must not send a local deployment's request to a cloud.
             kwargs["custom_llm_provider"] = PROVIDER
@@ -65,6 +68,18 @@ class DeploymentHook(CustomLogger):
         _save_stop(kwargs)
         _save_token_prompt(kwargs)
         return kwargs
+
+
+async def _check(kwargs: dict[str, Any], call_type: Any) -> None:
+    check_served(call_type)
+    if call_type == CallTypes.acompletion:
+        check_shape(kwargs)
+    elif call_type == CallTypes.aresponses:
+        check_responses(kwargs)
+        carry_refusals(kwargs)
+        await check_history(kwargs)
+    elif call_type == CallTypes.anthropic_messages:
+        check_messages(kwargs)
 
 
 def hijacked(model: str) -> bool:

@@ -19,6 +19,7 @@ from .call import Call
 from .errors import LiteLLMErrors
 from .streams import AsyncReplyStream, Reply, ReplyStream
 from .translate import generate_request, legacy_functions
+from .unserved import unserved
 
 Connect = Callable[[str | None, str | None], EngineClient]
 """(api_base, api_key) -> the engine there; without `api_base` this machine's own."""
@@ -42,6 +43,10 @@ class Provider(CustomLLM):
 
     def astreaming(self, *args: Any, **given: Any) -> AsyncReplyStream:
         return AsyncReplyStream(self._submit(given))
+
+    embedding = aembedding = unserved("embedding")
+    image_generation = aimage_generation = unserved("image_generation")
+    image_edit = aimage_edit = unserved("image_edit")
 
     def _submit(self, given: dict[str, Any]) -> Reply:
         """Have the request accepted. Raises LiteLLM's exceptions."""

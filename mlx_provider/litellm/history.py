@@ -1,0 +1,39 @@
+"""`previous_response_id`: only a LiteLLM that stores responses knows what stands before it.
+
+LiteLLM looks the conversation up in its spend logs and goes on without it where it finds none
+(1.106.2, `ResponsesSessionHandler`): the model would answer as if nothing had been said.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import BadRequest
+
+PROXY = "litellm.proxy.proxy_server"
+
+
+async def check_history(kwargs: Mapping[str, Any]) -> None:
+    """Raises `BadRequest` where the conversation that a request continues is not to be found."""
+    name = kwargs.get("previous_response_id")
+    if name and not await _stored(name):
+        raise BadRequest(
+            "previous_response_id: no messages are stored for this response; send the whole "
+            "conversation as input, or let LiteLLM store responses (a database, and "
+            "store_prompts_in_spend_logs: true under general_settings)",
+            param="previous_response_id",
+        )
+
+
+async def _stored(name: str) -> bool:
+    """Whether LiteLLM will find messages. Asked only of a proxy with a database."""
+    if getattr(sys.modules.get(PROXY), "prisma_client", None) is None:
+        return False
+    from litellm.responses.litellm_completion_transformation.session_handler import (
+        ResponsesSessionHandler,
+    )
+
+    find = ResponsesSessionHandler.get_chat_completion_message_history_for_previous_response_id
+    return bool((await find(name)).get("messages"))

@@ -1,0 +1,60 @@
+"""What mlx models do not answer, said in one line.
+
+Left to itself LiteLLM answers with a traceback (`'mlx' is not a valid LlmProviders`), or sends
+the text to another server, whose 404 then takes the chat model out of the router for seconds
+(1.106.2, `amoderation`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from litellm.types.utils import CallTypes
+
+from ..errors import BadRequest
+from .errors import LiteLLMErrors
+
+SERVED = frozenset(
+    {
+        CallTypes.completion,
+        CallTypes.acompletion,
+        CallTypes.text_completion,
+        CallTypes.atext_completion,
+        CallTypes.responses,
+        CallTypes.aresponses,
+        CallTypes.aresponses_websocket,
+        CallTypes.anthropic_messages,
+        CallTypes.aanthropic_messages,
+    }
+)
+
+
+def check_served(call_type: Any) -> None:
+    """Raises `BadRequest` that names the kind of call; one that LiteLLM cannot name passes."""
+    if call_type is not None and call_type not in SERVED:
+        raise _refusal(_name(call_type.value))
+
+
+def unserved(name: str) -> Any:
+    """An entry point of `CustomLLM` that refuses every call."""
+
+    def refuse(self: object, *args: Any, **given: Any) -> NoReturn:
+        with LiteLLMErrors(given["model"]):
+            raise _refusal(name)
+        raise AssertionError  # a context may swallow an error, this one never does
+
+    return refuse
+
+
+def _refusal(name: str) -> BadRequest:
+    return BadRequest(
+        f"{name} is not served by mlx models, which answer chat completions, completions, "
+        "responses and messages: name a model of another provider",
+        param="model",
+    )
+
+
+def _name(call_type: str) -> str:
+    """LiteLLM's word without the `a` that marks its asynchronous form."""
+    plain = call_type.removeprefix("a")
+    return plain if plain in {each.value for each in CallTypes} else call_type

@@ -1,0 +1,173 @@
+"""Responses and Messages requests: what LiteLLM's bridges would drop is refused by its place."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import litellm
+import pytest
+
+U = {"role": "user", "content": "x"}
+PNG = "data:image/png;base64,aGk="
+CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+
+
+def output(parts, **more):
+    return {"type": "function_call_output", "call_id": "c", "output": parts, **more}
+
+
+def user(*parts):
+    return {"role": "user", "content": list(parts)}
+
+
+TEXT = {"type": "input_text", "text": "a"}
+REFUSAL = {"type": "refusal", "refusal": "no"}
+
+ITEMS = [
+    ([U, user(TEXT, {"type": "foo", "bar": 1})], "input[1].content[1].type is 'foo'"),
+    ([user({"type": "foo", "text": "a"})], "input[0].content[0].type is 'foo'"),
+    ([user(TEXT, {"type": "input_audio"})], "input[0].content[1].type is 'input_audio'"),
+    ([user(TEXT, {"type": "input_file", "file_data": "x"})], "input[0].content[1].type"),
+    ([user({"type": "input_image", "file_id": "f"})], "input[0].content[0].image_url is missing"),
+    ([user(5)], "input[0].content[0] must be an object, got int"),
+    ([{"role": "user", "content": 5}], "input[0].content must be a text or a list, got int"),
+    ([{"role": "robot", "content": "x"}], "input[0].role is 'robot'"),
+    ([U, {"type": "item_reference", "id": "m"}], "input[1].type is 'item_reference'"),
+    ([U, {"type": ["x"]}], "input[1].type is ['x']"),
+    ([U, "x"], "input[1] must be an object, got str"),
+    ([U, CALL, output([{"type": "input_file"}])], "input[2].output[0].type is 'input_file'"),
+    ([U, output("a", call_id="")], "input[1].call_id is missing"),
+    (5, "input must be a text or a list, got int"),
+]
+
+
+@pytest.mark.parametrize(("sent", "words"), ITEMS)
+async def test_items_that_would_be_dropped(engine, sent, words):
+    with pytest.raises(litellm.BadRequestError) as caught:
+        await litellm.aresponses(model="mlx/m", input=sent)
+    assert words in str(caught.value)
+    assert not engine.requests
+
+
+@pytest.mark.parametrize("name", ["prompt", "background"])
+async def test_parameters_that_would_be_dropped(engine, name):
+    with pytest.raises(litellm.BadRequestError, match=f"{name} is not supported"):
+        await litellm.aresponses(model="mlx/m", input="x", **{name: {"id": "p"}})
+
+
+async def test_what_the_bridge_carries_arrives(engine):
+    await litellm.aresponses(
+        model="mlx/m",
+        input=[
+            {"role": "developer", "content": "rules"},
+            user(TEXT, {"type": "input_image", "image_url": PNG}),
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]},
+            CALL,
+            output([TEXT, {"type": "input_image", "image_url": PNG}]),
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text"} | TEXT]},
+            {"type": "message", "role": "assistant", "content": [REFUSAL]},
+            {"type": None, **U},
+        ],
+    )
+    roles = [message["role"] for message in engine.request.messages]
+    assert roles == ["developer", "user", "assistant", "tool", "assistant", "assistant", "user"]
+    assert engine.request.messages[5]["content"] == [{"type": "text", "text": "no"}]
+    assert [part["type"] for part in engine.request.messages[3]["content"]] == ["text", "image_url"]
+
+
+async def test_an_answer_can_be_sent_back(engine):
+    first = await litellm.aresponses(model="mlx/m", input="x")
+    await litellm.aresponses(model="mlx/m", input=[U, *first.output, U])
+    assert [m["role"] for m in engine.request.messages] == ["user", "assistant", "user"]
+
+
+def result(*parts):
+    return {"type": "tool_result", "tool_use_id": "t", "content": list(parts)}
+
+
+BLOCK = {"type": "text", "text": "a"}
+DOCUMENT = {"type": "document", "source": {"type": "text", "data": "a"}}
+MESSAGES = [
+    ([U, user(BLOCK, {"type": "foo"})], "messages[1].content[1].type is 'foo'"),
+    ([user(BLOCK, DOCUMENT)], "messages[0].content[1].type is 'document'"),
+    ([user(result(BLOCK, {"type": "foo"}))], "messages[0].content[0].content[1].type is 'foo'"),
+    (
+        [user({"type": "image", "source": {"type": "file"}})],
+        "messages[0].content[0].source.type is 'file'",
+    ),
+    ([user({"type": "image"})], "messages[0].content[0].source must be an object"),
+    (
+        [U, {"role": "assistant", "content": [{"type": "server_tool_use"}]}],
+        "messages[1].content[0].type is 'server_tool_use'",
+    ),
+    ([{"role": "robot", "content": "x"}], "messages[0].role is 'robot'"),
+    ([{"content": "x"}], "messages[0].role is None"),
+    (["x"], "messages[0] must be an object, got str"),
+    ([user("x")], "messages[0].content[0] must be an object, got str"),
+    ([], "messages must be a list of at least one message"),
+]
+
+
+@pytest.mark.parametrize(("sent", "words"), MESSAGES)
+async def test_blocks_that_would_be_dropped(engine, sent, words):
+    with pytest.raises(litellm.BadRequestError) as caught:
+        await litellm.anthropic.messages.acreate(model="mlx/m", max_tokens=5, messages=sent)
+    assert words in str(caught.value)
+    assert not engine.requests
+
+
+async def test_a_system_block_that_would_be_dropped(engine):
+    with pytest.raises(litellm.BadRequestError, match=r"system\[1\]\.type is 'image'"):
+        await litellm.anthropic.messages.acreate(
+            model="mlx/m", max_tokens=5, messages=[U], system=[BLOCK, {"type": "image"}]
+        )
+
+
+@pytest.fixture
+def store(monkeypatch):
+    """LiteLLM's session store: a proxy module whose database answers with these rows."""
+    rows = []
+
+    async def query_raw(query, name):
+        names = name if isinstance(name, list) else [name]  # 1.109 asks for several
+        return [row for row in rows if row["request_id"] in names]
+
+    proxy = ModuleType("litellm.proxy.proxy_server")
+    proxy.prisma_client = SimpleNamespace(db=SimpleNamespace(query_raw=query_raw))
+    proxy.disable_spend_logs = True  # a single look
+    monkeypatch.setitem(sys.modules, proxy.__name__, proxy)
+    return rows
+
+
+LOST = "previous_response_id: no messages are stored for this response; send the whole"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_history_that_nobody_stored(engine, stream):
+    with pytest.raises(litellm.BadRequestError, match=LOST):
+        await litellm.aresponses(
+            model="mlx/m", input="again", previous_response_id="resp_1", stream=stream
+        )
+    assert not engine.requests
+
+
+async def test_a_history_that_was_stored_arrives(engine, store):
+    answer = {"choices": [{"message": {"role": "assistant", "content": "Hello Maria"}}]}
+    asked = {"input": "My name is Maria."}
+    store += [
+        {
+            "request_id": "resp_1",
+            "session_id": "s",
+            "proxy_server_request": asked,
+            "response": answer,
+        },
+        {"request_id": "resp_2", "session_id": "t", "proxy_server_request": {}, "response": {}},
+    ]
+    await litellm.aresponses(model="mlx/m", input="again", previous_response_id="resp_1")
+    assert [message["content"] for message in engine.request.messages] == [
+        "My name is Maria.",
+        "Hello Maria",
+        "again",
+    ]
+    for unknown in ("resp_2", "resp_3"):  # logged without its messages; not logged
+        with pytest.raises(litellm.BadRequestError, match=LOST):
+            await litellm.aresponses(model="mlx/m", input="x", previous_response_id=unknown)

@@ -1,0 +1,53 @@
+"""Endpoints that mlx models do not serve, and requests of which a bridge would lose a part."""
+
+import pytest
+
+M = {"model": "scripted"}
+TEXT = {"type": "input_text", "text": "a"}
+JSON = {
+    "/v1/embeddings": {**M, "input": "x", "encoding_format": "base64"},
+    "/v1/images/generations": {**M, "prompt": "x"},
+    "/v1/rerank": {**M, "query": "x", "documents": ["a"]},
+    "/v1/audio/speech": {**M, "input": "x", "voice": "alloy"},
+    "/v1/moderations": {**M, "input": "x"},
+    "/v1/videos": {**M, "prompt": "x"},
+    "/v1beta/models/scripted:generateContent": {"contents": [{"parts": [{"text": "x"}]}]},
+}
+FORMS = {
+    "/v1/images/edits": {"image": ("a.png", b"x", "image/png")},
+    "/v1/audio/transcriptions": {"file": ("a.wav", b"x", "audio/wav")},
+}
+
+
+def refused(reply, words):
+    assert reply.status_code == 400, reply.text
+    assert words in reply.text
+    assert "Traceback" not in reply.text
+    assert ".py" not in reply.text
+
+
+@pytest.mark.parametrize("path", [*JSON, *FORMS])
+def test_an_endpoint_that_is_not_served(engine, raw, client, path):
+    if path in JSON:
+        reply = raw.post(path, json=JSON[path])
+    else:
+        reply = raw.post(path, data={**M, "prompt": "x"}, files=FORMS[path])
+    refused(reply, "is not served by mlx models, which answer chat completions")
+    chat = client.chat.completions.create(**M, messages=[{"role": "user", "content": "fine"}])
+    assert chat.choices[0].message.content == "fine", "the chat model must not be taken out"
+    assert len(engine.seen()["requests"]) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_part_that_would_be_lost(engine, raw, stream):
+    more = {**M, "stream": stream}
+    parts = [TEXT, {"type": "foo", "bar": 1}]
+    reply = raw.post("/v1/responses", json={**more, "input": [{"role": "user", "content": parts}]})
+    refused(reply, "input[0].content[1].type is 'foo'")
+    blocks = [{"type": "text", "text": "a"}, {"type": "foo"}]
+    messages = [{"role": "user", "content": blocks}]
+    reply = raw.post("/v1/messages", json={**more, "max_tokens": 5, "messages": messages})
+    refused(reply, "messages[0].content[1].type is 'foo'")
+    reply = raw.post("/v1/responses", json={**more, "input": "x", "previous_response_id": "r"})
+    refused(reply, "previous_response_id: no messages are stored for this response")
+    assert not engine.seen()["requests"]
