@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from .errors import RequestTimedOut
 from .protocol import Delta, Done, Event, Failed
@@ -27,6 +27,7 @@ class Mailbox:
         self._ready = threading.Condition(self._lock)
         self._events: list[Event] = []
         self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+        self._onward: Callable[[list[Event]], None] | None = None
         self._ended = False
         self._compact_above = COMPACT_ABOVE
 
@@ -38,12 +39,24 @@ class Mailbox:
                     break
                 self._append(event)
                 self._ended = isinstance(event, Done | Failed)
+            if self._onward is not None and self._events:
+                self._onward(self._take())
             self._ready.notify_all()
             waiter = self._waiter
         if waiter is not None:
             loop, wake = waiter
             if not loop.is_closed():
                 loop.call_soon_threadsafe(wake.set)
+
+    def pass_on(self, take: Callable[[list[Event]], None]) -> None:
+        """Hand what waits and all that comes to `take`, in order; nobody reads here any more.
+
+        `take` runs in the thread of `put` and must not block.
+        """
+        with self._lock:
+            self._onward = take
+            if self._events:
+                take(self._take())
 
     @property
     def ended(self) -> bool:

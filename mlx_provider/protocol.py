@@ -114,6 +114,8 @@ class GenerateRequest(_Wire):
     another machine, which the engine's TCP server says of every request."""
     messages: Messages | None = None
     prompt: str | list[int] | None = None
+    echo: bool = False
+    """Say in `Accepted` what the prompt is as text."""
     tools: Tools = Field(default_factory=list)
     tool_choice: Literal["none", "auto", "required"] | JsonObject = "auto"
     parallel_tool_calls: bool = True
@@ -180,6 +182,9 @@ class Accepted(_Wire):
     model: str
     prompt_tokens: int
     max_tokens: int
+    context_length: int | None = None
+    """Tokens of prompt and answer that this model can hold; `None`: not told."""
+    echo: str = ""
     warnings: list[str] = Field(default_factory=list)
 
 

@@ -109,6 +109,11 @@ def _media(
     return load_media(normalised.media, policy, seen) if normalised.media else []
 
 
+def prompt_text(served: Served, prompt: Prompt) -> str:
+    """The prompt as text, also where it came as token ids."""
+    return prompt.text or served.model.tokenizer.decode(prompt.tokens, skip_special=False)
+
+
 def _raw(served: Served, prompt: str | list[int]) -> Prompt:
     if isinstance(prompt, str):
         return Prompt(served.model.tokenizer.encode(prompt, special=True), text=prompt)

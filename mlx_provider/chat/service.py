@@ -41,7 +41,7 @@ from .grants import Grants, namespace, read_grants
 from .interface import Deliver, deliver_now
 from .media import SeenImages
 from .models import Models, Served
-from .prompt import prepare
+from .prompt import prepare, prompt_text
 from .rows import make_row
 from .structure import Form, form_of
 from .validate import checked, room_for
@@ -101,6 +101,8 @@ class ChatService:
             model=request.model,
             prompt_tokens=len(prepared.prompt.tokens),
             max_tokens=live.max_tokens,
+            context_length=served.model.info.context_length,
+            echo=prompt_text(served, prepared.prompt) if request.echo else "",
             warnings=[
                 *prepared.warnings,
                 *form.warnings,

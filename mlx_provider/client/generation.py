@@ -31,6 +31,10 @@ class Generation:
         """`get` in an event loop."""
         return await self._mailbox.aget(timeout)
 
+    def pass_on(self, take: Callable[[list[Event]], None]) -> None:
+        """Hand every event to `take`, in the thread that brings it, instead of to a reader."""
+        self._mailbox.pass_on(take)
+
     def close(self) -> None:
         """Cancel what is left of the request. Idempotent, never blocks, any thread."""
         if self._mailbox.ended:

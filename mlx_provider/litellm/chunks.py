@@ -16,15 +16,20 @@ from litellm.types.utils import ModelResponseStream, StreamingChoices
 
 from ..protocol import Delta, Done, Event, Failed, Finish
 from .replies import call_pieces, finish_reason, logprobs_of, usage_of
+from .text import TextFinish
 
 
 class ChunkStream:
     """Turns the events of one request into chunks; remembers roles and the held finish."""
 
-    def __init__(self, reply_id: str, model: str, created: int, *, legacy: bool) -> None:
+    def __init__(
+        self, reply_id: str, model: str, created: int, *, legacy: bool = False, text: bool = False
+    ) -> None:
+        """`text`: for `/completions`."""
         self._id = f"chatcmpl-{reply_id}"
         self._model = model
         self._legacy = legacy
+        self._beside = TextFinish if text else ModelResponseStream
         self._created = created
         self._spoken: set[int] = set()
         self._finish = "stop"
@@ -70,8 +75,10 @@ class ChunkStream:
         if event.index == 0:
             self._finish = reason
             return
-        other = StreamingChoices(index=event.index, finish_reason=reason)
-        yield self._chunk([self._choice(), other])
+        other = StreamingChoices(
+            index=event.index, finish_reason=reason, delta=LiteLLMDelta(content="")
+        )
+        yield self._chunk([self._choice(), other], self._beside)
 
     def _choice(self, index: int = 0, part: dict[str, Any] | None = None) -> StreamingChoices:
         delta = LiteLLMDelta(**(part or {}))
@@ -80,7 +87,10 @@ class ChunkStream:
             delta.role = "assistant"
         return StreamingChoices(index=index, delta=delta)
 
-    def _chunk(self, choices: list[StreamingChoices], **more: Any) -> ModelResponseStream:
-        return ModelResponseStream(
-            id=self._id, created=self._created, model=self._model, choices=choices, **more
-        )
+    def _chunk(
+        self,
+        choices: list[StreamingChoices],
+        kind: type[ModelResponseStream] = ModelResponseStream,
+        **more: Any,
+    ) -> ModelResponseStream:
+        return kind(id=self._id, created=self._created, model=self._model, choices=choices, **more)

@@ -10,6 +10,7 @@ from litellm.types.utils import CallTypes
 
 from .bridged import carry_refusals, check_messages, check_responses
 from .call import encoded
+from .completions import carry_prompts
 from .errors import PROVIDER, LiteLLMErrors
 from .history import check_history
 from .shape import check_shape
@@ -56,7 +57,7 @@ class DeploymentHook(CustomLogger):
         if not prefixed and kwargs.get("custom_llm_provider") != PROVIDER:
             return None
         with LiteLLMErrors(model):
-            await _check(kwargs, call_type)
+            await _fit(kwargs, call_type)
         if prefixed:
             # A client's body must not send a local deployment's request to a cloud.
             kwargs["custom_llm_provider"] = PROVIDER
@@ -66,11 +67,11 @@ class DeploymentHook(CustomLogger):
         admitted = {*(kwargs.get("allowed_openai_params") or ()), *ADMITTED}
         kwargs["allowed_openai_params"] = sorted(admitted)
         _save_stop(kwargs)
-        _save_token_prompt(kwargs)
         return kwargs
 
 
-async def _check(kwargs: dict[str, Any], call_type: Any) -> None:
+async def _fit(kwargs: dict[str, Any], call_type: Any) -> None:
+    """Refuse what cannot be served; carry what LiteLLM would lose."""
     check_served(call_type)
     if call_type == CallTypes.acompletion:
         check_shape(kwargs)
@@ -80,6 +81,8 @@ async def _check(kwargs: dict[str, Any], call_type: Any) -> None:
         await check_history(kwargs)
     elif call_type == CallTypes.anthropic_messages:
         check_messages(kwargs)
+    elif call_type == CallTypes.atext_completion:
+        carry_prompts(kwargs)
 
 
 def hijacked(model: str) -> bool:
@@ -94,15 +97,3 @@ def _save_stop(kwargs: dict[str, Any]) -> None:
     stop = kwargs.get("stop")
     if isinstance(stop, list) and len(stop) > STOP_LIMIT:
         kwargs["mlx_stop"] = kwargs.pop("stop")
-
-
-def _save_token_prompt(kwargs: dict[str, Any]) -> None:
-    """Carry a prompt of token ids past LiteLLM, which knows only text here."""
-    prompt = kwargs.get("prompt")
-    if not isinstance(prompt, list) or not prompt:
-        return
-    if len(prompt) == 1 and isinstance(prompt[0], list):
-        prompt = prompt[0]
-    if all(isinstance(token, int) for token in prompt):
-        kwargs["mlx_prompt"] = prompt
-        kwargs["prompt"] = ""

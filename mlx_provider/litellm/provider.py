@@ -15,10 +15,12 @@ from litellm.types.utils import ModelResponse
 
 from ..client.connection import connect
 from ..client.generation import EngineClient
+from ..client.several import submit_all
 from .call import Call
+from .context import show_context
 from .errors import LiteLLMErrors
 from .streams import AsyncReplyStream, Reply, ReplyStream
-from .translate import generate_request, legacy_functions
+from .translate import generate_requests, legacy_functions
 from .unserved import unserved
 
 Connect = Callable[[str | None, str | None], EngineClient]
@@ -58,6 +60,13 @@ class Provider(CustomLLM):
                 api_key="",
                 additional_args={"complete_input_dict": {}, "api_base": call.api_base},
             )
-            request = generate_request(call)
-            generation = self._connect(call.api_base, call.api_key).submit(request)
-            return Reply(generation, call.deadline, call.model, legacy=legacy_functions(call))
+            requests = generate_requests(call)
+            generation = submit_all(self._connect(call.api_base, call.api_key), requests)
+            show_context(call.model, generation.accepted.context_length)
+            return Reply(
+                generation,
+                call.deadline,
+                call.model,
+                legacy=legacy_functions(call),
+                text=call.text_completion,
+            )

@@ -13,7 +13,7 @@ from collections import deque
 from types import TracebackType
 from typing import Self
 
-from litellm.types.utils import ModelResponse, ModelResponseStream
+from litellm.types.utils import ModelResponse, ModelResponseStream, TextCompletionResponse
 
 from ..client.generation import Generation
 from ..errors import EngineDied, RequestTimedOut
@@ -22,18 +22,27 @@ from .call import Deadline
 from .chunks import ChunkStream
 from .errors import LiteLLMErrors
 from .messages import Collector
+from .text import with_logprobs
 
 
 class Reply:
     """A request that the engine holds. As a context it is let go unless all went well."""
 
     def __init__(
-        self, generation: Generation, deadline: Deadline, model: str, *, legacy: bool
+        self,
+        generation: Generation,
+        deadline: Deadline,
+        model: str,
+        *,
+        legacy: bool = False,
+        text: bool = False,
     ) -> None:
+        """`legacy`: the client speaks `functions`; `text`: it called `/completions`."""
         self.generation = generation
         self.deadline = deadline
         self.model = model
         self.legacy = legacy
+        self.text = text
 
     def __enter__(self) -> Self:
         return self
@@ -71,21 +80,27 @@ class Reply:
         """Cancel what is left of the request."""
         self.generation.close()
 
-    def collect(self, response: ModelResponse) -> ModelResponse:
+    def collect(self, response: ModelResponse) -> ModelResponse | TextCompletionResponse:
         """Read to the end and fill LiteLLM's response."""
         collector = Collector(self.generation.accepted, legacy=self.legacy)
         with LiteLLMErrors(self.model), self:
             while not collector.ended:
                 collector.feed(self.events())
-            return collector.fill(response, self.model)
+            return self._filled(collector, response)
 
-    async def acollect(self, response: ModelResponse) -> ModelResponse:
+    async def acollect(self, response: ModelResponse) -> ModelResponse | TextCompletionResponse:
         """`collect` in an event loop."""
         collector = Collector(self.generation.accepted, legacy=self.legacy)
         with LiteLLMErrors(self.model), self:
             while not collector.ended:
                 collector.feed(await self.aevents())
-            return collector.fill(response, self.model)
+            return self._filled(collector, response)
+
+    def _filled(
+        self, collector: Collector, response: ModelResponse
+    ) -> ModelResponse | TextCompletionResponse:
+        filled = collector.fill(response, self.model)
+        return with_logprobs(filled) if self.text else filled
 
 
 def _some(events: list[Event]) -> list[Event]:
@@ -101,7 +116,11 @@ class _Stream:
         self._reply = reply
         self.mlx_created = int(time.time())  # the name is `stamp.ATTRIBUTE`
         self._chunks = ChunkStream(
-            reply.generation.accepted.id, reply.model, self.mlx_created, legacy=reply.legacy
+            reply.generation.accepted.id,
+            reply.model,
+            self.mlx_created,
+            legacy=reply.legacy,
+            text=reply.text,
         )
         self._waiting: deque[ModelResponseStream] = deque()
         self._closed = False

@@ -10,6 +10,7 @@ from ..errors import BadRequest
 from ..invalid import bad_request
 from ..protocol import GenerateRequest
 from .call import Call
+from .completions import completions
 from .constraints import constraint
 from .operator import Caller, chosen_by, engine_options, operator_options, tenant
 from .parameters import Parameters
@@ -27,12 +28,13 @@ SAMPLING = (
     "logit_bias",
 )
 PLAIN = ("n", "min_tokens", "stop_token_ids")
-COMPLETION_TOKENS = 16
-"""What `/completions` generates unless told, as OpenAI does."""
 
 
-def generate_request(call: Call) -> GenerateRequest:
-    """The request for the engine. Raises `BadRequest` that names the parameter at fault."""
+def generate_requests(call: Call) -> list[GenerateRequest]:
+    """The requests for the engine: one, or one for each prompt of a text completion.
+
+    Raises `BadRequest` that names the parameter at fault.
+    """
     params = Parameters(call.params)
     options = operator_options(call.litellm_params)
     caller = Caller.read(call.litellm_params)
@@ -54,9 +56,13 @@ def generate_request(call: Call) -> GenerateRequest:
     }
     params.choice("modalities", (["text"],), "this model writes text only")
     params.choice("audio", (), "this model writes text only")
-    fields |= _completion(call, params) if call.text_completion else _chat(call, params)
-    fields["ignored"] = [*fields.pop("ignored", []), *params.ignored()]
+    each = completions(call, params) if call.text_completion else [_chat(call, params)]
+    fields["ignored"] = params.ignored()
     params.refuse_rest()
+    return [_validated(fields | more) for more in each]
+
+
+def _validated(fields: dict[str, Any]) -> GenerateRequest:
     try:
         return GenerateRequest.model_validate(fields)
     except ValidationError as error:
@@ -122,22 +128,3 @@ def _tools(params: Parameters) -> dict[str, Any]:
         choice = call
     fields = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": parallel}
     return {name: value for name, value in fields.items() if value is not None}
-
-
-def _completion(call: Call, params: Parameters) -> dict[str, Any]:
-    """`/completions`: LiteLLM wraps each prompt in a user message; token ids come by the hook."""
-    params.choice("echo", (False,), "the prompt is not repeated")
-    params.choice("suffix", ("",), "text is only continued, not filled in")
-    n = call.params.get("n", 1)
-    params.choice("best_of", (1, n), "send n and choose yourself")
-    prompt = params.take("mlx_prompt")
-    if prompt is None:
-        if len(call.messages) != 1:
-            raise BadRequest("send one prompt in each request", param="prompt")
-        prompt = call.messages[0].get("content", "")
-    # LiteLLM drops the logprobs of a text completion (1.106.2, convert_chat_to_text_completion).
-    ignored = ["logprobs"] if params.take("logprobs") else []
-    fields: dict[str, Any] = {"prompt": prompt, "ignored": ignored}
-    if not call.params.keys() & {"max_tokens", "max_completion_tokens"}:
-        fields["max_tokens"] = COMPLETION_TOKENS
-    return fields

@@ -64,7 +64,7 @@ def _keeps_all(words: dict[str, Any] | None) -> bool:
     if words["type"] == "Sequence":
         return all(map(_keeps_all, words["pretokenizers"]))
     if words["type"] in ("Split", "Punctuation"):
-        return words["behavior"] != "Removed"
+        return bool(words["behavior"] != "Removed")
     return words["type"] in KEEPS_ALL
 
 

@@ -63,6 +63,7 @@ class FakeEngine:
         self.pause = 0.0
         self.refuse: Callable[[GenerateRequest], MLXProviderError | None] = lambda request: None
         self.warnings: list[str] = []
+        self.context_length: int | None = None
         self.requests: list[GenerateRequest] = []
         self.addresses: list[tuple[str | None, str | None]] = []
         self.active: set[str] = set()
@@ -86,6 +87,8 @@ class FakeEngine:
             model=request.model,
             prompt_tokens=9,
             max_tokens=100,
+            context_length=self.context_length,
+            echo=str(request.prompt) if request.echo else "",
             warnings=self.warnings,
         )
         active, cancelled, name = self.active, self.cancelled, request.id

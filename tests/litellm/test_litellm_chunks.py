@@ -65,6 +65,7 @@ def test_several_choices_finish_beside_the_first(scripted):
     )
     assert [c.choices[0].delta.role for c in out[:2]] == ["assistant", "assistant"]
     beside = out[2].choices
+    assert out[2]["choices"] == beside
     assert [(c.index, c.finish_reason) for c in beside] == [(0, None), (1, "length")]
     ends = [c.finish_reason for chunk in out for c in chunk.choices if c.index == 0]
     assert [end for end in ends if end] == ["stop"]

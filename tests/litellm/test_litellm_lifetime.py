@@ -125,7 +125,7 @@ async def test_a_cancellation_that_meets_an_event_is_not_lost():
     mailbox, freed = Mailbox(), []
     accepted = Accepted(id="r", model="m", prompt_tokens=1, max_tokens=9)
     generation = Generation(accepted, mailbox, lambda: freed.append(True))
-    reply = Reply(generation, Deadline.after(60), "m", legacy=False)
+    reply = Reply(generation, Deadline.after(60), "m")
     task = asyncio.ensure_future(AsyncReplyStream(reply).__anext__())
     await asyncio.sleep(0.01)
     mailbox.put([Delta(content="x")])

@@ -88,6 +88,17 @@ def test_other_streams_are_stamped_as_before(leaping_clock):
     assert len({chunk.created for chunk in reply}) == 1
 
 
+async def test_the_context_is_known_after_the_first_request(engine, monkeypatch):
+    monkeypatch.setattr(litellm, "model_cost", dict(litellm.model_cost))
+    await litellm.acompletion(model="mlx/ctx", messages=HI)
+    for told, shown in ((2048, 2048), (4096, 4096), (1024, 4096)):
+        engine.context_length = told
+        reply = await litellm.acompletion(model="mlx/ctx", messages=HI)
+        info = litellm.get_model_info("mlx/ctx")
+        assert (info["max_input_tokens"], info["max_output_tokens"]) == (shown, shown)
+        assert litellm.completion_cost(reply, model="mlx/ctx") == 0
+
+
 async def test_usage_is_the_engines(engine, scripted):
     reply = await litellm.acompletion(model="mlx/m", messages=HI)
     assert reply.usage.prompt_tokens == 9

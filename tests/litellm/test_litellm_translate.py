@@ -7,13 +7,13 @@ import pytest
 
 from mlx_provider.errors import BadRequest
 from mlx_provider.litellm.call import Call
-from mlx_provider.litellm.translate import generate_request
+from mlx_provider.litellm.translate import generate_requests
 
 HI = [{"role": "user", "content": "hi"}]
 
 
-def request(litellm_params=None, messages=HI, timeout=None, model_name="m", **params):
-    return generate_request(
+def requests(litellm_params=None, messages=HI, timeout=None, model_name="m", **params):
+    return generate_requests(
         Call.read(
             {
                 "model": model_name,
@@ -25,6 +25,11 @@ def request(litellm_params=None, messages=HI, timeout=None, model_name="m", **pa
             }
         )
     )
+
+
+def request(**given):
+    (made,) = requests(**given)
+    return made
 
 
 def refusal(**params):
@@ -227,17 +232,32 @@ def test_text_completion_is_raw():
     assert made.max_tokens == 16
     assert completion(max_tokens=3).max_tokens == 3
     assert completion(max_completion_tokens=3).max_tokens == 3
-    assert completion(mlx_prompt=[1, 2]).prompt == [1, 2]
-    assert completion(logprobs=2).ignored == ["logprobs"]
+    assert completion(mlx_prompt=[[1, 2]]).prompt == [1, 2]
+    made = completion(logprobs=2)
+    assert (made.logprobs, made.top_logprobs, made.echo) == (True, 2, False)
+    assert completion(echo=True).echo is True
+
+
+def test_each_prompt_is_a_request():
+    texts = [{"role": "user", "content": text} for text in ("one", "two")]
+    for sent in ({"messages": texts}, {"mlx_prompt": ["one", "two"]}):
+        made = requests(litellm_params={"text_completion": True}, n=3, **sent)
+        assert [(each.prompt, each.n) for each in made] == [("one", 3), ("two", 3)]
+        assert len({each.id for each in made}) == 2
 
 
 @pytest.mark.parametrize(
     ("params", "name"),
     [
-        ({"echo": True}, "echo"),
+        ({"echo": "yes"}, "echo"),
+        ({"echo": True, "logprobs": 1}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": 1, "stream": True}, "logprobs"),
         ({"suffix": "end"}, "suffix"),
         ({"best_of": 3}, "best_of"),
-        ({"messages": HI + HI}, "prompt"),
+        ({"messages": HI * 129}, "prompt"),
+        ({"messages": HI * 65, "n": 2}, "prompt"),
         ({"tools": []}, "tools"),
     ],
 )

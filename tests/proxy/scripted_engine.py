@@ -61,6 +61,8 @@ class ScriptedService:
             model=request.model,
             prompt_tokens=7,
             max_tokens=9,
+            context_length=2048,
+            echo=text if request.echo else "",
             warnings=[f"{name} has no effect" for name in request.ignored],
         )
 

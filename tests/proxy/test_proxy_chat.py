@@ -112,5 +112,14 @@ def test_text_completions(engine, client):
     assert "".join(c.choices[0].text or "" for c in chunks) == "one two"
     ids = client.completions.create(model="scripted", prompt=[1, 2, 3])
     assert ids.choices[0].text == "1 2 3"
-    with pytest.raises(openai.BadRequestError, match="echo"):
-        client.completions.create(model="scripted", prompt="x", echo=True)
+    with pytest.raises(openai.BadRequestError, match="suffix"):
+        client.completions.create(model="scripted", prompt="x", suffix="y")
+
+
+def test_the_context_is_listed_once_an_engine_has_told_it(engine, client, raw):
+    client.chat.completions.create(model="scripted", messages=[{"role": "user", "content": "x"}])
+    listed = {each["id"]: each for each in raw.get("/v1/models").json()["data"]}
+    assert listed["scripted"]["max_input_tokens"] == 2048
+    assert listed["demo"]["max_input_tokens"] == 4096
+    info = {each["model_name"]: each for each in raw.get("/model/info").json()["data"]}
+    assert info["scripted"]["model_info"]["max_input_tokens"] == 2048

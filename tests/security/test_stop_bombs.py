@@ -15,7 +15,7 @@ from mlx_provider.bounds import MAX_STOP_LENGTH, MAX_STOPS
 from mlx_provider.chat.reply_stops import StopText
 from mlx_provider.errors import BadRequest
 from mlx_provider.litellm.call import Call, Deadline
-from mlx_provider.litellm.translate import generate_request
+from mlx_provider.litellm.translate import generate_requests
 from mlx_provider.records.reading import partial_at
 from mlx_provider.server.generate import parse_request
 
@@ -94,9 +94,10 @@ def test_a_long_marker_is_not_stored_by_its_beginnings() -> None:
 def translated(stop: Any) -> Any:
     logging = SimpleNamespace()
     deadline = Deadline(None, None)
-    return generate_request(
+    (made,) = generate_requests(
         Call("m", MESSAGES, {"stop": stop}, {}, None, None, deadline, logging)
-    ).stop
+    )
+    return made.stop
 
 
 def posted(stop: Any) -> Any:

@@ -1,0 +1,131 @@
+"""Several requests as one generation: the prompts of one call of `/completions`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import partial
+
+from ..errors import BadRequest
+from ..mailbox import Mailbox
+from ..protocol import (
+    Accepted,
+    Delta,
+    Done,
+    Event,
+    Failed,
+    Finish,
+    GenerateRequest,
+    Timings,
+    Usage,
+)
+from .generation import EngineClient, Generation
+
+
+def submit_all(client: EngineClient, requests: Sequence[GenerateRequest]) -> Generation:
+    """Have all requests accepted and read them as one.
+
+    The choices of request i follow those of the requests before it; usage is summed; where a
+    request has `echo`, each of its choices begins with its prompt. A request that is refused
+    or fails ends the others. Raises as `EngineClient.submit`, naming the prompt at fault.
+    """
+    if len(requests) == 1 and not requests[0].echo:
+        return client.submit(requests[0])
+    parts: list[Generation] = []
+    try:
+        for request in requests:
+            parts.append(_submit(client, request, len(parts), len(requests)))
+    except BaseException:  # a thread that is told to end, too
+        _close(parts)
+        raise
+    return _Merge(requests, parts).begin()
+
+
+def _submit(client: EngineClient, request: GenerateRequest, index: int, count: int) -> Generation:
+    try:
+        return client.submit(request)
+    except BadRequest as error:
+        if count == 1:
+            raise
+        raise type(error)(f"prompt[{index}]: {error.message}", param="prompt") from None
+
+
+def _close(parts: Sequence[Generation]) -> None:
+    for part in parts:
+        part.close()
+
+
+class _Merge:
+    """Renumbers the choices of each part and joins the ends. Parts may speak in any thread."""
+
+    def __init__(self, requests: Sequence[GenerateRequest], parts: Sequence[Generation]) -> None:
+        self._parts = parts
+        self._mailbox = Mailbox()
+        self._lock = threading.Lock()
+        self._done: list[Done] = []
+        counts = [request.n for request in requests]
+        self._first = [sum(counts[:i]) for i in range(len(counts))]
+        self._echoes = {
+            first + i: part.accepted.echo
+            for first, part, count in zip(self._first, parts, counts, strict=True)
+            for i in range(count)
+            if part.accepted.echo
+        }
+
+    def begin(self) -> Generation:
+        """The one generation; closing or dropping it ends every part."""
+        merged = Generation(
+            _accepted([part.accepted for part in self._parts]),
+            self._mailbox,
+            partial(_close, self._parts),
+        )
+        for first, part in zip(self._first, self._parts, strict=True):
+            part.pass_on(partial(self._take, first))
+        return merged
+
+    def _take(self, first: int, events: list[Event]) -> None:
+        with self._lock:
+            out = [each for event in events for each in self._translated(first, event)]
+            self._mailbox.put(out)
+        if any(isinstance(event, Failed) for event in events):
+            _close(self._parts)
+
+    def _translated(self, first: int, event: Event) -> list[Event]:
+        if isinstance(event, Delta):
+            index = first + event.index
+            content = self._echoes.pop(index, "") + event.content
+            return [event.model_copy(update={"index": index, "content": content})]
+        if isinstance(event, Finish):
+            index = first + event.index
+            echo = self._echoes.pop(index, "")  # of a choice that said nothing
+            end = event.model_copy(update={"index": index})
+            return [Delta(index=index, content=echo), end] if echo else [end]
+        if isinstance(event, Done):
+            self._done.append(event)
+            return [_all_done(self._done)] if len(self._done) == len(self._parts) else []
+        return [event]
+
+
+def _accepted(all_of: Sequence[Accepted]) -> Accepted:
+    """One acceptance; the id is the first's."""
+    return all_of[0].model_copy(
+        update={
+            "prompt_tokens": sum(each.prompt_tokens for each in all_of),
+            "warnings": list(dict.fromkeys(text for each in all_of for text in each.warnings)),
+        }
+    )
+
+
+def _all_done(ends: Sequence[Done]) -> Done:
+    usages = [end.usage.model_dump() for end in ends]
+    timings = [end.timings for end in ends]
+    return Done(
+        usage=Usage(**{name: sum(usage[name] for usage in usages) for name in usages[0]}),
+        timings=Timings(
+            queued=min(each.queued for each in timings),
+            prefill=sum(each.prefill for each in timings),
+            first_token=min(each.first_token for each in timings),
+            total=max(each.total for each in timings),
+            tokens_per_second=sum(each.tokens_per_second for each in timings),
+        ),
+    )

@@ -1,0 +1,86 @@
+"""What is special to `/completions`: raw prompts, several at once, and their echo."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import BadRequest
+from .call import Call
+from .parameters import Parameters
+
+COMPLETION_TOKENS = 16
+"""What `/completions` generates unless told, as OpenAI does."""
+MAX_CHOICES = 128
+"""Prompts times `n` in one request: as many as a single prompt may have."""
+MAX_LOGPROBS = 20
+CARRIED = "mlx_prompt"
+"""Where the hook puts a list of prompts that LiteLLM would not let through."""
+
+
+def completions(call: Call, params: Parameters) -> list[dict[str, Any]]:
+    """The fields of one request for each prompt. Raises `BadRequest` that names the parameter."""
+    params.choice("suffix", ("",), "write the model's own fill-in-the-middle tokens into prompt")
+    n = call.params.get("n", 1)
+    params.choice("best_of", (1, n), "send n and choose yourself")
+    prompts = _prompts(call, params)
+    fields: dict[str, Any] = {"echo": params.flag("echo") or False, **_logprobs(call, params)}
+    if fields["echo"] and "logprobs" in fields:
+        raise BadRequest(
+            "logprobs with echo is not supported: tokens of a prompt get none", param="logprobs"
+        )
+    if not call.params.keys() & {"max_tokens", "max_completion_tokens"}:
+        fields["max_tokens"] = COMPLETION_TOKENS
+    if isinstance(n, int) and n * len(prompts) > MAX_CHOICES:
+        raise BadRequest(
+            f"prompt: {len(prompts)} prompts with n={n} make more than {MAX_CHOICES} choices: "
+            "send them in several requests",
+            param="prompt",
+        )
+    return [{"prompt": prompt, **fields} for prompt in prompts]
+
+
+def carry_prompts(kwargs: dict[str, Any]) -> None:
+    """Carry lists that hold token ids past LiteLLM, which knows only texts here.
+
+    Raises `BadRequest` for what is no prompt: LiteLLM would answer with a traceback.
+    """
+    prompt = kwargs.get("prompt")
+    if isinstance(prompt, str):
+        return
+    if not isinstance(prompt, list) or not prompt:
+        raise BadRequest(f"prompt {_SHAPES}, got {type(prompt).__name__}", param="prompt")
+    prompts = [prompt] if _is_tokens(prompt) else prompt
+    for index, each in enumerate(prompts):
+        if not isinstance(each, str) and not _is_tokens(each):
+            raise BadRequest(f"prompt[{index}]: a prompt {_SHAPES}", param="prompt")
+    if not all(isinstance(each, str) for each in prompts):
+        kwargs[CARRIED], kwargs["prompt"] = prompts, ""
+
+
+_SHAPES = "must be a text, a list of token ids, or a list of these, and not empty"
+
+
+def _is_tokens(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(each) is int for each in value)
+
+
+def _prompts(call: Call, params: Parameters) -> list[Any]:
+    """LiteLLM makes a user message of each text; lists of token ids come by the hook."""
+    carried = params.take(CARRIED)
+    if carried is not None:
+        return list(carried)
+    return [message.get("content", "") for message in call.messages]
+
+
+def _logprobs(call: Call, params: Parameters) -> dict[str, Any]:
+    count = params.take("logprobs")
+    if count is None:
+        return {}
+    if type(count) is not int or not 0 <= count <= MAX_LOGPROBS:
+        raise BadRequest(
+            f"logprobs must be a whole number from 0 to {MAX_LOGPROBS}, got {count!r}",
+            param="logprobs",
+        )
+    if call.params.get("stream"):  # LiteLLM drops them (1.106.2, TextCompletionStreamWrapper)
+        raise BadRequest("logprobs do not pass a text stream: leave out stream", param="logprobs")
+    return {"logprobs": True, "top_logprobs": count}

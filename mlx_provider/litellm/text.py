@@ -1,0 +1,71 @@
+"""What LiteLLM's conversion of chat to text completions would lose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litellm.types.utils import (
+    ChatCompletionTokenLogprob,
+    Choices,
+    ModelResponse,
+    ModelResponseStream,
+    TextChoices,
+    TextCompletionResponse,
+)
+
+
+class TextFinish(ModelResponseStream):
+    """The finish of a choice beside an empty choice 0, in a text stream.
+
+    LiteLLM's text stream looks at the first choice alone, by item (1.106.2 and 1.109.1,
+    `TextCompletionStreamWrapper`), its chat stream at attributes, where a finish in the first
+    choice would end the stream: by item the choice that ends comes first.
+    """
+
+    def __getitem__(self, key: str) -> Any:
+        return self.choices[1:] if key == "choices" else getattr(self, key)
+
+
+def with_logprobs(response: ModelResponse) -> ModelResponse | TextCompletionResponse:
+    """The response as LiteLLM lets it through with its log-probabilities, where it has some.
+
+    Its own conversion fills in none (1.106.2, `convert_chat_to_text_completion`), but what is a
+    text completion already passes unchanged.
+    """
+    if not any(_logprobs(choice) for choice in response.choices):
+        return response
+    text = TextCompletionResponse(
+        id=response.id,
+        created=response.created,
+        model=response.model,
+        choices=[_choice(choice) for choice in response.choices],
+        usage=response.usage,
+    )
+    text._hidden_params = response._hidden_params  # noqa: SLF001  (where LiteLLM takes headers from)
+    return text
+
+
+def _choice(choice: Choices) -> TextChoices:
+    return TextChoices(
+        index=choice.index,
+        text=choice.message.content,
+        finish_reason=choice.finish_reason,
+        logprobs=_logprobs(choice),
+    )
+
+
+def _logprobs(choice: Choices) -> dict[str, Any] | None:
+    """Lists of equal length; `text_offset` counts characters from the choice's beginning."""
+    given = getattr(choice, "logprobs", None)  # LiteLLM deletes what is null
+    if given is None:
+        return None
+    tokens: list[ChatCompletionTokenLogprob] = given.content
+    offsets = [0]
+    for token in tokens:
+        offsets.append(offsets[-1] + len(token.token))
+    return {
+        "tokens": [token.token for token in tokens],
+        "token_logprobs": [token.logprob for token in tokens],
+        "top_logprobs": [{t.token: t.logprob for t in token.top_logprobs} for token in tokens],
+        "text_offset": offsets[:-1],
+    }

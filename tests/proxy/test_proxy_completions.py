@@ -1,0 +1,58 @@
+"""`/v1/completions` through the proxy: several prompts, echo, log-probabilities."""
+
+import pytest
+
+ONCE = "Once upon a time"
+
+
+def told(reply, *, stream):
+    """Text of each choice by its index."""
+    texts = {}
+    for chunk in reply if stream else [reply]:
+        for choice in chunk.choices:
+            texts[choice.index] = texts.get(choice.index, "") + (choice.text or "")
+    return texts
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_several_prompts(engine, client, stream):
+    reply = client.completions.create(
+        model="scripted", prompt=["one two", "three"], echo=True, stream=stream
+    )
+    assert told(reply, stream=stream) == {0: "one twoone two", 1: "threethree"}
+    assert [seen["prompt"] for seen in engine.seen()["requests"]] == ["one two", "three"]
+
+
+def test_what_is_refused(engine, raw):
+    sent = {"model": "scripted", "prompt": "x"}
+    for more, words in (
+        ({"prompt": ["x", "toolong"]}, "prompt[1]: prompt is too long"),
+        ({"prompt": ["x"] * 129}, "129 prompts with n=1 make more than 128 choices"),
+        ({"prompt": []}, "prompt must be a text, a list of token ids, or a list of these"),
+        ({"suffix": "end"}, "fill-in-the-middle"),
+        ({"logprobs": 1, "stream": True}, "logprobs do not pass a text stream"),
+    ):
+        reply = raw.post("/v1/completions", json={**sent, **more})
+        assert reply.status_code == 400, reply.text
+        assert words in reply.text
+    engine.wait_for(lambda seen: len(seen["cancelled"] + seen["finished"]) == 1)
+
+
+def test_the_shipped_model(client, own_engine):
+    """Each prompt of several gets what it gets alone, as text and as tokens; echo shows both."""
+
+    def ask(prompt, **more):
+        return client.completions.create(
+            model="demo", prompt=prompt, max_tokens=6, temperature=0, **more
+        )
+
+    alone = [ask(ONCE).choices[0].text, ask("The capital").choices[0].text]
+    both = ask([ONCE, "The capital"])
+    assert [choice.text for choice in both.choices] == alone
+    assert both.usage.completion_tokens == 12
+    echoed = told(ask([ONCE, [40, 41]], echo=True, stream=True), stream=True)
+    assert echoed[0] == ONCE + alone[0]
+    assert echoed[1].startswith(ask([40, 41], echo=True, n=2).choices[1].text[:2])
+    scored = ask(ONCE, logprobs=2).choices[0]
+    assert "".join(scored.logprobs.tokens) == scored.text == alone[0]
+    assert [len(top) for top in scored.logprobs.top_logprobs] == [2] * 6
