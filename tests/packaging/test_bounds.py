@@ -1,0 +1,42 @@
+"""What our bounds let a resolver take."""
+
+from __future__ import annotations
+
+import configparser
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[2]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+MALICIOUS = {"litellm": "1.107.0"}
+
+
+def requirements() -> Iterator[Requirement]:
+    """Of the package, its extras, the dependency groups, and tox's environments."""
+    project = PYPROJECT["project"]
+    lists = [project["dependencies"], *project["optional-dependencies"].values()]
+    lists += PYPROJECT["dependency-groups"].values()
+    yield from (Requirement(each) for one in lists for each in one if isinstance(each, str))
+    tox = configparser.ConfigParser(interpolation=None)
+    tox.read(ROOT / "tox.ini")
+    for section in tox.values():
+        lines = section.get("deps", "").split("\n")
+        yield from (Requirement(line.split(": ")[-1]) for line in lines if line)
+
+
+def test_no_bound_admits_a_malicious_upload() -> None:
+    found = [each for each in requirements() if each.name in MALICIOUS]
+    assert len(found) >= 4, "the package, its extra, two environments of tox"
+    for each in found:
+        assert not each.specifier.contains(MALICIOUS[each.name], prereleases=True), str(each)
+
+
+def test_both_lines_of_litellm_are_admitted_and_tested() -> None:
+    (bound,) = (
+        r for r in map(Requirement, PYPROJECT["project"]["dependencies"]) if r.name == "litellm"
+    )
+    assert bound.specifier.contains("1.106.2")
+    assert bound.specifier.contains("1.109.1")
