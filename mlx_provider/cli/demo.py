@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from types import FrameType
@@ -15,6 +16,8 @@ from rich.text import Text
 if TYPE_CHECKING:
     from ..demo.scenario import Check, Measured
     from ..demo.stage import Stage
+
+QUESTION = "What is the capital of France?"
 
 
 def demo(
@@ -111,10 +114,15 @@ def _connect_yourself(running: Stage, console: Console, *, keep: bool) -> None:
             "\nWith [bold]mlx-provider demo --keep[/bold] it goes on running, and lines like these "
             "(the key is new each time) connect your own client:"
         )
+    body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": QUESTION}]})
     for line in (
         f"export OPENAI_BASE_URL={proxy.url}/v1",
         f"export OPENAI_API_KEY={proxy.key}",
-        f"model: {MODEL}",
-        f"ANTHROPIC_BASE_URL={proxy.url} ANTHROPIC_AUTH_TOKEN={proxy.key} claude --model {MODEL}",
+        f"curl {proxy.url}/v1/chat/completions -H 'Authorization: Bearer {proxy.key}' "
+        f"-H 'Content-Type: application/json' -d '{body}'",
     ):
         console.print(Text(f"  {line}"), soft_wrap=True)
+    console.print(
+        f"The model is {MODEL}. It holds {running.health().models[0].context_length} tokens: "
+        "coding agents, which send tens of thousands, need a larger model behind the same proxy."
+    )

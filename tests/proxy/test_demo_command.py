@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -36,6 +37,17 @@ def test_every_check_passes(environ, tmp_path):
         httpx.get(re.search(r"http://127\.0\.0\.1:\d+", run.stdout)[0], trust_env=False)
 
 
+def sent_as_printed(told):
+    """The answer to the printed curl line, as the shell would split it."""
+    (line,) = (line for line in told.splitlines() if line.strip().startswith("curl "))
+    _, url, *options = shlex.split(line)
+    given = list(zip(options[::2], options[1::2], strict=True))
+    headers = dict(value.split(": ") for option, value in given if option == "-H")
+    (body,) = (value for option, value in given if option == "-d")
+    reply = httpx.post(url, headers=headers, content=body, trust_env=False, timeout=60)
+    return reply.raise_for_status().text
+
+
 def test_keep_runs_until_it_is_told_to_end(environ, tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-u", "-c", CODE, "--keep"],
@@ -48,7 +60,7 @@ def test_keep_runs_until_it_is_told_to_end(environ, tmp_path):
         told = ""
         for line in process.stdout:
             told += line
-            if "claude --model demo" in line:
+            if "coding agents" in line:
                 break
         url = re.search(r"OPENAI_BASE_URL=(\S+)/v1", told)[1]
         key = re.search(r"OPENAI_API_KEY=(\S+)", told)[1]
@@ -56,6 +68,8 @@ def test_keep_runs_until_it_is_told_to_end(environ, tmp_path):
             f"{url}/v1/models", headers={"authorization": f"Bearer {key}"}, trust_env=False
         )
         assert reply.json()["data"][0]["id"] == "demo"
+        assert "Paris" in sent_as_printed(told)
+        assert "It holds 4096 tokens" in told
         process.send_signal(signal.SIGTERM)
         process.stdout.read()
         assert process.wait(60) == 0
