@@ -15,6 +15,7 @@
     ├── RequestFailed                500  request_failed         (this request alone)
     ├── EngineUnavailable            503  engine_unavailable
     │   ├── EngineDied               503  engine_died
+    │   ├── OtherProtocol            503  other_protocol
     │   └── NotInstalled             503  not_installed
     └── PluginError                  500  plugin_error
 
@@ -139,6 +140,12 @@ class EngineDied(EngineUnavailable):
     """The engine ended while it held this request; a new one starts with the next request."""
 
     code = "engine_died"
+
+
+class OtherProtocol(EngineUnavailable):
+    """The engine is of another version, with which nothing but its end can be spoken of."""
+
+    code = "other_protocol"
 
 
 class NotInstalled(EngineUnavailable):

@@ -11,13 +11,13 @@ from typing import Any, Literal, TypeVar
 
 from .. import __version__
 from ..config import PREFIX
-from ..errors import EngineUnavailable
+from ..errors import EngineUnavailable, OtherProtocol
 from ..protocol import GenerateRequest, Health
 from .address import Address
 from .generation import Generation
 from .identity import differences
 from .link import Attachment, Link, NotTaken
-from .wire import OtherProtocol, parse_health, request_body
+from .wire import parse_health, request_body
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,13 @@ from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError
 
 from .. import __version__
-from ..errors import BadRequest, EngineUnavailable, MLXProviderError, Unauthorized
+from ..errors import (
+    BadRequest,
+    EngineUnavailable,
+    MLXProviderError,
+    OtherProtocol,
+    Unauthorized,
+)
 from ..protocol import EVENT_BATCH, PROTOCOL_VERSION, ErrorBody, Event, GenerateRequest, Health
 
 
@@ -20,12 +26,6 @@ def request_body(request: GenerateRequest) -> bytes:
         return request.model_dump_json().encode()
     except (PydanticSerializationError, UnicodeEncodeError) as error:
         raise BadRequest(f"the request cannot be written as JSON: {error}") from None
-
-
-class OtherProtocol(EngineUnavailable):
-    """An engine of another version, with which nothing but its end can be spoken of."""
-
-    code = "other_protocol"
 
 
 async def event_batches(response: httpx.Response) -> AsyncIterator[list[Event]]:

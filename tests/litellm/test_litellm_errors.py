@@ -23,6 +23,8 @@ HI = [{"role": "user", "content": "hi"}]
 TABLE = [
     (errors.BadRequest, BadRequestError, 400),
     (errors.BodyTooLarge, BadRequestError, 413),
+    (errors.Forbidden, BadRequestError, 400),
+    (errors.WrongContentType, BadRequestError, 400),
     (errors.UnsupportedModel, BadRequestError, 400),
     (errors.MediaError, BadRequestError, 400),
     (errors.ContextTooLong, ContextWindowExceededError, 400),
@@ -33,6 +35,7 @@ TABLE = [
     (errors.RequestFailed, InternalServerError, 500),
     (errors.EngineUnavailable, ServiceUnavailableError, 503),
     (errors.EngineDied, ServiceUnavailableError, 503),
+    (errors.OtherProtocol, ServiceUnavailableError, 503),
     (errors.NotInstalled, ServiceUnavailableError, 503),
     (errors.PluginError, InternalServerError, 500),
     (errors.MLXProviderError, InternalServerError, 500),
