@@ -17,7 +17,8 @@ from ..chat.interface import Post, Service, deliver_now
 from ..errors import EngineUnavailable
 from ..protocol import ErrorBody
 from .app import EngineApp
-from .listen import Listener
+from .connections import ACCEPTED_AT_ONCE, ConnectionLimits, WatchedProtocol, WatchedState
+from .listen import BACKLOG, Listener
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +29,7 @@ CLOSE_LIMIT = 2.0
 WRITE_LIMIT = 3
 """Seconds for open replies to be written out at the end."""
 WATCH = 0.5
+STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 class LoopDelivery:
@@ -47,20 +49,28 @@ class EngineServer(uvicorn.Server):
     """uvicorn with an orderly end: requests in flight end in a typed error, not in a cut."""
 
     def __init__(
-        self, app: EngineApp, service: Service, listener: Listener, ready: Callable[[], None]
+        self,
+        app: EngineApp,
+        service: Service,
+        listener: Listener,
+        ready: Callable[[], None],
+        limits: ConnectionLimits | None = None,
     ) -> None:
         super().__init__(
             uvicorn.Config(
                 app.asgi,
+                http=WatchedProtocol,
                 loop="asyncio",
                 lifespan="off",
                 ws="none",
                 log_config=None,
                 access_log=False,
+                backlog=ACCEPTED_AT_ONCE,
                 timeout_keep_alive=KEEP_ALIVE,
-                timeout_graceful_shutdown=WRITE_LIMIT,
+                timeout_graceful_shutdown=WRITE_LIMIT + 1,
             )
         )
+        self.server_state: WatchedState = WatchedState(limits or ConnectionLimits())
         self._app = app
         self._service = service
         self._listener = listener
@@ -69,15 +79,21 @@ class EngineServer(uvicorn.Server):
 
     async def run_until_stopped(self, idle_limit: float | None) -> None:
         """Serve until a signal, `idle_limit` seconds without clients, or a lost socket file."""
-        watch = asyncio.get_running_loop().create_task(self._watch(idle_limit))
+        loop = asyncio.get_running_loop()
+        watches = [loop.create_task(w) for w in (self._watch(idle_limit), self._watch_clients())]
         try:
             await self.serve(sockets=[self._listener.socket])
         finally:
-            watch.cancel()
+            for watch in watches:
+                watch.cancel()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, then say so."""
+        self.server_state.raise_file_limit()
         await super().startup(sockets)
+        # asyncio takes one number for both: how many may queue here, and how many it accepts
+        # before anything else happens.
+        self._listener.socket.listen(BACKLOG)
         self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -91,29 +107,45 @@ class EngineServer(uvicorn.Server):
         await asyncio.sleep(0)  # what `close` posted from its own thread is delivered first
         stopped = EngineUnavailable("the engine was stopped while it held this request")
         self._app.activity.fail_open(ErrorBody.of(stopped))
+        # Who reads or writes too slowly is disconnected before uvicorn cancels its request, for
+        # which it (0.33 to 0.54, `run_asgi`) would log a traceback each.
+        last = asyncio.get_running_loop().call_later(WRITE_LIMIT, self.server_state.drop_all)
         await super().shutdown(sockets)
+        last.cancel()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """SIGTERM and SIGINT stop the server; uvicorn would raise them again at the end."""
-        loop = asyncio.get_running_loop()
-        signals = (signal.SIGTERM, signal.SIGINT)
-        for number in signals:
-            loop.add_signal_handler(number, self._stop)
+        """SIGTERM and SIGINT stop the server; uvicorn would raise them again at the end.
+
+        Not by `loop.add_signal_handler`: it sends the signal through the pipe that wakes the loop,
+        and one that meets a full pipe, while a busy loop has not read it, is lost.
+        """
+        before = {number: signal.signal(number, self._stop) for number in STOPPING}
         try:
             yield
         finally:
-            for number in signals:
-                loop.remove_signal_handler(number)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
-    def _stop(self) -> None:
+    def _stop(self, *signalled: object) -> None:
+        """Takes effect with the next turn of uvicorn's main loop."""
         self.should_exit = True
+
+    async def _watch_clients(self) -> None:
+        """Nothing is held for clients that bring nothing or take nothing."""
+        tick = self.server_state.limits.tick
+        while True:
+            await asyncio.sleep(tick)
+            self.server_state.tick(tick)
+            self._app.activity.relieve()
 
     async def _watch(self, idle_limit: float | None) -> None:
         """An engine that nobody uses, or that nobody can find any more, ends."""
         activity = self._app.activity
-        while not self.should_exit:
+        while True:
             await asyncio.sleep(WATCH if idle_limit is None else min(WATCH, idle_limit / 4))
+            if self.should_exit:
+                return
             if idle_limit is not None and activity.idle() > idle_limit:
                 logger.info("no client for %g s: the engine ends", idle_limit)
                 self._stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -94,6 +95,17 @@ def spawn() -> Iterator[Callable[..., EngineProcess]]:
 def engine(spawn: Callable[..., EngineProcess]) -> EngineProcess:
     """One engine on a unix socket, shared by the tests of a module."""
     return spawn()
+
+
+@pytest.fixture(scope="module")
+def fake_service() -> Any:
+    """The scripted service as a class of this process."""
+    spec = importlib.util.spec_from_file_location("fake_engine", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.FakeService
 
 
 @pytest.fixture

@@ -84,8 +84,8 @@ class FakeService:
         player = threading.Thread(
             target=self._play, args=(request.id, word, values, mailbox), daemon=True
         )
-        self.players.append(player)
         player.start()
+        self.players.append(player)
         return Accepted(id=request.id, model=request.model, prompt_tokens=3, max_tokens=9)
 
     def _play(self, id_: str, word: str, values: list[str], mailbox: Mailbox) -> None:

@@ -1,0 +1,244 @@
+"""Connections of the HTTP server that take their place without using it are closed.
+
+uvicorn limits neither the time of a request's head or body nor that of a reader, and counts
+connections only to answer 503. This adapter adds both to `H11Protocol` and `ServerState` as they
+are in uvicorn 0.33 to 0.54 (`protocols/http/h11_impl.py`, `server.py`). It relies on the calls of
+`connection_made`, `data_received`, `on_response_complete` and `connection_lost`, and on the
+attributes `cycle`, `flow`, `transport`, `timeout_keep_alive_task` and `connections`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from ..errors import Overloaded
+from .access import error_response
+
+log = logging.getLogger(__name__)
+
+ACCEPTED_AT_ONCE = 16
+"""Connections that asyncio accepts before anything else happens. Some four times as many are open
+before the first of them is closed here, so few: once no file can be opened, asyncio (CPython 3.11,
+`selector_events.py`, `_accept_connection`) logs as many tracebacks a second."""
+RESERVED = 2 * ACCEPTED_AT_ONCE
+LINGERING = 32
+"""Refused connections that are kept, so that their clients can read why: one that is closed over
+unread bytes of a request is reset, and the answer is lost."""
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """What one connection, and all of them, may take.
+
+    Seconds pass only while the event loop runs, so a busy engine blames no client for its own
+    delays.
+    """
+
+    arrival: float = 20.0
+    """Seconds for the head of a request, and again for its body."""
+    rate: int = 2**14
+    """Bytes of a head or body that earn it one second more."""
+    slow_body: float = 2.0
+    """Seconds after which a body still on its way makes room for a new client."""
+    unread: float = 600.0
+    """Seconds in which a reader must take at least something of what is written for it."""
+    connections: int = 1024
+    """Open connections; fewer where the process may open few files: half of them are for others."""
+    tick: float = 1.0
+    """Seconds between two looks."""
+
+
+class WatchedState(ServerState):
+    """uvicorn's state, with the order in which connections make room for new ones.
+
+    A connection with a reply under way, which an attached client's is, too, never does.
+    """
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        super().__init__()
+        self.limits = limits
+        self._silent: dict[WatchedProtocol, None] = {}
+        """Without a first request, the oldest first."""
+        self._idle: dict[WatchedProtocol, None] = {}
+        """Between two requests."""
+        self._sending: dict[WatchedProtocol, None] = {}
+        """In the body of a request."""
+        self._refused: dict[WatchedProtocol, None] = {}
+
+    def raise_file_limit(self) -> None:
+        """Let the process open what its connections and models need, as far as it may."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = 2 * self.limits.connections
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        if soft != resource.RLIM_INFINITY and soft < most:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+    def entered(self, protocol: WatchedProtocol) -> None:
+        """A new connection: another makes room for it, or it is refused."""
+        self._silent[protocol] = None
+        if len(self.connections) <= self._most():
+            return
+        victim = next(self._least_useful(), None)
+        if victim is None:
+            self._refuse(protocol)
+        else:
+            self._drop(victim)
+
+    def moved(self, protocol: WatchedProtocol) -> None:
+        """A connection may have begun or ended a request."""
+        group = self._group(protocol)
+        if group is not None and protocol in group:
+            return  # in its old place, however many bytes have come
+        self.left(protocol)
+        if group is not None:
+            group[protocol] = None
+
+    def left(self, protocol: WatchedProtocol) -> None:
+        """A connection has ended, or makes room no more."""
+        for group in (self._silent, self._idle, self._sending, self._refused):
+            group.pop(protocol, None)
+
+    def tick(self, seconds: float) -> None:
+        """Close what has run out of time; `seconds` have passed since the last call."""
+        late = [protocol for protocol in self._watched() if protocol.waited(seconds)]
+        for protocol in late:
+            self._drop(protocol)
+        if late:
+            log.info("%d connections that brought or took nothing were closed", len(late))
+
+    def _refuse(self, protocol: WatchedProtocol) -> None:
+        self.left(protocol)
+        self.connections.discard(protocol)
+        self._refused[protocol] = None
+        protocol.refuse()
+        if len(self._refused) > LINGERING:
+            self._drop(next(iter(self._refused)))
+
+    def _drop(self, protocol: WatchedProtocol) -> None:
+        self.left(protocol)
+        self.connections.discard(protocol)
+        protocol.transport.abort()
+
+    def _group(self, protocol: WatchedProtocol) -> dict[WatchedProtocol, None] | None:
+        if protocol.between_requests:
+            return self._silent if protocol.cycle is None else self._idle
+        return self._sending if protocol.cycle.more_body else None
+
+    def drop_all(self) -> None:
+        """Close every connection, whatever it is doing."""
+        for protocol in self._watched():
+            self._drop(protocol)
+
+    def _watched(self) -> list[WatchedProtocol]:
+        open_ones = [p for p in self.connections if isinstance(p, WatchedProtocol)]
+        return [*open_ones, *self._refused]
+
+    def _least_useful(self) -> Iterator[WatchedProtocol]:
+        # The newest of the silent ones is the one that asks for room.
+        if len(self._silent) > 1:
+            yield next(iter(self._silent))
+        yield from self._idle
+        yield from (p for p in self._sending if p.seconds >= self.limits.slow_body)
+
+    def _most(self) -> int:
+        # Asked each time: importing mlx-lm (0.32, utils.py) sets the limit anew.
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = self.limits.connections
+        return most if soft == resource.RLIM_INFINITY else min(most, soft // 2 - RESERVED)
+
+
+class WatchedProtocol(H11Protocol):
+    """One connection and how long its client has kept it waiting."""
+
+    server_state: WatchedState
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.seconds = 0.0
+        """How long the head or body that is due has been on its way."""
+        self._received = 0
+        self._refused = False
+        self._part: tuple[object, bool] | None = None
+        self._buffered = 0
+        self._stuck = 0.0
+
+    @property
+    def between_requests(self) -> bool:
+        """Whether no request has begun, or the last was answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take a place."""
+        super().connection_made(transport)
+        self.server_state.entered(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of a head or a body."""
+        if self._refused:
+            return
+        self._received += len(data)
+        super().data_received(data)
+        self._moved()
+
+    def on_response_complete(self) -> None:
+        """A reply was written."""
+        super().on_response_complete()
+        self._moved()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Leave the place to others."""
+        self.server_state.left(self)
+        super().connection_lost(exc)
+
+    def refuse(self) -> None:
+        """Answer, before any question, that there is no room."""
+        full = Overloaded("the engine has as many connections as it takes: try again")
+        self._refused = True
+        self.transport.write(_whole(full))
+        self.transport.write_eof()
+
+    def waited(self, seconds: float) -> bool:
+        """Whether its client is out of time, `seconds` after the last look."""
+        limits = self.server_state.limits
+        self._await_arrival(seconds)
+        self._await_reader(seconds)
+        allowed = limits.arrival + self._received / limits.rate
+        return self.seconds > allowed or self._stuck > limits.unread
+
+    def _moved(self) -> None:
+        if not self.transport.is_closing():
+            self.server_state.moved(self)
+
+    def _await_arrival(self, seconds: float) -> None:
+        part = self._due()
+        if part is None or part != self._part:
+            self._part, self.seconds, self._received = part, 0.0, 0
+        else:
+            self.seconds += seconds
+
+    def _due(self) -> tuple[object, bool] | None:
+        """What the client has to send: the head after, or the body of, which request."""
+        if self.between_requests:
+            # uvicorn's own timer runs from a reply to the next byte.
+            return (self.cycle, True) if self.timeout_keep_alive_task is None else None
+        return (self.cycle, False) if self.cycle.more_body and not self.flow.read_paused else None
+
+    def _await_reader(self, seconds: float) -> None:
+        buffered = self.transport.get_write_buffer_size()
+        self._stuck = self._stuck + seconds if buffered and buffered == self._buffered else 0.0
+        self._buffered = buffered
+
+
+def _whole(error: Overloaded) -> bytes:
+    """An HTTP answer as bytes, for a connection that no request has come over."""
+    answer = error_response(error, {"connection": "close"})
+    head = b"".join(b"%b: %b\r\n" % field for field in answer.raw_headers)
+    return b"HTTP/1.1 %d Too Many Requests\r\n%b\r\n%b" % (error.status, head, bytes(answer.body))
