@@ -7,19 +7,31 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from .errors import RequestTimedOut
-from .protocol import Delta, Done, Event, Failed
+from .errors import RequestFailed, RequestTimedOut
+from .protocol import Delta, Done, ErrorBody, Event, Failed, Finish, ToolCallDelta
 
-COMPACT_ABOVE = 256
-"""Waiting events above which neighbours are joined."""
+COMPACT_ABOVE = 2**17
+"""Bytes of waiting events above which those of one choice are joined."""
+UNREAD_LIMIT = 2**25
+"""Bytes of joined events above which a reader is too slow; a mailbox never holds twice as many."""
+TAKEN = 2**20
+"""Bytes of events after which one call of `get` returns no more."""
+JOINED = 2**18
+"""Bytes above which nothing more is joined to an event."""
+EVENT_BYTES = 750
+"""What an event takes beside its text (measured: pydantic 2.12, CPython 3.11)."""
+CALL_BYTES = 550
+LOGPROB_BYTES = 800
 
 
 class Mailbox:
-    """An unbounded queue whose content is bounded by the reply itself.
+    """A queue whose writer never waits and whose content is bounded.
 
     Deltas of the same choice that wait together are joined, so that a slow reader costs no
-    more memory than the text it has not read yet. `put` is safe from any thread; one reader,
-    either `get` (blocking) or `aget` (in an event loop).
+    more memory than the text it has not read yet. Log-probabilities cannot be joined: a reader
+    that leaves more than `UNREAD_LIMIT` unread loses it, and finds `Failed` in its place.
+    `put` is safe from any thread; one reader, either `get` (blocking) or `aget` (in an event
+    loop).
     """
 
     def __init__(self) -> None:
@@ -29,6 +41,7 @@ class Mailbox:
         self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
         self._onward: Callable[[list[Event]], None] | None = None
         self._ended = False
+        self._unread = 0
         self._compact_above = COMPACT_ABOVE
 
     def put(self, events: Iterable[Event]) -> None:
@@ -38,8 +51,8 @@ class Mailbox:
                 if self._ended:
                     break
                 self._append(event)
-                self._ended = isinstance(event, Done | Failed)
-            if self._onward is not None and self._events:
+                self._ended = isinstance(self._events[-1], Done | Failed)
+            while self._onward is not None and self._events:
                 self._onward(self._take())
             self._ready.notify_all()
             waiter = self._waiter
@@ -63,8 +76,18 @@ class Mailbox:
         """Whether the last event has arrived (read or not)."""
         return self._ended
 
+    @property
+    def unread(self) -> int:
+        """Bytes of the waiting events, about."""
+        return self._unread
+
+    def give_up(self) -> None:
+        """Drop what waits; the reader finds an error instead. Nobody need be woken by this."""
+        with self._lock:
+            self._drop()
+
     def get(self, timeout: float | None = None) -> list[Event]:
-        """Every waiting event, after waiting for at least one.
+        """Waiting events (some `TAKEN` bytes at once), after waiting for at least one.
 
         Returns an empty list after the last event was read.
         Raises `RequestTimedOut` when `timeout` seconds pass without one.
@@ -98,56 +121,116 @@ class Mailbox:
             return self._take()
 
     def _take(self) -> list[Event]:
-        events, self._events = self._events, []
-        return compacted(events)
+        events = compacted(self._events)
+        taken, count = 0, 0
+        while count < len(events) and taken < TAKEN:
+            taken += size(events[count])
+            count += 1
+        self._hold(events[count:])
+        return events[:count]
 
     def _append(self, event: Event) -> None:
         self._events.append(event)
-        if len(self._events) > self._compact_above:
-            self._events = compacted(self._events)
-            self._compact_above = 2 * len(self._events) + COMPACT_ABOVE
+        self._unread += size(event)
+        if self._unread > self._compact_above:
+            self._hold(compacted(self._events))
+            if self._unread > UNREAD_LIMIT:
+                self._drop()
+
+    def _hold(self, events: list[Event]) -> None:
+        self._events = events
+        self._unread = sum(map(size, events))
+        self._compact_above = 2 * self._unread + COMPACT_ABOVE
+
+    def _drop(self) -> None:
+        slow = RequestFailed(
+            f"its reader left {self._unread // 2**20} MiB of the reply unread: read faster, or "
+            "ask for fewer log-probabilities"
+        )
+        self._hold([Failed(error=ErrorBody.of(slow))])
+        self._ended = True
+
+
+def size(event: Event) -> int:
+    """Bytes that an event takes in memory, about."""
+    if not isinstance(event, Delta):
+        return EVENT_BYTES
+    calls = sum(CALL_BYTES + len(call.arguments) for call in event.tool_calls)
+    named = sum(1 + len(entry.top) for entry in event.logprobs)
+    return EVENT_BYTES + len(event.content) + len(event.reasoning) + calls + LOGPROB_BYTES * named
 
 
 def compacted(events: list[Event]) -> list[Event]:
-    """The same events with neighbouring deltas of one choice joined; order is kept."""
-    out: list[Event] = []
-    run: list[Delta] = []
+    """The same events with deltas of one choice joined; each choice keeps its order."""
+    if len(events) < 2:
+        return events
+    runs: list[_Run | Event] = []
+    growing: dict[int, _Run] = {}
     for event in events:
-        if isinstance(event, Delta) and (not run or _follows(run[-1], event)):
-            run.append(event)
+        if not isinstance(event, Delta):
+            runs.append(event)
+            _end_runs(growing, event)
             continue
-        if run:
-            out.append(_joined(run))
-            run = []
-        if isinstance(event, Delta):
-            run.append(event)
-        else:
-            out.append(event)
-    if run:
-        out.append(_joined(run))
-    return out
+        run = growing.get(event.index)
+        if run is None or not run.takes(event):
+            run = growing[event.index] = _Run()
+            runs.append(run)
+        run.add(event)
+    return [run.joined() if isinstance(run, _Run) else run for run in runs]
 
 
-def _follows(first: Delta, second: Delta) -> bool:
-    """Whether one delta can hold both: within a delta, reasoning precedes content and calls."""
-    return first.index == second.index and _last_kind(first) <= _first_kind(second)
+def _end_runs(growing: dict[int, _Run], event: Event) -> None:
+    """Nothing of a choice moves before its end, nor before an event that belongs to all."""
+    if isinstance(event, Finish):
+        growing.pop(event.index, None)
+    else:
+        growing.clear()
+
+
+class _Run:
+    """Deltas of one choice that one delta can hold."""
+
+    def __init__(self) -> None:
+        self.deltas: list[Delta] = []
+        self.bytes = 0
+
+    def takes(self, delta: Delta) -> bool:
+        return self.bytes < JOINED and _last_kind(self.deltas[-1]) <= _first_kind(delta)
+
+    def add(self, delta: Delta) -> None:
+        self.deltas.append(delta)
+        self.bytes += size(delta) - EVENT_BYTES
+
+    def joined(self) -> Delta:
+        if len(self.deltas) == 1:
+            return self.deltas[0]
+        return Delta(
+            index=self.deltas[0].index,
+            content="".join(d.content for d in self.deltas),
+            reasoning="".join(d.reasoning for d in self.deltas),
+            tool_calls=_joined_calls([c for d in self.deltas for c in d.tool_calls]),
+            logprobs=[p for d in self.deltas for p in d.logprobs],
+        )
+
+
+def _joined_calls(pieces: list[ToolCallDelta]) -> list[ToolCallDelta]:
+    """Pieces of one call's arguments in one; a piece with a name begins another."""
+    calls: list[list[ToolCallDelta]] = []
+    for piece in pieces:
+        begins = piece.id is not None or piece.name is not None
+        if begins or not calls or calls[-1][0].index != piece.index:
+            calls.append([])
+        calls[-1].append(piece)
+    return [
+        call[0].model_copy(update={"arguments": "".join(piece.arguments for piece in call)})
+        for call in calls
+    ]
 
 
 def _first_kind(delta: Delta) -> int:
+    """Within a delta, reasoning precedes content and calls."""
     return 0 if delta.reasoning else 1 if delta.content else 2 if delta.tool_calls else 0
 
 
 def _last_kind(delta: Delta) -> int:
     return 2 if delta.tool_calls else 1 if delta.content else 0
-
-
-def _joined(run: list[Delta]) -> Delta:
-    if len(run) == 1:
-        return run[0]
-    return Delta(
-        index=run[0].index,
-        content="".join(d.content for d in run),
-        reasoning="".join(d.reasoning for d in run),
-        tool_calls=[c for d in run for c in d.tool_calls],
-        logprobs=[p for d in run for p in d.logprobs],
-    )

@@ -209,11 +209,20 @@ class ChatService:
     def _take(self, posts: list[Post]) -> None:
         self._deliver(posts)
         ended = [mailbox for mailbox, events in posts if isinstance(events[-1], Done | Failed)]
+        self._let_go([mailbox for mailbox, _ in posts if mailbox.ended and mailbox not in ended])
         if ended:
             with self._lock:
                 for mailbox in ended:
                     name = self._by_mailbox.pop(id(mailbox), None)
                     self._live.pop(name or "", None)
+
+    def _let_go(self, closed: list[Mailbox]) -> None:
+        """Cancel what would be written into mailboxes that take nothing more."""
+        for mailbox in closed:
+            with self._lock:
+                live = self._live.get(self._by_mailbox.get(id(mailbox), ""))
+            if live is not None:
+                live.served.engine.cancel(live.request)
 
     def _died(self, error: EngineDied) -> None:
         """The engine thread is gone: everyone who waits is told, models are loaded anew."""

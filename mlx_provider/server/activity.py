@@ -9,6 +9,9 @@ from contextlib import contextmanager
 from ..mailbox import Mailbox
 from ..protocol import ErrorBody, Failed
 
+UNREAD_TOTAL = 2**29
+"""Bytes that the replies of all requests may hold for their readers."""
+
 
 class Activity:
     """Counted in the event loop only."""
@@ -58,6 +61,15 @@ class Activity:
     def idle(self) -> float:
         """Seconds without a client and without a request."""
         return 0.0 if self._attached or self._open else self._clock() - self._since
+
+    def relieve(self) -> None:
+        """Where readers leave too much unread, the slowest ones lose their replies."""
+        unread = sum(mailbox.unread for mailbox in self._open)
+        for mailbox in sorted(self._open, key=lambda mailbox: -mailbox.unread):
+            if unread <= UNREAD_TOTAL:
+                return
+            unread -= mailbox.unread
+            mailbox.give_up()
 
     def fail_open(self, error: ErrorBody) -> None:
         """End every open request that has not ended yet."""
