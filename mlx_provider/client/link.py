@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,11 +18,11 @@ import httpx
 from pydantic import ValidationError
 
 from ..errors import EngineDied, EngineUnavailable, MLXProviderError, RequestFailed
-from ..mailbox import Mailbox
 from ..protocol import Accepted, ErrorBody, Event, Failed, Health
 from .address import Address
 from .generation import Generation
 from .io_thread import IOThread
+from .paced_mailbox import PacedMailbox
 from .wire import error_of, event_batches, first_line, parse_health
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ class Link:
     def drop(self, attachment: Attachment) -> None:
         """Forget an engine that did not take a request; the next call connects anew."""
         attachment.gone.set()
-        self._cancel(attachment.scope)
+        self._soon(attachment.scope.cancel)
 
     def generate(self, body: bytes) -> Generation:
         """Send a request, wait until it is accepted. Raises typed errors and `NotTaken`."""
@@ -111,10 +111,10 @@ class Link:
             thread = self._thread
         return thread.call(work)
 
-    def _cancel(self, scope: anyio.CancelScope) -> None:
+    def _soon(self, function: Callable[[], None]) -> None:
         thread = self._thread
         if thread is not None:
-            thread.cancel(scope)
+            thread.soon(function)
 
     async def _shut(self) -> None:
         running = dict(self._running)
@@ -141,7 +141,7 @@ class Link:
         return scope
 
     async def _generate(self, body: bytes) -> Generation:
-        mailbox = Mailbox()
+        mailbox = PacedMailbox(self._soon)
         opened: asyncio.Future[Accepted] = asyncio.get_running_loop().create_future()
         scope = self._spawn(self._exchange(body, mailbox, opened))
         try:
@@ -149,10 +149,10 @@ class Link:
         except asyncio.CancelledError:
             scope.cancel()
             raise
-        return Generation(accepted, mailbox, partial(self._cancel, scope))
+        return Generation(accepted, mailbox, partial(self._soon, scope.cancel))
 
     async def _exchange(
-        self, body: bytes, mailbox: Mailbox, opened: asyncio.Future[Accepted]
+        self, body: bytes, mailbox: PacedMailbox, opened: asyncio.Future[Accepted]
     ) -> None:
         """One request from its sending to its last event."""
         error: Exception = EngineDied("the engine's reply ended before its last event")
@@ -160,6 +160,7 @@ class Link:
             async with self._reply("POST", "/v1/generate", body) as response:
                 async for events in event_batches(response):
                     mailbox.put(_after_accepted(events, opened))
+                    await mailbox.room()
         except (MLXProviderError, NotTaken) as failure:
             error = failure
         except ValidationError as failure:

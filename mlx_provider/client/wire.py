@@ -34,10 +34,15 @@ async def event_batches(response: httpx.Response) -> AsyncIterator[list[Event]]:
     Splits at newlines only: httpx's own `aiter_lines` (0.28) also splits at U+2028 and U+0085,
     which are ordinary characters inside JSON text.
     """
-    rest = b""
+    begun: list[bytes] = []
+    """Pieces of a line that has not ended: joined once, however many they are."""
     async for piece in response.aiter_raw():
-        *lines, rest = (rest + piece).split(b"\n")
-        events = [event for line in lines for event in EVENT_BATCH.validate_json(line)]
+        *ends, rest = piece.split(b"\n")
+        if ends:
+            ends[0] = b"".join([*begun, ends[0]])
+            begun = []
+        begun.append(rest)
+        events = [event for line in ends for event in EVENT_BATCH.validate_json(line)]
         if events:
             yield events
 

@@ -1,0 +1,206 @@
+"""A reader that takes its time costs its worker, and the engine, a bounded amount of memory."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from mlx_provider.client.wire import event_batches
+from mlx_provider.mailbox import JOINED, TAKEN, UNREAD_LIMIT, Mailbox, size
+from mlx_provider.protocol import (
+    EVENT_BATCH,
+    Delta,
+    Done,
+    Failed,
+    Finish,
+    TokenLogprob,
+)
+from mlx_provider.protocol import ToolCallDelta as Call
+
+UNREAD = "flood 20000"
+"""20 MB."""
+
+
+def held(generation: Any) -> int:
+    return sum(map(size, list(generation._mailbox._events)))
+
+
+def settled(generation: Any) -> int:
+    """What a mailbox holds once nothing more comes."""
+    before, now = -1, held(generation)
+    while now != before or not now:
+        time.sleep(0.2)
+        before, now = now, held(generation)
+    return now
+
+
+def test_what_is_not_read_stays_with_the_engine(
+    client: Any, request_of: Any, read: Any, text: Any, wait_until: Any
+) -> None:
+    generation = client.submit(request_of(UNREAD, id="unread"))
+    wait_until(lambda: "unread" in client.cache_report()["finished"])
+    assert settled(generation) < 4 * 2**20
+    events = read(generation)
+    assert text(events) == "x" * 20_000_000
+    assert isinstance(events[-1], Done)
+
+
+async def test_a_slow_event_loop_gets_everything(client: Any, request_of: Any, text: Any) -> None:
+    generation = await asyncio.to_thread(client.submit, request_of(UNREAD))
+    events: list[Any] = []
+    while batch := await generation.aget(30):
+        events += batch
+        await asyncio.sleep(0.002)
+        assert held(generation) < 4 * 2**20
+    assert text(events) == "x" * 20_000_000
+
+
+def test_an_unread_reply_ends_with_close_and_with_its_client(
+    client: Any, request_of: Any, read: Any, wait_until: Any
+) -> None:
+    closed, dropped, left = (client.submit(request_of(UNREAD, id=i)) for i in ("c", "d", "l"))
+    for generation in (closed, dropped, left):
+        settled(generation)
+    closed.close()
+    del dropped, generation
+    wait_until(lambda: len(client._link._running) == 2)  # the attach connection, and `left`
+    client.close()
+    assert isinstance(read(closed)[-1], Failed)
+    assert isinstance(read(left)[-1], Failed)
+
+
+def test_an_unread_reply_outlives_neither_engine_nor_reader(
+    local: Any, request_of: Any, read: Any
+) -> None:
+    client = local.client()
+    generation = client.submit(request_of("flood 20000"))
+    settled(generation)
+    local.end()
+    last = read(generation)[-1]
+    assert isinstance(last, Failed)
+    assert last.error.code == "engine_died"
+
+
+def test_readers_in_threads_and_loops_that_pause_deadlock_nobody(
+    client: Any, request_of: Any, text: Any
+) -> None:
+    def read_slowly(seed: int) -> int:
+        generation = client.submit(request_of("flood 3000"))
+        length = 0
+        while batch := generation.get(30):
+            length += len(text(batch))
+            time.sleep(0.001 * (seed % 4))
+            if seed % 5 == 0 and length:
+                generation.close()
+                return 3_000_000
+        return length
+
+    with ThreadPoolExecutor(16) as pool:
+        assert set(pool.map(read_slowly, range(32))) == {3_000_000}
+
+
+def entry(top: int = 20) -> TokenLogprob:
+    named = [TokenLogprob(token="x", id=i, logprob=-1.0, bytes=[120]) for i in range(top)]
+    return TokenLogprob(token="x", id=0, logprob=-1.0, bytes=[120], top=named)
+
+
+def test_logprobs_that_nobody_reads_end_the_request() -> None:
+    mailbox, largest = Mailbox(), 0
+    one = entry()
+    while not mailbox.ended:
+        mailbox.put([Delta(content="x", logprobs=[one])])
+        largest = max(largest, mailbox.unread)
+    assert UNREAD_LIMIT < largest < 2.1 * UNREAD_LIMIT
+    [last] = mailbox.get()
+    assert isinstance(last, Failed)
+    assert "unread" in last.error.message
+    assert mailbox.unread == 0
+    assert mailbox.get() == []
+
+
+def test_logprobs_that_are_read_are_whole() -> None:
+    mailbox = Mailbox()
+    one = entry()
+    found = []
+    for index in range(200):
+        mailbox.put([Delta(content=f"{index} ", logprobs=[one])])
+    mailbox.put([Finish(reason="stop")])
+    while len(found) < 201:
+        batch = mailbox.get(0)
+        assert sum(map(size, batch)) < TAKEN + 2 * JOINED
+        found += [d for event in batch for d in getattr(event, "logprobs", [event])]
+    assert found[:200] == [one] * 200
+
+
+def test_choices_side_by_side_are_joined() -> None:
+    mailbox = Mailbox()
+    for index in range(40_000):
+        mailbox.put([Delta(index=index % 4, content="x")])
+    assert mailbox.unread < 2**20
+    mailbox.put([Finish(index=1, reason="stop"), Delta(index=0, content="y")])
+    events = mailbox.get()
+    assert len(events) < 10
+    for index, whole in ((0, "x" * 10_000 + "y"), (1, "x" * 10_000)):
+        deltas = [e for e in events if isinstance(e, Delta) and e.index == index]
+        assert "".join(delta.content for delta in deltas) == whole
+
+
+def test_pieces_of_a_call_are_joined() -> None:
+    mailbox = Mailbox()
+    mailbox.put([Delta(tool_calls=[Call(index=0, id="a", name="f")])])
+    for _ in range(5000):
+        mailbox.put([Delta(tool_calls=[Call(index=0, arguments="1")])])
+    mailbox.put([Delta(tool_calls=[Call(index=1, id="b", name="g", arguments="2")])])
+    assert mailbox.unread < 2**18
+    [event] = mailbox.get()
+    assert isinstance(event, Delta)
+    assert event.tool_calls == [
+        Call(index=0, id="a", name="f", arguments="1" * 5000),
+        Call(index=1, id="b", name="g", arguments="2"),
+    ]
+
+
+async def test_a_long_line_costs_its_length_once() -> None:
+    line = EVENT_BATCH.dump_json([Delta(content="x" * 2**24)]) + b"\n"
+
+    async def pieces() -> Any:
+        for at in range(0, len(line), 1024):
+            yield line[at : at + 1024]
+            await asyncio.sleep(0)
+
+    reply = httpx.Response(200, content=pieces(), request=httpx.Request("GET", "http://engine"))
+    async with asyncio.timeout(20):
+        [[event]] = [batch async for batch in event_batches(reply)]
+    assert isinstance(event, Delta)
+    assert len(event.content) == 2**24
+
+
+def test_a_cancel_that_meets_arriving_data_is_silent(
+    client: Any, request_of: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The loop is held while the engine writes, so that both come in the same turn."""
+    with caplog.at_level(logging.ERROR):
+        for _ in range(20):
+            generation = client.submit(request_of("count 100 0.001"))
+            held_up = threading.Event()
+            client._link._soon(lambda: (held_up.set(), time.sleep(0.02)))  # noqa: B023
+            held_up.wait()
+            generation.close()
+        client.health()
+    assert [record.getMessage() for record in caplog.records] == []
+
+
+def test_what_else_goes_wrong_in_the_clients_loop_is_logged(
+    client: Any, request_of: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.submit(request_of("count 1 0"))
+    client._link._soon(lambda: 1 // 0)
+    client.cache_report()
+    assert "ZeroDivisionError" in caplog.text
