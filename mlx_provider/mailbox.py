@@ -52,8 +52,7 @@ class Mailbox:
                     break
                 self._append(event)
                 self._ended = isinstance(self._events[-1], Done | Failed)
-            while self._onward is not None and self._events:
-                self._onward(self._take())
+            self._forward()
             self._ready.notify_all()
             waiter = self._waiter
         if waiter is not None:
@@ -68,8 +67,7 @@ class Mailbox:
         """
         with self._lock:
             self._onward = take
-            if self._events:
-                take(self._take())
+            self._forward()
 
     @property
     def ended(self) -> bool:
@@ -119,6 +117,10 @@ class Mailbox:
                 self._waiter = None
         with self._lock:
             return self._take()
+
+    def _forward(self) -> None:
+        while self._onward is not None and self._events:
+            self._onward(self._take())
 
     def _take(self) -> list[Event]:
         events = compacted(self._events)
