@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
@@ -22,6 +23,8 @@ from .wire import parse_health, request_body
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+PAUSES = (0.0, 0.2, 1.0)
+"""Seconds before each further try."""
 When = Literal["now", "idle", "alone"]
 """`idle`: no request runs; `alone`: and no other client is there."""
 
@@ -61,11 +64,7 @@ class HttpClient:
         or started, `EngineDied` where it ended meanwhile.
         """
         body = request_body(request)
-        try:
-            return self._submit(body)
-        except NotTaken:
-            # A second time: the first found an engine that was just ending.
-            return _last_try(lambda: self._submit(body))
+        return _patiently(lambda: self._submit(body))
 
     def health(self) -> Health:
         """State of the engine; starts none. Raises `EngineUnavailable`."""
@@ -123,8 +122,11 @@ class HttpClient:
             return self._up_to_date(link, attachment, self._start)
 
     def _started(self, link: Link, start: Callable[[], None]) -> Attachment:
-        start()
-        attachment = link.attach()
+        def attached() -> Attachment:
+            start()
+            return link.attach()
+
+        attachment = _patiently(attached)
         if attachment.health.version != __version__:
             raise _other_version(link, attachment)
         return attachment
@@ -162,6 +164,16 @@ class HttpClient:
         # Kept and never closed: the parent still uses these sockets and their epoll set.
         self._of_parents.append(self._link)
         self._link = Link(self._address, self._headers)
+
+
+def _patiently(work: Callable[[], T]) -> T:
+    """Try again while an engine is found that is just ending; its end takes a few seconds."""
+    for pause in PAUSES:
+        try:
+            return work()
+        except NotTaken:
+            time.sleep(pause)
+    return _last_try(work)
 
 
 def _last_try(work: Callable[[], T]) -> T:

@@ -134,7 +134,7 @@ async def test_byte_by_byte_is_too_slow(fake_service: Any, begun: bytes) -> None
 async def test_a_body_that_keeps_coming_is_awaited(fake_service: Any) -> None:
     limits = ConnectionLimits(arrival=0.2, rate=1, tick=0.05)
     async with serving(fake_service, limits) as served:
-        whole = generate("count 1 0", stop=["y" * 4000])
+        whole = generate("count 1 0", stop=["y" * 1000] * 4)
         reader, writer = await served.connect()
         for at in range(0, len(whole), 200):
             writer.write(whole[at : at + 200])
@@ -148,7 +148,7 @@ async def test_attached_clients_and_open_replies_may_be_silent(fake_service: Any
         assert await ended(await served.connect())
         assert await ended(await served.connect())
         assert all(not reader.at_eof() for reader, _ in kept)
-        assert served.server._app.activity.serves
+        assert served.server._app.activity.requests
 
 
 async def test_idle_connections_make_room(fake_service: Any) -> None:
@@ -196,7 +196,7 @@ async def test_a_reader_that_takes_nothing_is_let_go(fake_service: Any) -> None:
         async with asyncio.timeout(PATIENCE):
             while "unread" not in served.service.seen["finished"]:
                 await asyncio.sleep(0.05)
-            while served.server._app.activity.serves:
+            while served.server._app.activity.requests:
                 await asyncio.sleep(0.05)
 
 
