@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 from pathlib import Path
 
 import httpx
@@ -32,11 +33,23 @@ def folder_of(model: str) -> Path:
             raise BadRequest(
                 f"{path} holds no config.json: it is not a model folder", param="model"
             )
-        return path
+        return _of_files(path)
     if model.startswith(("/", "~", ".")) or model.count("/") != 1:
         raise ModelNotFound(f"no folder {model!r} on the engine's machine{_known()}", param="model")
     repo, _, revision = model.partition("@")
     return _cached(repo, revision or None) or _download(repo, revision or None)
+
+
+def _of_files(folder: Path) -> Path:
+    """The folder; refused where a pipe or device would keep a reader of the model for ever."""
+    for path in (path for pattern in PATTERNS for path in folder.glob(pattern)):
+        try:
+            kind = path.stat().st_mode
+        except OSError:
+            continue  # a link to nowhere, which no reader waits for
+        if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+            raise BadRequest(f"{path} is no regular file: remove it", param="model")
+    return folder
 
 
 def _cached(repo: str, revision: str | None) -> Path | None:
@@ -54,7 +67,7 @@ def _cached(repo: str, revision: str | None) -> Path | None:
     except LocalEntryNotFoundError:
         return None
     complete = (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
-    return folder if complete else None
+    return _of_files(folder) if complete else None
 
 
 def _download(repo: str, revision: str | None) -> Path:

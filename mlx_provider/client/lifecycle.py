@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from ..config import PREFIX, Runtime
 from ..errors import EngineUnavailable
 from ..protocol import ErrorBody
-from .runtime_folder import EngineLock, holder, prepare
+from .runtime_folder import EngineLock, holder, open_own_file, prepare
 
 START_LIMIT = 180.0
 """Seconds until a start counts as failed: Python, MLX and the plugins, on a slow busy machine."""
@@ -147,14 +147,14 @@ def _listens(path: Path) -> bool:
 
 
 def _open_log(path: Path) -> int:
-    if path.exists() and path.stat().st_size > LARGEST_LOG:
+    if path.is_file() and path.stat().st_size > LARGEST_LOG:
         path.replace(path.with_name(path.name + ".1"))
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    return open_own_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
 def _tail(log: Path, begin: int, lines: int = 5) -> str:
     """The last lines of this start; the frames of a traceback stay in the log."""
-    with log.open("rb") as file:
+    with os.fdopen(open_own_file(log, os.O_RDONLY), "rb") as file:
         file.seek(begin)
         text = file.read(2**20).decode(errors="replace")
     told = [s for s in text.splitlines() if s.strip() and not s.startswith((" ", "Traceback"))]

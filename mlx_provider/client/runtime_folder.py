@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..config import PREFIX, Runtime
 from ..errors import EngineUnavailable
+from ..plain_file import open_own, read_bounded
 
 LONGEST_SOCKET_PATH = 103
 """Bytes that every system takes in a unix socket's address (macOS 103, Linux 107)."""
@@ -49,6 +50,17 @@ def _refuse_foreign(folder: Path, link: os.stat_result, target: os.stat_result) 
         )
 
 
+def open_own_file(path: Path, flags: int) -> int:
+    """Descriptor of a file of this folder. Raises `EngineUnavailable` for what is none."""
+    try:
+        return open_own(path, flags)
+    except OSError as error:
+        raise EngineUnavailable(
+            f"{path} cannot be used ({error.strerror}): remove it, or set {PREFIX}RUNTIME_DIR "
+            "to another folder"
+        ) from None
+
+
 class EngineLock:
     """Held by the one engine process of a runtime folder, from before its start to its end.
 
@@ -61,8 +73,8 @@ class EngineLock:
 
     @classmethod
     def try_take(cls, path: Path) -> EngineLock | None:
-        """The lock, or `None` while another process holds it."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """The lock, or `None` while another process holds it. Raises `EngineUnavailable`."""
+        descriptor = open_own_file(path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -93,7 +105,7 @@ class EngineLock:
 def holder(path: Path) -> str:
     """The process id that the lock's holder signed with, or `unknown`."""
     try:
-        return path.read_text().strip() or "unknown"
+        return read_bounded(path, 100).decode(errors="replace").strip() or "unknown"
     except OSError:
         return "unknown"
 

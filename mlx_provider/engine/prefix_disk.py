@@ -11,6 +11,7 @@ import hashlib
 import logging
 import os
 import queue
+import stat
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ log = logging.getLogger(__name__)
 FOLDER = "prefixes"
 MAX_QUEUED = 2**30
 """Bytes that may wait to be written; what comes on top is not written."""
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 STALE = 3600.0
 """Seconds after which a temporary file belongs to a process that died."""
 
@@ -244,9 +246,10 @@ class DiskTier:
 
     def _build_index(self) -> None:
         refused: dict[str, int] = {}
+        ignored: dict[str, int] = {}
         for path in sorted(self.folder.iterdir()):
             try:
-                if path.suffix == files.TEMPORARY and time.time() - path.stat().st_mtime > STALE:
+                if path.suffix == files.TEMPORARY and time.time() - path.lstat().st_mtime > STALE:
                     path.unlink(missing_ok=True)
                 if path.suffix == files.SUFFIX:
                     header = files.read_header(path, self.versions)
@@ -257,7 +260,9 @@ class DiskTier:
                 refused[str(reason)] = refused.get(str(reason), 0) + 1
                 path.unlink(missing_ok=True)
             except OSError as reason:
-                log.warning("prefix store: %s is ignored: %s", path, reason)
+                ignored[str(reason.strerror)] = ignored.get(str(reason.strerror), 0) + 1
+        for text, count in ignored.items():
+            log.warning("prefix store: %d files in %s ignored: %s", count, self.folder, text)
         for text, count in refused.items():
             log.warning("prefix store: %d files on disk ignored and removed: %s", count, text)
 
@@ -283,7 +288,16 @@ def _loaded(
 
 def _own(folder: Path) -> None:
     """Make the folder, or see that it is this user's alone."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-        raise BadRequest(f"{folder} belongs to another user", param="disk_cache")
-    folder.chmod(0o700)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+        if stat.S_ISLNK(found.st_mode) or found.st_uid != os.getuid():
+            raise BadRequest(f"{folder} belongs to another user", param="disk_cache")
+        folder.chmod(0o700)
+        above = folder.parent.stat()
+    except OSError as error:
+        raise BadRequest(f"{folder} cannot be used: {error.strerror}", param="disk_cache") from None
+    if found.st_mode & OTHERS_WRITE:
+        log.warning("prefix store: other users could write in %s until this start", folder)
+    if above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX:
+        log.warning("prefix store: other users can replace %s: run `chmod go-w` above it", folder)

@@ -21,6 +21,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from ..plain_file import open_own
 from .prefix_arrays import ArrayPack
 from .prefix_key import Ids
 from .prefix_segments import Segment
@@ -136,7 +137,7 @@ def write(folder: Path, header: Header, arrays: Sequence[HostArray], versions: s
 
 def read_header(path: Path, versions: str) -> Header:
     """Raises `BadFile`, or `OSError` where the file cannot be read."""
-    with path.open("rb") as file:
+    with os.fdopen(open_own(path), "rb") as file:
         size = int.from_bytes(file.read(8), "little")
         if size > MAX_HEADER:
             raise BadFile("no safetensors header")
@@ -148,7 +149,8 @@ def read(path: Path, versions: str) -> tuple[Header, list[HostArray]]:
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
-    data = path.read_bytes()
+    with os.fdopen(open_own(path), "rb") as file:
+        data = file.read()
     metadata = _json(data[8 : 8 + int.from_bytes(data[:8], "little")])
     header = _header(metadata, versions)
     try:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import stat
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,18 +84,12 @@ class Writer:
                 os.utime(path, ns=(now + later, now + later))
 
     def _do_clear(self) -> None:
-        for path in self._folder.glob(f"*{files.SUFFIX}"):
+        for path, _ in self._files():
             path.unlink(missing_ok=True)
 
     def _shrink(self) -> None:
         """Remove the files longest unused until the folder is within its bound."""
-        found = []
-        for path in self._folder.glob(f"*{files.SUFFIX}"):
-            try:
-                stat = path.stat()
-            except FileNotFoundError:  # another process was faster
-                continue
-            found.append((stat.st_mtime_ns, stat.st_size, path))
+        found = [(of.st_mtime_ns, of.st_size, path) for path, of in self._files()]
         total = sum(size for _, size, _ in found)
         for _, size, path in sorted(found):
             if total <= self._limit:
@@ -102,3 +97,13 @@ class Writer:
             path.unlink(missing_ok=True)
             self._news.put((path.name, 0))
             total -= size
+
+    def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
+        """What can be a file of ours; folders, pipes and the like are left alone."""
+        for path in self._folder.glob(f"*{files.SUFFIX}"):
+            try:
+                found = path.lstat()
+            except FileNotFoundError:  # another process was faster
+                continue
+            if stat.S_ISREG(found.st_mode):
+                yield path, found

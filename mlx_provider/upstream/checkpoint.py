@@ -12,9 +12,12 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from ..errors import BadRequest
+from ..plain_file import read_bounded
 from ..records import LoadOptions, ModelInfo, SamplingDefaults
 from .hf_tokenizer import HFTokenizer
 
+LARGEST_JSON = 2**25
+"""Bytes of a JSON file that describes a model; none known has a hundredth."""
 DEFAULT_CONTEXT = 4096
 """Context length of a model whose config names none."""
 
@@ -22,7 +25,7 @@ DEFAULT_CONTEXT = 4096
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; empty when there is no such file. Raises `BadRequest`."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_bounded(path, LARGEST_JSON))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

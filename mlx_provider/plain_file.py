@@ -1,0 +1,49 @@
+"""Open what is a regular file, and nothing that may block, never end, or belong to a stranger."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+SAFE = os.O_NONBLOCK | os.O_CLOEXEC
+"""A pipe without a writer, or a device, must not stop whoever opens it."""
+
+
+def open_own(path: Path, flags: int = os.O_RDONLY) -> int:
+    """Descriptor of this user's own regular file (made with mode 0600 where `flags` make it).
+
+    Raises `OSError` for anything else: links, pipes, sockets, folders, files of other users.
+    """
+    descriptor = _open(path, flags | os.O_NOFOLLOW)
+    if os.fstat(descriptor).st_uid != os.getuid():
+        os.close(descriptor)
+        raise PermissionError(errno.EPERM, "belongs to another user", os.fspath(path))
+    return descriptor
+
+
+def read_bounded(path: Path, limit: int) -> bytes:
+    """A regular file of at most `limit` bytes, through links too. Raises `OSError` else."""
+    with os.fdopen(_open(path, os.O_RDONLY), "rb") as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, f"has more than {limit} bytes", os.fspath(path))
+    return data
+
+
+def _open(path: Path, flags: int) -> int:
+    try:
+        descriptor = os.open(path, flags | SAFE, 0o600)
+    except OSError as error:
+        if error.errno in (errno.ENXIO, errno.EISDIR):  # a pipe or socket; a folder
+            raise _not_regular(path) from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _not_regular(path)
+    return descriptor
+
+
+def _not_regular(path: Path) -> OSError:
+    return OSError(errno.EINVAL, "is no regular file", os.fspath(path))

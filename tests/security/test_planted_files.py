@@ -1,0 +1,174 @@
+"""Pipes, devices, sockets, folders, links and giants where a file of ours or a model belongs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from mlx_provider.client.lifecycle import LocalEngine
+from mlx_provider.client.runtime_folder import EngineLock, holder
+from mlx_provider.config import Runtime
+from mlx_provider.engine.prefix_disk import DiskTier
+from mlx_provider.errors import BadRequest, EngineUnavailable
+from mlx_provider.hub import folder_of
+from mlx_provider.plain_file import open_own, read_bounded
+from mlx_provider.upstream.checkpoint import read_json
+
+T = TypeVar("T")
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def unix_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        before = Path.cwd()
+        os.chdir(path.parent)  # the path of a socket has some hundred bytes
+        try:
+            listener.bind(path.name)
+        finally:
+            os.chdir(before)
+
+
+def folder(path: Path) -> None:
+    path.mkdir()
+
+
+def loop(path: Path) -> None:
+    path.symlink_to(path)
+
+
+def device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def unreadable(path: Path) -> None:
+    path.write_text("{}")
+    path.chmod(0)
+    if os.getuid() == 0:
+        os.chown(path, 12345, -1)
+
+
+PLANTED = [pipe, unix_socket, folder, loop, device, unreadable]
+planted = pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+
+
+def in_time(work: Callable[[], T]) -> T:
+    """What `work` returns or raises; fails where it never does."""
+    outcome: list[T | Exception] = []
+
+    def run() -> None:
+        try:
+            outcome.append(work())
+        except (BadRequest, EngineUnavailable, OSError) as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert outcome, "hangs"
+    if isinstance(outcome[0], Exception):
+        raise outcome[0]
+    return outcome[0]
+
+
+@planted
+def test_the_disk_tier_ignores_it(
+    tmp_path: Path, plant: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "prefixes").mkdir(mode=0o700)
+    for name in ("a", "b"):
+        plant(tmp_path / "prefixes" / f"{name}.safetensors")
+    with caplog.at_level(logging.WARNING):
+        disk = in_time(lambda: DiskTier(tmp_path, 2**20))
+    in_time(disk._writer._shrink)
+    in_time(disk.clear)
+    disk.close()
+    assert len(caplog.records) == 1, caplog.text
+    assert "2 files" in caplog.text
+    if plant is pipe:
+        assert len(list((tmp_path / "prefixes").iterdir())) == 2  # not ours to remove
+
+
+def test_a_giant_in_the_disk_tier_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "prefixes").mkdir(mode=0o700)
+    with (tmp_path / "prefixes" / "a.safetensors").open("wb") as file:
+        file.write((2**62).to_bytes(8, "little"))
+        file.truncate(2**33)
+    in_time(lambda: DiskTier(tmp_path, 2**20)).close()
+
+
+def test_a_folder_of_the_disk_tier_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "prefixes").write_text("")
+    with pytest.raises(BadRequest, match="cannot be used"):
+        DiskTier(tmp_path, 2**20)
+
+
+def test_a_disk_tier_that_others_can_write_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "prefixes").mkdir()
+    (tmp_path / "prefixes").chmod(0o777)
+    tmp_path.chmod(0o777)
+    DiskTier(tmp_path, 2**20).close()
+    assert "could write in" in caplog.text
+    assert "can replace" in caplog.text
+    tmp_path.chmod(0o700)
+
+
+@planted
+@pytest.mark.parametrize("name", ["engine.log", "engine.lock"])
+def test_the_runtime_folder_names_it(
+    tmp_path: Path, plant: Callable[[Path], None], name: str
+) -> None:
+    tmp_path.chmod(0o700)
+    plant(tmp_path / name)
+    engine = LocalEngine(Runtime(tmp_path), ("/nonexistent/python",), start_limit=1)
+    with pytest.raises(EngineUnavailable, match=name):
+        in_time(engine.ensure)
+
+
+def test_a_pipe_is_no_lock(tmp_path: Path) -> None:
+    pipe(tmp_path / "engine.lock")
+    with pytest.raises(EngineUnavailable, match="no regular file"):
+        in_time(lambda: EngineLock.try_take(tmp_path / "engine.lock"))
+    assert in_time(lambda: holder(tmp_path / "engine.lock")) == "unknown"
+
+
+@pytest.mark.parametrize("plant", [pipe, unix_socket, folder, loop, device])
+def test_a_models_json_that_is_none_is_named(tmp_path: Path, plant: Callable[[Path], None]) -> None:
+    plant(tmp_path / "generation_config.json")
+    with pytest.raises(BadRequest, match="generation_config"):
+        in_time(lambda: read_json(tmp_path / "generation_config.json"))
+
+
+def test_a_models_json_of_a_gigabyte_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "config.json").open("wb") as file:
+        file.truncate(2**30)
+    with pytest.raises(BadRequest, match="more than"):
+        read_json(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize("plant", [pipe, unix_socket, device])
+def test_a_models_other_files_are_looked_at(tmp_path: Path, plant: Callable[[Path], None]) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert folder_of(str(tmp_path)) == tmp_path
+    plant(tmp_path / "tokenizer.json")
+    with pytest.raises(BadRequest, match=r"tokenizer\.json is no regular file"):
+        folder_of(str(tmp_path))
+
+
+def test_links_lead_to_a_models_files_but_not_to_ours(tmp_path: Path) -> None:
+    (tmp_path / "blob").write_text("{}")
+    (tmp_path / "link").symlink_to(tmp_path / "blob")
+    assert read_bounded(tmp_path / "link", 2) == b"{}"
+    with pytest.raises(OSError, match="symbolic links"):
+        open_own(tmp_path / "link")
