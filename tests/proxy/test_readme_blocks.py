@@ -1,0 +1,135 @@
+"""Every code block of the README runs as it stands, or is listed here with the reason why not."""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+
+from mlx_provider.demo.proxy import free_port
+from mlx_provider.litellm.operator import operator_options
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = [text for _, text in re.findall(r"^```(\w+)\n(.*?)^```", README, re.DOTALL | re.MULTILINE)]
+
+CONFIG = "model_list:"
+START = "export LITELLM_MASTER_KEY="
+OPTIONS = "  model_info:"
+SCRIPT = "import litellm"
+SERVE = "mlx-provider serve"
+HERE = (CONFIG, START, OPTIONS, SCRIPT)
+ELSEWHERE = {
+    "import json": "tests/packaging/test_third_party_example.py",
+    "[project]": "tests/packaging/test_third_party_example.py",
+}
+NOT_RUN = {
+    "python3 -m venv .venv ": "installs packages; the demo is run by test_demo_command.py",
+    "python3 -m venv .venv-test ": "installs packages and runs this whole suite",
+    "uv run ": "needs uv, installs packages",
+    SERVE: "listens on every interface, for another machine; its options are checked below",
+}
+SMALL = {
+    "mlx/mlx-community/Qwen3-VL-8B-Instruct-4bit": "mlx/demo",  # nothing is downloaded
+    "kv_bits: 8": "kv_bits: 8, kv_group_size: 32",  # heads of the shipped model are narrow
+}
+
+
+def block(start):
+    (found,) = (text for text in BLOCKS if text.startswith(start))
+    return found
+
+
+def test_every_block_has_its_place():
+    known = (*HERE, *ELSEWHERE, *NOT_RUN)
+    assert [sum(text.startswith(start) for start in known) for text in BLOCKS] == [1] * len(known)
+    assert all((ROOT / path).exists() for path in ELSEWHERE.values())
+
+
+def test_the_operators_options_are_valid():
+    options = operator_options(yaml.safe_load(block(OPTIONS)))
+    assert (options.kv_bits, options.cache_salt) == (8, "team")
+
+
+def test_serve_has_the_options_shown():
+    words = shlex.split(block(SERVE))[1:]
+    code = "from mlx_provider.cli import main; main()"
+    shown = subprocess.run(
+        [sys.executable, "-c", code, *words, "--help"], capture_output=True, text=True
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert "--api-key" in shown.stdout
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The README's config, and `litellm` as a command that leaves its key where we find it."""
+    config = block(CONFIG).replace("  model_info:\n", block(OPTIONS))
+    for large, small in SMALL.items():
+        assert large in config
+        config = config.replace(large, small)
+    (tmp_path / "config.yaml").write_text(config)
+    run = f'exec {shlex.quote(sys.executable)} -P -m litellm.proxy.proxy_cli "$@"'
+    command = tmp_path / "bin" / "litellm"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nprintf %s "$LITELLM_MASTER_KEY" > key\n{run}\n')
+    command.chmod(0o755)
+    return tmp_path
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # LiteLLM's own
+def test_the_config_the_command_and_the_script(folder, own_engine):
+    port = free_port()
+    own = {k: v for k, v in os.environ.items() if not k.startswith(("LITELLM_", "DATABASE_"))}
+    paths = os.pathsep.join([str(folder / "bin"), str(Path(sys.executable).parent), own["PATH"]])
+    local = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "HF_HUB_OFFLINE": "1"}  # no network
+    environ = {**own, **local, "PATH": paths, "PORT": str(port)}
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            ["bash", "-ec", block(START)],
+            cwd=folder,
+            env=environ,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        with process:
+            try:
+                exec(block(SCRIPT), {})  # meanwhile, through the engine that both use
+                answer = asked(f"http://127.0.0.1:{port}", folder, process)
+            finally:
+                os.killpg(process.pid, signal.SIGTERM)
+    assert "Paris" in answer
+
+
+def asked(url, folder, process):
+    """The answer of the README's model, once its proxy is up."""
+    deadline = time.monotonic() + 120
+    while True:
+        assert process.poll() is None, (folder / "log").read_text()
+        assert time.monotonic() < deadline, (folder / "log").read_text()
+        try:
+            if httpx.get(f"{url}/health/readiness", trust_env=False).is_success:
+                break
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.1)
+    name = yaml.safe_load(block(CONFIG))["model_list"][0]["model_name"]
+    body = {
+        "model": name,
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "temperature": 0,
+    }
+    headers = {"authorization": f"Bearer {(folder / 'key').read_text()}"}
+    reply = httpx.post(
+        f"{url}/v1/chat/completions", json=body, headers=headers, trust_env=False, timeout=60
+    )
+    assert reply.is_success, reply.text
+    return reply.text
