@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -11,6 +12,8 @@ from ..records.parsing import ReasoningParser, ToolParser, Tools
 from ..records.reading import TextEvent, TextReader
 from .reply_stops import StopText
 from .reply_text import ReplyFormat, read_reply
+
+log = logging.getLogger(__name__)
 
 
 class Detokenizes(Protocol):
@@ -71,7 +74,9 @@ class Reply:
         self._stops = tuple(stops)
         self._filters = {"content": StopText(stops), "reasoning": StopText(stops)}
         spec = ReplyFormat(tool_parser, tools, reasoning_parser, reasoning_open)
-        self._reading = read_reply(self._reader, spec)
+        self._reading = read_reply(self._reader, spec, self._note)
+        self.faults: list[str] = []
+        """What went wrong in the parsers; the text concerned is shown as text."""
         self._drafts: list[_Draft] = [_Draft()]
         self._logprobs: deque[tuple[int, TokenLogprob]] = deque()
         self._fed = self._cut = self._calls = self._whole_calls = 0
@@ -84,6 +89,11 @@ class Reply:
         """Tokens spent on thoughts, their markers included."""
         self._advance()
         self._take_events()
+
+    def _note(self, fault: str) -> None:
+        if not self.faults:
+            log.warning("%s: the text is passed on as it is", fault)
+        self.faults.append(fault)
 
     @property
     def calls(self) -> int:

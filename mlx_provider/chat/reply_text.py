@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ..records.marked import read_marked
-from ..records.parsing import ReasoningParser, ToolParser, Tools
+from ..records.blocks import read_block, scan_block
+from ..records.parsing import ReasoningParser, ToolParser, Tools, Whole
 from ..records.reading import Emit, NotACall, Reading, TextEnded, TextReader
+from ..records.turn_ends import read_turn_ends
+from ..registry.isolation import Isolation
 
 
 @dataclass(frozen=True)
@@ -19,33 +22,38 @@ class ReplyFormat:
     reasoning_open: bool | None = False
     """Whether the prompt ended inside a thought; None: nobody knows."""
 
-    def markers(self) -> tuple[str, ...]:
-        """Every text that a parser must see, also where it is a special token."""
-        found: tuple[str, ...] = ()
-        if self.tool_parser:
-            found += self.tool_parser.visible()
-        if self.reasoning_parser:
-            found += self.reasoning_parser.visible()
-        return tuple(dict.fromkeys(found))
+
+Note = Callable[[str], None]
+"""Takes one line about a parser that failed."""
 
 
-def read_reply(reader: TextReader, spec: ReplyFormat) -> Reading[None]:
-    """Read a whole reply and report what it holds to `reader`."""
+def read_reply(reader: TextReader, spec: ReplyFormat, note: Note) -> Reading[None]:
+    """Read a whole reply and report what it holds to `reader`; faults of parsers go to `note`."""
     tools = spec.tools if spec.tool_parser else None
     thoughts, calls = spec.reasoning_parser, spec.tool_parser
     if thoughts is not None and thoughts.whole is not None:
-        return thoughts.whole(reader, tools)
+        return _whole(thoughts.whole, f"reasoning parser {thoughts.name!r}", reader, tools, note)
     if calls is not None and calls.whole is not None:
-        return calls.whole(reader, tools)
-    return _Marked(reader, spec, thoughts or _NO_THOUGHTS, calls or _NO_CALLS).run()
+        return _whole(calls.whole, f"tool parser {calls.name!r}", reader, tools, note)
+    return _Marked(reader, spec, note, thoughts or _NO_THOUGHTS, calls or _NO_CALLS).run()
+
+
+def _whole(
+    read: Whole, parser: str, reader: TextReader, tools: Tools | None, note: Note
+) -> Reading[None]:
+    """What a parser that fails leaves unread is content."""
+    with Isolation() as isolation:
+        yield from read(reader, tools)
+    if isolation.error is None:
+        return
+    note(f"{parser} failed: {isolation.error}")
+    reader.give_up()
+    reader.answer()
+    yield from reader.pass_until((), reader.content)
 
 
 _NO_THOUGHTS = ReasoningParser(name="", start="", end="", calls=())
 _NO_CALLS = ToolParser(name="", start="", end="")
-
-
-def _ignore(text: str) -> None:
-    pass
 
 
 @dataclass
@@ -54,6 +62,7 @@ class _Marked:
 
     reader: TextReader
     spec: ReplyFormat
+    note: Note
     thoughts: ReasoningParser
     parser: ToolParser
     held: str = ""
@@ -187,8 +196,7 @@ class _Marked:
                 self.owed += 1
                 self.thought(reader.skip(len(found)))
             elif found in self.calls:
-                held, self.held = self.held, ""
-                if (yield from self.block(found, self.thought, held)):
+                if (yield from self.block(found, self.thought)):
                     self.owed += 1
                     return
             elif (yield from self.breaks_thought(found)):
@@ -232,63 +240,34 @@ class _Marked:
         found = yield from self.reader.at(*self.parser.first)
         return bool(found) and (yield from self.block(found, self.content))
 
-    def block(self, marker: str, emit: Emit, held: str = "") -> Reading[bool]:
-        """Read a block of calls at `marker`; False: it was text, and the marker is shown."""
+    def block(self, marker: str, emit: Emit) -> Reading[bool]:
+        """Read a block of calls at `marker`; False: it was text, which `emit` was given."""
         reader, parser = self.reader, self.parser
-        before, mark = reader.calls, reader.mark()
-        try:
-            yield from scan_block(parser, reader, self.spec.tools)
-            if reader.position == mark:
-                raise NotACall("the parser read nothing")
-        except (NotACall, TextEnded) as failure:
-            if reader.calls == before:
-                if isinstance(failure, TextEnded) and not self.keeps_cut(mark, marker):
-                    reader.forget_marks()
-                    return True
-                whole = isinstance(failure, NotACall) and failure.whole
-                size = reader.position - mark if whole else len(marker)
-                reader.rewind(mark)
-                reader.forget_marks()
-                emit(held + reader.skip(size))
-                return False
-            reader.abandon_call()
-            if parser.end:
-                yield from reader.pass_until((parser.end,), _ignore)
-                reader.skip(len(parser.end))
+        start, before = reader.position, reader.calls
+        scan = self.isolated(scan_block(parser, reader, self.spec.tools))
+        if not (yield from read_block(reader, scan, parser, marker, emit)):
+            reader.forget_marks()
+            return False
         reader.forget_marks()
         reader.answer()
-        self.dropping = parser.after == "drop" and reader.calls > before
+        self.dropping = parser.after == "drop" and reader.settled > start
         self.held = ""
-        self.held = yield from reader.space()
+        if reader.calls > before:
+            self.held = yield from read_turn_ends(reader, self.calls)
+        else:
+            self.held = yield from reader.space()
         return True
 
-    def keeps_cut(self, mark: int, marker: str) -> bool:
-        """Whether a call cut before anything of it was reported is shown as text.
-
-        A marker with nothing behind it is none; a bracket is.
-        """
-        if marker.endswith(("[", "{")):
-            return True
-        parser, reader = self.parser, self.reader
-        end = reader.position + len(reader.ahead())
-        return parser.cut == "text" and bool(reader.between(mark + len(marker), end).strip())
-
-
-def scan_block(parser: ToolParser, reader: TextReader, tools: Tools) -> Reading[None]:
-    """Read one block of calls; the reader stands on its opening marker."""
-    if parser.scan is None:
-        openers = (*parser.openers(), *parser.first)
-        return read_marked(reader, openers, parser.end, parser.parse, tools)
-    if parser.atomic:
-        return _scan_atomic(parser.scan(reader, tools), reader)
-    return parser.scan(reader, tools)
-
-
-def _scan_atomic(scan: Reading[None], reader: TextReader) -> Reading[None]:
-    reader.hold()
-    whole = False
-    try:
-        yield from scan
-        whole = True
-    finally:
-        reader.let_go(keep=whole)
+    def isolated(self, scan: Reading[None]) -> Reading[None]:
+        """A parser's fault costs its call alone: the text is shown."""
+        failure: Exception | None = None
+        with Isolation() as isolation:
+            try:
+                yield from scan
+            except (NotACall, TextEnded) as found:
+                failure = found
+        if isolation.error is not None:
+            self.note(f"tool parser {self.parser.name!r} failed: {isolation.error}")
+            failure = NotACall(isolation.error)
+        if failure is not None:
+            raise failure

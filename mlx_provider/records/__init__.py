@@ -1,6 +1,8 @@
 """What crosses the plugin seam."""
 
-from .marked import read_marked
+from .blocks import read_block, scan_block
+from .claims import claimed, through
+from .marked import read_marked, report_call
 from .model import (
     Features,
     LoadedModel,
@@ -15,7 +17,8 @@ from .model import (
     Tokenizer,
 )
 from .parsing import ReasoningParser, ToolCall, ToolParser, Tools
-from .reading import Emit, NotACall, Reading, TextEnded, TextReader
+from .reading import Emit, NotACall, Reading, Rest, TextEnded, TextReader
+from .turn_ends import read_turn_ends
 
 __all__ = [
     "Emit",
@@ -31,6 +34,7 @@ __all__ = [
     "Prompt",
     "Reading",
     "ReasoningParser",
+    "Rest",
     "SamplingDefaults",
     "TextEnded",
     "TextReader",
@@ -38,5 +42,11 @@ __all__ = [
     "ToolCall",
     "ToolParser",
     "Tools",
+    "claimed",
+    "read_block",
     "read_marked",
+    "read_turn_ends",
+    "report_call",
+    "scan_block",
+    "through",
 ]

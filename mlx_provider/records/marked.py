@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from .parsing import Parse, Tools
+from .parsing import Parse, ToolCall, Tools
 from .reading import NotACall, Reading, TextEnded, TextReader
 
-_MOST_ENDS = 16
-"""End markers that one call's arguments may contain before it is given up."""
+_MOST_MARKERS = 16
+"""Markers that one call's arguments may contain before it is given up."""
 
 
 def read_marked(
@@ -14,29 +14,50 @@ def read_marked(
 ) -> Reading[None]:
     """Read one block and report its calls; the reader stands on one of `openers`.
 
-    An end marker inside an argument does not end the block: the first end at which `parse`
-    succeeds does, but no block reaches over another opener. `end` empty: the reply's end.
+    A marker inside an argument is text: the block ends at the first end at which `parse`
+    succeeds. Where it succeeds at none, a block that holds as many ends as openers is text as a
+    whole. `end` empty: the reply's end.
     """
     yield from reader.accept(*openers)
-    text = ""
-    for _ in range(_MOST_ENDS):
+    text, inner, ended = "", 0, 0
+    for _ in range(_MOST_MARKERS):
         parts: list[str] = []
-        ends = (end, *openers) if end else ()
-        found = yield from reader.pass_until(ends, parts.append)
+        found = yield from reader.pass_until((end, *openers) if end else (), parts.append)
         text += "".join(parts)
         if found and found != end:
-            raise NotACall("another call begins")
-        try:
-            calls = parse(text, tools)
-        except ValueError as error:
-            if not found:
-                raise TextEnded from error
-        else:
-            reader.skip(len(found))
-            for call in calls:
-                reader.call(call.name)
-                reader.arguments(call.arguments)
-                reader.end_call()
+            if ended > inner:
+                raise NotACall("no call", whole=True)
+            inner += 1
+        elif _ends(reader, found, parse, text, tools):
             return
+        elif not found:
+            raise NotACall("a call begins in it") if inner else TextEnded
+        else:
+            ended += 1
         text += reader.skip(len(found))
-    raise NotACall("no call between all these end markers")
+        if 0 < inner < ended:
+            raise NotACall("no call", whole=True)
+    raise NotACall("no call between all these markers")
+
+
+def _ends(reader: TextReader, found: str, parse: Parse, text: str, tools: Tools) -> bool:
+    """Whether `text` is calls, which are then reported; `found` is the end marker behind it."""
+    try:
+        calls = parse(text, tools)
+    except ValueError:
+        return False
+    if not calls:
+        raise NotACall("no call")
+    reader.skip(len(found))
+    for call in calls:
+        report_call(reader, call)
+    return True
+
+
+def report_call(reader: TextReader, call: ToolCall) -> None:
+    """Report a whole call. Raises `TypeError` for what a broken parser made."""
+    if not isinstance(call.name, str) or not isinstance(call.arguments, str):
+        raise TypeError(f"name and arguments of a call are text, not {call!r}")
+    reader.call(call.name)
+    reader.arguments(call.arguments)
+    reader.end_call()

@@ -24,6 +24,10 @@ Parse = Callable[[str, Tools], list[ToolCall]]
 """(text between the markers, the request's tools) -> calls. Raises `ValueError`: no call."""
 
 
+Whole = Callable[[TextReader, Tools | None], Reading[None]]
+"""(the reply, the request's tools or None where no call is looked for) -> nothing: reports all."""
+
+
 def _nothing(text: str, tools: Tools) -> list[ToolCall]:
     raise ValueError("this format is read piece by piece")
 
@@ -42,17 +46,23 @@ class ToolParser:
     end: str
     """Text that closes it; empty: the end of the reply."""
     parse: Parse = _nothing
-    """(text between the markers, the request's tools) -> calls. Raises `ValueError`: no call."""
+    """(text between the markers, the request's tools) -> calls. Raises `ValueError`: no call.
+
+    Whatever else it raises is a fault of the parser: its text is shown as text, and the fault
+    is reported with the parser's name.
+    """
     detect: Callable[[str], bool] = lambda template: False
     """Whether a chat template speaks this format."""
     scan: Callable[[TextReader, Tools], Reading[None]] | None = None
     """Read one block; the reader stands on its opening marker.
 
-    Raises `NotACall` where the text is not a call (it is then shown as text, if nothing of the
-    call was reported yet); lets `TextEnded` pass where the reply is cut.
+    Raises `NotACall` where the text is not a call: it is then shown as text; what was reported
+    of it stays, unfinished. Lets `TextEnded` pass where the reply is cut.
     """
     starts: tuple[str, ...] = ()
     """Further opening markers."""
+    ends: tuple[str, ...] = ()
+    """Further closing markers."""
     first: tuple[str, ...] = ()
     """Openers that count only where nothing but white space stands before them."""
     markers: tuple[str, ...] = ()
@@ -64,7 +74,7 @@ class ToolParser:
     """What becomes of a call that the reply's end cuts before anything of it was reported."""
     after: Literal["keep", "drop"] = "keep"
     """Text after the first block; some formats end a reply there and what follows is noise."""
-    whole: Callable[[TextReader, Tools | None], Reading[None]] | None = None
+    whole: Whole | None = None
     """Reads a complete reply, thoughts and answer included, instead of marked blocks in it."""
     rank: int = 0
     """Of several parsers that detect a template, the one with the highest rank is taken."""
@@ -73,9 +83,14 @@ class ToolParser:
         """Every text that may open a call anywhere in a reply."""
         return tuple(x for x in (self.start, *self.starts) if x)
 
+    def closers(self) -> tuple[str, ...]:
+        """Every text that closes a block."""
+        return tuple(x for x in (self.end, *self.ends) if x)
+
     def visible(self) -> tuple[str, ...]:
         """Every text that must be readable although it may be special tokens."""
-        return tuple(x for x in (*self.openers(), *self.first, self.end, *self.markers) if x)
+        found = (*self.openers(), *self.first, *self.closers(), *self.markers)
+        return tuple(x for x in found if x)
 
 
 @dataclass(frozen=True)
@@ -110,7 +125,7 @@ class ReasoningParser:
     unmarked_call: Literal["content", "reasoning"] = "content"
     """With `wait`: what the held text is when a call follows it."""
     aliases: tuple[str, ...] = ()
-    whole: Callable[[TextReader, Tools | None], Reading[None]] | None = None
+    whole: Whole | None = None
     """Reads a complete reply; for formats that address every message to a channel."""
     markers: tuple[str, ...] = ()
     """Further text that must be readable although it may be special tokens."""

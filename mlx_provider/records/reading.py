@@ -21,16 +21,22 @@ Reading = Generator[None, None, T]
 Emit = Callable[[str], None]
 
 
+Rest = Callable[["TextReader", Emit], Reading[None]]
+"""Shows the text that still belongs to a call which turned out to be none."""
+
+
 class NotACall(ValueError):
     """The text at hand is not what its marker promised.
 
     `whole`: everything read since the marker is text; otherwise only the marker is, and calls
-    are looked for behind it.
+    are looked for behind it. A reader that has begun to read values says `whole`: text inside a
+    value may look like a call and must not become one. `rest` then shows what else is text.
     """
 
-    def __init__(self, message: str = "", *, whole: bool = False) -> None:
+    def __init__(self, message: str = "", *, whole: bool = False, rest: Rest | None = None) -> None:
         super().__init__(message)
-        self.whole = whole
+        self.whole = whole or rest is not None
+        self.rest = rest
 
 
 class TextEnded(Exception):
@@ -80,6 +86,7 @@ class TextReader:
         self._marks = 0
         self._open_call = False
         self._calls = 0
+        self._settled = 0
         self._holding = False
         self._held: list[TextEvent] = []
         self._held_calls = 0
@@ -136,12 +143,18 @@ class TextReader:
     def end_call(self) -> None:
         """The call is whole."""
         self._open_call = False
+        self._settled = self.position
         self.events.append(TextEvent("close"))
 
     @property
     def calls(self) -> int:
         """Calls begun so far."""
         return self._calls
+
+    @property
+    def settled(self) -> int:
+        """Position at which the last whole call ended."""
+        return self._settled
 
     @property
     def in_call(self) -> bool:
@@ -167,6 +180,13 @@ class TextReader:
             self.events.extend(found)
         else:
             self._calls, self._open_call = self._held_calls, False
+
+    def give_up(self) -> None:
+        """Take the reply out of the hands of a reader that failed."""
+        if self._holding:
+            self.let_go(keep=False)
+        self.forget_marks()
+        self.abandon_call()
 
     def take_events(self) -> list[TextEvent]:
         """What was found and is not held back; each event is given once."""

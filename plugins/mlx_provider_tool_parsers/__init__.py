@@ -17,12 +17,13 @@ from . import (
     invoke_tags,
     json_blocks,
     keyed,
+    minicpm,
+    minimax_m3,
     muse,
     named_values,
     pythonic,
     sections,
     step3,
-    strict_xml,
 )
 
 mlx_provider_api = 1
@@ -35,7 +36,8 @@ MODULES = (
     sections,
     pythonic,
     gemma,
-    strict_xml,
+    minicpm,
+    minimax_m3,
     named_values,
     step3,
     harmony,

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mlx_provider import ToolParser
-from mlx_provider.records import NotACall, Reading, TextReader, Tools
+from mlx_provider.records import Reading, TextReader, Tools
 
 from . import gemma, invoke_tags, json_blocks, keyed, pythonic, sections
 from .blocks import JsonBlock
 from .calling_text import OPENER as CALLING
 from .calling_text import scan_calling
 from .function_tags import QWEN3_CODER
-from .pythonic import parse_calls, read_list, report
+from .pythonic import scan_list
 
 _JSON = JsonBlock(openers=("<tool_call>", "<|tool_call|>", "[", "{"), end="</tool_call>")
 
@@ -76,12 +76,7 @@ def _list(reader: TextReader, tools: Tools) -> Reading[None]:
     if following == "{":
         yield from _JSON.scan(reader, tools)
         return
-    try:
-        report(reader, parse_calls((yield from read_list(reader))))
-    except NotACall:
-        raise
-    except ValueError as error:
-        raise NotACall(str(error), whole=True) from error
+    yield from scan_list(reader, tools)
 
 
 _SHARED = ("<tool_call>", "<|tool_call|>", "<function=", CALLING, "[", "{")

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlx_provider import ToolParser
-from mlx_provider.records import NotACall, Reading, TextReader, Tools
+from mlx_provider.records import NotACall, Reading, Rest, TextReader, Tools, through
 
-from .json_text import CallObject
+from .json_text import CALL_KEYS, CallObject, balanced
 from .schema import accepts
 
 _CLOSERS = re.compile(r"[\s}\]]*")
+_BEGUN = re.compile(r'[\[\s]*\{\s*"([^"]*)')
+"""An object with a key: from here on there are values, whose text must stay text."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,8 @@ class JsonBlock:
     separators: tuple[str, ...] = (",", ";")
     """What may stand between calls of one block."""
     arguments_needed: bool = False
+    known: Callable[[str], bool] | None = None
+    """Which names calls between markers may have; None: any."""
     fence: str = ""
     """Text that closes a block where the model began it with a code fence."""
 
@@ -33,22 +37,24 @@ class JsonBlock:
         """Read one block."""
         opener = yield from reader.at(*self.openers)
         body = opener.rstrip("[{")
-        bare = not body
+        bare = not body or opener.startswith("```")
         reader.skip(len(body))
-        before = reader.calls
         yield from reader.space()
-        yield from self.values(reader, accepts(tools) if bare else _any, bare)
-        if bare and reader.calls == before:
+        yield from self.between(reader, accepts(tools) if bare else None)
+
+    def between(
+        self, reader: TextReader, bare: Callable[[str], bool] | None = None
+    ) -> Reading[None]:
+        """Read what follows the marker. `bare`: none did, so the calls must be known tools."""
+        before = reader.calls
+        yield from self.values(reader, bare or self.known or _any, bare is not None)
+        if reader.calls == before:
             raise NotACall("an empty list")
         yield from self.close(reader)
 
     def values(self, reader: TextReader, known: Callable[[str], bool], bare: bool) -> Reading[None]:
-        needed = self.arguments_needed or bare
         while True:
-            if (yield from reader.accept("[")):
-                yield from self.items(reader, known, needed)
-            else:
-                yield from CallObject(reader, needed, known).read()
+            yield from self.value(reader, known, bare)
             mark = reader.mark()
             yield from reader.space()
             if self.separators and (yield from reader.accept(*self.separators)):
@@ -58,6 +64,29 @@ class JsonBlock:
                 reader.rewind(mark)
                 return
             reader.release()
+
+    def value(self, reader: TextReader, known: Callable[[str], bool], bare: bool) -> Reading[None]:
+        """One call or a list of them."""
+        start, needed = reader.mark(), self.arguments_needed or bare
+        try:
+            if (yield from reader.accept("[")):
+                yield from self.items(reader, known, needed)
+            else:
+                yield from CallObject(reader, needed, known).read()
+        except NotACall as failure:
+            begun = _BEGUN.match(reader.between(start, reader.position))
+            if not begun:
+                raise
+            attempt = begun[1] in CALL_KEYS
+            rest = self.rest(start, bare, attempt)
+            raise NotACall(str(failure), whole=True, rest=rest) from failure
+        reader.release()
+
+    def rest(self, start: int, bare: bool, attempt: bool) -> Rest:
+        """Where a malformed call ends; other JSON ends where it is no JSON, at the latest."""
+        if self.end and not bare:
+            return through(self.end)
+        return balanced(start, strict=not attempt)
 
     def items(
         self, reader: TextReader, known: Callable[[str], bool], needed: bool

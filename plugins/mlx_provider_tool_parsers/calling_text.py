@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from mlx_provider.records import NotACall, Reading, TextReader
 
-from .json_text import read_json
+from .json_text import read_call
 
 OPENER = "[Calling tool:"
 
@@ -17,12 +17,9 @@ def scan_calling(reader: TextReader) -> Reading[None]:
     yield from reader.expect(OPENER)
     name = (yield from reader.until("(", "]")).strip()
     yield from reader.expect("(")
-    yield from reader.space()
-    if not name or (yield from reader.at("{")) != "{":
-        raise NotACall("arguments are a JSON object")
-    reader.call(name)
-    yield from read_json(reader, reader.arguments)
-    reader.end_call()
+    if not name:
+        raise NotACall("a call has a name")
+    yield from read_call(reader, name)
     yield from reader.space()
     yield from reader.accept(")")
     yield from reader.accept("]")

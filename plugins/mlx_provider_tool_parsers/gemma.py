@@ -7,7 +7,16 @@ import re
 from dataclasses import dataclass
 
 from mlx_provider import ToolParser
-from mlx_provider.records import Emit, NotACall, Reading, TextEnded, TextReader, Tools
+from mlx_provider.records import (
+    Emit,
+    NotACall,
+    Reading,
+    TextEnded,
+    TextReader,
+    Tools,
+    claimed,
+    through,
+)
 
 from .json_text import DEEPEST
 from .schema import as_json, types
@@ -29,7 +38,8 @@ class GemmaFormat:
         yield from reader.expect(self.start)
         while True:
             yield from reader.space()
-            yield from _Call(self, reader, tools).read()
+            yield from reader.expect("call:")
+            yield from claimed(_Call(self, reader, tools).read(), through(self.end))
             yield from reader.space()
             yield from reader.accept(",")
             yield from reader.space()
@@ -48,7 +58,6 @@ class _Call:
 
     def read(self) -> Reading[None]:
         reader = self.reader
-        yield from reader.expect("call:")
         self.name = yield from reader.run(_NAME)
         yield from reader.space()
         if (yield from reader.peek()) != "{":
@@ -137,7 +146,10 @@ class _Call:
         def piece(text: str) -> None:
             emit(json.dumps(text, ensure_ascii=False)[1:-1])
 
-        if not (yield from reader.pass_until((quote,), piece)):
+        inner = self.form.start + "call:"
+        while (found := (yield from reader.pass_until((quote, inner), piece))) == inner:
+            yield from reader.pass_until((self.form.end,), piece)
+        if not found:
             raise TextEnded
         reader.skip(len(quote))
         emit('"')

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from mlx_provider import ReasoningParser, ToolParser
 from mlx_provider.records import Emit, NotACall, Reading, TextEnded, TextReader, Tools
 
-from .json_text import read_json
+from .json_text import read_call
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 END, CALL, RETURN, CONSTRAIN = "<|end|>", "<|call|>", "<|return|>", "<|constrain|>"
 MARKERS = (START, CHANNEL, MESSAGE, END, CALL, RETURN, CONSTRAIN)
 
-_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)|^\s*(analysis|commentary|final)\b")
+_NAME = re.compile(r"[\w.:/-]*")
 _RECIPIENT = re.compile(r"\bto=([\w.:/-]+)")
 
 
@@ -39,7 +40,12 @@ class Edges:
 
 
 def read_harmony(reader: TextReader, tools: Tools | None) -> Reading[None]:
-    """A whole reply. Without tools, what is addressed to a tool shows as content."""
+    """A whole reply. Without tools, what is addressed to a tool shows as content.
+
+    The prompt may have begun the first header.
+    """
+    if (yield from _in_header(reader)):
+        yield from _message(reader, tools)
     while True:
         space = yield from reader.space()
         found = yield from reader.at(*MARKERS)
@@ -52,6 +58,23 @@ def read_harmony(reader: TextReader, tools: Tools | None) -> Reading[None]:
             yield from reader.pass_until(MARKERS, reader.content)
         else:
             return
+
+
+def _in_header(reader: TextReader) -> Reading[bool]:
+    """Whether what comes first is a header, from its role, channel or recipient on."""
+    mark = reader.mark()
+    yield from reader.space()
+    start = reader.position
+    yield from reader.accept("assistant")
+    yield from reader.space()
+    yield from reader.accept("analysis", "commentary", "final")
+    yield from reader.space()
+    if (yield from reader.accept("to=")):
+        yield from reader.run(_NAME)
+        yield from reader.space()
+    found = reader.position > start and (yield from reader.at(CHANNEL, MESSAGE, CONSTRAIN))
+    reader.rewind(mark)
+    return bool(found)
 
 
 def _message(reader: TextReader, tools: Tools | None) -> Reading[None]:
@@ -70,7 +93,7 @@ def _message(reader: TextReader, tools: Tools | None) -> Reading[None]:
         return
     channel = _CHANNEL.search(text)
     recipient = _RECIPIENT.search(text)
-    name = channel[1] if channel else "final"
+    name = (channel[1] or channel[2]) if channel else "final"
     if recipient is not None and tools is not None and recipient[1] != "user":
         yield from _call(reader, recipient[1].removeprefix("functions."))
     elif name == "analysis" and recipient is None:
@@ -103,21 +126,15 @@ def _body(reader: TextReader, emit: Emit, *, thoughts: bool) -> Reading[None]:
 
 
 def _call(reader: TextReader, name: str) -> Reading[None]:
-    yield from reader.space()
-    mark = reader.mark()
-    before = reader.calls
+    mark, before = reader.mark(), reader.calls
     try:
-        if (yield from reader.peek()) != "{":
-            raise NotACall("arguments are a JSON object")
-        reader.call(name)
-        yield from read_json(reader, reader.arguments)
-        reader.end_call()
+        yield from read_call(reader, name)
     except NotACall:
-        if reader.calls == before:
-            reader.rewind(mark)
-            yield from _body(reader, Edges(reader.content).piece, thoughts=False)
-            return
+        reader.rewind(mark)
+        reader.forget_marks()
         reader.abandon_call()
+        yield from _no_call(reader, begun=reader.calls > before)
+        return
     except TextEnded:
         reader.abandon_call()
         return
@@ -125,6 +142,16 @@ def _call(reader: TextReader, name: str) -> Reading[None]:
     found = yield from reader.pass_until((END, CALL, RETURN, START, CHANNEL), _ignore)
     if found in (END, CALL, RETURN):
         reader.skip(len(found))
+
+
+def _no_call(reader: TextReader, *, begun: bool) -> Reading[None]:
+    """What was addressed to a tool and is no call; in a malformed one, headers are text."""
+    show = Edges(reader.content).piece
+    if begun:
+        found = yield from reader.pass_until((END, CALL, RETURN), show)
+        reader.skip(len(found))
+    else:
+        yield from _body(reader, show, thoughts=False)
 
 
 def _ignore(text: str) -> None:

@@ -22,17 +22,10 @@ def scan_qwen(reader: TextReader, tools: Tools) -> Reading[None]:
     if (yield from reader.at(CALLING)):
         yield from scan_calling(reader)
         return
-    mark, before = reader.mark(), reader.calls
-    try:
-        yield from _HERMES.scan(reader, tools)
-    except NotACall:
-        if reader.calls == before:
-            reader.rewind(mark)
-            yield from reader.accept("<tool_call>")
-            yield from reader.space()
-            if (yield from reader.at("<function=", "{")):
-                yield from reader.until("</tool_call>")
-        raise
+    if (yield from _follows(reader, "<tool_call>", "<function=")):
+        yield from reader.until("</tool_call>")
+        raise NotACall("another format", whole=True)
+    yield from _HERMES.scan(reader, tools)
 
 
 def scan_llama(reader: TextReader, tools: Tools) -> Reading[None]:
@@ -143,6 +136,7 @@ def parsers() -> tuple[ToolParser, ...]:
             "gigachat3",
             ("<|function_call|>", "<|message_sep|>\n\nfunction call<|role_sep|>"),
             "",
+            first=("function call<|role_sep|>",),
             markers=("<|message_sep|>", "<|role_sep|>"),
             detect=lambda template: "function call<|role_sep|>" in template,
             aliases=("gigachat",),

@@ -8,9 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlx_provider.records import NotACall, Reading, TextReader
-
-Emit = Callable[[str], None]
+from mlx_provider.records import Emit, NotACall, Reading, Rest, TextReader, claimed
 
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 _SCALAR = re.compile(r"[-+.\w]*")
@@ -141,6 +139,80 @@ def _read_list(reader: TextReader, emit: Emit, depth: int) -> Reading[None]:
         return
 
 
+@dataclass
+class _Brackets:
+    """Follows text up to the bracket that closes its first one."""
+
+    strict: bool
+    depth: int = 0
+    quoted: bool = False
+    escaped: bool = False
+    ended: bool = False
+
+    def take(self, text: str) -> int:
+        """Characters of `text` that belong to it."""
+        for at, character in enumerate(text):
+            if self.ended:
+                return at
+            self.follow(character)
+        return len(text)
+
+    def follow(self, character: str) -> None:
+        if self.quoted:
+            self.quoted = self.escaped or character != '"'
+            self.escaped = character == "\\" and not self.escaped
+        elif character == '"':
+            self.quoted = True
+        elif character in "[{":
+            self.depth += 1
+        elif character in "]}":
+            self.depth -= 1
+            self.ended = self.depth <= 0
+        elif self.strict and character not in _UNQUOTED:
+            self.ended = True
+
+
+_UNQUOTED = frozenset(" \t\r\n,:0123456789.+-eEtrufalsn")
+"""What stands outside of strings and brackets in JSON."""
+
+
+def balanced(start: int, *, strict: bool = False) -> Rest:
+    """Text up to the bracket that closes the one at `start`, a position of the reader.
+
+    strict: only as long as it could be JSON.
+    """
+
+    def rest(reader: TextReader, emit: Emit) -> Reading[None]:
+        brackets = _Brackets(strict)
+        brackets.take(reader.between(start, reader.position))
+        while not brackets.ended:
+            emit(reader.skip(brackets.take(reader.ahead())))
+            if brackets.ended or not (yield from reader.more()):
+                return
+
+    return rest
+
+
+def read_call(reader: TextReader, name: str, rest: Rest | None = None) -> Reading[None]:
+    """Read the arguments of a call of `name`, a JSON object that begins here.
+
+    Raises `NotACall` with `rest`; without one, the text of a malformed object is all that its
+    brackets hold.
+    """
+    yield from reader.space()
+    first = yield from reader.peek()
+    if first and first in '"[':
+        yield from claimed(read_json(reader, ignore), rest)
+        raise NotACall("arguments are a JSON object", whole=True, rest=rest)
+    if first != "{":
+        raise NotACall("arguments are a JSON object")
+    reader.call(name)
+    start = reader.mark()
+    yield from claimed(read_json(reader, reader.arguments), rest or balanced(start))
+    reader.release()
+    reader.end_call()
+
+
 def read_whole(reader: TextReader) -> Reading[str]:
     """One JSON value as text."""
     parts: list[str] = []
@@ -160,7 +232,7 @@ def as_arguments(text: str) -> str:
     return "{}" if value is None else text
 
 
-_CALL_KEYS = frozenset(
+CALL_KEYS = frozenset(
     {"name", "function", "tool_name", "arguments", "parameters", "args", "type", "id", "index"}
 )
 
@@ -189,7 +261,7 @@ class CallObject:
         yield from reader.space()
         while not (yield from reader.accept("}")):
             key = json.loads((yield from self.key()))
-            if self.arguments_needed and key not in _CALL_KEYS:
+            if self.arguments_needed and key not in CALL_KEYS:
                 raise NotACall("other JSON")
             yield from reader.space()
             yield from reader.expect(":")

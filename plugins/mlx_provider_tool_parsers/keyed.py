@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from mlx_provider import ToolParser
-from mlx_provider.records import NotACall, Reading, TextEnded, TextReader, Tools
+from mlx_provider.records import NotACall, Reading, TextEnded, TextReader, Tools, claimed, through
 
+from .blocks import JsonBlock
+from .json_text import read_json
 from .schema import Unknown, accepts
-from .values import Arguments
+from .values import Arguments, Unreported
 
-_NAME = re.compile(r"[\w.:/-]+")
+_NAME = re.compile(r"[\w.:/-]*")
 
 
 @dataclass(frozen=True)
@@ -34,30 +37,56 @@ class Keyed:
         block_end = self.tag("/" + self.block) if self.block else ""
         if self.block and (yield from reader.accept(self.tag(self.block))):
             yield from reader.space()
+            if (yield from reader.at("{", "[")):
+                yield from JsonBlock((), block_end, known=self.knows(tools)).between(reader)
+                return
+        if not (yield from reader.at(opener)):
+            raise NotACall("a block without a call")
         while (yield from reader.accept(opener)):
-            yield from self.call(reader, tools, closer)
+            yield from reader.space()
+            if (yield from reader.at("{", "[")):
+                yield from JsonBlock((), closer, known=self.knows(tools)).between(reader)
+            else:
+                yield from self.call(reader, tools, closer)
             if not self.block:
                 return
             yield from reader.space()
             if (yield from reader.accept(block_end)):
                 return
 
+    def knows(self, tools: Tools) -> Callable[[str], bool] | None:
+        return None if self.undeclared == "call" else accepts(tools)
+
     def call(self, reader: TextReader, tools: Tools, closer: str) -> Reading[None]:
-        key = self.tag("arg_key")
-        stops = (key, closer, self.tag(self.separator)) if self.separator else (key, closer)
-        name = (yield from reader.until(*stops)).strip()
-        if not _NAME.fullmatch(name):
+        name = yield from self.name(reader, closer)
+        known = self.undeclared == "call" or accepts(tools)(name)
+        report = reader if known else Unreported()
+        arguments = Arguments(report, tools, name, unknown=self.unknown, lines=False)
+        yield from claimed(self.arguments(reader, arguments, closer), through(closer))
+        if not known and self.undeclared == "text":
+            raise NotACall("no such tool", whole=True)
+
+    def name(self, reader: TextReader, closer: str) -> Reading[str]:
+        name = yield from reader.run(_NAME)
+        yield from reader.space()
+        following = yield from reader.peek()
+        if not following:
+            raise TextEnded
+        if not name or following not in ("<", "{"):
             raise NotACall("not a name")
         if self.separator:
-            yield from reader.accept(stops[-1])
-        known = self.undeclared == "call" or accepts(tools)(name)
-        if not known and self.undeclared == "text":
-            raise NotACall("no such tool")
-        if not known:
-            yield from reader.until(closer)
-            reader.skip(len(closer))
+            yield from reader.accept(self.tag(self.separator))
+        return name
+
+    def arguments(self, reader: TextReader, arguments: Arguments, closer: str) -> Reading[None]:
+        yield from reader.space()
+        if (yield from reader.at("{")):
+            arguments.begin()
+            yield from read_json(reader, arguments.report.arguments)
+            arguments.report.end_call()
+            yield from reader.space()
+            yield from reader.accept(closer)
             return
-        arguments = Arguments(reader, tools, name, unknown=self.unknown, lines=False)
         while True:
             yield from reader.space()
             if (yield from reader.accept(closer)):
@@ -72,10 +101,14 @@ class Keyed:
         yield from reader.space()
         yield from reader.expect(self.tag("arg_value"))
         arguments.open(key)
-        end = self.tag("/arg_value")
+        end, opener = self.tag("/arg_value"), self.tag("tool_call")
         while True:
-            if not (yield from reader.pass_until((end,), arguments.piece)):
+            found = yield from reader.pass_until((end, opener), arguments.piece)
+            if not found:
                 raise TextEnded
+            if found == opener:
+                yield from self.quoted_call(reader, arguments, closer)
+                continue
             mark = reader.mark()
             reader.skip(len(end))
             yield from reader.space()
@@ -86,6 +119,22 @@ class Keyed:
             reader.rewind(mark)
             arguments.piece(reader.skip(len(end)))
         arguments.close()
+
+    def quoted_call(self, reader: TextReader, arguments: Arguments, closer: str) -> Reading[None]:
+        """Pass a whole call inside a value as text; its closing tags do not close the value."""
+        opener = self.tag("tool_call")
+        mark = reader.mark()
+        reader.skip(len(opener))
+        yield from reader.run(_NAME)
+        yield from reader.space()
+        if self.separator:
+            yield from reader.accept(self.tag(self.separator))
+            yield from reader.space()
+        found = yield from reader.at(self.tag("arg_key"))
+        reader.rewind(mark)
+        arguments.piece(reader.skip(len(opener)))
+        if found:
+            yield from reader.pass_until((closer,), arguments.piece)
 
 
 GLM = Keyed()
@@ -132,6 +181,7 @@ def parsers() -> tuple[ToolParser, ...]:
             start="<tool_calls>",
             starts=("<tool_call>", "<tool_calls:opensource>", "<tool_call:opensource>"),
             end="</tool_calls>",
+            ends=("</tool_calls:opensource>",),
             scan=scan_hy_v3,
             atomic=True,
             markers=(*_TAGS, "<tool_sep>", "</tool_call>"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from mlx_provider import ReasoningParser, ToolParser
-from mlx_provider.records import Emit, NotACall, Reading, TextEnded, TextReader, Tools
+from mlx_provider.records import Emit, Reading, TextReader, Tools, read_block, scan_block
 
 from .invoke_tags import invoke
 
@@ -15,34 +15,59 @@ START, MESSAGE, ENDS = "<|start|>", "<|message|>", ("<|eom|>", "<|eot|>")
 _WORD = re.compile(r"\w*")
 
 
+def _speaks(template: str) -> bool:
+    return "<atem:function_calls>" in template or "to=self" in template
+
+
+CALLS = ToolParser(
+    name="muse",
+    start=FORM.blocks[0],
+    end=FORM.block_end,
+    scan=FORM.scan,
+    atomic=True,
+    markers=(FORM.call, FORM.call_end, FORM.key, FORM.value_end),
+    detect=_speaks,
+    aliases=("muse_glimmer", "muse_spark"),
+    rank=3,
+)
+
+
 def read_muse(reader: TextReader, tools: Tools | None) -> Reading[None]:
-    """A whole reply: ` to=self<|message|>thoughts<|eom|><|start|>assistant to=user...`."""
+    """A whole reply: ` to=self<|message|>thoughts<|eom|><|start|>assistant to=user...`.
+
+    The prompt may have begun the first header.
+    """
+    addressee = yield from _header(reader, begun=True)
     while (yield from reader.peek()):
-        mark = reader.mark()
-        addressee = yield from _header(reader)
         if addressee is None:
-            reader.rewind(mark)
             yield from _body(reader, reader.content, tools, ends=(START,))
-            continue
-        reader.release()
-        if addressee == "self":
+        elif addressee == "self":
             reader.reason()
             yield from _body(reader, reader.reasoning, None)
             reader.answer()
         else:
             yield from _body(reader, reader.content, tools)
+        addressee = yield from _header(reader)
 
 
-def _header(reader: TextReader) -> Reading[str | None]:
-    """The addressee; None: no header stands here."""
-    if (yield from reader.accept(START)):
-        yield from reader.space()
-        yield from reader.run(_WORD)
+def _header(reader: TextReader, *, begun: bool = False) -> Reading[str | None]:
+    """The addressee, "user" where it is not told; None: no header stands here.
+
+    begun: what is here may be the end of a header.
+    """
+    mark = reader.mark()
+    started = yield from reader.accept(START)
     yield from reader.space()
-    if not (yield from reader.accept("to=")):
-        return None
+    yield from reader.accept("assistant")
+    yield from reader.space()
+    told = yield from reader.accept("to=", *(("=",) if begun else ()))
     addressee = yield from reader.run(_WORD)
-    return addressee if (yield from reader.accept(MESSAGE)) else None
+    known = bool(told) or (begun and addressee in ("self", "user", ""))
+    if (known or started) and (yield from reader.accept(MESSAGE)):
+        reader.release()
+        return addressee or "user"
+    reader.rewind(mark)
+    return None
 
 
 def _body(
@@ -58,38 +83,14 @@ def _body(
         if found != block:
             reader.skip(len(found) if ends is ENDS else 0)
             return
-        mark = reader.mark()
-        reader.hold()
-        try:
-            yield from FORM.scan(reader, tools or ())
-        except (NotACall, TextEnded):
-            reader.let_go(keep=False)
-            reader.rewind(mark)
-            emit(reader.skip(len(block)))
-        else:
-            reader.let_go(keep=True)
-            reader.release()
-
-
-def _speaks(template: str) -> bool:
-    return "<atem:function_calls>" in template or "to=self" in template
+        scan = scan_block(CALLS, reader, tools or ())
+        yield from read_block(reader, scan, CALLS, block, emit)
+        reader.forget_marks()
 
 
 def parsers() -> tuple[ToolParser, ...]:
     """The tool calls of this format."""
-    return (
-        ToolParser(
-            name="muse",
-            start=FORM.blocks[0],
-            end=FORM.block_end,
-            scan=FORM.scan,
-            atomic=True,
-            markers=(FORM.call, FORM.call_end, FORM.key, FORM.value_end),
-            detect=_speaks,
-            aliases=("muse_glimmer", "muse_spark"),
-            rank=3,
-        ),
-    )
+    return (CALLS,)
 
 
 def reasoning_parsers() -> tuple[ReasoningParser, ...]:

@@ -6,47 +6,51 @@ import json
 import re
 
 from mlx_provider import ToolParser
-from mlx_provider.records import NotACall, Reading, TextReader, Tools
+from mlx_provider.records import NotACall, Reading, TextReader, Tools, claimed, through
 
 from .blocks import JsonBlock
-from .json_text import read_json, read_whole
+from .json_text import read_call, read_whole
 from .tagged import TagFormat
 
+PREFIX, SUFFIX = "<|tools_prefix|>", "<|tools_suffix|>"
 _NAME = re.compile(r"[\w.:/-]*")
 
 
 def scan_apertus(reader: TextReader, tools: Tools) -> Reading[None]:
     """`<|tools_prefix|>[{"NAME": {...}}, ...]<|tools_suffix|>`."""
-    yield from reader.expect("<|tools_prefix|>")
+    yield from reader.expect(PREFIX)
     yield from reader.space()
     yield from reader.expect("[")
+    before = reader.calls
     while True:
         yield from reader.space()
         yield from reader.accept(",")
         yield from reader.space()
         if (yield from reader.accept("]")):
             break
-        yield from reader.expect("{")
-        yield from reader.space()
-        if (yield from reader.at('"')) != '"':
-            raise NotACall("a call is a name and its arguments")
-        name = json.loads((yield from read_whole(reader)))
-        yield from reader.space()
-        yield from reader.expect(":")
-        yield from reader.space()
-        if (yield from reader.at("{")) != "{":
-            raise NotACall("arguments are a JSON object")
-        reader.call(name)
-        yield from read_json(reader, reader.arguments)
-        yield from reader.space()
-        yield from reader.expect("}")
-        reader.end_call()
+        yield from claimed(_named_call(reader), through(SUFFIX))
+    if reader.calls == before:
+        raise NotACall("an empty list")
     mark = reader.mark()
     yield from reader.space()
-    if (yield from reader.accept("<|tools_suffix|>")):
+    if (yield from reader.accept(SUFFIX)):
         reader.release()
     else:
         reader.rewind(mark)
+
+
+def _named_call(reader: TextReader) -> Reading[None]:
+    """`{"NAME": {...}}`."""
+    yield from reader.expect("{")
+    yield from reader.space()
+    if (yield from reader.at('"')) != '"':
+        raise NotACall("a call is a name and its arguments")
+    name = json.loads((yield from read_whole(reader)))
+    yield from reader.space()
+    yield from reader.expect(":")
+    yield from read_call(reader, name)
+    yield from reader.space()
+    yield from reader.expect("}")
 
 
 _TAGS = TagFormat(blocks=(), block_end="", bare=True)
@@ -66,11 +70,9 @@ def scan_functionary(reader: TextReader, tools: Tools) -> Reading[None]:
         yield from reader.expect("\n")
         if name == "all":
             return
-        if not name or (yield from reader.at("{")) != "{":
-            raise NotACall("arguments are a JSON object")
-        reader.call(name)
-        yield from read_json(reader, reader.arguments)
-        reader.end_call()
+        if not name:
+            raise NotACall("a call has a name")
+        yield from read_call(reader, name)
 
 
 def parsers() -> tuple[ToolParser, ...]:
@@ -78,10 +80,10 @@ def parsers() -> tuple[ToolParser, ...]:
     return (
         ToolParser(
             name="apertus",
-            start="<|tools_prefix|>",
-            end="<|tools_suffix|>",
+            start=PREFIX,
+            end=SUFFIX,
             scan=scan_apertus,
-            detect=lambda template: "<|tools_prefix|>" in template,
+            detect=lambda template: PREFIX in template,
             rank=3,
         ),
         ToolParser(

@@ -8,7 +8,15 @@ import re
 from typing import Any
 
 from mlx_provider import ToolCall, ToolParser
-from mlx_provider.records import NotACall, Reading, TextReader, Tools, read_marked
+from mlx_provider.records import (
+    NotACall,
+    Reading,
+    TextReader,
+    Tools,
+    claimed,
+    read_marked,
+    report_call,
+)
 
 from .calling_text import OPENER as CALLING
 from .calling_text import scan_calling
@@ -123,14 +131,6 @@ def read_list(reader: TextReader) -> Reading[str]:
     return text
 
 
-def report(reader: TextReader, calls: list[ToolCall]) -> None:
-    """Report whole calls."""
-    for call in calls:
-        reader.call(call.name)
-        reader.arguments(call.arguments)
-        reader.end_call()
-
-
 def scan_list(reader: TextReader, tools: Tools) -> Reading[None]:
     """A list of calls, with or without markers around it."""
     yield from reader.accept("<|python_start|>")
@@ -140,7 +140,8 @@ def scan_list(reader: TextReader, tools: Tools) -> Reading[None]:
         calls = parse_calls(text)
     except ValueError as error:
         raise NotACall(str(error), whole=True) from error
-    report(reader, calls)
+    for call in calls:
+        report_call(reader, call)
     yield from reader.accept("<|python_end|>")
 
 
@@ -148,7 +149,10 @@ def _parse_marked(text: str, tools: Tools) -> list[ToolCall]:
     bare = text.strip()
     if not bare.startswith("[{") and not bare.startswith("{"):
         return parse_calls(bare)
-    found = json.loads(bare)
+    try:
+        found = json.loads(bare)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
     items = found if isinstance(found, list) else [found]
     if not all(isinstance(x, dict) and isinstance(x.get("name"), str) for x in items):
         raise ValueError("not a list of calls")
@@ -163,8 +167,25 @@ def scan_lfm2(reader: TextReader, tools: Tools) -> Reading[None]:
     elif found == "[":
         yield from scan_list(reader, tools)
     else:
-        marks = ("<|tool_call_start|>",), "<|tool_call_end|>"
-        yield from read_marked(reader, *marks, _parse_marked, tools)
+        yield from _between(reader, "<|tool_call_start|>", "<|tool_call_end|>", tools)
+
+
+def scan_olmo3(reader: TextReader, tools: Tools) -> Reading[None]:
+    """One call a line between markers."""
+    yield from _between(reader, "<function_calls>", "</function_calls>", tools)
+
+
+def _between(reader: TextReader, start: str, end: str, tools: Tools) -> Reading[None]:
+    mark = reader.mark()
+    yield from reader.expect(start)
+    yield from reader.space()
+    yield from reader.accept("[")
+    yield from reader.space()
+    head = yield from reader.run(_HEAD)
+    begun = yield from reader.at("(" if head else "{")
+    reader.rewind(mark)
+    reading = read_marked(reader, (start,), end, _parse_marked, tools)
+    yield from claimed(reading) if begun else reading
 
 
 def parsers() -> tuple[ToolParser, ...]:
@@ -194,7 +215,7 @@ def parsers() -> tuple[ToolParser, ...]:
             name="olmo3",
             start="<function_calls>",
             end="</function_calls>",
-            parse=_parse_marked,
+            scan=scan_olmo3,
             detect=lambda template: "<function_calls>" in template,
             rank=2,
         ),

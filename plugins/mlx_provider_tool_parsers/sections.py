@@ -7,25 +7,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mlx_provider import ToolParser
-from mlx_provider.records import NotACall, Reading, TextReader, Tools
+from mlx_provider.records import NotACall, Reading, TextReader, Tools, claimed, through
 
 from .blocks import JsonBlock
-from .json_text import ignore, read_json
+from .json_text import ignore, read_call
+from .kimi_ids import kimi_name, read_unnamed
 
 _NAME = re.compile(r"[\w.:/-]+")
 _NAME_CHARACTERS = re.compile(r"[\w.:/-]*")
 
 
-def _named(text: str) -> str:
+def plain_name(text: str, tools: Tools) -> str:
+    """The name as it stands. Raises `NotACall`."""
     name = text.strip()
     if not _NAME.fullmatch(name):
         raise NotACall("not a name")
     return name
-
-
-def _kimi_name(text: str) -> str:
-    """`functions.NAME:INDEX`, of which the model may leave parts out."""
-    return re.sub(r":\d+$", "", _named(text)).removeprefix("functions.")
 
 
 @dataclass(frozen=True)
@@ -40,7 +37,8 @@ class Section:
     kind: str = ""
     """A word that stands between the call's opener and a further separator."""
     fence: tuple[str, str] = ("", "")
-    name: Callable[[str], str] = _named
+    name: Callable[[str, Tools], str] = plain_name
+    """(text before the arguments, tools) -> name; empty: only the arguments tell it."""
 
     def scan(self, reader: TextReader, tools: Tools) -> Reading[None]:
         """Read one section; text in it that is no call is noise."""
@@ -51,24 +49,21 @@ class Section:
             reader.skip(len(found))
             if found != self.call:
                 break
-            yield from self.one(reader)
+            yield from self.one(reader, tools)
         if reader.calls == before:
             raise NotACall("a section without a call")
 
-    def one(self, reader: TextReader) -> Reading[None]:
+    def one(self, reader: TextReader, tools: Tools) -> Reading[None]:
         if self.kind:
             yield from reader.space()
             yield from reader.expect(self.kind)
             yield from reader.expect(self.separator)
         stops = (self.fence[0] or self.separator, self.call_end, *self.end, self.call)
-        name = self.name((yield from reader.until(*stops)))
+        name = self.name((yield from reader.until(*stops)), tools)
         yield from reader.expect(stops[0])
-        yield from reader.space()
-        if (yield from reader.peek()) != "{":
-            raise NotACall("arguments are a JSON object")
-        reader.call(name)
-        yield from read_json(reader, reader.arguments)
-        reader.end_call()
+        rest = through(*self.end)
+        call = read_call(reader, name, rest) if name else read_unnamed(reader, tools)
+        yield from claimed(call, rest)
         yield from reader.space()
         if self.fence[1]:
             yield from reader.accept(self.fence[1])
@@ -98,7 +93,7 @@ KIMI_K2 = Section(
     separator="<|tool_call_argument_begin|>",
     call_end="<|tool_call_end|>",
     end=("<|tool_calls_section_end|>", "<|tool_call_section_end|>"),
-    name=_kimi_name,
+    name=kimi_name,
 )
 _MISTRAL_LIST = JsonBlock(openers=("[TOOL_CALLS]",))
 
@@ -121,11 +116,9 @@ def scan_mistral(reader: TextReader, tools: Tools) -> Reading[None]:
         yield from reader.run(_NAME_CHARACTERS)
     yield from reader.accept("[ARGS]")
     yield from reader.space()
-    if not name or (yield from reader.at("{")) != "{":
-        raise NotACall("arguments are a JSON object")
-    reader.call(name)
-    yield from read_json(reader, reader.arguments)
-    reader.end_call()
+    if not name:
+        raise NotACall("a call has a name")
+    yield from read_call(reader, name)
 
 
 def _section(name: str, section: Section, **fields: object) -> ToolParser:
@@ -134,8 +127,9 @@ def _section(name: str, section: Section, **fields: object) -> ToolParser:
         start=section.begin[0],
         starts=section.begin[1:],
         end=section.end[0],
+        ends=section.end[1:],
         scan=section.scan,
-        markers=(section.call, section.separator, section.call_end, *section.end),
+        markers=(section.call, section.separator, section.call_end),
         **fields,  # type: ignore[arg-type]
     )
 

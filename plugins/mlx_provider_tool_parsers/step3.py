@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from mlx_provider import ToolParser
-from mlx_provider.records import NotACall, Reading, TextReader, Tools
+from mlx_provider.records import NotACall, Reading, TextReader, Tools, claimed, through
 
 from .invoke_tags import invoke
-from .json_text import ignore
+from .json_text import CallObject, ignore
 from .tagged import read_call
 
 BEGIN, END = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
+SEPARATOR = "<｜tool_sep｜>"
 FORM = invoke("", "steptml:", bare=True)
 
 
@@ -18,11 +19,16 @@ def scan(reader: TextReader, tools: Tools) -> Reading[None]:
     yield from reader.expect(BEGIN)
     before = reader.calls
     while True:
-        found = yield from reader.pass_until((FORM.call, END), ignore)
-        if found != FORM.call:
-            reader.skip(len(found))
+        found = yield from reader.pass_until((FORM.call, SEPARATOR, END), ignore)
+        if found == FORM.call:
+            yield from claimed(read_call(FORM, reader, tools), through(END))
+            continue
+        reader.skip(len(found))
+        if found != SEPARATOR:
             break
-        yield from read_call(FORM, reader, tools)
+        yield from reader.space()
+        if (yield from reader.at("{")):
+            yield from claimed(CallObject(reader).read(), through(END))
     if reader.calls == before:
         raise NotACall("a section without a call")
 
@@ -36,7 +42,7 @@ def parsers() -> tuple[ToolParser, ...]:
             end=END,
             scan=scan,
             atomic=True,
-            markers=("<｜tool_call_begin｜>", "<｜tool_sep｜>", "<｜tool_call_end｜>"),
+            markers=("<｜tool_call_begin｜>", SEPARATOR, "<｜tool_call_end｜>"),
             detect=lambda template: "steptml:invoke" in template,
             rank=3,
         ),

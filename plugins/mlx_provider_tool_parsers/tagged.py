@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from mlx_provider.records import NotACall, Reading, TextEnded, TextReader, Tools
+from mlx_provider.records import NotACall, Reading, TextEnded, TextReader, Tools, claimed, through
 
+from .blocks import JsonBlock
 from .json_text import ignore, read_json
 from .schema import Unknown, accepts, properties
-from .values import Arguments
+from .values import Arguments, Unreported
 
 _NAME = re.compile(r"""\bname\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s>"']+))""")
 _STRING = re.compile(r"""\bstring\s*=\s*["']?(true|false)""")
@@ -64,14 +65,21 @@ class _TagReader:
 
     def block(self) -> Reading[None]:
         form, reader = self.form, self.reader
-        wrapped = bool(form.blocks and (yield from reader.accept(*form.blocks)))
+        opener = yield from reader.at(*form.blocks)
+        wrapped = bool(reader.skip(len(opener)))
+        yield from reader.space()
+        if wrapped and (yield from reader.at("{", "[")):
+            known = None if form.undeclared else accepts(self.tools)
+            yield from JsonBlock((), form.block_end, known=known).between(reader)
+            return
         while True:
             yield from reader.space()
             if not (yield from reader.at(form.call)):
                 break
-            yield from self.call(wrapped)
             if not wrapped:
+                yield from self.call(wrapped)
                 break
+            yield from claimed(self.call(wrapped), through(form.block_end))
         mark = reader.mark()
         yield from reader.space()
         closed = form.block_end and (yield from reader.accept(form.block_end))
@@ -83,9 +91,13 @@ class _TagReader:
             yield from self.nothing_found(bool(closed))
 
     def nothing_found(self, closed: bool) -> Reading[None]:
-        if not closed and not (yield from self.reader.peek()):
+        form, reader = self.form, self.reader
+        following = yield from reader.peek()
+        if not closed and not following:
             raise TextEnded
-        raise NotACall("a block without a call")
+        broken = following == "<" and not closed and not (yield from reader.at(*form.blocks))
+        rest = through(form.block_end) if broken and form.block_end else None
+        raise NotACall("a block without a call", rest=rest)
 
     found: bool = False
 
@@ -94,14 +106,18 @@ class _TagReader:
         yield from reader.expect(form.call.removesuffix("="))
         header = yield from self.header()
         name = header_name(header)
-        if not name or (not form.undeclared and not accepts(self.tools)(name)):
-            raise NotACall("no such tool")
-        arguments = Arguments(reader, self.tools, name, form.unknown, form.lines)
+        if not name:
+            raise NotACall("a call has a name")
+        known = form.undeclared or accepts(self.tools)(name)
+        report = reader if known else Unreported()
+        arguments = Arguments(report, self.tools, name, form.unknown, form.lines)
         yield from reader.space()
         if (yield from reader.at("{")):
-            yield from self.json_body(arguments)
+            yield from claimed(self.json_body(arguments), through(form.call_end))
         else:
             yield from self.parameters(arguments, wrapped)
+        if not known:
+            raise NotACall("no such tool", whole=True)
         self.found = True
 
     def header(self) -> Reading[str]:
@@ -112,8 +128,8 @@ class _TagReader:
     def json_body(self, arguments: Arguments) -> Reading[None]:
         """`<function=name>{...}</function>`."""
         arguments.begin()
-        yield from read_json(self.reader, self.reader.arguments)
-        self.reader.end_call()
+        yield from read_json(self.reader, arguments.report.arguments)
+        arguments.report.end_call()
         yield from self.reader.space()
         yield from self.reader.accept(self.form.call_end)
 
@@ -128,7 +144,8 @@ class _TagReader:
             if not found and not (yield from reader.peek()):
                 raise TextEnded
             if found == form.key:
-                yield from self.parameter(arguments)
+                end = form.block_end if wrapped and form.block_end else form.call_end
+                yield from claimed(self.parameter(arguments), through(end))
                 continue
             if found and (wrapped or arguments.keys):
                 reader.skip(len(found) if found == form.call_end else 0)
@@ -152,7 +169,7 @@ class _TagReader:
     def value(self, arguments: Arguments) -> Reading[None]:
         """Up to the closing tag that a further tag follows; another one is text."""
         form, reader = self.form, self.reader
-        ends = [form.value_end]
+        ends = [form.value_end, form.call]
         if form.forgiving:
             ends += ["\n" + form.key, form.call_end]
         while True:
@@ -162,12 +179,34 @@ class _TagReader:
             if found == form.value_end:
                 if (yield from self.ends_value(len(found), (form.key, form.call_end))):
                     return
+            elif found == form.call:
+                yield from self.quoted_call(arguments)
             elif found == form.call_end:
                 if (yield from self.ends_reply(len(found))):
                     return
             elif (yield from self.next_declared(arguments)):
                 return
             arguments.piece(reader.skip(len(found)))
+
+    def quoted_call(self, arguments: Arguments) -> Reading[None]:
+        """Pass a whole call inside a value as text; its closing tags do not close the value."""
+        form, reader = self.form, self.reader
+        mark = reader.mark()
+        reader.skip(len(form.call.removesuffix("=")))
+        yield from self.short_header()
+        yield from reader.space()
+        found = yield from reader.at(form.key)
+        reader.rewind(mark)
+        if found:
+            arguments.piece(reader.skip(len(form.call)))
+            yield from reader.pass_until((form.call_end,), arguments.piece)
+
+    def short_header(self) -> Reading[str]:
+        """The inside of a tag, up to its end; of text that is no tag, the beginning."""
+        reader, header = self.reader, ""
+        while not header.endswith(">") and len(header) < 128 and (yield from reader.peek()):
+            header += yield from reader.char()
+        return header.removesuffix(">")
 
     def ends_value(self, size: int, following: tuple[str, ...]) -> Reading[bool]:
         reader = self.reader
@@ -197,12 +236,10 @@ class _TagReader:
 
     def next_declared(self, arguments: Arguments) -> Reading[bool]:
         """Whether a parameter tag at a line's beginning opens the tool's next parameter."""
-        reader = self.reader
+        form, reader = self.form, self.reader
         mark = reader.mark()
-        reader.skip(len("\n" + self.form.key.removesuffix("=")))
-        header = ""
-        while ">" not in header and len(header) < 128 and (yield from reader.peek()):
-            header += yield from reader.char()
+        reader.skip(len("\n" + form.key.removesuffix("=")))
+        header = yield from self.short_header()
         reader.rewind(mark)
-        key = header_name(header.removesuffix(">"))
+        key = "" if header[:1] == "=" and form.key[-1:] != "=" else header_name(header)
         return key in properties(self.tools, arguments.name) and key not in arguments.keys

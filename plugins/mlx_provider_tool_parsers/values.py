@@ -4,10 +4,32 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from mlx_provider.records import TextReader, Tools
+from mlx_provider.records import Tools
 
 from .schema import Unknown, as_json, is_text, types
+
+
+class Report(Protocol):
+    """Where a call goes: a reader, or nowhere."""
+
+    def call(self, name: str) -> None: ...
+    def arguments(self, text: str) -> None: ...
+    def end_call(self) -> None: ...
+
+
+class Unreported:
+    """Takes a call of which only the extent matters."""
+
+    def call(self, name: str) -> None:
+        """Nothing is reported."""
+
+    def arguments(self, text: str) -> None:
+        """Nothing is reported."""
+
+    def end_call(self) -> None:
+        """Nothing is reported."""
 
 
 @dataclass
@@ -18,7 +40,7 @@ class TextValue:
     tags' own.
     """
 
-    reader: TextReader
+    report: Report
     lines: bool
     begun: bool = False
     held: str = ""
@@ -35,14 +57,14 @@ class TextValue:
         self.show(text[: len(text) - len(self.held)])
 
     def show(self, text: str) -> None:
-        self.reader.arguments(json.dumps(text, ensure_ascii=False)[1:-1])
+        self.report.arguments(json.dumps(text, ensure_ascii=False)[1:-1])
 
 
 @dataclass
 class Arguments:
     """Writes one call's arguments as JSON, parameter by parameter."""
 
-    reader: TextReader
+    report: Report
     tools: Tools
     name: str
     unknown: Unknown = "string"
@@ -56,19 +78,19 @@ class Arguments:
         """Report the call's name; from here on it is a call."""
         if not self.begun:
             self.begun = True
-            self.reader.call(self.name)
+            self.report.call(self.name)
 
     def open(self, key: str, force_text: bool | None = None) -> None:
         """A parameter begins. `force_text`: the format itself tells whether it is a string."""
         self.begin()
-        self.reader.arguments(("{" if not self.keys else ", ") + json.dumps(key) + ": ")
+        self.report.arguments(("{" if not self.keys else ", ") + json.dumps(key) + ": ")
         self.keys.append(key)
         wanted = types(self.tools, self.name, key)
         text = is_text(wanted, self.unknown) if force_text is None else force_text
         self._parts = []
-        self._text = TextValue(self.reader, self.lines) if text else None
+        self._text = TextValue(self.report, self.lines) if text else None
         if text:
-            self.reader.arguments('"')
+            self.report.arguments('"')
 
     def piece(self, text: str) -> None:
         """The next text of the open parameter's value."""
@@ -80,17 +102,17 @@ class Arguments:
     def close(self, force_json: bool = False) -> None:
         """The open parameter's value is complete."""
         if self._text is not None:
-            self.reader.arguments('"')
+            self.report.arguments('"')
             return
         text = "".join(self._parts)
         if self.lines:
             text = text.removeprefix("\n").removesuffix("\n")
         wanted = types(self.tools, self.name, self.keys[-1])
         unknown: Unknown = "json" if force_json else self.unknown
-        self.reader.arguments(as_json(text, frozenset() if force_json else wanted, unknown))
+        self.report.arguments(as_json(text, frozenset() if force_json else wanted, unknown))
 
     def end(self) -> None:
         """The call is whole."""
         self.begin()
-        self.reader.arguments("}" if self.keys else "{}")
-        self.reader.end_call()
+        self.report.arguments("}" if self.keys else "{}")
+        self.report.end_call()

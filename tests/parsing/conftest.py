@@ -11,6 +11,7 @@ import pytest
 
 import mlx_provider_reasoning_parsers as reasoning_plugin
 import mlx_provider_tool_parsers as tool_plugin
+from mlx_provider.chat.grammar_shapes import Tagged, shape_for
 from mlx_provider.chat.reply import Reply
 from mlx_provider.protocol import Delta
 from mlx_provider.records import ReasoningParser, ToolParser
@@ -72,6 +73,34 @@ TOOL_PARSERS: dict[str, ToolParser] = _by_name(tool_plugin.mlx_tool_parsers())
 REASONING_PARSERS: dict[str, ReasoningParser] = _by_name(
     [*tool_plugin.mlx_reasoning_parsers(), *reasoning_plugin.mlx_reasoning_parsers()]
 )
+
+
+def written(parser: ToolParser, name: str, arguments: dict[str, Any]) -> str:
+    """A call as a model of this format writes it."""
+    shape = shape_for((parser.name, *parser.aliases), parser.start, parser.end)
+    before = shape.before.replace("{name}", name).replace("{digits}", "0")
+    body = tagged(shape.tagged, arguments) if shape.tagged else json.dumps(arguments)
+    return shape.open + before + body + shape.after + shape.close
+
+
+def tagged(form: Tagged, arguments: dict[str, Any]) -> str:
+    parts = []
+    for key, value in arguments.items():
+        after = form.value_after.replace("{key}", key)
+        if isinstance(value, str) and form.text is not None:
+            text = form.text[0] + value + form.text[1]
+            parts.append(form.key_before + key + (form.text_key_after or form.key_after) + text)
+        else:
+            parts.append(form.key_before + key + form.key_after + json.dumps(value))
+        parts[-1] += after
+    return form.between.join(parts)
+
+
+def tool(name: str, **types: str) -> dict[str, Any]:
+    """A request's tool with parameters of these types, all required."""
+    properties = {key: {"type": value} for key, value in types.items()}
+    schema = {"type": "object", "properties": properties, "required": list(types)}
+    return {"type": "function", "function": {"name": name, "parameters": schema}}
 
 
 @pytest.fixture(scope="session")

@@ -154,7 +154,7 @@ def test_arguments_that_turn_bad_after_they_began_stay_partial() -> None:
     text = '<tool_call>{"name": "f", "arguments": {"a": 1, oops}}</tool_call>tail'
     found = read_chunks(list(text), tool_parser=HERMES)
     assert found.calls == (("f", '{"a": 1'),)
-    assert (found.content, found.reason) == ("tail", "stop")
+    assert (found.content, found.reason) == (text, "stop")
 
 
 def test_raw_line_ends_and_trailing_commas_become_json() -> None:

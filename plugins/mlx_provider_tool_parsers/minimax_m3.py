@@ -1,8 +1,7 @@
-"""Formats that are read as a whole tree: MiniCPM 5, MiniMax M3."""
+"""MiniMax M3: a tree of elements, each tag after a prefix that no text contains."""
 
 from __future__ import annotations
 
-import html
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -10,40 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlx_provider import ToolCall, ToolParser
-from mlx_provider.records import Tools
+from mlx_provider.records import Reading, TextReader, Tools, claimed, read_marked
 
-from .schema import as_json, functions, properties, schema_types, types
-
-_FUNCTION = re.compile(r"""\s*(["'])(?P<name>[^"']+)\1\s*>(?P<body>.*)""", re.DOTALL)
-_PARAMETER = re.compile(
-    r"""\s*<param(?:eter)?\s+name\s*=\s*(["'])(?P<key>[^"']+)\1\s*>"""
-    r"""(?:<!\[CDATA\[(?P<raw>.*?)\]\]>|(?P<text>[^<]*))</param(?:eter)?>\s*""",
-    re.DOTALL,
-)
-
-
-def parse_minicpm(text: str, tools: Tools) -> list[ToolCall]:
-    """`"NAME"><param name="KEY">value</param>`: well-formed XML for declared parameters only."""
-    match = _FUNCTION.fullmatch(text)
-    if match is None:
-        raise ValueError("not a function element")
-    name, body, known = match["name"].strip(), match["body"].strip(), functions(tools)
-    if known and name not in known:
-        raise ValueError("no such tool")
-    found: dict[str, str] = {}
-    at = 0
-    while at < len(body):
-        parameter = _PARAMETER.match(body, at)
-        if parameter is None:
-            raise ValueError("not a parameter element")
-        key = parameter["key"].strip()
-        if key in found or (known and key not in properties(tools, name)):
-            raise ValueError("no such parameter, or twice the same")
-        raw = parameter["raw"]
-        value = raw if raw is not None else html.unescape(parameter["text"])
-        found[key] = as_json(value, types(tools, name, key), "json")
-        at = parameter.end()
-    return [ToolCall(name, _object(found.items()))]
+from .schema import as_json, functions, schema_types
 
 
 def _object(items: Any) -> str:
@@ -55,9 +23,20 @@ class _Node:
     tag: str
     text: str = ""
     children: list[_Node] = field(default_factory=list)
+    tail: str = ""
+    """Text behind the closing tag."""
+
+    def inside(self) -> str:
+        """Everything between the tags, as it was written."""
+        return self.text + "".join(child.written() for child in self.children)
+
+    def written(self) -> str:
+        opener, closer = f"{PREFIX}<{self.tag}>", f"{PREFIX}</{self.tag.split()[0]}>"
+        return opener + self.inside() + closer + self.tail
 
 
 PREFIX = "]<]minimax[>["
+OPEN, CLOSE = PREFIX + "<tool_call>", PREFIX + "</tool_call>"
 _TAG = re.compile(r"<(/?)([^<>]+)>(.*)", re.DOTALL)
 
 
@@ -76,14 +55,25 @@ def _tree(text: str) -> _Node:
         elif len(open_nodes) < 2 or open_nodes[-1].tag.split()[0] != tag.strip():
             raise ValueError("tags do not match")
         else:
-            open_nodes.pop()
+            open_nodes.pop().tail = rest
     if len(open_nodes) > 1:
         raise ValueError("a tag is not closed")
     return root
 
 
-def parse_minimax_m3(text: str, tools: Tools) -> list[ToolCall]:
-    """Nested elements, each tag after a prefix that no text contains."""
+def scan(reader: TextReader, tools: Tools) -> Reading[None]:
+    """One block of invocations."""
+    mark = reader.mark()
+    yield from reader.expect(OPEN)
+    yield from reader.space()
+    begun = yield from reader.at(PREFIX + "<invoke")
+    reader.rewind(mark)
+    reading = read_marked(reader, (OPEN,), CLOSE, parse, tools)
+    yield from claimed(reading) if begun else reading
+
+
+def parse(text: str, tools: Tools) -> list[ToolCall]:
+    """The calls of one block. Raises `ValueError`."""
     calls = []
     for node in _tree(text).children:
         match = re.fullmatch(r"""invoke\s+name=["']?([^"']+)["']?\s*""", node.tag)
@@ -112,6 +102,8 @@ def _list(items: Sequence[str]) -> str:
 
 def _json(node: _Node, schema: Any) -> str:
     wanted = schema_types(schema)
+    if wanted == {"string"}:
+        return json.dumps(node.inside(), ensure_ascii=False)
     if not node.children:
         if not node.text.strip() and wanted and "string" not in wanted:
             return {"array": "[]", "object": "{}"}.get(min(wanted), "null")
@@ -123,22 +115,13 @@ def _json(node: _Node, schema: Any) -> str:
 
 
 def parsers() -> tuple[ToolParser, ...]:
-    """Every format of this module."""
+    """The format of this module."""
     return (
         ToolParser(
-            name="minicpm5",
-            start="<function name=",
-            end="</function>",
-            parse=parse_minicpm,
-            detect=lambda template: "<function name=" in template and "<param name=" in template,
-            aliases=("minicpm",),
-            rank=3,
-        ),
-        ToolParser(
             name="minimax_m3",
-            start=PREFIX + "<tool_call>",
-            end=PREFIX + "</tool_call>",
-            parse=parse_minimax_m3,
+            start=OPEN,
+            end=CLOSE,
+            scan=scan,
             detect=lambda template: PREFIX in template,
             markers=(PREFIX,),
             rank=4,

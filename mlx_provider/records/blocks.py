@@ -1,0 +1,125 @@
+"""What becomes of a block of calls: reported, shown as text, or nothing at all."""
+
+from __future__ import annotations
+
+from .claims import through
+from .marked import read_marked
+from .parsing import ToolParser, Tools
+from .reading import Emit, NotACall, Reading, Rest, TextEnded, TextReader
+
+
+def scan_block(parser: ToolParser, reader: TextReader, tools: Tools) -> Reading[None]:
+    """Read one block of calls; the reader stands on its opening marker."""
+    if parser.scan is None:
+        openers = (*parser.openers(), *parser.first)
+        return read_marked(reader, openers, parser.end, parser.parse, tools)
+    if parser.atomic:
+        return _scan_atomic(parser.scan(reader, tools), reader)
+    return parser.scan(reader, tools)
+
+
+def _scan_atomic(scan: Reading[None], reader: TextReader) -> Reading[None]:
+    before, whole = reader.calls, False
+    reader.hold()
+    try:
+        yield from scan
+        whole = True
+    except NotACall as failure:
+        if reader.calls > before:
+            raise NotACall(str(failure), whole=True, rest=failure.rest) from failure
+        raise
+    finally:
+        reader.let_go(keep=whole)
+
+
+def read_block(
+    reader: TextReader, scan: Reading[None], parser: ToolParser, marker: str, emit: Emit
+) -> Reading[bool]:
+    """Read a block of calls at `marker` by `scan`; False: it was text, which `emit` was given.
+
+    Text behind calls that were reported, of a further call that is malformed, goes to the
+    reader's content: reported calls cannot be taken back, and nothing is lost.
+    """
+    start, before = reader.mark(), reader.calls
+    if (yield from read_empty(reader, marker, parser.closers())):
+        return True
+    try:
+        yield from scan
+        if reader.position == start:
+            raise NotACall("the parser read nothing")
+    except TextEnded:
+        if reader.calls == before:
+            reader.rewind(start)
+            return not _shows_cut(reader, parser, marker, emit)
+    except NotACall as failure:
+        if reader.calls == before:
+            yield from _not_a_call(reader, marker, emit, start, failure)
+            return False
+        yield from _malformed(reader, parser, marker, start, failure)
+    return True
+
+
+def _shows_cut(reader: TextReader, parser: ToolParser, marker: str, emit: Emit) -> bool:
+    """Show a call that the reply's end cut before anything of it was reported, as `cut` says.
+
+    A marker with nothing behind it is no text; a bracket is.
+    """
+    text = reader.skip(len(reader.ahead()))
+    bracket = marker.endswith(("[", "{"))
+    shown = bracket or (parser.cut == "text" and bool(text[len(marker) :].strip()))
+    if shown:
+        emit(text)
+    return shown
+
+
+def _not_a_call(
+    reader: TextReader, marker: str, emit: Emit, start: int, failure: NotACall
+) -> Reading[None]:
+    size = reader.position - start if failure.whole else len(marker)
+    reader.rewind(start)
+    emit(reader.skip(size))
+    if failure.rest is not None:
+        yield from failure.rest(reader, emit)
+
+
+def _malformed(
+    reader: TextReader, parser: ToolParser, marker: str, start: int, failure: NotACall
+) -> Reading[None]:
+    reader.abandon_call()
+    reader.answer()
+    reader.content(reader.between(max(start, reader.settled), reader.position))
+    rest = failure.rest or _rest(parser, marker)
+    if rest is not None:
+        yield from rest(reader, reader.content)
+
+
+def _rest(parser: ToolParser, marker: str) -> Rest | None:
+    bare = marker.endswith(("[", "{"))
+    return through(*parser.closers()) if parser.end and not bare else None
+
+
+def read_empty(reader: TextReader, marker: str, closers: tuple[str, ...]) -> Reading[bool]:
+    """Whether an empty list of calls stands here; it is then read, and nothing remains of it.
+
+    One rule for all formats: markers with nothing or `[]` between them, or a marker with `[]`
+    behind it, are how a model says that it calls nothing. Markers are no text for people, so
+    neither they nor the brackets are shown. A `[]` without a marker, or in a code fence, is an
+    answer, and stays.
+    """
+    body = marker.rstrip("[{")
+    if not body or body.startswith("```"):
+        return False
+    mark = reader.mark()
+    reader.skip(len(body))
+    yield from reader.space()
+    empty = False
+    if (yield from reader.accept("[")):
+        yield from reader.space()
+        empty = bool((yield from reader.accept("]")))
+        yield from reader.space()
+    ended = (yield from reader.accept(*closers)) if closers else ""
+    if not ended and not empty:
+        reader.rewind(mark)
+        return False
+    reader.release()
+    return True

@@ -1,0 +1,144 @@
+"""MiniCPM 5: well-formed XML elements, one for each call, for declared parameters only."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+
+from mlx_provider import ToolCall, ToolParser
+from mlx_provider.records import (
+    Emit,
+    NotACall,
+    Reading,
+    Rest,
+    TextReader,
+    Tools,
+    claimed,
+    report_call,
+)
+
+from .json_text import read_whole
+from .schema import as_json, functions, properties, types
+
+OPEN, CLOSE = "<function name=", "</function>"
+CDATA, CDATA_END = "<![CDATA[", "]]>"
+PARAMETERS = ("<param name", "<parameter name")
+
+_TOKEN = re.compile("|".join(map(re.escape, (OPEN, CLOSE, CDATA, CDATA_END))))
+_HEADER = re.compile(r"""\s*=?\s*(["'])([^"'<>]+)\1\s*""")
+
+
+def scan(reader: TextReader, tools: Tools) -> Reading[None]:
+    """`<function name="NAME"><param name="KEY">value</param></function>`."""
+    start = reader.mark()
+    yield from reader.expect(OPEN)
+    yield from reader.space()
+    if (yield from reader.peek()) not in ('"', "'"):
+        raise NotACall("a name stands in quotes")
+    arguments: dict[str, str] = {}
+    name = yield from claimed(_call(reader, arguments), _element(start))
+    known = functions(tools)
+    wrong = known and (name not in known or not properties(tools, name).keys() >= arguments.keys())
+    if wrong:
+        raise NotACall("no such tool, or no such parameter", whole=True)
+    written = ((key, _written(tools, name, key, text)) for key, text in arguments.items())
+    members = ", ".join(f"{json.dumps(key, ensure_ascii=False)}: {text}" for key, text in written)
+    report_call(reader, ToolCall(name, "{" + members + "}"))
+
+
+def _header(reader: TextReader) -> Reading[str]:
+    """The quoted name up to the end of a tag."""
+    found = _HEADER.fullmatch((yield from reader.until(">", "<")))
+    if found is None or not (yield from reader.accept(">")):
+        raise NotACall("a name stands in quotes")
+    return found[2].strip()
+
+
+def _call(reader: TextReader, arguments: dict[str, str]) -> Reading[str]:
+    """The name; then parameters, or one JSON object of them, up to the closing tag."""
+    name = yield from _header(reader)
+    yield from reader.space()
+    if (yield from reader.at("{")):
+        value = json.loads((yield from read_whole(reader)))
+        arguments.update({key: _text(item) for key, item in value.items()})
+        yield from reader.space()
+    while (yield from reader.accept(*PARAMETERS)):
+        key = yield from _header(reader)
+        if key in arguments:
+            raise NotACall("twice the same parameter")
+        arguments[key] = yield from _value(reader)
+        yield from reader.space()
+    yield from reader.expect(CLOSE)
+    return name
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _written(tools: Tools, name: str, key: str, text: str) -> str:
+    return as_json(text, types(tools, name, key), "json")
+
+
+def _value(reader: TextReader) -> Reading[str]:
+    """Text and CDATA sections; white space beside a section is layout. No tags."""
+    plain: list[str] = []
+    raw: list[str] = []
+    while True:
+        plain.append((yield from reader.until("<")))
+        if (yield from reader.accept("</param>", "</parameter>")):
+            break
+        yield from reader.expect(CDATA)
+        raw.append("".join(plain) if "".join(plain).strip() else "")
+        plain = []
+        raw.append((yield from reader.until(CDATA_END)))
+        reader.skip(len(CDATA_END))
+    rest = "".join(plain)
+    return "".join(raw) + (html.unescape(rest) if rest.strip() or not raw else "")
+
+
+def _element(start: int) -> Rest:
+    """Text up to the end of the element that begins at `start`, elements inside it included."""
+
+    def rest(reader: TextReader, emit: Emit) -> Reading[None]:
+        nesting = _Nesting()
+        for token in _TOKEN.findall(reader.between(start, reader.position)):
+            nesting.follow(token)
+        while nesting.depth > 0:
+            found = yield from reader.pass_until((OPEN, CLOSE, CDATA, CDATA_END), emit)
+            if not found:
+                return
+            nesting.follow(found)
+            emit(reader.skip(len(found)))
+
+    return rest
+
+
+class _Nesting:
+    """How many elements are open; tags in a CDATA section are none."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.raw = False
+
+    def follow(self, token: str) -> None:
+        if self.raw or token == CDATA:
+            self.raw = token != CDATA_END
+        else:
+            self.depth += {OPEN: 1, CLOSE: -1}.get(token, 0)
+
+
+def parsers() -> tuple[ToolParser, ...]:
+    """The format of this module."""
+    return (
+        ToolParser(
+            name="minicpm5",
+            start=OPEN,
+            end=CLOSE,
+            scan=scan,
+            detect=lambda template: "<function name=" in template and "<param name=" in template,
+            aliases=("minicpm",),
+            rank=3,
+        ),
+    )

@@ -1,0 +1,275 @@
+"""What models write beside the book: malformed calls, empty lists, spelt-out ends of turns."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from mlx_provider.records.turn_ends import TURN_ENDS
+
+from .conftest import REASONING_PARSERS, TOOL_PARSERS, Read, read_chunks, tool, written
+
+PARSERS = {parser.name: parser for parser in TOOL_PARSERS.values()}
+MARKED = {name: parser for name, parser in PARSERS.items() if parser.whole is None}
+JSON_FORMATS = (
+    *("hermes", "qwen", "longcat", "jamba", "granite", "granite_20b_fc", "internlm", "gigachat3"),
+    *("phi4_mini_json", "llama3_json", "xlam", "nemotron_json", "mistral", "apertus", "kimi_k2"),
+    *("deepseek_v3", "deepseek_v31", "functionary", "auto"),
+)
+TOOLS = [tool("f", a="string")]
+
+
+def both(text: str, name: str, tools: list[Any] | None = None) -> Read:
+    """At once and by characters, which must agree."""
+    found = read_chunks([text], tool_parser=PARSERS[name], tools=tools or [])
+    assert read_chunks(list(text), tool_parser=PARSERS[name], tools=tools or []) == found
+    return found
+
+
+# ---- malformed calls
+
+
+@pytest.mark.parametrize("name", JSON_FORMATS)
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [('": "v"', '": v"'), ('"v"', '"v" "w"'), ('{"a"', "{a"), ('"v"', '"v", oops'), ('":', '"')],
+)
+def test_of_a_malformed_call_nothing_is_lost(name: str, old: str, new: str) -> None:
+    text = written(PARSERS[name], "f", {"a": "v"})
+    at = text.rindex(old)
+    text = f"{text[:at]}{new}{text[at + len(old) :]} tail"
+    found = both(text, name, TOOLS)
+    assert (found.whole_calls, found.content, found.reason) == ([], text, "stop")
+
+
+def test_a_malformed_call_behind_a_good_one() -> None:
+    good = '{"name": "f", "parameters": {"a": "x"}}'
+    found = both(f'{good}; {{"name": "f", "parameters": {{"a": }}}} tail', "llama3_json")
+    assert found.whole_calls == [("f", {"a": "x"})]
+    assert found.content == '; {"name": "f", "parameters": {"a": }} tail'
+
+
+@pytest.mark.parametrize("name", ["hermes", "kimi_k2", "gemma4", "minimax_m2"])
+def test_a_good_call_behind_a_malformed_one(name: str) -> None:
+    good = written(PARSERS[name], "f", {"a": "v"})
+    bad = good.replace('"v"', "}v{").replace("v<", "}v{<", 1) if '"v"' in good else "<x>"
+    found = both(f"{bad} then {good}", name, TOOLS)
+    assert found.whole_calls == [("f", {"a": "v"})]
+    assert found.content.startswith(bad)
+
+
+def test_a_marker_in_prose_is_prose() -> None:
+    for name in ("glm47", "poolside_v1", "qwen", "minicpm5"):
+        text = f"Calls begin with {PARSERS[name].start} and then go on."
+        assert both(text, name).content == text
+
+
+def test_json_answers_are_shown_while_they_are_written() -> None:
+    text = '{"city": "Paris", "days": [' + "1, " * 50
+    reply = read_chunks([text], tool_parser=PARSERS["llama3_json"])
+    assert reply.content == text
+
+
+# ---- JSON between the markers of a format of tags
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("dots", "minimax_m2", "deepseek_v32", "deepseek_v4", "muse", "seed_oss", "nemotron"),
+        *("qwen3_coder", "glm47", "poolside_v1", "hy_v3"),
+    ],
+)
+def test_json_in_a_block_of_tags(name: str) -> None:
+    parser = PARSERS[name]
+    call = {"name": "f", "arguments": {"a": "</x> {"}}
+    bodies = [json.dumps(call), f"\n{json.dumps(call)}\n", json.dumps([call, call])]
+    for body in bodies:
+        found = both(f"So {parser.start}{body}{parser.end} end", name, TOOLS)
+        assert found.whole_calls == [("f", {"a": "</x> {"})] * (2 if body[0] == "[" else 1)
+        assert found.content.split() == ["So", "end"]
+
+
+def test_json_where_step3_has_a_tag() -> None:
+    text = (
+        '<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜>{"name": "f", '
+        '"arguments": {"a": "v"}}<｜tool_call_end｜><｜tool_calls_end｜>'
+    )
+    assert both(text, "step3").whole_calls == [("f", {"a": "v"})]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("glm47", '<tool_call>f\n{"a": "v"}\n</tool_call>'),
+        ("hy_v3", '<tool_calls><tool_call>f<tool_sep>{"a": "v"}</tool_call></tool_calls>'),
+        ("minicpm5", '<function name="f">{"a": "v"}</function>'),
+        ("dots", '<dots_function_call><invoke name="f">{"a": "v"}</invoke></dots_function_call>'),
+    ],
+)
+def test_arguments_as_one_json_object(name: str, text: str) -> None:
+    assert both(text, name, TOOLS).whole_calls == [("f", {"a": "v"})]
+
+
+# ---- ends of turns
+
+
+@pytest.mark.parametrize("name", sorted(PARSERS))
+def test_an_end_of_turn_behind_a_call_is_no_text(name: str) -> None:
+    call = written(PARSERS[name], "f", {"a": "v"})
+    for end in TURN_ENDS:
+        if PARSERS[name].whole is not None and end not in PARSERS[name].markers:
+            continue
+        for text in (call + end, f"{call}\n{end}\n\n"):
+            found = read_chunks([text], tool_parser=PARSERS[name], tools=TOOLS)
+            assert found.whole_calls == [("f", {"a": "v"})]
+            assert found.content.strip() == ""
+
+
+def test_an_end_of_turn_elsewhere_is_text() -> None:
+    call = written(PARSERS["hermes"], "f", {"a": "v"})
+    for text in (
+        "ChatML ends a turn with <|im_end|>",
+        f"<|im_end|>{call}",
+        f"{call} is <|im_end|>",
+    ):
+        assert "<|im_end|>" in both(text, "hermes").content
+
+
+def test_an_end_of_turn_that_begins_the_next_call() -> None:
+    call = '<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "f", "arguments": {"a": "v"}}'
+    found = both(f"{call}{call}<|message_sep|>\n\n", "gigachat3", TOOLS)
+    assert found.whole_calls == [("f", {"a": "v"})] * 2
+    assert found.content == ""
+
+
+# ---- empty lists of calls
+
+
+@pytest.mark.parametrize("name", sorted(set(MARKED) - {"minicpm5", "functionary"}))
+def test_an_empty_list_of_calls_leaves_nothing(name: str) -> None:
+    parser = MARKED[name]
+    marker = parser.start.rstrip("[")
+    nothing = ["", "\n"] if parser.end and marker == parser.start else []
+    for text in ["[]", "[ ]", *nothing]:
+        found = both(f"So{marker}{text}{parser.end}", name)
+        assert (found.calls, found.content, found.reason) == ((), "So", "stop")
+
+
+@pytest.mark.parametrize("name", sorted(MARKED))
+def test_an_empty_list_without_a_marker_is_an_answer(name: str) -> None:
+    for text in ("[]", "[ ]", "The list is [].", "```json\n[]\n```", "{}"):
+        assert both(text, name).content == text
+
+
+# ---- replies that begin in a header
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        *("<|start|>assistant to=self<|message|>", "assistant to=self<|message|>"),
+        *(" to=self<|message|>", "to=self<|message|>", "=self<|message|>", "self<|message|>"),
+    ],
+)
+def test_muse_begins_in_a_header(begun: str) -> None:
+    text = f"{begun}so<|eom|><|start|>assistant to=user<|message|>Hi<|eot|>"
+    for chunks in ([text], list(text)):
+        found = read_chunks(chunks, reasoning_parser=REASONING_PARSERS["muse"])
+        assert (found.reasoning, found.content) == ("so", "Hi")
+
+
+@pytest.mark.parametrize(
+    "begun", ["assistant to=user<|message|>", "user<|message|>", "<|message|>"]
+)
+def test_muse_begins_with_an_answer(begun: str) -> None:
+    found = read_chunks(list(begun + "Hi<|eot|>"), reasoning_parser=REASONING_PARSERS["muse"])
+    assert (found.reasoning, found.content) == ("", "Hi")
+
+
+@pytest.mark.parametrize("text", ["self", "user said so", "assistant to=user", "to=self: no"])
+def test_muse_words_that_are_no_header(text: str) -> None:
+    for chunks in ([text], list(text)):
+        assert read_chunks(chunks, reasoning_parser=REASONING_PARSERS["muse"]).content == text
+
+
+@pytest.mark.parametrize(
+    "begun", ["analysis<|message|>", "assistant<|channel|>analysis<|message|>"]
+)
+def test_harmony_begins_in_a_header(begun: str) -> None:
+    text = f"{begun}so<|end|><|start|>assistant<|channel|>final<|message|>Hi"
+    for chunks in ([text], list(text)):
+        found = read_chunks(chunks, reasoning_parser=REASONING_PARSERS["harmony"])
+        assert (found.reasoning, found.content) == ("so", "Hi")
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        " to=functions.f<|channel|>commentary json<|message|>",
+        "assistant to=functions.f<|channel|>commentary<|message|>",
+        "commentary to=functions.f <|constrain|>json<|message|>",
+    ],
+)
+def test_harmony_begins_in_a_call(begun: str) -> None:
+    found = both(begun + '{"a": "v"}<|call|>', "harmony")
+    assert (found.whole_calls, found.content) == ([("f", {"a": "v"})], "")
+
+
+def test_harmony_words_that_are_no_header() -> None:
+    for text in ("final answer", "analysis of it", "assistant", "commentary to=you is"):
+        assert both(text, "harmony").content == text
+
+
+def test_gigachat_begins_in_a_header() -> None:
+    text = 'function call<|role_sep|>\n{"name": "f", "arguments": {"a": "v"}}'
+    assert both(text, "gigachat3").whole_calls == [("f", {"a": "v"})]
+
+
+# ---- ids in place of names
+
+
+@pytest.mark.parametrize(
+    "written_id",
+    [
+        *("functions.f:0", "f:0", "functions.f", "f", "functions:f:0", "default_api.f:3", "f_0"),
+        *("call_f8a2b", "chatcmpl-tool-4f1c", "0", "functions.0", "toolu_01AbC", "f:abc", ""),
+    ],
+)
+def test_kimi_ids(written_id: str) -> None:
+    text = (
+        f"<|tool_calls_section_begin|><|tool_call_begin|>{written_id}"
+        '<|tool_call_argument_begin|>{"a": "v"}<|tool_call_end|><|tool_calls_section_end|>'
+    )
+    found = both(text, "kimi_k2", [*TOOLS, tool("g", b="string")])
+    assert (found.whole_calls, found.content) == ([("f", {"a": "v"})], "")
+
+
+def test_kimi_ids_that_tell_no_name() -> None:
+    """No tool takes these arguments, or two do: the text is kept."""
+    for tools in ([tool("g", b="string")], [*TOOLS, tool("h", a="string")], []):
+        text = (
+            "<|tool_calls_section_begin|><|tool_call_begin|>call_1"
+            '<|tool_call_argument_begin|>{"a": "v"}<|tool_call_end|><|tool_calls_section_end|>'
+        )
+        found = both(text, "kimi_k2", tools)
+        assert (found.calls, found.content) == ((), text)
+
+
+def test_kimi_names_inside_the_arguments() -> None:
+    text = (
+        "<|tool_calls_section_begin|><|tool_call_begin|>call_1<|tool_call_argument_begin|>"
+        '{"name": "f", "arguments": {"a": "v"}}<|tool_call_end|><|tool_calls_section_end|>'
+    )
+    assert both(text, "kimi_k2", TOOLS).whole_calls == [("f", {"a": "v"})]
+
+
+def test_kimi_names_that_look_like_ids() -> None:
+    for name in ("call_user", "add", "cafe"):
+        text = (
+            f"<|tool_calls_section_begin|><|tool_call_begin|>functions.{name}:0"
+            '<|tool_call_argument_begin|>{"a": "v"}<|tool_call_end|><|tool_calls_section_end|>'
+        )
+        assert both(text, "kimi_k2", [tool(name, a="string")]).whole_calls == [(name, {"a": "v"})]
