@@ -1,6 +1,7 @@
 """Tool-call formats of model families: one module per format, shapes shared.
 
-Formats that address whole messages (Harmony, Muse) bring their thoughts along.
+Formats that address whole messages (Harmony, Muse), or label their thoughts (UI-TARS), bring
+them along.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from . import (
     pythonic,
     sections,
     step3,
+    ui_tars,
 )
 
 mlx_provider_api = 1
@@ -42,6 +44,7 @@ MODULES = (
     step3,
     harmony,
     muse,
+    ui_tars,
     auto,
 )
 
@@ -56,5 +59,5 @@ def mlx_tool_parsers() -> Iterable[ToolParser]:
 @hookimpl
 def mlx_reasoning_parsers() -> Iterable[ReasoningParser]:
     """Thoughts of the formats that cannot be read apart from their calls."""
-    for module in (harmony, muse):
+    for module in (harmony, muse, ui_tars):
         yield from module.reasoning_parsers()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from mlx_provider import ReasoningParser, ToolParser
 from mlx_provider.records import Emit, NotACall, Reading, TextEnded, TextReader, Tools
 
+from .edges import Edges
 from .json_text import read_call
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
@@ -17,26 +17,6 @@ MARKERS = (START, CHANNEL, MESSAGE, END, CALL, RETURN, CONSTRAIN)
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)|^\s*(analysis|commentary|final)\b")
 _NAME = re.compile(r"[\w.:/-]*")
 _RECIPIENT = re.compile(r"\bto=([\w.:/-]+)")
-
-
-@dataclass
-class Edges:
-    """Shows a message without the white space at its ends."""
-
-    emit: Emit
-    begun: bool = False
-    held: str = ""
-
-    def piece(self, text: str) -> None:
-        """The next text of the message."""
-        if not self.begun:
-            text = text.lstrip()
-            self.begun = bool(text)
-        text = self.held + text
-        shown = text.rstrip()
-        self.held = text[len(shown) :]
-        if shown:
-            self.emit(shown)
 
 
 def read_harmony(reader: TextReader, tools: Tools | None) -> Reading[None]:
@@ -188,7 +168,7 @@ def reasoning_parsers() -> tuple[ReasoningParser, ...]:
             whole=read_harmony,
             markers=MARKERS,
             detect=_speaks,
-            aliases=("gpt-oss", "gpt_oss", "openai_gptoss"),
+            aliases=("gpt-oss", "gpt_oss", "openai", "openai_gptoss"),
             rank=3,
         ),
     )

@@ -32,8 +32,6 @@ DISAGREE = {
     # a value with a literal tag in it is refused; here it is read
     "tp-fbaf278922",
 }
-UNKNOWN = {"ui_tars"}
-"""Formats that no parser of ours reads: mouse actions, not tool calls."""
 
 
 def cases(name: str) -> list[Any]:
@@ -42,7 +40,7 @@ def cases(name: str) -> list[Any]:
     return [
         pytest.param(case, id=f"{case['parser']}-{case['id']}")
         for case in found
-        if case["parser"] not in UNKNOWN and case["id"] not in DISAGREE
+        if case["id"] not in DISAGREE
     ]
 
 

@@ -1,0 +1,27 @@
+"""Text without the white space at its ends, however it arrives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlx_provider.records import Emit
+
+
+@dataclass
+class Edges:
+    """Shows a message without the white space at its ends."""
+
+    emit: Emit
+    begun: bool = False
+    held: str = ""
+
+    def piece(self, text: str) -> None:
+        """The next text of the message."""
+        if not self.begun:
+            text = text.lstrip()
+            self.begun = bool(text)
+        text = self.held + text
+        shown = text.rstrip()
+        self.held = text[len(shown) :]
+        if shown:
+            self.emit(shown)
