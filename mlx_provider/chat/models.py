@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ..config import EngineSettings
 from ..engine.account import Recorder
@@ -23,7 +22,7 @@ from ..engine.probe import Probe, probe
 from ..engine.reuse import Reuse
 from ..engine.scheduler import Budget, Limits, Scheduler
 from ..engine.worker import EngineWorker
-from ..errors import BadRequest, EngineUnavailable, MLXProviderError
+from ..errors import EngineUnavailable, MLXProviderError
 from ..hub import folder_of
 from ..isolation import Isolation, told
 from ..protocol import ModelOptions, ModelStatus
@@ -36,7 +35,6 @@ from .grammar import GrammarCompiler
 log = logging.getLogger(__name__)
 
 Key = tuple[str, str]
-P = TypeVar("P", ToolParser, ReasoningParser)
 ANY_FORMAT = "auto"
 FORCED_FORMAT = "hermes"
 MASK_THREADS = 2
@@ -233,12 +231,12 @@ class Models:
     def _tool_parser(self, name: str | None, template: str) -> ToolParser | None:
         if name is None:
             return self._registry.detect_tool_parser(template)
-        return _named(name, self._registry.tool_parsers, "tool_parser")
+        return self._registry.tool_parser(name)
 
     def _reasoning_parser(self, name: str | None, template: str) -> ReasoningParser | None:
         if name is None:
             return self._registry.detect_reasoning_parser(template)
-        return _named(name, self._registry.reasoning_parsers, "reasoning_parser")
+        return self._registry.reasoning_parser(name)
 
     # -- memory
 
@@ -327,9 +325,3 @@ def kv_kind(options: ModelOptions) -> str:
 
 def _quantised_cache(model: LoadedModel, bits: int, group_size: int) -> list[Any]:
     return mlx_lm.quantised(model.make_cache(), bits, group_size)
-
-
-def _named(name: str, known: Mapping[str, P], param: str) -> P:
-    if name not in known:
-        raise BadRequest(f"{param} {name!r} is none of {', '.join(sorted(known))}", param=param)
-    return known[name]

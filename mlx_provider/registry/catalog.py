@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Generic, TypeVar
 
-from ..errors import PluginError
+from ..errors import BadRequest, PluginError
 from ..records import ModelFamily, ReasoningParser, ToolParser
+from .names import canonical, near
 from .plugin import Plugin
 
 R = TypeVar("R", ModelFamily, ToolParser, ReasoningParser)
@@ -19,28 +20,63 @@ class Catalog(Generic[R]):
         self.kind = kind
         """For people: `model family`, `tool parser`, `reasoning parser`."""
         self._owned: dict[str, tuple[R, Plugin]] = {}
+        """By canonical name."""
 
     def check(self, records: Sequence[R], plugin: Plugin) -> None:
-        """Raise `PluginError` where a record's name belongs to somebody else."""
+        """Raise `PluginError` where a record's name, or a stranger's alias, is somebody else's."""
         for record in records:
-            if record.name not in self._owned:
-                continue
-            owner = self._owned[record.name][1]
-            if not owner.ours or plugin.ours:
-                raise PluginError(
-                    f"{self.kind} {record.name!r} is claimed by {owner} and by {plugin}; "
-                    f"that of {owner} is used"
-                )
+            owned = self._owned.get(canonical(record.name))
+            if owned is not None and (not owned[1].ours or plugin.ours):
+                self._refuse(record.name, owned[1], plugin)
+            for other, owner in self._owned.values():
+                if plugin.ours == owner.ours:
+                    for name in _spellings(record) & _spellings(other):
+                        self._refuse(name, owner, plugin)
+
+    def _refuse(self, name: str, owner: Plugin, plugin: Plugin) -> None:
+        raise PluginError(
+            f"{self.kind} {name!r} is claimed by {owner} and by {plugin}; that of {owner} is used"
+        )
 
     def add(self, records: Sequence[R], plugin: Plugin) -> dict[str, Plugin]:
         """Take checked records in; returns the former owner of each name that was replaced."""
-        replaced = {r.name: self._owned[r.name][1] for r in records if r.name in self._owned}
-        self._owned.update({record.name: (record, plugin) for record in records})
+        replaced = {
+            r.name: self._owned[canonical(r.name)][1]
+            for r in records
+            if canonical(r.name) in self._owned
+        }
+        self._owned.update({canonical(record.name): (record, plugin) for record in records})
         return replaced
 
     def names(self) -> dict[str, R]:
-        return {name: record for name, (record, _) in self._owned.items()}
+        return {record.name: record for record, _ in self._owned.values()}
+
+    def spellings(self) -> dict[str, R]:
+        """By name and alias. A name goes before an alias, a third party's alias before ours."""
+        found = self.names()
+        for record, _ in self.preferred():
+            for alias in getattr(record, "aliases", ()):
+                if canonical(alias) not in self._owned:
+                    found.setdefault(alias, record)
+        return found
+
+    def named(self, name: str, param: str) -> R:
+        """The record that people mean by `name`. Raises `BadRequest`, with names near to it."""
+        known = self.spellings()
+        for spelling, record in known.items():
+            if canonical(spelling) == canonical(name):
+                return record
+        like = near(name, known)
+        hint = f"did you mean {' or '.join(map(repr, like))}? " if like else ""
+        installed = ", ".join(sorted(self.names())) or "none"
+        raise BadRequest(
+            f"no {self.kind} {name!r} is installed; {hint}(installed: {installed})", param=param
+        )
 
     def preferred(self) -> Iterator[tuple[R, Plugin]]:
         """Third parties' records first, then ours; each in the order their plugin chose."""
         yield from sorted(self._owned.values(), key=lambda owned: owned[1].ours)
+
+
+def _spellings(record: ModelFamily | ToolParser | ReasoningParser) -> set[str]:
+    return {canonical(name) for name in (record.name, *getattr(record, "aliases", ()))}

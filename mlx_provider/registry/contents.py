@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.metadata import EntryPoint
 from typing import Any, TypeVar
 
@@ -89,5 +89,19 @@ def _check(record: object, hook: str, kind: type[R]) -> None:
     for field in CALLABLES[kind]:
         if not callable(getattr(record, field)):
             raise PluginError(f"{kind.__name__} {record.name!r}: {field} is not callable")
-    if not isinstance(getattr(record, "aliases", ()), tuple):
-        raise PluginError(f"{kind.__name__} {record.name!r}: aliases is not a tuple")
+    if not isinstance(record, ModelFamily):
+        _check_texts(record)
+
+
+def _check_texts(record: ToolParser | ReasoningParser) -> None:
+    """Replies are searched for these; what is no text would fail in the middle of one."""
+    for field in fields(record):
+        value = getattr(record, field.name)
+        texts = (value,) if field.type == "str" else value
+        if field.type not in ("str", "tuple[str, ...]"):
+            continue
+        if not isinstance(texts, tuple) or not all(isinstance(text, str) for text in texts):
+            wanted = "text" if field.type == "str" else "a tuple of texts"
+            raise PluginError(
+                f"{type(record).__name__} {record.name!r}: {field.name} is not {wanted}"
+            )

@@ -64,12 +64,20 @@ class PluginRegistry:
     @property
     def tool_parsers(self) -> dict[str, ToolParser]:
         """By name and alias."""
-        return _with_aliases(self._tool_parsers)
+        return self._tool_parsers.spellings()
 
     @property
     def reasoning_parsers(self) -> dict[str, ReasoningParser]:
         """By name and alias."""
-        return _with_aliases(self._reasoning_parsers)
+        return self._reasoning_parsers.spellings()
+
+    def tool_parser(self, name: str) -> ToolParser:
+        """By name or alias, however it is spelt. Raises `BadRequest`."""
+        return self._tool_parsers.named(name, "tool_parser")
+
+    def reasoning_parser(self, name: str) -> ReasoningParser:
+        """By name or alias, however it is spelt. Raises `BadRequest`."""
+        return self._reasoning_parsers.named(name, "reasoning_parser")
 
     def family_for(self, config: Mapping[str, Any]) -> tuple[ModelFamily, Plugin]:
         """The family with the highest priority for a `config.json`, and its plugin.
@@ -172,12 +180,3 @@ class PluginRegistry:
         )
         off = ", ".join(plugin.name for plugin in self.plugins if plugin.error is not None)
         return f"{message}; plugins that failed to load: {off}" if off else message
-
-
-def _with_aliases(catalog: Catalog[D]) -> dict[str, D]:
-    """A name goes before an alias, a third party's alias before ours."""
-    found = catalog.names()
-    for record, _ in catalog.preferred():
-        for alias in record.aliases:
-            found.setdefault(alias, record)
-    return found

@@ -32,7 +32,7 @@ NORTH = ReasoningParser(
     unmarked="reasoning",
     detect=lambda template: "<|START_THINKING|>" in template,
     calls=(("<|START_ACTION|>", ""),),
-    aliases=("cohere", "command_a"),
+    aliases=("cohere", "command_a", "cohere_command3", "cohere_command4"),
     rank=2,
 )
 

@@ -11,7 +11,10 @@ QWEN3 = ReasoningParser(
     start="<think>",
     end="</think>",
     detect=lambda template: "</think>" in template or "<think>" in template,
-    aliases=("think", "qwen3_5", "qwen", "olmo3", "smollm3", "deepseek_r1_distill"),
+    aliases=(
+        *("think", "qwen3_5", "qwen", "olmo3", "smollm3", "deepseek_r1_distill", "mimo"),
+        *("interns1",),
+    ),
 )
 """Also the generic one: unmarked text is the answer, unless a closer follows it."""
 
@@ -33,7 +36,7 @@ FORMATS = (
         name="deepseek_r1",
         detect=lambda template: "<｜Assistant｜><think>" in template,
         rank=1,
-        aliases=("nemotron_nano", "vibethinker"),
+        aliases=("deepseek_r1_0528", "qwen3_thinking", "nemotron_nano", "vibethinker", "holo2"),
     ),
     replace(
         QWEN3,
@@ -56,7 +59,7 @@ FORMATS = (
         QWEN3,
         name="glm4",
         detect=lambda template: "<arg_key>" in template and "think" in template,
-        aliases=("glm4_moe", "glm45", "glm47", "poolside_v1"),
+        aliases=("glm", "glm4_moe", "glm45", "glm46", "glm47", "poolside_v1"),
         rank=1,
     ),
     replace(
@@ -68,7 +71,12 @@ FORMATS = (
         rank=1,
     ),
     ReasoningParser(
-        name="minimax_m2_append", start="", end="", prefix="<think>", unmarked="content"
+        name="minimax_m2_append",
+        start="",
+        end="",
+        prefix="<think>",
+        unmarked="content",
+        aliases=("minimax_append_think", "minimax_m2_append_think"),
     ),
     replace(
         QWEN3,
@@ -89,6 +97,8 @@ FORMATS = (
     replace(
         QWEN3,
         name="kimi_k2",
+        starts=("◁think▷",),
+        ends=("◁/think▷",),
         detect=lambda template: "<|im_middle|>" in template and "<think>" in template,
         calls=(("<|tool_calls_section_begin|>", ""),),
         aliases=("kimi",),
@@ -112,7 +122,7 @@ FORMATS = (
         QWEN3,
         name="nemotron_v3",
         detect=lambda template: "nemotron" in template.lower() and "<think>" in template,
-        aliases=("nemotron",),
+        aliases=("nemotron", "nemotron_3", "nano_v3"),
         rank=1,
     ),
     replace(

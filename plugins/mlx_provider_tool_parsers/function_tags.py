@@ -37,7 +37,10 @@ def parsers() -> tuple[ToolParser, ...]:
             end="</tool_call>",
             scan=scan_coder,
             detect=lambda template: "<function=" in template and "<parameter=" in template,
-            aliases=("qwen3_xml", "qwen3_5", "step3p5", "step", "olmo_hybrid"),
+            aliases=(
+                *("qwen3_xml", "qwen3_coder_xml", "qwen3_5", "mimo"),
+                *("step3p5", "step", "olmo_hybrid"),
+            ),
             markers=("</function>", "<parameter=", "</parameter>"),
             rank=2,
         ),

@@ -67,7 +67,7 @@ HERMES = ToolParser(
     end="</tool_call>",
     scan=scan_hermes,
     detect=lambda template: "<tool_call>" in template and "name" in template,
-    aliases=("nous", "ernie45", "ernie", "granite4"),
+    aliases=("nous", "json_tools", "ernie45", "ernie", "granite4"),
     rank=1,
 )
 
@@ -97,7 +97,7 @@ def parsers() -> tuple[ToolParser, ...]:
             ("<tool_calls>",),
             "</tool_calls>",
             detect=lambda template: "<tool_calls>[" in template or "<tool_calls>\\n" in template,
-            aliases=("hunyuan_a13b", "hunyuan"),
+            aliases=("hunyuan_a13b", "hunyuan", "minimax_m1"),
             rank=2,
         ),
         json_block(
@@ -121,7 +121,7 @@ def parsers() -> tuple[ToolParser, ...]:
             ("<|action_start|><|plugin|>",),
             "<|action_end|>",
             detect=lambda template: "<|action_start|>" in template,
-            aliases=("internlm2",),
+            aliases=("internlm2", "interns1"),
             rank=2,
         ),
         json_block(
@@ -150,7 +150,7 @@ def parsers() -> tuple[ToolParser, ...]:
             end="",
             scan=scan_llama,
             detect=lambda template: "<|python_tag|>" in template,
-            aliases=("llama", "llama3", "llama3_1"),
+            aliases=("llama", "llama3", "llama3_1", "llama3_2", "llama4_json"),
             rank=2,
         ),
         json_block(

@@ -162,7 +162,7 @@ def parsers() -> tuple[ToolParser, ...]:
             cut="drop",
             markers=_TAGS,
             detect=lambda template: "<arg_key>" in template,
-            aliases=("glm4", "glm45", "glm46", "glm4_moe"),
+            aliases=("glm", "glm4", "glm45", "glm46", "glm4_moe"),
             rank=3,
         ),
         ToolParser(

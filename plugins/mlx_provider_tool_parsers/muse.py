@@ -27,7 +27,7 @@ CALLS = ToolParser(
     atomic=True,
     markers=(FORM.call, FORM.call_end, FORM.key, FORM.value_end),
     detect=_speaks,
-    aliases=("muse_glimmer", "muse_spark"),
+    aliases=("muse_glimmer", "muse_spark", "atem"),
     rank=3,
 )
 

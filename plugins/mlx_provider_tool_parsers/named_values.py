@@ -84,6 +84,7 @@ def parsers() -> tuple[ToolParser, ...]:
             end=SUFFIX,
             scan=scan_apertus,
             detect=lambda template: PREFIX in template,
+            aliases=("apertus2509",),
             rank=3,
         ),
         ToolParser(

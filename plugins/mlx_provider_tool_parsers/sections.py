@@ -141,7 +141,7 @@ def parsers() -> tuple[ToolParser, ...]:
             "deepseek_v3",
             DEEPSEEK_V3,
             detect=lambda template: "<｜tool▁sep｜>" in template and "```json" in template,
-            aliases=("deepseek_r1", "deepseek"),
+            aliases=("deepseek_r1", "deepseek_r1_0528", "deepseek"),
             rank=3,
         ),
         _section(

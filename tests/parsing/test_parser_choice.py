@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from mlx_provider.errors import BadRequest
+from mlx_provider.registry import PluginRegistry
+
 from .conftest import REASONING_PARSERS, TOOL_PARSERS
 
 THINK = "{{- '<think>\\n\\n</think>\\n\\n' }}"
@@ -60,21 +63,75 @@ def test_a_template_chooses(
     assert chosen(REASONING_PARSERS, template) == reasoning_parser
 
 
+TOOL_NAMES = {
+    "hermes": "hermes ernie45 nous",
+    "mistral": "mistral",
+    "llama3_json": "llama llama3 llama3_json llama4_json",
+    "llama4_pythonic": "pythonic llama4_pythonic",
+    "granite": "granite",
+    "granite_20b_fc": "granite-20b-fc",
+    "internlm": "internlm interns1",
+    "jamba": "jamba hunyuan hunyuan_a13b",
+    "xlam": "xlam",
+    "minimax_m2": "minimax minimax_m2 minimax-m2",
+    "minimax_m3": "minimax-m3",
+    "phi4_mini_json": "phi4_mini_json phi4",
+    "olmo3": "olmo3",
+    "deepseek_v3": "deepseek_v3 deepseekv3 deepseek-v3 deepseek_r1_0528 DeepSeek-R1",
+    "deepseek_v31": "deepseek_v31 deepseekv31 deepseek-v3.1",
+    "deepseek_v32": "deepseek_v32 deepseekv32",
+    "deepseek_v4": "deepseek_v4 deepseekv4 dsml",
+    "kimi_k2": "kimi_k2 kimi-k2",
+    "glm47": "glm glm45 glm47 GLM-4.7",
+    "qwen": "qwen qwen25 qwen2.5",
+    "qwen3_coder": "qwen3_coder qwen3_xml qwen3_coder_xml qwen3coder Qwen3-Coder mimo step3p5",
+    "seed_oss": "seed_oss seed-oss",
+    "step3": "step3",
+    "harmony": "openai gpt-oss gpt_oss",
+    "gigachat3": "gigachat3",
+    "longcat": "longcat",
+    "functiongemma": "functiongemma function_gemma",
+    "gemma4": "gemma4",
+    "lfm2": "lfm2",
+    "muse": "muse atem",
+}
+THOUGHT_NAMES = {
+    "deepseek_r1": "deepseek-r1 deepseek_r1 deepseek_r1_0528 qwen3-thinking holo2",
+    "deepseek_v3": "deepseek-v3 deepseek_v31",
+    "qwen3": "qwen3 qwen olmo3 mimo interns1",
+    "glm4": "glm glm45 glm47",
+    "harmony": "gpt-oss gpt_oss openai_gptoss",
+    "kimi_k2": "kimi kimi_k2",
+    "step3p5": "step3 step3p5",
+    "minimax_m2": "minimax minimax-m2",
+    "minimax_m2_append": "minimax-append-think minimax_m2_append_think",
+    "mistral": "mistral magistral",
+    "granite": "granite",
+    "hunyuan_a13b": "hunyuan_a13b",
+    "seed_oss": "seed_oss",
+    "ernie45": "ernie45",
+    "nemotron_v3": "nemotron_3 nano_v3",
+    "gemma4": "gemma4",
+}
+REGISTRY = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "tool_parsers,reasoning_parsers"})
+
+
+def test_names_that_people_write() -> None:
+    for name, written in TOOL_NAMES.items():
+        assert {REGISTRY.tool_parser(x).name for x in written.split()} == {name}
+    for name, written in THOUGHT_NAMES.items():
+        assert {REGISTRY.reasoning_parser(x).name for x in written.split()} == {name}
+
+
 @pytest.mark.parametrize(
-    ("alias", "name"),
-    [
-        ("qwen3_xml", "qwen3_coder"),
-        ("llama", "llama3_json"),
-        ("gpt-oss", "harmony"),
-        ("dsml", "deepseek_v4"),
-        ("function_gemma", "functiongemma"),
-        ("phi4", "phi4_mini_json"),
-        ("hunyuan", "jamba"),
-        ("ernie45", "hermes"),
-    ],
+    ("written", "meant"), [("hermess", "hermes"), ("quen3-coder", "qwen3_coder"), ("glm48", "glm4")]
 )
-def test_names_that_others_use(alias: str, name: str) -> None:
-    assert TOOL_PARSERS[alias].name == name
+def test_an_unknown_name_is_refused_with_names_near_to_it(written: str, meant: str) -> None:
+    with pytest.raises(BadRequest, match=f"{written}.* did you mean .*'{meant}") as caught:
+        REGISTRY.tool_parser(written)
+    assert caught.value.param == "tool_parser"
+    with pytest.raises(BadRequest, match=r"is installed; \(installed: .*hermes"):
+        REGISTRY.tool_parser("zzzzzzzz")
 
 
 def test_no_name_is_taken_twice() -> None:

@@ -200,3 +200,47 @@ def test_a_failing_detect_is_noted_and_the_next_is_asked(install_plugin: Install
     assert registry.plugins[1].notes == (
         "reasoning parser 'z': detect failed: ZeroDivisionError: division by zero (zzz, line 20)",
     )
+
+
+def test_a_name_is_known_however_it_is_spelt(install_plugin: Install) -> None:
+    registry = discover(install_plugin("mlx-provider", parsers("my_format2.5"), name="ours"))
+    for spelling in ("my_format2.5", "My-Format-25", "myformat25", "MY_FORMAT2_5_ALIAS"):
+        assert registry.tool_parser(spelling).name == "my_format2.5"
+
+
+def test_a_third_party_replaces_one_of_ours_however_it_is_spelt(install_plugin: Install) -> None:
+    ours = install_plugin("mlx-provider", parsers("one_two"), name="ours")
+    theirs = install_plugin("zzz", parsers("One-Two"))
+    registry = discover(ours, theirs)
+    assert registry.tool_parser("one_two").name == "One-Two"
+    assert "one_two" not in registry.tool_parsers
+
+
+def test_two_strangers_may_not_claim_one_alias(install_plugin: Install) -> None:
+    names = [install_plugin(name, parsers(name)) for name in ("aaa", "zzz")]
+    first, second = discover(*names).plugins
+    assert first.error is None
+    assert second.error is not None
+    assert "tool parser 'json' is claimed by" in second.error
+
+
+def test_an_alias_yields_to_a_name(install_plugin: Install) -> None:
+    ours = install_plugin("mlx-provider", parsers("json"), name="ours")
+    theirs = install_plugin("zzz", parsers("other"))
+    assert discover(ours, theirs).tool_parser("json").name == "json"
+
+
+@pytest.mark.parametrize("fault", ["aliases=['a']", "first=(1,)", "end=None", "starts='x'"])
+def test_a_parser_whose_markers_are_no_text(install_plugin: Install, fault: str) -> None:
+    source = PARSERS.format(names=("bad",), detects="True", rank=0)
+    source = source.replace(
+        '            aliases=(name + "_alias", "json"),\n', f"            {fault},\n"
+    )
+    if fault.startswith("end"):
+        source = source.replace('            ">",\n', "", 1).replace(
+            "lambda text", "parse=lambda text", 1
+        )
+        source = source.replace("lambda template", "detect=lambda template", 1)
+    (plugin,) = discover(install_plugin("zzz", source)).plugins
+    assert plugin.error is not None
+    assert f"ToolParser 'bad': {fault.partition('=')[0]} is not" in plugin.error
