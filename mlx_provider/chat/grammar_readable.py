@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ..errors import BadRequest
 from ..protocol import GenerateRequest
@@ -23,10 +23,12 @@ def check_readable(request: GenerateRequest, parser: ToolParser, shape: CallShap
         name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(name, str) or (names and name not in names):
             continue
-        if names_read(empty_call(shape, name), parser) != [name]:
+        found = read_calls(empty_call(shape, name), parser)
+        if found.names != (name,):
             raise BadRequest(
                 f"tool {name!r} cannot be enforced: calls of it are not readable in this model's "
-                f"call format ({parser.name}); rename it, or leave tool_choice at auto",
+                f"call format ({'; '.join(found.faults) or parser.name}); rename it, or leave "
+                "tool_choice at auto",
                 param="tools",
             )
 
@@ -37,8 +39,17 @@ def empty_call(shape: CallShape, name: str) -> str:
     return shape.open + before + ("" if shape.tagged else "{}") + shape.after + shape.close
 
 
-def names_read(text: str, parser: ToolParser) -> Sequence[str]:
-    """Names of the calls that a parser finds in a text."""
+@dataclass(frozen=True)
+class ReadCalls:
+    """Names of the calls that a parser finds in a text, and what went wrong in it."""
+
+    names: tuple[str, ...]
+    faults: tuple[str, ...]
+
+
+def read_calls(text: str, parser: ToolParser) -> ReadCalls:
+    """Read a whole reply."""
     reply = Reply(tool_parser=parser)
     deltas = reply.push_text(text) + reply.finish("stop")[0]
-    return [call.name for delta in deltas for call in delta.tool_calls if call.name is not None]
+    names = (call.name for delta in deltas for call in delta.tool_calls)
+    return ReadCalls(tuple(name for name in names if name is not None), tuple(reply.faults))

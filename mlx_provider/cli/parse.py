@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..chat.reply import Reply
 from ..chat.schema_reply import check_reply
-from ..errors import BadRequest
+from ..errors import BadRequest, PluginError
 from ..protocol import Delta
 from ..registry import PluginRegistry
 
@@ -37,7 +37,8 @@ def parse() -> None:
 
     In: id, tool_parser or reasoning_parser (or both), chunks (pieces of one reply), and
     optionally tools, prompt_opened_think, stop. Out: id, content, reasoning_content,
-    tool_calls with name and arguments; a line that cannot be read gives id and error.
+    tool_calls with name and arguments; a line that cannot be read gives id and error, and so does
+    a parser that fails.
     With response_format, also parsed, valid and violated: how the content stands to it.
     """
     registry = PluginRegistry.discover()
@@ -66,19 +67,21 @@ def answer(line: str, registry: PluginRegistry) -> dict[str, Any]:
 
 
 def run(request: ParseRequest, registry: PluginRegistry) -> dict[str, Any]:
-    """Feed the chunks to a reply's text state machine. Raises `BadRequest`."""
+    """Feed the chunks to a reply's text state machine. Raises `BadRequest`.
+
+    A parser that fails is named under `error`, beside what came of the reply without it.
+    """
     named = (request.tool_parser, request.reasoning_parser, request.response_format)
     if all(part is None for part in named):
         raise BadRequest(
             "name a tool_parser, a reasoning_parser or a response_format", param="tool_parser"
         )
+    tools, thoughts = request.tool_parser, request.reasoning_parser
     reply = Reply(
         stops=request.stop,
         tools=request.tools or (),
-        tool_parser=_named(registry.tool_parsers, request.tool_parser, "tool_parser"),
-        reasoning_parser=_named(
-            registry.reasoning_parsers, request.reasoning_parser, "reasoning_parser"
-        ),
+        tool_parser=None if tools is None else registry.tool_parser(tools),
+        reasoning_parser=None if thoughts is None else registry.reasoning_parser(thoughts),
         reasoning_open=True if request.prompt_opened_think else None,
     )
     deltas = [delta for chunk in request.chunks for delta in reply.push_text(chunk)]
@@ -87,16 +90,9 @@ def run(request: ParseRequest, registry: PluginRegistry) -> dict[str, Any]:
     if request.response_format is not None:
         held = check_reply(found["content"] or "", request.response_format)
         found |= {"parsed": held.parsed, "valid": held.is_valid, "violated": held.violated}
+    if reply.faults:
+        found["error"] = {"code": PluginError.code, "message": "; ".join(reply.faults)}
     return found
-
-
-def _named(parsers: dict[str, Any], name: str | None, param: str) -> Any:
-    if name is None:
-        return None
-    if name not in parsers:
-        known = ", ".join(sorted(parsers)) or "none"
-        raise BadRequest(f"no {param} {name!r} is installed (installed: {known})", param=param)
-    return parsers[name]
 
 
 def message(deltas: Iterable[Delta]) -> dict[str, Any]:

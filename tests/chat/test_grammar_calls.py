@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from mlx_provider.chat.grammar_readable import check_readable, empty_call, names_read
+from mlx_provider.chat.grammar_readable import check_readable, empty_call, read_calls
 from mlx_provider.chat.grammar_shapes import SHAPES, shape_for
 from mlx_provider.chat.grammar_tagged import whole_text
 from mlx_provider.chat.reply import Reply
@@ -408,7 +408,7 @@ def test_what_tags_cannot_hold_of_a_strict_tool_is_said(model: Any) -> None:
 def test_every_parser_reads_an_empty_call(name: str) -> None:
     parser = parsers()[name]
     shape = shape_for((parser.name, *parser.aliases), parser.start, parser.end)
-    assert names_read(empty_call(shape, "ping"), parser) == ["ping"]
+    assert read_calls(empty_call(shape, "ping"), parser).names == ("ping",)
 
 
 @pytest.mark.parametrize("name", ["llama4_pythonic", "lfm2", "olmo3"])

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from mlx_provider.cli.parse import answers
+from mlx_provider.registry import PluginRegistry
 
-from .conftest import REASONING_PARSERS, TOOL_PARSERS
+from .conftest import TOOL_PARSERS
 
-REGISTRY: Any = SimpleNamespace(tool_parsers=TOOL_PARSERS, reasoning_parsers=REASONING_PARSERS)
+REGISTRY = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "tool_parsers,reasoning_parsers"})
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 
 
@@ -62,7 +62,7 @@ def test_a_cut_call_is_not_among_the_calls() -> None:
         ("no json", "Expecting value"),
         ("[1]", "dictionary"),
         ({"id": 7, "chunks": ["a"]}, "name a tool_parser"),
-        ({"id": 7, "tool_parser": "nobody", "chunks": ["a"]}, "no tool_parser 'nobody'"),
+        ({"id": 7, "tool_parser": "nobody", "chunks": ["a"]}, "no tool parser 'nobody'"),
         ({"id": 7, "tool_parser": "hermes"}, "chunks"),
         ({"id": 7, "tool_parser": "hermes", "chunks": [1]}, "chunks"),
     ],

@@ -1,0 +1,120 @@
+"""A third party's parser that raises: the reply goes on, and the parser is named."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from mlx_provider.chat.grammar_readable import check_readable
+from mlx_provider.chat.grammar_shapes import shape_for
+from mlx_provider.chat.reply import Reply
+from mlx_provider.cli.parse import answers
+from mlx_provider.errors import BadRequest
+from mlx_provider.protocol import GenerateRequest
+from mlx_provider.records import Reading, ReasoningParser, TextReader, ToolCall, ToolParser, Tools
+
+from .conftest import TOOL_PARSERS, put_together, tool
+
+
+class Odd(Exception):
+    """Of no class that anybody expects."""
+
+
+def angle(text: str, tools: Tools) -> list[ToolCall]:
+    call = json.loads(text)
+    return [ToolCall(call["name"], json.dumps(call["args"]))]
+
+
+def wrong(text: str, tools: Tools) -> list[Any]:
+    return [ToolCall(3, {})]  # type: ignore[arg-type]
+
+
+def early(reader: TextReader, tools: Tools) -> Reading[None]:
+    yield from reader.expect("<call>")
+    raise Odd("no reason")
+
+
+def late(reader: TextReader, tools: Tools) -> Reading[None]:
+    yield from reader.expect("<call>")
+    reader.call("f")
+    reader.arguments("{")
+    yield from reader.char()
+    raise SystemExit(3)
+
+
+def whole(reader: TextReader, tools: Tools | None) -> Reading[None]:
+    yield from reader.expect("so ")
+    reader.reason()
+    reader.hold()
+    raise Odd
+
+
+BROKEN = {
+    "angle": ToolParser("angle", "<call>", "</call>", angle),
+    "wrong": ToolParser("wrong", "<call>", "</call>", wrong),
+    "early": ToolParser("early", "<call>", "</call>", scan=early),
+    "held": ToolParser("held", "<call>", "</call>", scan=late, atomic=True),
+    "late": ToolParser("late", "<call>", "</call>", scan=late),
+}
+TEXT = 'so <call>{"name": "f"}</call> end'
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_the_text_is_passed_on(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    for chunks in ([TEXT], list(TEXT)):
+        caplog.clear()
+        reply = Reply(tool_parser=BROKEN[name])
+        with caplog.at_level(logging.WARNING):
+            deltas = [delta for chunk in chunks for delta in reply.push_text(chunk)]
+            last, reason = reply.finish("stop")
+        found = put_together(deltas + last, reason)
+        assert (found.content, found.whole_calls, found.reason) == (TEXT, [], "stop")
+        (fault,) = reply.faults
+        assert fault.startswith(f"tool parser {name!r} failed: ")
+        assert fault in caplog.text
+
+
+def test_a_reader_of_whole_replies_that_raises() -> None:
+    reply = Reply(reasoning_parser=ReasoningParser("mine", "", "", whole=whole))
+    deltas = reply.push_text("so the rest") + reply.finish("stop")[0]
+    assert put_together(deltas, "stop").content == "the rest"
+    assert reply.faults == ["reasoning parser 'mine' failed: Odd:"]
+    assert not reply.in_reasoning
+
+
+class Registry:
+    """Knows one broken parser and one that works."""
+
+    def tool_parser(self, name: str) -> ToolParser:
+        return BROKEN.get(name) or TOOL_PARSERS[name]
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_the_parse_command_names_the_parser_and_goes_on(name: str) -> None:
+    lines = [
+        json.dumps({"id": 1, "tool_parser": name, "chunks": [TEXT]}),
+        json.dumps({"id": 2, "tool_parser": "hermes", "chunks": ["fine"]}),
+    ]
+    registry: Any = Registry()
+    bad, good = answers(lines, registry)
+    assert bad["error"]["code"] == "plugin_error"
+    assert f"tool parser {name!r} failed" in bad["error"]["message"]
+    assert (bad["id"], bad["content"], good["content"]) == (1, TEXT, "fine")
+    assert "error" not in good
+
+
+@pytest.mark.parametrize("name", ["angle", "early"])
+def test_a_call_that_the_parser_cannot_read_is_not_enforced(name: str) -> None:
+    request = GenerateRequest(
+        model="m",
+        messages=[{"role": "user", "content": "hi"}],
+        tools=[tool("f", a="string")],
+        tool_choice="required",
+    )
+    parser = BROKEN[name]
+    with pytest.raises(BadRequest, match=f"tool 'f' .*tool parser '{name}' failed") as caught:
+        check_readable(request, parser, shape_for((name,), parser.start, parser.end))
+    assert caught.value.param == "tools"
