@@ -15,12 +15,18 @@ class Isolation:
 
     `Exception` would not do: a stranger's code may call `sys.exit`, and a panic of a library
     written in Rust (tokenizers, llguidance) is no `Exception`. Ctrl-C passes, which reaches the
-    main thread alone. For blocks of synchronous code outside generators.
+    main thread alone. For blocks of synchronous code.
     """
 
-    def __init__(self, failed: Callable[[BaseException], None] | None = None) -> None:
-        """`failed` is told of the error, too."""
+    def __init__(
+        self,
+        failed: Callable[[BaseException], None] | None = None,
+        *,
+        generator: bool = False,
+    ) -> None:
+        """`failed` is told of the error, too. `generator`: the block yields, and may be closed."""
         self.error: BaseException | None = None
+        self._passes = (GeneratorExit,) if generator else ()
         self._failed = failed
 
     def __enter__(self) -> Isolation:
@@ -32,7 +38,7 @@ class Isolation:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool:
-        if error is None or _is_ctrl_c(error):
+        if error is None or _is_ctrl_c(error) or isinstance(error, self._passes):
             return False
         self.error = error
         if self._failed is not None:

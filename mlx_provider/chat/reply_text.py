@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ..isolation import Isolation, told
 from ..records.blocks import read_block, scan_block
 from ..records.parsing import ReasoningParser, ToolParser, Tools, Whole
 from ..records.reading import Emit, NotACall, Reading, TextEnded, TextReader
 from ..records.turn_ends import read_turn_ends
-from ..registry.isolation import Isolation
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ def _whole(
     read: Whole, parser: str, reader: TextReader, tools: Tools | None, note: Note
 ) -> Reading[None]:
     """What a parser that fails leaves unread is content."""
-    with Isolation() as isolation:
+    with Isolation(generator=True) as isolation:
         yield from read(reader, tools)
     if isolation.error is None:
         return
-    note(f"{parser} failed: {isolation.error}")
+    note(f"{parser} failed: {told(isolation.error)}")
     reader.give_up()
     reader.answer()
     yield from reader.pass_until((), reader.content)
@@ -261,13 +261,13 @@ class _Marked:
     def isolated(self, scan: Reading[None]) -> Reading[None]:
         """A parser's fault costs its call alone: the text is shown."""
         failure: Exception | None = None
-        with Isolation() as isolation:
+        with Isolation(generator=True) as isolation:
             try:
                 yield from scan
             except (NotACall, TextEnded) as found:
                 failure = found
         if isolation.error is not None:
-            self.note(f"tool parser {self.parser.name!r} failed: {isolation.error}")
-            failure = NotACall(isolation.error)
+            self.note(f"tool parser {self.parser.name!r} failed: {told(isolation.error)}")
+            failure = NotACall(told(isolation.error))
         if failure is not None:
             raise failure

@@ -81,7 +81,9 @@ def test_a_reader_of_whole_replies_that_raises() -> None:
     reply = Reply(reasoning_parser=ReasoningParser("mine", "", "", whole=whole))
     deltas = reply.push_text("so the rest") + reply.finish("stop")[0]
     assert put_together(deltas, "stop").content == "the rest"
-    assert reply.faults == ["reasoning parser 'mine' failed: Odd:"]
+    (fault,) = reply.faults
+    assert fault.startswith("reasoning parser 'mine' failed: Odd: (")
+    assert "test_parser_faults, line" in fault
     assert not reply.in_reasoning
 
 
