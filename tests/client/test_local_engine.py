@@ -18,6 +18,7 @@ from mlx_provider.client.lifecycle import LocalEngine
 from mlx_provider.client.runtime_folder import EngineLock, prepare
 from mlx_provider.config import Runtime
 from mlx_provider.errors import BadRequest, EngineUnavailable, NotInstalled
+from mlx_provider.protocol import Failed
 
 RACER = """
 import os, sys
@@ -186,3 +187,23 @@ def test_a_removed_lock_file_locks_nothing(local: Any) -> None:
     assert second is not None
     for lock in (first, second):
         lock.release()
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_an_engine_that_was_ended_leaves_no_zombie(
+    local: Any, request_of: Any, wait_until: Any, how: int
+) -> None:
+    client = local.client()
+    waiting = client.submit(request_of("wait"))
+    pid = client.health().pid
+    os.kill(pid, how)
+    assert isinstance(waiting.get(30)[-1], Failed)
+    wait_until(lambda: not _exists(pid))
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,10 +1,14 @@
 """The demo's claims and its failures, without any process."""
 
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from mlx_provider.demo import proxy as proxy_module
+from mlx_provider.demo import stage
 from mlx_provider.demo.config import proxy_config, write_config
 from mlx_provider.demo.proxy import port_taken, require_proxy, start_proxy
 from mlx_provider.demo.scenario import NAME, Scenario
@@ -97,3 +101,12 @@ def test_a_port_in_use_is_named(tmp_path):
         assert port_taken(port)
         with pytest.raises(EngineUnavailable, match=f"port {port} is in use"):
             start_proxy(tmp_path / "config.yaml", {}, port=port)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="a system without /proc")
+def test_an_engine_that_nobody_waits_for_has_ended(monkeypatch):
+    monkeypatch.setattr(stage, "END_LIMIT", 5.0)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert not stage._ended(process.pid)
+        process.kill()
+        assert stage._gone(process.pid)
