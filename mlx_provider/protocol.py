@@ -114,6 +114,7 @@ class GenerateRequest(_Wire):
     another machine, which the engine's TCP server says of every request."""
     messages: Messages | None = None
     prompt: str | list[int] | None = None
+    """Taken as it is: control tokens in a raw text are the caller's own, and stay."""
     echo: bool = False
     """Say in `Accepted` what the prompt is as text."""
     tools: Tools = Field(default_factory=list)

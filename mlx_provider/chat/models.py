@@ -78,7 +78,7 @@ class Served:
             weights_bytes=info.weights_bytes,
             tool_parser=self.tool_parser.name if self.tool_parser else None,
             reasoning_parser=self.reasoning_parser.name if self.reasoning_parser else None,
-            notes=list(self.probe.notes),
+            notes=[*info.notes, *self.probe.notes],
         )
 
 
@@ -193,7 +193,7 @@ class Models:
         chosen = self._settings.kv_layout
         layouts = model.kv_layouts if chosen == "auto" else (chosen,)
         found = probe(model, make_cache, layouts)
-        for note in found.notes:
+        for note in (*model.info.notes, *found.notes):
             log.warning("%s: %s", name, note)
         engine = Engine(
             model,

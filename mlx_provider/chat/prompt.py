@@ -80,11 +80,11 @@ def split_reply(
 def _continued(served: Served, prompt: Prompt, begun: str) -> Prompt:
     """The prompt with the reply's beginning after it; a thought that it opens is closed."""
     reasoning = served.reasoning_parser
-    tail = prompt.text.rstrip()
+    tail, before = prompt.text.rstrip(), ""
     if reasoning is not None and reasoning.end and tail.endswith(reasoning.openers() or "\0"):
-        begun = f"\n{reasoning.end}\n\n{begun}"
-    added = served.model.tokenizer.encode(begun, special=False)
-    return replace(prompt.followed_by(added), text=prompt.text + begun)
+        before = f"\n{reasoning.end}\n\n"
+    added = served.model.tokenizer.encode_plain(begun, before=before)
+    return replace(prompt.followed_by(added), text=prompt.text + before + begun)
 
 
 def normalised_messages(served: Served, request: GenerateRequest) -> Normalised:

@@ -74,6 +74,8 @@ class ModelInfo:
     min_pixels: int = 0
     max_pixels: int = 0
     """Pixels of one image after the family's own scaling; 0: no image input."""
+    notes: tuple[str, ...] = ()
+    """What the operator should know of how this model is served."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,12 @@ class Tokenizer(Protocol):
     def encode(self, text: str, *, special: bool) -> list[int]:
         """Token ids of `text`; `special`: add BOS and the like as the model's config says."""
 
+    def encode_plain(self, text: str, *, before: str = "") -> list[int]:
+        """Token ids of a client's `text` behind a text of ours, which stands at no beginning.
+
+        Control tokens are those of `before` alone; in `text` they are spelt in letters.
+        """
+
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of `tokens`."""
 
@@ -191,6 +199,8 @@ class LoadedModel(Protocol):
     ) -> Prompt:
         """Render normalised messages with the chat template and tokenise them.
 
+        Control tokens in the prompt are those that the template writes: a text of messages,
+        tools or variables that reads like one is spelt in letters.
         Media items stand in the order of the `image` and `video` parts of the messages.
         Raises `BadRequest` where the template refuses the messages.
         """

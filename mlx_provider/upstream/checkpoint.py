@@ -58,6 +58,7 @@ def describe(
         "precision": precision(model),
         "chat_template": tokenizer.chat_template,
         "sampling": sampling_defaults(generation),
+        "notes": tokenizer.notes,
     }
     return ModelInfo(**(fields | more))
 

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from jinja2.exceptions import TemplateError
 
 from ..errors import BadRequest, ContextTooLong
+from .control_tokens import ControlTokens
+from .hidden_text import Hidden, Messages, Variables, hide
 from .long_text import PIECE, LongText
+from .plain_letters import Encoded, spelt
+from .template_check import keeps_marks
 from .token_bound import characters_per_token
 from .turns import Turns
 
 OTHER_USER = "\N{SOFT HYPHEN}"
 """A message that begins like nobody's."""
+CHANGES_MARKS = (
+    "the chat template changes private characters: control tokens in the text of users and tools "
+    "are written with \\u escapes"
+)
 
 
 def common_length(a: Sequence[Any], b: Sequence[Any]) -> int:
@@ -40,12 +48,17 @@ class HFTokenizer:
 
     `backend` is a transformers tokenizer (of a processor: the nested one); `renderer` is what
     has `apply_chat_template`, where that is another object (mlx-lm's wrapper with a template
-    written in Python).
+    written in Python). `reserved`: texts that no client may produce by typing them, besides
+    the control tokens.
+
+    What a client sends never becomes a control token: `rendered` hides it, and `tokens` spells
+    it in letters.
     """
 
-    def __init__(self, backend: Any, renderer: Any = None) -> None:
+    def __init__(self, backend: Any, renderer: Any = None, reserved: Sequence[str] = ()) -> None:
         self._backend = backend
         self._renderer = backend if renderer is None else renderer
+        self._reserved = tuple(reserved)
         # a fast tokenizer must not be used by two threads at once: "Already borrowed"
         self._lock = Turns()
         self._context: int | None = None
@@ -55,6 +68,12 @@ class HFTokenizer:
         bounded = copy.copy(self)
         bounded._context = context_length
         return bounded
+
+    def reserving(self, texts: Sequence[str]) -> HFTokenizer:
+        """The same tokenizer (and lock) with further reserved texts."""
+        other = HFTokenizer(self._backend, self._renderer, (*self._reserved, *texts))
+        other._lock, other._context = self._lock, self._context
+        return other
 
     @property
     def fast(self) -> Any:
@@ -71,6 +90,16 @@ class HFTokenizer:
         """The template's source, where it is one text."""
         template = getattr(self._backend, "chat_template", None)
         return template if isinstance(template, str) else None
+
+    @cached_property
+    def control(self) -> ControlTokens:
+        """What a client's text must not become."""
+        return ControlTokens(self.fast, self.chat_template, self._reserved)
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """What the operator should know of this template."""
+        return () if self._keeps_marks else (CHANGES_MARKS,)
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """Token ids. Raises `ContextTooLong` as soon as more are certain than `within` allows."""
@@ -115,17 +144,32 @@ class HFTokenizer:
     def _long(self) -> LongText:
         return LongText(self.fast, self._encode)
 
+    def encode_plain(self, text: str, *, before: str = "") -> list[int]:
+        """Tokens of a client's text behind `before`, which alone may hold control tokens."""
+        hidden = hide(self.control, Hidden((), (), {"text": text}), taken=before)
+        return self.tokens(before + hidden.variables["text"], hidden)
+
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
         with self._lock:
             return str(self._backend.decode(list(tokens), skip_special_tokens=skip_special))
 
-    def encode_with_offsets(self, text: str) -> tuple[list[int], list[int]]:
-        """Tokens without any special ones added, and the character where each begins.
+    def tokens(self, text: str, hidden: Hidden) -> list[int]:
+        """Tokens of a text rendered from hidden input, without any special ones added."""
+        if not hidden.marks and not self.control.reachable:
+            return self.encode(text, special=False)
+        return self.encode_with_offsets(text, hidden).ids
 
-        Raises as `encode` does.
-        """
+    def encode_with_offsets(self, text: str, hidden: Hidden) -> Encoded:
+        """The same with the character where each token begins. Raises as `encode` does."""
+        found, spans = self._located(text)
+        if not hidden.marks and not self.control.reachable:
+            return Encoded(found, [start for start, _ in spans])
+        return spelt(self.fast, self.control, text, hidden.marks, found, spans)
+
+    def _located(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Tokens without any special ones added, and the characters of each: (first, end)."""
         tokens: list[int] = []
-        starts: list[int] = []
+        spans: list[tuple[int, int]] = []
         self._refuse_by_length(text)
         for begin, piece in self._long.pieces(text):
             with self._lock:
@@ -133,16 +177,16 @@ class HFTokenizer:
                     piece, add_special_tokens=False, return_offsets_mapping=True, verbose=False
                 )
             tokens += encoding["input_ids"]
-            starts += [begin + start for start, _ in encoding["offset_mapping"]]
+            spans += [(begin + first, begin + end) for first, end in encoding["offset_mapping"]]
             if len(text) > PIECE:
                 self._check(len(tokens))
-        return tokens, starts
+        return tokens, spans
 
     def apply_template(
         self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]],
-        variables: Mapping[str, Any],
+        messages: Messages,
+        tools: Messages,
+        variables: Variables,
         *,
         generation_prompt: bool = True,
     ) -> str:
@@ -161,54 +205,74 @@ class HFTokenizer:
             ) from error
         return str(text)
 
-    def render(
+    def rendered(
         self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]],
-        variables: Mapping[str, Any],
-    ) -> Rendered:
-        """Render and tokenise; checkpoints at the ends of the first two messages and the last."""
-        text = self.apply_template(messages, tools, variables)
-        tokens, starts = self.encode_with_offsets(text)
-        prefixes = self._prefixes(messages, tools, variables)
-        prefixes.append(self.system_part(messages, tools, variables, text))
-        ends = (len(prefix) for prefix in prefixes if text.startswith(prefix))
-        counts = {bisect_left(starts, end) for end in ends}
-        return Rendered(text, tokens, tuple(sorted(c for c in counts if 0 < c < len(tokens))))
+        messages: Messages,
+        tools: Messages,
+        variables: Variables,
+        *,
+        escaped: Container[str] | None = (),
+    ) -> tuple[Hidden, str]:
+        """A client's input with its control tokens hidden, and the text rendered from it.
 
-    def system_part(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]],
-        variables: Mapping[str, Any],
-        text: str,
-    ) -> str:
+        A mark that does not arrive, because the template changes it or leaves its string out,
+        gives way to an escape. `escaped`: see `hide`.
+        """
+        given = Hidden(messages, tools, variables)
+        hidden = self._hide(given, escaped if self._keeps_marks else None)
+        text = self._text(hidden)
+        lost = hidden.lost(text)
+        if lost:
+            hidden = self._hide(given, lost)
+            text = self._text(hidden)
+        return hidden, text
+
+    def render(self, messages: Messages, tools: Messages, variables: Variables) -> Rendered:
+        """Render and tokenise; checkpoints at the ends of the first two messages and the last."""
+        hidden, text = self.rendered(messages, tools, variables)
+        encoded = self.encode_with_offsets(text, hidden)
+        prefixes = [*self._prefixes(hidden), self.system_part(hidden, text)]
+        ends = (len(prefix) for prefix in prefixes if text.startswith(prefix))
+        counts = {bisect_left(encoded.starts, end) for end in ends}
+        checkpoints = sorted(c for c in counts if 0 < c < len(encoded.ids))
+        return Rendered(hidden.reveal(text), encoded.ids, tuple(checkpoints))
+
+    def system_part(self, hidden: Hidden, text: str) -> str:
         """What a prompt's text has in common with that of another user; "" without a system part.
 
         Some templates (Gemma's) write the system part into the user's message, which has then
         no end of its own.
         """
+        messages = hidden.messages
         if len(messages) < 2 or messages[0]["role"] != "system":
             return ""
         other = [messages[0], {"role": "user", "content": OTHER_USER}]
         try:
-            return text[: common_length(text, self.apply_template(other, tools, variables))]
+            return text[: common_length(text, self._text(replace(hidden, messages=other)))]
         except BadRequest:
             return ""
 
-    def _prefixes(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]],
-        variables: Mapping[str, Any],
-    ) -> list[str]:
+    def _prefixes(self, hidden: Hidden) -> list[str]:
         """Texts that a later prompt may begin with: its first messages, all but the reply."""
         found = []
-        for cut in sorted({min(1, len(messages)), min(2, len(messages)), len(messages)}):
+        count = len(hidden.messages)
+        for cut in sorted({min(1, count), min(2, count), count}):
+            begun = replace(hidden, messages=hidden.messages[:cut])
             try:
-                found.append(
-                    self.apply_template(messages[:cut], tools, variables, generation_prompt=False)
-                )
+                found.append(self._text(begun, generation_prompt=False))
             except BadRequest:
                 continue  # a template may refuse a conversation without a user message
         return found
+
+    def _hide(self, given: Hidden, escaped: Container[str] | None) -> Hidden:
+        return hide(self.control, given, escaped=escaped, taken=self.chat_template or "")
+
+    def _text(self, hidden: Hidden, *, generation_prompt: bool = True) -> str:
+        text = self.apply_template(
+            hidden.messages, hidden.tools, hidden.variables, generation_prompt=generation_prompt
+        )
+        return hidden.mended(text)
+
+    @cached_property
+    def _keeps_marks(self) -> bool:
+        return keeps_marks(self.control, self.chat_template or "", self._text)

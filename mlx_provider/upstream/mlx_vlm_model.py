@@ -89,7 +89,7 @@ class VisionModel:
     ) -> None:
         self.model = model
         self.info = info
-        self.hf_tokenizer = tokenizer.within(info.context_length)
+        self.hf_tokenizer = tokenizer.reserving(marks.reserved).within(info.context_length)
         self.tokenizer: Tokenizer = self.hf_tokenizer
         self.marks = marks
 

@@ -1,13 +1,11 @@
 """From messages and media to tokens: template, media placeholders, spans, checkpoints.
 
 A family says which tokens of the rendered template stand for media and what replaces each.
-The same text typed by a user stays text: it is hidden from the template and the tokenizer
-and encoded in two pieces, neither of which is a media token.
+The same text typed by a user stays text, as every control token does.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +14,6 @@ from typing import Any
 from ..errors import BadRequest, MediaError
 from ..records import MediaItem, MediaSpan, Prompt
 from .hf_tokenizer import HFTokenizer, common_length
-
-PRIVATE_USE = range(0xE000, 0xF8FF)
 
 
 @dataclass(frozen=True)
@@ -48,7 +44,7 @@ class MediaMarks:
     tokens: frozenset[int]
     """Ids of media tokens: each stands for one block before expansion."""
     reserved: tuple[str, ...]
-    """Texts of tokens that users may not produce by typing them."""
+    """Texts of tokens that users may not produce by typing them, added tokens or not."""
     place: Callable[[MediaItem], Placed]
     """Preprocess one item, pixels preferably in `Block.ready`. Raises `MediaError`."""
 
@@ -69,17 +65,15 @@ def build_prompt(
     variables: Mapping[str, Any],
 ) -> Prompt:
     """Render, expand and tokenise. Raises `BadRequest` (template, or media it did not place)."""
-    hidden = _hide((messages, tools), marks.reserved)
-    safe_messages, safe_tools = hidden.value
-    text = tokenizer.apply_template(safe_messages, safe_tools, variables)
+    hidden, text = tokenizer.rendered(messages, tools, variables)
     filled, blocks = _fill(text, marks, media)
     # a template writes its own BOS, so the tokenizer must not add another
-    short = _encode(tokenizer, filled, hidden.marks)
+    short = tokenizer.tokens(filled, hidden)
     tokens, spans = _expand(short, marks.tokens, blocks)
     ends = {*message_ends(tokens, stop_tokens)}
-    system = tokenizer.system_part(safe_messages, safe_tools, variables, text)
+    system = tokenizer.system_part(hidden, text)
     if not any(tokenizer.decode([stop], skip_special=False) in system for stop in stop_tokens):
-        ends.add(common_length(_encode(tokenizer, system, hidden.marks), tokens))
+        ends.add(common_length(tokenizer.tokens(system, hidden), tokens))
     return Prompt(
         tokens=tokens,
         text=hidden.reveal(text),
@@ -96,56 +90,6 @@ def message_ends(tokens: Sequence[int], stop_tokens: frozenset[int]) -> tuple[in
     """
     ends = [i + 1 for i, token in enumerate(tokens) if token in stop_tokens]
     return tuple(sorted({*ends[:2], *ends[-1:]}))
-
-
-@dataclass(frozen=True)
-class _Hidden:
-    value: tuple[Any, Any]
-    marks: Mapping[str, str]
-    """Private-use character -> the reserved text it stands for."""
-
-    def reveal(self, text: str) -> str:
-        for mark, literal in self.marks.items():
-            text = text.replace(mark, literal)
-        return text
-
-
-def _hide(value: tuple[Any, Any], reserved: Sequence[str]) -> _Hidden:
-    """Replace reserved texts in every string of messages and tools by unused characters."""
-    everything = json.dumps(value, ensure_ascii=False, default=str)
-    present = [text for text in reserved if text in everything]
-    if not present:
-        return _Hidden(value, {})
-    free = (chr(code) for code in PRIVATE_USE if chr(code) not in everything)
-    marks = dict(zip(free, present, strict=False))
-    by_text = {text: mark for mark, text in marks.items()}
-    pattern = re.compile("|".join(map(re.escape, sorted(present, key=len, reverse=True))))
-    return _Hidden(_mapped(value, lambda s: pattern.sub(lambda m: by_text[m[0]], s)), marks)
-
-
-def separated(value: tuple[Any, Any], reserved: Sequence[str]) -> tuple[Any, Any]:
-    """Messages and tools whose reserved texts are broken by a zero-width space.
-
-    For processors that tokenise by themselves and would read them as media.
-    """
-
-    def change(text: str) -> str:
-        for literal in reserved:
-            text = text.replace(literal, f"{literal[:1]}\u200b{literal[1:]}")
-        return text
-
-    broken: tuple[Any, Any] = _mapped(value, change)
-    return broken
-
-
-def _mapped(value: Any, change: Callable[[str], str]) -> Any:
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {key: _mapped(item, change) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_mapped(item, change) for item in value)
-    return value
 
 
 def _fill(text: str, marks: MediaMarks, media: Sequence[MediaItem]) -> tuple[str, list[Block]]:
@@ -169,17 +113,6 @@ def _fill(text: str, marks: MediaMarks, media: Sequence[MediaItem]) -> tuple[str
         blocks += placed.blocks
         end = match.end()
     return "".join([*pieces, text[end:]]), blocks
-
-
-def _encode(tokenizer: HFTokenizer, text: str, marks: Mapping[str, str]) -> list[int]:
-    if not marks:
-        return tokenizer.encode(text, special=False)
-    tokens: list[int] = []
-    for piece in re.split(f"([{''.join(marks)}])", text):
-        literal = marks.get(piece)
-        for part in (piece,) if literal is None else (literal[:1], literal[1:]):
-            tokens += tokenizer.encode(part, special=False)
-    return tokens
 
 
 def _expand(

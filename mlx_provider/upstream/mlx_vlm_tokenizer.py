@@ -65,10 +65,12 @@ def vision_info(
     pixels: tuple[int, int],
     variant: str = "",
     default_context: int = DEFAULT_CONTEXT,
+    notes: tuple[str, ...] | None = None,
 ) -> ModelInfo:
     """`ModelInfo` of a vision model. `variant`: what besides its files changes its KV.
 
-    `default_context`: the context length where config and operator name none.
+    `default_context`: the context length where config and operator name none. `notes`: in place
+    of the tokenizer's.
     """
     config = read_json(folder / "config.json")
     text = config.get("text_config") or config
@@ -87,5 +89,6 @@ def vision_info(
         max_pixels=pixels[1] if media else 0,
         hoist_system=refuses_late_system(tokenizer),
         context_length=context,
+        notes=tokenizer.notes if notes is None else notes,
     )
     return replace(info, fingerprint=info.fingerprint + variant)

@@ -26,12 +26,18 @@ from mlx_provider import (
 from mlx_provider.upstream import mlx_vlm_generic as upstream
 from mlx_provider.upstream.checkpoint import DEFAULT_CONTEXT, read_json
 from mlx_provider.upstream.hf_tokenizer import HFTokenizer
+from mlx_provider.upstream.hidden_text import Hidden
 from mlx_provider.upstream.mlx_vlm_model import as_image
-from mlx_provider.upstream.mlx_vlm_prompt import message_ends, separated
+from mlx_provider.upstream.mlx_vlm_prompt import message_ends
 from mlx_provider.upstream.mlx_vlm_tokenizer import load_tokenizer, vision_info
 
 UNKNOWN_PIXELS = 4096 * 4096
 """Upper bound told to the core; the processor scales by rules of its own."""
+
+ESCAPED = (
+    "the model's processor tokenises prompts with images by itself: control tokens in the text of "
+    "users and tools are written with \\u escapes there"
+)
 
 
 @dataclass(frozen=True)
@@ -60,10 +66,10 @@ class AnyVisionModel:
         self.model = model
         self.processor = processor
         self.info = info
-        self.hf_tokenizer = chat.within(info.context_length)
-        self.tokenizer: Tokenizer = self.hf_tokenizer
         self.image_token = token
         self._image_text = _image_text(processor, chat, token)
+        self.hf_tokenizer = chat.reserving((self._image_text,)).within(info.context_length)
+        self.tokenizer: Tokenizer = self.hf_tokenizer
 
     def prepare(
         self,
@@ -73,13 +79,19 @@ class AnyVisionModel:
         media: Sequence[MediaItem],
         variables: Mapping[str, Any],
     ) -> Prompt:
-        """Render messages and run the model's own processor.
+        """Render messages and, where there are images, run the model's own processor.
 
+        It tokenises by itself: beside images, control tokens typed by a user are escaped.
         Raises `BadRequest` (template, processor) and `MediaError` (video).
         """
         images = [Image.fromarray(as_image(item)) for item in media]
-        safe, safe_tools = separated((messages, tools), (self._image_text,))
-        text = self._render(safe, safe_tools, variables, len(media))
+        escaped = None if media else ()
+        hidden, text = self.hf_tokenizer.rendered(messages, tools, variables, escaped=escaped)
+        if not media:
+            tokens = self.hf_tokenizer.tokens(text, hidden)
+            ends = message_ends(tokens, self.info.stop_tokens)
+            return Prompt(tokens=tokens, text=hidden.reveal(text), spans=[], checkpoints=ends)
+        text = self._with_places(hidden, text, len(media))
         if len(text) > self.info.context_length:
             # in pieces, and no further than it fits: the processor takes any text whole
             self.hf_tokenizer.encode(text, special=False)
@@ -89,9 +101,7 @@ class AnyVisionModel:
             raise MediaError(f"the model's processor refused the request: {error}") from error
         ids = inputs["input_ids"][0]
         tokens = [max(0, int(token)) for token in ids]
-        spans = [_span(ids, inputs, media, self.image_token)] if media else []
-        ends = () if media else message_ends(tokens, self.info.stop_tokens)
-        return Prompt(tokens=tokens, text=text, spans=spans, checkpoints=ends)
+        return Prompt(tokens, text, [_span(ids, inputs, media, self.image_token)])
 
     def embed(self, span: MediaSpan) -> PromptFeatures:
         return PromptFeatures(upstream.prompt_features(self.model, span.inputs))
@@ -105,19 +115,12 @@ class AnyVisionModel:
     def decode(self, tokens: mx.array, cache: list[Any], positions: mx.array) -> mx.array:
         return upstream.decode(self.model, tokens, cache, positions)
 
-    def _render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]],
-        variables: Mapping[str, Any],
-        images: int,
-    ) -> str:
-        """With image parts, or with image tokens as text where the template knows no parts."""
-        text = self.hf_tokenizer.apply_template(messages, tools, variables)
+    def _with_places(self, hidden: Hidden, text: str, images: int) -> str:
+        """The text, or one with image tokens as text where the template knows no parts."""
         if text.count(self._image_text) == images:
             return text
-        flat = [_flattened(message, self._image_text) for message in messages]
-        text = self.hf_tokenizer.apply_template(flat, tools, variables)
+        flat = [_flattened(message, self._image_text) for message in hidden.messages]
+        text = self.hf_tokenizer.apply_template(flat, hidden.tools, hidden.variables)
         if text.count(self._image_text) != images:
             raise BadRequest(
                 f"the chat template placed {text.count(self._image_text)} of {images} images",
@@ -139,6 +142,7 @@ def load_any(folder: Path, options: LoadOptions) -> AnyVisionModel:
         media=("image",),
         pixels=(1, UNKNOWN_PIXELS),
         default_context=int(getattr(text, "max_position_embeddings", None) or DEFAULT_CONTEXT),
+        notes=(*chat.notes, ESCAPED),
     )
     return AnyVisionModel(model, processor, info, chat, _image_token(folder))
 

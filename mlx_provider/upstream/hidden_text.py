@@ -1,0 +1,177 @@
+"""Control tokens in a client's strings, hidden from the chat template and the tokenizer.
+
+One character of each is replaced by a private one that occurs nowhere in the input. It has the
+same length, no case, is no white space and passes JSON, so that a template handles the string as
+it would any other; after rendering, the tokenizer finds the template's own control tokens alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+from .control_tokens import ControlTokens
+
+MARKS = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0xA000, 0xA48D))
+"""Private characters; Yi syllables, for normalizers that drop those."""
+
+Messages = Sequence[Mapping[str, Any]]
+Variables = Mapping[str, Any]
+
+
+class Shown(str):
+    """A string with hidden characters that equals what it stands for.
+
+    A template that compares a name or looks up a key finds what the client sent.
+    """
+
+    __slots__ = ("_shown",)
+    _shown: str
+
+    @classmethod
+    def of(cls, hidden: str, shown: str) -> Shown:
+        made = cls(hidden)
+        made._shown = shown
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        return self._shown == (other._shown if isinstance(other, Shown) else other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self._shown)
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """What a template gets, and the characters that its text stands for."""
+
+    messages: Messages
+    tools: Messages
+    variables: Variables
+    marks: Mapping[str, str] = field(default_factory=dict)
+    """Private character -> the client's."""
+
+    def reveal(self, text: str) -> str:
+        """A rendered text as the client meant it."""
+        return with_signs(text, self.marks)
+
+    def mended(self, text: str) -> str:
+        """A rendered text whose marks may have been written as JSON in ASCII."""
+        for mark in self.marks:
+            text = text.replace(json.dumps(mark)[1:-1], mark)
+        return text
+
+    def lost(self, text: str) -> frozenset[str]:
+        """Characters whose mark did not arrive in a rendered text."""
+        return frozenset(char for mark, char in self.marks.items() if mark not in text)
+
+
+def hide(
+    control: ControlTokens,
+    given: Hidden,
+    *,
+    escaped: Container[str] | None = (),
+    taken: str = "",
+) -> Hidden:
+    """Input in which no string of the client's holds a control token.
+
+    `escaped`: characters to write as `\\uXXXX` in place of a mark, which shows; `None`: all.
+    `taken`: text whose characters are no marks, besides those of the input.
+    """
+    strings = _strings(given)
+    touched = {text for text in strings if control.touched(text)}
+    if not touched:
+        return given
+    breaks = {text: sorted(control.breaks(text)) for text in touched}
+    letters = {text[i] for text, places in breaks.items() for i in places}
+    plain = letters if escaped is None else {c for c in letters if c in escaped}
+    free = filter(control.keeps, free_marks("\0".join([taken, *strings])))
+    marks = dict(zip(free, sorted(letters - plain), strict=False))
+    # whatever is left without a mark is written as JSON writes it
+    signs = {c: f"\\u{ord(c):04x}" for c in letters} | {c: mark for mark, c in marks.items()}
+
+    def change(text: str) -> str:
+        places = breaks.get(text)
+        return text if places is None else Shown.of(_replaced(text, places, signs), text)
+
+    return _changed(given, change, marks)
+
+
+def revealed(hidden: Hidden, signs: Mapping[str, str]) -> Hidden:
+    """The input with other signs in place of its marks."""
+    return _changed(hidden, lambda text: with_signs(text, signs), {})
+
+
+def with_signs(text: str, signs: Mapping[str, str]) -> str:
+    """The text with characters replaced."""
+    return text.translate({ord(c): sign for c, sign in signs.items()}) if signs else text
+
+
+def _changed(given: Hidden, change: Callable[[str], str], marks: Mapping[str, str]) -> Hidden:
+    return Hidden(
+        [_message(message, change) for message in given.messages],
+        _mapped(given.tools, change),
+        {name: _mapped(value, change) for name, value in given.variables.items()},
+        marks,
+    )
+
+
+def free_marks(text: str) -> Iterator[str]:
+    """Characters that occur in `text` neither as they are nor as JSON writes them."""
+    lower = text.lower()
+    for mark in map(chr, chain(*MARKS)):
+        if mark not in text and json.dumps(mark)[1:-1] not in lower:
+            yield mark
+
+
+def _message(message: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+    """Roles and the names of fields are ours: normalised, never the client's."""
+    return {k: v if k == "role" else _mapped(v, change) for k, v in message.items()}
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {_mapped(key, change): _mapped(item, change) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_mapped(item, change) for item in value]
+    return value
+
+
+def _replaced(text: str, places: Sequence[int], signs: Mapping[str, str]) -> str:
+    parts, at = [], 0
+    for place in places:
+        parts += [text[at:place], signs[text[place]]]
+        at = place + 1
+    return "".join([*parts, text[at:]])
+
+
+def _strings(given: Hidden) -> list[str]:
+    found: list[str] = []
+    for message in given.messages:
+        for key, value in message.items():
+            if key != "role":
+                _gather(value, found)
+    _gather(given.tools, found)
+    _gather(list(given.variables.values()), found)
+    return found
+
+
+def _gather(value: Any, found: list[str]) -> None:
+    """Add every string and key within `value`."""
+    if isinstance(value, str):
+        found.append(value)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            _gather(key, found)
+            _gather(item, found)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _gather(item, found)

@@ -1,0 +1,153 @@
+"""Tokens of a rendered text whose hidden strings are spelt in letters.
+
+The tokenizer itself says where the template's control tokens are. What stands between two of
+them and holds hidden characters is encoded anew, by a tokenizer that shares the model and knows
+no control token. A private added token before each such piece puts it after a token, as in the
+prompt: some tokenizers write a space at the beginning of a text.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from .control_tokens import UNKNOWN, ControlTokens, any_of
+from .hidden_text import free_marks, with_signs
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Token ids, and the character where each begins."""
+
+    ids: list[int]
+    starts: list[int]
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Tokens `first .. last` and characters `start .. stop` between two control tokens."""
+
+    first: int
+    last: int
+    start: int
+    stop: int
+    after: int | None
+    """Id of the control token before; `None`: the beginning of the text."""
+
+
+def spelt(
+    fast: Any,
+    control: ControlTokens,
+    text: str,
+    marks: Mapping[str, str],
+    found: Sequence[int],
+    spans: Sequence[tuple[int, int]],
+) -> Encoded:
+    """The tokens of `text` with the marks in it turned back into letters.
+
+    `found`, `spans`: ids and characters of the tokens as the whole tokenizer sees them.
+    """
+    own = [i for i, token in enumerate(found) if token in control.content]
+    real = [i for i in own if text[slice(*spans[i])].strip() == control.content[found[i]].strip()]
+    pieces = [*_pieces(found, spans, real, len(text))]
+    where = [piece.start for piece in pieces]
+    # an id that the template did not write comes from letters which a normalizer changed
+    odd = [spans[i][0] for i in set(own) - set(real)]
+    at = [*odd, *(match.start() for match in re.finditer(any_of(marks), text))]
+    wanted = [pieces[n] for n in sorted({bisect_right(where, i) - 1 for i in at})]
+    if not wanted:
+        return Encoded(list(found), [start for start, _ in spans])
+    shown = with_signs(text, marks)
+    letters = Letters(fast, control, shown)
+    return _joined(found, spans, wanted, letters.encode(shown, wanted))
+
+
+def _pieces(
+    found: Sequence[int], spans: Sequence[tuple[int, int]], real: Sequence[int], length: int
+) -> Iterator[_Piece]:
+    first, start, after = 0, 0, None
+    for i in real:
+        yield _Piece(first, i, start, spans[i][0], after)
+        first, start, after = i + 1, spans[i][1], found[i]
+    yield _Piece(first, len(found), start, length, after)
+
+
+def _joined(
+    found: Sequence[int],
+    spans: Sequence[tuple[int, int]],
+    pieces: Sequence[_Piece],
+    spellings: Sequence[Encoded],
+) -> Encoded:
+    ids: list[int] = []
+    starts: list[int] = []
+    at = 0
+    for piece, spelling in zip(pieces, spellings, strict=True):
+        ids += [*found[at : piece.first], *spelling.ids]
+        starts += [*(start for start, _ in spans[at : piece.first]), *spelling.starts]
+        at = piece.last
+    return Encoded([*ids, *found[at:]], [*starts, *(start for start, _ in spans[at:])])
+
+
+class Letters:
+    """The tokenizer without control tokens, for texts that hold no character but `text`'s."""
+
+    def __init__(self, fast: Any, control: ControlTokens, text: str) -> None:
+        from tokenizers import AddedToken, Tokenizer
+
+        self._model = fast.model
+        self._control = control
+        self._plain = Tokenizer(fast.model)
+        if fast.normalizer is not None:
+            self._plain.normalizer = fast.normalizer
+        if fast.pre_tokenizer is not None:
+            self._plain.pre_tokenizer = fast.pre_tokenizer
+        # a token that is found after normalising leaves what follows another beginning
+        free = islice(filter(control.keeps, free_marks(text)), 2)
+        self._anchor, self._normal = free
+        anchors = [AddedToken(self._anchor, normalized=False), AddedToken(self._normal)]
+        self._plain.add_tokens([*control.vocabulary, *anchors])
+        kept = [token.content for token in control.vocabulary]
+        self._ids = {self._plain.token_to_id(c): fast.token_to_id(c) for c in kept}
+        self._anchor_ids = [self._plain.token_to_id(c) for c in (self._anchor, self._normal)]
+        unknown = {token.id for token in fast.model.tokenize(UNKNOWN)}
+        self._forbidden = control.content.keys() - unknown
+
+    def encode(self, text: str, pieces: Sequence[_Piece]) -> list[Encoded]:
+        """The tokens of each piece of `text`, in one call."""
+        parts, shifts, length = [], [], 0
+        for piece in pieces:
+            parts.append(self._before(piece) + text[piece.start : piece.stop])
+            length += len(parts[-1])
+            shifts.append(piece.stop - length)
+        encoding = self._plain.encode("".join(parts), add_special_tokens=False)
+        made = [Encoded([], []) for _ in pieces]
+        at = 0 if pieces[0].after is None else -1
+        for token, (start, _) in zip(encoding.ids, encoding.offsets, strict=True):
+            if token in self._anchor_ids:
+                at += token == self._anchor_ids[0]
+                continue
+            ids = self._allowed(self._ids.get(token, token))
+            made[at].ids.extend(ids)
+            made[at].starts.extend([start + shifts[at]] * len(ids))
+        return made
+
+    def _before(self, piece: _Piece) -> str:
+        """What puts a piece after a token; one found after normalising begins its own text."""
+        if piece.after is None:
+            return ""
+        return self._anchor + self._normal * (piece.after in self._control.normalized)
+
+    def _allowed(self, token: int) -> list[int]:
+        """The token, or where the vocabulary itself has a control token, its letters."""
+        return self._parted(self._model.id_to_token(token)) if token in self._forbidden else [token]
+
+    def _parted(self, piece: str) -> list[int]:
+        ids = [token.id for token in self._model.tokenize(piece)]
+        if self._forbidden.isdisjoint(ids):
+            return ids
+        # a single sign that is nothing but a control token has no other spelling
+        return self._parted(piece[:1]) + self._parted(piece[1:]) if len(piece) > 1 else []

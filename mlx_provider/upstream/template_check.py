@@ -1,0 +1,57 @@
+"""Whether a chat template writes hidden characters as they are; asked once, with a probe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..isolation import Isolation
+from .control_tokens import ControlTokens
+from .hidden_text import Hidden, hide, revealed, with_signs
+
+DIGIT = "7"
+"""Like a mark it has no case and passes every escape."""
+
+
+def keeps_marks(control: ControlTokens, taken: str, render: Callable[[Hidden], str]) -> bool:
+    """Whether every mark stands in the text where a digit in its place would.
+
+    `taken`: see `hide`. A template that refuses every probe is taken to keep them: a mark that
+    does not arrive is noticed in the request, too.
+    """
+    for probe in _probes(control.texts):
+        hidden = hide(control, probe, taken=taken)
+        digits = dict.fromkeys(hidden.marks, DIGIT)
+        with Isolation():  # a template may know neither tools nor a system part
+            text, plain = render(hidden), render(revealed(hidden, digits))
+            return with_signs(text, digits) == plain
+    return True
+
+
+def _probes(texts: list[str]) -> Iterator[Hidden]:
+    for text in texts[:1]:
+        yield Hidden(_turns(text, calls=True), [_tool(text)], {})
+        yield Hidden(_turns(text, calls=False), [], {})
+        yield Hidden([{"role": "user", "content": text}], [], {})
+
+
+def _turns(text: str, *, calls: bool) -> list[dict[str, Any]]:
+    call = {"type": "function", "function": {"name": "look", "arguments": {"at": f"a {text} b"}}}
+    called: list[dict[str, Any]] = [
+        {"role": "assistant", "content": f"c {text}", "tool_calls": [call]},
+        {"role": "tool", "content": f"d {text} e", "name": "look"},
+    ]
+    system: list[dict[str, Any]] = [{"role": "system", "content": f"f {text} g"}]
+    return [
+        *(system if calls else []),
+        {"role": "user", "content": f"h {text} i"},
+        *(called if calls else []),
+        {"role": "assistant", "content": f"j {text} k", "reasoning_content": f"l {text} m"},
+        {"role": "user", "content": f"n {text}"},
+    ]
+
+
+def _tool(text: str) -> dict[str, Any]:
+    schema = {"type": "object", "properties": {"at": {"type": "string", "description": text}}}
+    function = {"name": "look", "description": f"o {text} p", "parameters": schema}
+    return {"type": "function", "function": function}
