@@ -9,12 +9,11 @@ mappings, checkpoints at message ends and texts that the template joins are beyo
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import jinja2
+from .joined_tokens import Edges
 
 SPACE_SIGN = "▁"
 """SentencePiece's sign for a space."""
@@ -49,14 +48,14 @@ class ControlTokens:
         self.texts = sorted({*self.content.values(), *reserved} - {""})
         self._find = re.compile(pattern_of(self.texts))
         self._find_all = re.compile(f"(?={self._find.pattern})")
-        self._edges = _Edges(self.texts, template)
+        self._edges = Edges(self.texts, template)
         self.reachable = _reachable(fast, self.content, self.normalized)
         """Text that does not hold a control token as it stands may still give one's id."""
         self._normalizer = fast.normalizer
 
     def touched(self, text: str) -> bool:
         """Whether `text` holds a control token, or a part of one that a template may complete."""
-        return self._find.search(text) is not None or any(self._edges.of(text))
+        return self._find.search(text) is not None or next(self._edges.of(text), None) is not None
 
     def breaks(self, text: str) -> set[int]:
         """Characters without which `text` gives no control token, alone or within a template."""
@@ -84,97 +83,6 @@ def _expression(node: Mapping[str, Any]) -> str:
     if len(branches) > 1 or (branches and "" in node):
         joined = f"(?:{joined})"
     return joined + "?" * bool(branches and "" in node)
-
-
-class _Edges:
-    """Where a string ends or begins within a control token that its neighbours complete.
-
-    A template joins the parts of a message, and may put names between signs (`<` name `>`).
-    """
-
-    def __init__(self, texts: Sequence[str], template: str | None) -> None:
-        self._texts = texts
-        self._mirrored = sorted(text[::-1] for text in texts)
-        self._reach = max(map(len, texts), default=1) - 1
-        self._first = any_of({text[0] for text in texts})
-        self._last = any_of({text[-1] for text in texts})
-        literals = None if template is None else _literals(template)
-        opens: Callable[[str], bool] = _is_sign
-        closes: Callable[[str], bool] = _is_sign
-        if literals is not None:
-            opens = {*self._parts(literals, texts, from_end=True)}.__contains__
-            closes = {*self._parts(literals, self._mirrored, from_end=False)}.__contains__
-        self._opened = any(opens(text[:n]) for text in texts for n in range(1, len(text)))
-        self._completions = {*_completions(texts, opens, closes)}
-
-    def of(self, text: str) -> Iterator[int]:
-        """Indices of the characters to take out."""
-        core = text.rstrip()
-        if core and self._is_begun(core):
-            yield len(core) - 1
-        if core and self._opened:
-            start = len(core) - len(core.lstrip())
-            core = core[start:]
-            if core in self._completions or self._is_ended(core):
-                yield start
-
-    def _is_begun(self, core: str) -> bool:
-        window = core[max(0, len(core) - self._reach) :]
-        starts = self._first.finditer(window)
-        return any(_begins(self._texts, window[match.start() :]) for match in starts)
-
-    def _is_ended(self, core: str) -> bool:
-        window = core[: self._reach]
-        ends = self._last.finditer(window)
-        return any(_begins(self._mirrored, window[match.end() - 1 :: -1]) for match in ends)
-
-    def _parts(
-        self, literals: Iterable[str], texts: Sequence[str], *, from_end: bool
-    ) -> Iterator[str]:
-        """Ends of literals that begin one of the texts, or beginnings that end one."""
-        for literal in literals:
-            for n in range(1, min(self._reach, len(literal)) + 1):
-                part = literal[-n:] if from_end else literal[:n]
-                if _begins(texts, part if from_end else part[::-1]):
-                    yield part
-
-
-def _begins(texts: Sequence[str], part: str) -> bool:
-    """Whether one of the sorted texts begins with `part`."""
-    at = bisect_left(texts, part)
-    return at < len(texts) and texts[at].startswith(part)
-
-
-def any_of(letters: Iterable[str]) -> re.Pattern[str]:
-    """Matches any one of some characters."""
-    return re.compile("|".join(map(re.escape, sorted(letters))) or "(?!)")
-
-
-def _is_sign(part: str) -> bool:
-    return not any(map(str.isalnum, part))
-
-
-def _completions(
-    texts: Iterable[str], opens: Callable[[str], bool], closes: Callable[[str], bool]
-) -> Iterator[str]:
-    """What makes a control token between an opening and a closing part of it."""
-    for text in texts:
-        starts = [n for n in range(1, len(text)) if opens(text[:n])]
-        ends = [n for n in range(2, len(text)) if closes(text[n:])] if starts else []
-        yield from (text[start:end] for start in starts for end in ends if start < end)
-
-
-def _literals(template: str) -> list[str] | None:
-    """The texts that a template writes, trimmed as it may be; `None`: it cannot be read."""
-    try:
-        tokens = list(jinja2.Environment(autoescape=False).lex(template))  # noqa: S701
-    except jinja2.TemplateSyntaxError:
-        return None
-    texts = [text if kind == "data" else text[1:-1] for _, kind, text in tokens if kind in _TEXTS]
-    return [each for text in texts for each in (text, text.strip())]
-
-
-_TEXTS = ("data", "string")
 
 
 def _reachable(fast: Any, content: Mapping[int, str], normalized: frozenset[int]) -> bool:

@@ -22,31 +22,6 @@ Messages = Sequence[Mapping[str, Any]]
 Variables = Mapping[str, Any]
 
 
-class Shown(str):
-    """A string with hidden characters that equals what it stands for.
-
-    A template that compares a name or looks up a key finds what the client sent.
-    """
-
-    __slots__ = ("_shown",)
-    _shown: str
-
-    @classmethod
-    def of(cls, hidden: str, shown: str) -> Shown:
-        made = cls(hidden)
-        made._shown = shown
-        return made
-
-    def __eq__(self, other: object) -> bool:
-        return self._shown == (other._shown if isinstance(other, Shown) else other)
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    def __hash__(self) -> int:
-        return hash(self._shown)
-
-
 @dataclass(frozen=True)
 class Hidden:
     """What a template gets, and the characters that its text stands for."""
@@ -98,7 +73,7 @@ def hide(
 
     def change(text: str) -> str:
         places = breaks.get(text)
-        return text if places is None else Shown.of(_replaced(text, places, signs), text)
+        return text if places is None else _replaced(text, places, signs)
 
     return _changed(given, change, marks)
 

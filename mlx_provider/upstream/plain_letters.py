@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from .control_tokens import UNKNOWN, ControlTokens, any_of
+from .control_tokens import SPACE_SIGN, UNKNOWN, ControlTokens
 from .hidden_text import free_marks, with_signs
+from .joined_tokens import any_of
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def spelt(
     `found`, `spans`: ids and characters of the tokens as the whole tokenizer sees them.
     """
     own = [i for i, token in enumerate(found) if token in control.content]
-    real = [i for i in own if text[slice(*spans[i])].strip() == control.content[found[i]].strip()]
+    real = [i for i in own if _is_written(text[slice(*spans[i])], control.content[found[i]])]
     pieces = [*_pieces(found, spans, real, len(text))]
     where = [piece.start for piece in pieces]
     # an id that the template did not write comes from letters which a normalizer changed
@@ -64,6 +65,11 @@ def spelt(
     shown = with_signs(text, marks)
     letters = Letters(fast, control, shown)
     return _joined(found, spans, wanted, letters.encode(shown, wanted))
+
+
+def _is_written(part: str, content: str) -> bool:
+    """Whether a part of the text is a token as it stands, with white space that it swallowed."""
+    return not part.replace(content, "", 1).replace(SPACE_SIGN, " ").strip()
 
 
 def _pieces(

@@ -1,0 +1,116 @@
+"""Control tokens of which a client sends parts, and the chat template the rest.
+
+A template joins the parts of a message without anything between them, and may put names between
+signs (`<` name `>`): neither string holds a control token, their join does.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import jinja2
+
+
+class Edges:
+    """Where strings of a client end or begin within one of the sorted `texts`."""
+
+    def __init__(self, texts: Sequence[str], template: str | None) -> None:
+        self._texts = texts
+        self._mirrored = sorted(text[::-1] for text in texts)
+        self._reach = max(map(len, texts), default=1) - 1
+        self._first = any_of({text[0] for text in texts})
+        self._last = any_of({text[-1] for text in texts})
+        opens: Callable[[str], bool] = _is_sign
+        closes: Callable[[str], bool] = _is_sign
+        written = None if template is None else _written(template)
+        if written is not None:
+            opens = {*self._parts(written.texts, texts, from_end=True)}.__contains__
+            closes = {*self._parts(written.texts, self._mirrored, from_end=False)}.__contains__
+        self._opened = any(opens(text[:n]) for text in texts for n in range(1, len(text)))
+        self._completions = {*_completions(texts, opens, closes)}
+        if written is not None:
+            self._completions -= written.names
+
+    def of(self, text: str) -> Iterator[int]:
+        """Indices of the characters to take out."""
+        core = text.rstrip()
+        if core and self._is_begun(core):
+            yield len(core) - 1
+        if core and self._opened:
+            start = len(core) - len(core.lstrip())
+            core = core[start:]
+            if core in self._completions or self._is_ended(core):
+                yield start
+
+    def _is_begun(self, core: str) -> bool:
+        window = core[max(0, len(core) - self._reach) :]
+        starts = self._first.finditer(window)
+        return any(_begins(self._texts, window[match.start() :]) for match in starts)
+
+    def _is_ended(self, core: str) -> bool:
+        window = core[: self._reach]
+        ends = self._last.finditer(window)
+        return any(_begins(self._mirrored, window[match.end() - 1 :: -1]) for match in ends)
+
+    def _parts(
+        self, literals: Iterable[str], texts: Sequence[str], *, from_end: bool
+    ) -> Iterator[str]:
+        """Ends of literals that begin one of the texts, or beginnings that end one."""
+        for literal in literals:
+            for n in range(1, min(self._reach, len(literal)) + 1):
+                part = literal[-n:] if from_end else literal[:n]
+                if _begins(texts, part if from_end else part[::-1]):
+                    yield part
+
+
+def _begins(texts: Sequence[str], part: str) -> bool:
+    """Whether one of the sorted texts begins with `part` and goes on."""
+    at = bisect_right(texts, part)
+    return at < len(texts) and texts[at].startswith(part)
+
+
+def any_of(letters: Iterable[str]) -> re.Pattern[str]:
+    """Matches any one of some characters."""
+    return re.compile("|".join(map(re.escape, sorted(letters))) or "(?!)")
+
+
+def _is_sign(part: str) -> bool:
+    return not any(map(str.isalnum, part))
+
+
+def _completions(
+    texts: Iterable[str], opens: Callable[[str], bool], closes: Callable[[str], bool]
+) -> Iterator[str]:
+    """What makes a control token between an opening and a closing part of it."""
+    for text in texts:
+        starts = [n for n in range(1, len(text)) if opens(text[:n])]
+        ends = [n for n in range(2, len(text)) if closes(text[n:])] if starts else []
+        yield from (text[start:end] for start in starts for end in ends if start < end)
+
+
+@dataclass(frozen=True)
+class _Written:
+    """What a template's source holds."""
+
+    texts: list[str]
+    """What it writes, as it stands and trimmed."""
+    names: frozenset[str]
+    """Names that it looks up or compares: what it writes of these, it means."""
+
+
+def _written(template: str) -> _Written | None:
+    """What stands in a template; `None`: it cannot be read."""
+    try:
+        tokens = [(kind, text) for _, kind, text in jinja2.Environment().lex(template)]  # noqa: S701
+    except jinja2.TemplateSyntaxError:
+        return None
+    data = [text for kind, text in tokens if kind == "data"]
+    strings = [text[1:-1] for kind, text in tokens if kind == "string"]
+    after = pairwise(tokens)
+    fields = [text for (_, before), (kind, text) in after if before == "." and kind == "name"]
+    texts = [each for text in (*data, *strings) for each in (text, text.strip())]
+    return _Written(texts, frozenset([*strings, *fields]))
