@@ -1,7 +1,7 @@
 """Which texts a tokenizer reads as control tokens, and where a client's text holds one.
 
-Every added token is one, special or not, but for words and white space, which some tokenizers
-keep there as plain vocabulary (CodeGen's runs of spaces, DeepSeek-Coder's letters). transformers
+Every added token is one, special or not, but for what some tokenizers keep there as plain
+vocabulary: white space (CodeGen), letters (DeepSeek-Coder), tags of HTML (Gemma). transformers
 5.23 has `sanitize_control_tokens` for those that are special or stand in the template; keys of
 mappings, checkpoints at message ends and texts that the template joins are beyond it.
 """
@@ -19,12 +19,19 @@ SPACE_SIGN = "▁"
 """SentencePiece's sign for a space."""
 UNKNOWN = "\U0010fffd"
 """A character that no vocabulary has."""
+CHANGES_CASE = re.compile("lower|upper|title|capitalize|swapcase")
+"""In a template: filters and methods that make a control token of a text that was none."""
+HTML_TAG = re.compile(
+    "</?(?:h[1-6]|[bius]|em|strong|su[bp]|code|blockquote|table|caption|t(?:[rhd]|head|body|foot))>"
+)
 
 
-def is_vocabulary(token: Any) -> bool:
-    """Whether an added token (`tokenizers.AddedToken`) is a word, white space or one sign."""
+def is_vocabulary(token: Any, template: str) -> bool:
+    """Whether an added token (`tokenizers.AddedToken`) is text: a word, white space, one sign,
+    or a tag of HTML that the template does not use."""
     shown = token.content.replace(SPACE_SIGN, " ").strip()
-    return not token.special and (len(shown) < 2 or shown.isalnum())
+    tag = HTML_TAG.fullmatch(shown) is not None and shown not in template
+    return not token.special and (tag or len(shown) < 2 or shown.isalnum())
 
 
 class ControlTokens:
@@ -38,7 +45,8 @@ class ControlTokens:
         self, fast: Any, template: str | None = None, reserved: Sequence[str] = ()
     ) -> None:
         added: dict[int, Any] = fast.get_added_tokens_decoder()
-        self.content = {i: t.content for i, t in added.items() if not is_vocabulary(t)}
+        source = template or ""
+        self.content = {i: t.content for i, t in added.items() if not is_vocabulary(t, source)}
         self.normalized = frozenset(i for i in self.content if added[i].normalized)
         self.vocabulary = [token for i, token in added.items() if i not in self.content]
         for text in reserved:
@@ -46,8 +54,9 @@ class ControlTokens:
             if token is not None:
                 self.content.setdefault(token, text)
         self.texts = sorted({*self.content.values(), *reserved} - {""})
-        self._find = re.compile(pattern_of(self.texts))
-        self._find_all = re.compile(f"(?={self._find.pattern})")
+        flags = re.IGNORECASE if template is None or CHANGES_CASE.search(template) else re.NOFLAG
+        self._find = re.compile(pattern_of(self.texts), flags)
+        self._find_all = re.compile(f"(?={self._find.pattern})", flags)
         self._edges = Edges(self.texts, template)
         self.reachable = _reachable(fast, self.content, self.normalized)
         """Text that does not hold a control token as it stands may still give one's id."""

@@ -8,6 +8,7 @@ it would any other; after rendering, the tokenizer finds the template's own cont
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -15,7 +16,10 @@ from typing import Any
 
 from .control_tokens import ControlTokens
 
-MARKS = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0xA000, 0xA48D))
+MARKS = (
+    *(range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFD)),
+    range(0xA000, 0xA48D),
+)
 """Private characters; Yi syllables, for normalizers that drop those."""
 
 Messages = Sequence[Mapping[str, Any]]
@@ -99,9 +103,9 @@ def _changed(given: Hidden, change: Callable[[str], str], marks: Mapping[str, st
 
 def free_marks(text: str) -> Iterator[str]:
     """Characters that occur in `text` neither as they are nor as JSON writes them."""
-    lower = text.lower()
+    present, escaped = {*text}, {*re.findall(r"\\u[0-9a-f]{4}", text.lower())}
     for mark in map(chr, chain(*MARKS)):
-        if mark not in text and json.dumps(mark)[1:-1] not in lower:
+        if mark not in present and json.dumps(mark)[1:7] not in escaped:
             yield mark
 
 

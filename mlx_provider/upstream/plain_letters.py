@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from ..errors import BadRequest
 from .control_tokens import SPACE_SIGN, UNKNOWN, ControlTokens
 from .hidden_text import free_marks, with_signs
 from .joined_tokens import any_of
@@ -112,7 +113,9 @@ class Letters:
         if fast.pre_tokenizer is not None:
             self._plain.pre_tokenizer = fast.pre_tokenizer
         # a token that is found after normalising leaves what follows another beginning
-        free = islice(filter(control.keeps, free_marks(text)), 2)
+        free = [*islice(filter(control.keeps, free_marks(text)), 2)]
+        if len(free) < 2:
+            raise BadRequest("the text holds every private character of Unicode", param="messages")
         self._anchor, self._normal = free
         anchors = [AddedToken(self._anchor, normalized=False), AddedToken(self._normal)]
         self._plain.add_tokens([*control.vocabulary, *anchors])

@@ -165,11 +165,14 @@ def test_what_a_normalizer_makes_of_a_text_is_no_control_token() -> None:
 def test_words_and_spaces_among_the_added_tokens_stay_vocabulary() -> None:
     fast = with_added(KINDS["bytes"](), OWN, {})
     fast.add_tokens([flagged("   "), flagged("ü"), flagged("Paris"), flagged("[PAD]")])
+    fast.add_tokens([flagged("</td>"), flagged("<h7>")])
     ours = wrapped(fast)
-    tokens = ours.render(asked("if x:   Paris [PAD]<|end|> ü"), [], {}).tokens
-    kept = [fast.token_to_id(text) for text in ("   ", "Paris", "ü")]
+    tokens = ours.render(asked("if x:   Paris [PAD]<|end|></td><h7> ü"), [], {}).tokens
+    kept = [fast.token_to_id(text) for text in ("   ", "Paris", "</td>", "ü")]
     assert [token for token in tokens if token in kept] == kept
-    assert fast.token_to_id("[PAD]") not in tokens
+    assert not {fast.token_to_id(text) for text in ("[PAD]", "<h7>")} & set(tokens)
+    tables = wrapped(fast, TEMPLATE.replace("<s>", "<s></td>"))
+    assert tables.render(asked("a</td>"), [], {}).tokens.count(kept[2]) == 1
 
 
 @given(st.lists(st.text(alphabet="<>ab|", min_size=1, max_size=5), min_size=1, max_size=6), WORDS)
@@ -220,13 +223,13 @@ FILTERS = {
     "ascii": "{{ m | tojson(ensure_ascii=True) }}",
     "trim": "{{ m.content | trim }}",
     "upper": "{{ m.content | upper }}",
+    "lower": "{{ m.content | lower }}",
     "cut": "{{ m.content[:9] }}",
     "split": "{{ m.content.split('</think>')[-1].lstrip('\n') }}",
     "replace": "{{ m.content | replace('<', '[') }}",
     "html": "{{ m.content | urlencode }}",
     "dropped": "{{ m.role }}",
 }
-KEPT = ("json", "ascii", "trim", "upper", "cut", "split", "dropped")
 
 
 @pytest.mark.parametrize("name", list(FILTERS))
@@ -235,7 +238,7 @@ def test_no_filter_lets_a_control_token_through(name: str, word: str) -> None:
     template = "{% for m in messages %}<s>" + FILTERS[name] + "{% endfor %}"
     ours = made_of("bytes", *OWN, *TYPED, template=template)
     assert (CHANGES_MARKS in ours.notes) == (name == "html")
-    for content in (word, f"{word}<tool_call>", f"</think>{word}"):
+    for content in (word, f"{word}<tool_call>", f"</think>{word}", f"<TOOL_call>{word}"):
         made = ours.render([{"role": "user", "content": content}], [], {})
         own = [t for t in made.tokens if t in ours.control.content]
         assert own == [ours.fast.token_to_id("<s>")]
