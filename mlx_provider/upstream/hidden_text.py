@@ -88,8 +88,10 @@ def revealed(hidden: Hidden, signs: Mapping[str, str]) -> Hidden:
 
 
 def with_signs(text: str, signs: Mapping[str, str]) -> str:
-    """The text with characters replaced."""
-    return text.translate({ord(c): sign for c, sign in signs.items()}) if signs else text
+    """The text with characters replaced; no sign may be one of them."""
+    for char, sign in signs.items():
+        text = text.replace(char, sign)
+    return text
 
 
 def _changed(given: Hidden, change: Callable[[str], str], marks: Mapping[str, str]) -> Hidden:
