@@ -48,11 +48,11 @@ class ControlTokens:
         source = template or ""
         self.content = {i: t.content for i, t in added.items() if not is_vocabulary(t, source)}
         self.normalized = frozenset(i for i in self.content if added[i].normalized)
-        self.vocabulary = [token for i, token in added.items() if i not in self.content]
         for text in reserved:
             token = fast.token_to_id(text)
             if token is not None:
                 self.content.setdefault(token, text)
+        self.vocabulary = [token for i, token in added.items() if i not in self.content]
         self.texts = sorted({*self.content.values(), *reserved} - {""})
         flags = re.IGNORECASE if template is None or CHANGES_CASE.search(template) else re.NOFLAG
         self._find = re.compile(pattern_of(self.texts), flags)
