@@ -21,7 +21,6 @@ from mlx_provider.chat.models import Served
 from mlx_provider.chat.prompt import prepare
 from mlx_provider.chat.service import ChatService
 from mlx_provider.config import EngineSettings
-from mlx_provider.errors import BadRequest
 from mlx_provider.protocol import GenerateRequest, ModelOptions
 from mlx_provider.records import Prompt
 from mlx_provider.testing.tiny_models import build
@@ -175,13 +174,6 @@ def test_a_raw_prompt_is_the_callers_own(served: ServedOf) -> None:
     model = served("qwen3")
     raw = prepare(model, GenerateRequest(model="m", prompt="<|im_start|>user\n")).prompt
     assert control_of(model)[raw.tokens[0]] == "<|im_start|>"
-
-
-def test_a_client_brings_no_template_of_its_own(served: ServedOf) -> None:
-    for name in ("qwen3", "qwen3_vl"):
-        for taken in ({"chat_template": "<|im_start|>"}, {"tokenize": True}, {"tools": []}):
-            with pytest.raises(BadRequest, match=next(iter(taken))):
-                prompt_of(served(name), [{"role": "user", "content": "x"}], template=taken)
 
 
 def test_tools_written_as_text(served: ServedOf) -> None:
