@@ -1,83 +1,73 @@
-"""Images and videos of a request: fetched, checked, decoded to pixels."""
+"""Images and videos of a request: fetched, checked, and decoded when a family asks for them."""
 
 from __future__ import annotations
 
 import hashlib
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
+from ..config import EngineSettings
 from ..errors import MediaError
 from ..records import MediaItem
-from .media_decode import Picture, open_picture, rgb_pixels
+from ..records.pixels import LANCZOS, Size, scaled
+from ..upstream.cpu_heap import give_back
+from .media_decode import Picture, fitting, open_picture, rgb_pixels
 from .media_fetch import Source, fetch_all
 from .media_policy import MediaPolicy
+from .media_room import MediaClaim, MediaRoom
 from .messages_parts import MediaRef
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["MediaPolicy", "SeenImages", "load_media"]
+__all__ = ["MediaPolicy", "load_media"]
 
-SEEN = 4096
-"""Images whose shape is remembered."""
-
-
-class SeenImages:
-    """Shapes of images that were decoded before, so that they need not be again. Any thread."""
-
-    def __init__(self) -> None:
-        self._shapes: OrderedDict[str, tuple[int, ...]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def shape(self, content_hash: str) -> tuple[int, ...] | None:
-        """(H, W, 3), or `None` for an image not seen before."""
-        with self._lock:
-            if content_hash in self._shapes:
-                self._shapes.move_to_end(content_hash)
-            return self._shapes.get(content_hash)
-
-    def add(self, content_hash: str, shape: tuple[int, ...]) -> None:
-        """Remember an image that can be decoded."""
-        with self._lock:
-            self._shapes[content_hash] = shape
-            if len(self._shapes) > SEEN:
-                self._shapes.popitem(last=False)
+LARGE = 64 * 2**20
+"""Bytes of an image's decoding that are worth the time to return them to the system."""
+PIXEL = 3
+"""Bytes of a pixel that is kept for the model."""
 
 
 def load_media(
-    refs: Sequence[MediaRef], policy: MediaPolicy | None = None, seen: SeenImages | None = None
+    refs: Sequence[MediaRef],
+    policy: MediaPolicy | None = None,
+    claim: MediaClaim | None = None,
+    max_pixels: int = 0,
 ) -> list[MediaItem]:
-    """One item per reference, in order; sources are fetched side by side.
+    """One item per reference, in order; sources are fetched side by side, headers read.
 
-    Images are decoded here, so that a broken one is refused, unless they were `seen` before.
-    Blocks; to be called from a thread without a running event loop. Raises `MediaError` that
-    names the part, and the width × height of an image that is too large.
+    `claim` is charged with the images as they came and as the model takes them, of `max_pixels` at
+    most; unset: one with a room of its own. Pixels are decoded as they are asked for, which raises
+    `MediaError` for a broken image. Blocks; to be called from a thread without a running event
+    loop. Raises `MediaError` that names the part, and the width × height of an image that is too
+    large.
     """
-    policy, seen = policy or MediaPolicy(), seen or SeenImages()
+    policy = policy or MediaPolicy()
+    claim = claim or MediaRoom(EngineSettings.media_bytes).claim("")
     sources = [source for ref in refs for source in _sources(ref, policy)]
-    fetched = iter(fetch_all(sources, policy))
-    budget = _PixelBudget(policy.max_total_pixels)
-    return [_item(ref, fetched, policy, budget, seen) for ref in refs]
+    fetched = fetch_all(sources, policy)
+    pictures = [open_picture(data, source.path, policy.max_pixels) for source, data in fetched]
+    _check_total(pictures, policy)
+    most = max_pixels or policy.max_pixels
+    claim.take(
+        sum(len(picture.data) for picture in pictures),
+        sum(PIXEL * min(picture.width * picture.height, most) for picture in pictures),
+    )
+    left = iter(pictures)
+    return [_item(ref, left, policy, claim) for ref in refs]
 
 
-@dataclass
-class _PixelBudget:
-    """Pixels that the media of one request may still decode to."""
-
-    left: int
-
-    def take(self, picture: Picture, path: str) -> None:
-        self.left -= picture.width * picture.height
-        if self.left < 0:
+def _check_total(pictures: Sequence[Picture], policy: MediaPolicy) -> None:
+    left = policy.max_total_pixels
+    for picture in pictures:
+        left -= picture.width * picture.height
+        if left < 0:
             raise MediaError(
-                f"{path}: the images of this request are too large together; "
+                f"{picture.path}: the images of this request are too large together; "
                 "send fewer or smaller ones",
-                param=path,
+                param=picture.path,
             )
 
 
@@ -101,53 +91,66 @@ def _sources(ref: MediaRef, policy: MediaPolicy) -> list[Source]:
 
 
 def _item(
-    ref: MediaRef,
-    fetched: Iterator[tuple[Source, bytes]],
-    policy: MediaPolicy,
-    budget: _PixelBudget,
-    seen: SeenImages,
+    ref: MediaRef, pictures: Iterator[Picture], policy: MediaPolicy, claim: MediaClaim
 ) -> MediaItem:
     low = policy.low_detail_side if ref.detail == "low" else None
     if isinstance(ref.source, str):
-        return replace(_image(*next(fetched), policy, budget, low, seen), detail=ref.detail)
-    frames = [_image(*next(fetched), policy, budget, low, seen) for _ in ref.source or ()]
+        return replace(_image(next(pictures), claim, low), detail=ref.detail)
+    frames = [_image(next(pictures), claim, low) for _ in ref.source or ()]
     if len({frame.shape for frame in frames}) > 1:
         raise MediaError(f"{ref.path}: the frames of a video must have one size", param=ref.path)
     return MediaItem(
         "video",
         (len(frames), *frames[0].shape),
-        lambda: _stacked(frames),
+        lambda size, resample: _stacked(frames, size, resample),
         _digest("video", *(frame.content_hash for frame in frames)),
         ref.detail,
     )
 
 
-def _image(
-    source: Source,
-    data: bytes,
-    policy: MediaPolicy,
-    budget: _PixelBudget,
-    low: int | None,
-    seen: SeenImages,
-) -> MediaItem:
-    picture = open_picture(data, source.path, policy.max_pixels)
-    budget.take(picture, source.path)
-    content_hash = hashlib.sha256(data).hexdigest()
-    if low is not None and max(picture.width, picture.height) > low:
+def _image(picture: Picture, claim: MediaClaim, low: int | None) -> MediaItem:
+    decode = _Decode(picture, claim)
+    content_hash = hashlib.sha256(picture.data).hexdigest()
+    shape = (picture.height, picture.width)
+    if low is not None and max(shape) > low:
         content_hash = _digest(content_hash, f"low{low}")
-    shape = seen.shape(content_hash)
-    if shape is not None:
-        return MediaItem("image", shape, partial(rgb_pixels, picture, low), content_hash)
-    item = MediaItem.of("image", rgb_pixels(picture, low), content_hash)
-    seen.add(content_hash, item.shape)
-    return item
+        shape = fitting(*shape, low)
+        decode = replace(decode, low=shape)
+    return MediaItem("image", (*shape, 3), decode, content_hash)
+
+
+@dataclass(frozen=True)
+class _Decode:
+    """Pixels of one picture, decoded in turn with all others."""
+
+    picture: Picture
+    claim: MediaClaim
+    low: Size | None = None
+    """Size to which it was asked to be scaled down first."""
+
+    def __call__(self, size: Size | None, resample: int) -> NDArray[np.uint8]:
+        need = self.picture.decoding_bytes(self.low or size)
+        with self.claim.room.decoding.ask(need, self.claim.owner):
+            pixels = self._decoded(size, resample)
+            if need > LARGE:
+                give_back()
+            return pixels
+
+    def _decoded(self, size: Size | None, resample: int) -> NDArray[np.uint8]:
+        if self.low is None:
+            return rgb_pixels(self.picture, size, resample)
+        return scaled(rgb_pixels(self.picture, self.low, LANCZOS), size, resample)
 
 
 def _digest(*words: str) -> str:
     return hashlib.sha256("\0".join(words).encode()).hexdigest()
 
 
-def _stacked(frames: list[MediaItem]) -> NDArray[np.uint8]:
+def _stacked(frames: list[MediaItem], size: Size | None, resample: int) -> NDArray[np.uint8]:
     import numpy as np
 
-    return np.stack([frame.pixels for frame in frames])
+    shape = frames[0].shape if size is None else (*size, 3)
+    together = np.empty((len(frames), *shape), np.uint8)
+    for i, frame in enumerate(frames):
+        together[i] = frame.decode(size, resample)
+    return together

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import binascii
 import re
 from collections.abc import Iterator, Sequence
@@ -70,9 +69,8 @@ def _data_url(source: Source, max_bytes: int) -> bytes:
     if len(body) > 4 * max_bytes:
         raise source.error(f"the image has more than {max_bytes} bytes")
     if head.rstrip().lower().endswith(";base64"):
-        text = re.sub(r"\s+", "", unquote(body)).rstrip("=").translate(_URL_SAFE)
         try:
-            data = base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+            data = _base64(body)
         except (binascii.Error, ValueError) as broken:
             raise source.error(f"the data: URL is not valid base64 ({broken})") from None
     else:
@@ -82,6 +80,15 @@ def _data_url(source: Source, max_bytes: int) -> bytes:
     if len(data) > max_bytes:
         raise source.error(f"the image has {len(data)} bytes, more than {max_bytes}")
     return data
+
+
+def _base64(text: str) -> bytes:
+    """Also with white space, without padding, or in the alphabet of URLs."""
+    try:
+        return binascii.a2b_base64(text, strict_mode=True)  # without a copy of the text
+    except (binascii.Error, ValueError):
+        text = re.sub(r"\s+", "", unquote(text)).rstrip("=").translate(_URL_SAFE)
+    return binascii.a2b_base64(text + "=" * (-len(text) % 4), strict_mode=True)
 
 
 _URL_SAFE = str.maketrans("-_", "+/")

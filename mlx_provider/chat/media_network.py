@@ -11,6 +11,7 @@ import re
 import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 
 import httpx
@@ -45,6 +46,7 @@ async def _fetch_side_by_side(
 ) -> list[bytes]:
     deadline = asyncio.get_running_loop().time() + policy.timeout
     slots = asyncio.Semaphore(policy.max_parallel)
+    room = _Room(policy.max_total_bytes)
     transport = _CheckedTransport(policy, resolve)
     async with httpx.AsyncClient(
         transport=transport,
@@ -57,7 +59,7 @@ async def _fetch_side_by_side(
 
         async def one(source: Source) -> bytes:
             async with asyncio.timeout_at(deadline), slots:
-                return await _download(client, source, policy.max_bytes)
+                return await _download(client, source, policy.max_bytes, room)
 
         async def named(source: Source) -> bytes:
             try:
@@ -73,7 +75,21 @@ async def _fetch_side_by_side(
         return await asyncio.gather(*(named(source) for source in sources))
 
 
-async def _download(client: httpx.AsyncClient, source: Source, max_bytes: int) -> bytes:
+@dataclass
+class _Room:
+    """Bytes that the media of one request may still have."""
+
+    left: int
+
+    def take(self, size: int, source: Source) -> None:
+        self.left -= size
+        if self.left < 0:
+            raise source.error("the media of this request have too many bytes together")
+
+
+async def _download(
+    client: httpx.AsyncClient, source: Source, max_bytes: int, room: _Room
+) -> bytes:
     async with client.stream("GET", source.url.strip()) as response:
         if not response.is_success:
             raise source.error(f"{source.shown} answers {response.status_code}")
@@ -86,6 +102,7 @@ async def _download(client: httpx.AsyncClient, source: Source, max_bytes: int) -
         data = bytearray()
         async for piece in response.aiter_raw():
             data += piece
+            room.take(len(piece), source)
             if len(data) > max_bytes:
                 raise too_large
         return bytes(data)

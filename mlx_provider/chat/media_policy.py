@@ -15,6 +15,8 @@ class MediaPolicy:
     """Read `file://` URLs and plain paths."""
     max_bytes: int = 20 * 2**20
     """Encoded size of one image."""
+    max_total_bytes: int = 128 * 2**20
+    """Encoded size of what one request has fetched."""
     max_pixels: int = 64_000_000
     """Width × height of one image; a family scales what it takes down further itself."""
     max_total_pixels: int = 256_000_000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -91,11 +92,14 @@ class Models:
         registry: PluginRegistry,
         worker: EngineWorker,
         recorder: Recorder,
+        beside: Callable[[], int] = lambda: 0,
     ) -> None:
+        """`beside`: bytes that requests hold for a while beside their rows (images)."""
         self._settings = settings
         self._registry = registry
         self._worker = worker
         self._recorder = recorder
+        self._beside = beside
         self._served: dict[Key, Served] = {}
         self._loading: dict[Key, threading.Lock] = {}
         self._lock = threading.Lock()
@@ -245,7 +249,7 @@ class Models:
         return Limits(s.max_rows, s.max_queue, s.stall_target, s.max_chunk, s.output_reserve)
 
     def _budget(self, memory: MemoryProfile) -> Budget:
-        return Budget(memory.row_bytes, self._available, self._reclaim)
+        return Budget(memory.row_bytes, self._available, self._reclaim, self._beside)
 
     def _prefix_store(self) -> PrefixStore:
         """The one store of this process, made on the engine thread that will own it."""
@@ -258,7 +262,7 @@ class Models:
     def _store_budget(self) -> int:
         """Bytes that live rows leave to the prefix store."""
         live = sum(s.engine.scheduler.live_bytes for s in self.all())
-        left = max(0, self._available() - live)
+        left = max(0, self._available() - live - self._beside())
         chosen = self._settings.prefix_bytes
         return left if chosen is None else min(left, chosen)
 

@@ -10,8 +10,9 @@ from typing import Any
 from ..errors import BadRequest
 from ..protocol import GenerateRequest
 from ..records import MediaItem, Prompt
-from .media import SeenImages, load_media
+from .media import load_media
 from .media_policy import MediaPolicy
+from .media_room import MediaClaim
 from .messages import Normalised, accept_media, normalise
 from .messages_fold import fold_tools, has_tools
 from .models import Served
@@ -27,10 +28,10 @@ class Prepared:
     warnings: tuple[str, ...] = ()
 
 
-def prepare(served: Served, request: GenerateRequest, seen: SeenImages | None = None) -> Prepared:
+def prepare(served: Served, request: GenerateRequest, claim: MediaClaim) -> Prepared:
     """Render and tokenise (host work, any thread). Raises `BadRequest` that names the part.
 
-    `seen`: images of earlier requests, which need no decoding.
+    `claim`: is charged with the request's images.
     """
     if (request.messages is None) == (request.prompt is None):
         raise BadRequest("give either messages or a prompt", param="messages")
@@ -40,7 +41,7 @@ def prepare(served: Served, request: GenerateRequest, seen: SeenImages | None = 
     render = partial(
         served.model.prepare,
         tools=[] if request.tool_choice == "none" else request.tools,
-        media=_media(normalised, request, seen),
+        media=_media(served, normalised, request, claim),
         variables=request.template,
     )
     messages, begun = split_reply(normalised.messages)
@@ -100,13 +101,15 @@ def normalised_messages(served: Served, request: GenerateRequest) -> Normalised:
 
 
 def _media(
-    normalised: Normalised, request: GenerateRequest, seen: SeenImages | None
+    served: Served, normalised: Normalised, request: GenerateRequest, claim: MediaClaim
 ) -> list[MediaItem]:
     policy = MediaPolicy(
         allow_private=request.options.allow_private_media,
         allow_file=request.options.allow_file_media,
     )
-    return load_media(normalised.media, policy, seen) if normalised.media else []
+    if not normalised.media:
+        return []
+    return load_media(normalised.media, policy, claim, served.model.info.max_pixels)
 
 
 def prompt_text(served: Served, prompt: Prompt) -> str:

@@ -20,7 +20,7 @@ from ..config import EngineSettings
 from ..engine.ledger import Post
 from ..engine.request import Request, SamplingParams
 from ..engine.worker import EngineWorker
-from ..errors import EngineDied, MLXProviderError
+from ..errors import EngineDied, MLXProviderError, RequestFailed
 from ..isolation import Isolation, error_of_request
 from ..mailbox import Mailbox
 from ..metrics import EngineMetrics
@@ -39,7 +39,7 @@ from ..registry import PluginRegistry
 from ..upstream import blas
 from .grants import Grants, namespace, read_grants
 from .interface import Deliver, deliver_now
-from .media import SeenImages
+from .media_room import MediaClaim, MediaRoom
 from .models import Models, Served
 from .prompt import prepare, prompt_text
 from .rows import make_row
@@ -69,10 +69,16 @@ class ChatService:
         self._recorder = EngineMetrics()
         self._deliver = deliver
         self._worker = EngineWorker(self._take, self._died)
+        self._media = MediaRoom(settings.media_bytes)
         self._models = Models(
-            settings, registry or PluginRegistry.discover(), self._worker, self._recorder
+            settings,
+            registry or PluginRegistry.discover(),
+            self._worker,
+            self._recorder,
+            beside=lambda: self._media.held,
         )
-        self._seen_images = SeenImages()
+        self._claims: dict[int, MediaClaim] = {}
+        """What requests with images hold, by mailbox."""
         self._live: dict[str, _Live] = {}
         self._by_mailbox: dict[int, str] = {}
         self._lock = threading.Lock()
@@ -80,22 +86,24 @@ class ChatService:
     # -- Service
 
     def submit(self, request: GenerateRequest, mailbox: Mailbox) -> Accepted:
+        claim = self._media.claim(request.id)
         with Isolation() as trying:
-            return self._accepted(request, mailbox)
+            return self._accepted(request, mailbox, claim)
+        claim.close()
         raise _refused(request, trying.error)
 
-    def _accepted(self, request: GenerateRequest, mailbox: Mailbox) -> Accepted:
+    def _accepted(self, request: GenerateRequest, mailbox: Mailbox, claim: MediaClaim) -> Accepted:
         arrived = time.monotonic()
         request = self._grants.admitted(request)
         served = self._models.get(request.model, request.options)
         if request.options.warm and not served.warmed:
             served.warmed = True
             self._warm(request)
-        prepared = prepare(served, request, self._seen_images)
+        prepared = prepare(served, request, claim)
         checked(request, prepared.prompt, served.model.info)
         form = form_of(served, request, prepared.prompt.text)
         live = self._request(request, prepared.prompt, form, served, mailbox, arrived)
-        self._enter(live, served)
+        self._enter(live, served, claim)
         return Accepted(
             id=request.id,
             model=request.model,
@@ -111,6 +119,7 @@ class ChatService:
         )
 
     def cancel(self, request_id: str) -> None:
+        self._media.refuse(RequestFailed("the request was cancelled"), request_id)
         with self._lock:
             live = self._live.get(request_id)
         if live is not None and self._worker.alive:
@@ -190,13 +199,15 @@ class ChatService:
         request.rows = [make_row(request, i, wire, form, served) for i in range(wire.n)]
         return request
 
-    def _enter(self, request: Request, served: Served) -> None:
+    def _enter(self, request: Request, served: Served, claim: MediaClaim) -> None:
         """Let a request in, or refuse it; never waits for the engine thread."""
         with self._lock:
             served.engine.scheduler.check(request, served.arriving)
             served.arriving += 1
             self._live[request.id] = _Live(request, served)
             self._by_mailbox[id(request.mailbox)] = request.id
+            if claim.used:
+                self._claims[id(request.mailbox)] = claim
         self._call(partial(self._arrive, request, served))
 
     def _arrive(self, request: Request, served: Served) -> None:
@@ -208,6 +219,8 @@ class ChatService:
 
     def _take(self, posts: list[Post]) -> None:
         self._deliver(posts)
+        if self._claims:
+            self._free_media(posts)
         ended = [mailbox for mailbox, events in posts if isinstance(events[-1], Done | Failed)]
         self._let_go([mailbox for mailbox, _ in posts if mailbox.ended and mailbox not in ended])
         if ended:
@@ -224,10 +237,24 @@ class ChatService:
             if live is not None:
                 live.served.engine.cancel(live.request)
 
+    def _free_media(self, posts: list[Post]) -> None:
+        """A request's first event is the end of its prefill."""
+        for mailbox, events in posts:
+            claim = self._claims.get(id(mailbox))
+            if claim is not None:
+                claim.prefilled()
+                if isinstance(events[-1], Done | Failed):
+                    del self._claims[id(mailbox)]
+                    claim.close()
+
     def _died(self, error: EngineDied) -> None:
         """The engine thread is gone: everyone who waits is told, models are loaded anew."""
         with self._lock:
             lives, self._live, self._by_mailbox = list(self._live.values()), {}, {}
+            claims, self._claims = list(self._claims.values()), {}
+        for claim in claims:
+            claim.close()
+        self._media.refuse(error)
         self._models.forget()
         failed = Failed(error=ErrorBody.of(error))
         for live in lives:

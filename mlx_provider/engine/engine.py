@@ -360,6 +360,9 @@ class Engine:
             self._advanced = self.clock()
         self.scheduler.join(work)
         work.request.features = {}
+        for span in work.request.prompt.spans:
+            if span.ready is not None:
+                span.ready.drop()
         if self.reuse is not None:
             with Isolation(partial(_not_kept, work.request)):
                 self.reuse.keep_prefill(work)

@@ -82,6 +82,8 @@ class Budget:
     """Bytes for live rows in all: the limit minus the weights."""
     reclaim: Callable[[int], None]
     """Ask others (the prefix store) to shrink so that live rows may hold this many bytes."""
+    beside: Callable[[], int] = lambda: 0
+    """Bytes that requests hold for a while beside their rows: images on their way to the model."""
 
 
 class Scheduler:
@@ -316,10 +318,11 @@ class Scheduler:
         """Whether `work` fits beside so many active rows that hold so many bytes."""
         if rows + len(work.rows) > self.limits.max_rows:
             return False
-        need = held + self.reservation(work.rows)
-        if need > self.budget.available():
+        need, beside = held + self.reservation(work.rows), self.budget.beside()
+        # images pass, so they keep nobody out who would run alone: they may be this prompt's own
+        if need + (beside if rows else 0) > self.budget.available():
             return False
-        self.budget.reclaim(need)
+        self.budget.reclaim(need + beside)
         return True
 
     # -- accounts

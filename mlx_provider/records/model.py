@@ -7,16 +7,21 @@ no state on the model object.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
+
+from .pixels import BICUBIC, Size, scaled
 
 if TYPE_CHECKING:
     import mlx.core as mx
     import numpy as np
     from numpy.typing import NDArray
+
+T = TypeVar("T")
 
 Features = Any
 """What `LoadedModel.embed` returns for one media item; opaque to the core, cached by hash."""
@@ -80,13 +85,16 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class MediaItem:
-    """One image, or the frames of one video; decoded once its pixels are asked for."""
+    """One image, or the frames of one video; decoded each time that its pixels are asked for.
+
+    Keeps what was sent, not the pixels: a family asks for the size that it needs, once.
+    """
 
     kind: Literal["image", "video"]
     shape: tuple[int, ...]
     """(frames,) H, W, 3."""
-    decode: Callable[[], NDArray[np.uint8]]
-    """The pixels: uint8 of that shape."""
+    decode: Callable[[Size | None, int], NDArray[np.uint8]]
+    """(size, resample) -> pixels; see `pixels` and `scaled`."""
     content_hash: str
     """SHA-256 of the original bytes plus whatever changes the pixels."""
     detail: Literal["auto", "low", "high"] = "auto"
@@ -94,12 +102,40 @@ class MediaItem:
     @classmethod
     def of(cls, kind: Literal["image", "video"], pixels: NDArray[np.uint8], key: str) -> MediaItem:
         """An item whose pixels are at hand. `key`: its content hash."""
-        return cls(kind, pixels.shape, lambda: pixels, key)
+        return cls(kind, pixels.shape, partial(scaled, pixels), key)
 
-    @cached_property
+    @property
     def pixels(self) -> NDArray[np.uint8]:
-        """uint8, (frames,) H, W, 3. Raises `MediaError`."""
-        return self.decode()
+        """uint8, (frames,) H, W, 3; may be read-only. Raises `MediaError`."""
+        return self.decode(None, BICUBIC)
+
+    def scaled(self, height: int, width: int, resample: int = BICUBIC) -> NDArray[np.uint8]:
+        """uint8, (frames,) height, width, 3, by a filter of Pillow's. Raises `MediaError`.
+
+        What is at least four times as high and wide is averaged over squares on the way, and takes
+        that much less memory; anything smaller has the values of Pillow's `resize`.
+        """
+        return self.decode((height, width), resample)
+
+
+class OnDemand(Generic[T]):
+    """A value that is made as it is asked for, and again once it was let go. Any thread."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._made: tuple[T] | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self) -> T:
+        """The value. Raises what making it raises."""
+        with self._lock:
+            if self._made is None:
+                self._made = (self._make(),)
+            return self._made[0]
+
+    def drop(self) -> None:
+        """Let the value go."""
+        self._made = None
 
 
 @dataclass(frozen=True)
@@ -111,8 +147,9 @@ class MediaSpan:
     content_hash: str
     inputs: Any
     """What `LoadedModel.embed` needs (numpy arrays)."""
-    ready: Callable[[], object] | None = None
-    """Finishes `inputs`, on a host thread and only where features are not kept already."""
+    ready: OnDemand[Any] | None = None
+    """What of `inputs` takes memory and time: made on a host thread, where features are not kept
+    already, and dropped after the prefill."""
 
 
 @dataclass(frozen=True)

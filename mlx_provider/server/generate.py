@@ -15,6 +15,7 @@ from ..chat.interface import Service
 from ..errors import BadRequest, EngineUnavailable, MLXProviderError
 from ..invalid import bad_request
 from ..protocol import EVENT_BATCH, Accepted, Event, GenerateRequest
+from ..upstream.cpu_heap import give_back
 from .access import error_response
 from .activity import Activity
 from .body import Bodies
@@ -22,6 +23,8 @@ from .loop_mailbox import LoopMailbox
 
 SUBMITTING = 1024
 """Requests that may be in `submit` (validation, templates, a model that loads) at once."""
+LARGE = 4 * 2**20
+"""Bytes of a body that are worth the time to return them to the system."""
 NDJSON = "application/x-ndjson"
 
 
@@ -52,10 +55,13 @@ class Generate:
             return
         if self._remote:
             request = request.model_copy(update={"origin": "remote"})
+        large = ticket.size > LARGE
         reply = _Reply(self._service, self._limiter, self._stopping, request, ticket)
         del request  # its images and texts are let go as soon as they are prepared
         with self._activity.serving(reply.mailbox):
             await reply.run(scope, receive, send)
+        if large:
+            await anyio.to_thread.run_sync(give_back)
 
     async def _request(self, scope: Scope, receive: Receive) -> tuple[GenerateRequest, Ticket]:
         with self._activity.reading():

@@ -16,19 +16,30 @@ KEPT = 1 << 30
 LARGEST = (KEPT, 32 << 20)
 """Sizes up to which arrays come from the heap, in order of preference: glibc before 2.35 takes
 no more than the second."""
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 
 
 def keep_freed() -> bool:
     """Let this process keep freed memory for its next arrays; whether its C library can.
 
-    For a process whose work is the engine. Without effect on macOS.
+    All threads share one heap: `malloc_trim` (glibc 2.35) returns the top of no other, and up to
+    64 MB would stay with each thread that has ever decoded an image. For a process whose work is
+    the engine. Without effect on macOS.
     """
     if not _is_glibc():
         return False
     libc = ctypes.CDLL(None)
-    kept = bool(libc.mallopt(M_TRIM_THRESHOLD, KEPT))
+    kept = bool(libc.mallopt(M_TRIM_THRESHOLD, KEPT)) and bool(libc.mallopt(M_ARENA_MAX, 1))
     return any(libc.mallopt(M_MMAP_THRESHOLD, size) for size in LARGEST) and kept
+
+
+def give_back() -> None:
+    """Return all free memory to the system: for what is rare and large beside MLX's arrays.
+
+    Without effect on macOS, which returns large blocks as they are freed.
+    """
+    if _is_glibc():
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _is_glibc() -> bool:

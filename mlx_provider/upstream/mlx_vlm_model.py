@@ -122,7 +122,13 @@ def image_size(item: MediaItem) -> tuple[int, int]:
     return item.shape[0], item.shape[1]
 
 
-def as_image(item: MediaItem) -> NDArray[np.uint8]:
-    """Pixels (H, W, 3) of a still image. Raises `MediaError` for anything else."""
-    image_size(item)
-    return item.pixels
+def as_image(item: MediaItem, max_pixels: int) -> NDArray[np.uint8]:
+    """Pixels (H, W, 3) of a still image, scaled down to `max_pixels`.
+
+    Raises `MediaError` for anything else.
+    """
+    height, width = image_size(item)
+    if height * width <= max_pixels:
+        return item.pixels
+    scale = (max_pixels / (height * width)) ** 0.5
+    return item.scaled(max(1, int(height * scale)), max(1, int(width * scale)))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import BadRequest, MediaError
-from ..records import MediaItem, MediaSpan, Prompt
+from ..records import MediaItem, MediaSpan, OnDemand, Prompt
 from .hf_tokenizer import HFTokenizer, common_length
 
 
@@ -23,7 +23,7 @@ class Block:
     count: int
     content_hash: str
     inputs: Any
-    ready: Callable[[], object] | None = None
+    ready: OnDemand[Any] | None = None
     """See `MediaSpan.ready`."""
 
 

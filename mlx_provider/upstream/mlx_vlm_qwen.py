@@ -7,9 +7,10 @@ chunking of deepstack features and its rope index are not used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import MediaError
-from ..records import LoadOptions, MediaItem, MediaSpan, PrefillChunk, Prompt
+from ..records import LoadOptions, MediaItem, MediaSpan, OnDemand, PrefillChunk, Prompt
 from . import cpu_functions
 from .attention import route
 from .checkpoint import read_json
@@ -36,23 +37,43 @@ from .mlx_vlm_tokenizer import load_tokenizer, vision_info
 
 LOW_DETAIL_PIXELS = 512 * 512
 """Pixels of an image sent with OpenAI's `detail: low`."""
+STRIP = 2**18
+"""Pixels that are cut into patches at once."""
+ANY_PIXELS = 2**40
+"""Bound for what is scaled already."""
+
+
+Cut = Callable[[NDArray[np.uint8]], Iterator[NDArray[np.float32]]]
 
 
 @dataclass(frozen=True)
 class Patches:
-    """Input of the vision tower for one block."""
+    """Input of the vision tower for one block.
+
+    Pixels are kept as bytes: cut into patches they take eight times as much, so that is done
+    right before the tower runs, a strip at a time.
+    """
 
     grid: tuple[int, int, int]
     """Patches in time, height and width, before merging."""
     merge: int
     """Patches that become one token, per side."""
-    pixels: Callable[[], NDArray[np.float32]]
-    """(grid t * h * w, values of one patch), computed at the first call."""
+    pixels: OnDemand[NDArray[np.uint8]]
+    """(frames,) height, width, 3, of which this block is `cut`."""
+    cut: Cut
 
     @property
     def tokens(self) -> int:
         t, h, w = self.grid
         return t * (h // self.merge) * (w // self.merge)
+
+    def tower_input(self, dtype: mx.Dtype) -> mx.array:
+        """(grid t * h * w, values of one patch)."""
+        parts = []
+        for strip in self.cut(self.pixels()):
+            parts.append(mx.array(strip).astype(dtype))
+            mx.eval(parts[-1])
+        return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
 
 class QwenMedia:
@@ -62,7 +83,11 @@ class QwenMedia:
         from mlx_vlm.models.qwen3_vl import processing_qwen3_vl as upstream
 
         self.images = upstream.Qwen3VLImageProcessor(**upstream._qwen_vl_image_kwargs(folder))
-        self.videos = upstream.Qwen3VLVideoProcessor(**upstream._qwen_vl_video_kwargs(folder))
+        frames = upstream._qwen_vl_video_kwargs(folder)
+        self.videos = upstream.Qwen3VLVideoProcessor(**frames)
+        any_size = {"min_pixels": 1, "max_pixels": ANY_PIXELS}
+        self._scaled_videos = upstream.Qwen3VLVideoProcessor(**{**frames, **any_size})
+        self._video_size = upstream._smart_resize_video
 
     def place(self, item: MediaItem) -> Placed:
         """Text and blocks for one item. Raises `MediaError` for extreme aspect ratios."""
@@ -78,36 +103,57 @@ class QwenMedia:
             limit = min(limit, max(LOW_DETAIL_PIXELS, self.images.min_pixels))
         scaled = self.images._resolved_size(height, width, max_pixels=limit)
         h, w = (side // self.images.patch_size for side in scaled)
+        pixels = OnDemand(lambda: item.scaled(*scaled))
+        block = self._block(item, pixels, self._image_strips, (1, h, w), 0)
+        return Placed("<|image_pad|>", (block,))
 
-        @cache
-        def patches() -> NDArray[np.float32]:
-            made, _ = self.images._process_one(item.pixels.transpose(2, 0, 1), max_pixels=limit)
-            return np.asarray(made, np.float32)
-
-        return Placed("<|image_pad|>", (self._block(item, patches, (1, h, w), 0),))
+    def _image_strips(self, pixels: NDArray[np.uint8]) -> Iterator[NDArray[np.float32]]:
+        """Patches of whole rows of patches: their order is the image's."""
+        height, width, _ = pixels.shape
+        grain = self.images.patch_size * self.images.merge_size
+        # no strip so flat that upstream would refuse it as an image
+        rows = max(STRIP // width, width // 100, 1)
+        rows = -(-rows // grain) * grain
+        tops = [*range(0, max(1, height - rows + 1), rows), height]
+        for top, bottom in pairwise(tops):
+            strip = pixels[top:bottom].transpose(2, 0, 1)
+            made, _ = self.images._process_one(strip, min_pixels=1, max_pixels=ANY_PIXELS)
+            yield np.asarray(made, np.float32)
 
     def _video(self, item: MediaItem) -> Placed:
-        frames = item.pixels.transpose(0, 3, 1, 2)
-        patches, (groups, h, w) = self.videos._process_one(frames)
-        each, span = h * w, self.videos.temporal_patch_size
+        count, height, width, _ = item.shape
+        videos = self.videos
+        size, span = videos.patch_size, videos.temporal_patch_size
+        scaled = self._video_size(
+            count, height, width, span, size * videos.merge_size,
+            videos.min_pixels, videos.max_pixels,
+        )  # fmt: skip
+        grid = (1, scaled[0] // size, scaled[1] // size)
+        pixels = OnDemand(lambda: item.scaled(*scaled))
         blocks, text = [], []
-        for group in range(groups):
+        for group in range(-(-count // span)):
             # the mean time of the group's frames, at the rate the processor samples
-            seconds = (group * span + (span - 1) / 2) / self.videos.fps
-            rows = patches[group * each : (group + 1) * each]
-            made = partial(np.asarray, rows, np.float32)
-            blocks.append(self._block(item, made, (1, int(h), int(w)), group))
+            seconds = (group * span + (span - 1) / 2) / videos.fps
+            cut = partial(self._video_group, group)
+            blocks.append(self._block(item, pixels, cut, grid, group))
             text.append(f"<{seconds:.1f} seconds><|vision_start|><|video_pad|><|vision_end|>")
         return Placed("".join(text), tuple(blocks))
+
+    def _video_group(self, group: int, frames: NDArray[np.uint8]) -> Iterator[NDArray[np.float32]]:
+        span = self.videos.temporal_patch_size
+        chosen = frames[group * span : (group + 1) * span].transpose(0, 3, 1, 2)
+        made, _ = self._scaled_videos._process_one(chosen)
+        yield np.asarray(made, np.float32)
 
     def _block(
         self,
         item: MediaItem,
-        pixels: Callable[[], NDArray[np.float32]],
+        pixels: OnDemand[NDArray[np.uint8]],
+        cut: Cut,
         grid: tuple[int, int, int],
         group: int,
     ) -> Block:
-        made = Patches(grid, self.images.merge_size, pixels)
+        made = Patches(grid, self.images.merge_size, pixels, cut)
         # size and group are part of the key: one file at two sizes is two sets of features
         key = f"{item.content_hash}:{grid[1]}x{grid[2]}:{group}"
         return Block(made.tokens, key, made, pixels)
@@ -158,7 +204,7 @@ class QwenVision(VisionModel):
 
     def embed(self, span: MediaSpan) -> VisionFeatures:
         tower = self.model.vision_tower
-        pixels = mx.array(span.inputs.pixels()).astype(tower.patch_embed.proj.weight.dtype)
+        pixels = span.inputs.tower_input(tower.patch_embed.proj.weight.dtype)
         rows, deepstack = tower(pixels, mx.array([span.inputs.grid], dtype=mx.int32))
         features = VisionFeatures(rows, tuple(deepstack))
         mx.eval(features.rows, *features.deepstack)

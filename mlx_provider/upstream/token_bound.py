@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from tokenizers import pre_tokenizers
@@ -73,11 +74,11 @@ def _covers_all(fast: Any) -> bool:
     model = fast.model
     if type(model).__name__ != "BPE":
         return False
+    known: Callable[[str], int | None] = fast.token_to_id
     if model.unk_token is not None and not model.fuse_unk:
         return True
-    known = fast.token_to_id
     if model.byte_fallback:
-        return all(known(f"<0x{byte:02X}>") is not None for byte in range(256))
+        return None not in (known(f"<0x{byte:02X}>") for byte in range(256))
     parts = f"{_state(fast.normalizer)} {_state(fast.pre_tokenizer)}"
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    return "'ByteLevel'" in parts and all(known(each) is not None for each in alphabet)
+    return "'ByteLevel'" in parts and None not in map(known, alphabet)

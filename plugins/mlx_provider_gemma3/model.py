@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_provider import BadRequest, LoadOptions, MediaItem, MediaSpan, PrefillChunk
+from mlx_provider import BadRequest, LoadOptions, MediaItem, MediaSpan, OnDemand, PrefillChunk
 from mlx_provider.upstream import cpu_functions
 from mlx_provider.upstream import mlx_vlm_gemma3 as upstream
 from mlx_provider.upstream.attention import route
@@ -40,7 +39,7 @@ class GemmaModel(VisionModel):
     kv_layouts: Sequence[str] = ("grouped", "merged", "solo")
 
     def embed(self, span: MediaSpan) -> VisionFeatures:
-        features = VisionFeatures(upstream.image_rows(self.model, mx.array(span.inputs())))
+        features = VisionFeatures(upstream.image_rows(self.model, mx.array(span.inputs.values())))
         mx.eval(features.rows)
         return features
 
@@ -53,6 +52,24 @@ class GemmaModel(VisionModel):
     def decode(self, tokens: mx.array, cache: list[Any], positions: mx.array) -> mx.array:
         language = self.model.language_model
         return head(language, language.model(tokens[:, None], cache=cache))[:, -1]
+
+
+@dataclass(frozen=True)
+class GemmaInput:
+    """One scaled image, and what makes the vision tower's input of it."""
+
+    pixels: OnDemand[NDArray[np.uint8]]
+    processor: Any
+
+    def values(self) -> NDArray[np.float32]:
+        """(1, 3, height, width)."""
+        made = self.processor(
+            self.pixels(),
+            return_tensors="np",
+            input_data_format="channels_last",
+            do_pan_and_scan=False,
+        )
+        return np.asarray(made["pixel_values"], np.float32)
 
 
 @dataclass(frozen=True)
@@ -70,15 +87,11 @@ class GemmaImages:
     def place(self, item: MediaItem) -> Placed:
         """Text and block for one image. Raises `MediaError` for video."""
         image_size(item)
-        values = cache(lambda: self._values(item.pixels))
-        block = Block(self.tokens, item.content_hash, values, values)
+        size, resample = self.processor.size, int(self.processor.resample)
+        pixels = OnDemand(lambda: item.scaled(size["height"], size["width"], resample))
+        inputs = GemmaInput(pixels, self.processor)
+        block = Block(self.tokens, item.content_hash, inputs, pixels)
         return Placed("\n\n<start_of_image><image_soft_token><end_of_image>\n\n", (block,))
-
-    def _values(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-        made = self.processor(
-            pixels, return_tensors="np", input_data_format="channels_last", do_pan_and_scan=False
-        )
-        return np.asarray(made["pixel_values"], np.float32)
 
 
 def load_gemma(folder: Path, options: LoadOptions) -> GemmaModel:

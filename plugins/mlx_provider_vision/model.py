@@ -19,6 +19,7 @@ from mlx_provider import (
     MediaItem,
     MediaSpan,
     ModelInfo,
+    OnDemand,
     PrefillChunk,
     Prompt,
     Tokenizer,
@@ -27,12 +28,13 @@ from mlx_provider.upstream import mlx_vlm_generic as upstream
 from mlx_provider.upstream.checkpoint import DEFAULT_CONTEXT, read_json
 from mlx_provider.upstream.hf_tokenizer import HFTokenizer
 from mlx_provider.upstream.hidden_text import Hidden
-from mlx_provider.upstream.mlx_vlm_model import as_image
+from mlx_provider.upstream.mlx_vlm_model import as_image, image_size
 from mlx_provider.upstream.mlx_vlm_prompt import message_ends
 from mlx_provider.upstream.mlx_vlm_tokenizer import load_tokenizer, vision_info
 
 UNKNOWN_PIXELS = 4096 * 4096
-"""Upper bound told to the core; the processor scales by rules of its own."""
+"""Bound told to the core; larger images are scaled down to it, the processor then goes by rules of
+its own."""
 
 ESCAPED = (
     "the model's processor tokenises prompts with images by itself: control tokens in the text of "
@@ -84,7 +86,8 @@ class AnyVisionModel:
         It tokenises by itself: beside images, control tokens typed by a user are escaped.
         Raises `BadRequest` (template, processor) and `MediaError` (video).
         """
-        images = [Image.fromarray(as_image(item)) for item in media]
+        for item in media:
+            image_size(item)
         escaped = None if media else ()
         hidden, text = self.hf_tokenizer.rendered(messages, tools, variables, escaped=escaped)
         if not media:
@@ -95,16 +98,20 @@ class AnyVisionModel:
         if len(text) > self.info.context_length:
             # in pieces, and no further than it fits: the processor takes any text whole
             self.hf_tokenizer.encode(text, special=False)
-        try:
-            inputs = upstream.model_inputs(self.processor, text, images, self.image_token)
-        except (ValueError, TypeError, IndexError) as error:
-            raise MediaError(f"the model's processor refused the request: {error}") from error
-        ids = inputs["input_ids"][0]
+        inputs = OnDemand(lambda: self._inputs(text, media))
+        ids = inputs()["input_ids"][0]
         tokens = [max(0, int(token)) for token in ids]
         return Prompt(tokens, text, [_span(ids, inputs, media, self.image_token)])
 
+    def _inputs(self, text: str, media: Sequence[MediaItem]) -> dict[str, np.ndarray]:
+        images = [Image.fromarray(as_image(item, UNKNOWN_PIXELS)) for item in media]
+        try:
+            return upstream.model_inputs(self.processor, text, images, self.image_token)
+        except (ValueError, TypeError, IndexError) as error:
+            raise MediaError(f"the model's processor refused the request: {error}") from error
+
     def embed(self, span: MediaSpan) -> PromptFeatures:
-        return PromptFeatures(upstream.prompt_features(self.model, span.inputs))
+        return PromptFeatures(upstream.prompt_features(self.model, span.inputs()))
 
     def make_cache(self) -> list[Any]:
         return upstream.make_cache(self.model)
@@ -172,11 +179,14 @@ def _flattened(message: Mapping[str, Any], image: str) -> dict[str, Any]:
 
 
 def _span(
-    ids: np.ndarray, inputs: Mapping[str, np.ndarray], media: Sequence[MediaItem], token: int | None
+    ids: np.ndarray,
+    inputs: OnDemand[dict[str, np.ndarray]],
+    media: Sequence[MediaItem],
+    token: int | None,
 ) -> MediaSpan:
     """From the first image token to the last; features belong to this very prompt."""
     at = np.flatnonzero(ids == token) if token is not None else np.empty(0, int)
     start, end = (int(at[0]), int(at[-1]) + 1) if at.size else (0, len(ids))
     digest = hashlib.sha256(np.ascontiguousarray(ids).tobytes())
     digest.update("".join(item.content_hash for item in media).encode())
-    return MediaSpan(start, end, digest.hexdigest(), dict(inputs))
+    return MediaSpan(start, end, digest.hexdigest(), inputs, inputs)

@@ -5,7 +5,9 @@ import hashlib
 import io
 import json
 import struct
+import time
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,14 +16,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageOps
 
-from mlx_provider.chat import media
-from mlx_provider.chat.media import MediaPolicy, SeenImages, load_media
-from mlx_provider.chat.media_decode import rgb_pixels
+from mlx_provider.chat import media_decode
+from mlx_provider.chat.media import MediaPolicy, load_media
+from mlx_provider.chat.media_room import MediaRoom
 from mlx_provider.chat.messages import normalise
 from mlx_provider.chat.messages_parts import Detail, MediaRef
-from mlx_provider.errors import MediaError
+from mlx_provider.errors import MediaError, RequestFailed
 from mlx_provider.records import MediaItem
 
 DATA = Path(__file__).parents[1] / "data" / "chat"
@@ -48,7 +50,7 @@ def load(data: bytes, **policy: Any) -> MediaItem:
 
 def refuse(*refs: MediaRef, **policy: Any) -> str:
     with pytest.raises(MediaError) as refused:
-        load_media(refs, MediaPolicy(**policy))
+        [item.pixels for item in load_media(refs, MediaPolicy(**policy))]
     assert refused.value.param is not None
     assert refused.value.message.startswith(refused.value.param)
     return refused.value.message
@@ -252,40 +254,120 @@ def test_refused_videos() -> None:
     assert refuse(broken).startswith("p.video[1]")
 
 
-def test_an_image_seen_before_is_decoded_when_its_pixels_are_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    decoded = []
-
-    def counted(picture: Any, low: int | None) -> Any:
-        decoded.append(picture.path)
-        return rgb_pixels(picture, low)
-
-    monkeypatch.setattr(media, "rgb_pixels", counted)
-    seen = SeenImages()
-    turned = encoded(solid("RGB", "red"), "JPEG", exif=orientation(6))
-    wide = encoded(solid("RGB", "red", (600, 3)))
-    refs = [ref(turned), ref(wide, "low"), ref(wide)]
-    first = load_media(refs, None, seen)
-    assert len(decoded) == 3
-    again = load_media(refs, None, seen)
-    assert len(decoded) == 3
-    for one, other in zip(first, again, strict=True):
-        assert other.shape == one.shape
-        assert other.content_hash == one.content_hash
-        assert other.detail == one.detail
-        assert (other.pixels == one.pixels).all()
-    assert len(decoded) == 6
-    assert first[0].shape == (5, 3, 3)
-    assert len({item.shape for item in first}) == 3
+def test_shapes_are_those_of_the_pixels_and_need_no_decoding() -> None:
+    images = [encoded(solid("RGB", "red", (8, 4)), "PNG", exif=orientation(n)) for n in range(9)]
+    images += [encoded(solid("RGB", "red", (8, 4)), "TIFF", exif=orientation(6))]
+    images += [encoded(solid("RGB", "red", (8, 4)), "WEBP", exif=orientation(8))]
+    late = images[6]  # EXIF after the pixels
+    at = late.index(b"eXIf") - 4
+    end = at + 12 + int.from_bytes(late[at : at + 4])
+    images += [late[:at] + late[end:-12] + late[at:end] + late[-12:]]
+    for data in images:
+        for one in load_media([ref(data), ref(data, "low")], MediaPolicy(low_detail_side=5)):
+            assert one.pixels.shape == one.shape
+    assert load(images[-1]).shape == load(late).shape == (8, 4, 3)
+    assert load_media([ref(png_header(600, 3), "low")])[0].shape == (3, 512, 3)
 
 
-def test_a_broken_image_is_refused_again() -> None:
-    seen = SeenImages()
-    data = encoded(Image.effect_noise((64, 64), 80))[:300]
-    for _ in range(2):
-        with pytest.raises(MediaError, match="malformed"):
-            load_media([ref(data)], None, seen)
+@pytest.mark.parametrize("turn", range(1, 9))
+def test_an_image_is_turned_as_pillow_turns_it(turn: int) -> None:
+    noise = np.random.default_rng(turn).integers(0, 255, (6, 9, 3), np.uint8)
+    data = encoded(Image.fromarray(noise), "PNG", exif=orientation(turn))
+    want = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
+    assert (load(data).pixels == want).all()
+
+
+def smooth(height: int, width: int) -> Image.Image:
+    """Colours that change slowly."""
+    grid = np.random.default_rng(1).integers(0, 255, (5, 7, 3), np.uint8)
+    return Image.fromarray(grid).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def test_below_four_times_the_size_pixels_are_pillows() -> None:
+    image = smooth(399, 500)
+    for form in ("PNG", "WEBP"):
+        data = encoded(image, form, **({"lossless": True} if form == "WEBP" else {}))
+        for size in ((100, 130), (399, 500), (50, 400), (700, 800)):
+            want = np.asarray(image.resize(size[::-1], Image.Resampling.BICUBIC))
+            assert (load(data).scaled(*size) == want).all()
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "I;16", "CMYK", "F"])
+def test_beyond_it_they_are_as_good_as_pillows(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(media_decode, "STRIP", 5000)
+    image = smooth(643, 517).convert("L" if mode in ("I;16", "F") else "RGB")
+    if mode == "I;16":
+        made = Image.fromarray(np.asarray(image).astype(np.uint16) * 257)
+    else:
+        made = image.quantize() if mode == "P" else image.convert(mode)
+    form = {"F": "TIFF", "CMYK": "JPEG"}.get(mode, "PNG")
+    item = load(encoded(made, form, **({"quality": 100} if form == "JPEG" else {})))
+    want = np.asarray(Image.fromarray(item.pixels).resize((60, 70), Image.Resampling.BICUBIC))
+    apart = np.abs(item.scaled(70, 60).astype(int) - want)
+    assert apart.mean() < 1.5
+    assert item.scaled(70, 60).shape == (70, 60, 3)
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 8, 11])
+def test_jpeg_is_decoded_small(n: int) -> None:
+    image = smooth(1201, 901)
+    item = load(encoded(image, "JPEG", quality=95))
+    size = (1201 // (2 * n), 901 // (2 * n))
+    want = np.asarray(image.resize(size[::-1], Image.Resampling.BICUBIC))
+    assert np.abs(item.scaled(*size).astype(int) - want).mean() < 2
+
+
+def tiff_of_one_tile(side: int, shown: int) -> bytes:
+    packed = zlib.compress(bytes(side * side))
+    tags = [
+        (256, shown), (257, shown), (258, 8), (259, 8), (262, 1), (277, 1),
+        (322, side), (323, side), (324, 8 + 2 + 120 + 4), (325, len(packed)),
+    ]  # fmt: skip
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
+    return b"II*\0" + struct.pack("<IH", 8, 10) + entries + bytes(4) + packed
+
+
+def test_tiff_tiles_that_are_larger_than_the_image() -> None:
+    assert load(tiff_of_one_tile(256, 100)).pixels.shape == (100, 100, 3)
+    assert "in tiles of 4000000 pixels" in refuse(ref(tiff_of_one_tile(2000, 100)))
+
+
+def test_a_claim_is_what_came_and_what_the_model_takes() -> None:
+    room = MediaRoom(2 * 10**6)
+    claim = room.claim("one")
+    data = encoded(solid("RGB", "red", (100, 100)))
+    items = load_media([ref(data), ref(data)], None, claim, max_pixels=5000)
+    assert room.held == 2 * len(data) + 2 * 3 * 5000
+    items[0].pixels  # noqa: B018
+    assert room.held == 2 * len(data) + 2 * 3 * 5000
+    claim.prefilled()
+    assert room.held == 2 * len(data)
+    claim.close()
+    claim.close()
+    assert room.held == 0
+
+
+def test_images_wait_for_room_in_turn_and_may_give_up() -> None:
+    room = MediaRoom(40_000)
+    first = room.claim("first")
+    first.take(15_000, 0)
+    data = encoded(solid("RGB", "red", (40, 40)))
+    with ThreadPoolExecutor(2) as pool:
+        gone = pool.submit(load_media, [ref(data)] * 3, None, room.claim("gone"))
+        while not room._kept._waiting:
+            time.sleep(0.001)
+        large = room.claim("large")
+        last = pool.submit(load_media, [ref(data)] * 9, None, large)
+        while len(room._kept._waiting) < 2:
+            time.sleep(0.001)
+        room.refuse(RequestFailed("the request was cancelled"), "gone")
+        with pytest.raises(RequestFailed):
+            gone.result()
+        assert not last.done()
+        first.close()
+        assert len(last.result()) == 9, "what is larger than the room has it alone"
+    large.close()
+    assert room.held == 0
 
 
 def test_part_without_source() -> None:
