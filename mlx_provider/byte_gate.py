@@ -28,6 +28,11 @@ class ByteGate:
         """Bytes that are granted."""
         return self._held
 
+    @property
+    def waiting(self) -> int:
+        """Tickets in the line."""
+        return len(self._waiting)
+
     def ask(self, size: int, owner: str = "") -> Ticket:
         """Stand in line for `size` bytes; to be closed in any case."""
         ticket = Ticket(self, size, owner)

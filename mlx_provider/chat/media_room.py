@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ..byte_gate import ByteGate, Ticket
-from ..errors import MLXProviderError
+from ..config import EngineSettings
+from ..errors import MLXProviderError, Overloaded
 
 
 class MediaRoom:
@@ -13,7 +14,9 @@ class MediaRoom:
     the engine alone. Any thread.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, line: int = EngineSettings.max_queue) -> None:
+        """`line`: requests that may wait; each keeps a thread."""
+        self.line = line
         self.decoding = ByteGate(capacity // 2)
         self._kept = ByteGate(capacity - capacity // 2)
 
@@ -47,8 +50,10 @@ class MediaClaim:
         return self._ticket is not None
 
     def take(self, encoded: int, scaled: int) -> None:
-        """Wait for room. Raises what the wait is ended with."""
+        """Wait for room. Raises `Overloaded` behind too many, else what the wait is ended with."""
         self._encoded = encoded
+        if self._kept.waiting >= self.room.line:
+            raise Overloaded(f"{self.room.line} requests wait for room for their images, the limit")
         self._ticket = self._kept.ask(encoded + scaled, self.owner)
         self._ticket.wait()
 

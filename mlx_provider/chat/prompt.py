@@ -28,10 +28,10 @@ class Prepared:
     warnings: tuple[str, ...] = ()
 
 
-def prepare(served: Served, request: GenerateRequest, claim: MediaClaim) -> Prepared:
+def prepare(served: Served, request: GenerateRequest, claim: MediaClaim | None = None) -> Prepared:
     """Render and tokenise (host work, any thread). Raises `BadRequest` that names the part.
 
-    `claim`: is charged with the request's images.
+    `claim`: is charged with the request's images; unset: nobody shares their room.
     """
     if (request.messages is None) == (request.prompt is None):
         raise BadRequest("give either messages or a prompt", param="messages")
@@ -101,7 +101,7 @@ def normalised_messages(served: Served, request: GenerateRequest) -> Normalised:
 
 
 def _media(
-    served: Served, normalised: Normalised, request: GenerateRequest, claim: MediaClaim
+    served: Served, normalised: Normalised, request: GenerateRequest, claim: MediaClaim | None
 ) -> list[MediaItem]:
     policy = MediaPolicy(
         allow_private=request.options.allow_private_media,

@@ -69,7 +69,7 @@ class ChatService:
         self._recorder = EngineMetrics()
         self._deliver = deliver
         self._worker = EngineWorker(self._take, self._died)
-        self._media = MediaRoom(settings.media_bytes)
+        self._media = MediaRoom(settings.media_bytes, settings.max_queue)
         self._models = Models(
             settings,
             registry or PluginRegistry.discover(),

@@ -23,7 +23,7 @@ from ..protocol import EVENT_BATCH, PROTOCOL_VERSION, ErrorBody, Event, Generate
 def request_body(request: GenerateRequest) -> bytes:
     """The request as JSON. Raises `BadRequest` where it holds what JSON cannot."""
     try:
-        return request.model_dump_json().encode()
+        return request.__pydantic_serializer__.to_json(request)  # no text beside the bytes
     except (PydanticSerializationError, UnicodeEncodeError) as error:
         raise BadRequest(f"the request cannot be written as JSON: {error}") from None
 

@@ -102,7 +102,8 @@ class _Reply:
                 try:
                     await self._stream(await self._accept(), send)
                 except MLXProviderError as error:
-                    failure = error
+                    # its frames hold the whole request, and this one would hold them
+                    failure = error.with_traceback(None)
                 watchers.cancel_scope.cancel()
         finally:
             self._leave()

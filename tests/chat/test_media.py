@@ -23,7 +23,7 @@ from mlx_provider.chat.media import MediaPolicy, load_media
 from mlx_provider.chat.media_room import MediaRoom
 from mlx_provider.chat.messages import normalise
 from mlx_provider.chat.messages_parts import Detail, MediaRef
-from mlx_provider.errors import MediaError, RequestFailed
+from mlx_provider.errors import MediaError, Overloaded, RequestFailed
 from mlx_provider.records import MediaItem
 
 DATA = Path(__file__).parents[1] / "data" / "chat"
@@ -348,7 +348,7 @@ def test_a_claim_is_what_came_and_what_the_model_takes() -> None:
 
 
 def test_images_wait_for_room_in_turn_and_may_give_up() -> None:
-    room = MediaRoom(40_000)
+    room = MediaRoom(40_000, line=2)
     first = room.claim("first")
     first.take(15_000, 0)
     data = encoded(solid("RGB", "red", (40, 40)))
@@ -360,6 +360,8 @@ def test_images_wait_for_room_in_turn_and_may_give_up() -> None:
         last = pool.submit(load_media, [ref(data)] * 9, None, large)
         while len(room._kept._waiting) < 2:
             time.sleep(0.001)
+        with pytest.raises(Overloaded, match="2 requests wait"):
+            load_media([ref(data)] * 3, None, room.claim("one too many"))
         room.refuse(RequestFailed("the request was cancelled"), "gone")
         with pytest.raises(RequestFailed):
             gone.result()

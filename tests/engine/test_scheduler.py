@@ -46,6 +46,26 @@ def scheduler(
     return Scheduler(limits, Budget(lambda tokens: tokens, lambda: memory, lambda need: None))
 
 
+def test_images_keep_a_row_out_of_a_full_memory_but_never_the_only_one() -> None:
+    beside = 0
+    made = scheduler(memory=200)
+    budget = dataclasses.replace(made.budget, beside=lambda: beside, row_bytes=lambda n: n)
+    made = Scheduler(made.limits, budget)
+    first, second = make(80), make(80)
+    beside = 100
+    for request in (first, second):
+        made.check(request)
+        made.submit(request, 0.0)
+    chunk = made.next_chunk(0.0)
+    assert chunk is not None, "its own images may be what is beside it"
+    work = chunk.work
+    work.done = len(work.tokens)
+    made.join(work)
+    assert made.next_chunk(0.0) is None
+    beside = 10
+    assert made.next_chunk(0.0) is not None
+
+
 def test_it_imports_no_mlx() -> None:
     code = (
         "import sys, mlx_provider.engine.scheduler\n"

@@ -13,6 +13,7 @@ import pytest
 from mlx_provider import BadRequest, MediaError, MediaItem
 from mlx_provider.testing.tiny_greedy import features_of, greedy
 from mlx_provider.testing.tiny_media import tiny_image, tiny_video
+from mlx_provider.upstream import mlx_vlm_qwen
 
 QWEN = ["qwen3_vl", "qwen3_5"]
 ALL = [*QWEN, "gemma3"]
@@ -221,3 +222,37 @@ def test_prompts_are_prepared_on_many_threads(name: str, load, ask) -> None:
     expected = [tokens(i) for i in range(8)]
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(tokens, range(8))) == expected
+
+
+@pytest.mark.parametrize("size", [(96, 96), (64, 160), (200, 96), (1, 1), (40, 3000), (300, 520)])
+def test_patches_in_strips_are_upstreams(
+    size: tuple[int, int], load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mlx_vlm_qwen, "STRIP", 4096)
+    model, item = load("qwen3_vl"), tiny_image(7, *size)
+    images = model.marks.place.__self__.images
+    want, grid = images._process_one(item.pixels.transpose(2, 0, 1))
+    inputs = model.marks.place(item).blocks[0].inputs
+    assert list(inputs.grid) == grid
+    assert np.array_equal(np.array(inputs.tower_input(mx.float32)), want)
+
+
+def test_the_squares_of_gemma_are_upstreams(load) -> None:
+    model = load("gemma3")
+    for size in ((96, 96), (64, 160), (300, 520)):
+        item = tiny_image(7, *size)
+        inputs = model.marks.place(item).blocks[0].inputs
+        want = inputs.processor(
+            item.pixels, return_tensors="np", input_data_format="channels_last"
+        )["pixel_values"]
+        assert np.array_equal(inputs.values(), want)
+
+
+@pytest.mark.parametrize("frames", [1, 4, 5])
+def test_frames_in_groups_are_upstreams(frames: int, load) -> None:
+    model, video = load("qwen3_vl"), tiny_video(3, frames=frames)
+    upstream = model.marks.place.__self__.videos
+    want, _ = upstream._process_one(video.pixels.transpose(0, 3, 1, 2))
+    blocks = model.marks.place(video).blocks
+    made = [np.array(block.inputs.tower_input(mx.float32)) for block in blocks]
+    assert np.array_equal(np.concatenate(made), want)

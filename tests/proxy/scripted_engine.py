@@ -1,8 +1,8 @@
 """An engine process whose replies the last message scripts: `python scripted_engine.py --port P`.
 
-`slow` speaks for a minute; `toolong`, `missing`, `full` and `bug` are refused; `weather` calls a
-tool; `fail` breaks after one word; anything else is echoed word by word. `/cache` tells what became
-of the requests.
+`slow` speaks for a minute; `toolong`, `large`, `missing`, `full` and `bug` are refused; `weather`
+calls a tool; `fail` breaks after one word; anything else is echoed word by word. `/cache` tells
+what became of the requests.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from mlx_provider.protocol import (
 REFUSED = {
     "toolong": ("context_length_exceeded", "prompt is too long: 9000 tokens > 2048 maximum"),
     "missing": ("model_not_found", "no such model; in the local cache: none"),
+    "large": ("body_too_large", "the body has 150000000 bytes; this engine takes 134217728"),
     "full": ("overloaded", "256 requests wait"),
 }
 TIMINGS = Timings(queued=0, prefill=0.1, first_token=0.1, total=1, tokens_per_second=50)

@@ -17,6 +17,7 @@ REFUSED = [
     (body(model="nothing"), 400, "nothing"),
     (body("missing"), 404, "no such model; in the local cache: none"),
     (body("toolong"), 400, "prompt is too long: 9000 tokens > 2048 maximum"),
+    (body("large"), 413, "this engine takes 134217728"),
     (body("full"), 429, "256 requests wait"),
     (body("bug"), 500, "internal error"),
     (body(messages=[]), 400, "messages must be a list of at least one message"),

@@ -129,6 +129,10 @@ def test_bodies_at_once_are_bounded_together_and_small_ones_pass(engine: EngineP
         answers = [future.result() for future in waiting]
     assert {status for status, _ in answers} == {400}
     assert engine.memory("VmHWM") - before < 6 * LIMIT
+    deadline = time.monotonic() + 5
+    while engine.memory("VmRSS") - before > 2 * LIMIT:
+        assert time.monotonic() < deadline, "the engine keeps what it has refused"
+        time.sleep(0.05)
 
 
 def test_who_waits_for_room_is_told_when_the_engine_ends() -> None:

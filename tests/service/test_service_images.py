@@ -11,10 +11,11 @@ import pytest
 from mlx_vlm.models.qwen3_vl.processing_qwen3_vl import Qwen3VLImageProcessor
 from PIL import Image
 
+from mlx_provider.errors import BadRequest
 from mlx_provider.testing.tiny_media import tiny_pixels
 from mlx_provider.testing.tiny_models import build
 
-from .conftest import Tiny
+from .conftest import PATIENCE, Tiny
 
 
 def image_part(seed: int) -> dict[str, Any]:
@@ -58,3 +59,26 @@ def test_an_image_whose_features_were_dropped_is_worked_on_again(
     tiny = Tiny(client, service, str(build(tmp_path / "tiny", "qwen3_vl")))
     first = tiny.ask(messages=question("What is it?", 1)).only
     assert tiny.ask(messages=question("What is it?", 1)).only == first
+
+
+def test_images_are_held_until_the_prefill_and_what_came_until_the_end(
+    make_service: Any, tmp_path: Path
+) -> None:
+    service, client = make_service()
+    tiny = Tiny(client, service, str(build(tmp_path / "tiny", "qwen3_vl")))
+    tiny.ask(messages=question("Warm up"))
+    running = tiny.start(messages=question("What is it?", 1), max_tokens=200, min_tokens=200)
+    assert running.get(PATIENCE)
+    parts = question("", 1)[0]["content"]
+    sent = len(base64.b64decode(parts[0]["image_url"]["url"].partition(",")[2]))
+    assert service._media.held in (sent, 0), "no pixel is left"
+    (request,) = (live.request for live in service._live.values()) if service._live else (None,)
+    if request is not None:
+        assert [span.ready._made for span in request.prompt.spans] == [None]
+    del request
+    tiny.read(running)
+    assert service._media.held == 0
+    with pytest.raises(BadRequest):
+        tiny.ask(messages=question("What is it?", 1), min_tokens=9, max_tokens=1)
+    assert service._media.held == 0
+    assert not service._claims
