@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,7 +23,7 @@ from ..engine.probe import Probe, probe
 from ..engine.reuse import Reuse
 from ..engine.scheduler import Budget, Limits, Scheduler
 from ..engine.worker import EngineWorker
-from ..errors import EngineUnavailable, MLXProviderError
+from ..errors import BadRequest, EngineUnavailable, MLXProviderError
 from ..hub import folder_of
 from ..isolation import Isolation, told
 from ..protocol import ModelOptions, ModelStatus
@@ -196,7 +196,7 @@ class Models:
             make_cache = partial(_quantised_cache, model, bits, group)
         chosen = self._settings.kv_layout
         layouts = model.kv_layouts if chosen == "auto" else (chosen,)
-        found = probe(model, make_cache, layouts)
+        found = _probed(model, make_cache, layouts, options)
         for note in (*model.info.notes, *found.notes):
             log.warning("%s: %s", name, note)
         engine = Engine(
@@ -325,6 +325,25 @@ def load_options(options: ModelOptions) -> LoadOptions:
 def kv_kind(options: ModelOptions) -> str:
     """How the KV cache is kept, for the prefix store's key."""
     return f"{options.kv_bits} bits of {options.kv_group_size}" if options.kv_bits else ""
+
+
+def _probed(
+    model: LoadedModel, make_cache: Callable[[], list[Any]], layouts: Sequence[str], o: ModelOptions
+) -> Probe:
+    """Raises `BadRequest` where the model's attention cannot read a quantised cache.
+
+    Sinks and latent attention cannot; others want heads that a group divides.
+    """
+    with Isolation() as tried:
+        return probe(model, make_cache, layouts)
+    if tried.error is None or o.kv_bits is None:
+        raise tried.error or EngineUnavailable("the probe has no result")
+    raise BadRequest(
+        f"this model does not run with kv_bits={o.kv_bits} and kv_group_size="
+        f"{o.kv_group_size} ({tried.error}); take kv_bits out of its model_info, or choose a "
+        "kv_group_size that divides the size of its heads",
+        param="kv_bits",
+    )
 
 
 def _quantised_cache(model: LoadedModel, bits: int, group_size: int) -> list[Any]:

@@ -279,6 +279,25 @@ def _qwen2_vl(ids: Mapping[str, int]) -> Config:
     return flat | {"vision_config": vision}
 
 
+def _qwen2_5_vl(ids: Mapping[str, int]) -> Config:
+    vision = {
+        "model_type": "qwen2_5_vl",
+        "depth": 2,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "out_hidden_size": 64,
+        "num_heads": 2,
+        "patch_size": 14,
+        "spatial_patch_size": 14,
+        "temporal_patch_size": 2,
+        "spatial_merge_size": 2,
+        "in_channels": 3,
+        "window_size": 56,
+        "fullatt_block_indexes": [1],
+    }
+    return _qwen2_vl(ids) | {"model_type": "qwen2_5_vl", "vision_config": vision}
+
+
 def _qwen3_5(ids: Mapping[str, int]) -> Config:
     return _qwen_media(ids, "qwen3_5", []) | {"text_config": _HYBRID}
 
@@ -337,6 +356,10 @@ _QWEN2_PROCESSOR: dict[str, Config] = {
         "max_pixels": 224 * 224,
     }
 }
+_QWEN2_5_PROCESSOR: dict[str, Config] = {
+    "preprocessor_config.json": _QWEN2_PROCESSOR["preprocessor_config.json"]
+    | {"processor_class": "Qwen2_5_VLProcessor"}
+}
 _GEMMA_PROCESSOR: dict[str, Config] = {
     "preprocessor_config.json": {
         "image_processor_type": "Gemma3ImageProcessor",
@@ -374,6 +397,7 @@ FAMILIES: tuple[TinyFamily, ...] = (
     TinyFamily("qwen3_vl", QWEN, (_KV,) * 3, _qwen3_vl, "mlx_vlm", _QWEN_PROCESSOR),
     TinyFamily("qwen3_vl_moe", QWEN, (_KV,) * 3, _qwen3_vl_moe, "mlx_vlm", _QWEN_PROCESSOR),
     TinyFamily("qwen2_vl", QWEN, (_KV,) * 3, _qwen2_vl, "mlx_vlm", _QWEN2_PROCESSOR),
+    TinyFamily("qwen2_5_vl", QWEN, (_KV,) * 3, _qwen2_5_vl, "mlx_vlm", _QWEN2_5_PROCESSOR),
     TinyFamily("gemma3", GEMMA, (_WINDOW, _KV) * 2, _gemma3, "mlx_vlm", _GEMMA_PROCESSOR),
     TinyFamily("qwen3_5", QWEN, (_STATE, _KV) * 2, _qwen3_5, "mlx_vlm", _QWEN_PROCESSOR),
     TinyFamily("qwen3_5_moe", QWEN, (_STATE, _KV) * 2, _qwen3_5_moe, "mlx_vlm", _QWEN_PROCESSOR),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Any
 
 import mlx.core as mx
@@ -78,25 +79,33 @@ class Ahead:
         self.cache = cache
         self.count = count
 
-    @property
-    def offset(self) -> int:
-        return int(self.cache.offset)
+    def __getattr__(self, name: str) -> Any:
+        """The layer's own: attention asks a cache for its `offset`, and for the `bits` and
+        `group_size` that only a quantised one has."""
+        return getattr(self.cache, name)
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append; returns cached and passing keys and values in order of position."""
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        """Append; returns cached and passing keys and values in order of position.
+
+        Quantised ones are (values, scales, biases), as the cache gives them.
+        """
         kept = keys[..., : self.count, :], values[..., : self.count, :]
         if isinstance(self.cache, lm_cache.RotatingKVCache):
             # for one token `update_and_fetch` would return the ring unrolled at another place
-            all_keys, all_values = self.cache._update_concat(*kept)
+            found = self.cache._update_concat(*kept)
         else:
-            all_keys, all_values = self.cache.update_and_fetch(*kept)
+            found = self.cache.update_and_fetch(*kept)
         if keys.shape[2] == self.count:
-            return all_keys, all_values
-        rest_keys, rest_values = keys[..., self.count :, :], values[..., self.count :, :]
-        return (
-            mx.concatenate([all_keys, rest_keys], axis=2),
-            mx.concatenate([all_values, rest_values], axis=2),
-        )
+            return found[0], found[1]
+        passing = keys[..., self.count :, :], values[..., self.count :, :]
+        return tuple(starmap(self._followed, zip(found, passing, strict=True)))
+
+    def _followed(self, cached: Any, passing: mx.array) -> Any:
+        if isinstance(cached, mx.array):
+            return mx.concatenate([cached, passing], axis=2)
+        bits, group = self.cache.bits, self.cache.group_size
+        more = mx.quantize(passing, group_size=group, bits=bits)
+        return tuple(mx.concatenate(pair, axis=2) for pair in zip(cached, more, strict=True))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,82 @@
+"""One loaded text model over mlx-lm, for the families that read text alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from ..errors import BadRequest
+from ..records import Features, LoadOptions, MediaItem, MediaSpan, ModelInfo, PrefillChunk, Prompt
+from . import attention, cpu_functions, mlx_lm
+from .checkpoint import describe
+from .hf_tokenizer import HFTokenizer
+
+
+@dataclass(frozen=True)
+class TextModel:
+    """See `mlx_provider.LoadedModel`; positions are those of plain text."""
+
+    model: Any
+    tokenizer: HFTokenizer
+    info: ModelInfo
+    kv_layouts: Sequence[str]
+
+    def prepare(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]],
+        media: Sequence[MediaItem],
+        variables: Mapping[str, Any],
+    ) -> Prompt:
+        if media:
+            raise BadRequest("this model takes text only: remove the image", param="messages")
+        rendered = self.tokenizer.render(messages, tools, variables)
+        return Prompt(tokens=rendered.tokens, text=rendered.text, checkpoints=rendered.checkpoints)
+
+    def embed(self, span: MediaSpan) -> Features:
+        raise BadRequest("this model takes text only", param="messages")
+
+    def make_cache(self) -> list[Any]:
+        return mlx_lm.make_cache(self.model)
+
+    def prefill(self, chunk: PrefillChunk) -> mx.array:
+        tokens = mx.array(list(chunk.prompt.tokens[chunk.start : chunk.stop]))
+        logits: mx.array = self.model(tokens[None], cache=chunk.cache)
+        return logits[0, -1]
+
+    def decode(self, tokens: mx.array, cache: list[Any], positions: mx.array) -> mx.array:
+        logits: mx.array = self.model(tokens[:, None], cache=cache)
+        return logits[:, -1]
+
+
+def load_text(
+    path: Path,
+    options: LoadOptions,
+    *,
+    change: Callable[[Any], None] | None = None,
+    variant: str = "",
+) -> TextModel:
+    """Load weights and tokenizer; batch layouts are those that attention can be routed for.
+
+    `change`: what a family does to mlx-lm's model; `variant`: how that changes its KV.
+    """
+    loaded = mlx_lm.load(path, adapter=options.adapter, trust_remote_code=options.trust_remote_code)
+    if options.dtype is not None:
+        loaded.model.set_dtype(getattr(mx, options.dtype))
+    if change is not None:
+        change(loaded.model)
+    mx.eval(loaded.model.parameters())
+    tokenizer = HFTokenizer(loaded.tokenizer, loaded.renderer)
+    attention.route(loaded.model)
+    cpu_functions.adopt(loaded.model)
+    info = describe(
+        path, loaded.config, loaded.model, tokenizer, options, stop_tokens=loaded.stop_tokens
+    )
+    info = replace(info, fingerprint=info.fingerprint + variant)
+    bounded = tokenizer.within(info.context_length)
+    return TextModel(loaded.model, bounded, info, ("grouped", "merged", "solo"))

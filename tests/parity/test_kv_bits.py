@@ -1,0 +1,125 @@
+"""Every kind of prompt with a KV cache of every precision: in company and from the store as alone.
+
+One service's day per case: text, one image, two images, text after an image, a second turn; all
+at once with what decodes, then all again, when the prefix store has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlx_provider import LoadedModel, LoadOptions, MediaItem
+from mlx_provider.engine.prefix_store import PrefixStore
+from mlx_provider.engine.probe import probe
+from mlx_provider.engine.request import Request
+from mlx_provider.registry import PluginRegistry
+from mlx_provider.testing.driver import Riding, new_engine, new_request, output_of, run
+from mlx_provider.testing.tiny_media import tiny_image
+from mlx_provider.testing.tiny_models import build, family_named
+from mlx_provider.upstream import mlx_lm
+from mlx_provider.upstream.checkpoint import read_json
+
+WIDE_ROPE = {"rope_scaling": {"mrope_section": [8, 4, 4], "rope_type": "default", "type": "mrope"}}
+WIDE: dict[str, dict[str, Any]] = {
+    "qwen3_vl": {"head_dim": 32} | WIDE_ROPE,
+    "qwen3_vl_moe": {"head_dim": 32} | WIDE_ROPE,
+    "qwen2_vl": {"num_attention_heads": 2, "num_key_value_heads": 1} | WIDE_ROPE,
+    "qwen2_5_vl": {"num_attention_heads": 2, "num_key_value_heads": 1} | WIDE_ROPE,
+}
+"""Heads of 32: what one scale of the smallest group serves."""
+CASES = [
+    ("gemma3", None), ("gemma3", 4), ("gemma3", 8), ("qwen3_vl", 8), ("qwen3_5", 4),
+    ("qwen2_vl", 4), ("qwen2_5_vl", None), ("gemma3_text", 4), ("qwen3_5_text", 8),
+]  # fmt: skip
+LONG = "The quick brown fox asks the lazy dog what the weather is like. " * 3
+ONE, OTHER = tiny_image(1), tiny_image(3, 128, 96)
+
+Parts = tuple[str | MediaItem, ...]
+TURNS: tuple[tuple[Parts, ...], ...] = (
+    (("Hello there",),),
+    ((LONG,),),
+    (("What is this?", ONE),),
+    ((ONE, "and", OTHER, LONG),),
+    ((ONE, LONG), ("A circle.",), ("And what is beside it?",)),
+    ((ONE, LONG), ("A circle.",), (OTHER, "And this?")),
+)
+"""Conversations: what user and assistant say in turn."""
+Load = Callable[[str], LoadedModel]
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Load:
+    registry = PluginRegistry.discover({})
+    loaded: dict[str, LoadedModel] = {}
+
+    def get(name: str) -> LoadedModel:
+        if name not in loaded:
+            overrides = WIDE.get(name, {"head_dim": 32})
+            folder: Path = build(tmp_path_factory.mktemp("wide") / name, name, **overrides)
+            family, _ = registry.family_for(read_json(folder / "config.json"))
+            loaded[name] = family.load(folder, LoadOptions())
+        return loaded[name]
+
+    return get
+
+
+def conversation(turns: Sequence[Parts]) -> tuple[list[dict[str, Any]], list[MediaItem]]:
+    media = [part for turn in turns for part in turn if isinstance(part, MediaItem)]
+    messages = []
+    for index, turn in enumerate(turns):
+        parts = [
+            {"type": "text", "text": p} if isinstance(p, str) else {"type": "image"} for p in turn
+        ]
+        texts = [part for part in turn if isinstance(part, str)]
+        content: Any = "".join(texts) if len(texts) == len(turn) else parts
+        messages.append({"role": ("user", "assistant")[index % 2], "content": content})
+    return messages, media
+
+
+def requests_for(model: LoadedModel, sees: bool) -> list[Request]:
+    found = []
+    for turns in TURNS:
+        messages, media = conversation(turns)
+        if media and not sees:
+            continue
+        prompt = model.prepare(messages, tools=[], media=media, variables={})
+        request = new_request(prompt.tokens, max_tokens=6)
+        request.prompt = prompt
+        found.append(request)
+    return found
+
+
+@pytest.mark.parametrize(("name", "bits"), CASES)
+def test_every_kind_of_prompt(name: str, bits: int | None, wide: Load) -> None:
+    model, sees = wide(name), family_named(name).vision
+
+    def make_cache() -> list[Any]:
+        fresh = model.make_cache()
+        return fresh if bits is None else mlx_lm.quantised(fresh, bits, 32)
+
+    found = probe(model, make_cache, model.kv_layouts)
+    assert (found.layout, found.notes) == ("grouped", ())
+    wanted = []
+    for request in requests_for(model, sees):
+        engine = new_engine(model, layout="solo", max_chunk=4096, make_cache=make_cache)
+        engine.submit(request)
+        run(engine)
+        wanted.append(output_of(request).tokens)
+    assert all(len(tokens) == 6 for tokens in wanted)
+    engine = new_engine(
+        model, layout="grouped", rides=found.rides, scheduler=Riding, max_chunk=12,
+        make_cache=make_cache, store=PrefixStore(budget=lambda: 2**24),
+    )  # fmt: skip
+    for again in (False, True):
+        requests = requests_for(model, sees)
+        for request in requests:
+            engine.submit(request)
+            engine.step()
+        run(engine)
+        assert [output_of(request).tokens for request in requests] == wanted
+        reused = sum(request.cached for request in requests)
+        assert not again or reused > sum(len(r.prompt.tokens) for r in requests) // 3
