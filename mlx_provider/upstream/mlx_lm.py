@@ -53,13 +53,22 @@ def load(
     adapter: Path | None = None,
     trust_remote_code: bool = False,
 ) -> Loaded:
-    """Load weights and tokenizer of a folder.
+    """Load weights and tokenizer of a folder; weights of other parts than the text stay out.
 
-    Raises `UnsupportedModel` for an unknown architecture, `BadRequest` for a broken folder.
+    Raises `UnsupportedModel` for an unknown architecture and for weights that are not its own,
+    `BadRequest` for a broken folder.
     """
     upstream = _utils()
+    from .other_parts import selective
+
+    def classes(config: dict[str, Any]) -> tuple[type[Any], type[Any]]:
+        model_class, arguments = upstream._get_classes(config)
+        return selective(model_class), arguments
+
     try:
-        model, config = upstream.load_model(folder, trust_remote_code=trust_remote_code)
+        model, config = upstream.load_model(
+            folder, get_model_classes=classes, trust_remote_code=trust_remote_code
+        )
         if adapter is not None:
             model = upstream.load_adapters(model, str(adapter))
         model.eval()

@@ -105,7 +105,7 @@ class Ahead:
             return mx.concatenate([cached, passing], axis=2)
         bits, group = self.cache.bits, self.cache.group_size
         more = mx.quantize(passing, group_size=group, bits=bits)
-        return tuple(mx.concatenate(pair, axis=2) for pair in zip(cached, more, strict=True))
+        return tuple(mx.concatenate([a, b], axis=2) for a, b in zip(cached, more, strict=True))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Gemma 3 with vision."""
+"""Gemma 3, with and without vision."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ def matches(config: Mapping[str, Any]) -> int:
     return 10 if config.get("model_type") == "gemma3" and config.get("vision_config") else 0
 
 
+def matches_text(config: Mapping[str, Any]) -> int:
+    """10 for a Gemma 3 checkpoint of text alone."""
+    kind = config.get("model_type")
+    return 10 if kind == "gemma3_text" or (kind == "gemma3" and not matches(config)) else 0
+
+
 def load(folder: Path, options: LoadOptions) -> LoadedModel:
     """Load a checkpoint folder."""
     from .model import load_gemma
@@ -23,7 +29,15 @@ def load(folder: Path, options: LoadOptions) -> LoadedModel:
     return load_gemma(folder, options)
 
 
+def load_text(folder: Path, options: LoadOptions) -> LoadedModel:
+    """Load a checkpoint folder of text alone."""
+    from .text import load_gemma_text
+
+    return load_gemma_text(folder, options)
+
+
 @hookimpl
 def mlx_model_families() -> Iterable[ModelFamily]:
     """Gemma 3."""
     yield ModelFamily("gemma3", matches, load, serves="Gemma 3: text and images")
+    yield ModelFamily("gemma3_text", matches_text, load_text, serves="Gemma 3 of text alone")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_provider import BadRequest, LoadOptions, MediaItem, MediaSpan, OnDemand, PrefillChunk
+from mlx_provider import LoadOptions, MediaItem, MediaSpan, OnDemand, PrefillChunk
 from mlx_provider.upstream import cpu_functions
 from mlx_provider.upstream import mlx_vlm_gemma3 as upstream
 from mlx_provider.upstream.attention import route
@@ -22,12 +21,7 @@ from mlx_provider.upstream.mlx_vlm_model import VisionFeatures, VisionModel, ima
 from mlx_provider.upstream.mlx_vlm_prompt import Block, MediaMarks, Placed, no_media
 from mlx_provider.upstream.mlx_vlm_tokenizer import load_tokenizer, vision_info
 
-WINDOW_VARIABLE = "GEMMA3_SLIDING_WINDOW"
-"""Tokens that sliding layers see, instead of the checkpoint's number; 0: all of them.
-
-A larger window costs memory in most layers and is not what the model was trained with.
-"""
-
+from .window import chosen_window
 
 DEFAULT_CONTEXT = 131072
 """What Gemma 3's configs leave out (transformers 5.23, `Gemma3TextConfig`)."""
@@ -96,11 +90,11 @@ class GemmaImages:
 
 def load_gemma(folder: Path, options: LoadOptions) -> GemmaModel:
     """Load a checkpoint. Raises `BadRequest` for a window that is no number."""
-    window = chosen_window(os.environ)
+    window = chosen_window()
     tokenizer = load_tokenizer(folder, options)
     model = upstream.load_gemma3(folder, options)
-    if window is not None:
-        upstream.set_window(model.language_model, window)
+    if window.tokens is not None:
+        upstream.set_window(model.language_model, window.tokens)
     images = None if model.vision_tower is None else _images(folder)
     info = vision_info(
         folder,
@@ -110,21 +104,11 @@ def load_gemma(folder: Path, options: LoadOptions) -> GemmaModel:
         media=() if images is None else ("image",),
         pixels=(0, 0) if images is None else (images.pixels, images.pixels),
         default_context=DEFAULT_CONTEXT,
-        variant="" if window is None else f":window={window}",
+        variant=window.variant,
     )
     route(model.language_model)
     cpu_functions.adopt(model)
     return GemmaModel(model, info, tokenizer, _marks(folder, images))
-
-
-def chosen_window(environ: Mapping[str, str]) -> int | None:
-    """The window an operator chose; `None`: the checkpoint's."""
-    text = environ.get(WINDOW_VARIABLE, "")
-    if not text:
-        return None
-    if not text.isdigit():
-        raise BadRequest(f"{WINDOW_VARIABLE}={text!r} is not a number of tokens")
-    return int(text)
 
 
 def _images(folder: Path) -> GemmaImages:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -10,9 +13,11 @@ import pytest
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 from mlx_provider import BadRequest, LoadOptions, Prompt
+from mlx_provider.registry import PluginRegistry
 from mlx_provider.testing.tiny_greedy import features_of, greedy, start
 from mlx_provider.testing.tiny_media import tiny_image
-from mlx_provider_gemma3.model import WINDOW_VARIABLE, chosen_window
+from mlx_provider_gemma3 import load_text, matches_text
+from mlx_provider_gemma3.window import WINDOW_VARIABLE, chosen_window
 
 from .conftest import PLUGINS, family_of
 
@@ -114,9 +119,42 @@ def test_the_window_can_be_overridden(folders, load, ask, monkeypatch: pytest.Mo
     np.testing.assert_allclose(results["1000"], results["0"], atol=1e-4)
 
 
+def test_the_window_of_a_model_of_text_alone(folders, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = json.loads((folders("gemma3_text") / "config.json").read_text())
+    family, _ = PluginRegistry.discover({}).family_for(config)
+    messages = [{"role": "user", "content": LONG}]
+    logits, fingerprints = {}, set()
+    for window in ("", "12", "1000", "0"):
+        monkeypatch.setenv(WINDOW_VARIABLE, window)
+        model = family.load(folders("gemma3_text"), LoadOptions())
+        prompt = model.prepare(messages, tools=[], media=[], variables={})
+        logits[window] = np.array(start(model, prompt, chunk=40).logits)
+        fingerprints.add(model.info.fingerprint)
+        rings = [c for c in model.make_cache() if isinstance(c, RotatingKVCache)]
+        assert [c.max_size for c in rings] == ([] if window == "0" else [int(window or WINDOW)] * 2)
+    assert len(fingerprints) == 4
+    assert np.abs(logits["12"] - logits[""]).max() > 1e-2
+    assert np.abs(logits["0"] - logits[""]).max() > 1e-2
+    np.testing.assert_allclose(logits["1000"], logits["0"], atol=1e-4)
+
+
+def test_the_smaller_configs_of_text_alone_are_ours(folders, tmp_path: Path) -> None:
+    """mlx-lm converts Gemma 3 of text alone with the outer config of one that sees, too."""
+    folder = Path(shutil.copytree(folders("gemma3"), tmp_path / "m"))
+    config = json.loads((folder / "config.json").read_text())
+    assert config.pop("vision_config")
+    assert matches_text(config) == 10
+    (folder / "config.json").write_text(json.dumps(config))
+    prompt = [{"role": "user", "content": LONG}]
+    plain = load_text(folder, LoadOptions())
+    tokens = plain.prepare(prompt, tools=[], media=[], variables={})
+    whole = family_of(PLUGINS["gemma3"]).load(folders("gemma3"), LoadOptions())
+    assert greedy(plain, tokens, 8) == greedy(whole, tokens, 8)
+
+
 def test_window_variable() -> None:
-    assert chosen_window({}) is None
-    assert chosen_window({WINDOW_VARIABLE: ""}) is None
-    assert chosen_window({WINDOW_VARIABLE: "4096"}) == 4096
+    assert chosen_window({}).tokens is None
+    assert chosen_window({WINDOW_VARIABLE: ""}).variant == ""
+    assert chosen_window({WINDOW_VARIABLE: "4096"}).tokens == 4096
     with pytest.raises(BadRequest, match=WINDOW_VARIABLE):
         chosen_window({WINDOW_VARIABLE: "large"})
