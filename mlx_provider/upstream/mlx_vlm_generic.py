@@ -1,8 +1,8 @@
 """Any mlx-vlm 0.7.10 model, the way its own `generate_step` calls it.
 
-Embeddings of a whole prompt come from `Model.get_input_embeddings`; its other results are
-keyword arguments of the language model's prefill, which aligns them by its cache's offset.
-Decoding gives M-RoPE models every row's position, so that none is taken from the model object.
+Embeddings of a whole prompt, or of one image, come from `Model.get_input_embeddings`; its other
+results are keyword arguments of the language model's prefill, which aligns them by its cache's
+offset. M-RoPE models get every row's position, so that none is taken from the model object.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ..records import LoadOptions, MediaSpan, PrefillChunk
 from . import cpu_functions
 from .attention import route
 from .mlx_vlm import StateCache, load_model, row_cache
+from .mlx_vlm_model import embeddings, pieces
 
 REQUEST_STATE = ("_rope_deltas", "_position_ids")
 """What mlx-vlm's M-RoPE models remember of the last request."""
@@ -74,7 +75,7 @@ def prompt_features(model: Any, inputs: Mapping[str, np.ndarray]) -> dict[str, m
 def make_cache(model: Any) -> list[Any]:
     """A row's cache; M-RoPE models get a last entry that holds the row's rotary delta."""
     entries = row_cache(model.language_model)
-    return [*entries, StateCache(1)] if _rotary(model.language_model) else entries
+    return [*entries, StateCache(1)] if rotary(model) else entries
 
 
 def prefill(model: Any, chunk: PrefillChunk) -> mx.array:
@@ -94,6 +95,45 @@ def prefill(model: Any, chunk: PrefillChunk) -> mx.array:
     return _text(model, chunk, chunk.stop) if _held(chunk) < chunk.stop else logits
 
 
+def prefill_separately(model: Any, chunk: PrefillChunk) -> mx.array:
+    """Append a chunk of text and images that were embedded each by itself; see `prefill`.
+
+    The cache is `row_cache`'s; M-RoPE models take the prompt's positions.
+    """
+    parts = pieces(chunk)
+    ids = mx.array(np.asarray(chunk.prompt.tokens[chunk.start : chunk.stop], np.int32))[None]
+    more: dict[str, Any] = {}
+    if any(part.features is not None for part in parts):
+        more["inputs_embeds"] = embeddings(chunk, parts, lambda text: _text_rows(model, text))
+        more["n_to_process"] = chunk.stop - chunk.start
+    if rotary(model):
+        more |= {"position_ids": _positions(chunk), "rope_deltas": mx.zeros((1, 1), mx.int32)}
+    return _called(model, ids, chunk.cache, more)[0, -1]
+
+
+def decode_separately(
+    model: Any, tokens: mx.array, cache: list[Any], positions: mx.array
+) -> mx.array:
+    """See `decode`; `positions` are rotary ones, and the cache holds none."""
+    more = {}
+    if rotary(model):
+        more["position_ids"] = mx.broadcast_to(positions[None, :, None], (3, positions.size, 1))
+        more["rope_deltas"] = mx.zeros((positions.size, 1), mx.int32)
+    return _called(model, tokens[:, None], cache, more)[:, -1]
+
+
+def _text_rows(model: Any, tokens: mx.array) -> mx.array:
+    rows: mx.array = prompt_features(model, {"input_ids": np.array(tokens)[None]})["inputs_embeds"]
+    return rows[0]
+
+
+def _positions(chunk: PrefillChunk) -> mx.array:
+    length = chunk.stop - chunk.start
+    if chunk.prompt.positions is None:
+        return mx.broadcast_to(mx.arange(chunk.start, chunk.stop)[None, None], (3, 1, length))
+    return mx.array(chunk.prompt.positions[:, None, chunk.start : chunk.stop])
+
+
 def _held(chunk: PrefillChunk) -> int:
     """Tokens in the row's cache; a cache without any attention layer is never ahead."""
     offsets = [int(entry.offset) for entry in chunk.cache if hasattr(entry, "offset")]
@@ -111,7 +151,7 @@ def _media(model: Any, chunk: PrefillChunk, span: MediaSpan, end: int) -> mx.arr
     embedded = more.pop("inputs_embeds")
     if "position_ids" in more:
         more["position_ids"] = more["position_ids"][..., start:end]
-    if _rotary(model.language_model):
+    if rotary(model):
         chunk.cache[-1][0] = more.get("rope_deltas", mx.zeros((1, 1), mx.int32))
     ids = mx.array(np.asarray(chunk.prompt.tokens[start:end], np.int32))[None]
     # a slice: some models scale the embeddings they are given in place (Gemma 3)
@@ -122,7 +162,7 @@ def _media(model: Any, chunk: PrefillChunk, span: MediaSpan, end: int) -> mx.arr
 def decode(model: Any, tokens: mx.array, cache: list[Any], positions: mx.array) -> mx.array:
     """One token of every row; logits (B, vocab). `positions`: tokens before each, (B,)."""
     more = {}
-    if _rotary(model.language_model):
+    if rotary(model):
         at = positions + cache[-1][0].reshape(-1)
         more["position_ids"] = mx.broadcast_to(at[None, :, None], (3, at.size, 1))
     return _logits(model, tokens[:, None], cache, **more)[:, -1]
@@ -130,17 +170,21 @@ def decode(model: Any, tokens: mx.array, cache: list[Any], positions: mx.array) 
 
 def _step(model: Any, ids: mx.array, cache: list[Any], **more: Any) -> mx.array:
     """Tokens of one row; logits (vocab,) after the last."""
-    if _rotary(model.language_model) and cache[-1][0] is None:
+    if rotary(model) and cache[-1][0] is None:
         cache[-1][0] = mx.zeros((1, 1), mx.int32)
     return _logits(model, ids, cache, **more)[0, -1]
 
 
 def _logits(model: Any, ids: mx.array, cache: list[Any], **more: Any) -> mx.array:
-    language, layers = model.language_model, cache
+    if not rotary(model):
+        return _called(model, ids, cache, more)
+    return _called(model, ids, cache[:-1], {"rope_deltas": cache[-1][0]} | more)
+
+
+def _called(model: Any, ids: mx.array, layers: list[Any], more: dict[str, Any]) -> mx.array:
+    """The language model; logits (B, length, vocab)."""
+    language = model.language_model
     _forget(language)
-    if _rotary(language):
-        layers, state = cache[:-1], cache[-1]
-        more.setdefault("rope_deltas", state[0])
     try:
         made = language(ids, cache=layers, **_accepted(language, more))
     finally:
@@ -169,8 +213,9 @@ def _accepted(language: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     return demanded | taken
 
 
-def _rotary(language: Any) -> bool:
-    return hasattr(language, "_rope_deltas")
+def rotary(model: Any) -> bool:
+    """Whether it has M-RoPE: positions in time, height and width."""
+    return hasattr(model.language_model, "_rope_deltas")
 
 
 def _forget(language: Any) -> None:

@@ -24,7 +24,7 @@ def matches(config: Mapping[str, Any]) -> int:
 
 def load(folder: Path, options: LoadOptions) -> LoadedModel:
     """Load a checkpoint folder."""
-    from .model import load_any
+    from .loading import load_any
 
     return load_any(folder, options)
 
@@ -32,4 +32,10 @@ def load(folder: Path, options: LoadOptions) -> LoadedModel:
 @hookimpl
 def mlx_model_families() -> Iterable[ModelFamily]:
     """Everything else that mlx-vlm can see with."""
-    yield ModelFamily("vision", matches, load, serves="Other vision models of mlx-vlm")
+    yield ModelFamily(
+        "vision",
+        matches,
+        load,
+        serves="Qwen2-VL, Qwen2.5-VL and other vision models of mlx-vlm: text and images (where "
+        "images cannot be embedded one by one, which `/v1/models` notes, none is reused)",
+    )

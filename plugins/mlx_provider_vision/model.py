@@ -1,11 +1,10 @@
-"""One loaded mlx-vlm model of a family that has no plugin of its own."""
+"""A loaded mlx-vlm model of which nothing is known: its images belong to one prompt."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -14,7 +13,7 @@ from PIL import Image
 
 from mlx_provider import (
     BadRequest,
-    LoadOptions,
+    Features,
     MediaError,
     MediaItem,
     MediaSpan,
@@ -25,21 +24,14 @@ from mlx_provider import (
     Tokenizer,
 )
 from mlx_provider.upstream import mlx_vlm_generic as upstream
-from mlx_provider.upstream.checkpoint import DEFAULT_CONTEXT, read_json
 from mlx_provider.upstream.hf_tokenizer import HFTokenizer
 from mlx_provider.upstream.hidden_text import Hidden
 from mlx_provider.upstream.mlx_vlm_model import as_image, image_size
 from mlx_provider.upstream.mlx_vlm_prompt import message_ends
-from mlx_provider.upstream.mlx_vlm_tokenizer import load_tokenizer, vision_info
 
 UNKNOWN_PIXELS = 4096 * 4096
 """Bound told to the core; larger images are scaled down to it, the processor then goes by rules of
 its own."""
-
-ESCAPED = (
-    "the model's processor tokenises prompts with images by itself: control tokens in the text of "
-    "users and tools are written with \\u escapes there"
-)
 
 
 @dataclass(frozen=True)
@@ -69,8 +61,8 @@ class AnyVisionModel:
         self.processor = processor
         self.info = info
         self.image_token = token
-        self._image_text = _image_text(processor, chat, token)
-        self.hf_tokenizer = chat.reserving((self._image_text,)).within(info.context_length)
+        self.image_text = image_text(processor, chat, token)
+        self.hf_tokenizer = chat.reserving((self.image_text,)).within(info.context_length)
         self.tokenizer: Tokenizer = self.hf_tokenizer
 
     def prepare(
@@ -94,23 +86,27 @@ class AnyVisionModel:
             tokens = self.hf_tokenizer.tokens(text, hidden)
             ends = message_ends(tokens, self.info.stop_tokens)
             return Prompt(tokens=tokens, text=hidden.reveal(text), spans=[], checkpoints=ends)
-        text = self._with_places(hidden, text, len(media))
+        text = self.with_places(hidden, text, len(media))
         if len(text) > self.info.context_length:
             # in pieces, and no further than it fits: the processor takes any text whole
             self.hf_tokenizer.encode(text, special=False)
-        inputs = OnDemand(lambda: self._inputs(text, media))
+        inputs = OnDemand(lambda: self.processed(text, media))
         ids = inputs()["input_ids"][0]
         tokens = [max(0, int(token)) for token in ids]
-        return Prompt(tokens, text, [_span(ids, inputs, media, self.image_token)])
+        span = _span(ids, inputs, media, self.image_token)
+        # behind the first image nothing can be of use to another prompt
+        ends = message_ends(tokens, self.info.stop_tokens)
+        return Prompt(tokens, text, [span], checkpoints=[e for e in ends if e <= span.start])
 
-    def _inputs(self, text: str, media: Sequence[MediaItem]) -> dict[str, np.ndarray]:
+    def processed(self, text: str, media: Sequence[MediaItem]) -> dict[str, np.ndarray]:
+        """What the model's own processor makes of a text and its images. Raises `MediaError`."""
         images = [Image.fromarray(as_image(item, UNKNOWN_PIXELS)) for item in media]
         try:
             return upstream.model_inputs(self.processor, text, images, self.image_token)
         except (ValueError, TypeError, IndexError) as error:
             raise MediaError(f"the model's processor refused the request: {error}") from error
 
-    def embed(self, span: MediaSpan) -> PromptFeatures:
+    def embed(self, span: MediaSpan) -> Features:
         return PromptFeatures(upstream.prompt_features(self.model, span.inputs()))
 
     def make_cache(self) -> list[Any]:
@@ -122,45 +118,24 @@ class AnyVisionModel:
     def decode(self, tokens: mx.array, cache: list[Any], positions: mx.array) -> mx.array:
         return upstream.decode(self.model, tokens, cache, positions)
 
-    def _with_places(self, hidden: Hidden, text: str, images: int) -> str:
-        """The text, or one with image tokens as text where the template knows no parts."""
-        if text.count(self._image_text) == images:
+    def with_places(self, hidden: Hidden, text: str, images: int) -> str:
+        """The text, or one with image tokens as text where the template knows no parts.
+
+        Raises `BadRequest` where the template has no place for an image.
+        """
+        if text.count(self.image_text) == images:
             return text
-        flat = [_flattened(message, self._image_text) for message in hidden.messages]
+        flat = [_flattened(message, self.image_text) for message in hidden.messages]
         text = self.hf_tokenizer.apply_template(flat, hidden.tools, hidden.variables)
-        if text.count(self._image_text) != images:
+        if text.count(self.image_text) != images:
             raise BadRequest(
-                f"the chat template placed {text.count(self._image_text)} of {images} images",
+                f"the chat template placed {text.count(self.image_text)} of {images} images",
                 param="messages",
             )
         return text
 
 
-def load_any(folder: Path, options: LoadOptions) -> AnyVisionModel:
-    """Load a checkpoint. Raises `UnsupportedModel` for models that do not chat."""
-    model, processor = upstream.load(folder, options)
-    chat = load_tokenizer(folder, options, getattr(processor, "tokenizer", None))
-    text = getattr(model.config, "text_config", model.config)
-    info = vision_info(
-        folder,
-        options,
-        model,
-        chat,
-        media=("image",),
-        pixels=(1, UNKNOWN_PIXELS),
-        default_context=int(getattr(text, "max_position_embeddings", None) or DEFAULT_CONTEXT),
-        notes=(*chat.notes, ESCAPED),
-    )
-    return AnyVisionModel(model, processor, info, chat, _image_token(folder))
-
-
-def _image_token(folder: Path) -> int | None:
-    config = read_json(folder / "config.json")
-    names = ("image_token_index", "image_token_id")
-    return next((int(config[name]) for name in names if config.get(name) is not None), None)
-
-
-def _image_text(processor: Any, chat: HFTokenizer, token: int | None) -> str:
+def image_text(processor: Any, chat: HFTokenizer, token: int | None) -> str:
     """What stands for one image in a rendered prompt."""
     for name in ("boi_token", "image_token"):
         text = getattr(processor, name, None)

@@ -14,10 +14,10 @@ from mlx_provider.engine.request import Request
 from mlx_provider.testing.driver import Alternating, Riding, new_engine, new_request, output_of
 from mlx_provider.testing.tiny_greedy import greedy
 from mlx_provider.testing.tiny_media import tiny_image
-from mlx_provider_vision.model import load_any
+from mlx_provider_vision.loading import load_any
 
 ALL = ["qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "gemma3"]
-GENERIC = ["qwen2_vl", "qwen3_vl", "qwen3_5", "gemma3"]
+GENERIC = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3"]
 TEXT = "The quick brown fox asks the lazy dog what the weather is like in Paris today. "
 COUNT = 8
 

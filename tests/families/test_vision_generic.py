@@ -12,15 +12,22 @@ import numpy as np
 import pytest
 
 from mlx_provider import BadRequest, LoadOptions, MediaError, MediaItem
+from mlx_provider.engine.feature_cache import FeatureCache
+from mlx_provider.engine.prefix_store import PrefixStore
+from mlx_provider.engine.request import Request
+from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from mlx_provider.testing.tiny_greedy import features_of, greedy, start
 from mlx_provider.testing.tiny_media import tiny_image, tiny_video
 from mlx_provider.upstream.mlx_vlm_generic import _accepted
 from mlx_provider_vision import matches
-from mlx_provider_vision.model import load_any
+from mlx_provider_vision.loading import load_any
 
 from .test_vision_parity import COUNT, REQUESTS, check_replay, oracle
 
-MODELS = ["qwen2_vl", "qwen3_vl", "qwen3_5", "gemma3"]
+SEPARATE = ["qwen2_vl", "qwen2_5_vl", "qwen3_5"]
+"""Models whose images are embedded one by one."""
+TOGETHER = ["qwen3_vl", "gemma3"]
+MODELS = [*SEPARATE, *TOGETHER]
 
 
 @pytest.fixture(scope="module")
@@ -78,12 +85,91 @@ def test_typed_image_tokens_are_no_images(load_generic, ask) -> None:
         assert load_generic(name).image_token not in text.tokens
 
 
-def test_features_belong_to_one_prompt(load_generic, ask) -> None:
-    model = load_generic("qwen3_vl")
+@pytest.mark.parametrize("name", TOGETHER)
+def test_features_that_belong_to_one_prompt(name: str, load_generic, ask) -> None:
+    model = load_generic(name)
+    (note,) = model.info.notes
+    assert "prefilled anew at every turn" in note
     one, other = (ask(model, tiny_image(1), text) for text in ("this?", "that?"))
     assert one.spans[0].content_hash != other.spans[0].content_hash
-    assert one.checkpoints == ()
     assert model.embed(one.spans[0]).nbytes > len(one.tokens) * 64 * 4
+
+
+def test_a_system_part_is_of_use_before_any_image(load_generic, ask) -> None:
+    model = load_generic("qwen3_vl")
+    prompt = ask(model, tiny_image(1), "this?", system="You see.")
+    assert [end <= prompt.spans[0].start for end in prompt.checkpoints] == [True]
+
+
+@pytest.mark.parametrize("name", SEPARATE)
+def test_an_image_is_reused_from_turn_to_turn(name: str, load_generic, monkeypatch) -> None:
+    """A chat that grows by an image and a text: all before is in the store, as alone."""
+    model, seen = load_generic(name), []
+    embed = type(model).embed
+    monkeypatch.setattr(
+        type(model), "embed", lambda self, span: seen.append(span.content_hash) or embed(self, span)
+    )
+    engine = new_engine(
+        model, store=PrefixStore(budget=lambda: 2**24), features=FeatureCache(2**20), max_chunk=64
+    )
+    turns: list[dict[str, Any]] = []
+    media: list[MediaItem] = []
+    done: list[Request] = []
+    before = 0
+    for image in (tiny_image(1), tiny_image(3, 128, 96), None, tiny_image(1)):
+        text = {"type": "text", "text": "What is this, and what is it like to be beside it? " * 3}
+        media += [] if image is None else [image]
+        parts = [text] if image is None else [{"type": "image"}, text]
+        turns += [{"role": "user", "content": parts}]
+        prompt = model.prepare(turns, tools=[], media=media, variables={})
+        request = new_request(prompt.tokens, max_tokens=4)
+        request.prompt = prompt
+        engine.submit(request)
+        run(engine)
+        assert request.cached >= before
+        done.append(request)
+        before = prompt.checkpoints[-1] - 1
+        assert before > len(prompt.tokens) - 16
+        turns += [{"role": "assistant", "content": "A circle."}]
+    assert len(seen) == 2, "the vision tower saw each image once"
+    for request in done:
+        assert output_of(request).tokens == greedy(model, request.prompt, 4)
+
+
+def test_an_image_seen_before_is_not_processed_again(load_generic, ask, monkeypatch) -> None:
+    model, worked = load_generic("qwen2_vl"), []
+    original = type(model).processed
+
+    def processed(self: Any, text: str, media: Any) -> Any:
+        worked.append(text)
+        return original(self, text, media)
+
+    monkeypatch.setattr(type(model), "processed", processed)
+    first = ask(model, tiny_image(77), "this?")
+    again = ask(model, "what is", tiny_image(77))
+    assert len(worked) == 1
+    assert again.spans[0].content_hash == first.spans[0].content_hash
+    assert mx.array_equal(model.embed(again.spans[0]).rows, model.embed(first.spans[0]).rows)
+    assert len(worked) == 2, "of the second prompt, once its features are wanted"
+
+
+def test_a_model_that_looks_from_one_image_at_another_is_found_out(
+    folders, ask, monkeypatch
+) -> None:
+    from mlx_vlm.models.qwen2_vl.vision import VisionModel
+
+    original = VisionModel.__call__
+
+    def mixed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        rows = original(self, *args, **kwargs)
+        return rows + 0.1 * rows.mean(axis=0)
+
+    monkeypatch.setattr(VisionModel, "__call__", mixed)
+    model = load_any(folders("qwen2_vl"), LoadOptions())
+    (note,) = model.info.notes
+    assert "depend on what stands beside it" in note
+    prompt = ask(model, tiny_image(1), "and", tiny_image(2))
+    assert len(prompt.spans) == 1
 
 
 @pytest.mark.parametrize("name", MODELS)

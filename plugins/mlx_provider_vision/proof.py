@@ -1,0 +1,85 @@
+"""At load: whether a model's images may be embedded each by itself.
+
+One prompt with two images is computed both ways: as the model's own processor and mlx-vlm do it,
+and from its parts, with a chunk's end inside an image. Tokens, the images' rows and the logits
+must be the same; what keeps a model from it is for its operator to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from mlx_provider import LoadedModel, MediaItem, MLXProviderError, PrefillChunk, Prompt
+from mlx_provider.errors import FAULTS
+
+from .model import AnyVisionModel
+from .separate import SeparateVisionModel
+
+SIZES = ((112, 84), (140, 168))
+"""Height and width of the two images: one with more patches than the other, neither square."""
+TOLERANCE = {"float32": 1e-3, "low": 0.1}
+"""Largest difference, as a share of the largest value."""
+
+
+def problem_of(separate: SeparateVisionModel, together: AnyVisionModel) -> str:
+    """Why `separate` may not serve the model (engine thread); empty: it may."""
+    images = [_image(seed, *size) for seed, size in enumerate(SIZES)]
+    words = [{"type": "text", "text": text} for text in ("What is", "beside", "?")]
+    content = [words[0], {"type": "image"}, words[1], {"type": "image"}, words[2]]
+    asked: dict[str, Any] = {"tools": [], "media": images, "variables": {}}
+    messages = [{"role": "user", "content": content}]
+    try:
+        parts = separate.prepare(messages, **asked)
+        whole = together.prepare(messages, **asked)
+        if list(parts.tokens) != list(whole.tokens):
+            return "its processor writes an image otherwise beside others"
+        return _difference(separate, parts, together, whole)
+    except MLXProviderError as error:
+        return error.message
+    except FAULTS as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _difference(
+    separate: SeparateVisionModel, parts: Prompt, together: AnyVisionModel, whole: Prompt
+) -> str:
+    tolerance = TOLERANCE[together.info.precision]
+    alone = {span.content_hash: separate.embed(span) for span in parts.spans}
+    beside = {span.content_hash: together.embed(span) for span in whole.spans}
+    (embedded,) = (made.arrays["inputs_embeds"][0] for made in beside.values())
+    for span in parts.spans:
+        if _distance(alone[span.content_hash].rows, embedded[span.start : span.end]) > tolerance:
+            return "an image's features depend on what stands beside it"
+    first = parts.spans[0]
+    cuts = ((first.start + first.end) // 2, len(parts.tokens))
+    found = _logits(separate, parts, alone, cuts)
+    if _distance(found, _logits(together, whole, beside, (len(whole.tokens),))) > tolerance:
+        return "its language model reads images otherwise than by their embeddings"
+    return ""
+
+
+def _logits(
+    model: LoadedModel, prompt: Prompt, features: dict[str, Any], ends: Sequence[int]
+) -> mx.array:
+    cache, start, logits = model.make_cache(), 0, mx.zeros(1)
+    for end in ends:
+        logits = model.prefill(PrefillChunk(prompt, start, end, cache, features))
+        start = end
+    return logits
+
+
+def _distance(a: mx.array, b: mx.array) -> float:
+    if a.shape != b.shape:
+        return float("inf")
+    a, b = a.astype(mx.float32), b.astype(mx.float32)
+    found: float = (mx.abs(a - b).max() / mx.maximum(mx.abs(b).max(), 1e-6)).item()  # type: ignore[assignment]
+    return found if found == found else float("inf")
+
+
+def _image(seed: int, height: int, width: int) -> MediaItem:
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return MediaItem.of("image", pixels, f"proof {seed}")

@@ -1,0 +1,154 @@
+"""A model whose images are embedded each by itself, so that any prompt may reuse them."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from mlx_provider import (
+    BadRequest,
+    Features,
+    MediaItem,
+    MediaSpan,
+    PrefillChunk,
+    Prompt,
+    UnsupportedModel,
+)
+from mlx_provider.upstream import mlx_vlm_generic as upstream
+from mlx_provider.upstream.mlx_vlm import row_cache
+from mlx_provider.upstream.mlx_vlm_model import VisionFeatures
+from mlx_provider.upstream.mlx_vlm_prompt import message_ends
+from mlx_provider.upstream.mlx_vlm_qwen import rotary_positions
+
+from .model import AnyVisionModel
+
+Inputs = Mapping[str, np.ndarray]
+KNOWN = 1024
+"""Images whose tokens are remembered."""
+EMBEDDED = {"inputs_embeds", "position_ids", "rope_deltas"}
+"""What the embeddings of a prompt may consist of: rows for its tokens, and positions."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """What one image is in any prompt."""
+
+    tokens: np.ndarray
+    grid: tuple[int, ...]
+    """Patches in time, height and width, where the processor tells."""
+
+
+@dataclass(frozen=True)
+class Alone:
+    """One image of a prompt, as `rotary_positions` and `embed` take it."""
+
+    inputs: Callable[[], Inputs]
+    """What the processor makes of it, computed at the first call."""
+    grid: tuple[int, ...]
+    merge: int
+
+
+class Blocks:
+    """Blocks of images seen before, which need no processor to be placed. Any thread."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, Block] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def of(self, content_hash: str, make: Callable[[], Block]) -> Block:
+        with self._lock:
+            block = self._known.get(content_hash)
+        if block is None:
+            block = make()
+        with self._lock:
+            self._known[content_hash] = block
+            self._known.move_to_end(content_hash)
+            if len(self._known) > KNOWN:
+                self._known.popitem(last=False)
+        return block
+
+
+class SeparateVisionModel(AnyVisionModel):
+    """Every image is a span of its own, known by its content; only for models that `proof`
+    finds to work so."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._blocks = Blocks()
+        self._placeholder = self.hf_tokenizer.fast.token_to_id(self.image_text)
+        vision = getattr(self.model.config, "vision_config", None)
+        self._merge = int(getattr(vision, "spatial_merge_size", None) or 1)
+
+    def prepare(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]],
+        media: Sequence[MediaItem],
+        variables: Mapping[str, Any],
+    ) -> Prompt:
+        """Render messages and put each image's tokens in place of its placeholder.
+
+        Raises `BadRequest` (template, processor) and `MediaError` (video).
+        """
+        text = self.rendered(messages, tools, media, variables)
+        short = self.hf_tokenizer.encode(text, special=False)
+        tokens, spans = self._filled(short, media)
+        positions, delta = (None, 0)
+        if upstream.rotary(self.model):
+            positions, delta = rotary_positions(len(tokens), spans)
+        ends = message_ends(tokens, self.info.stop_tokens)
+        return Prompt(tokens, text, spans, positions, delta, ends)
+
+    def embed(self, span: MediaSpan) -> Features:
+        made = upstream.prompt_features(self.model, span.inputs.inputs())
+        if more := made.keys() - EMBEDDED:
+            raise UnsupportedModel(f"its images are more than embeddings: {', '.join(more)}")
+        return VisionFeatures(made["inputs_embeds"][0])
+
+    def make_cache(self) -> list[Any]:
+        return row_cache(self.model.language_model)
+
+    def prefill(self, chunk: PrefillChunk) -> mx.array:
+        return upstream.prefill_separately(self.model, chunk)
+
+    def decode(self, tokens: mx.array, cache: list[Any], positions: mx.array) -> mx.array:
+        return upstream.decode_separately(self.model, tokens, cache, positions)
+
+    def _filled(
+        self, short: Sequence[int], media: Sequence[MediaItem]
+    ) -> tuple[list[int], list[MediaSpan]]:
+        tokens: list[int] = []
+        spans: list[MediaSpan] = []
+        waiting = iter(media)
+        for token in short:
+            item = next(waiting, None) if token == self._placeholder else None
+            if item is None:
+                tokens.append(token)
+                continue
+            spans.append(self._span(item, len(tokens), tokens))
+        if len(spans) != len(media):
+            raise BadRequest(f"the tokenizer does not keep {self.image_text!r} whole")
+        return tokens, spans
+
+    def _span(self, item: MediaItem, start: int, tokens: list[int]) -> MediaSpan:
+        """Append the image's tokens; its span of them."""
+        inputs = cache(lambda: self.processed(self.image_text, [item]))
+        block = self._blocks.of(item.content_hash, lambda: _block(inputs()))
+        tokens += block.tokens.tolist()
+        key = f"{item.content_hash}:{len(block.tokens)}:{block.grid}"
+        alone = Alone(inputs, block.grid, self._merge)
+        return MediaSpan(start, len(tokens), key, alone, inputs)
+
+
+def _block(inputs: Inputs) -> Block:
+    grids = inputs.get("image_grid_thw")
+    grid = () if grids is None else tuple(int(side) for side in grids[0])
+    return Block(inputs["input_ids"][0].astype(np.int32), grid)
