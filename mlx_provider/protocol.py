@@ -66,6 +66,11 @@ class ModelOptions(_Wire):
     context_length: int | None = Field(None, gt=0)
     kv_bits: Literal[4, 8] | None = None
     kv_group_size: Literal[32, 64, 128] = 64
+    modality: Literal["auto", "text"] = "auto"
+    """`text`: serve a model that sees without the weights that see."""
+    unseen_media: Literal["omit", "refuse"] | None = None
+    """What becomes of images that the model cannot see; `None`: `refuse` where `modality` is
+    `text`, else `omit`."""
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     allow_private_media: bool = False

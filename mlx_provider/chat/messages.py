@@ -7,7 +7,7 @@ result it changes nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,24 +60,37 @@ class _Turn:
         return all(isinstance(part, str) for part in self.parts)
 
 
+@dataclass(frozen=True)
+class Taken:
+    """Kinds of media that reach the model, and what becomes of the others."""
+
+    kinds: frozenset[str]
+    refusal: str = ""
+    """Why they are refused; empty: they are left out, and the model is told so in their place."""
+
+
 def normalise(
     messages: Sequence[Mapping[str, Any]],
     *,
     hoist_system: bool,
+    system_role: bool = True,
     alternate: bool = False,
     tool_media: bool = False,
+    taken: Taken | None = None,
 ) -> Normalised:
     """Messages in canonical form.
 
     hoist_system: the template refuses a system message after the first, so every one moves to
     the front; otherwise a later one becomes user text where it stands, which leaves the prompt
     head, and with it the prefix cache, alone.
-    alternate: the template wants user and assistant to alternate, so turns with media merge
-    into their neighbours too.
+    system_role: the template shows system messages; otherwise they begin the first user message.
+    alternate: the template wants user and assistant to alternate, the user first, so turns with
+    media merge into their neighbours too.
     tool_media: the template shows images inside tool results; otherwise they move to a user
     turn after the results.
+    taken: media that the model takes; `None`: all.
 
-    Raises `BadRequest` that names the part at fault.
+    Raises `BadRequest` that names the part at fault, `MediaError` for media that are refused.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
         raise BadRequest("messages must be a list of messages", param="messages")
@@ -86,54 +99,37 @@ def normalise(
     turns = [turn for i, m in enumerate(messages) if (turn := _read(m, f"messages[{i}]"))]
     if not turns:
         raise BadRequest("messages holds no text; send at least one message", param="messages")
+    turns, warnings = (turns, ()) if taken is None else _taken(turns, taken)
     if not tool_media:
         turns = _move_tool_media(turns)
-    merged = _merge(_place_system(turns, hoist_system), alternate)
+    placed = _place_system(turns, hoist_system)
+    merged = _merge(placed if system_role else _without_system(placed), alternate)
+    if alternate:
+        merged = _user_first(merged)
     media = tuple(p for turn in merged for p in turn.parts if isinstance(p, MediaRef))
-    return Normalised([_write(turn) for turn in merged], media)
+    return Normalised([_write(turn) for turn in merged], media, warnings)
 
 
-def accept_media(normalised: Normalised, kinds: Iterable[str]) -> Normalised:
-    """Hold the media against what the model takes.
+def _taken(turns: Sequence[_Turn], taken: Taken) -> tuple[list[_Turn], tuple[str, ...]]:
+    """The turns with a line of text in place of media that the model does not take.
 
-    Media of another kind in a tool result become a line of text and a warning, because the
-    agent did not choose them; from a user they raise `MediaError` that names the part.
+    An agent's images stay in its history, so one that is refused would end its session.
     """
-    allowed = frozenset(kinds)
-    refused = [ref for ref in normalised.media if ref.kind not in allowed]
-    if not refused:
-        return normalised
-    for ref in refused:
-        if not ref.in_tool_result:
-            raise MediaError(_refusal(ref, allowed), param=ref.path)
-    media = iter(normalised.media)
-    messages = [_omit(message, media, allowed) for message in normalised.messages]
-    warnings = tuple(f"{ref.path}: {ref.kind} omitted, the model cannot see it" for ref in refused)
-    kept = tuple(ref for ref in normalised.media if ref.kind in allowed)
-    return Normalised(messages, kept, normalised.warnings + warnings)
+    parts = [part for turn in turns for part in turn.parts]
+    unseen = [p for p in parts if isinstance(p, MediaRef) and p.kind not in taken.kinds]
+    if unseen and taken.refusal:
+        ref = unseen[0]
+        reason = f"{taken.refusal}; remove the {ref.kind} or use another model"
+        raise MediaError(f"{ref.path}: {reason}", param=ref.path)
+    told = [
+        replace(turn, parts=tuple(_told(part) if part in unseen else part for part in turn.parts))
+        for turn in turns
+    ]
+    return told, tuple(f"{p.path}: {p.kind} omitted, this model cannot take it" for p in unseen)
 
 
-def _refusal(ref: MediaRef, allowed: frozenset[str]) -> str:
-    takes = f"text and {' and '.join(sorted(allowed))}" if allowed else "text only"
-    return f"{ref.path}: this model takes {takes}; remove the {ref.kind} or use another model"
-
-
-def _omit(
-    message: dict[str, Any], media: Iterable[MediaRef], allowed: frozenset[str]
-) -> dict[str, Any]:
-    content = message["content"]
-    if not isinstance(content, list):
-        return message
-    refs = iter(media)
-    parts: list[dict[str, Any]] = []
-    for part in content:
-        ref = None if part["type"] == "text" else next(refs)
-        omitted = ref is not None and ref.kind not in allowed
-        note = f"[{part['type']} omitted: the model cannot see it]"
-        parts.append({"type": "text", "text": note} if omitted else part)
-    if all(part["type"] == "text" for part in parts):
-        return {**message, "content": BLANK_LINE.join(part["text"] for part in parts)}
-    return {**message, "content": parts}
+def _told(part: Part) -> str:
+    return part if isinstance(part, str) else f"[{part.kind} omitted: this model cannot take it]"
 
 
 def _read(message: Mapping[str, Any], path: str) -> _Turn | None:
@@ -190,6 +186,25 @@ def _place_system(turns: list[_Turn], hoist: bool) -> list[_Turn]:
     for turn in head[1:]:
         system = [_join(system[0], turn)]
     return system + rest
+
+
+def _without_system(turns: list[_Turn]) -> list[_Turn]:
+    """The system turn, if there is one, as the beginning of the first user turn."""
+    if turns[0].role != "system":
+        return turns
+    head, *rest = replace(turns[0], role="user"), *turns[1:]
+    if rest and rest[0].role == "user":
+        return [_join(head, rest[0]), *rest[1:]]
+    return [head, *rest]
+
+
+def _user_first(turns: list[_Turn]) -> list[_Turn]:
+    """An assistant that spoke first did so to a user who had said nothing."""
+    at = 1 if turns[0].role == "system" else 0
+    roles = [turn.role for turn in turns[at:]]
+    if roles[:1] == ["assistant"] and "user" in roles:
+        return [*turns[:at], _Turn("user", ("",)), *turns[at:]]
+    return turns
 
 
 def _move_tool_media(turns: list[_Turn]) -> list[_Turn]:

@@ -44,7 +44,11 @@ def _joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, An
     a, b = first["content"], second["content"]
     if isinstance(a, str) and isinstance(b, str):
         return {**first, "content": BLANK_LINE.join(text for text in (a, b) if text)}
-    return {**first, "content": [*_parts(a), *_parts(b)]}
+    head, tail = _parts(a), _parts(b)
+    if head and tail and head[-1]["type"] == tail[0]["type"] == "text":
+        both = BLANK_LINE.join((head.pop()["text"], tail.pop(0)["text"]))
+        head.append({"type": "text", "text": both})
+    return {**first, "content": [*head, *tail]}
 
 
 def _parts(content: Any) -> list[dict[str, Any]]:

@@ -306,7 +306,7 @@ class Models:
 
 
 _LOAD_OPTIONS = {
-    "adapter", "trust_remote_code", "context_length", "kv_bits", "kv_group_size",
+    "adapter", "trust_remote_code", "context_length", "kv_bits", "kv_group_size", "modality",
     "tool_parser", "reasoning_parser", "extra",
 }  # fmt: skip
 """Options that make a model another one; the others belong to the request."""
@@ -318,6 +318,7 @@ def load_options(options: ModelOptions) -> LoadOptions:
         adapter=Path(options.adapter).expanduser() if options.adapter else None,
         trust_remote_code=options.trust_remote_code,
         context_length=options.context_length,
+        modality=options.modality,
         extra=options.extra,
     )
 

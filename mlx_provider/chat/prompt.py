@@ -8,16 +8,16 @@ from functools import partial
 from typing import Any
 
 from ..errors import BadRequest
-from ..protocol import GenerateRequest
-from ..records import MediaItem, Prompt
+from ..protocol import GenerateRequest, ModelOptions
+from ..records import MediaItem, ModelInfo, Prompt
 from .media import load_media
 from .media_policy import MediaPolicy
 from .media_room import MediaClaim
-from .messages import Normalised, accept_media, normalise
+from .messages import Normalised, Taken, normalise
 from .messages_fold import fold_tools, has_tools
 from .models import Served
 
-FOLDED = "the model's chat template knows no tool messages: they are written as text"
+FOLDED = "the model's chat template does not take these tool messages: they are written as text"
 
 
 @dataclass(frozen=True)
@@ -91,13 +91,26 @@ def _continued(served: Served, prompt: Prompt, begun: str) -> Prompt:
 def normalised_messages(served: Served, request: GenerateRequest) -> Normalised:
     """The messages in the form that this model's template takes."""
     info = served.model.info
-    normalised = normalise(
+    return normalise(
         request.messages or [],
         hoist_system=info.hoist_system,
+        system_role=info.system_role,
         alternate=info.alternate,
         tool_media=info.tool_media,
+        taken=taken_media(info, request.options),
     )
-    return accept_media(normalised, info.media)
+
+
+def taken_media(info: ModelInfo, options: ModelOptions) -> Taken:
+    """Kinds of media that the model takes, by its family and by its operator."""
+    as_text = options.modality == "text"
+    kinds = frozenset() if as_text else info.media
+    if (options.unseen_media or ("refuse" if as_text else "omit")) == "omit":
+        return Taken(kinds)
+    if as_text:
+        return Taken(kinds, "the operator serves this model as text only")
+    takes = " and ".join(["text", *sorted(kinds)]) if kinds else "text only"
+    return Taken(kinds, f"this model takes {takes}")
 
 
 def _media(

@@ -34,6 +34,8 @@ class LoadOptions:
     adapter: Path | None = None
     trust_remote_code: bool = False
     context_length: int | None = None
+    modality: Literal["auto", "text"] = "auto"
+    """`text`: leave the weights of other parts than the text model where they are."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     dtype: str | None = None
     """Cast floating weights to this dtype after loading (`float32`, ...); tests use it."""
@@ -73,7 +75,9 @@ class ModelInfo:
     hoist_system: bool = False
     """The template refuses a system message after the first: later ones are hoisted."""
     alternate: bool = False
-    """The template wants user and assistant to take turns."""
+    """The template wants user and assistant to take turns, the user first."""
+    system_role: bool = True
+    """The template shows system messages; otherwise they become the user's text."""
     tool_media: bool = False
     """The template shows images inside tool results."""
     min_pixels: int = 0

@@ -14,6 +14,7 @@ from mlx.utils import tree_flatten
 from ..errors import BadRequest
 from ..plain_file import read_bounded
 from ..records import LoadOptions, ModelInfo, SamplingDefaults
+from .dialect import dialect
 from .hf_tokenizer import HFTokenizer
 
 LARGEST_JSON = 2**25
@@ -59,6 +60,7 @@ def describe(
         "chat_template": tokenizer.chat_template,
         "sampling": sampling_defaults(generation),
         "notes": tokenizer.notes,
+        **dialect(tokenizer),
     }
     return ModelInfo(**(fields | more))
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ..errors import BadRequest, UnsupportedModel
@@ -32,7 +33,8 @@ def load_model(
     """The mlx-vlm model of a checkpoint folder, weights in memory, read once.
 
     Weights that the class does not know by design (an MTP head) are never materialised: the
-    files are mapped lazily and `sanitize` drops them. `patch` is active while loading.
+    files are mapped lazily and `sanitize` drops them. Nor are those of other parts than the text
+    model where `options.modality` is `text`. `patch` is active while loading.
     Raises `UnsupportedModel`, or `BadRequest` (no weights, weights that do not fit the config,
     code that was not allowed).
     """
@@ -59,8 +61,18 @@ def load_model(
         model = _with_adapter(model, options.adapter)
     if options.dtype is not None:
         model.set_dtype(getattr(mx, options.dtype))
+    if options.modality == "text":
+        _drop_other_parts(model)
     mx.eval(model.parameters())
     return model
+
+
+def _drop_other_parts(model: Any) -> None:
+    """As mlx-vlm does itself for a checkpoint that has no weights of a part (utils.py,
+    `_drop_modules_without_weights`)."""
+    for name, part in list(model.items()):
+        if name != "language_model" and isinstance(part, nn.Module):
+            setattr(model, name, None)
 
 
 def _with_adapter(model: Any, adapter: Path) -> Any:

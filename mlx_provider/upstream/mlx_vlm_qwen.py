@@ -278,6 +278,7 @@ def load_qwen(folder: Path, options: LoadOptions) -> QwenVision:
         tokenizer,
         media=("image", "video") if sees else (),
         pixels=(media.images.min_pixels, media.images.max_pixels),
+        image="<|image_pad|>",
     )
     marks = MediaMarks(
         placeholders={

@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import BadRequest, UnsupportedModel
+from ..errors import UnsupportedModel
 from ..records import LoadOptions, ModelInfo
 from .checkpoint import DEFAULT_CONTEXT, context_length, describe, read_json
+from .dialect import refuses_late_system, shows_tool_media
 from .hf_tokenizer import HFTokenizer
 from .mlx_vlm import vocab_size, weights_bytes
 
@@ -39,22 +40,6 @@ def _chat_template(folder: Path, own: Any) -> str | None:
     return own or None
 
 
-def refuses_late_system(tokenizer: HFTokenizer) -> bool:
-    """Whether the template raises for a system message after the first turn."""
-    turns = [("user", "a"), ("assistant", "b"), ("user", "c")]
-    plain = [{"role": role, "content": text} for role, text in turns]
-    late = [*plain[:2], {"role": "system", "content": "d"}, plain[2]]
-
-    def renders(messages: list[dict[str, str]]) -> bool:
-        try:
-            tokenizer.apply_template(messages, [], {})
-        except BadRequest:
-            return False
-        return True
-
-    return renders(plain) and not renders(late)
-
-
 def vision_info(
     folder: Path,
     options: LoadOptions,
@@ -63,11 +48,13 @@ def vision_info(
     *,
     media: tuple[str, ...],
     pixels: tuple[int, int],
+    image: str,
     variant: str = "",
     default_context: int = DEFAULT_CONTEXT,
     notes: tuple[str, ...] | None = None,
 ) -> ModelInfo:
-    """`ModelInfo` of a vision model. `variant`: what besides its files changes its KV.
+    """`ModelInfo` of a vision model. `image`: what its template writes for one; `variant`: what
+    besides its files changes its KV.
 
     `default_context`: the context length where config and operator name none. `notes`: in place
     of the tokenizer's.
@@ -88,6 +75,7 @@ def vision_info(
         min_pixels=pixels[0] if media else 0,
         max_pixels=pixels[1] if media else 0,
         hoist_system=refuses_late_system(tokenizer),
+        tool_media="image" in media and shows_tool_media(tokenizer, image),
         context_length=context,
         notes=tokenizer.notes if notes is None else notes,
     )

@@ -103,6 +103,7 @@ def load_gemma(folder: Path, options: LoadOptions) -> GemmaModel:
         tokenizer,
         media=() if images is None else ("image",),
         pixels=(0, 0) if images is None else (images.pixels, images.pixels),
+        image="<start_of_image>",
         default_context=DEFAULT_CONTEXT,
         variant=window.variant,
     )

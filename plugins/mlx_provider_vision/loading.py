@@ -11,14 +11,16 @@ from mlx_provider.upstream import mlx_vlm_generic as upstream
 from mlx_provider.upstream.checkpoint import DEFAULT_CONTEXT, read_json
 from mlx_provider.upstream.mlx_vlm_tokenizer import load_tokenizer, vision_info
 
-from .model import AnyVisionModel, image_text
+from .model import UNKNOWN_PIXELS, AnyVisionModel, image_text
 from .proof import problem_of
 from .separate import SeparateVisionModel
 
 log = logging.getLogger(__name__)
 
-UNKNOWN_PIXELS = 4096 * 4096
-"""Upper bound told to the core; the processor scales by rules of its own."""
+ESCAPED = (
+    "the model's processor tokenises prompts with images by itself: control tokens in the text of "
+    "users and tools are written with \\u escapes there"
+)
 TOGETHER = "a chat with images is prefilled anew at every turn, from its first image on"
 
 
@@ -43,7 +45,7 @@ def load_any(folder: Path, options: LoadOptions) -> AnyVisionModel:
     problem = problem_of(separate, together) if sees else ""
     if not problem:
         return separate
-    together.info = replace(info, notes=(f"{TOGETHER}: {problem}",))
+    together.info = replace(info, notes=(*info.notes, ESCAPED, f"{TOGETHER}: {problem}"))
     return together
 
 

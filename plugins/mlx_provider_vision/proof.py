@@ -13,8 +13,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlx_provider import LoadedModel, MediaItem, MLXProviderError, PrefillChunk, Prompt
-from mlx_provider.errors import FAULTS
+from mlx_provider import LoadedModel, MediaItem, PrefillChunk, Prompt
+from mlx_provider.isolation import Isolation, told
 
 from .model import AnyVisionModel
 from .separate import SeparateVisionModel
@@ -32,16 +32,14 @@ def problem_of(separate: SeparateVisionModel, together: AnyVisionModel) -> str:
     content = [words[0], {"type": "image"}, words[1], {"type": "image"}, words[2]]
     asked: dict[str, Any] = {"tools": [], "media": images, "variables": {}}
     messages = [{"role": "user", "content": content}]
-    try:
+    problem = ""
+    with Isolation() as tried:
         parts = separate.prepare(messages, **asked)
         whole = together.prepare(messages, **asked)
         if list(parts.tokens) != list(whole.tokens):
             return "its processor writes an image otherwise beside others"
-        return _difference(separate, parts, together, whole)
-    except MLXProviderError as error:
-        return error.message
-    except FAULTS as error:
-        return f"{type(error).__name__}: {error}"
+        problem = _difference(separate, parts, together, whole)
+    return problem if tried.error is None else told(tried.error)
 
 
 def _difference(

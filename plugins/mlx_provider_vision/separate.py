@@ -6,7 +6,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import mlx.core as mx
@@ -17,6 +16,7 @@ from mlx_provider import (
     Features,
     MediaItem,
     MediaSpan,
+    OnDemand,
     PrefillChunk,
     Prompt,
     UnsupportedModel,
@@ -49,8 +49,8 @@ class Block:
 class Alone:
     """One image of a prompt, as `rotary_positions` and `embed` take it."""
 
-    inputs: Callable[[], Inputs]
-    """What the processor makes of it, computed at the first call."""
+    inputs: OnDemand[dict[str, np.ndarray]]
+    """What the processor makes of it."""
     grid: tuple[int, ...]
     merge: int
 
@@ -98,14 +98,14 @@ class SeparateVisionModel(AnyVisionModel):
 
         Raises `BadRequest` (template, processor) and `MediaError` (video).
         """
-        text = self.rendered(messages, tools, media, variables)
-        short = self.hf_tokenizer.encode(text, special=False)
-        tokens, spans = self._filled(short, media)
+        hidden, text = self.hf_tokenizer.rendered(messages, tools, variables)
+        text = self.with_places(hidden, text, len(media))
+        tokens, spans = self._filled(self.hf_tokenizer.tokens(text, hidden), media)
         positions, delta = (None, 0)
         if upstream.rotary(self.model):
             positions, delta = rotary_positions(len(tokens), spans)
         ends = message_ends(tokens, self.info.stop_tokens)
-        return Prompt(tokens, text, spans, positions, delta, ends)
+        return Prompt(tokens, hidden.reveal(text), spans, positions, delta, ends)
 
     def embed(self, span: MediaSpan) -> Features:
         made = upstream.prompt_features(self.model, span.inputs.inputs())
@@ -140,7 +140,7 @@ class SeparateVisionModel(AnyVisionModel):
 
     def _span(self, item: MediaItem, start: int, tokens: list[int]) -> MediaSpan:
         """Append the image's tokens; its span of them."""
-        inputs = cache(lambda: self.processed(self.image_text, [item]))
+        inputs = OnDemand(lambda: self.processed(self.image_text, [item]))
         block = self._blocks.of(item.content_hash, lambda: _block(inputs()))
         tokens += block.tokens.tolist()
         key = f"{item.content_hash}:{len(block.tokens)}:{block.grid}"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlx_provider.chat.messages import Normalised, accept_media, normalise
+from mlx_provider.chat.messages import Normalised, Taken, normalise
 from mlx_provider.errors import BadRequest, MediaError
 
 DATA = Path(__file__).parents[1] / "data" / "chat"
@@ -242,31 +242,84 @@ def test_refusal_names_the_part(messages: Any, param: str) -> None:
     assert param.split("[", maxsplit=1)[0] in refused.value.message
 
 
-def test_text_model_refuses_the_image_of_a_user() -> None:
+def test_media_that_are_refused_are_named() -> None:
+    taken = Taken(frozenset(), "this model takes text only")
     with pytest.raises(MediaError, match=r"messages\[0\]\.content\[1\]: this model takes text"):
-        accept_media(client("05"), ())
+        client("05", taken=taken)
 
 
 def test_no_model_takes_audio() -> None:
     audio = [{"type": "input_audio", "input_audio": {"data": "abc", "format": "wav"}}]
-    done = normalise([{"role": "user", "content": audio}], hoist_system=False)
-    with pytest.raises(MediaError, match="takes text and image and video; remove the audio"):
-        accept_media(done, {"image", "video"})
+    sent = [{"role": "user", "content": audio}]
+    sees = frozenset({"image", "video"})
+    done = normalise(sent, hoist_system=False, taken=Taken(sees))
+    assert done.messages[0]["content"] == "[audio omitted: this model cannot take it]"
+    with pytest.raises(MediaError, match="takes text and image; remove the audio"):
+        normalise(sent, hoist_system=False, taken=Taken(sees, "takes text and image"))
 
 
 @pytest.mark.parametrize("tool_media", [True, False])
-def test_text_model_reads_on_past_the_image_of_a_tool(tool_media: bool) -> None:
-    done = accept_media(client("04", tool_media=tool_media), ())
+@pytest.mark.parametrize("name", ["04", "05"])
+def test_text_model_reads_on_past_images_of_users_and_tools(name: str, tool_media: bool) -> None:
+    seen = client(name, tool_media=tool_media)
+    done = client(name, tool_media=tool_media, taken=Taken(frozenset()))
     assert done.media == ()
-    assert len(done.warnings) == 1
+    assert len(done.warnings) == len(seen.media) > 0
     shown = [m["content"] for m in done.messages]
-    assert any(isinstance(text, str) and "[image omitted" in text for text in shown)
+    assert sum(str(text).count("[image omitted") for text in shown) == len(seen.media)
     assert not any(isinstance(content, list) for content in shown)
+    assert roles(done) == [m["role"] for m in CLIENTS[name]], "nothing moved to another message"
+
+
+def test_only_what_is_not_taken_is_left_out() -> None:
+    frames = {"type": "video_url", "video_url": ["data:,a"]}
+    image = {"type": "image_url", "image_url": {"url": "data:,"}}
+    sent = [{"role": "user", "content": [image, frames, image]}]
+    done = normalise(sent, hoist_system=False, taken=Taken(frozenset({"image"})))
+    kinds = [part["type"] for part in done.messages[0]["content"]]
+    assert kinds == ["image", "text", "image"]
+    assert [ref.path for ref in done.media] == ["messages[0].content[0]", "messages[0].content[2]"]
+    assert done.warnings == ("messages[0].content[1]: video omitted, this model cannot take it",)
 
 
 def test_accepted_media_change_nothing() -> None:
-    done = client("04")
-    assert accept_media(done, {"image"}) is done
+    assert client("04", taken=Taken(frozenset({"image"}))) == client("04")
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
+TURNS: list[tuple[list[tuple[str, Any]], list[tuple[str, Any]]]] = [
+    ([("user", [IMAGE]), ("user", "a")], [("user", [{"type": "image"}, "a"])]),
+    ([("user", "a"), ("user", [IMAGE])], [("user", ["a", {"type": "image"}])]),
+    (
+        [("user", "a"), ("assistant", "b"), ("assistant", "c"), ("user", "d")],
+        [("user", "a"), ("assistant", "b\n\nc"), ("user", "d")],
+    ),
+    ([("system", "s"), ("user", "a")], [("user", "s\n\na")]),
+    ([("system", "s"), ("user", [IMAGE])], [("user", ["s", {"type": "image"}])]),
+    ([("system", "s"), ("user", "a"), ("system", "t")], [("user", "s\n\na\n\nt")]),
+    (
+        [("system", "s"), ("assistant", "b"), ("user", "a")],
+        [("user", "s"), ("assistant", "b"), ("user", "a")],
+    ),
+    ([("assistant", "b"), ("user", "a")], [("user", ""), ("assistant", "b"), ("user", "a")]),
+    ([("system", "s")], [("user", "s")]),
+]
+
+
+@pytest.mark.parametrize(("sent", "expected"), TURNS)
+def test_templates_without_a_system_role_and_with_strict_turns(sent: Any, expected: Any) -> None:
+    options = {"hoist_system": False, "system_role": False, "alternate": True}
+    done = normalise([{"role": r, "content": c} for r, c in sent], **options)
+    shown = [
+        (m["role"], m["content"] if isinstance(m["content"], str) else shortened(m["content"]))
+        for m in done.messages
+    ]
+    assert shown == expected
+    assert normalise(done.messages, **options).messages == done.messages
+
+
+def shortened(parts: list[dict[str, Any]]) -> list[Any]:
+    return [part["text"] if part["type"] == "text" else part for part in parts]
 
 
 texts = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), max_size=12)

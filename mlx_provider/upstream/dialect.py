@@ -1,0 +1,64 @@
+"""What a chat template takes, found by rendering a few short conversations at load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..errors import BadRequest
+from .hf_tokenizer import HFTokenizer
+
+WORD = "Zyzzyva"
+"""Text that no template writes by itself."""
+Message = Mapping[str, Any]
+
+
+def dialect(tokenizer: HFTokenizer) -> dict[str, bool]:
+    """Fields of `ModelInfo` that say what the messages must look like."""
+    return {"alternate": wants_turns(tokenizer), "system_role": has_system_role(tokenizer)}
+
+
+def wants_turns(tokenizer: HFTokenizer) -> bool:
+    """Whether the template raises for two messages of one role after another."""
+    user, reply = _said("user"), _said("assistant")
+    pairs = [([user], [user, user]), ([user, reply, user], [user, reply, reply, user])]
+    return any(
+        _rendered(tokenizer, taken) is not None and _rendered(tokenizer, doubled) is None
+        for taken, doubled in pairs
+    )
+
+
+def has_system_role(tokenizer: HFTokenizer) -> bool:
+    """Whether a system message is shown; some templates raise for it, others drop it."""
+    user = _said("user")
+    if _rendered(tokenizer, [user]) is None:
+        return True
+    return WORD in (_rendered(tokenizer, [{"role": "system", "content": WORD}, user]) or "")
+
+
+def refuses_late_system(tokenizer: HFTokenizer) -> bool:
+    """Whether the template raises for a system message after the first turn."""
+    before, last = [_said("user"), _said("assistant")], _said("user")
+    if _rendered(tokenizer, [*before, last]) is None:
+        return False
+    return _rendered(tokenizer, [*before, _said("system"), last]) is None
+
+
+def shows_tool_media(tokenizer: HFTokenizer, image: str) -> bool:
+    """Whether an image in a tool result is written as `image`, as one of the user's is."""
+    function = {"name": "look", "arguments": {}}
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}
+    parts = [{"type": "text", "text": "b"}, {"type": "image"}]
+    shown = _rendered(tokenizer, [_said("user"), call, {"role": "tool", "content": parts}])
+    return bool(image) and (shown or "").count(image) == 1
+
+
+def _said(role: str) -> Message:
+    return {"role": role, "content": "a"}
+
+
+def _rendered(tokenizer: HFTokenizer, messages: Sequence[Message]) -> str | None:
+    try:
+        return tokenizer.apply_template(messages, [], {})
+    except BadRequest:
+        return None

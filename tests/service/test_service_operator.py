@@ -1,0 +1,115 @@
+"""What the operator decides of a model: what it sees, and what becomes of what it does not."""
+
+from __future__ import annotations
+
+import base64
+import io
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from mlx_provider.errors import BadRequest, MediaError
+from mlx_provider.protocol import ModelOptions
+from mlx_provider.testing.tiny_media import tiny_pixels
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+
+
+def image() -> dict[str, Any]:
+    out = io.BytesIO()
+    Image.fromarray(tiny_pixels(1)).save(out, "PNG")
+    url = "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def history(in_tool: bool) -> list[dict[str, Any]]:
+    """A session with an image in its past."""
+    seen = [{"type": "text", "text": "before"}, image(), {"type": "text", "text": "after"}]
+    if not in_tool:
+        return [{"role": "user", "content": seen}]
+    return [
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "c1", "content": seen},
+    ]
+
+
+@pytest.mark.parametrize("in_tool", [False, True], ids=["user", "tool"])
+def test_an_image_that_cannot_be_seen_is_left_out(qwen: Any, in_tool: bool) -> None:
+    answer = qwen.ask(messages=history(in_tool), max_tokens=4)
+    assert answer.only.reason == "length"
+    path = f"messages[{2 * in_tool}].content[1]"
+    assert answer.warnings == [f"{path}: image omitted, this model cannot take it"]
+    prompt = qwen.prompt_of(messages=history(in_tool))
+    assert "before\n\n[image omitted: this model cannot take it]\n\nafter" in prompt
+
+
+@pytest.mark.parametrize("in_tool", [False, True], ids=["user", "tool"])
+def test_or_refused_if_the_operator_says_so(qwen: Any, in_tool: bool) -> None:
+    options = ModelOptions(unseen_media="refuse")
+    with pytest.raises(MediaError, match="this model takes text only; remove the image") as error:
+        qwen.ask(messages=history(in_tool), options=options)
+    assert error.value.status == 400
+    assert error.value.param == f"messages[{2 * in_tool}].content[1]"
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5", "gemma3", "qwen2_vl"])
+def test_a_model_that_sees_may_be_served_as_text(tiny: Any, family: str) -> None:
+    model, as_text = tiny(family), ModelOptions(modality="text")
+    plain = model.ask("Hello there", max_tokens=6, logprobs=True).only.tokens
+    assert model.ask("Hello there", max_tokens=6, logprobs=True, options=as_text).only.tokens == (
+        plain
+    )
+    for in_tool in (False, True):
+        with pytest.raises(MediaError, match="operator serves this model as text only"):
+            model.ask(messages=history(in_tool), options=as_text)
+    left_out = ModelOptions(modality="text", unseen_media="omit")
+    assert model.ask(messages=history(False), max_tokens=2, options=left_out).warnings
+    whole, bare = (
+        model.service._models.get(model.model, options).status
+        for options in (ModelOptions(), as_text)
+    )
+    assert (whole.vision, bare.vision) == (True, False)
+    assert bare.family == whole.family
+    tower = whole.weights_bytes - bare.weights_bytes
+    assert tower > 10_000
+    assert not model.ask(messages=history(False), max_tokens=2).warnings, "the other one still sees"
+
+
+def test_the_tower_of_a_model_served_as_text_is_not_in_memory(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+
+    model, evaluated = tiny("qwen3_vl", seed=5), []
+    original = mx.eval
+    monkeypatch.setattr(
+        mx, "eval", lambda *a: evaluated.extend(k for k, _ in tree_flatten(list(a))) or original(*a)
+    )
+    model.ask("Hello", max_tokens=1, options=ModelOptions(modality="text"))
+    assert any("language_model" in name for name in evaluated)
+    assert not any("vision_tower" in name for name in evaluated)
+
+
+@pytest.mark.parametrize(
+    ("family", "shape"),
+    [("gpt_oss", {"head_dim": 32}), ("deepseek_v3", {}), ("llama", {"head_dim": 24})],
+    ids=["sinks", "latent attention", "narrow heads"],
+)
+def test_a_quantised_cache_that_a_model_cannot_read(tiny: Any, family: str, shape: Any) -> None:
+    model = tiny(family, **shape)
+    with pytest.raises(BadRequest, match=r"does not run with kv_bits=4.*take kv_bits out") as error:
+        model.ask(options=ModelOptions(kv_bits=4, kv_group_size=32))
+    assert error.value.param == "kv_bits"
+    assert model.ask(max_tokens=2).only.reason == "length"
+
+
+def test_notes_are_where_an_operator_looks(tiny: Any) -> None:
+    from dataclasses import replace
+
+    served = tiny("qwen3").service._models.get(tiny("qwen3").model, ModelOptions())
+    noted = replace(served.model.info, notes=("images are slow",))
+    shown = replace(served, model=replace(served.model, info=noted)).status
+    assert shown.notes == ["images are slow", *served.probe.notes]
