@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from ..errors import MediaError
 from ..records import MediaItem
 from ..records.pixels import LANCZOS, Size, scaled
 from ..upstream.cpu_heap import give_back
+from .media_clip import Clip
 from .media_decode import Picture, fitting, open_picture, rgb_pixels
 from .media_fetch import Source, fetch_all
 from .media_policy import MediaPolicy
@@ -28,6 +29,9 @@ LARGE = 64 * 2**20
 """Bytes of an image's decoding that are worth the time to return them to the system."""
 PIXEL = 3
 """Bytes of a pixel that is kept for the model."""
+
+
+Encoded = Picture | Clip
 
 
 def load_media(
@@ -47,22 +51,41 @@ def load_media(
     policy = policy or MediaPolicy()
     claim = claim or MediaRoom(EngineSettings.media_bytes).claim("")
     sources = [source for ref in refs for source in _sources(ref, policy)]
-    fetched = fetch_all(sources, policy)
-    pictures = [open_picture(data, source.path, policy.max_pixels) for source, data in fetched]
-    _check_total(pictures, policy)
+    clips = {ref.path for ref in refs if ref.kind == "video" and isinstance(ref.source, str)}
+    opened = [_opened(*each, clips, policy) for each in fetch_all(sources, policy)]
+    _check_total(opened, policy)
     most = max_pixels or policy.max_pixels
     claim.take(
-        sum(len(picture.data) for picture in pictures),
-        sum(PIXEL * min(picture.width * picture.height, most) for picture in pictures),
+        sum(len(each.data) for each in opened),
+        PIXEL * sum(_kept(each, policy, most) for each in opened),
     )
-    left = iter(pictures)
+    left = iter(opened)
     return [_item(ref, left, policy, claim) for ref in refs]
 
 
-def _check_total(pictures: Sequence[Picture], policy: MediaPolicy) -> None:
+def _opened(source: Source, data: bytes, clips: Container[str], policy: MediaPolicy) -> Encoded:
+    if source.path in clips:
+        return Clip(data, source.path)
+    return open_picture(data, source.path, policy.max_pixels)
+
+
+def _pixels(encoded: Encoded, policy: MediaPolicy) -> int:
+    """How many it may decode to, at most."""
+    if isinstance(encoded, Clip):
+        return policy.max_clip_pixels
+    return encoded.width * encoded.height
+
+
+def _kept(encoded: Encoded, policy: MediaPolicy, most: int) -> int:
+    """Pixels that are held for the model."""
+    pixels = _pixels(encoded, policy)
+    return pixels if isinstance(encoded, Clip) else min(pixels, most)
+
+
+def _check_total(opened: Sequence[Encoded], policy: MediaPolicy) -> None:
     left = policy.max_total_pixels
-    for picture in pictures:
-        left -= picture.width * picture.height
+    for picture in opened:
+        left -= _pixels(picture, policy)
         if left < 0:
             raise MediaError(
                 f"{picture.path}: the images of this request are too large together; "
@@ -86,17 +109,22 @@ def _sources(ref: MediaRef, policy: MediaPolicy) -> list[Source]:
                 param=ref.path,
             )
         return [Source(url, f"{ref.path}.video[{i}]") for i, url in enumerate(ref.source)]
-    remedy = "send it as a list of frames: {'type': 'video', 'video': [image URLs]}"
-    raise MediaError(f"{ref.path}: this {ref.kind} is not supported; {remedy}", param=ref.path)
+    if ref.kind == "video" and isinstance(ref.source, str):
+        return [Source(ref.source, ref.path)]
+    raise MediaError(f"{ref.path}: {ref.kind} is not supported; send it as text", param=ref.path)
 
 
 def _item(
-    ref: MediaRef, pictures: Iterator[Picture], policy: MediaPolicy, claim: MediaClaim
+    ref: MediaRef, opened: Iterator[Encoded], policy: MediaPolicy, claim: MediaClaim
 ) -> MediaItem:
     low = policy.low_detail_side if ref.detail == "low" else None
+    count = len(ref.source) if isinstance(ref.source, tuple) else 1
+    parts = [next(opened) for _ in range(count)]
+    if isinstance(parts[0], Clip):
+        return _clip(parts[0], policy, claim)
+    frames = [_image(each, claim, low) for each in parts if isinstance(each, Picture)]
     if isinstance(ref.source, str):
-        return replace(_image(next(pictures), claim, low), detail=ref.detail)
-    frames = [_image(next(pictures), claim, low) for _ in ref.source or ()]
+        return replace(frames[0], detail=ref.detail)
     if len({frame.shape for frame in frames}) > 1:
         raise MediaError(f"{ref.path}: the frames of a video must have one size", param=ref.path)
     return MediaItem(
@@ -106,6 +134,14 @@ def _item(
         _digest("video", *(frame.content_hash for frame in frames)),
         ref.detail,
     )
+
+
+def _clip(clip: Clip, policy: MediaPolicy, claim: MediaClaim) -> MediaItem:
+    """Decoded here: only its frames tell how many they are."""
+    need = 2 * PIXEL * policy.max_clip_pixels
+    with claim.room.decoding.ask(need, claim.owner):
+        frames = clip.frames(policy)
+    return MediaItem.of("video", frames, _digest("clip", hashlib.sha256(clip.data).hexdigest()))
 
 
 def _image(picture: Picture, claim: MediaClaim, low: int | None) -> MediaItem:

@@ -21,6 +21,10 @@ class MediaPolicy:
     """Width × height of one image; a family scales what it takes down further itself."""
     max_total_pixels: int = 256_000_000
     max_frames: int = 256
+    max_clip_pixels: int = 32_000_000
+    """Frames × width × height of a video clip; its frames are scaled down to that."""
+    clip_timeout: float = 20.0
+    """Seconds for decoding one clip."""
     timeout: float = 20.0
     """Seconds for all fetches of a request together, from the first byte sent."""
     max_redirects: int = 3

@@ -13,7 +13,7 @@ from .call import encoded
 from .completions import carry_prompts
 from .errors import PROVIDER, LiteLLMErrors
 from .history import check_history
-from .shape import check_shape
+from .shape import check_shape, videos_renamed
 from .unserved import check_served
 
 ADMITTED = ("reasoning_effort", "thinking", "verbosity")
@@ -74,6 +74,7 @@ async def _fit(kwargs: dict[str, Any], call_type: Any) -> None:
     """Refuse what cannot be served; carry what LiteLLM would lose."""
     check_served(call_type)
     if call_type == CallTypes.acompletion:
+        kwargs["messages"] = videos_renamed(kwargs.get("messages"))
         check_shape(kwargs)
     elif call_type == CallTypes.aresponses:
         check_responses(kwargs)

@@ -15,6 +15,27 @@ from pydantic import BaseModel
 from ..errors import BadRequest
 
 
+def videos_renamed(messages: Any) -> Any:
+    """Messages whose `video` parts are `video_url` parts, the one name that LiteLLM lets pass
+    (1.106.2, `validate_chat_completion_user_messages`); anything else is left as it is."""
+    if not isinstance(messages, list):
+        return messages
+    return [_videos_renamed(message) for message in messages]
+
+
+def _videos_renamed(message: Any) -> Any:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(content, list):
+        return message
+    parts = [
+        {"type": "video_url", "video_url": part.get("video")}
+        if isinstance(part, Mapping) and part.get("type") == "video"
+        else part
+        for part in content
+    ]
+    return message if parts == content else {**message, "content": parts}
+
+
 def check_shape(kwargs: Mapping[str, Any]) -> None:
     """Raises `BadRequest` that names the message, part or tool of a wrong type."""
     _check_list(kwargs.get("messages"), "messages")

@@ -1,0 +1,116 @@
+"""Clips: decoded to two frames a second, within bounds, whatever their bytes are."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image
+
+from mlx_provider.chat.media import SeenImages, load_media
+from mlx_provider.chat.media_clip import Clip, container
+from mlx_provider.chat.media_policy import MediaPolicy
+from mlx_provider.chat.messages import normalise
+from mlx_provider.errors import MediaError
+
+SECONDS, FPS = 3, 8
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """Three seconds that grow brighter, by kind of container."""
+    folder, made = tmp_path_factory.mktemp("clips"), {}
+    for kind, code in (("mp4", "mp4v"), ("avi", "MJPG"), ("mkv", "MJPG")):
+        path = Path(folder / f"clip.{kind}")
+        writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*code), FPS, (96, 64))
+        for i in range(SECONDS * FPS):
+            frame = np.full((64, 96, 3), 10 * i, np.uint8)
+            frame[:, :, 0] //= 2  # OpenCV's first colour is blue
+            writer.write(frame)
+        writer.release()
+        made[kind] = path.read_bytes()
+    return made
+
+
+def part(data: bytes, kind: str = "mp4") -> dict[str, Any]:
+    url = f"data:video/{kind};base64," + base64.b64encode(data).decode()
+    return {"type": "video_url", "video_url": {"url": url}}
+
+
+def loaded(part: dict[str, Any], policy: MediaPolicy | None = None) -> Any:
+    done = normalise([{"role": "user", "content": [part]}], hoist_system=False)
+    return load_media(done.media, policy)[0]
+
+
+@pytest.mark.parametrize("kind", ["mp4", "avi", "mkv"])
+def test_two_frames_of_each_second(clips: dict[str, bytes], kind: str) -> None:
+    item = loaded(part(clips[kind], kind))
+    assert (item.kind, item.shape) == ("video", (2 * SECONDS, 64, 96, 3))
+    reds = item.pixels[..., 0].mean(axis=(1, 2))
+    assert np.allclose(reds, 40 * np.arange(2 * SECONDS), atol=6)
+    assert np.allclose(item.pixels[..., 2].mean(axis=(1, 2)), reds / 2, atol=6)
+
+
+def test_a_clip_seen_before_waits_until_its_frames_are_wanted(clips: dict[str, bytes]) -> None:
+    done = normalise([{"role": "user", "content": [part(clips["mp4"])]}], hoist_system=False)
+    seen = SeenImages()
+    first, again = (load_media(done.media, None, seen)[0] for _ in range(2))
+    assert (again.content_hash, again.shape) == (first.content_hash, first.shape)
+    assert "pixels" not in vars(again)
+    assert (again.pixels == first.pixels).all()
+
+
+BOUNDS: list[tuple[dict[str, Any], str]] = [
+    ({"max_frames": 3}, r"longer than 1\.5 s"),
+    ({"max_pixels": 1000}, "96 × 64 pixels, more than 1000"),
+    ({"clip_timeout": 0.01}, r"more than 0\.01 s to decode"),
+    ({"max_bytes": 1000}, "more than 1000"),
+    ({"max_total_pixels": 1000}, "too large together"),
+]
+
+
+@pytest.mark.parametrize(("bound", "reason"), BOUNDS)
+def test_bounds(clips: dict[str, bytes], bound: dict[str, Any], reason: str) -> None:
+    with pytest.raises(MediaError, match=reason) as refused:
+        loaded(part(clips["mp4"]), MediaPolicy(**bound))
+    assert refused.value.param == "messages[0].content[0]"
+
+
+def test_large_frames_are_scaled_down(clips: dict[str, bytes]) -> None:
+    item = loaded(part(clips["mp4"]), MediaPolicy(max_clip_pixels=6 * 32 * 48))
+    assert item.shape == (6, 32, 48, 3)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"no video", b"#EXTM3U\nfile:///etc/passwd\n", b"ffconcat version 1.0\nfile /etc/passwd\n"],
+)
+def test_nothing_but_known_containers_reaches_a_decoder(data: bytes) -> None:
+    assert container(data) == ""
+    with pytest.raises(MediaError, match="no MP4, MOV, WebM, MKV or AVI"):
+        Clip(data, "p").frames(MediaPolicy())
+
+
+def test_what_a_decoder_cannot_read(clips: dict[str, bytes]) -> None:
+    for broken in (clips["mp4"][:600], b"\x00\x00\x00\x18ftypmp42" + bytes(500)):
+        with pytest.raises(MediaError, match="malformed"):
+            Clip(broken, "p").frames(MediaPolicy())
+
+
+def test_the_remedy_in_the_message_works() -> None:
+    with pytest.raises(MediaError) as refused:
+        loaded(part(b"no video"))
+    form = re.search(r"\{.*\}", refused.value.message)
+    assert form is not None
+    out = io.BytesIO()
+    Image.new("RGB", (8, 6), "red").save(out, "PNG")
+    url = "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
+    advised = ast.literal_eval(form[0].replace("[image URLs]", repr([url, url])))
+    assert loaded(advised).shape == (2, 6, 8, 3)
