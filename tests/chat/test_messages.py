@@ -366,14 +366,15 @@ def plain_text(messages: list[dict[str, Any]]) -> str:
 
 
 @settings(max_examples=300)
-@given(turns, st.booleans(), st.booleans(), st.booleans())
-def test_properties(messages: list[Any], hoist: bool, alternate: bool, tool_media: bool) -> None:
+@given(turns, st.tuples(*[st.booleans()] * 4))
+def test_properties(messages: list[Any], template: tuple[bool, ...]) -> None:
     before = copy.deepcopy(messages)
-    options = {"hoist_system": hoist, "alternate": alternate, "tool_media": tool_media}
+    names = ("hoist_system", "alternate", "tool_media", "system_role")
+    options = dict(zip(names, template, strict=True))
     done = normalise(messages, **options)
     assert messages == before
     assert normalise(done.messages, **options).messages == done.messages
-    assert sum(m["role"] == "system" for m in done.messages[1:]) == 0
+    assert sum(m["role"] == "system" for m in done.messages[options["system_role"] :]) == 0
     shown = sum(
         part["type"] == "image"
         for m in done.messages
@@ -390,7 +391,7 @@ def test_properties(messages: list[Any], hoist: bool, alternate: bool, tool_medi
     assert sum(m["role"] == "tool" for m in done.messages) == sum(
         m["role"] == "tool" for m in before
     )
-    if alternate:
+    if options["alternate"]:
         pairs = zip(done.messages, done.messages[1:], strict=False)
         assert not any(a["role"] == b["role"] == "user" for a, b in pairs)
 
