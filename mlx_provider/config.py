@@ -25,6 +25,8 @@ class EngineSettings:
     """Rows that decode together; further requests wait."""
     max_queue: int = 256
     """Requests that may wait; the next one is refused with 429."""
+    model_wait: float = 60.0
+    """Seconds that a request waits for other models to make room; it is refused with 503 then."""
     stall_target: float = 0.1
     """Seconds by which one prefill chunk may delay rows that decode."""
     max_chunk: int = 2048
@@ -107,6 +109,7 @@ _KINDS: dict[str, str] = {
     "memory_limit": "bytes",
     "max_rows": "count",
     "max_queue": "count",
+    "model_wait": "seconds",
     "stall_target": "seconds",
     "max_chunk": "count",
     "output_reserve": "count",

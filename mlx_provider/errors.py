@@ -16,6 +16,8 @@
     ├── EngineUnavailable            503  engine_unavailable
     │   ├── EngineDied               503  engine_died
     │   ├── OtherProtocol            503  other_protocol
+    │   ├── LoadFailed               503  load_failed
+    │   ├── MemoryInUse              503  memory_in_use          (says when to try again)
     │   └── NotInstalled             503  not_installed
     └── PluginError                  500  plugin_error
 
@@ -24,6 +26,7 @@ An error crosses the process border as its `code` and comes back as the same cla
 
 from __future__ import annotations
 
+import copy
 from typing import ClassVar
 
 
@@ -33,11 +36,15 @@ class MLXProviderError(Exception):
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, param: str | None = None, retry_after: float | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         """Name of the request part at fault, where one is."""
+        self.retry_after = retry_after
+        """Seconds after which the same request may succeed, where that can be said."""
 
 
 class BadRequest(MLXProviderError):
@@ -148,6 +155,18 @@ class OtherProtocol(EngineUnavailable):
     code = "other_protocol"
 
 
+class LoadFailed(EngineUnavailable):
+    """A model could not be loaded; the message says by whom and why."""
+
+    code = "load_failed"
+
+
+class MemoryInUse(EngineUnavailable):
+    """Requests for other models hold the memory that this one needs, for the time being."""
+
+    code = "memory_in_use"
+
+
 class NotInstalled(EngineUnavailable):
     """A needed package is missing; the message names the extra to install."""
 
@@ -171,6 +190,23 @@ def error_classes() -> dict[str, type[MLXProviderError]]:
     return found
 
 
-def from_code(code: str, message: str, param: str | None = None) -> MLXProviderError:
+def from_code(
+    code: str, message: str, param: str | None = None, retry_after: float | None = None
+) -> MLXProviderError:
     """The error that `code` names; an unknown code gives the base class."""
-    return error_classes().get(code, MLXProviderError)(message, param=param)
+    cls = error_classes().get(code, MLXProviderError)
+    return cls(message, param=param, retry_after=retry_after)
+
+
+def wrong_option(option: str, message: str) -> BadRequest:
+    """What is wrong with an option that the operator chose for a model."""
+    name = f"model_info.mlx.{option}"
+    return BadRequest(f"{name}: {message}", param=name)
+
+
+def for_another(error: MLXProviderError) -> MLXProviderError:
+    """The same error to be raised in another thread.
+
+    Without the traceback and the causes, whose frames keep alive what the failed call had made.
+    """
+    return copy.copy(error)

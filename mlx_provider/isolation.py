@@ -4,14 +4,39 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import TracebackType
 
 from .errors import MLXProviderError, RequestFailed
 
 
+@dataclass(frozen=True)
+class Fault:
+    """What a block has raised."""
+
+    error: BaseException
+    """Without its frames, which would keep alive what the block had made: caches, weights."""
+    told: str
+    """One line: class, message, and the line of code it came from."""
+    trace: str
+    """The traceback as text, for a log."""
+
+    @property
+    def ours(self) -> bool:
+        """Whether it was raised on purpose."""
+        return isinstance(self.error, MLXProviderError)
+
+    def of_request(self, part: str) -> MLXProviderError:
+        """What a client is told when a part of its request's work failed so."""
+        if isinstance(self.error, MLXProviderError):
+            return self.error
+        return RequestFailed(f"{part} failed: {self.told}")
+
+
 class Isolation:
-    """Holds back whatever its block raises, of any class, and keeps it in `error`.
+    """Holds back whatever its block raises, of any class, and keeps it as `fault`.
 
     `Exception` would not do: a stranger's code may call `sys.exit`, and a panic of a library
     written in Rust (tokenizers, llguidance) is no `Exception`. Ctrl-C passes, which reaches the
@@ -19,15 +44,12 @@ class Isolation:
     """
 
     def __init__(
-        self,
-        failed: Callable[[BaseException], None] | None = None,
-        *,
-        generator: bool = False,
+        self, failed: Callable[[Fault], None] | None = None, *, generator: bool = False
     ) -> None:
-        """`failed` is told of the error, too. `generator`: the block yields, and may be closed."""
-        self.error: BaseException | None = None
-        self._passes = (GeneratorExit,) if generator else ()
+        """`failed` is told of the fault, too. `generator`: the block yields, and may be closed."""
+        self.fault: Fault | None = None
         self._failed = failed
+        self._passes = (GeneratorExit,) if generator else ()
 
     def __enter__(self) -> Isolation:
         return self
@@ -36,38 +58,47 @@ class Isolation:
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
-        traceback: TracebackType | None,
+        frames: TracebackType | None,
     ) -> bool:
         if error is None or _is_ctrl_c(error) or isinstance(error, self._passes):
             return False
-        self.error = error
+        self.fault = _fault(error)
         if self._failed is not None:
-            self._failed(error)
+            self._failed(self.fault)
         return True
 
 
-def told(error: BaseException) -> str:
-    """An error in one line: its class, its message, and the line of code it came from."""
+def _fault(error: BaseException) -> Fault:
     if isinstance(error, MLXProviderError):
-        return f"{type(error).__name__}: {error.message}"
-    return " ".join(f"{type(error).__name__}: {error}{_place(error)}".split())
+        told = f"{type(error).__name__}: {error.message}"
+    else:
+        told = " ".join(f"{type(error).__name__}: {error}{_place(error)}".split())
+    fault = Fault(error, told, "".join(traceback.format_exception(error)))
+    for each in _chain(error):
+        each.__traceback__ = None
+    return fault
 
 
-def error_of_request(part: str, error: BaseException) -> MLXProviderError:
-    """What a client is told when a part of its request's work raised `error`."""
-    if isinstance(error, MLXProviderError):
-        return error
-    return RequestFailed(f"{part} failed: {told(error)}")
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An error and those that it came from."""
+    seen: set[int] = set()
+    todo: list[BaseException | None] = [error]
+    while todo:
+        each = todo.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            todo += [each.__cause__, each.__context__]
+            yield each
 
 
 def _place(error: BaseException) -> str:
     """Where a stranger's code is to be mended: the innermost line outside Python's own library."""
-    place, traceback = "", error.__traceback__
-    while traceback is not None:
-        module = traceback.tb_frame.f_globals.get("__name__", "")
+    place, frame = "", error.__traceback__
+    while frame is not None:
+        module = frame.tb_frame.f_globals.get("__name__", "")
         if module.partition(".")[0] not in sys.stdlib_module_names and module != __name__:
-            place = f" ({module}, line {traceback.tb_lineno})"
-        traceback = traceback.tb_next
+            place = f" ({module}, line {frame.tb_lineno})"
+        frame = frame.tb_next
     return place
 
 

@@ -244,14 +244,22 @@ class ErrorBody(_Wire):
     message: str
     param: str | None = None
     status: int = 500
+    retry_after: float | None = None
+    """Seconds after which the same request may succeed, where that can be said."""
 
     @classmethod
     def of(cls, error: MLXProviderError) -> ErrorBody:
-        return cls(code=error.code, message=error.message, param=error.param, status=error.status)
+        return cls(
+            code=error.code,
+            message=error.message,
+            param=error.param,
+            status=error.status,
+            retry_after=error.retry_after,
+        )
 
     def exception(self) -> MLXProviderError:
         """The error again, as the class that its code names."""
-        return from_code(self.code, self.message, self.param)
+        return from_code(self.code, self.message, self.param, self.retry_after)
 
 
 class Failed(_Wire):

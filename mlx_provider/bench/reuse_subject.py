@@ -44,7 +44,9 @@ class InProcess:
         limits = Limits(s.max_rows, s.max_queue, s.stall_target, s.max_chunk, s.output_reserve)
         self._engine = Engine(
             model,
-            Scheduler(limits, Budget(lambda tokens: tokens, lambda: WIDE, lambda need: None)),
+            Scheduler(
+                limits, Budget(lambda tokens: tokens, lambda: WIDE, lambda need: None, lambda: WIDE)
+            ),
             layout=probe.layout,
             rides=probe.rides,
             make_cache=model.make_cache,

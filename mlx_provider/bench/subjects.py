@@ -76,7 +76,7 @@ class Ours:
         s = settings or EngineSettings()
         found = probe(model, model.make_cache, model.kv_layouts)
         limits = Limits(s.max_rows, 10_000, s.stall_target, s.max_chunk, s.output_reserve)
-        budget = Budget(lambda tokens: tokens, lambda: WIDE, lambda need: None)
+        budget = Budget(lambda tokens: tokens, lambda: WIDE, lambda need: None, lambda: WIDE)
         self.name = f"mlx-provider ({found.layout})"
         self.engine = Engine(
             model,

@@ -51,6 +51,7 @@ class MediaClaim:
 
     def take(self, encoded: int, scaled: int) -> None:
         """Wait for room. Raises `Overloaded` behind too many, else what the wait is ended with."""
+        self.close()  # a prompt that is prepared again begins anew
         self._encoded = encoded
         if self._kept.waiting >= self.room.line:
             raise Overloaded(f"{self.room.line} requests wait for room for their images, the limit")

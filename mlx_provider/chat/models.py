@@ -1,90 +1,78 @@
-"""The models that are loaded, each with its engine; loaded on demand, unloaded for room."""
+"""The models of this process: found by name, loaded on demand, shared by all their aliases."""
 
 from __future__ import annotations
 
 import logging
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, TypeVar
 
 from ..config import EngineSettings
 from ..engine.account import Recorder
 from ..engine.engine import Engine
-from ..engine.feature_cache import FeatureCache
 from ..engine.memory import MemoryProfile, memory_limit
 from ..engine.prefix_disk import DiskTier
 from ..engine.prefix_store import PrefixStore
-from ..engine.probe import Probe, probe
 from ..engine.reuse import Reuse
 from ..engine.scheduler import Budget, Limits, Scheduler
 from ..engine.worker import EngineWorker
-from ..errors import BadRequest, EngineUnavailable, MLXProviderError
+from ..errors import EngineDied, MLXProviderError
 from ..hub import folder_of
-from ..isolation import Isolation, told
+from ..isolation import Isolation
 from ..protocol import ModelOptions, ModelStatus
-from ..records import LoadedModel, LoadOptions, ReasoningParser, ToolParser
+from ..records import ReasoningParser, ToolParser
 from ..registry import PluginRegistry
-from ..upstream import mlx_lm
-from ..upstream.checkpoint import read_json
-from .grammar import GrammarCompiler
+from ..upstream.checkpoint import named_context, read_json
+from .kv_choice import kv_kind, tried
+from .loading import Loading, WeightsKey, told
+from .model_pool import Lease, ModelPool
+from .served import Loaded, Running, Served
+from .weight_account import WeightAccount
 
 log = logging.getLogger(__name__)
 
-Key = tuple[str, str]
+P = TypeVar("P", ToolParser, ReasoningParser)
 ANY_FORMAT = "auto"
 FORCED_FORMAT = "hermes"
 MASK_THREADS = 2
 """Threads that compute grammar masks beside the device's step."""
+ALIASES = 64
+"""Names and choices of options that are remembered for one model."""
 
 
-@dataclass(eq=False)
-class Served:
-    """One loaded model."""
+@dataclass(frozen=True)
+class Use(AbstractContextManager["Use"]):
+    """A request's hold on a model, which stays in memory until `end`."""
 
-    name: str
-    model: LoadedModel
-    engine: Engine
-    probe: Probe
-    family: str
-    plugin: str
-    tool_parser: ToolParser | None
-    reasoning_parser: ReasoningParser | None
-    any_parser: ToolParser | None
-    """Reads calls of a model whose template shows no known format."""
-    forced_parser: ToolParser | None
-    """Format of calls that such a model is made to write."""
-    grammar: GrammarCompiler
-    used: float = field(default_factory=time.monotonic)
-    warmed: bool = False
-    """The operator's warm prompts were sent."""
-    arriving: int = 0
-    """Requests that were let in but have not reached the engine thread."""
+    served: Served
+    _lease: Lease[Loaded]
+    _models: Models
 
-    @property
-    def status(self) -> ModelStatus:
-        info = self.model.info
-        return ModelStatus(
-            model=self.name,
-            family=self.family,
-            plugin=self.plugin,
-            model_type=info.model_type,
-            context_length=info.context_length,
-            kv_layout=self.engine.batch.layout.name,
-            vision="image" in info.media,
-            weights_bytes=info.weights_bytes,
-            tool_parser=self.tool_parser.name if self.tool_parser else None,
-            reasoning_parser=self.reasoning_parser.name if self.reasoning_parser else None,
-            notes=[*info.notes, *self.probe.notes],
-        )
+    def covers(self, rows: int) -> bool:
+        """Whether weights leave so many bytes for the request's rows, and will."""
+        return self._models.pool.covers(self._lease, rows)
+
+    def end(self) -> None:
+        """Idempotent; any thread."""
+        self._lease.release()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.end()
 
 
 class Models:
-    """Finds, loads and unloads. `get` is safe from any thread."""
+    """Safe from any thread, but for what is named otherwise."""
 
     def __init__(
         self,
@@ -95,36 +83,81 @@ class Models:
         beside: Callable[[], int] = lambda: 0,
     ) -> None:
         """`beside`: bytes that requests hold for a while beside their rows (images)."""
+        self._beside = beside
         self._settings = settings
         self._registry = registry
         self._worker = worker
         self._recorder = recorder
-        self._beside = beside
-        self._served: dict[Key, Served] = {}
-        self._loading: dict[Key, threading.Lock] = {}
-        self._lock = threading.Lock()
         self._store: PrefixStore | None = None
         self._mask_pool = ThreadPoolExecutor(MASK_THREADS, thread_name_prefix="mlx-masks")
+        self._own_context: dict[Path, int] = {}
+        """Context lengths of folders that were loaded, by the model's own limit."""
+        self._loading = Loading(
+            registry,
+            worker,
+            feature_bytes=settings.feature_bytes,
+            mask_pool=self._mask_pool,
+            shrink_store=self._shrink_store,
+        )
+        self.pool = ModelPool(
+            WeightAccount(partial(memory_limit, settings.memory_limit)),
+            self._loading.unload,
+            patience=settings.model_wait,
+        )
 
-    def get(self, name: str, options: ModelOptions) -> Served:
-        """The model, loaded if need be (blocks). Raises what finding or loading raises."""
-        key = (name, options.model_dump_json(include=_LOAD_OPTIONS))
-        with self._lock:
-            if key in self._served:
-                return self._touched(self._served[key])
-            loading = self._loading.setdefault(key, threading.Lock())
-        with loading:
-            with self._lock:
-                if key in self._served:
-                    return self._touched(self._served[key])
-            served = self._load(name, options)
-            with self._lock:
-                self._served[key] = served
-            return served
+    def use(
+        self,
+        name: str,
+        options: ModelOptions,
+        *,
+        who: str = "",
+        rows: int = 0,
+        since: float | None = None,
+        deadline: float = inf,
+    ) -> Use:
+        """The model, loaded if need be, and `rows` bytes beside all weights (blocks).
+
+        See `ModelPool.acquire`. Raises what finding or loading raises, `BadRequest` for options
+        that the model cannot have.
+        """
+        self._check_parsers(options)
+        key = self._key(folder_of(name), options)
+        lease = self.pool.acquire(
+            key,
+            partial(self._loading.plan, key, options),
+            who=who,
+            rows=rows,
+            since=since,
+            deadline=deadline,
+        )
+        own = lease.model.info.context_length
+        if key.context_length is None:
+            self._own_context[key.folder] = own
+            if own < (options.context_length or 0):
+                lease.release()
+                return self.use(name, options, who=who, rows=rows, since=since, deadline=deadline)
+        try:
+            return Use(self._served(lease.model, name, options), lease, self)
+        except BaseException:
+            lease.release()
+            raise
+
+    def withdraw(self, who: str) -> None:
+        """Whoever waits for a model by this name has left."""
+        self.pool.withdraw(who)
 
     def all(self) -> list[Served]:
-        with self._lock:
-            return list(self._served.values())
+        """Every name and choice of options under which models in memory were asked for."""
+        return [served for loaded in self.pool.models() for served in list(loaded.served.values())]
+
+    def statuses(self) -> list[ModelStatus]:
+        """Each of them, for people."""
+        found = (served.status for served in self.all())
+        return [status for status in found if status is not None]
+
+    def engines(self) -> list[Running]:
+        """Every engine."""
+        return [each for loaded in self.pool.models() for each in list(loaded.running.values())]
 
     def store_bytes(self) -> int:
         """Bytes that the prefix store holds."""
@@ -143,6 +176,7 @@ class Models:
 
     def close(self) -> None:
         """Write what is queued for the disk, end the threads."""
+        self.pool.close(EngineDied("the engine is shutting down"))
         store = self._store
         if store is not None and self._worker.alive:
             self._worker.call(store.close).result()
@@ -150,97 +184,101 @@ class Models:
 
     def forget(self) -> None:
         """Drop every model (their engine thread is gone)."""
-        with self._lock:
-            self._served.clear()
         self._store = None
+        self.pool.forget()
 
-    def _touched(self, served: Served) -> Served:
-        served.used = time.monotonic()
+    # -- names and options
+
+    def _key(self, folder: Path, options: ModelOptions) -> WeightsKey:
+        """Which weights; a context longer than the model's own may be a matter of its family."""
+        key = WeightsKey.of(folder, options)
+        if options.context_length is None:
+            return key
+        config = read_json(key.folder / "config.json")
+        own = self._own_context.get(key.folder) or named_context(
+            config.get("text_config") or config
+        )
+        longer = own is not None and options.context_length > own
+        return replace(key, context_length=options.context_length) if longer else key
+
+    def _served(self, loaded: Loaded, name: str, options: ModelOptions) -> Served:
+        kind = kv_kind(options)
+        if kind not in loaded.running:
+            self._worker.call(partial(self._start, loaded, kind, options)).result()
+        wanted = (options.context_length, options.tool_parser, options.reasoning_parser)
+        known = loaded.served
+        served = known.get((name, kind, *wanted))
+        if served is None:
+            served = self._view(loaded, name, kind, options)
+            served = known.setdefault((name, kind, *wanted), served)
+            while len(known) > ALIASES:
+                known.pop(next(iter(known)), None)
         return served
 
-    # -- loading
+    def _view(self, loaded: Loaded, name: str, kind: str, options: ModelOptions) -> Served:
+        info = loaded.info
+        tools = self._registry.tool_parsers
+        tool = options.tool_parser or info.tool_parser
+        thought = options.reasoning_parser or info.reasoning_parser
+        template = info.chat_template or ""
+        return Served(
+            name=name,
+            loaded=loaded,
+            kind=kind,
+            info=replace(info, context_length=options.context_length or info.context_length),
+            tool_parser=self._registry.tool_parser(tool)
+            if tool
+            else self._registry.detect_tool_parser(template),
+            reasoning_parser=self._registry.reasoning_parser(thought)
+            if thought
+            else self._registry.detect_reasoning_parser(template),
+            any_parser=tools.get(ANY_FORMAT),
+            forced_parser=tools.get(FORCED_FORMAT),
+        )
 
-    def _load(self, name: str, options: ModelOptions) -> Served:
-        folder = folder_of(name)
-        config = read_json(folder / "config.json")
-        family, plugin = self._registry.family_for(config)
-        self._make_room(folder)
-        began = time.monotonic()
-        load = partial(family.load, folder, load_options(options))
-        with Isolation() as tried:
-            served = self._worker.call(
-                lambda: self._start(name, load(), options, family.name, plugin.name)
-            ).result()
-        if isinstance(tried.error, MLXProviderError):
-            raise tried.error
-        if tried.error is not None:
-            log.error("loading %s", name, exc_info=tried.error)
-            raise EngineUnavailable(
-                f"{name} could not be loaded by family {family.name!r} of plugin {plugin.name}: "
-                f"{told(tried.error)}"
-            )
-        log.info(
-            "loaded %s in %.1f s: family %s, layout %s, %d bytes",
-            name, time.monotonic() - began, family.name, served.probe.layout,
-            served.model.info.weights_bytes,
-        )  # fmt: skip
-        return served
+    def _check_parsers(self, options: ModelOptions) -> None:
+        """Before anything is loaded for the sake of a wrong name."""
+        if options.tool_parser:
+            self._registry.tool_parser(options.tool_parser)
+        if options.reasoning_parser:
+            self._registry.reasoning_parser(options.reasoning_parser)
 
-    def _start(
-        self, name: str, model: LoadedModel, options: ModelOptions, family: str, plugin: str
-    ) -> Served:
-        """Probe the model and start its engine (engine thread)."""
-        make_cache: Any = model.make_cache
-        if options.kv_bits is not None:
-            bits, group = options.kv_bits, options.kv_group_size
-            make_cache = partial(_quantised_cache, model, bits, group)
+    # -- engines (engine thread)
+
+    def _start(self, loaded: Loaded, kind: str, options: ModelOptions) -> None:
+        """Probe the model with one kind of KV cache and start its engine, unless it is there."""
+        problem = None if kind in loaded.running else self._problem(loaded, kind, options)
+        if problem is not None:
+            raise problem
+
+    def _problem(self, loaded: Loaded, kind: str, options: ModelOptions) -> MLXProviderError | None:
+        with Isolation() as trying:
+            loaded.running[kind] = self._running(loaded, kind, options)
+        if trying.fault is None:
+            return None
+        return told(trying.fault, loaded.name, loaded.family, trusted=options.trust_remote_code)
+
+    def _running(self, loaded: Loaded, kind: str, options: ModelOptions) -> Running:
+        model = loaded.model
         chosen = self._settings.kv_layout
-        layouts = model.kv_layouts if chosen == "auto" else (chosen,)
-        found = _probed(model, make_cache, layouts, options)
+        make_cache, found = tried(
+            model, options, model.kv_layouts if chosen == "auto" else (chosen,)
+        )
         for note in (*model.info.notes, *found.notes):
-            log.warning("%s: %s", name, note)
+            log.warning("%s: %s", loaded.name, note)
         engine = Engine(
             model,
-            Scheduler(self._limits(), self._budget(found.memory)),
+            Scheduler(self._limits(), self._budget(loaded, kind, found.memory)),
             layout=found.layout,
             rides=found.rides,
             make_cache=make_cache,
             recorder=self._recorder,
-            reuse=Reuse(self._prefix_store(), model, kv_kind(options), make_cache),
-            features=FeatureCache(self._settings.feature_bytes),
+            reuse=Reuse(self._prefix_store(), model, kind, make_cache),
+            features=loaded.features,
         )
         self._worker.add(engine)
-        template = model.info.chat_template or ""
-        return Served(
-            name=name,
-            model=model,
-            engine=engine,
-            probe=found,
-            family=family,
-            plugin=plugin,
-            tool_parser=self._tool_parser(options.tool_parser or model.info.tool_parser, template),
-            reasoning_parser=self._reasoning_parser(
-                options.reasoning_parser or model.info.reasoning_parser, template
-            ),
-            any_parser=self._registry.tool_parsers.get(ANY_FORMAT),
-            forced_parser=self._registry.tool_parsers.get(FORCED_FORMAT),
-            grammar=GrammarCompiler(
-                model.tokenizer.fast,
-                model.info.stop_tokens,
-                model.info.vocab_size,
-                pool=self._mask_pool,
-            ),
-        )
-
-    def _tool_parser(self, name: str | None, template: str) -> ToolParser | None:
-        if name is None:
-            return self._registry.detect_tool_parser(template)
-        return self._registry.tool_parser(name)
-
-    def _reasoning_parser(self, name: str | None, template: str) -> ReasoningParser | None:
-        if name is None:
-            return self._registry.detect_reasoning_parser(template)
-        return self._registry.reasoning_parser(name)
+        log.info("%s runs with layout %s%s", loaded.name, found.layout, kind and f", KV in {kind}")
+        return Running(engine, found)
 
     # -- memory
 
@@ -248,8 +286,36 @@ class Models:
         s = self._settings
         return Limits(s.max_rows, s.max_queue, s.stall_target, s.max_chunk, s.output_reserve)
 
-    def _budget(self, memory: MemoryProfile) -> Budget:
-        return Budget(memory.row_bytes, self._available, self._reclaim, self._beside)
+    def _budget(self, loaded: Loaded, kind: str, memory: MemoryProfile) -> Budget:
+        return Budget(
+            row_bytes=memory.row_bytes,
+            available=partial(self._available, loaded, kind),
+            reclaim=partial(self._reclaim, loaded, kind),
+            alone=partial(self.pool.alone, loaded.key),
+            others_go_on=partial(self.pool.others_go_on, loaded.key),
+            beside=self._beside,
+        )
+
+    def _live(self, apart: Running | None = None) -> int:
+        """Bytes set aside for rows, of all engines or of all others."""
+        return sum(e.engine.scheduler.live_bytes for e in self.engines() if e is not apart)
+
+    def _available(self, loaded: Loaded, kind: str) -> int:
+        """Bytes for rows of one engine: what weights and the rows of others leave."""
+        return self.pool.free - self._live(apart=loaded.running.get(kind))
+
+    def _reclaim(self, loaded: Loaded, kind: str, need: int) -> None:
+        """Unload idle models, then shrink the store, so that rows may hold `need` bytes."""
+        own = loaded.running[kind]
+        live = own.engine.scheduler.live_bytes
+        stuck = need <= live or not live  # rows have outgrown their room, or none can begin
+        leaving = self.pool.make_way(loaded.key, need, self._live(apart=own), stuck=stuck)
+        for resident, model in leaving:
+            self._loading.unload_here(model)
+            self.pool.left(resident)
+        left = self._available(loaded, kind) - need
+        if left >= 0:
+            self._evict(left)
 
     def _prefix_store(self) -> PrefixStore:
         """The one store of this process, made on the engine thread that will own it."""
@@ -260,92 +326,14 @@ class Models:
         return self._store
 
     def _store_budget(self) -> int:
-        """Bytes that live rows leave to the prefix store."""
-        live = sum(s.engine.scheduler.live_bytes for s in self.all())
-        left = max(0, self._available() - live - self._beside())
+        """Bytes that weights and live rows leave to the prefix store."""
+        left = max(0, self.pool.free - self._live() - self._beside())
         chosen = self._settings.prefix_bytes
         return left if chosen is None else min(left, chosen)
 
-    def _reclaim(self, need: int) -> None:
-        """Shrink the store so that live rows may hold `need` bytes."""
-        if self._store is not None:
-            freed = self._store.evict_to(max(0, self._available() - need))
-            if freed:
-                self._recorder.evicted(1)
+    def _shrink_store(self) -> None:
+        self._evict(self._store_budget())
 
-    def _available(self) -> int:
-        """Bytes for live rows: the limit less the weights of every model."""
-        weights = sum(s.model.info.weights_bytes for s in self.all())
-        return memory_limit(self._settings.memory_limit) - weights
-
-    def _make_room(self, folder: Path) -> None:
-        """Unload the longest unused idle models until the new weights fit.
-
-        Raises `EngineUnavailable` with the numbers when they cannot.
-        """
-        need = sum(p.stat().st_size for p in folder.glob("*.safetensors"))
-        limit = memory_limit(self._settings.memory_limit)
-        if need > limit:
-            raise EngineUnavailable(
-                f"{folder.name} has {need} bytes of weights; the memory limit is {limit}"
-            )
-        while need > self._available():
-            idle = [s for s in self.all() if s.engine.idle and not s.arriving]
-            if not idle:
-                raise EngineUnavailable(
-                    f"{folder.name} needs {need} bytes, {max(0, self._available())} are free, "
-                    "and every loaded model is in use"
-                )
-            self._unload(min(idle, key=lambda s: s.used))
-
-    def _unload(self, served: Served) -> None:
-        log.info("unloading %s to make room", served.name)
-        with self._lock:
-            self._served = {k: s for k, s in self._served.items() if s is not served}
-        self._worker.call(lambda: self._worker.remove(served.engine)).result()
-
-
-_LOAD_OPTIONS = {
-    "adapter", "trust_remote_code", "context_length", "kv_bits", "kv_group_size", "modality",
-    "tool_parser", "reasoning_parser", "extra",
-}  # fmt: skip
-"""Options that make a model another one; the others belong to the request."""
-
-
-def load_options(options: ModelOptions) -> LoadOptions:
-    """The operator's options as a family takes them."""
-    return LoadOptions(
-        adapter=Path(options.adapter).expanduser() if options.adapter else None,
-        trust_remote_code=options.trust_remote_code,
-        context_length=options.context_length,
-        modality=options.modality,
-        extra=options.extra,
-    )
-
-
-def kv_kind(options: ModelOptions) -> str:
-    """How the KV cache is kept, for the prefix store's key."""
-    return f"{options.kv_bits} bits of {options.kv_group_size}" if options.kv_bits else ""
-
-
-def _probed(
-    model: LoadedModel, make_cache: Callable[[], list[Any]], layouts: Sequence[str], o: ModelOptions
-) -> Probe:
-    """Raises `BadRequest` where the model's attention cannot read a quantised cache.
-
-    Sinks and latent attention cannot; others want heads that a group divides.
-    """
-    with Isolation() as tried:
-        return probe(model, make_cache, layouts)
-    if tried.error is None or o.kv_bits is None:
-        raise tried.error or EngineUnavailable("the probe has no result")
-    raise BadRequest(
-        f"this model does not run with kv_bits={o.kv_bits} and kv_group_size="
-        f"{o.kv_group_size} ({tried.error}); take kv_bits out of its model_info, or choose a "
-        "kv_group_size that divides the size of its heads",
-        param="kv_bits",
-    )
-
-
-def _quantised_cache(model: LoadedModel, bits: int, group_size: int) -> list[Any]:
-    return mlx_lm.quantised(model.make_cache(), bits, group_size)
+    def _evict(self, to: int) -> None:
+        if self._store is not None and self._store.evict_to(to):
+            self._recorder.evicted(1)

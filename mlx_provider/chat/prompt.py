@@ -15,7 +15,7 @@ from .media_policy import MediaPolicy
 from .media_room import MediaClaim
 from .messages import Normalised, Taken, normalise
 from .messages_fold import fold_tools, has_tools
-from .models import Served
+from .served import Served
 
 FOLDED = "the model's chat template does not take these tool messages: they are written as text"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ..isolation import Isolation, told
+from ..isolation import Isolation
 from ..records.blocks import read_block, scan_block
 from ..records.parsing import ReasoningParser, ToolParser, Tools, Whole
 from ..records.reading import Emit, NotACall, Reading, TextEnded, TextReader
@@ -44,9 +44,9 @@ def _whole(
     """What a parser that fails leaves unread is content."""
     with Isolation(generator=True) as isolation:
         yield from read(reader, tools)
-    if isolation.error is None:
+    if isolation.fault is None:
         return
-    note(f"{parser} failed: {told(isolation.error)}")
+    note(f"{parser} failed: {isolation.fault.told}")
     reader.give_up()
     reader.answer()
     yield from reader.pass_until((), reader.content)
@@ -266,8 +266,8 @@ class _Marked:
                 yield from scan
             except (NotACall, TextEnded) as found:
                 failure = found
-        if isolation.error is not None:
-            self.note(f"tool parser {self.parser.name!r} failed: {told(isolation.error)}")
-            failure = NotACall(told(isolation.error))
+        if isolation.fault is not None:
+            self.note(f"tool parser {self.parser.name!r} failed: {isolation.fault.told}")
+            failure = NotACall(isolation.fault.told)
         if failure is not None:
             raise failure

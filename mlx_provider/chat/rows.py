@@ -5,8 +5,8 @@ from __future__ import annotations
 from ..engine.detokenizer import Detokenizer, marker_tokens
 from ..engine.request import Request, Row, RowConstraint
 from ..protocol import GenerateRequest
-from .models import Served
 from .reply import Reply
+from .served import Served
 from .structure import Form, ThinkingBudget
 
 

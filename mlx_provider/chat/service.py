@@ -8,9 +8,11 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
+from math import inf
 from os import getpid
 from typing import Any
 
@@ -21,7 +23,7 @@ from ..engine.ledger import Post
 from ..engine.request import Request, SamplingParams
 from ..engine.worker import EngineWorker
 from ..errors import EngineDied, MLXProviderError, RequestFailed
-from ..isolation import Isolation, error_of_request
+from ..isolation import Fault, Isolation
 from ..mailbox import Mailbox
 from ..metrics import EngineMetrics
 from ..protocol import (
@@ -40,9 +42,10 @@ from ..upstream import blas
 from .grants import Grants, namespace, read_grants
 from .interface import Deliver, deliver_now
 from .media_room import MediaClaim, MediaRoom
-from .models import Models, Served
-from .prompt import prepare, prompt_text
+from .models import Models, Use
+from .prompt import Prepared, prepare, prompt_text
 from .rows import make_row
+from .served import Running, Served
 from .structure import Form, form_of
 from .validate import checked, room_for
 
@@ -52,7 +55,17 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class _Live:
     request: Request
-    served: Served
+    use: Use
+    running: Running
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A request that may be queued, and what its client is told."""
+
+    request: Request
+    prepared: Prepared
+    form: Form
 
 
 class ChatService:
@@ -90,43 +103,84 @@ class ChatService:
         with Isolation() as trying:
             return self._accepted(request, mailbox, claim)
         claim.close()
-        raise _refused(request, trying.error)
+        raise _refused(request, trying.fault)
 
     def _accepted(self, request: GenerateRequest, mailbox: Mailbox, claim: MediaClaim) -> Accepted:
         arrived = time.monotonic()
         request = self._grants.admitted(request)
-        served = self._models.get(request.model, request.options)
-        if request.options.warm and not served.warmed:
-            served.warmed = True
-            self._warm(request)
-        prepared = prepare(served, request, claim)
-        checked(request, prepared.prompt, served.model.info)
-        form = form_of(served, request, prepared.prompt.text)
-        live = self._request(request, prepared.prompt, form, served, mailbox, arrived)
-        self._enter(live, served, claim)
+        with ExitStack() as until_entered:
+            use, ready = self._ready(request, mailbox, arrived, claim, until_entered)
+            self._warm(request, use.served)
+            self._enter(ready.request, use, claim)
+            until_entered.pop_all()
         return Accepted(
             id=request.id,
             model=request.model,
-            prompt_tokens=len(prepared.prompt.tokens),
-            max_tokens=live.max_tokens,
-            context_length=served.model.info.context_length,
-            echo=prompt_text(served, prepared.prompt) if request.echo else "",
+            prompt_tokens=len(ready.prepared.prompt.tokens),
+            max_tokens=ready.request.max_tokens,
+            context_length=use.served.info.context_length,
+            echo=prompt_text(use.served, ready.prepared.prompt) if request.echo else "",
             warnings=[
-                *prepared.warnings,
-                *form.warnings,
+                *ready.prepared.warnings,
+                *ready.form.warnings,
                 *(f"{name} has no effect" for name in request.ignored),
             ],
         )
+
+    def _ready(
+        self,
+        wire: GenerateRequest,
+        mailbox: Mailbox,
+        arrived: float,
+        claim: MediaClaim,
+        held: ExitStack,
+    ) -> tuple[Use, _Ready]:
+        """The request and its model, held in memory with room for the request's rows.
+
+        What its rows need is known once the prompt is rendered, for which the model must be here.
+        Where other models leave no such room, the request stands in line without holding any.
+        """
+        deadline = arrived + wire.timeout if wire.timeout else inf
+        find = partial(
+            self._models.use, wire.model, wire.options,
+            who=wire.id, since=arrived, deadline=deadline,
+        )  # fmt: skip
+        use = held.enter_context(find())
+        ready = self._prepared(wire, mailbox, arrived, use, claim)
+        while not use.covers(need := self._need(ready.request, use)):
+            served = use.served
+            use.end()
+            use = held.enter_context(find(rows=need))
+            if use.served is not served:
+                ready = self._prepared(wire, mailbox, arrived, use, claim)
+        return use, ready
+
+    def _prepared(
+        self, wire: GenerateRequest, mailbox: Mailbox, arrived: float, use: Use, claim: MediaClaim
+    ) -> _Ready:
+        served = use.served
+        prepared = prepare(served, wire, claim)
+        checked(wire, prepared.prompt, served.info)
+        form = form_of(served, wire, prepared.prompt.text)
+        request = self._request(wire, prepared.prompt, form, use, mailbox, arrived)
+        return _Ready(request, prepared, form)
+
+    def _need(self, request: Request, use: Use) -> int:
+        """Bytes for its rows. Raises `BadRequest` for more than there can be, `Overloaded`."""
+        running = use.served.running
+        running.engine.scheduler.check(request, running.arriving)
+        return running.engine.scheduler.reservation(request.rows)
 
     def cancel(self, request_id: str) -> None:
         self._media.refuse(RequestFailed("the request was cancelled"), request_id)
         with self._lock:
             live = self._live.get(request_id)
-        if live is not None and self._worker.alive:
-            self._call(partial(live.served.engine.cancel, live.request))
+        if live is None:
+            self._models.withdraw(request_id)
+        elif self._worker.alive:
+            self._call(partial(live.running.engine.cancel, live.request))
 
     def health(self) -> Health:
-        served = self._models.all()
         self._record_state()
         return Health(
             ok=self._worker.alive,
@@ -134,7 +188,7 @@ class ChatService:
             pid=getpid(),
             device=device_name(),
             blas=blas.active(),
-            models=[s.status for s in served],
+            models=self._models.statuses(),
             queued=self._queued(),
             running=self._running(),
             active_memory=mx.get_active_memory(),
@@ -157,13 +211,16 @@ class ChatService:
             lives = list(self._live.values())
         for live in lives:
             if self._worker.alive:
-                self._call(partial(live.served.engine.fail, live.request, error))
+                self._call(partial(live.running.engine.fail, live.request, error))
         self._models.close()
         self._worker.close()
         self._died(error)
 
-    def _warm(self, first: GenerateRequest) -> None:
-        """Queue the operator's warm prompts, so that their prefixes are in the store."""
+    def _warm(self, first: GenerateRequest, served: Served) -> None:
+        """Queue the operator's warm prompts once, so that their prefixes are in the store."""
+        if served.warmed:
+            return
+        served.warmed = True
         for request in warm_requests(first):
             try:
                 self.submit(request, Mailbox())
@@ -177,11 +234,11 @@ class ChatService:
         wire: GenerateRequest,
         prompt: Prompt,
         form: Form,
-        served: Served,
+        use: Use,
         mailbox: Mailbox,
         arrived: float,
     ) -> Request:
-        info = served.model.info
+        served, info = use.served, use.served.info
         request = Request(
             id=wire.id,
             prompt=prompt,
@@ -199,21 +256,30 @@ class ChatService:
         request.rows = [make_row(request, i, wire, form, served) for i in range(wire.n)]
         return request
 
-    def _enter(self, request: Request, served: Served, claim: MediaClaim) -> None:
+    def _enter(self, request: Request, use: Use, claim: MediaClaim) -> None:
         """Let a request in, or refuse it; never waits for the engine thread."""
+        running = use.served.running
         with self._lock:
-            served.engine.scheduler.check(request, served.arriving)
-            served.arriving += 1
-            self._live[request.id] = _Live(request, served)
+            running.engine.scheduler.check(request, running.arriving)
+            running.arriving += 1
+            self._live[request.id] = _Live(request, use, running)
             self._by_mailbox[id(request.mailbox)] = request.id
             if claim.used:
                 self._claims[id(request.mailbox)] = claim
-        self._call(partial(self._arrive, request, served))
+        try:
+            self._call(partial(self._arrive, request, running))
+        except MLXProviderError:
+            self._left([request.mailbox])
+            raise
 
-    def _arrive(self, request: Request, served: Served) -> None:
+    def _arrive(self, request: Request, running: Running) -> None:
         with self._lock:
-            served.arriving -= 1
-        served.engine.submit(request)
+            running.arriving -= 1
+        if self._worker.steps(running.engine):
+            running.engine.submit(request)
+        else:
+            error = EngineDied("the engine thread died before the request reached it")
+            self._take([(request.mailbox, [Failed(error=ErrorBody.of(error))])])
 
     # -- from the engine thread
 
@@ -224,10 +290,16 @@ class ChatService:
         ended = [mailbox for mailbox, events in posts if isinstance(events[-1], Done | Failed)]
         self._let_go([mailbox for mailbox, _ in posts if mailbox.ended and mailbox not in ended])
         if ended:
-            with self._lock:
-                for mailbox in ended:
-                    name = self._by_mailbox.pop(id(mailbox), None)
-                    self._live.pop(name or "", None)
+            self._left(ended)
+
+    def _left(self, mailboxes: list[Mailbox]) -> None:
+        """Requests have ended: their models may leave, too."""
+        with self._lock:
+            names = [self._by_mailbox.pop(id(mailbox), "") for mailbox in mailboxes]
+            lives = [self._live.pop(name, None) for name in names]
+        for live in lives:
+            if live is not None:
+                live.use.end()
 
     def _let_go(self, closed: list[Mailbox]) -> None:
         """Cancel what would be written into mailboxes that take nothing more."""
@@ -235,7 +307,7 @@ class ChatService:
             with self._lock:
                 live = self._live.get(self._by_mailbox.get(id(mailbox), ""))
             if live is not None:
-                live.served.engine.cancel(live.request)
+                live.running.engine.cancel(live.request)
 
     def _free_media(self, posts: list[Post]) -> None:
         """A request's first event is the end of its prefill."""
@@ -258,6 +330,7 @@ class ChatService:
         self._models.forget()
         failed = Failed(error=ErrorBody.of(error))
         for live in lives:
+            live.use.end()
             self._recorder.request_failed(error.code)
             self._deliver([(live.request.mailbox, [failed])])
 
@@ -267,10 +340,10 @@ class ChatService:
         self._worker.call(function).add_done_callback(_log_failure)
 
     def _queued(self) -> int:
-        return sum(s.engine.scheduler.queued + s.arriving for s in self._models.all())
+        return sum(e.engine.scheduler.queued + e.arriving for e in self._models.engines())
 
     def _running(self) -> int:
-        return sum(s.engine.scheduler.active_rows for s in self._models.all())
+        return sum(e.engine.scheduler.active_rows for e in self._models.engines())
 
     def _record_state(self) -> None:
         self._recorder.set_state(
@@ -281,14 +354,16 @@ class ChatService:
         )
 
 
-def _refused(request: GenerateRequest, error: BaseException | None) -> MLXProviderError:
+def _refused(request: GenerateRequest, fault: Fault | None) -> MLXProviderError:
     """The error that the client gets, also for what a template, parser or grammar raised."""
-    told = error_of_request("its preparation", error or MLXProviderError("no error"))
-    unforeseen = None if error is told else error
-    level = logging.INFO if unforeseen is None else logging.ERROR
+    if fault is None:
+        return EngineDied("the engine is shutting down")
+    told = fault.of_request("its preparation")
     log.log(
-        level, "request %s of %.200s refused: %s %s: %.2000s",
-        request.id, request.model, told.status, told.code, told.message, exc_info=unforeseen,
+        logging.INFO if fault.ours else logging.ERROR,
+        "request %s of %.200s refused: %s %s: %.2000s%s",
+        request.id, request.model, told.status, told.code, told.message,
+        "" if fault.ours else f"\n{fault.trace}",
     )  # fmt: skip
     return told
 

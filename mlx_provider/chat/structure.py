@@ -18,8 +18,8 @@ from .grammar_thoughts import Thoughts
 
 if TYPE_CHECKING:
     from .grammar import Structure
-    from .models import Served
     from .reply import Reply
+    from .served import Served
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..isolation import Isolation
+from ..isolation import Fault, Isolation
 from ..records import LoadedModel
 from .kv_layout import Layout, Pass
 from .kv_rider import Rider
@@ -30,8 +30,8 @@ class Forward:
 
     rows: list[Row]
     logits: mx.array | None
-    failed: list[tuple[list[Row], BaseException]]
-    """Rows whose pass failed, with its error; their caches are spoilt."""
+    failed: list[tuple[list[Row], Fault]]
+    """Rows whose pass failed, with what it raised; their caches are spoilt."""
     rider_logits: mx.array | None = None
     """(vocab,) after the rider's last token; `None`: it did not come along, or failed."""
 
@@ -90,8 +90,8 @@ class DecodeBatch:
             with Isolation() as tried:
                 out = self._decode(each, _of(each.rows, owners, tokens))
                 mx.async_eval(out)  # type: ignore[no-untyped-call]
-            if tried.error is not None:
-                failed.append((list(each.rows), tried.error))
+            if tried.fault is not None:
+                failed.append((list(each.rows), tried.fault))
                 continue
             rows.extend(each.rows)
             if each.rider is not None:

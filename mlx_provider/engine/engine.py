@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import MLXProviderError, RequestTimedOut
-from ..isolation import Isolation, error_of_request
+from ..isolation import Fault, Isolation
 from ..protocol import Event, Finish, FinishReason
 from ..records import LoadedModel, MediaSpan, PrefillChunk, Prompt
 from .account import Recorder
@@ -169,12 +169,13 @@ class Engine:
             self.scheduler.step_time.measured(now - before, rode)
 
     def _make_room(self) -> None:
-        """Rows that have outgrown the memory: the youngest waits, a last one ends."""
+        """Rows that have outgrown the memory: the youngest waits; what could not go on ends."""
         row = self.scheduler.overflowing()
         while row is not None:
-            if self.scheduler.active_rows == 1:
+            if not self.scheduler.may_wait(row):
                 self._finish(row, "length")
-                return
+                row = self.scheduler.overflowing()
+                continue
             self._keep(row.request, [row])
             self.batch.drop([row])
             self.scheduler.preempt(row)
@@ -188,9 +189,9 @@ class Engine:
         self._spoilt = {id(row) for rows, _ in forward.failed for row in rows}
         with Isolation() as reading:
             read = self.batch.read()
-        if reading.error is not None:
+        if reading.fault is not None:
             self._spoilt = set(map(id, self.scheduler.running))
-            self._replay(list(self.scheduler.running), reading.error)
+            self._replay(list(self.scheduler.running), reading.fault)
             return
         now = self.clock()
         for row, token, logprob in read:
@@ -231,7 +232,7 @@ class Engine:
             if ok and row.constraint is not None:
                 with self._work_of(row.request, "its grammar") as work:
                     mask = row.constraint.mask()
-                ok = work.error is None
+                ok = work.fault is None
             masks.append(mask)
             ready.append(ok)
         return masks, [ok and row.finish is None for ok, row in zip(ready, rows, strict=True)]
@@ -244,7 +245,7 @@ class Engine:
         row.tokens.append(token)
         with self._work_of(row.request, "its text") as work:
             deltas, reason = self._take(row, token, logprob)
-        if work.error is not None:
+        if work.fault is not None:
             return
         if deltas:
             self.ledger.post(row.request, deltas)
@@ -273,9 +274,9 @@ class Engine:
         with Isolation() as tried:
             chunk = self._begun(chunk)
             logits = self._run_chunk(chunk)
-        if tried.error is not None:
+        if tried.fault is not None:
             work.cache = None  # spoilt: not for the prefix store
-            self._failed_by(request, "its prefill", tried.error)
+            self._failed_by(request, "its prefill", tried.fault)
             return
         self.recorder.tokens(prefilled=chunk.stop - chunk.start, cached=0, decoded=0)
         if logits is not None:
@@ -337,8 +338,9 @@ class Engine:
             self._passed(work, chunk.stop)
             if last:
                 mx.eval(logits)
-        if tried.error is not None:
-            log.warning("request %s starts its prefill again: %s", work.request.id, tried.error)
+        if tried.fault is not None:
+            told = tried.fault.told
+            log.warning("request %s starts its prefill again: %s", work.request.id, told)
             self._rides.put_off()
             return
         self.recorder.tokens(prefilled=chunk.stop - chunk.start, cached=0, decoded=0)
@@ -382,7 +384,7 @@ class Engine:
         """Take a token before the row joins, a step earlier; whether the row goes on."""
         with self._work_of(row.request, "its sampling") as work:
             ((_, token, logprob),) = read_drawn([row], drawn)
-        if work.error is not None:
+        if work.fault is not None:
             return False
         self._commit(row, token, logprob, self.clock())
         return row.finish is None
@@ -395,7 +397,7 @@ class Engine:
         with self._work_of(row.request, "its sampling") as work:
             drawn = draw(logits[None], [row], masks)
             mx.async_eval(drawn.arrays)  # type: ignore[no-untyped-call]
-        return drawn if work.error is None else None
+        return drawn if work.fault is None else None
 
     # -- failures of the device
 
@@ -406,33 +408,34 @@ class Engine:
         with self._work_of(row.request, "its decode step") as work:
             forward = alone.forward()
             if forward.logits is None:
-                raise forward.failed[0][1]
+                raise forward.failed[0][1].error
             mx.eval(forward.logits)
             ((_, token, logprob),) = alone.read()
-        if work.error is not None or forward.logits is None:
+        if work.fault is not None or forward.logits is None:
             return None
         row.suspect = False
         self._commit(row, token, logprob, self.clock())
         return None if row.finish is not None else self._draw_one(row, forward.logits[0])
 
-    def _pass_failed(self, rows: list[Row], riding: bool, error: BaseException) -> None:
+    def _pass_failed(self, rows: list[Row], riding: bool, fault: Fault) -> None:
         if riding or len(rows) > 1:
-            self._replay(rows, error)
+            self._replay(rows, fault)
         elif rows:
-            self._failed_by(rows[0].request, "its decode step", error)
+            self._failed_by(rows[0].request, "its decode step", fault)
 
     def _work_of(self, request: Request, part: str) -> Isolation:
         """Around a request's own work: whatever that raises ends this request alone."""
         return Isolation(partial(self._failed_by, request, part))
 
-    def _failed_by(self, request: Request, part: str, error: BaseException) -> None:
-        if not isinstance(error, MLXProviderError):
-            log.error("request %s: %s failed", request.id, part, exc_info=error)
-        self.fail(request, error_of_request(part, error))
+    def _failed_by(self, request: Request, part: str, fault: Fault) -> None:
+        if not fault.ours:
+            log.error("request %s: %s failed\n%s", request.id, part, fault.trace)
+        self.fail(request, fault.of_request(part))
 
-    def _replay(self, rows: list[Row], error: BaseException) -> None:
+    def _replay(self, rows: list[Row], fault: Fault) -> None:
         """Rows whose caches are spoilt start again from their committed tokens, each alone."""
-        log.warning("a decode step of %d rows failed (%s); they are run again", len(rows), error)
+        told = fault.told
+        log.warning("a decode step of %d rows failed (%s); they are run again", len(rows), told)
         self.batch.drop(rows)
         self.scheduler.replay(rows)
         self._quiet_steps = 0
@@ -460,7 +463,7 @@ class Engine:
         with self._work_of(request, "its text") as work:
             deltas, reason = row.output.finish(reason)
             events: list[Event] = [*deltas, Finish(index=row.index, reason=reason)]
-        if work.error is not None:
+        if work.fault is not None:
             return
         row.finish = reason
         self.ledger.post(request, events)
@@ -495,5 +498,5 @@ class Engine:
                     self.reuse.keep_prefill(work)
 
 
-def _not_kept(request: Request, error: BaseException) -> None:
-    log.error("request %s could not be kept in the prefix store", request.id, exc_info=error)
+def _not_kept(request: Request, fault: Fault) -> None:
+    log.error("request %s could not be kept in the prefix store\n%s", request.id, fault.trace)

@@ -15,7 +15,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..isolation import Isolation, told
+from ..isolation import Isolation
 from ..mailbox import Mailbox
 from ..records import LoadedModel, PrefillChunk, Prompt
 from .batch import run_pass
@@ -63,8 +63,8 @@ def probe(model: LoadedModel, make_cache: Callable[[], list[Any]], layouts: Sequ
         with Isolation() as tried:
             found = _run(model, make_cache, make_layout(name), prompts)
             worst = max(_distance(a, b) for a, b in zip(solo, found, strict=True))
-        if tried.error is not None:
-            notes.append(f"layout {name!r} is not used: {told(tried.error)}")
+        if tried.fault is not None:
+            notes.append(f"layout {name!r} is not used: {tried.fault.told}")
             continue
         if worst <= TOLERANCE[model.info.precision]:
             rides = name == "grouped" and can_ride(longest)
@@ -138,8 +138,8 @@ def _ride_problem(
             pairs = zip([*found, after], wanted, strict=True)
             worst = max(worst, *(_distance(b, a) for a, b in pairs))
             start = stop
-    if tried.error is not None:
-        return told(tried.error)
+    if tried.fault is not None:
+        return tried.fault.told
     return "" if worst <= TOLERANCE[model.info.precision] else f"logprobs differ by {worst:.3g}"
 
 

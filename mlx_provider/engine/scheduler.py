@@ -79,9 +79,13 @@ class Budget:
     row_bytes: Callable[[int], int]
     """Cache bytes of one row of that many tokens."""
     available: Callable[[], int]
-    """Bytes for live rows in all: the limit minus the weights."""
+    """Bytes for live rows in all: what weights and the rows of other engines leave."""
     reclaim: Callable[[int], None]
-    """Ask others (the prefix store) to shrink so that live rows may hold this many bytes."""
+    """Ask others (idle models, the prefix store) to go, so that live rows may hold this many."""
+    alone: Callable[[], int]
+    """Bytes for live rows if no other model were in memory."""
+    others_go_on: Callable[[], bool] = lambda: False
+    """Whether other engines hold memory that will come back without any of this one's."""
     beside: Callable[[], int] = lambda: 0
     """Bytes that requests hold for a while beside their rows: images on their way to the model."""
 
@@ -131,12 +135,12 @@ class Scheduler:
         queued = self.queued + arriving
         if queued >= self.limits.max_queue:
             raise Overloaded(f"{queued} requests are waiting, the limit; try again later")
-        need, limit = self.reservation(request.rows), self.budget.available()
+        need, limit = self.reservation(request.rows), self.budget.alone()
         if need > limit:
             raise BadRequest(
                 f"the prompt ({len(request.prompt.tokens)} tokens) needs {need} bytes of cache; "
-                f"the memory limit leaves {max(0, limit)}: shorten it, or raise "
-                "MLX_PROVIDER_MEMORY_LIMIT"
+                f"the memory limit leaves {max(0, limit)} beside the model alone: shorten it, or "
+                "raise MLX_PROVIDER_MEMORY_LIMIT"
             )
 
     def submit(self, request: Request, now: float) -> Prefill:
@@ -177,11 +181,18 @@ class Scheduler:
         need = self.live_bytes
         if need > self._settled:
             self.budget.reclaim(need)
+            limit = self.budget.available()
         self._settled = need
         self._fitting = limit if need <= limit else None
         if need <= limit or not self.running:
             return None
         return max(self.running, key=lambda row: (row.request.arrived, row.index))
+
+    def may_wait(self, row: Row) -> bool:
+        """Whether a row that has outgrown the memory can go on later."""
+        if self.reservation([row]) > self.budget.alone():
+            return False
+        return self.active_rows > 1 or self.budget.others_go_on()
 
     def drop(self, request: Request) -> None:
         """Forget a request wherever it is."""
@@ -318,12 +329,10 @@ class Scheduler:
         """Whether `work` fits beside so many active rows that hold so many bytes."""
         if rows + len(work.rows) > self.limits.max_rows:
             return False
-        need, beside = held + self.reservation(work.rows), self.budget.beside()
         # images pass, so they keep nobody out who would run alone: they may be this prompt's own
-        if need + (beside if rows else 0) > self.budget.available():
-            return False
+        need, beside = held + self.reservation(work.rows), self.budget.beside()
         self.budget.reclaim(need + beside)
-        return True
+        return need + (beside if rows else 0) <= self.budget.available()
 
     # -- accounts
 

@@ -82,8 +82,13 @@ class EngineWorker:
         self._engines.append(engine)
 
     def remove(self, engine: Engine) -> None:
-        """Step it no longer."""
-        self._engines.remove(engine)
+        """Step it no longer. Nothing happens where its thread has died meanwhile."""
+        if engine in self._engines:
+            self._engines.remove(engine)
+
+    def steps(self, engine: Engine) -> bool:
+        """Whether it is one of those that are stepped."""
+        return engine in self._engines
 
     def _run(self) -> None:
         clean = False
@@ -102,12 +107,21 @@ class EngineWorker:
     def _loop(self) -> None:
         steps = 0
         while self._drain(wait=all(e.idle for e in self._engines)):
-            posts = [post for e in self._engines if not e.idle for post in e.step()]
-            if posts:
+            if posts := self._step():
                 self._deliver(posts)
             steps += 1
             if steps % CLEAR_EVERY == 0:
                 mx.clear_cache()
+
+    def _step(self) -> list[Post]:
+        """Step every engine. A step may remove an idle one, to which nothing here refers then."""
+        posts: list[Post] = []
+        at = 0
+        while at < len(self._engines):
+            if not self._engines[at].idle:
+                posts += self._engines[at].step()
+            at += 1
+        return posts
 
     def _drain(self, wait: bool) -> bool:
         """Run waiting calls; `wait` for one if there is nothing else to do. False: stop."""
@@ -139,6 +153,6 @@ class EngineWorker:
 def _resolve(future: Future[T], function: Callable[[], T]) -> None:
     if not future.set_running_or_notify_cancel():
         return
-    with Isolation(future.set_exception):
+    with Isolation(lambda fault: future.set_exception(fault.error)):
         result = function()
         future.set_result(result)

@@ -6,7 +6,8 @@
     ModelNotFound         NotFoundError               404  never retried, never cooled down
     RequestTimedOut       Timeout                     408
     Overloaded            RateLimitError              429  retried; traffic moves to siblings
-    EngineUnavailable     ServiceUnavailableError     503  retried, fallbacks
+    EngineUnavailable     ServiceUnavailableError     503  retried, fallbacks; after a while that
+                                                           `retry_after` names, where it does
     Unauthorized          ServiceUnavailableError     503  a 401 would blame the client's own key
     everything else       InternalServerError         500  retried
 
@@ -17,6 +18,7 @@ An exception that is not LiteLLM's reaches streaming clients as a Python traceba
 from __future__ import annotations
 
 import logging
+from math import ceil
 from types import TracebackType
 
 import httpx
@@ -86,7 +88,7 @@ def to_litellm(error: Exception, model: str) -> Exception:
         return _body_too_large(error, names)
     for ours, theirs in _CLASSES:
         if isinstance(error, ours):
-            return theirs(error.message, **names)
+            return _later(theirs(error.message, **names), error.retry_after)
     return InternalServerError(error.message, **names)  # type: ignore[no-any-return]
 
 
@@ -112,6 +114,19 @@ def _body_too_large(error: BodyTooLarge, names: dict[str, str]) -> Exception:
     theirs = BadRequestError(error.message, **names)
     theirs.status_code = error.status
     return theirs  # type: ignore[no-any-return]
+
+
+def _later(theirs: Exception, seconds: float | None) -> Exception:
+    """With the time to try again: for the router, which waits so long, and for its clients.
+
+    The proxy passes on an exception's own `headers`, and those of its response under another name
+    (litellm 1.106.2, `ProxyBaseLLMRequestProcessing.handle_llm_api_exception`).
+    """
+    if seconds is not None:
+        wait = {"retry-after": str(ceil(seconds))}
+        theirs.headers = wait  # type: ignore[attr-defined]
+        theirs.litellm_response_headers = httpx.Headers(wait)  # type: ignore[attr-defined]
+    return theirs
 
 
 def _never_cool_down(status: int) -> httpx.Response:

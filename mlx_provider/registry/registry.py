@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import UnsupportedModel
-from ..isolation import Isolation, told
+from ..isolation import Isolation
 from ..records import ModelFamily, ReasoningParser, ToolParser
 from .catalog import Catalog, R
 from .contents import Contents, load
@@ -73,11 +73,11 @@ class PluginRegistry:
 
     def tool_parser(self, name: str) -> ToolParser:
         """By name or alias, however it is spelt. Raises `BadRequest`."""
-        return self._tool_parsers.named(name, "tool_parser")
+        return self._tool_parsers.named(name, "model_info.mlx.tool_parser")
 
     def reasoning_parser(self, name: str) -> ReasoningParser:
         """By name or alias, however it is spelt. Raises `BadRequest`."""
-        return self._reasoning_parsers.named(name, "reasoning_parser")
+        return self._reasoning_parsers.named(name, "model_info.mlx.reasoning_parser")
 
     def family_for(self, config: Mapping[str, Any]) -> tuple[ModelFamily, Plugin]:
         """The family with the highest priority for a `config.json`, and its plugin.
@@ -115,16 +115,16 @@ class PluginRegistry:
         for key, manager in self._managers.items():
             with Isolation() as isolation:
                 adopt(cli, manager.hook)
-            if isolation.error is not None:
-                self._note(key, f"its commands are left out: {told(isolation.error)}")
+            if isolation.fault is not None:
+                self._note(key, f"its commands are left out: {isolation.fault.told}")
 
     def _load(self, plugin: Plugin, entry_point: EntryPoint) -> None:
         self._plugins[plugin.key] = plugin
         with Isolation() as isolation:
             self._admit(plugin, load(entry_point))
-        if isolation.error is not None:
-            self._plugins[plugin.key] = replace(plugin, error=told(isolation.error))
-            log.warning("plugin %s skipped: %s", plugin, told(isolation.error))
+        if isolation.fault is not None:
+            self._plugins[plugin.key] = replace(plugin, error=isolation.fault.told)
+            log.warning("plugin %s skipped: %s", plugin, isolation.fault.told)
 
     def _admit(self, plugin: Plugin, contents: Contents) -> None:
         """Check everything, then commit: a plugin is in entirely or not at all."""
@@ -156,8 +156,8 @@ class PluginRegistry:
         priority = 0
         with Isolation() as isolation:
             priority = int(family.matches(config))
-        if isolation.error is not None:
-            note = f"model family {family.name!r}: matches failed: {told(isolation.error)}"
+        if isolation.fault is not None:
+            note = f"model family {family.name!r}: matches failed: {isolation.fault.told}"
             self._note(owner.key, note)
         return priority
 
@@ -167,8 +167,8 @@ class PluginRegistry:
             with Isolation() as isolation:
                 if record.detect(template) and (best is None or record.rank > best[0]):
                     best = (record.rank, record)
-            if isolation.error is not None:
-                note = f"{catalog.kind} {record.name!r}: detect failed: {told(isolation.error)}"
+            if isolation.fault is not None:
+                note = f"{catalog.kind} {record.name!r}: detect failed: {isolation.fault.told}"
                 self._note(owner.key, note)
         return best[1] if best else None
 

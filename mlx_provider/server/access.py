@@ -6,6 +6,7 @@ import hmac
 import ipaddress
 import socket
 from collections.abc import Iterable
+from math import ceil
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
@@ -75,9 +76,11 @@ def host_of(header: str) -> str:
 
 def error_response(error: MLXProviderError, headers: dict[str, str] | None = None) -> JSONResponse:
     """An error before the first event: its HTTP status and `{"error": ErrorBody}`."""
-    return JSONResponse(
-        {"error": ErrorBody.of(error).model_dump()}, status_code=error.status, headers=headers
-    )
+    body, more = ErrorBody.of(error).model_dump(), dict(headers or {})
+    if body.pop("retry_after") is not None:
+        body["retry_after"] = error.retry_after
+        more.setdefault("retry-after", str(ceil(error.retry_after or 0)))
+    return JSONResponse({"error": body}, status_code=error.status, headers=more)
 
 
 def _media_type(headers: Headers) -> str:

@@ -117,7 +117,7 @@ def new_engine(
     if store is not None:
         more["reuse"] = Reuse(store, model, "", fresh)
     limits = Limits(max_rows, 1000, stall_target=0.1, max_chunk=max_chunk, output_reserve=reserve)
-    budget = Budget(row_bytes, available, lambda need: None)
+    budget = Budget(row_bytes, available, lambda need: None, alone=available)
     return Engine(
         model,
         scheduler(limits, budget),

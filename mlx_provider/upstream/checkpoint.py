@@ -67,12 +67,15 @@ def describe(
 
 def context_length(text: Mapping[str, Any], options: LoadOptions) -> int:
     """Tokens of the longest prompt plus reply: the operator's choice, else the config's."""
-    if options.context_length is not None:
-        return options.context_length
+    return options.context_length or named_context(text) or DEFAULT_CONTEXT
+
+
+def named_context(text: Mapping[str, Any]) -> int | None:
+    """The context length that a config names, if any."""
     for key in ("max_position_embeddings", "max_seq_len", "n_positions", "seq_length", "n_ctx"):
         if isinstance(text.get(key), int) and text[key] > 0:
             return int(text[key])
-    return DEFAULT_CONTEXT
+    return None
 
 
 def stop_ids(

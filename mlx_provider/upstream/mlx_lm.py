@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import BadRequest, NotInstalled, UnsupportedModel
+from ..errors import BadRequest, NotInstalled, UnsupportedModel, wrong_option
+from ..isolation import Isolation
 from .file_limit import file_limit_kept
 
 INSTALL = "install one of: pip install 'mlx-provider[cpu]', pip install 'mlx-provider[cuda13]'"
@@ -70,7 +71,7 @@ def load(
             folder, get_model_classes=classes, trust_remote_code=trust_remote_code
         )
         if adapter is not None:
-            model = upstream.load_adapters(model, str(adapter))
+            model = _adapted(upstream, model, adapter)
         model.eval()
         tokenizer = upstream.load_tokenizer(
             folder,
@@ -85,6 +86,14 @@ def load(
     return Loaded(model, tokenizer._tokenizer, tokenizer, stops, config)
 
 
+def _adapted(upstream: Any, model: Any, adapter: Path) -> Any:
+    """The model with an adapter. Raises `BadRequest` for whatever is wrong with it."""
+    with Isolation() as trying:
+        return upstream.load_adapters(model, str(adapter))
+    reason = trying.fault.told if trying.fault is not None else ""
+    raise wrong_option("adapter", f"{adapter} cannot be used: {reason}")
+
+
 def make_cache(model: Any) -> list[Any]:
     """A fresh row cache, one entry per layer."""
     from mlx_lm.models.cache import make_prompt_cache
@@ -97,9 +106,16 @@ def quantised(cache: Sequence[Any], bits: int, group_size: int) -> list[Any]:
 
     Windows and recurrent states have no quantised form upstream (cache.py 0.32.2).
     """
-    from mlx_lm.models.cache import KVCache, QuantizedKVCache
+    from mlx_lm.models.cache import QuantizedKVCache
 
+    plain = set(map(id, quantisable(cache)))
     return [
-        QuantizedKVCache(group_size=group_size, bits=bits) if type(c) is KVCache else c
-        for c in cache
+        QuantizedKVCache(group_size=group_size, bits=bits) if id(c) in plain else c for c in cache
     ]
+
+
+def quantisable(cache: Sequence[Any]) -> list[Any]:
+    """The layers of a row cache that have a quantised form."""
+    from mlx_lm.models.cache import KVCache
+
+    return [layer for layer in cache if type(layer) is KVCache]

@@ -18,7 +18,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from ..errors import BadRequest, UnsupportedModel
+from ..errors import BadRequest, UnsupportedModel, wrong_option
+from ..isolation import Isolation
 from ..records import LoadOptions
 from .checkpoint import read_json
 from .file_limit import file_limit_kept
@@ -42,10 +43,9 @@ def load_model(
 
     config = read_json(folder / "config.json")
     if config.get("model_file") and not options.trust_remote_code:
-        raise BadRequest(
-            f"{folder.name} brings its own code ({config['model_file']}); "
-            "set trust_remote_code in its model_info to run it",
-            param="trust_remote_code",
+        raise wrong_option(
+            "trust_remote_code",
+            f"{folder.name} brings code of its own ({config['model_file']}), which is not allowed",
         )
     try:
         with patch or nullcontext():
@@ -78,12 +78,26 @@ def _drop_other_parts(model: Any) -> None:
 def _with_adapter(model: Any, adapter: Path) -> Any:
     from mlx_vlm.utils import apply_lora_layers
 
-    try:
+    with Isolation() as trying:
         adapted = apply_lora_layers(model, str(adapter))
-    except (OSError, ValueError, KeyError) as error:
-        raise BadRequest(f"adapter {adapter} cannot be used: {error}", param="adapter") from error
+    if trying.fault is not None:
+        raise wrong_option("adapter", f"{adapter} cannot be used: {trying.fault.told}")
+    _check_adapter(adapted, adapter)
     adapted.eval()
     return adapted
+
+
+def _check_adapter(adapted: Any, adapter: Path) -> None:
+    """Upstream (trainer/peft/utils.py 0.7.10) drops what the model has no place for."""
+    known = {name for name, _ in tree_flatten(adapted.parameters())}
+    files = (str(path) for path in adapter.glob("*.safetensors"))
+    lost = {str(name) for file in files for name in mx.load(file)} - known
+    if lost:
+        raise wrong_option(
+            "adapter",
+            f"{adapter} is of another model: this one has no {min(lost)} "
+            f"({len(lost)} such tensors)",
+        )
 
 
 @contextmanager

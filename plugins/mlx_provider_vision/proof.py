@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlx_provider import LoadedModel, MediaItem, PrefillChunk, Prompt
-from mlx_provider.isolation import Isolation, told
+from mlx_provider.isolation import Isolation
 
 from .model import AnyVisionModel
 from .separate import SeparateVisionModel
@@ -39,7 +39,7 @@ def problem_of(separate: SeparateVisionModel, together: AnyVisionModel) -> str:
         if list(parts.tokens) != list(whole.tokens):
             return "its processor writes an image otherwise beside others"
         problem = _difference(separate, parts, together, whole)
-    return problem if tried.error is None else told(tried.error)
+    return problem if tried.fault is None else tried.fault.told
 
 
 def _difference(

@@ -43,7 +43,8 @@ def scheduler(
     reserve: int = 8,
 ) -> Scheduler:
     limits = Limits(max_rows, max_queue, 0.1, max_chunk, reserve)
-    return Scheduler(limits, Budget(lambda tokens: tokens, lambda: memory, lambda need: None))
+    budget = Budget(lambda tokens: tokens, lambda: memory, lambda need: None, lambda: memory)
+    return Scheduler(limits, budget)
 
 
 def test_images_keep_a_row_out_of_a_full_memory_but_never_the_only_one() -> None:
@@ -124,6 +125,48 @@ def test_budget_is_kept_nobody_starves_everyone_ends_once(
         step += 1
         assert step < 20_000, "somebody starves"
     assert sorted(map(id, ended)) == sorted(id(request) for _, request, _ in requests)
+
+
+def test_what_never_fits_is_judged_by_the_model_alone() -> None:
+    """Other models may leave: only what does not fit without them is the prompt's fault."""
+    limits = Limits(4, 100, 0.1, 64, 8)
+    budget = Budget(lambda tokens: tokens, lambda: 50, lambda need: None, lambda: 200)
+    plan = Scheduler(limits, budget)
+    plan.check(make(100))
+    with pytest.raises(BadRequest, match="needs 304 bytes of cache; the memory limit leaves 200"):
+        plan.check(make(300))
+
+
+def test_the_last_row_waits_only_for_those_who_go_on_without_it() -> None:
+    others = True
+    budget = Budget(
+        lambda tokens: tokens, lambda: 50, lambda need: None, lambda: 200, lambda: others
+    )
+    plan = Scheduler(Limits(4, 100, 0.1, 64, 8), budget)
+    request = make(100)
+    plan.running = list(request.rows)
+    (row,) = request.rows
+    assert plan.may_wait(row)
+    others = False
+    assert not plan.may_wait(row), "nobody would make room"
+    others = True
+    row.tokens = [1] * 150
+    assert not plan.may_wait(row), "it has outgrown all there is"
+
+
+def test_a_row_that_gets_room_by_asking_is_admitted() -> None:
+    free = 50
+
+    def reclaim(need: int) -> None:
+        nonlocal free
+        free = max(free, need)
+
+    plan = Scheduler(
+        Limits(4, 100, 0.1, 64, 8),
+        Budget(lambda tokens: tokens, lambda: free, reclaim, lambda: 200),
+    )
+    plan.submit(make(100), 0.0)
+    assert plan.next_chunk(0.0) is not None
 
 
 def test_a_limit_that_shrinks_sends_the_youngest_back_until_the_others_fit() -> None:

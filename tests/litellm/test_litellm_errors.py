@@ -36,6 +36,8 @@ TABLE = [
     (errors.EngineUnavailable, ServiceUnavailableError, 503),
     (errors.EngineDied, ServiceUnavailableError, 503),
     (errors.OtherProtocol, ServiceUnavailableError, 503),
+    (errors.LoadFailed, ServiceUnavailableError, 503),
+    (errors.MemoryInUse, ServiceUnavailableError, 503),
     (errors.NotInstalled, ServiceUnavailableError, 503),
     (errors.PluginError, InternalServerError, 500),
     (errors.MLXProviderError, InternalServerError, 500),
@@ -56,6 +58,29 @@ async def test_refusals_before_the_first_chunk(engine, ours, theirs, status, str
     assert caught.value.status_code == status
     assert "the very reason" in str(caught.value)
     assert "Traceback" not in str(caught.value)
+
+
+async def test_the_router_comes_again_when_it_was_told(engine, monkeypatch):
+    waits = []
+    monkeypatch.setattr(Router, "_time_to_sleep_before_retry", spied(waits))
+    engine.refuse = lambda request: errors.MemoryInUse("others are in use", retry_after=0.6)
+    router = Router(
+        model_list=[{"model_name": "m", "litellm_params": {"model": "mlx/m"}}], num_retries=1
+    )
+    with pytest.raises(ServiceUnavailableError):
+        await router.acompletion(model="m", messages=HI)
+    assert waits
+    assert all(1 <= wait < 3 for wait in waits)
+
+
+def spied(waits):
+    original = Router._time_to_sleep_before_retry
+
+    def sleep(self, *args, **kwargs):
+        waits.append(original(self, *args, **kwargs))
+        return 0
+
+    return sleep
 
 
 def test_context_errors_carry_the_code_that_starts_compaction():

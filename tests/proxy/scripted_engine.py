@@ -1,8 +1,8 @@
 """An engine process whose replies the last message scripts: `python scripted_engine.py --port P`.
 
-`slow` speaks for a minute; `toolong`, `large`, `missing`, `full` and `bug` are refused; `weather`
-calls a tool; `fail` breaks after one word; anything else is echoed word by word. `/cache` tells
-what became of the requests.
+`slow` speaks for a minute; `toolong`, `large`, `missing`, `full`, `busy` and `bug` are refused;
+`weather` calls a tool; `fail` breaks after one word; anything else is echoed word by word. `/cache`
+tells what became of the requests.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from mlx_provider import __version__
 from mlx_provider.chat.interface import Deliver
 from mlx_provider.config import EngineSettings
-from mlx_provider.errors import from_code
+from mlx_provider.errors import MemoryInUse, from_code
 from mlx_provider.mailbox import Mailbox
 from mlx_provider.protocol import (
     Accepted,
@@ -51,6 +51,8 @@ class ScriptedService:
     def submit(self, request: GenerateRequest, mailbox: Mailbox) -> Accepted:
         self.seen["requests"].append(request.model_dump())
         text = script_of(request)
+        if text == "busy":
+            raise MemoryInUse("other models are in use", retry_after=2.5)
         if text in REFUSED:
             raise from_code(*REFUSED[text])
         if text == "bug":

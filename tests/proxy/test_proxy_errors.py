@@ -73,6 +73,15 @@ def test_a_missing_model_does_not_take_the_deployment_out(engine, raw):
     assert raw.post(URL, json=body("fine")).status_code == 200
 
 
+def test_a_busy_engine_says_when_to_come_again(engine, raw):
+    for stream in (False, True):
+        reply = raw.post(URL, json=body("busy", stream=stream, num_retries=0))
+        assert reply.status_code == 503, reply.text
+        assert "other models are in use" in reply.text
+        assert reply.headers["retry-after"] == "3"
+    assert raw.post(URL, json=body("fine")).status_code == 200
+
+
 def test_a_failure_in_mid_stream(engine, raw):
     with raw.stream("POST", URL, json=body("fail", stream=True)) as reply:
         lines = [line for line in reply.iter_lines() if line]

@@ -1,8 +1,8 @@
 """An engine process over a scripted service: `python fake_engine.py [server options]`.
 
-The prompt is the script: `count N GAP`, `flood N`, `wait`, `slow SECONDS`, `gate`, `fail CODE`,
-`bug`, `text WORDS`, `slowexit`. `/cache` tells what the service saw, DELETE
-opens the gate at which `gate` waits to be accepted; `FAKE_START` makes the start fail.
+The prompt is the script: `count N GAP`, `flood N`, `wait`, `slow SECONDS`, `gate`,
+`fail CODE [RETRY_AFTER]`, `bug`, `text WORDS`, `slowexit`. `/cache` tells what the service saw,
+DELETE opens the gate at which `gate` waits to be accepted; `FAKE_START` makes the start fail.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ class FakeService:
         if word == "gate":
             self.gate.wait()
         if word == "fail":
-            raise from_code(values[0], "scripted", "prompt")
+            later = float(values[1]) if values[1:] else None
+            raise from_code(values[0], "scripted", "prompt", later)
         if word == "bug":
             raise ValueError("scripted bug")
         if word == "slowexit":

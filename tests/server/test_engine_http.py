@@ -33,6 +33,15 @@ def test_typed_error_before_the_first_event_has_its_http_status(engine: Any) -> 
         }
 
 
+def test_a_refusal_for_now_says_when_to_come_again(engine: Any) -> None:
+    with engine.stream("fail memory_in_use 4.2") as response:
+        body = json.loads(response.read())["error"]
+    assert (response.status_code, response.headers["retry-after"]) == (503, "5")
+    assert body["retry_after"] == 4.2
+    with engine.stream("fail overloaded") as response:
+        assert "retry-after" not in response.headers
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

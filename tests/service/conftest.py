@@ -140,8 +140,8 @@ class Tiny:
         from mlx_provider.chat.prompt import prepare
 
         request = GenerateRequest(model=self.model, **given)
-        served = self.service._models.get(self.model, request.options)
-        return prepare(served, request).prompt.text
+        with self.service._models.use(self.model, request.options) as use:
+            return prepare(use.served, request).prompt.text
 
 
 MakeService = Callable[..., tuple[ChatService, InProcessClient]]

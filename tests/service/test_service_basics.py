@@ -16,6 +16,7 @@ from mlx_provider.errors import (
     BadRequest,
     ContextTooLong,
     EngineUnavailable,
+    MemoryInUse,
     MLXProviderError,
     ModelNotFound,
     Overloaded,
@@ -49,8 +50,8 @@ def own(tiny_class: Any, made: Any, folder: Path) -> Any:
 
 def test_pieces_add_up_to_the_text(qwen: Any) -> None:
     answer = qwen.ask(max_tokens=40, logprobs=True)
-    served = qwen.service._models.get(qwen.model, ModelOptions())
-    assert answer.only.content == served.model.tokenizer.decode(answer.only.tokens)
+    with qwen.service._models.use(qwen.model, ModelOptions()) as use:
+        assert answer.only.content == use.served.model.tokenizer.decode(answer.only.tokens)
     assert answer.only.reason == "length"
     assert answer.usage.completion_tokens == len(answer.only.tokens) == 40
     assert answer.deltas > 10, "it comes in pieces"
@@ -118,8 +119,8 @@ def test_a_second_turn_finds_the_first(qwen: Any) -> None:
 
 def test_raw_prompts(qwen: Any) -> None:
     text = qwen.ask(prompt="The quick brown", max_tokens=8).only.content
-    served = qwen.service._models.get(qwen.model, ModelOptions())
-    ids = served.model.tokenizer.encode("The quick brown", special=True)
+    with qwen.service._models.use(qwen.model, ModelOptions()) as use:
+        ids = use.served.model.tokenizer.encode("The quick brown", special=True)
     assert qwen.ask(prompt=ids, max_tokens=8).only.content == text
 
 
@@ -312,12 +313,13 @@ def test_a_model_in_use_is_not_unloaded(
 ) -> None:
     folders = [build_tiny("qwen3", seed=i, intermediate_size=1024) for i in range(2)]
     size = (folders[0] / "model.safetensors").stat().st_size
-    made = make_service(memory_limit=int(1.9 * size))
+    made = make_service(memory_limit=int(1.9 * size), model_wait=0.2)
     first, second = (own(tiny_class, made, folder) for folder in folders)
     running = first.start(max_tokens=30_000, sampling=warm(1))
     running.get(60)
-    with pytest.raises(EngineUnavailable, match="in use"):
+    with pytest.raises(MemoryInUse, match="in use") as refused:
         second.start()
+    assert refused.value.retry_after
     running.close()
     wait_for(lambda: first.client.health().running == 0)
     assert second.ask(max_tokens=2).only.reason == "length"

@@ -1,0 +1,74 @@
+"""What a model's weights will take in memory, by the headers of the files that hold them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+INDEX = "model.safetensors.index.json"
+LARGEST_HEADER = 100_000_000
+"""Bytes, the format's own bound (safetensors 0.6, `MAX_HEADER_SIZE`)."""
+VALUE_BYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E8M0"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
+    # eight-bit floats become 16-bit weights (mlx-vlm 0.7.10, `fp8.py`)
+    **dict.fromkeys(("F8_E4M3", "F8_E5M2"), 2),
+}
+"""Bytes of one value in memory by its dtype in the file."""
+
+
+def weights_estimate(folder: Path, adapter: Path | None = None) -> int:
+    """Bytes of the weights of a model folder, and of an adapter's, once they are loaded.
+
+    Tensors that loading leaves aside (an MTP head, a tower that a text model has no use for)
+    count, too. A file that is not safetensors counts with its size: loading will say what is
+    wrong with it.
+    """
+    own = _tensors(_weight_files(folder))
+    added = {} if adapter is None else _tensors(sorted(adapter.glob("*.safetensors")))
+    return sum(own.values()) + sum(added.values())
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """What the loaders of mlx-lm 0.32.2 and mlx-vlm 0.7.10 (`utils.py`) may read."""
+    found = {*folder.glob("model*.safetensors"), *_indexed(folder)}
+    everything = (p for p in folder.glob("*.safetensors") if p.name != "consolidated.safetensors")
+    return sorted(found or everything)
+
+
+def _indexed(folder: Path) -> list[Path]:
+    try:
+        names = set(json.loads((folder / INDEX).read_text())["weight_map"].values())
+        return [folder / name for name in names if (folder / name).is_file()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return []
+
+
+def _tensors(files: Iterable[Path]) -> dict[str, int]:
+    """Bytes by name: a tensor that two files hold is loaded once."""
+    found: dict[str, int] = {}
+    for path in files:
+        try:
+            found |= {name: _size(entry) for name, entry in _header(path).items()}
+        except (OSError, ValueError, KeyError, TypeError):
+            found[str(path)] = path.stat().st_size if path.is_file() else 0
+    return found
+
+
+def _header(path: Path) -> dict[str, Mapping[str, Any]]:
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > LARGEST_HEADER:
+            raise ValueError(f"{path} is not safetensors")
+        header: dict[str, Mapping[str, Any]] = json.loads(file.read(length))
+    header.pop("__metadata__", None)
+    return header
+
+
+def _size(entry: Mapping[str, Any]) -> int:
+    return prod(int(side) for side in entry["shape"]) * VALUE_BYTES[entry["dtype"]]

@@ -1,0 +1,251 @@
+"""Many clients, more models than memory: the limit holds, all are answered, nothing is stuck."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlx_provider.chat.service import ChatService
+from mlx_provider.client.in_process import InProcessClient
+from mlx_provider.config import EngineSettings
+from mlx_provider.errors import BadRequest, LoadFailed, MemoryInUse, RequestFailed
+from mlx_provider.protocol import Done, Event, GenerateRequest, ModelOptions, Sampling
+from mlx_provider.testing.tiny_models import build
+
+MODELS, CLIENTS, REQUESTS = 6, 16, 1
+PATIENCE = 120.0
+LIMIT = 14_000_000
+TIGHT = 10_200_000
+"""Room for two models and 1,300 tokens, or for one and 7,300."""
+STEP = 5_000_000
+"""Bytes that one pass of the tiny models takes while it runs, and that no row or weight keeps."""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Models of 4.6 MB each."""
+    root = tmp_path_factory.mktemp("models")
+    size = {"hidden_size": 192, "intermediate_size": 512}
+    return [build(root / f"m{i}", "qwen3", seed=i, **size) for i in range(MODELS)]
+
+
+MakeClient = Callable[..., InProcessClient]
+
+
+@pytest.fixture
+def connect() -> Iterator[MakeClient]:
+    made: list[InProcessClient] = []
+
+    def make(**settings: Any) -> InProcessClient:
+        # without layouts to try, a model loads in a tenth of the time
+        made.append(InProcessClient(ChatService(EngineSettings(kv_layout="solo", **settings))))
+        return made[-1]
+
+    yield make
+    for client in made:
+        client.close()
+
+
+def ask(
+    client: InProcessClient, folder: Path, text: str = "Hello", max_tokens: int = 6, **more: Any
+) -> list[Event]:
+    """Every event of one request."""
+    messages = [{"role": "user", "content": text}]
+    sampling = Sampling(temperature=0, logit_bias=dict.fromkeys(range(8), -100.0))
+    request = GenerateRequest(
+        model=str(folder), messages=messages, max_tokens=max_tokens, sampling=sampling, **more
+    )
+    generation = client.submit(request)
+    found: list[Event] = []
+    while events := generation.get(PATIENCE):
+        found += events
+    return found
+
+
+def tokens(events: list[Event]) -> int:
+    last = events[-1]
+    assert isinstance(last, Done), last
+    return last.usage.completion_tokens
+
+
+def loaded(client: InProcessClient) -> set[str]:
+    return {Path(status.model).name for status in client.health().models}
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_more_models_than_memory(connect: MakeClient, folders: list[Path]) -> None:
+    client = connect(memory_limit=LIMIT)
+    at_rest = mx.get_active_memory()
+    mx.reset_peak_memory()
+
+    def one_client(number: int) -> list[str]:
+        outcomes = []
+        for step in range(REQUESTS):
+            try:
+                folder = folders[(number * 5 + step) % MODELS]
+                outcomes.append(type(ask(client, folder, "word " * (number + 1))[-1]).__name__)
+            except MemoryInUse as refused:
+                outcomes.append("later" if refused.retry_after else refused.message)
+        return outcomes
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        outcomes = [each for found in pool.map(one_client, range(CLIENTS)) for each in found]
+    assert len(outcomes) == CLIENTS * REQUESTS
+    assert set(outcomes) <= {"Done", "later"}
+    assert outcomes.count("Done") > len(outcomes) // 2
+    assert mx.get_peak_memory() - at_rest < LIMIT + STEP
+    wait_for(lambda: client.health().running == 0)
+    assert mx.get_active_memory() - at_rest <= LIMIT
+    for folder in folders[::3]:  # it serves whatever is asked for when idle, too
+        assert tokens(ask(client, folder)) == 6
+    assert mx.get_active_memory() - at_rest <= LIMIT
+
+
+@pytest.mark.parametrize(
+    "family", ["qwen3", "gpt_oss", "nemotron_h", "qwen3_vl", "qwen3_5", "gemma3", "qwen2_vl"]
+)
+def test_an_unloaded_model_gives_its_memory_back(
+    family: str, connect: MakeClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also with a grammar, a tool parser and stored prefixes that have seen it."""
+    first, second = (build(tmp_path / f"m{i}", family, seed=i) for i in range(2))
+    size = sum(path.stat().st_size for path in first.glob("*.safetensors"))
+    client = connect(memory_limit=int(1.6 * size))
+    before = mx.get_active_memory()
+    ask(client, first, response_format={"type": "json_object"})
+    client.cache_clear()
+    one = mx.get_active_memory() - before
+    ask(client, second)
+    client.cache_clear()
+    assert loaded(client) == {"m1"}
+    assert mx.get_active_memory() - before < 1.05 * one
+    assert "came back" not in "".join(r.message for r in caplog.records if r.levelname == "WARNING")
+
+
+def test_prefixes_of_an_unloaded_model_are_found_again(
+    connect: MakeClient, folders: list[Path]
+) -> None:
+    client = connect(memory_limit=int(1.9 * 4_600_000))
+    text = "The same long beginning of a question. " * 4
+    ask(client, folders[0], text)
+    ask(client, folders[1], text)
+    assert loaded(client) == {"m1"}
+    last = ask(client, folders[0], text)[-1]
+    assert isinstance(last, Done)
+    assert last.usage.cached_tokens > 100
+
+
+def test_a_failed_load_leaves_nothing(connect: MakeClient, tmp_path: Path) -> None:
+    folder = build(tmp_path / "m", "qwen3")
+    (folder / "tokenizer.json").write_text("{}")
+    client = connect()
+    before = mx.get_active_memory()
+    for _ in range(2):
+        with pytest.raises(LoadFailed):
+            ask(client, folder)
+    assert mx.get_active_memory() <= before
+    assert client._service._models.pool.free == client._service._models.pool.alone("nothing")
+
+
+def test_code_of_a_model_that_python_cannot_read_fails_that_model_alone(
+    connect: MakeClient, folders: list[Path], tmp_path: Path
+) -> None:
+    """A `SyntaxError` must not end the engine thread."""
+    folder = build(tmp_path / "m", "qwen3")
+    (folder / "model.py").write_text("this is no python")
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace("{", '{"model_file": "model.py",', 1))
+    client = connect()
+    ask(client, folders[0])
+    with pytest.raises(LoadFailed, match="SyntaxError"):
+        ask(client, folder, options=ModelOptions(trust_remote_code=True))
+    assert loaded(client) == {"m0"}
+
+
+def test_a_prompt_that_fits_beside_its_model_alone_makes_idle_ones_leave(
+    connect: MakeClient, folders: list[Path]
+) -> None:
+    client = connect(memory_limit=TIGHT)
+    for folder in folders[:2]:
+        ask(client, folder)
+    assert loaded(client) == {"m0", "m1"}
+    assert tokens(ask(client, folders[1], "word " * 400)) == 6
+    assert loaded(client) == {"m1"}
+    with pytest.raises(BadRequest, match=r"needs \d+ bytes of cache; the memory limit leaves \d+"):
+        ask(client, folders[1], "word " * 3000)
+    assert tokens(ask(client, folders[1])) == 6
+
+
+def test_a_prompt_waits_while_the_model_in_its_way_is_in_use(
+    connect: MakeClient, folders: list[Path]
+) -> None:
+    client = connect(memory_limit=TIGHT, model_wait=0.2)
+    running = client.submit(
+        GenerateRequest(
+            model=str(folders[0]),
+            prompt="x",
+            sampling=Sampling(temperature=0, logit_bias=dict.fromkeys(range(8), -100.0)),
+            max_tokens=4000,
+        )
+    )
+    with pytest.raises(MemoryInUse) as refused:
+        ask(client, folders[1], "word " * 400)
+    assert refused.value.retry_after
+    running.close()
+    wait_for(lambda: client.health().running == 0)
+    assert tokens(ask(client, folders[1], "word " * 400)) == 6
+
+
+def test_a_row_that_outgrows_the_memory_makes_an_idle_model_leave(
+    connect: MakeClient, folders: list[Path]
+) -> None:
+    """It is not cut short for the sake of weights that nobody uses."""
+    client = connect(memory_limit=TIGHT, output_reserve=16)
+    for folder in folders[:2]:
+        ask(client, folder)
+    assert loaded(client) == {"m0", "m1"}
+    assert tokens(ask(client, folders[0], "word " * 270, max_tokens=400)) == 400
+    assert loaded(client) == {"m0"}
+
+
+def test_a_client_that_leaves_is_forgotten_wherever_it_is(
+    connect: MakeClient, folders: list[Path]
+) -> None:
+    """In line, while its model loads, and after its model has gone."""
+    client = connect(memory_limit=TIGHT // 2)
+    done = GenerateRequest(model=str(folders[0]), prompt="x", max_tokens=2)
+    first = client.submit(done)
+    while first.get(PATIENCE):
+        pass
+    running = client.submit(
+        GenerateRequest(
+            model=str(folders[0]),
+            prompt="x",
+            sampling=Sampling(logit_bias=dict.fromkeys(range(8), -100.0)),
+            max_tokens=300,
+        )
+    )
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(ask, client, folders[1], id="gone")
+        wait_for(lambda: bool(client._service._models.pool._line))
+        client._service.cancel("gone")
+        with pytest.raises(RequestFailed, match="its own client"):
+            waiting.result(PATIENCE)
+    running.close()
+    assert tokens(ask(client, folders[2])) == 6
+    assert loaded(client) == {"m2"}
+    client._service.cancel(done.id)
+    first.close()
+    running.close()

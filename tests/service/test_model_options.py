@@ -1,0 +1,245 @@
+"""Operator options: which of them make other weights, and which are wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlx_provider.chat.service import ChatService
+from mlx_provider.client.in_process import InProcessClient
+from mlx_provider.config import EngineSettings
+from mlx_provider.errors import BadRequest, ContextTooLong, LoadFailed
+from mlx_provider.protocol import ModelOptions
+from mlx_provider.registry import PluginRegistry
+from mlx_provider.testing.tiny_models import build
+
+
+def same_weights(client: Any) -> set[int]:
+    """One for each set of weights in memory."""
+    return {id(loaded) for loaded in client.service._models.pool.models()}
+
+
+@pytest.fixture
+def model(make_service: Any, tiny_class: Any, build_tiny: Any) -> Any:
+    """A model on a service of its own."""
+    service, client = make_service(kv_layout="solo")
+    return tiny_class(client, service, str(build_tiny("qwen3", head_dim=32)))
+
+
+# -- sharing
+
+
+def test_options_that_leave_the_weights_share_them(model: Any) -> None:
+    before = mx.get_active_memory()
+    text = model.ask(max_tokens=6).only.content
+    one = mx.get_active_memory() - before
+    for chosen in (
+        {"context_length": 2048},
+        {"tool_parser": "mistral"},
+        {"reasoning_parser": "deepseek_r1"},
+        {"cache_salt": "x"},
+        {"allow_private_media": True},
+    ):
+        answer = model.ask(max_tokens=6, options=ModelOptions(**chosen))
+        assert (answer.only.content + answer.only.reasoning).strip() == text.strip()
+    quantised = ModelOptions(kv_bits=8, kv_group_size=32)
+    assert model.ask(max_tokens=6, options=quantised).only.reason == "length"
+    assert len(same_weights(model)) == 1
+    assert mx.get_active_memory() - before < 1.2 * one
+    (loaded,) = model.service._models.pool.models()
+    assert sorted(loaded.running) == ["", "8 bits of 32"], "one engine for each kind of KV cache"
+
+
+def test_each_alias_keeps_its_own_options(model: Any) -> None:
+    short, tools = ModelOptions(context_length=64), ModelOptions(tool_parser="mistral")
+    assert model.ask("word " * 30).only.reason == "length"
+    with pytest.raises(ContextTooLong, match="63 maximum"):
+        model.ask("word " * 30, options=short)
+    assert model.ask("hi", max_tokens=500, options=short).usage.completion_tokens < 64
+    model.ask(options=tools)
+    found = {(s.context_length, s.tool_parser) for s in model.client.health().models}
+    assert found == {(64, "hermes"), (32768, "hermes"), (32768, "mistral")}
+
+
+def test_names_of_one_folder_share_its_weights(
+    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(model.model)
+    snapshot = tmp_path / "models--maker--toy" / "snapshots" / ("0" * 40)
+    refs = tmp_path / "models--maker--toy" / "refs"
+    snapshot.parent.mkdir(parents=True)
+    refs.mkdir()
+    (refs / "main").write_text("0" * 40)
+    shutil.copytree(model.model, snapshot)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    for name in (model.model, str(link), f"{model.model}/../{Path(model.model).name}"):
+        assert model.ask(model=name).only.reason == "length"
+    assert len(same_weights(model)) == 1
+    for name in ("maker/toy", "maker/toy@main", str(snapshot)):
+        assert model.ask(model=name).only.reason == "length"
+    assert len(same_weights(model)) == 2
+
+
+def test_aliases_at_once_load_once(model: Any) -> None:
+    aliases = [ModelOptions(context_length=length) for length in (512, 1024, 2048, 4096)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda options: model.ask(options=options), aliases))
+    assert len(same_weights(model)) == 1
+
+
+def test_prefixes_are_shared_by_aliases(model: Any) -> None:
+    text = "The same long beginning of a question. " * 4
+    model.ask(text)
+    assert model.ask(text, options=ModelOptions(context_length=2048)).usage.cached_tokens > 0
+    quantised = ModelOptions(kv_bits=8, kv_group_size=32)
+    assert model.ask(text, options=quantised).usage.cached_tokens == 0
+
+
+TOY = """
+from dataclasses import replace
+from mlx_provider import LoadedModel, ModelFamily, hookimpl
+
+mlx_provider_api = 1
+seen = []
+
+
+class Wrapped:
+    def __init__(self, inner, info):
+        self.inner, self.info = inner, info
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+
+def load(folder, options):
+    from mlx_provider_text.model import load_text
+
+    seen.append((options.context_length, dict(options.extra)))
+    own = load_text(folder, options)
+    limit = options.context_length or 1000
+    return Wrapped(own, replace(own.info, context_length=limit))
+
+
+@hookimpl
+def mlx_model_families():
+    yield ModelFamily("toy", lambda config: 20, load, serves="toys")
+"""
+
+
+def test_a_strangers_family_may_read_the_context_length(
+    install_plugin: Any, make_service: Any, tiny_class: Any, build_tiny: Any
+) -> None:
+    name = install_plugin("mlx-provider-toy-context", TOY)
+    folder = build_tiny("qwen3")
+    service = ChatService(EngineSettings(kv_layout="solo"), registry=PluginRegistry.discover())
+    model = tiny_class(InProcessClient(service), service, str(folder))
+    try:
+        for length in (None, 500, 5000):
+            model.ask(options=ModelOptions(context_length=length))
+        lengths = {status.context_length for status in model.client.health().models}
+        assert lengths == {1000, 500, 5000}
+        seen = [length for length, _ in sys.modules[name].seen]
+        assert seen == [None, 5000], "500 is less than its own: the same weights serve it"
+        model.ask(options=ModelOptions(extra={"a": 1}))
+        assert len(same_weights(model)) == 3
+    finally:
+        service.close()
+
+
+# -- wrong options
+
+
+def refused(model: Any, **chosen: Any) -> BadRequest:
+    with pytest.raises(BadRequest) as caught:
+        model.start(options=ModelOptions(**chosen))
+    assert caught.value.status == 400
+    assert caught.value.message.startswith(f"{caught.value.param}: ")
+    return caught.value
+
+
+def test_a_group_that_does_not_divide_the_heads(model: Any) -> None:
+    error = refused(model, kv_bits=8, kv_group_size=64)
+    assert error.param == "model_info.mlx.kv_group_size"
+    assert "64 does not divide" in error.message
+    assert "(32); 32 would" in error.message
+    assert model.ask(options=ModelOptions(kv_bits=8, kv_group_size=32)).only.reason == "length"
+
+
+def test_heads_that_no_group_divides(qwen: Any) -> None:
+    error = refused(qwen, kv_bits=4, kv_group_size=32)
+    assert error.param == "model_info.mlx.kv_group_size"
+    assert "leave kv_bits out" in error.message
+
+
+@pytest.mark.parametrize("family", ["gemma3", "qwen3_vl", "qwen3_5", "qwen2_vl", "nemotron_h"])
+def test_groups_in_every_family(family: str, tiny: Any) -> None:
+    error = refused(tiny(family), kv_bits=8, kv_group_size=128)
+    assert error.param == "model_info.mlx.kv_group_size"
+
+
+def test_a_model_that_does_not_run_with_a_quantised_cache(tiny: Any) -> None:
+    """Attention sinks have no quantised form upstream."""
+    error = refused(tiny("gpt_oss", head_dim=32), kv_bits=8, kv_group_size=32)
+    assert error.param == "model_info.mlx.kv_bits"
+    assert "quantised KV cache" in error.message
+
+
+@pytest.mark.parametrize("option", ["tool_parser", "reasoning_parser"])
+def test_unknown_parsers(option: str, model: Any) -> None:
+    error = refused(model, **{option: "morse"})
+    assert error.param == f"model_info.mlx.{option}"
+    assert "'morse' is none of" in error.message
+    assert same_weights(model) == set(), "nothing is loaded for the sake of a wrong name"
+
+
+def adapter(folder: Path, **config: Any) -> Path:
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    mx.save_safetensors(str(folder / "adapters.safetensors"), {"x": mx.zeros(3)})
+    return folder
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3", "qwen3_vl", "qwen3_5", "qwen2_vl"])
+def test_adapters_that_do_not_fit(family: str, tiny: Any, tmp_path: Path) -> None:
+    lora = {"rank": 4, "scale": 1.0, "dropout": 0.0}
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for folder in (
+        tmp_path / "nowhere",
+        empty,
+        adapter(tmp_path / "wrong", words="none of these"),
+        adapter(tmp_path / "other", num_layers=2, lora_parameters=lora, **lora),
+    ):
+        error = refused(tiny(family), adapter=str(folder))
+        assert error.param == "model_info.mlx.adapter"
+        assert folder.name in error.message
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_vl", "gemma3", "qwen2_vl"])
+def test_code_of_a_model_that_is_not_trusted(
+    family: str, qwen: Any, tiny_class: Any, tmp_path: Path
+) -> None:
+    folder = build(tmp_path / "m", family)
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"model_file": "model.py"}))
+    own = tiny_class(qwen.client, qwen.service, str(folder))
+    assert refused(own).param == "model_info.mlx.trust_remote_code"
+
+
+def test_what_is_no_options_fault_is_not_blamed_on_one(
+    qwen: Any, tiny_class: Any, tmp_path: Path
+) -> None:
+    folder = build(tmp_path / "m", "qwen3", head_dim=32)
+    (folder / "tokenizer.json").write_text("{}")
+    own = tiny_class(qwen.client, qwen.service, str(folder))
+    with pytest.raises(LoadFailed):
+        own.start(options=ModelOptions(kv_bits=8, kv_group_size=32))

@@ -1,0 +1,429 @@
+"""The account of weights, and who gets a model when: no model, no device, small numbers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+import pytest
+
+from mlx_provider.chat.model_pool import Lease, ModelPool, Plan
+from mlx_provider.chat.weight_account import WeightAccount
+from mlx_provider.errors import (
+    EngineDied,
+    LoadFailed,
+    MemoryInUse,
+    RequestFailed,
+    RequestTimedOut,
+)
+
+PATIENCE = 30
+
+
+@dataclass
+class Model:
+    name: str
+    nbytes: int
+    live_bytes: int = 0
+
+
+@dataclass
+class Shelf:
+    """A pool over models of 10 bytes each, whose loads can be held up."""
+
+    limit: int = 25
+    patience: float = PATIENCE
+    turn: float = PATIENCE
+    real: dict[str, int] = field(default_factory=dict)
+    """What models take in truth, where that is not what was expected."""
+    broken: set[str] = field(default_factory=set)
+    gate: threading.Event = field(default_factory=threading.Event)
+    loads: list[str] = field(default_factory=list)
+    gone: list[str] = field(default_factory=list)
+    most: int = 0
+    """The most bytes that were in memory at once."""
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+        self.held: dict[str, int] = {}
+        self.account = WeightAccount(lambda: self.limit)
+        self.pool: ModelPool[Model] = ModelPool(
+            self.account, self.unload, patience=self.patience, turn=self.turn
+        )
+        self.threads = ThreadPoolExecutor(32)
+
+    def plan(self, name: str, expected: int = 10) -> Plan[Model]:
+        return Plan(name, expected, lambda: self.load(name))
+
+    def load(self, name: str) -> Model:
+        self.loads.append(name)
+        assert self.gate.wait(PATIENCE)
+        if name in self.broken:
+            raise LoadFailed(f"{name} is broken")
+        size = self.real.get(name, 10)
+        self.held[name] = size
+        self.most = max(self.most, sum(self.held.values()))
+        return Model(name, size)
+
+    def unload(self, model: Model) -> None:
+        self.gone.append(model.name)
+        del self.held[model.name]
+
+    def get(self, name: str, **more: Any) -> Lease[Model]:
+        return self.pool.acquire(name, lambda: self.plan(name), **more)
+
+    def ask(self, name: str, **more: Any) -> Future[Lease[Model]]:
+        return self.threads.submit(self.get, name, **more)
+
+    def use(self, name: str) -> None:
+        self.get(name).release()
+
+    @property
+    def names(self) -> set[str]:
+        return {model.name for model in self.pool.models()}
+
+
+MakeShelf = Callable[..., Shelf]
+
+
+@pytest.fixture
+def shelf() -> Iterator[MakeShelf]:
+    made: list[Shelf] = []
+
+    def make(**chosen: Any) -> Shelf:
+        made.append(Shelf(**chosen))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.gate.set()
+        each.pool.close(EngineDied("the test is over"))
+        each.threads.shutdown()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+# -- the account
+
+
+def test_the_account_reserves_corrects_and_releases() -> None:
+    account = WeightAccount(lambda: 100)
+    account.reserve("a", 30)
+    account.reserve("b", 40)
+    assert (account.total, account.free, account.of("a")) == (70, 30, 30)
+    account.correct("a", 65)
+    assert (account.total, account.free) == (105, -5), "it tells when more was taken than there is"
+    account.release("a")
+    account.release("a")
+    assert (account.total, account.of("a")) == (40, 0)
+    with pytest.raises(ValueError, match="already"):
+        account.reserve("b", 1)
+    with pytest.raises(ValueError, match="reserved nothing"):
+        account.correct("a", 1)
+
+
+# -- loading
+
+
+def test_models_that_fit_stay_and_the_longest_unused_leaves(shelf: MakeShelf) -> None:
+    s = shelf()
+    for name in "aba":
+        s.use(name)
+    s.use("c")
+    assert (s.gone, s.names) == (["b"], {"a", "c"})
+    assert s.account.total == 20
+    assert s.most == 20
+
+
+def test_two_loads_reserve_before_they_begin(shelf: MakeShelf) -> None:
+    s = shelf(limit=15, patience=0.05)
+    s.gate.clear()
+    first = s.ask("a")
+    wait_for(lambda: s.loads == ["a"])
+    with pytest.raises(MemoryInUse):
+        s.get("b")
+    s.gate.set()
+    first.result(PATIENCE)
+    assert s.most == 10
+
+
+def test_waiters_of_one_model_share_its_load(shelf: MakeShelf) -> None:
+    s = shelf(patience=0.05)  # which a load may outlast
+    s.gate.clear()
+    asked = [s.ask("a") for _ in range(8)]
+    wait_for(lambda: bool(s.loads))
+    time.sleep(0.1)
+    s.gate.set()
+    assert {id(each.result(PATIENCE).model) for each in asked} == {id(s.pool.models()[0])}
+    assert s.loads == ["a"]
+
+
+def test_a_failing_load_wakes_all_with_its_error_and_releases_its_bytes(shelf: MakeShelf) -> None:
+    s = shelf()
+    s.broken = {"a"}
+    s.gate.clear()
+    asked = [s.ask("a") for _ in range(5)]
+    wait_for(lambda: len(s.pool._line) == 5)
+    s.gate.set()
+    for each in asked:
+        with pytest.raises(LoadFailed, match="a is broken"):
+            each.result(PATIENCE)
+    assert (s.loads, s.account.total) == (["a"], 0)
+    s.broken = set()
+    assert s.get("a").model.name == "a"
+
+
+def test_who_leaves_takes_the_load_from_nobody(shelf: MakeShelf) -> None:
+    s = shelf()
+    s.gate.clear()
+    first = s.ask("a", who="one")
+    wait_for(lambda: s.loads == ["a"])
+    second = s.ask("a", who="two")
+    wait_for(lambda: len(s.pool._line) == 2)
+    s.pool.withdraw("one")
+    with pytest.raises(RequestFailed):
+        first.result(PATIENCE)
+    s.gate.set()
+    assert second.result(PATIENCE).model.name == "a"
+
+
+def test_a_waiter_that_left_loads_nothing(shelf: MakeShelf) -> None:
+    s = shelf(limit=10)
+    held = s.get("a")
+    waiting = s.ask("b", who="gone")
+    wait_for(lambda: len(s.pool._line) == 1)
+    s.pool.withdraw("gone")
+    with pytest.raises(RequestFailed):
+        waiting.result(PATIENCE)
+    held.release()
+    s.use("a")
+    assert s.loads == ["a"]
+
+
+@pytest.mark.parametrize("expected", [100, 10])
+def test_what_never_fits_is_refused_by_its_figures(shelf: MakeShelf, expected: int) -> None:
+    s = shelf(real={"huge": 100})
+    s.use("a")
+    with pytest.raises(LoadFailed, match="100 bytes of weights; the memory limit is 25"):
+        s.pool.acquire("huge", lambda: s.plan("huge", expected))
+    wait_for(lambda: s.account.total == 10)
+    s.use("a")
+    assert "b" not in s.held
+
+
+def test_a_model_that_takes_more_than_expected_makes_others_leave(shelf: MakeShelf) -> None:
+    s = shelf(real={"c": 14}, limit=23)
+    for name in "abc":
+        s.use(name)
+    assert (s.names, s.account.total) == ({"c"}, 14)
+
+
+def test_a_model_that_takes_more_than_others_in_use_leave_waits_again(shelf: MakeShelf) -> None:
+    s = shelf(real={"c": 20}, limit=25)
+    held = s.get("a")
+    waiting = s.ask("c")
+    wait_for(lambda: s.gone == ["c"])
+    assert (s.names, s.account.total) == ({"a"}, 10)
+    held.release()
+    assert waiting.result(PATIENCE).model.nbytes == 20
+    assert s.account.total == 20
+
+
+# -- leases
+
+
+def test_a_model_is_held_from_its_lease_to_the_release(shelf: MakeShelf) -> None:
+    s = shelf(limit=15)
+    lease = s.get("a")
+    waiting = s.ask("b")
+    wait_for(lambda: len(s.pool._line) == 1)
+    assert s.names == {"a"}
+    lease.release()
+    lease.release()
+    waiting.result(PATIENCE)
+    assert s.names == {"b"}
+
+
+def test_the_wait_is_bounded_and_says_when_to_come_again(shelf: MakeShelf) -> None:
+    s = shelf(limit=15, patience=0.05)
+    held = s.get("a")
+    with pytest.raises(MemoryInUse, match="b has to wait for memory: it takes 10 of") as refused:
+        s.get("b")
+    assert refused.value.status == 503
+    assert refused.value.retry_after
+    assert "prompt" not in refused.value.message
+    held.release()
+    assert s.get("b").model.name == "b", "nothing is left of the refusal"
+
+
+def test_a_request_does_not_outwait_its_own_limit(shelf: MakeShelf) -> None:
+    s = shelf(limit=15)
+    held = s.get("a")
+    with pytest.raises(RequestTimedOut):
+        s.get("b", deadline=time.monotonic() + 0.02)
+    held.release()
+
+
+def test_those_who_wait_are_served_in_order(shelf: MakeShelf) -> None:
+    s = shelf(limit=10)
+    held = s.get("a")
+    served: list[str] = []
+
+    def ask(name: str) -> None:
+        lease = s.get(name)
+        served.append(name)
+        lease.release()
+
+    waiting = []
+    for count, name in enumerate("bcd", 1):
+        waiting.append(s.threads.submit(ask, name))
+        wait_for(lambda count=count: len(s.pool._line) == count)
+    held.release()
+    for each in waiting:
+        each.result(PATIENCE)
+    assert served == ["b", "c", "d"]
+
+
+def test_newcomers_do_not_keep_a_model_busy_for_ever(shelf: MakeShelf) -> None:
+    s = shelf(limit=10, turn=0.02)
+    first = s.get("a")
+    waiting = s.ask("b")
+    wait_for(lambda: bool(s.pool._claimed))
+    newcomer = s.ask("a")
+    wait_for(lambda: len(s.pool._line) == 2)
+    first.release()
+    lease = waiting.result(PATIENCE)
+    assert not newcomer.done()
+    lease.release()
+    assert newcomer.result(PATIENCE).model.name == "a"
+
+
+# -- rows
+
+
+def test_weights_never_take_the_room_of_rows(shelf: MakeShelf) -> None:
+    s = shelf(limit=25)
+    lease = s.get("a")
+    assert s.pool.covers(lease, 9)
+    waiting = s.ask("b")
+    wait_for(lambda: len(s.pool._line) == 1)
+    assert s.loads == ["a"], "10 and 10 leave less than 9"
+    assert s.pool.covers(lease, 5)
+    lease.release()
+    waiting.result(PATIENCE)
+    assert s.names == {"a", "b"}
+
+
+def test_rows_that_run_keep_their_room(shelf: MakeShelf) -> None:
+    s = shelf(limit=25, patience=0.05)
+    lease = s.get("a")
+    lease.model.live_bytes = 9
+    with pytest.raises(MemoryInUse):
+        s.get("b")
+    lease.model.live_bytes = 5
+    assert s.get("b").model.name == "b"
+
+
+def test_a_request_whose_rows_do_not_fit_makes_an_idle_model_leave(shelf: MakeShelf) -> None:
+    s = shelf(limit=25)
+    s.use("a")
+    lease = s.get("b")
+    assert not s.pool.covers(lease, 12)
+    lease.release()
+    lease = s.get("b", rows=12)
+    assert (s.names, lease.rows) == ({"b"}, 12)
+
+
+def test_the_engine_may_make_idle_models_leave_at_once(shelf: MakeShelf) -> None:
+    s = shelf(limit=25)
+    s.use("a")
+    held = s.get("b")
+    assert s.pool.make_way("b", 12, 0, stuck=False) == [], (
+        "rows that run will end; a has not rested"
+    )
+    ((resident, model),) = s.pool.make_way("b", 12, 0, stuck=True)
+    assert (model.name, s.account.free) == ("a", 5), "it counts until it is gone"
+    s.pool.left(resident)
+    assert s.account.free == 15
+    held.release()
+
+
+def test_rows_that_cannot_go_on_keep_newcomers_from_the_others(shelf: MakeShelf) -> None:
+    s = shelf(limit=25)
+    stuck, other = s.get("a"), s.get("b")
+    assert s.pool.others_go_on("a")
+    assert s.pool.make_way("a", 12, 0, stuck=True) == []
+    newcomer = s.ask("b")
+    wait_for(lambda: len(s.pool._line) == 1)
+    other.release()
+    ((resident, _),) = s.pool.make_way("a", 12, 0, stuck=True)
+    s.pool.left(resident)
+    stuck.release()
+    assert newcomer.result(PATIENCE).model.name == "b"
+
+
+# -- endings
+
+
+def test_the_death_of_the_engine_thread(shelf: MakeShelf) -> None:
+    s = shelf()
+    lease = s.get("a")
+    s.pool.forget()
+    assert (s.names, s.account.total) == (set(), 0)
+    lease.release()
+    assert s.get("a").model is not lease.model
+
+
+def test_a_model_that_loads_while_the_engine_thread_dies_is_not_served(shelf: MakeShelf) -> None:
+    s = shelf()
+    s.gate.clear()
+    asked = s.ask("a")
+    wait_for(lambda: s.loads == ["a"])
+    s.pool.forget()
+    s.gate.set()
+    with pytest.raises(EngineDied):
+        asked.result(PATIENCE)
+    wait_for(lambda: s.account.total == 0)
+    assert s.gone == ["a"]
+
+
+def test_closing_refuses_who_waits_and_who_comes(shelf: MakeShelf) -> None:
+    s = shelf(limit=10)
+    s.get("a")
+    waiting = s.ask("b")
+    wait_for(lambda: len(s.pool._line) == 1)
+    s.pool.close(EngineDied("closing"))
+    with pytest.raises(EngineDied):
+        waiting.result(PATIENCE)
+    with pytest.raises(EngineDied):
+        s.get("a")
+
+
+def test_a_crowd_never_overshoots_and_is_served_to_the_last(shelf: MakeShelf) -> None:
+    s = shelf(limit=35, turn=0.01)
+
+    def client(number: int) -> int:
+        served = 0
+        for step in range(12):
+            lease = s.get("abcdefg"[(number * 5 + step * 3) % 7], deadline=inf)
+            if not s.pool.covers(lease, 4 + step % 3):
+                lease.release()
+                lease = s.get(lease.model.name, rows=4 + step % 3)
+            time.sleep(0.0005 * (step % 3))
+            served += lease.model.name in s.held
+            lease.release()
+        return served
+
+    assert sum(s.threads.map(client, range(16))) == 16 * 12
+    assert s.most <= 30
+    assert s.pool._line == []
