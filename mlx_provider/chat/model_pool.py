@@ -268,15 +268,17 @@ class ModelPool(Generic[T]):
         with self._changed:
             return [each.model for each in self._residents.values() if each.model is not None]
 
-    def forget(self) -> None:
-        """The engine thread is gone, and every model with it."""
+    def forget(self) -> list[T]:
+        """The engine thread is gone, and every model with it: those that could be used."""
         with self._changed:
             self._generation += 1
-            for resident in [r for r in self._residents.values() if r.model is not None]:
+            gone = self._let_go(self._residents.values())
+            for resident, _ in gone:
                 del self._residents[resident.key]
                 self._account.release(resident.key)
             self._hungry.clear()
             self._advance()
+        return [model for _, model in gone]
 
     def close(self, error: MLXProviderError) -> None:
         """Refuse who waits and who comes."""

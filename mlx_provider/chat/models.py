@@ -185,7 +185,8 @@ class Models:
     def forget(self) -> None:
         """Drop every model (their engine thread is gone)."""
         self._store = None
-        self.pool.forget()
+        for loaded in self.pool.forget():
+            loaded.drop()
 
     # -- names and options
 

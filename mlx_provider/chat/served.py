@@ -9,6 +9,7 @@ from typing import Any
 from ..engine.engine import Engine
 from ..engine.feature_cache import FeatureCache
 from ..engine.probe import Probe
+from ..errors import EngineDied
 from ..protocol import ModelStatus
 from ..records import LoadedModel, ModelInfo, ReasoningParser, ToolParser
 from .grammar import GrammarCompiler
@@ -46,9 +47,9 @@ class Loaded:
 
     @property
     def model(self) -> LoadedModel:
-        """Raises `RuntimeError` once the weights are gone."""
+        """Raises `EngineDied` once the weights are gone."""
         if self._model is None:
-            raise RuntimeError("this model was unloaded")
+            raise _gone()
         return self._model
 
     @property
@@ -97,8 +98,11 @@ class Served:
 
     @property
     def running(self) -> Running:
-        """Raises `KeyError` once the weights are gone."""
-        return self.loaded.running[self.kind]
+        """Raises `EngineDied` once the weights are gone."""
+        running = self.loaded.running.get(self.kind)
+        if running is None:
+            raise _gone()
+        return running
 
     @property
     def engine(self) -> Engine:
@@ -127,3 +131,8 @@ class Served:
             reasoning_parser=self.reasoning_parser.name if self.reasoning_parser else None,
             notes=[*info.notes, *running.probe.notes],
         )
+
+
+def _gone() -> EngineDied:
+    """While a request holds a model, nothing but the end of the engine thread takes it away."""
+    return EngineDied("the engine thread died, and the model with it")

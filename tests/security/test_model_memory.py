@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -145,6 +146,20 @@ def test_prefixes_of_an_unloaded_model_are_found_again(
     last = ask(client, folders[0], text)[-1]
     assert isinstance(last, Done)
     assert last.usage.cached_tokens > 100
+
+
+def test_a_closed_service_gives_its_memory_back(folders: list[Path]) -> None:
+    """At once, so that an engine thread that follows a dead one does not find it taken."""
+    before = mx.get_active_memory()
+    client = InProcessClient(ChatService(EngineSettings(kv_layout="solo")))
+    ask(client, folders[0])
+    gc.collect()
+    gc.disable()
+    try:
+        client.close()
+        assert mx.get_active_memory() - before < 1_000_000
+    finally:
+        gc.enable()
 
 
 def test_a_failed_load_leaves_nothing(connect: MakeClient, tmp_path: Path) -> None:
