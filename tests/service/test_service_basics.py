@@ -205,6 +205,17 @@ def test_the_death_of_the_engine_thread(make_service: Any, tiny_class: Any, qwen
     assert (health.ok, health.running, len(health.models)) == (True, 0, 1)
 
 
+def test_a_reader_that_was_given_up_costs_nothing_more(qwen: Any) -> None:
+    generation = qwen.start(max_tokens=30_000, sampling=warm(3), logprobs=True, top_logprobs=20)
+    wait_for(lambda: generation._mailbox.unread > 100_000)
+    generation._mailbox.give_up()
+    wait_for(lambda: qwen.client.health().running == 0)
+    answer = qwen.read(generation)
+    assert answer.error is not None
+    assert "unread" in answer.error.message
+    assert qwen.ask(max_tokens=3).usage is not None
+
+
 def test_closing_the_service_ends_what_runs(make_service: Any, tiny_class: Any, qwen: Any) -> None:
     model = own(tiny_class, make_service(), qwen.model)
     generation = model.start(max_tokens=30_000, sampling=warm(1))
