@@ -145,14 +145,15 @@ class WatchedState(ServerState):
         # The newest of the silent ones is the one that asks for room.
         if len(self._silent) > 1:
             yield next(iter(self._silent))
-        yield from self._idle
+        # One whose reply is not written out yet still has a reader.
+        yield from (p for p in self._idle if not p.transport.get_write_buffer_size())
         yield from (p for p in self._sending if p.seconds >= self.limits.slow_body)
 
     def _most(self) -> int:
         # Asked each time: importing mlx-lm (0.32, utils.py) sets the limit anew.
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         most = self.limits.connections
-        return most if soft == resource.RLIM_INFINITY else min(most, soft // 2 - RESERVED)
+        return most if soft == resource.RLIM_INFINITY else min(most, max(1, soft // 2 - RESERVED))
 
 
 class WatchedProtocol(H11Protocol):
