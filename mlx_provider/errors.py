@@ -7,7 +7,8 @@
     │   ├── UnsupportedModel         400  unsupported_model
     │   ├── Forbidden                403  forbidden              (the operator's to decide)
     │   ├── WrongContentType         415  unsupported_media_type
-    │   └── MediaError               400  invalid_media
+    │   ├── MediaError               400  invalid_media
+    │   └── GrammarFailed            400  grammar_failed
     ├── Unauthorized                 401  unauthorized
     ├── ModelNotFound                404  model_not_found
     ├── RequestTimedOut              408  timeout
@@ -100,6 +101,12 @@ class MediaError(BadRequest):
     """An image or video could not be fetched, decoded, or is not allowed."""
 
     code = "invalid_media"
+
+
+class GrammarFailed(BadRequest):
+    """The request's own grammar or schema gave up while its reply was written."""
+
+    code = "grammar_failed"
 
 
 class Unauthorized(MLXProviderError):

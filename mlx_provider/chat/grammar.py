@@ -13,17 +13,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import BadRequest, RequestFailed
+from ..errors import BadRequest, GrammarFailed, MLXProviderError, RequestFailed
 from ..protocol import GenerateRequest
 from .grammar_request import Form, after_message, request_form
 from .grammar_shapes import CallShape, Messages
 from .grammar_thoughts import AfterThoughts, Thoughts
+from .grammar_trial import LIMITS, Allowance, GrammarTrial
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 Mask = NDArray[np.uint32]
 """Bit `i % 32` of word `i // 32`: whether token `i` may follow. Shape (ceil(vocab / 32),)."""
+MASK_SECONDS = 30
+"""A mask takes milliseconds; nobody else waits longer than this for one that does not come."""
+_TOO_COMPLEX = ("ParserTooComplex", "LexerTooComplex")
+_EMPTY = ("NoExtension", "NoExtensionBias")
 
 
 class Constraint:
@@ -33,46 +38,50 @@ class Constraint:
     """
 
     def __init__(
-        self, matcher: LLMatcher, vocab_size: int, eos: frozenset[int], pool: Executor | None = None
+        self,
+        matcher: LLMatcher,
+        vocab_size: int,
+        eos: frozenset[int],
+        pool: Executor | None = None,
+        packed: bytes | None = None,
     ) -> None:
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._eos = eos
         self._pool = pool
+        self._packed = packed
+        """The mask of the present state, where it is known."""
         self._ahead: Future[bytes] | None = None
         self._stopped = bool(matcher.is_stopped())
 
     def mask(self) -> Mask:
-        """Tokens that may follow. Raises `RequestFailed` where the grammar gives up."""
-        if self._ahead is not None:
-            packed = self._ahead.result()
-            self._ahead = None
-        else:
-            packed = self._matcher.compute_bitmask()
-        self._check()
-        words = np.frombuffer(packed, dtype=np.uint32)[: (self._vocab_size + 31) // 32].copy()
+        """Tokens that may follow. Raises `GrammarFailed` where the grammar gives up."""
+        self._settle()
+        if self._packed is None:
+            self._packed = self._matcher.compute_bitmask()
+        if self._matcher.is_error():
+            raise self._failure()
+        words = np.frombuffer(self._packed, dtype=np.uint32)[: (self._vocab_size + 31) // 32].copy()
         if self._vocab_size % 32:
             words[-1] &= np.uint32((1 << self._vocab_size % 32) - 1)
         return words
 
     def advance(self, token: int) -> None:
-        """Take a token that was drawn. Raises `RequestFailed` for one the grammar forbids."""
+        """Take a token that was drawn.
+
+        Raises `RequestFailed` for one the grammar forbids, `GrammarFailed` where it gives up.
+        """
         self._settle()
         if token in self._eos and self._matcher.is_accepting():
             return
         self._matcher.consume_token(token)
-        self._check()
-        # asked here, so that `finished` need not wait for the mask in the pool
-        self._stopped = bool(self._matcher.is_stopped())
-        if self._pool is not None and not self._stopped:
-            self._ahead = self._pool.submit(self._matcher.compute_bitmask)
+        self._moved()
 
     def take_text(self, text: str, tokens: Iterable[int]) -> None:
         """Take text that was generated before the grammar set in, as far as it fits."""
         self._settle()
         self._matcher.try_consume_tokens(list(tokens))
-        self._check()
-        self._stopped = bool(self._matcher.is_stopped())
+        self._moved()
 
     @property
     def finished(self) -> bool:
@@ -88,16 +97,32 @@ class Constraint:
     def fork(self) -> Constraint:
         """An independent constraint in the same state."""
         self._settle()
-        return Constraint(self._matcher.deep_copy(), self._vocab_size, self._eos, self._pool)
+        matcher = self._matcher.deep_copy()
+        return Constraint(matcher, self._vocab_size, self._eos, self._pool, self._packed)
 
     def _settle(self) -> None:
+        """Have the mask that the pool computes."""
         if self._ahead is not None:
-            self._ahead.result()
+            try:
+                self._packed = self._ahead.result(MASK_SECONDS)
+            except TimeoutError:
+                waited = f"the next token was not found in {MASK_SECONDS} s"
+                raise GrammarFailed(f"the grammar gave up: {waited}", param="grammar") from None
             self._ahead = None
 
-    def _check(self) -> None:
+    def _moved(self) -> None:
+        self._packed = None
         if self._matcher.is_error():
-            raise RequestFailed(f"the grammar gave up: {first_line(self._matcher.get_error())}")
+            raise self._failure()
+        # asked here, so that `finished` need not wait for the mask in the pool
+        self._stopped = bool(self._matcher.is_stopped())
+        if self._pool is not None and not self._stopped:
+            self._ahead = self._pool.submit(self._matcher.compute_bitmask)
+
+    def _failure(self) -> MLXProviderError:
+        message = f"the grammar gave up: {first_line(self._matcher.get_error())}"
+        forbidden = self._packed is None and self._matcher.stop_reason() not in _TOO_COMPLEX
+        return RequestFailed(message) if forbidden else GrammarFailed(message, param="grammar")
 
 
 @dataclass(frozen=True)
@@ -106,6 +131,16 @@ class Structure:
 
     constraint: Constraint | AfterThoughts
     warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """A grammar at its start. `wrong`: why there is none."""
+
+    wrong: str
+    matcher: Any = None
+    packed: bytes = b""
+    """The mask of its first token."""
 
 
 class GrammarCompiler:
@@ -129,9 +164,10 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._pool = pool
         self._capacity = capacity
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[str, _Compiled] = OrderedDict()
         self._tokenizer: LLTokenizer | None = None
         self._special: tuple[re.Pattern[str], dict[str, int]] | None = None
+        self._trial = GrammarTrial(vocab_size, self._specials()[1])
         self._lock = threading.Lock()
 
     def structure(
@@ -148,7 +184,10 @@ class GrammarCompiler:
         Raises `BadRequest` that names the parameter, and for schemas the keyword.
         """
         preface = messages.answer if messages else ""
-        form = request_form(request, shape, self.split, self._wrong, preface)
+        allowance = Allowance()
+        form = request_form(
+            request, shape, self.split, lambda lark: self._made(lark, allowance).wrong, preface
+        )
         if form is None:
             return None
         if messages is not None and form.after_lead:
@@ -162,10 +201,11 @@ class GrammarCompiler:
         lark = form.lark
         if thoughts is not None and form.after_lead:
             lark = lark.replace("start:", "start: LEAD?", 1) + "\nLEAD: /[ \\n]{1,3}/"
-        matcher, wrong = self._matcher(lark)
-        if wrong:
-            raise BadRequest(f"the grammar is not valid: {wrong}")
-        constraint = Constraint(matcher, self._vocab_size, self._eos, self._pool)
+        made = self._made(lark, Allowance())
+        if made.wrong:
+            raise BadRequest(f"the grammar is not valid: {made.wrong}")
+        matcher = made.matcher.deep_copy()
+        constraint = Constraint(matcher, self._vocab_size, self._eos, self._pool, made.packed)
         if thoughts is None:
             return constraint
         return AfterThoughts.over(constraint, thoughts, self._fast, self._eos, self._vocab_size)
@@ -184,26 +224,31 @@ class GrammarCompiler:
             self._special = re.compile(f"({'|'.join(words)})" if words else r"(?!)"), ids
         return self._special
 
-    def _wrong(self, lark: str) -> str:
-        return self._matcher(lark)[1]
-
-    def _matcher(self, lark: str) -> tuple[LLMatcher, str]:
-        """A fresh matcher for a grammar, and what is wrong with the grammar."""
-        from llguidance import LLMatcher
-
+    def _made(self, lark: str, allowance: Allowance) -> _Compiled:
+        """A grammar at its start, compiled once; it may be wrong."""
         with self._lock:
             known = self._compiled.get(lark)
             if known is not None:
                 self._compiled.move_to_end(lark)
-                return known.deep_copy(), ""
-        made = LLMatcher(self._ll_tokenizer(), LLMatcher.grammar_from_lark(lark), log_level=0)
-        if made.is_error():
-            return made, first_line(made.get_error())
-        with self._lock:
-            self._compiled[lark] = made
-            while len(self._compiled) > self._capacity:
-                self._compiled.popitem(last=False)
-        return made.deep_copy(), ""
+                return known
+        wrong = self._trial.wrong(lark, allowance)
+        made = _Compiled(first_line(wrong)) if wrong else self._compile(lark)
+        if not made.wrong:
+            with self._lock:
+                self._compiled[lark] = made
+                while len(self._compiled) > self._capacity:
+                    self._compiled.popitem(last=False)
+        return made
+
+    def _compile(self, lark: str) -> _Compiled:
+        """Compile a grammar and find what it may begin with; host work."""
+        from llguidance import LLMatcher, LLParserLimits
+
+        grammar, limits = LLMatcher.grammar_from_lark(lark), LLParserLimits(**LIMITS)
+        made = LLMatcher(self._ll_tokenizer(), grammar, log_level=0, limits=limits)
+        packed = b"" if made.is_error() else made.compute_bitmask()
+        wrong = first_line(made.get_error()) if made.is_error() else ""
+        return _Compiled(wrong, made, packed)
 
     def _ll_tokenizer(self) -> LLTokenizer:
         with self._lock:
@@ -234,4 +279,5 @@ def first_line(text: str) -> str:
     """The gist of one of llguidance's messages."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     shown = next((line for line in reversed(lines) if line.startswith("error:")), "")
-    return (shown or (lines[0] if lines else "unknown error"))[:300]
+    gist = shown or (lines[0] if lines else "unknown error")
+    return "no text at all fits it" if gist in _EMPTY else gist[:300]

@@ -12,6 +12,7 @@ from ..errors import BadRequest
 from .grammar_literal import Function, Split, json_rule, literal
 from .grammar_shapes import CallShape
 from .grammar_tagged import TaggedArgument, listed_parameters
+from .grammar_trial import MAX_GRAMMAR
 from .schema import SchemaReader
 
 MAX_CALLS = 16
@@ -79,6 +80,7 @@ class CallGrammar:
     parallel: bool = True
     rules: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    _size: int = 0
 
     def lark(self) -> str:
         """All rules, one a line."""
@@ -108,12 +110,22 @@ class CallGrammar:
         names = {}
         for k, (name, schema) in enumerate(properties.items()):
             argument = TaggedArgument(f"arg_{i}_{k}", name, schema, function, tags)
-            self.rules += argument.rules(self.split)
+            self._add(argument.rules(self.split))
             self.warnings += argument.warnings
             names[argument.rule] = name in required
         if not tags.between:
             return " ".join(rule + ("" if needed else "?") for rule, needed in names.items())
         return self._separated(f"args_{i}", names, literal(tags.between, self.split))
+
+    def _add(self, rules: list[str]) -> None:
+        """Take rules while they can be compiled at all: each may hold the whole schema again."""
+        self.rules += rules
+        self._size += sum(map(len, rules))
+        if self._size > MAX_GRAMMAR:
+            raise BadRequest(
+                f"tools cannot be enforced: their grammar is longer than {MAX_GRAMMAR} characters",
+                param="tools",
+            )
 
     def _separated(self, rule: str, names: Mapping[str, bool], between: str) -> str:
         """Arguments with a separator between those that are there."""

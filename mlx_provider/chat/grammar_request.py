@@ -12,6 +12,7 @@ from ..protocol import GenerateRequest
 from .grammar_calls import CallGrammar, called_object, tool_functions
 from .grammar_literal import Split, json_rule, literal
 from .grammar_shapes import CallShape, Messages, json_shape
+from .grammar_trial import MAX_GRAMMAR
 from .schema import SchemaReader
 
 Compiles = Callable[[str], str]
@@ -112,7 +113,10 @@ def demanded(request: GenerateRequest) -> list[str] | None:
     kind = choice.get("type")
     if kind == "allowed_tools":
         allowed = choice.get("allowed_tools", choice)
-        listed = [_name(tool) for tool in allowed.get("tools") or ()]
+        tools = (allowed.get("tools") or []) if isinstance(allowed, Mapping) else None
+        if not isinstance(tools, list):
+            raise BadRequest("tool_choice.allowed_tools must list tools", param="tool_choice")
+        listed = [_name(tool) for tool in tools]
         return listed if allowed.get("mode") == "required" else None
     if kind in ("auto", "none"):
         return None
@@ -187,6 +191,8 @@ def _free_grammar(grammar: Mapping[str, Any], compiles: Compiles, preface: str) 
         raise BadRequest(
             "grammar must be {'type': 'regex' or 'lark', 'value': text}", param="grammar"
         )
+    if len(value) > MAX_GRAMMAR:
+        raise BadRequest(f"grammar is longer than {MAX_GRAMMAR} characters", param="grammar")
     lark = value if kind == "lark" else f"start: {preface} /{escaped_slashes(value)}/"
     wrong = compiles(lark)
     if wrong:

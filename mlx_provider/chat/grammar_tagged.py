@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from .grammar_literal import Function, Split, json_rule, literal
 from .grammar_shapes import Tagged
 from .schema import SchemaReader
+
+_MAX_LISTED = 10_000
+"""Values of one list of choices; a longer one is held as JSON."""
+_MAX_PATTERN = 2000
+"""Characters of a pattern that is looked into; the time grows with their square."""
 
 
 @dataclass
@@ -151,40 +156,64 @@ _NO_ESCAPES = r'^[^"\\\x00-\x1f]*$'
 
 def _listed_values(schema: dict[str, Any], root: Mapping[str, Any]) -> list[Any] | None:
     """The values of a list of choices that holds texts; `None`: it is none."""
-    values = _choices(schema, root, 0)
+    values = _choices(schema, root, {})
     if not values or not any(isinstance(value, str) for value in values):
         return None
     return values
 
 
-def _choices(schema: dict[str, Any], root: Mapping[str, Any], depth: int) -> list[Any] | None:
-    """All values of a schema that lists them; `None`: it does not."""
+def _choices(
+    schema: dict[str, Any], root: Mapping[str, Any], known: dict[int, list[Any] | None]
+) -> list[Any] | None:
+    """All values of a schema that lists them; `None`: it does not.
+
+    known: what was found of the schemas met before, as many may refer to one, or to themselves.
+    """
     if "const" in schema:
         return [schema["const"]]
     if isinstance(schema.get("enum"), list):
         return list(schema["enum"])
     if schema.get("type") == "null":
         return [None]
-    branches = [_choices(resolved(b, root), root, depth + 1) for b in schema.get("anyOf", ())]
-    if depth > 20 or not branches or any(branch is None for branch in branches):
-        return None
-    return [value for branch in branches for value in branch or ()]
+    if id(schema) not in known:
+        known[id(schema)] = None
+        known[id(schema)] = _joined(schema.get("anyOf", ()), root, known)
+    return known[id(schema)]
 
 
-def _takes_text(schema: dict[str, Any], root: Mapping[str, Any], depth: int = 0) -> bool:
+def _joined(
+    branches: Iterable[Any], root: Mapping[str, Any], known: dict[int, list[Any] | None]
+) -> list[Any] | None:
+    values: list[Any] = []
+    for branch in branches:
+        found = _choices(resolved(branch, root), root, known)
+        if found is None or len(values) + len(found) > _MAX_LISTED:
+            return None
+        values += found
+    return values or None
+
+
+def _takes_text(schema: dict[str, Any], root: Mapping[str, Any]) -> bool:
     """Whether a bare text may stand for the value."""
-    kinds = schema.get("type")
-    if kinds == "string" or (isinstance(kinds, list) and "string" in kinds):
-        return True
-    branches = [*schema.get("anyOf", ()), *schema.get("oneOf", ())]
-    return depth < 20 and any(_takes_text(resolved(b, root), root, depth + 1) for b in branches)
+    todo, known = [schema], set[int]()
+    while todo:
+        each = todo.pop()
+        kinds = each.get("type")
+        if kinds == "string" or (isinstance(kinds, list) and "string" in kinds):
+            return True
+        if id(each) not in known:
+            known.add(id(each))
+            todo += [resolved(b, root) for b in (*each.get("anyOf", ()), *each.get("oneOf", ()))]
+    return False
 
 
 def whole_text(pattern: str) -> str | None:
     """A schema's `pattern`, which may match anywhere, as an expression for the whole text.
 
-    `None`: it has anchors inside, alternatives at the top, or looks around.
+    `None`: it has anchors inside, alternatives at the top, looks around, or is very long.
     """
+    if len(pattern) > _MAX_PATTERN:
+        return None
     plain = re.sub(r"\\.|\[(?:\\.|[^]\\])*\]", "", pattern, flags=re.DOTALL)
     head, tail = plain.startswith("^"), plain.endswith("$")
     inside = plain[head : len(plain) - tail]

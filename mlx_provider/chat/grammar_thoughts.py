@@ -67,7 +67,7 @@ class AfterThoughts:
         return made
 
     def mask(self) -> NDArray[np.uint32]:
-        """Tokens that may follow. Raises `RequestFailed` where the grammar gives up."""
+        """Tokens that may follow. Raises `GrammarFailed` where the grammar gives up."""
         if self._thinking:
             return self._free
         mask = self._inner.mask()
@@ -76,7 +76,7 @@ class AfterThoughts:
         return mask
 
     def advance(self, token: int) -> None:
-        """Take a token that was drawn. Raises `RequestFailed` for one the grammar forbids."""
+        """Take a token that was drawn; raises as `Constraint.advance` does."""
         if self._thinking:
             self._think(token)
             return

@@ -27,7 +27,8 @@ _REFUSED_FORMATS = frozenset(
     "regex iri iri-reference uri-reference uri-template idn-email idn-hostname json-pointer "
     "relative-json-pointer".split()
 )
-_MAX_DEPTH = 200
+_MAX_WARNINGS = 20
+"""Of one schema; a client reads the first ones."""
 
 
 @dataclass
@@ -46,24 +47,22 @@ class SchemaReader:
 
         Raises `BadRequest` that names the keyword and its place.
         """
-        return self._read(schema, "#", 0)
+        return self._read(schema, "#")
 
-    def _read(self, schema: Any, at: str, depth: int) -> Any:
+    def _read(self, schema: Any, at: str) -> Any:
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, Mapping):
             raise self._error(f"{at} must be a schema: an object or a boolean")
-        if depth > _MAX_DEPTH:
-            raise self._error(f"the schema is nested deeper than {_MAX_DEPTH}")
         out: dict[str, Any] = {}
         # What is said otherwise comes last: it changes what the other keywords gave.
         for key, value in sorted(schema.items(), key=lambda entry: entry[0] in _REFUSED):
             if key in _OF_NAMES:
-                out[key] = self._named(value, f"{at}/{key}", depth)
+                out[key] = self._named(value, f"{at}/{key}")
             elif key in _OF_LIST or (key == "items" and isinstance(value, list)):
-                out[key] = self._listed(value, f"{at}/{key}", depth)
+                out[key] = self._listed(value, f"{at}/{key}")
             elif key in _OF_ONE:
-                out[key] = self._read(value, f"{at}/{key}", depth + 1)
+                out[key] = self._read(value, f"{at}/{key}")
             elif key in _PLAIN:
                 out[key] = value
             elif key == "$ref":
@@ -71,18 +70,18 @@ class SchemaReader:
             elif key == "format":
                 self._format(out, value, at)
             elif key in _REFUSED and not _no_effect(key, value, schema):
-                self._rewrite(out, key, value, schema, at, depth)
+                self._rewrite(out, key, value, schema, at)
         return _without_boolean_bounds(out)
 
-    def _named(self, value: Any, at: str, depth: int) -> dict[str, Any]:
+    def _named(self, value: Any, at: str) -> dict[str, Any]:
         if not isinstance(value, Mapping):
             raise self._error(f"{at} must be an object of schemas")
-        return {k: self._read(v, f"{at}/{_pointer(k)}", depth + 1) for k, v in value.items()}
+        return {k: self._read(v, f"{at}/{_pointer(k)}") for k, v in value.items()}
 
-    def _listed(self, value: Any, at: str, depth: int) -> list[Any]:
+    def _listed(self, value: Any, at: str) -> list[Any]:
         if not isinstance(value, list):
             raise self._error(f"{at} must be a list of schemas")
-        return [self._read(v, f"{at}/{i}", depth + 1) for i, v in enumerate(value)]
+        return [self._read(v, f"{at}/{i}") for i, v in enumerate(value)]
 
     def _reference(self, out: dict[str, Any], value: Any, at: str) -> None:
         if isinstance(value, str) and (value == "#" or value.startswith("#/")):
@@ -91,20 +90,20 @@ class SchemaReader:
             self._refuse(f"'$ref' to {value!r}", at, "refer to '#/$defs/...' in the same schema")
 
     def _format(self, out: dict[str, Any], value: Any, at: str) -> None:
+        if not isinstance(value, str):
+            raise self._error(f"'format' at {at} must be a text")
         if value in _FORMATS:
             out["format"] = value
         elif value in _REFUSED_FORMATS:
             self._refuse(f"'format': {value!r}", at, "leave it out or use 'pattern'")
 
-    def _rewrite(
-        self, out: dict[str, Any], key: str, value: Any, schema: Any, at: str, depth: int
-    ) -> None:
+    def _rewrite(self, out: dict[str, Any], key: str, value: Any, schema: Any, at: str) -> None:
         """Say the same in supported keywords where that is possible, else refuse."""
         composed = {"anyOf", "oneOf", "allOf", "$ref"} & set(schema)
         if key == "propertyNames" and not {"properties", "patternProperties"} & set(schema):
-            rest = self._read(schema.get("additionalProperties", True), f"{at}/{key}", depth + 1)
+            rest = self._read(schema.get("additionalProperties", True), f"{at}/{key}")
             names = _allowed_names(value)
-            if names is not None:
+            if names is not None and _is_list_of_names(names):
                 out.pop("additionalProperties", None)
                 out.update(_only(names, rest))
                 return
@@ -117,7 +116,8 @@ class SchemaReader:
         message = f"{what} at {at} is not supported"
         if not self.lenient:
             raise self._error(f"{message}; {remedy}")
-        self.warnings.append(f"{self.where}: {message} and was left out")
+        if len(self.warnings) < _MAX_WARNINGS:
+            self.warnings.append(f"{self.where}: {message} and was left out")
 
     def _error(self, message: str) -> BadRequest:
         return BadRequest(f"{self.where}: {message}", param=self.where)
@@ -146,6 +146,11 @@ def _allowed_names(value: Any) -> dict[str, Any] | None:
         return None
     rules = {k: v for k, v in value.items() if (k, v) != ("type", "string")}
     return rules if len(rules) == 1 and set(rules) <= {"pattern", "enum", "const"} else None
+
+
+def _is_list_of_names(names: Mapping[str, Any]) -> bool:
+    """Whether a pattern is a text and an `enum` a list, as they have to be."""
+    return isinstance(names.get("pattern", ""), str) and isinstance(names.get("enum", []), list)
 
 
 def _only(names: dict[str, Any], rest: Any) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def _parsed(value: Any) -> Any:
         return value
     try:
         return json.loads(value)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise BadRequest(f"guided_json is not JSON: {error}", param="guided_json") from None
 
 
