@@ -30,6 +30,9 @@ from __future__ import annotations
 import copy
 from typing import ClassVar
 
+LONGEST = 2000
+"""Characters of a message, which may quote what a client sent."""
+
 
 class MLXProviderError(Exception):
     """Base class. `status` is the HTTP status, `code` the word a program may rely on."""
@@ -40,6 +43,8 @@ class MLXProviderError(Exception):
     def __init__(
         self, message: str, *, param: str | None = None, retry_after: float | None = None
     ) -> None:
+        if len(message) > LONGEST:
+            message = message[:LONGEST] + "…"
         super().__init__(message)
         self.message = message
         self.param = param

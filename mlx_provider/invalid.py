@@ -50,7 +50,7 @@ def _demand(owner: type[BaseModel], loc: list[str | int], error: Any) -> str:
     if kind in _WHOLE:
         return str(error["msg"])
     ranged = kind.startswith(_BOUNDS) and len(loc) == 1
-    return f"{allowed_range(owner, str(loc[0])) if ranged else error['msg']}, got {_shown(value)}"
+    return f"{allowed_range(owner, str(loc[0])) if ranged else error['msg']}, got {shown(value)}"
 
 
 def allowed_range(owner: type[BaseModel], name: str) -> str:
@@ -66,7 +66,7 @@ def allowed_range(owner: type[BaseModel], name: str) -> str:
     return "must be " + " and ".join(bounds)
 
 
-def _shown(value: object, length: int = 80) -> str:
+def shown(value: object, length: int = 80) -> str:
     """The beginning of a value; a large one is not written out first."""
     brief = Repr()
     brief.maxstring = brief.maxother = brief.maxlong = length

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import BadRequest, GrammarFailed, MLXProviderError, RequestFailed
+from ..errors import BadRequest, GrammarFailed, RequestFailed
 from ..protocol import GenerateRequest
 from .grammar_request import Form, after_message, request_form
 from .grammar_shapes import CallShape, Messages
@@ -27,7 +27,6 @@ Mask = NDArray[np.uint32]
 """Bit `i % 32` of word `i // 32`: whether token `i` may follow. Shape (ceil(vocab / 32),)."""
 MASK_SECONDS = 30
 """A mask takes milliseconds; nobody else waits longer than this for one that does not come."""
-_TOO_COMPLEX = ("ParserTooComplex", "LexerTooComplex")
 _EMPTY = ("NoExtension", "NoExtensionBias")
 
 
@@ -59,8 +58,7 @@ class Constraint:
         self._settle()
         if self._packed is None:
             self._packed = self._matcher.compute_bitmask()
-        if self._matcher.is_error():
-            raise self._failure()
+        self._check()
         words = np.frombuffer(self._packed, dtype=np.uint32)[: (self._vocab_size + 31) // 32].copy()
         if self._vocab_size % 32:
             words[-1] &= np.uint32((1 << self._vocab_size % 32) - 1)
@@ -74,7 +72,10 @@ class Constraint:
         self._settle()
         if token in self._eos and self._matcher.is_accepting():
             return
+        offered = self._offers(token)
         self._matcher.consume_token(token)
+        if not offered and self._matcher.is_error():
+            raise RequestFailed(self._complaint())
         self._moved()
 
     def take_text(self, text: str, tokens: Iterable[int]) -> None:
@@ -112,17 +113,22 @@ class Constraint:
 
     def _moved(self) -> None:
         self._packed = None
-        if self._matcher.is_error():
-            raise self._failure()
+        self._check()
         # asked here, so that `finished` need not wait for the mask in the pool
         self._stopped = bool(self._matcher.is_stopped())
         if self._pool is not None and not self._stopped:
             self._ahead = self._pool.submit(self._matcher.compute_bitmask)
 
-    def _failure(self) -> MLXProviderError:
-        message = f"the grammar gave up: {first_line(self._matcher.get_error())}"
-        forbidden = self._packed is None and self._matcher.stop_reason() not in _TOO_COMPLEX
-        return RequestFailed(message) if forbidden else GrammarFailed(message, param="grammar")
+    def _offers(self, token: int) -> bool:
+        """Whether the mask lets a token through, as far as it is known."""
+        return self._packed is None or bool(self._packed[token // 8] >> token % 8 & 1)
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise GrammarFailed(self._complaint(), param="grammar")
+
+    def _complaint(self) -> str:
+        return f"the grammar gave up: {first_line(self._matcher.get_error())}"
 
 
 @dataclass(frozen=True)

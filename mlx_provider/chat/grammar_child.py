@@ -19,8 +19,12 @@ from typing import Any, BinaryIO
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 BYTES = 256
-STEPS = 32
-"""Bytes that are written at random under a grammar, as errors may show only later."""
+CHOICES = 32
+"""Bytes that are drawn at random under a grammar, as errors may show only later."""
+STEPS = 200
+"""Bytes that are written at most, those included that leave no choice."""
+SPACES = b" \t\r\n"
+"""Written only where nothing else may be: they would use up the choices."""
 STEP_SECONDS = 0.25
 """Processor time for all of them; every token of a reply costs more in a real vocabulary."""
 SPACE = 1 << 30
@@ -51,9 +55,9 @@ class Vocabulary:
 def tried(lark: str, tokenizer: Any, limits: Any) -> str:
     """What is wrong with a grammar, or an empty text."""
     matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0, limits=limits)
-    dice = random.Random(0)  # noqa: S311
+    dice, choices = random.Random(0), 0  # noqa: S311
     for step in range(STEPS):
-        if matcher.is_error() or matcher.is_stopped():
+        if matcher.is_error() or matcher.is_stopped() or choices == CHOICES:
             break
         mask = matcher.compute_bitmask()
         if step == 0:
@@ -61,7 +65,8 @@ def tried(lark: str, tokenizer: Any, limits: Any) -> str:
         allowed = [i for i in range(BYTES) if mask[i // 8] >> i % 8 & 1]
         if matcher.is_error() or not allowed:
             break
-        matcher.consume_token(dice.choice(allowed))
+        choices += len(allowed) > 1
+        matcher.consume_token(dice.choice([i for i in allowed if i not in SPACES] or allowed))
     return matcher.get_error() if matcher.is_error() else ""
 
 

@@ -87,8 +87,9 @@ class GrammarTrial:
                 with self._lock:
                     self._idle.append(process)
         if not said:
+            reason = _death(process)
             allowance.spend(SECONDS)
-            return _death(process)
+            return reason
         found = json.loads(said)
         allowance.spend(found["seconds"])
         return str(found["wrong"])

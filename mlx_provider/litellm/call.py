@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from ..errors import BadRequest, RequestTimedOut
+from ..invalid import shown
 
 ENCODED = re.compile(r"(%[0-9A-F]{2})+")
 
@@ -30,7 +31,7 @@ class Deadline:
         if seconds is None:
             return cls(None, None)
         if not isinstance(seconds, int | float) or isinstance(seconds, bool) or seconds <= 0:
-            raise BadRequest(f"timeout must be a number of seconds above 0, got {seconds!r}")
+            raise BadRequest(f"timeout must be a number of seconds above 0, got {shown(seconds)}")
         return cls(seconds, time.monotonic() + seconds)
 
     def left(self) -> float | None:

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from ..errors import BadRequest
+from ..invalid import shown
 from .parameters import Parameters
 
 EXTENSIONS = ("grammar", "guided_regex", "guided_grammar", "guided_choice", "guided_json")
@@ -43,7 +44,7 @@ def _field(name: str, value: Any) -> dict[str, Any]:
     if name == "grammar" and isinstance(value, dict):
         return {"grammar": _grammar(value)}
     if not isinstance(value, str):
-        raise BadRequest(f"{name} must be a text, got {value!r}", param=name)
+        raise BadRequest(f"{name} must be a text, got {shown(value)}", param=name)
     return {"grammar": {"type": "regex" if name == "guided_regex" else "lark", "value": value}}
 
 
@@ -59,7 +60,7 @@ def _parsed(value: Any) -> Any:
 
 def _object(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise BadRequest(f"{name} must be an object, got {value!r}", param=name)
+        raise BadRequest(f"{name} must be an object, got {shown(value)}", param=name)
     return value
 
 

@@ -8,6 +8,7 @@ import litellm
 from litellm.integrations.custom_logger import CustomLogger
 from litellm.types.utils import CallTypes
 
+from ..errors import BadRequest
 from .bridged import carry_refusals, check_messages, check_responses
 from .call import encoded
 from .completions import carry_prompts
@@ -57,6 +58,7 @@ class DeploymentHook(CustomLogger):
         if not prefixed and kwargs.get("custom_llm_provider") != PROVIDER:
             return None
         with LiteLLMErrors(model):
+            _check_key(kwargs)
             await _fit(kwargs, call_type)
         if prefixed:
             # A client's body must not send a local deployment's request to a cloud.
@@ -84,6 +86,19 @@ async def _fit(kwargs: dict[str, Any], call_type: Any) -> None:
         check_messages(kwargs)
     elif call_type == CallTypes.atext_completion:
         carry_prompts(kwargs)
+
+
+def _check_key(kwargs: dict[str, Any]) -> None:
+    """Raise `BadRequest` where a client of the proxy sends a key of its own.
+
+    LiteLLM hands it on in place of the operator's (1.106.2, `_handle_clientside_credential`, which
+    notes the deployment's id), and every key would get a connection. An address of the client's
+    own needs the operator's leave; a key that comes with it is right.
+    """
+    body = (kwargs.get("proxy_server_request") or {}).get("body") or {}
+    replaced = "original_model_id" in (kwargs.get("model_info") or {})
+    if body and replaced and not {"api_base", "base_url"} & set(body):
+        raise BadRequest("api_key cannot be sent: the operator sets the engine's", param="api_key")
 
 
 def hijacked(model: str) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import BadRequest
+from ..invalid import shown
 
 TRANSPORT = frozenset(
     {
@@ -53,21 +54,21 @@ class Parameters:
         """A value that has to be true or false."""
         value = self.take(name)
         if value is not None and not isinstance(value, bool):
-            raise BadRequest(f"{name} must be true or false, got {value!r}", param=name)
+            raise BadRequest(f"{name} must be true or false, got {shown(value)}", param=name)
         return value
 
     def mapping(self, name: str) -> dict[str, Any]:
         """A value that has to be an object; empty where it is absent."""
         value = self.take(name, {})
         if not isinstance(value, Mapping):
-            raise BadRequest(f"{name} must be an object, got {value!r}", param=name)
+            raise BadRequest(f"{name} must be an object, got {shown(value)}", param=name)
         return dict(value)
 
     def choice(self, name: str, allowed: tuple[object, ...], remedy: str) -> None:
         """Take a parameter of which only `allowed` values (all without effect) can be served."""
         value = self.take(name)
         if value is not None and value not in allowed:
-            raise BadRequest(f"{name}={value!r} is not supported: {remedy}", param=name)
+            raise BadRequest(f"{name}={shown(value)} is not supported: {remedy}", param=name)
 
     def ignored(self) -> list[str]:
         """Take what has no effect; the names that deserve a warning."""

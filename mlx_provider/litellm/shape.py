@@ -13,6 +13,7 @@ from litellm.types.llms.openai import ValidUserMessageContentTypes
 from pydantic import BaseModel
 
 from ..errors import BadRequest
+from ..invalid import shown
 
 
 def videos_renamed(messages: Any) -> Any:
@@ -43,6 +44,9 @@ def check_shape(kwargs: Mapping[str, Any]) -> None:
         if isinstance(message, Mapping):
             _check_message(message, f"messages.{index}")
     _check_list(kwargs.get("tools"), "tools")
+    for name in ("allowed_openai_params", "additional_drop_params"):
+        _check_names(kwargs.get(name), name)
+    _check_timeout(kwargs.get("timeout"))
     form = kwargs.get("response_format")
     if form is not None and not isinstance(form, Mapping | type):  # a script may give a class
         raise BadRequest(
@@ -62,10 +66,27 @@ def _check_list(items: Any, name: str) -> None:
             )
 
 
+def _check_names(items: Any, name: str) -> None:
+    if items is not None and not (
+        isinstance(items, list | tuple) and all(isinstance(item, str) for item in items)
+    ):
+        raise BadRequest(f"{name} must be a list of texts, got {shown(items)}", param=name)
+
+
+def _check_timeout(timeout: Any) -> None:
+    if isinstance(timeout, str | list | dict):
+        try:
+            float(timeout)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            raise BadRequest(
+                f"timeout must be a number of seconds, got {shown(timeout)}", param="timeout"
+            ) from None
+
+
 def _check_message(message: Mapping[str, Any], where: str) -> None:
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str):
-        raise BadRequest(f"{where}.role must be a text, got {role!r}", param="messages")
+        raise BadRequest(f"{where}.role must be a text, got {shown(role)}", param="messages")
     if not isinstance(content, str | list | None):
         kind = type(content).__name__
         raise BadRequest(f"{where}.content must be a text or a list, got {kind}", param="messages")
@@ -75,7 +96,7 @@ def _check_message(message: Mapping[str, Any], where: str) -> None:
             raise BadRequest(f"{where}.content.{index} must be an object", param="messages")
         if role == "user" and part.get("type") not in ValidUserMessageContentTypes:
             raise BadRequest(
-                f"{where}.content.{index}: unknown type {part.get('type')!r}, "
+                f"{where}.content.{index}: unknown type {shown(part.get('type'))}, "
                 f"known are {', '.join(ValidUserMessageContentTypes)}",
                 param="messages",
             )

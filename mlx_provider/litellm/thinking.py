@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import BadRequest
+from ..invalid import shown
 from ..protocol import RENDERER_ARGUMENTS
 from .parameters import Parameters
 
@@ -42,7 +43,7 @@ def _effort(value: object) -> dict[str, Any]:
         return {}
     if not isinstance(value, str):
         raise BadRequest(
-            f"reasoning_effort must be a word, got {value!r}", param="reasoning_effort"
+            f"reasoning_effort must be a word, got {shown(value)}", param="reasoning_effort"
         )
     if value in ("none", "disable"):
         return {"enable_thinking": False}
@@ -56,6 +57,7 @@ def _thinking(value: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
     kind = value.get("type")
     if kind not in ("enabled", "adaptive", "disabled"):
         raise BadRequest(
-            f"thinking.type must be enabled, adaptive or disabled, got {kind!r}", param="thinking"
+            f"thinking.type must be enabled, adaptive or disabled, got {shown(kind)}",
+            param="thinking",
         )
     return {"enable_thinking": kind != "disabled"}, value.get("budget_tokens")
