@@ -18,7 +18,8 @@ LOWER = {"ge": "at least", "gt": "above"}
 UPPER = {"le": "at most", "lt": "below"}
 _BOUNDS = ("greater_than", "less_than")
 _UNITS = {"too_long": "entries", "string_too_long": "characters"}
-_WHOLE = ("json_invalid", "missing", "too_deep", "too_many", "no_unicode", "no_name")
+_BOUNDED = ("too_deep", "too_many", "no_unicode", "no_name")
+_WHOLE = ("json_invalid", "missing", *_BOUNDED)
 """Errors that are told without the value at fault, which may be the whole request."""
 
 
@@ -27,7 +28,9 @@ def bad_request(error: ValidationError, *, flat: bool = False) -> BadRequest:
 
     flat: the client gave the sampling parameters beside all others.
     """
-    first = error.errors(include_url=False)[0]
+    found = error.errors(include_url=False)
+    # where a value may be of two kinds, the bound says more than that it is not of the other
+    first = next((each for each in found if each["type"] in _BOUNDED), found[0])
     owner: type[BaseModel] = GenerateRequest
     loc = [part for part in first["loc"] if _is_field(part)]
     if loc[:1] == ["sampling"] and len(loc) > 1:

@@ -1,0 +1,102 @@
+"""Bodies that no honest client sends, at a real proxy: refused, and nobody is led astray."""
+
+import json
+
+import pytest
+
+URL = "/v1/chat/completions"
+HI = [{"role": "user", "content": "x"}]
+
+
+def body(**more):
+    return {"model": "scripted", "messages": HI, **more}
+
+
+def nested(depth):
+    return json.loads("[" * depth + "]" * depth)
+
+
+REFUSED = [
+    (body(stop=["x" * 100_000]), "stop.0: at most 1024 characters are possible, got 100000"),
+    (body(stop=["x"] * 5000), "stop: at most 64 entries are possible, got 5000"),
+    (body(logit_bias={str(i): 1 for i in range(20_000)}), "logit_bias: at most 1024 entries"),
+    (body(stop_token_ids=list(range(100_000))), "stop_token_ids: at most 1024 entries"),
+    (body(messages=HI * 11_000), "messages: at most 10000 entries"),
+    (body(tools=[{"type": "function", "function": {"name": "f"}}] * 3000), "tools: at most 2048"),
+    (body(response_format={"type": "json_schema", "x": nested(300)}), "nested deeper than 100"),
+    (body(guided_json="[" * 50_000), "guided_json is not JSON"),
+    (body(top_k=10**30), "top_k"),
+    (body(seed=2**64), "seed"),
+    (body(timeout="soon"), "timeout must be a number of seconds, got 'soon'"),
+    (body(allowed_openai_params=5), "allowed_openai_params must be a list of texts, got 5"),
+    (body(additional_drop_params=5), "additional_drop_params must be a list of texts, got 5"),
+    (body(api_key="my-own"), "api_key cannot be sent"),
+    (body(messages=None), "messages"),
+    (body(model=None), "model"),
+]
+
+
+@pytest.mark.parametrize(("sent", "words"), REFUSED)
+def test_refused(engine, raw, sent, words):
+    reply = raw.post(URL, json=sent)
+    assert reply.status_code == 400, reply.text[:500]
+    assert words in reply.text
+    assert "Traceback" not in reply.text
+    assert len(reply.text) < 2000
+    assert engine.seen()["requests"] == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("temperature", "NaN"), ("temperature", "Infinity"), ("logit_bias", '{"5": NaN}')],
+)
+def test_no_number(engine, raw, field, value):
+    content = f'{{"model": "scripted", "messages": {json.dumps(HI)}, "{field}": {value}}}'
+    reply = raw.post(URL, content=content, headers={"content-type": "application/json"})
+    assert (reply.status_code, "finite number" in reply.text) == (400, True)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"api_base": "http://127.0.0.1:9"},
+        {"base_url": "http://127.0.0.1:9"},
+        {"extra_body": {"api_base": "http://127.0.0.1:9"}},
+        {"litellm_params": {"api_base": "http://127.0.0.1:9", "api_key": "k"}},
+        {"extra_body": {"api_key": "k"}},
+        {"optional_params": {"api_base": "http://127.0.0.1:9"}},
+        {"fallbacks": [{"model": "scripted", "api_base": "http://127.0.0.1:9"}], "model": "absent"},
+    ],
+)
+def test_no_engine_but_the_operators_is_asked(engine, raw, more):
+    """LiteLLM itself refuses an address, with a 500; what it lets through we refuse by name."""
+    reply = raw.post(URL, json=body(**more))
+    assert reply.status_code in (400, 500)
+    assert "Traceback" not in reply.text
+    assert engine.seen()["requests"] == []
+
+
+def test_a_key_in_a_fallback_is_refused_too(engine, raw):
+    fallbacks = [{"model": "scripted", "api_key": "my-own"}]
+    reply = raw.post(URL, json=body(model="absent", fallbacks=fallbacks))
+    assert reply.status_code >= 400
+    assert engine.seen()["requests"] == []
+
+
+def test_what_a_client_says_of_options_and_tenants_changes_nothing(engine, raw):
+    plain = raw.post(URL, json=body())
+    first = engine.request
+    claimed = {
+        "metadata": {"user_api_key_hash": "another", "user_api_key_team_id": "theirs"},
+        "model_info": {"mlx": {"kv_bits": 4, "allow_file_media": True}},
+    }
+    posing = raw.post(URL, json=body(**claimed))
+    assert (plain.status_code, posing.status_code) == (200, 200)
+    for name in ("options", "salt", "model"):
+        assert engine.request[name] == first[name]
+
+
+def test_the_proxy_serves_on(engine, raw):
+    reply = raw.post(URL, json=body(messages=[{"role": "user", "content": "still\0here é😀"}]))
+    assert reply.status_code == 200
+    assert reply.json()["choices"][0]["message"]["content"] == "still\0here é😀"

@@ -1,0 +1,213 @@
+"""Small inputs of any size and shape: a 400 that names the part, in bounded time."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlx_provider.bounds import MAX_MESSAGES, MAX_TOKEN_IDS, MAX_TOOLS
+from mlx_provider.chat.grammar_request import demanded, response_schema
+from mlx_provider.chat.schema import SchemaReader
+from mlx_provider.errors import LONGEST, BadRequest
+from mlx_provider.litellm.call import Call, Deadline
+from mlx_provider.litellm.constraints import constraint
+from mlx_provider.litellm.parameters import Parameters
+from mlx_provider.litellm.shape import check_shape
+from mlx_provider.litellm.translate import generate_request
+from mlx_provider.protocol import GenerateRequest
+from mlx_provider.server.generate import parse_request
+
+HI = {"role": "user", "content": "x"}
+PART = {"type": "text", "text": "x"}
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def posted(**fields: Any) -> GenerateRequest:
+    """Straight to an engine."""
+    return parse_request(json.dumps({"model": "m", "messages": [HI], **fields}).encode())
+
+
+def translated(messages: Any = None, **params: Any) -> GenerateRequest:
+    """Through LiteLLM's handler."""
+    given = [HI] if messages is None else messages
+    deadline = Deadline(None, None)
+    return generate_request(Call("m", given, params, {}, None, None, deadline, SimpleNamespace()))
+
+
+ENTRIES = f"at most {MAX_TOKEN_IDS} entries are possible, got "
+SAME: list[tuple[dict[str, Any], str]] = [
+    ({"messages": [HI] * 20_000}, f"messages: at most {MAX_MESSAGES} entries are possible"),
+    ({"messages": [{"role": "user", "content": [PART] * 50_000}]}, "messages: holds more than"),
+    ({"tools": [TOOL] * 5000}, f"tools: at most {MAX_TOOLS} entries are possible"),
+    ({"tools": [{"type": "function", "function": {"p": nested(150)}}]}, "tools: nested deeper"),
+    ({"response_format": {"schema": nested(150)}}, "response_format: nested deeper than 100"),
+    ({"tool_choice": {"x": nested(150)}}, "tool_choice: nested deeper than 100"),
+    ({"stop_token_ids": list(range(100_000))}, f"stop_token_ids: {ENTRIES}100000"),
+    ({"stop_token_ids": ["x"] * 100_000}, f"stop_token_ids: {ENTRIES}100000"),
+    ({"n": 10**30}, "n: "),
+    ({"max_tokens": 1.5}, "max_tokens: "),
+]
+
+
+@pytest.mark.parametrize(("fields", "words"), SAME)
+def test_too_much_is_refused_with_the_same_words(fields: dict[str, Any], words: str) -> None:
+    told = []
+    for way in (posted, translated):
+        began = time.process_time()
+        with pytest.raises(BadRequest) as caught:
+            way(**fields)
+        assert time.process_time() - began < 10
+        told.append(caught.value.message)
+    assert told[0] == told[1]
+    assert told[0].startswith(words)
+
+
+SAMPLING: list[tuple[dict[str, Any], str]] = [
+    ({"logit_bias": {str(i): 1 for i in range(20_000)}}, f"logit_bias: {ENTRIES}20000"),
+    ({"logit_bias": {str(i): "x" for i in range(20_000)}}, f"logit_bias: {ENTRIES}20000"),
+    ({"logit_bias": {"5": float("nan")}}, "logit_bias: Input should be a finite number, got nan"),
+    ({"temperature": float("nan")}, "temperature: Input should be a finite number, got nan"),
+    ({"top_p": float("inf")}, "top_p: Input should be a finite number, got inf"),
+    ({"seed": 2**64}, "seed: "),
+    ({"seed": -(2**63) - 1}, "seed: "),
+    ({"top_k": 2**64}, "top_k: "),
+]
+
+
+@pytest.mark.parametrize(("fields", "words"), SAMPLING)
+def test_sampling_out_of_bounds(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        translated(**fields)
+    assert caught.value.message.startswith(words)
+    with pytest.raises(BadRequest) as caught:
+        posted(sampling=fields)
+    assert caught.value.message.startswith("sampling." + words.split(":", maxsplit=1)[0])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [{"role": "user", "content": "\ud83d"}]},
+        {"messages": [{"role": "user", "\udc00": "x"}]},
+        {"tools": [{"type": "function", "function": {"name": "f\ud800"}}]},
+        {"stop": ["\ud800"]},
+        {"chat_template_kwargs": {"x": "\ud800"}},
+    ],
+)
+def test_half_a_character_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest, match=r"surrogate|unicode"):
+        translated(**fields)
+
+
+def test_whole_characters_and_nul_are_text() -> None:
+    content = "😀\0é" * 3
+    assert translated([{"role": "user", "content": content}]).messages[0]["content"] == content
+
+
+@pytest.mark.parametrize("model", ["", "a\0b", "x" * 5000])
+def test_no_name_of_a_model(model: str) -> None:
+    with pytest.raises(BadRequest, match="model: "):
+        posted(model=model)
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"guided_json": "[" * 100_000}, "guided_json"),
+        ({"guided_json": [1] * 1_000_000}, "guided_json"),
+        ({"guided_regex": nested(900)}, "guided_regex"),
+        ({"reasoning_effort": nested(900)}, "reasoning_effort"),
+        ({"reasoning_effort": ["x" * 1_000_000]}, "reasoning_effort"),
+        ({"parallel_tool_calls": nested(900)}, "parallel_tool_calls"),
+        ({"chat_template_kwargs": nested(900)}, "chat_template_kwargs"),
+        ({"logit_bias": nested(900)}, "logit_bias"),
+    ],
+)
+def test_the_value_at_fault_is_shown_in_brief(fields: dict[str, Any], name: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        translated(**fields)
+    assert name in caught.value.message
+    assert len(caught.value.message) < 300
+
+
+def test_a_message_has_an_end() -> None:
+    assert len(BadRequest("x" * 1_000_000).message) == LONGEST + 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"allowed_openai_params": 5},
+        {"allowed_openai_params": ["top_k", 5]},
+        {"additional_drop_params": 5},
+        {"timeout": "soon"},
+        {"timeout": [1]},
+    ],
+)
+def test_what_litellm_would_trip_over(wrong: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest, match=min(wrong)):
+        check_shape({"messages": [HI], **wrong})
+
+
+def test_what_litellm_takes_is_left_alone() -> None:
+    for right in ({"timeout": "5"}, {"timeout": 5}, {"allowed_openai_params": ["top_k"]}, {}):
+        check_shape({"messages": [HI], **right})
+
+
+KEYS = st.sampled_from(
+    "type properties $ref $defs anyOf items enum const format pattern propertyNames required "
+    "minItems maxItems minimum exclusiveMinimum uniqueItems if allowed_tools tools mode function "
+    "name schema json_schema additionalProperties unevaluatedProperties".split()
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.sampled_from(["", "a", "#/x", "object", "date"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(value=st.dictionaries(KEYS, JSON, max_size=4))
+def test_any_json_is_read_or_refused(value: dict[str, Any]) -> None:
+    for read in (
+        SchemaReader("here").read,
+        SchemaReader("here", lenient=True).read,
+        response_schema,
+        lambda choice: demanded(posted(tool_choice=choice)),
+        lambda choice: constraint(Parameters({"response_format": choice})),
+    ):
+        with suppress(BadRequest):
+            read(value)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"format": []},
+        {"propertyNames": {"pattern": []}},
+        {"propertyNames": {"enum": 5}},
+        {"properties": {"a": {"format": {}}}},
+    ],
+)
+def test_keywords_of_a_wrong_type(schema: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest):
+        SchemaReader("here").read(schema)
+
+
+def test_a_choice_of_tools_that_lists_none() -> None:
+    for allowed in (5, {"tools": 5}, [1]):
+        with pytest.raises(BadRequest, match="tool_choice"):
+            demanded(posted(tool_choice={"type": "allowed_tools", "allowed_tools": allowed}))
