@@ -27,6 +27,7 @@ TABLE = [
     (errors.WrongContentType, BadRequestError, 400),
     (errors.UnsupportedModel, BadRequestError, 400),
     (errors.MediaError, BadRequestError, 400),
+    (errors.GrammarFailed, BadRequestError, 400),
     (errors.ContextTooLong, ContextWindowExceededError, 400),
     (errors.Unauthorized, ServiceUnavailableError, 503),
     (errors.ModelNotFound, NotFoundError, 404),
