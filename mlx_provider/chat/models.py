@@ -26,13 +26,14 @@ from ..errors import EngineDied, MLXProviderError
 from ..hub import folder_of
 from ..isolation import Isolation
 from ..protocol import ModelOptions, ModelStatus
-from ..records import ReasoningParser, ToolParser
+from ..records import LoadedModel
 from ..registry import PluginRegistry
 from ..upstream.checkpoint import named_context, read_json
 from .kv_choice import kv_kind, tried
 from .loading import Loading, WeightsKey, told
 from .model_pool import Lease, ModelPool
 from .served import Loaded, Running, Served
+from .turn_layout import layout_of
 from .weight_account import WeightAccount
 
 log = logging.getLogger(__name__)
@@ -222,17 +223,24 @@ class Models:
         tool = options.tool_parser or info.tool_parser
         thought = options.reasoning_parser or info.reasoning_parser
         template = info.chat_template or ""
+        calls = (
+            self._registry.tool_parser(tool)
+            if tool
+            else self._registry.detect_tool_parser(template)
+        )
+        thoughts = (
+            self._registry.reasoning_parser(thought)
+            if thought
+            else self._registry.detect_reasoning_parser(template)
+        )
         return Served(
             name=name,
             loaded=loaded,
             kind=kind,
             info=replace(info, context_length=options.context_length or info.context_length),
-            tool_parser=self._registry.tool_parser(tool)
-            if tool
-            else self._registry.detect_tool_parser(template),
-            reasoning_parser=self._registry.reasoning_parser(thought)
-            if thought
-            else self._registry.detect_reasoning_parser(template),
+            tool_parser=calls,
+            reasoning_parser=thoughts,
+            layout=layout_of(partial(_rendered, loaded.model), thoughts, calls),
             any_parser=tools.get(ANY_FORMAT),
             forced_parser=tools.get(FORCED_FORMAT),
         )
@@ -338,3 +346,7 @@ class Models:
     def _evict(self, to: int) -> None:
         if self._store is not None and self._store.evict_to(to):
             self._recorder.evicted(1)
+
+
+def _rendered(model: LoadedModel, messages: list[dict[str, Any]]) -> str:
+    return model.prepare(messages, tools=[], media=[], variables={}).text

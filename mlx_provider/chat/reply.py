@@ -10,8 +10,10 @@ from typing import Protocol
 from ..protocol import Delta, FinishReason, TokenLogprob, ToolCallDelta
 from ..records.parsing import ReasoningParser, ToolParser, Tools
 from ..records.reading import TextEvent, TextReader
+from .reply_edge import AnswerEdge
 from .reply_stops import StopText
 from .reply_text import ReplyFormat, read_reply
+from .turn_layout import NO_LAYOUT, TurnLayout
 
 log = logging.getLogger(__name__)
 
@@ -67,13 +69,15 @@ class Reply:
         parallel: bool = True,
         index: int = 0,
         ids: Callable[[int], str] = call_id,
+        layout: TurnLayout = NO_LAYOUT,
     ) -> None:
         self._detokenizer = detokenizer
         self._index, self._ids, self._parallel = index, ids, parallel
         self._reader = TextReader()
         self._stops = tuple(stops)
         self._filters = {"content": StopText(stops), "reasoning": StopText(stops)}
-        spec = ReplyFormat(tool_parser, tools, reasoning_parser, reasoning_open)
+        spec = ReplyFormat(tool_parser, tools, reasoning_parser, reasoning_open, layout)
+        self._edge = AnswerEdge(layout.before_call) if tool_parser is not None else None
         self._reading = read_reply(self._reader, spec, self._note)
         self.faults: list[str] = []
         """What went wrong in the parsers; the text concerned is shown as text."""
@@ -140,6 +144,8 @@ class Reply:
             self._ended = True
             if not self.stopped:
                 self._finish_text()
+            if self._edge is not None:
+                self._show_content(self._edge.finish())
         deltas = self._deltas(last=True)
         if reason == "stop" and self._whole_calls:
             return deltas, "tool_calls"
@@ -197,6 +203,8 @@ class Reply:
     def _take_call(self, event: TextEvent) -> None:
         if event.kind == "call":
             self._calls += 1
+            if self._edge is not None:
+                self._show_content(self._edge.call())
         if self._calls > 1 and not self._parallel:
             return
         number = self._calls - 1
@@ -222,11 +230,14 @@ class Reply:
     def _show(self, channel: str, text: str) -> None:
         if not text:
             return
-        draft = self._draft(channel)
-        if channel == "content":
-            draft.content += text
+        if channel == "reasoning":
+            self._draft(channel).reasoning += text
         else:
-            draft.reasoning += text
+            self._show_content(text if self._edge is None else self._edge.push(text))
+
+    def _show_content(self, text: str) -> None:
+        if text:
+            self._draft("content").content += text
 
     def _draft(self, kind: str) -> _Draft:
         if not self._drafts[-1].takes(kind):
@@ -236,7 +247,8 @@ class Reply:
     def _resolved(self) -> int:
         """Characters of the reply of which it is known what they are."""
         held = sum(stops.held for stops in self._filters.values())
-        return self._reader.position - held - self._cut
+        edge = self._edge.held if self._edge is not None else 0
+        return self._reader.position - held - edge - self._cut
 
     def _deltas(self, last: bool = False) -> list[Delta]:
         found = [draft for draft in self._drafts if not draft.empty()]

@@ -10,6 +10,7 @@ from ..records.blocks import read_block, scan_block
 from ..records.parsing import ReasoningParser, ToolParser, Tools, Whole
 from ..records.reading import Emit, NotACall, Reading, TextEnded, TextReader
 from ..records.turn_ends import read_turn_ends
+from .turn_layout import NO_LAYOUT, TurnLayout, leading, trailing
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,8 @@ class ReplyFormat:
     reasoning_parser: ReasoningParser | None = None
     reasoning_open: bool | None = False
     """Whether the prompt ended inside a thought; None: nobody knows."""
+    layout: TurnLayout = NO_LAYOUT
+    """White space that the chat template will write around the reply's texts."""
 
 
 Note = Callable[[str], None]
@@ -175,12 +178,13 @@ class _Marked:
     def open_thought(self) -> Reading[None]:
         """Read a thought from just after its opener to just after its closer."""
         reader, thoughts = self.reader, self.thoughts
-        self.held = ""
-        yield from reader.space()
-        yield from reader.accept(*self.openers)
+        space = yield from reader.space()
+        if (yield from reader.accept(*self.openers)):
+            space = ""
         if thoughts.header:
             yield from reader.accept(thoughts.header + "\n")
-        yield from reader.space()
+        space += yield from reader.space()
+        self.held = leading(space, self.spec.layout.thought_open)
         markers = (*self.closers, *self.openers, *self.calls, *self.breaks)
         while True:
             found = yield from reader.pass_until(markers, self.thought)
@@ -190,6 +194,7 @@ class _Marked:
                 return
             if found in self.closers:
                 reader.skip(len(found))
+                reader.reasoning(trailing(self.held, self.spec.layout.thought_close))
                 yield from self.close_thought()
                 return
             if found in self.openers:
@@ -228,7 +233,9 @@ class _Marked:
             if not self.closers or not (yield from reader.accept(*self.closers)):
                 break
             self.owed = max(0, self.owed - 1)
-        self.held = space[space.rfind("\n") + 1 :]
+        joint = self.spec.layout.answer_open
+        beyond = space[space.rfind("\n") + 1 :]
+        self.held = beyond if joint is None else leading(space, joint)
         yield from self.try_first()
 
     # ---- calls

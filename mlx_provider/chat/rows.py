@@ -41,5 +41,6 @@ def _reply(index: int, wire: GenerateRequest, form: Form, served: Served) -> Rep
         reasoning_open=form.reasoning_open,
         parallel=wire.parallel_tool_calls,
         index=index,
+        layout=form.layout,
         ids=lambda number: f"{call}_{number}",
     )

@@ -13,6 +13,7 @@ from ..errors import EngineDied
 from ..protocol import ModelStatus
 from ..records import LoadedModel, ModelInfo, ReasoningParser, ToolParser
 from .grammar import GrammarCompiler
+from .turn_layout import NO_LAYOUT, TurnLayout
 
 
 @dataclass(eq=False)
@@ -89,6 +90,8 @@ class Served:
     """Reads calls of a model whose template shows no known format."""
     forced_parser: ToolParser | None
     """Format of calls that such a model is made to write."""
+    layout: TurnLayout = NO_LAYOUT
+    """White space that the chat template writes around an assistant's texts."""
     warmed: bool = False
     """The operator's warm prompts were sent."""
 

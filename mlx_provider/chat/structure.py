@@ -15,6 +15,7 @@ from ..records import ReasoningParser, ToolParser
 from .grammar_readable import check_readable
 from .grammar_shapes import MESSAGES, CallShape, shape_for
 from .grammar_thoughts import Thoughts
+from .turn_layout import NO_LAYOUT, TurnLayout
 
 if TYPE_CHECKING:
     from .grammar import Structure
@@ -34,6 +35,8 @@ class Form:
     thought_end: str = ""
     """Text that ends a thought; empty: the model has none that could be forced."""
     warnings: tuple[str, ...] = ()
+    layout: TurnLayout = NO_LAYOUT
+    """White space that the chat template writes around the reply's texts."""
 
 
 def form_of(served: Served, request: GenerateRequest, text: str) -> Form:
@@ -58,7 +61,8 @@ def form_of(served: Served, request: GenerateRequest, text: str) -> Form:
     end = messages.thought_end if messages else reasoning.end if reasoning else ""
     if request.thinking_budget is not None and not end:
         warnings.append("thinking_budget has no effect: the model's thoughts are not marked off")
-    return Form(tools, reasoning, opened, structure, end, tuple(warnings))
+    layout = served.layout.behind(text, reasoning.openers() if reasoning else ())
+    return Form(tools, reasoning, opened, structure, end, tuple(warnings), layout)
 
 
 def _shape(request: GenerateRequest, tools: ToolParser) -> CallShape:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mlx_provider.chat.structure import ThinkingBudget
+from mlx_provider.chat.turn_layout import TurnLayout
 from mlx_provider.protocol import ModelOptions, Sampling
 
 POINT = {
@@ -179,3 +180,9 @@ def test_a_marker_is_forced_only_inside_a_thought() -> None:
         budget.advance(token)
     state.in_reasoning = False
     assert budget.mask() is None
+
+
+def test_a_model_is_served_with_the_layout_of_its_template(tiny: Any) -> None:
+    """White space that the template writes by itself is left out of a reply's texts."""
+    served = tiny("qwen3").service._models.get(tiny("qwen3").model, ModelOptions())
+    assert served.layout == TurnLayout("\n", "\n", "\n", "\n")
