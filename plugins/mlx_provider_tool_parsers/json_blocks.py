@@ -14,6 +14,8 @@ _HERMES = JsonBlock(openers=("<tool_call>",), end="</tool_call>")
 _BARE = JsonBlock(openers=("{",))
 _TAGS = TagFormat(unknown="json")
 _LLAMA = JsonBlock(openers=("<|python_tag|>", "{", "[{"))
+_BEFORE_ROLE = ("<|message_sep|>\n\n", "<|message_sep|>\n", "<|message_sep|>", "")
+"""The prompt may have begun the header, and models write its line ends or not."""
 _NAMED = TagFormat(blocks=(), block_end="")
 
 
@@ -134,9 +136,11 @@ def parsers() -> tuple[ToolParser, ...]:
         ),
         json_block(
             "gigachat3",
-            ("<|function_call|>", "<|message_sep|>\n\nfunction call<|role_sep|>"),
+            (
+                "<|function_call|>",
+                *(f"{before}function call<|role_sep|>" for before in _BEFORE_ROLE),
+            ),
             "",
-            first=("function call<|role_sep|>",),
             markers=("<|message_sep|>", "<|role_sep|>"),
             detect=lambda template: "function call<|role_sep|>" in template,
             aliases=("gigachat",),

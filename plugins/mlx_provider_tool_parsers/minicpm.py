@@ -26,7 +26,7 @@ CDATA, CDATA_END = "<![CDATA[", "]]>"
 PARAMETERS = ("<param name", "<parameter name")
 
 _TOKEN = re.compile("|".join(map(re.escape, (OPEN, CLOSE, CDATA, CDATA_END))))
-_HEADER = re.compile(r"""\s*=?\s*(["'])([^"'<>]+)\1\s*""")
+_HEADER = re.compile(r"""\s*=?\s*(?:"([^"<>]+)"|'([^'<>]+)'|([^\s"'<>]+))\s*""")
 
 
 def scan(reader: TextReader, tools: Tools) -> Reading[None]:
@@ -34,10 +34,10 @@ def scan(reader: TextReader, tools: Tools) -> Reading[None]:
     start = reader.mark()
     yield from reader.expect(OPEN)
     yield from reader.space()
-    if (yield from reader.peek()) not in ('"', "'"):
-        raise NotACall("a name stands in quotes")
+    quoted = (yield from reader.peek()) in ('"', "'")
     arguments: dict[str, str] = {}
-    name = yield from claimed(_call(reader, arguments), _element(start))
+    name = "" if quoted else (yield from _header(reader))
+    name = yield from claimed(_call(reader, name, arguments), _element(start))
     known = functions(tools)
     wrong = known and (name not in known or not properties(tools, name).keys() >= arguments.keys())
     if wrong:
@@ -48,16 +48,16 @@ def scan(reader: TextReader, tools: Tools) -> Reading[None]:
 
 
 def _header(reader: TextReader) -> Reading[str]:
-    """The quoted name up to the end of a tag."""
+    """The name up to the end of a tag."""
     found = _HEADER.fullmatch((yield from reader.until(">", "<")))
     if found is None or not (yield from reader.accept(">")):
-        raise NotACall("a name stands in quotes")
-    return found[2].strip()
+        raise NotACall("a tag has one name")
+    return next(name for name in found.groups() if name is not None).strip()
 
 
-def _call(reader: TextReader, arguments: dict[str, str]) -> Reading[str]:
-    """The name; then parameters, or one JSON object of them, up to the closing tag."""
-    name = yield from _header(reader)
+def _call(reader: TextReader, name: str, arguments: dict[str, str]) -> Reading[str]:
+    """The name, if it is not read; then parameters, or one JSON object of them; the end."""
+    name = name or (yield from _header(reader))
     yield from reader.space()
     if (yield from reader.at("{")):
         value = json.loads((yield from read_whole(reader)))
@@ -82,7 +82,7 @@ def _written(tools: Tools, name: str, key: str, text: str) -> str:
 
 
 def _value(reader: TextReader) -> Reading[str]:
-    """Text and CDATA sections; white space beside a section is layout. No tags."""
+    """Text without the white space around it, and CDATA sections as they stand. No tags."""
     plain: list[str] = []
     raw: list[str] = []
     while True:
@@ -90,12 +90,11 @@ def _value(reader: TextReader) -> Reading[str]:
         if (yield from reader.accept("</param>", "</parameter>")):
             break
         yield from reader.expect(CDATA)
-        raw.append("".join(plain) if "".join(plain).strip() else "")
+        raw.append(html.unescape("".join(plain).strip()))
         plain = []
         raw.append((yield from reader.until(CDATA_END)))
         reader.skip(len(CDATA_END))
-    rest = "".join(plain)
-    return "".join(raw) + (html.unescape(rest) if rest.strip() or not raw else "")
+    return "".join(raw) + html.unescape("".join(plain).strip())
 
 
 def _element(start: int) -> Rest:

@@ -5,31 +5,27 @@ from __future__ import annotations
 import re
 
 from mlx_provider import ReasoningParser, ToolParser
-from mlx_provider.records import Emit, Reading, TextReader, Tools, read_block, scan_block
+from mlx_provider.records import (
+    Emit,
+    Reading,
+    TextReader,
+    Tools,
+    read_block,
+    read_turn_ends,
+    scan_block,
+)
 
 from .invoke_tags import invoke
 
 FORM = invoke("atem:function_calls", "atem:", bare=False, lines=False, forgiving=False)
 START, MESSAGE, ENDS = "<|start|>", "<|message|>", ("<|eom|>", "<|eot|>")
+MARKERS = (START, MESSAGE, *ENDS, FORM.call, FORM.call_end, FORM.key, FORM.value_end)
 
-_WORD = re.compile(r"\w*")
+_ADDRESSEE = re.compile(r"[^\s<]*")
 
 
 def _speaks(template: str) -> bool:
     return "<atem:function_calls>" in template or "to=self" in template
-
-
-CALLS = ToolParser(
-    name="muse",
-    start=FORM.blocks[0],
-    end=FORM.block_end,
-    scan=FORM.scan,
-    atomic=True,
-    markers=(FORM.call, FORM.call_end, FORM.key, FORM.value_end),
-    detect=_speaks,
-    aliases=("muse_glimmer", "muse_spark", "atem"),
-    rank=3,
-)
 
 
 def read_muse(reader: TextReader, tools: Tools | None) -> Reading[None]:
@@ -61,7 +57,7 @@ def _header(reader: TextReader, *, begun: bool = False) -> Reading[str | None]:
     yield from reader.accept("assistant")
     yield from reader.space()
     told = yield from reader.accept("to=", *(("=",) if begun else ()))
-    addressee = yield from reader.run(_WORD)
+    addressee = yield from reader.run(_ADDRESSEE)
     known = bool(told) or (begun and addressee in ("self", "user", ""))
     if (known or started) and (yield from reader.accept(MESSAGE)):
         reader.release()
@@ -84,8 +80,25 @@ def _body(
             reader.skip(len(found) if ends is ENDS else 0)
             return
         scan = scan_block(CALLS, reader, tools or ())
-        yield from read_block(reader, scan, CALLS, block, emit)
+        called = yield from read_block(reader, scan, CALLS, block, emit)
         reader.forget_marks()
+        if called and ends is not ENDS:
+            space = yield from read_turn_ends(reader, (START, block))
+            emit(space if (yield from reader.peek()) else "")
+
+
+CALLS = ToolParser(
+    name="muse",
+    start=FORM.blocks[0],
+    end=FORM.block_end,
+    scan=FORM.scan,
+    atomic=True,
+    whole=read_muse,
+    markers=MARKERS,
+    detect=_speaks,
+    aliases=("muse_glimmer", "muse_spark", "atem"),
+    rank=3,
+)
 
 
 def parsers() -> tuple[ToolParser, ...]:
@@ -101,7 +114,7 @@ def reasoning_parsers() -> tuple[ReasoningParser, ...]:
             start="",
             end="",
             whole=read_muse,
-            markers=(START, MESSAGE, *ENDS, FORM.blocks[0], FORM.block_end),
+            markers=(*MARKERS, FORM.blocks[0], FORM.block_end),
             detect=_speaks,
             aliases=("muse_glimmer",),
             rank=3,

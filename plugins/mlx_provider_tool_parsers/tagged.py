@@ -106,6 +106,8 @@ class _TagReader:
         yield from reader.expect(form.call.removesuffix("="))
         header = yield from self.header()
         name = header_name(header)
+        if not name and (yield from self.unnamed()):
+            return
         if not name:
             raise NotACall("a call has a name")
         known = form.undeclared or accepts(self.tools)(name)
@@ -119,6 +121,17 @@ class _TagReader:
         if not known:
             raise NotACall("no such tool", whole=True)
         self.found = True
+
+    def unnamed(self) -> Reading[bool]:
+        """Read a call whose name stands in a JSON object, if one is here: `<invoke>{...}`."""
+        form, reader = self.form, self.reader
+        yield from reader.space()
+        if not (yield from reader.at("{")):
+            return False
+        known = None if form.undeclared else accepts(self.tools)
+        yield from JsonBlock((), form.call_end, known=known).between(reader)
+        self.found = True
+        return True
 
     def header(self) -> Reading[str]:
         header = yield from self.reader.until(">")

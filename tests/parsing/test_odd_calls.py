@@ -106,6 +106,8 @@ def test_json_where_step3_has_a_tag() -> None:
         ("glm47", '<tool_call>f\n{"a": "v"}\n</tool_call>'),
         ("hy_v3", '<tool_calls><tool_call>f<tool_sep>{"a": "v"}</tool_call></tool_calls>'),
         ("minicpm5", '<function name="f">{"a": "v"}</function>'),
+        ("minicpm5", "<function name=f><param name=a> v\n</param></function>"),
+        ("dots", '<dots_function_call><invoke>{"name": "f", "arguments": {"a": "v"}}</invoke>'),
         ("dots", '<dots_function_call><invoke name="f">{"a": "v"}</invoke></dots_function_call>'),
     ],
 )
@@ -189,6 +191,15 @@ def test_muse_begins_with_an_answer(begun: str) -> None:
     assert (found.reasoning, found.content) == ("", "Hi")
 
 
+def test_muse_addresses_a_tool() -> None:
+    call = written(PARSERS["muse"], "f", {"a": "v"})
+    text = (
+        f" to=functions.f-1<|message|>{call}<|eom|><|start|>assistant to=user<|message|>Hi<|eot|>"
+    )
+    found = both(text, "muse", TOOLS)
+    assert (found.whole_calls, found.content) == ([("f", {"a": "v"})], "Hi")
+
+
 @pytest.mark.parametrize("text", ["self", "user said so", "assistant to=user", "to=self: no"])
 def test_muse_words_that_are_no_header(text: str) -> None:
     for chunks in ([text], list(text)):
@@ -223,9 +234,11 @@ def test_harmony_words_that_are_no_header() -> None:
         assert both(text, "harmony").content == text
 
 
-def test_gigachat_begins_in_a_header() -> None:
-    text = 'function call<|role_sep|>\n{"name": "f", "arguments": {"a": "v"}}'
-    assert both(text, "gigachat3").whole_calls == [("f", {"a": "v"})]
+@pytest.mark.parametrize("begun", ["", "So<|message_sep|>", "So<|message_sep|>\n"])
+def test_gigachat_begins_in_a_header(begun: str) -> None:
+    text = begun + 'function call<|role_sep|>\n{"name": "f", "arguments": {"a": "v"}}'
+    found = both(text, "gigachat3")
+    assert (found.whole_calls, found.content) == ([("f", {"a": "v"})], begun[:2])
 
 
 # ---- ids in place of names
