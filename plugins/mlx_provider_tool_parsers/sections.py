@@ -41,14 +41,15 @@ class Section:
     """(text before the arguments, tools) -> name; empty: only the arguments tell it."""
 
     def scan(self, reader: TextReader, tools: Tools) -> Reading[None]:
-        """Read one section; text in it that is no call is noise."""
+        """Read one section; text in it that is no call is noise, up to another section."""
         yield from reader.accept(*self.begin)
         before = reader.calls
         while True:
-            found = yield from reader.pass_until((self.call, *self.end), ignore)
-            reader.skip(len(found))
+            found = yield from reader.pass_until((self.call, *self.end, *self.begin), ignore)
             if found != self.call:
+                reader.skip(len(found) if found in self.end else 0)
                 break
+            reader.skip(len(found))
             yield from self.one(reader, tools)
         if reader.calls == before:
             raise NotACall("a section without a call")

@@ -19,13 +19,14 @@ def scan(reader: TextReader, tools: Tools) -> Reading[None]:
     yield from reader.expect(BEGIN)
     before = reader.calls
     while True:
-        found = yield from reader.pass_until((FORM.call, SEPARATOR, END), ignore)
+        found = yield from reader.pass_until((FORM.call, SEPARATOR, END, BEGIN), ignore)
         if found == FORM.call:
             yield from claimed(read_call(FORM, reader, tools), through(END))
             continue
-        reader.skip(len(found))
         if found != SEPARATOR:
+            reader.skip(len(found) if found == END else 0)
             break
+        reader.skip(len(found))
         yield from reader.space()
         if (yield from reader.at("{")):
             yield from claimed(CallObject(reader).read(), through(END))
