@@ -11,7 +11,7 @@ from functools import partial
 from math import inf
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 from ..config import EngineSettings
 from ..engine.account import Recorder
@@ -38,7 +38,6 @@ from .weight_account import WeightAccount
 
 log = logging.getLogger(__name__)
 
-P = TypeVar("P", ToolParser, ReasoningParser)
 ANY_FORMAT = "auto"
 FORCED_FORMAT = "hermes"
 MASK_THREADS = 2

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from ..isolation import Isolation
 from ..records import ReasoningParser, ToolParser
-from ..registry.isolation import Isolation
 
 THOUGHT, ANSWER = "xTHOUGHTx", "xANSWERx"
 PAD = " "
