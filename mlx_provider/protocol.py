@@ -66,6 +66,9 @@ class ModelOptions(_Wire):
     context_length: int | None = Field(None, gt=0)
     kv_bits: Literal[4, 8] | None = None
     kv_group_size: Literal[32, 64, 128] = 64
+    dtype: Literal["auto", "native", "float32", "bfloat16", "float16"] = "auto"
+    """Of the weights in memory; `native`: the checkpoint's; `auto`: that, but float32 on a CPU
+    where it fits into memory."""
     modality: Literal["auto", "text"] = "auto"
     """`text`: serve a model that sees without the weights that see."""
     unseen_media: Literal["omit", "refuse"] | None = None

@@ -22,6 +22,7 @@ from ..protocol import ModelOptions
 from ..records import LoadedModel, LoadOptions, ModelFamily
 from ..registry import PluginRegistry
 from ..upstream.checkpoint import read_json
+from ..upstream.expand import weights_dtype
 from ..upstream.weight_files import weights_estimate
 from .grammar import GrammarCompiler
 from .model_pool import Plan
@@ -29,6 +30,7 @@ from .served import Loaded
 
 log = logging.getLogger(__name__)
 
+VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 BACK = 0.9
 """Share of its bytes that an unloaded model must give back, or it is told."""
 
@@ -42,6 +44,7 @@ class WeightsKey:
     adapter: Path | None
     trust_remote_code: bool
     modality: Literal["auto", "text"]
+    dtype: str
     extra: str
     """As JSON."""
     context_length: int | None = None
@@ -55,6 +58,7 @@ class WeightsKey:
             _adapter(options),
             options.trust_remote_code,
             options.modality,
+            options.dtype,
             options.model_dump_json(include={"extra"}),
         )
 
@@ -79,27 +83,36 @@ class Loading:
         feature_bytes: int,
         mask_pool: Executor,
         shrink_store: Callable[[], None],
+        limit: Callable[[], int],
     ) -> None:
-        """`shrink_store` (engine thread): leave the room that weights have reserved."""
+        """`limit`: bytes that all models and rows may take. `shrink_store` (engine thread): leave
+        the room that weights have reserved."""
         self._registry = registry
         self._worker = worker
         self._feature_bytes = feature_bytes
         self._mask_pool = mask_pool
         self._shrink_store = shrink_store
+        self._limit = limit
 
     def plan(self, key: WeightsKey, options: ModelOptions) -> Plan[Loaded]:
         """What loading will take. Raises `BadRequest` for a folder that no family serves."""
         family, plugin = self._registry.family_for(read_json(key.folder / "config.json"))
+        dtype = weights_dtype(
+            key.dtype, weights_estimate(key.folder, key.adapter, expanded=4), self._limit()
+        )
         chosen = LoadOptions(
             adapter=key.adapter,
             trust_remote_code=options.trust_remote_code,
             context_length=key.context_length,
             modality=key.modality,
+            dtype=dtype,
             extra=options.extra,
         )
         return Plan(
             key.folder.name,
-            weights_estimate(key.folder, key.adapter),
+            weights_estimate(
+                key.folder, key.adapter, expanded=None if dtype is None else VALUE_BYTES[dtype]
+            ),
             partial(self._load, key, family, plugin.name, chosen),
         )
 

@@ -98,6 +98,7 @@ class Models:
             feature_bytes=settings.feature_bytes,
             mask_pool=self._mask_pool,
             shrink_store=self._shrink_store,
+            limit=partial(memory_limit, settings.memory_limit),
         )
         self.pool = ModelPool(
             WeightAccount(partial(memory_limit, settings.memory_limit)),

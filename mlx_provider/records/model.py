@@ -38,7 +38,7 @@ class LoadOptions:
     """`text`: leave the weights of other parts than the text model where they are."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     dtype: str | None = None
-    """Cast floating weights to this dtype after loading (`float32`, ...); tests use it."""
+    """Expand the weights to this dtype after loading (`float32`, ...), quantised ones, too."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from ..errors import BadRequest
 from ..records import Features, LoadOptions, MediaItem, MediaSpan, ModelInfo, PrefillChunk, Prompt
 from . import attention, cpu_functions, mlx_lm
 from .checkpoint import describe
+from .expand import expand
 from .hf_tokenizer import HFTokenizer
 
 
@@ -67,7 +68,7 @@ def load_text(
     """
     loaded = mlx_lm.load(path, adapter=options.adapter, trust_remote_code=options.trust_remote_code)
     if options.dtype is not None:
-        loaded.model.set_dtype(getattr(mx, options.dtype))
+        expand(loaded.model, options.dtype)
     if change is not None:
         change(loaded.model)
     mx.eval(loaded.model.parameters())

@@ -22,6 +22,7 @@ from ..errors import BadRequest, UnsupportedModel, wrong_option
 from ..isolation import Isolation
 from ..records import LoadOptions
 from .checkpoint import read_json
+from .expand import expand
 from .file_limit import file_limit_kept
 
 with file_limit_kept():
@@ -60,7 +61,7 @@ def load_model(
     if options.adapter is not None:
         model = _with_adapter(model, options.adapter)
     if options.dtype is not None:
-        model.set_dtype(getattr(mx, options.dtype))
+        expand(model, options.dtype)
     if options.modality == "text":
         _drop_other_parts(model)
     mx.eval(model.parameters())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,13 @@ VALUE_BYTES = {
 """Bytes of one value in memory by its dtype in the file."""
 
 
-def weights_estimate(folder: Path, adapter: Path | None = None) -> int:
+def weights_estimate(
+    folder: Path, adapter: Path | None = None, *, expanded: int | None = None
+) -> int:
     """Bytes of the weights of a model folder, and of an adapter's, once they are loaded.
+
+    `expanded`: bytes of a value where weights are loaded in another dtype, quantised ones spread
+    out.
 
     Tensors that loading leaves aside (an MTP head, a tower that a text model has no use for)
     count, too. A file that is not safetensors counts with its size: loading will say what is
@@ -31,7 +37,37 @@ def weights_estimate(folder: Path, adapter: Path | None = None) -> int:
     """
     own = _tensors(_weight_files(folder))
     added = {} if adapter is None else _tensors(sorted(adapter.glob("*.safetensors")))
-    return sum(own.values()) + sum(added.values())
+    groups = None if expanded is None else _group_sizes(folder)
+    return sum(_bytes(tensors, expanded, groups) for tensors in (own, added))
+
+
+def _bytes(
+    tensors: Mapping[str, _Tensor], expanded: int | None, groups: Callable[[str], int] | None
+) -> int:
+    if expanded is None or groups is None:
+        return sum(tensor.nbytes for tensor in tensors.values())
+    found = 0
+    for name, tensor in tensors.items():
+        layer, _, part = name.rpartition(".")
+        if part in ("scales", "biases") and f"{layer}.scales" in tensors:
+            continue
+        scales = tensors.get(f"{layer}.scales") if part == "weight" else None
+        values = tensor.values if scales is None else scales.values * groups(layer)
+        found += values * expanded if tensor.floating or scales is not None else tensor.nbytes
+    return found
+
+
+def _group_sizes(folder: Path) -> Callable[[str], int]:
+    """Values that share a scale, by layer (mlx-lm 0.32.2: `quantization` of config.json)."""
+    config = json.loads((folder / "config.json").read_text())
+    chosen = config.get("quantization") or config.get("quantization_config") or {}
+    general = chosen.get("group_size", 64)
+
+    def of(layer: str) -> int:
+        own = chosen.get(layer)
+        return int(own.get("group_size", general) if isinstance(own, dict) else general)
+
+    return of
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -49,14 +85,22 @@ def _indexed(folder: Path) -> list[Path]:
         return []
 
 
-def _tensors(files: Iterable[Path]) -> dict[str, int]:
-    """Bytes by name: a tensor that two files hold is loaded once."""
-    found: dict[str, int] = {}
+@dataclass(frozen=True)
+class _Tensor:
+    values: int
+    nbytes: int
+    floating: bool
+
+
+def _tensors(files: Iterable[Path]) -> dict[str, _Tensor]:
+    """By name: a tensor that two files hold is loaded once."""
+    found: dict[str, _Tensor] = {}
     for path in files:
         try:
-            found |= {name: _size(entry) for name, entry in _header(path).items()}
+            found |= {name: _tensor(entry) for name, entry in _header(path).items()}
         except (OSError, ValueError, KeyError, TypeError):
-            found[str(path)] = path.stat().st_size if path.is_file() else 0
+            size = path.stat().st_size if path.is_file() else 0
+            found[str(path)] = _Tensor(0, size, floating=False)
     return found
 
 
@@ -70,5 +114,6 @@ def _header(path: Path) -> dict[str, Mapping[str, Any]]:
     return header
 
 
-def _size(entry: Mapping[str, Any]) -> int:
-    return prod(int(side) for side in entry["shape"]) * VALUE_BYTES[entry["dtype"]]
+def _tensor(entry: Mapping[str, Any]) -> _Tensor:
+    values, dtype = prod(int(side) for side in entry["shape"]), str(entry["dtype"])
+    return _Tensor(values, values * VALUE_BYTES[dtype], "F" in dtype)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mlx_provider.chat.media import SeenImages, load_media
+from mlx_provider.chat.media import load_media
 from mlx_provider.chat.media_clip import Clip, container
 from mlx_provider.chat.media_policy import MediaPolicy
 from mlx_provider.chat.messages import normalise
@@ -58,12 +58,10 @@ def test_two_frames_of_each_second(clips: dict[str, bytes], kind: str) -> None:
     assert np.allclose(item.pixels[..., 2].mean(axis=(1, 2)), reds / 2, atol=6)
 
 
-def test_a_clip_seen_before_waits_until_its_frames_are_wanted(clips: dict[str, bytes]) -> None:
+def test_a_clip_is_known_by_its_content(clips: dict[str, bytes]) -> None:
     done = normalise([{"role": "user", "content": [part(clips["mp4"])]}], hoist_system=False)
-    seen = SeenImages()
-    first, again = (load_media(done.media, None, seen)[0] for _ in range(2))
+    first, again = (load_media(done.media)[0] for _ in range(2))
     assert (again.content_hash, again.shape) == (first.content_hash, first.shape)
-    assert "pixels" not in vars(again)
     assert (again.pixels == first.pixels).all()
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import gc
 import json
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +22,7 @@ from mlx_provider import PrefillChunk
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.prefix_store import PrefixStore
 from mlx_provider.engine.request import Phase, Request
-from mlx_provider.isolation import Isolation, told
+from mlx_provider.isolation import Isolation
 from mlx_provider.protocol import Failed
 from mlx_provider.testing.driver import (
     TokenOutput,
@@ -302,9 +304,31 @@ def test_whatever_a_requests_work_raises_ends_it_alone(
 def test_an_error_is_told_with_the_line_of_the_strangers_code() -> None:
     with Isolation() as tried:
         json.loads("{")
-    assert tried.error is not None
-    assert told(tried.error).startswith("JSONDecodeError: Expecting property name")
-    assert "test_isolation, line" in told(tried.error)
+    assert tried.fault is not None
+    assert tried.fault.told.startswith("JSONDecodeError: Expecting property name")
+    assert "test_isolation, line" in tried.fault.told
+
+
+def test_a_fault_keeps_nothing_alive_that_the_block_had_made() -> None:
+    made: list[weakref.ref[Panic]] = []
+
+    def fail() -> None:
+        large = Panic()
+        made.append(weakref.ref(large))
+        try:
+            json.loads("{")
+        except ValueError as error:
+            raise Odd("outer") from error
+
+    gc.disable()
+    try:
+        with Isolation() as tried:
+            fail()
+        assert made[0]() is None
+    finally:
+        gc.enable()
+    assert tried.fault is not None
+    assert "JSONDecodeError" in tried.fault.trace
 
 
 def test_ctrl_c_is_the_users() -> None:

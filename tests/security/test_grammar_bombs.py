@@ -27,7 +27,7 @@ from mlx_provider.config import EngineSettings
 from mlx_provider.errors import BadRequest, GrammarFailed, RequestFailed
 from mlx_provider.litellm.call import Call, Deadline
 from mlx_provider.litellm.errors import to_litellm
-from mlx_provider.litellm.translate import generate_request
+from mlx_provider.litellm.translate import generate_requests
 from mlx_provider.mailbox import Mailbox
 from mlx_provider.protocol import Delta, Done, Event, Failed, GenerateRequest
 
@@ -147,7 +147,7 @@ def test_a_bomb_in_a_strict_tool_is_refused(
 def test_many_choices_are_a_grammar_too_long() -> None:
     params = {"guided_choice": [f"choice {i}" for i in range(100_000)]}
     call = Call("demo", MESSAGES, params, {}, None, None, Deadline(None, None), SimpleNamespace())
-    asked = generate_request(call)
+    (asked,) = generate_requests(call)
     assert asked.grammar is not None
     assert len(asked.grammar["value"]) > grammar_trial.MAX_GRAMMAR
 

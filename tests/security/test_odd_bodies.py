@@ -20,7 +20,7 @@ from mlx_provider.litellm.call import Call, Deadline
 from mlx_provider.litellm.constraints import constraint
 from mlx_provider.litellm.parameters import Parameters
 from mlx_provider.litellm.shape import check_shape
-from mlx_provider.litellm.translate import generate_request
+from mlx_provider.litellm.translate import generate_requests
 from mlx_provider.protocol import GenerateRequest
 from mlx_provider.server.generate import parse_request
 
@@ -45,7 +45,9 @@ def translated(messages: Any = None, **params: Any) -> GenerateRequest:
     """Through LiteLLM's handler."""
     given = [HI] if messages is None else messages
     deadline = Deadline(None, None)
-    return generate_request(Call("m", given, params, {}, None, None, deadline, SimpleNamespace()))
+    call = Call("m", given, params, {}, None, None, deadline, SimpleNamespace())
+    (made,) = generate_requests(call)
+    return made
 
 
 ENTRIES = f"at most {MAX_TOKEN_IDS} entries are possible, got "
