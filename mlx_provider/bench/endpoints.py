@@ -39,7 +39,7 @@ class Client:
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self._http = httpx.Client(base_url=server.url, timeout=TIMEOUT)
+        self._http = httpx.Client(base_url=server.url, headers=server.headers, timeout=TIMEOUT)
 
     def close(self) -> None:
         self._http.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import runpy
+import secrets
 import socket
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from typing import Literal
 
 import httpx
 
+from ..config import PREFIX
 from ..errors import EngineUnavailable
 
 Dialect = Literal["generate", "chat"]
@@ -83,12 +85,19 @@ class Server:
     kind: Kind
     url: str
     folder: Path
+    key: str
+    """Which ours needs and others ignore."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.key}"}
 
     def reset(self) -> None:
         """Empty its prefix cache. Raises `httpx.HTTPError`."""
         if self.kind.reset is not None:
             method, path = self.kind.reset
-            httpx.request(method, self.url + path, timeout=60).raise_for_status()
+            address = self.url + path
+            httpx.request(method, address, headers=self.headers, timeout=60).raise_for_status()
 
 
 @contextmanager
@@ -97,7 +106,8 @@ def running(kind: Kind, folder: Path, log: Path) -> Iterator[Server]:
 
     Raises `EngineUnavailable` with the log's last lines if it does not come up.
     """
-    port = free_port()
+    port, key = free_port(), secrets.token_urlsafe()
+    own = {PREFIX + "API_KEY": key, PREFIX + "MODEL_ROOTS": str(folder)}
     command = [sys.executable, "-m", __spec__.name, kind.module, *kind.arguments]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     if kind.takes_model:
@@ -108,10 +118,10 @@ def running(kind: Kind, folder: Path, log: Path) -> Iterator[Server]:
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
-            env=os.environ | {"HF_HUB_OFFLINE": "1"} | dict(kind.environment),
+            env=os.environ | {"HF_HUB_OFFLINE": "1"} | own | dict(kind.environment),
         )
     try:
-        server = Server(kind, f"http://127.0.0.1:{port}", folder)
+        server = Server(kind, f"http://127.0.0.1:{port}", folder, key)
         _await_health(process, server, log)
         yield server
     finally:
@@ -141,7 +151,8 @@ def _await_health(process: subprocess.Popen[bytes], server: Server, log: Path) -
         if process.poll() is not None:
             break
         try:
-            if httpx.get(server.url + server.kind.health, timeout=5).is_success:
+            address = server.url + server.kind.health
+            if httpx.get(address, headers=server.headers, timeout=5).is_success:
                 return
         except httpx.TransportError:
             pass

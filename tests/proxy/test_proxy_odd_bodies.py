@@ -92,7 +92,7 @@ def test_what_a_client_says_of_options_and_tenants_changes_nothing(engine, raw):
     }
     posing = raw.post(URL, json=body(**claimed))
     assert (plain.status_code, posing.status_code) == (200, 200)
-    for name in ("options", "salt", "model"):
+    for name in ("options", "tenant", "model"):
         assert engine.request[name] == first[name]
 
 

@@ -40,7 +40,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedOf]:
     @cache
     def loaded(name: str) -> Served:
         folder = "demo" if name == "demo" else str(build(tmp_path_factory.mktemp("m") / name, name))
-        return service._models.get(folder, ModelOptions())
+        with service._models.use(folder, ModelOptions()) as use:
+            return use.served
 
     yield loaded
     service.close()
@@ -269,7 +270,8 @@ def test_what_a_template_does_to_hidden_text_is_told(served: ServedOf, tmp_path:
     )
     service = ChatService(EngineSettings())
     try:
-        odd = service._models.get(str(folder), ModelOptions())
+        with service._models.use(str(folder), ModelOptions()) as use:
+            odd = use.served
         assert any("private characters" in note for note in odd.status.notes)
         prompt = prompt_of(odd, [{"role": "user", "content": "<|eot_id|>"}])
     finally:

@@ -249,7 +249,8 @@ def test_a_strangers_error_names_the_line_of_its_code(
     def prepare(*args: Any, **more: Any) -> None:
         raise Odd("no such key")
 
-    served = qwen.service._models.get(qwen.model, ModelOptions())
+    with qwen.service._models.use(qwen.model, ModelOptions()) as use:
+        served = use.served
     monkeypatch.setattr(type(served.model), "prepare", prepare)
     with pytest.raises(RequestFailed, match=r"Odd: no such key \(.*test_service_basics, line \d+"):
         qwen.start()

@@ -66,10 +66,11 @@ def test_a_model_that_sees_may_be_served_as_text(tiny: Any, family: str) -> None
             model.ask(messages=history(in_tool), options=as_text)
     left_out = ModelOptions(modality="text", unseen_media="omit")
     assert model.ask(messages=history(False), max_tokens=2, options=left_out).warnings
-    whole, bare = (
-        model.service._models.get(model.model, options).status
-        for options in (ModelOptions(), as_text)
-    )
+    found = []
+    for options in (ModelOptions(), as_text):
+        with model.service._models.use(model.model, options) as use:
+            found.append(use.served.status)
+    whole, bare = found
     assert (whole.vision, bare.vision) == (True, False)
     assert bare.family == whole.family
     tower = whole.weights_bytes - bare.weights_bytes
@@ -100,16 +101,17 @@ def test_the_tower_of_a_model_served_as_text_is_not_in_memory(
 )
 def test_a_quantised_cache_that_a_model_cannot_read(tiny: Any, family: str, shape: Any) -> None:
     model = tiny(family, **shape)
-    with pytest.raises(BadRequest, match=r"does not run with kv_bits=4.*take kv_bits out") as error:
+    with pytest.raises(BadRequest, match=r"model_info\.mlx\.kv_") as error:
         model.ask(options=ModelOptions(kv_bits=4, kv_group_size=32))
-    assert error.value.param == "kv_bits"
+    assert error.value.param in ("model_info.mlx.kv_bits", "model_info.mlx.kv_group_size")
     assert model.ask(max_tokens=2).only.reason == "length"
 
 
 def test_notes_are_where_an_operator_looks(tiny: Any) -> None:
     from dataclasses import replace
 
-    served = tiny("qwen3").service._models.get(tiny("qwen3").model, ModelOptions())
-    noted = replace(served.model.info, notes=("images are slow",))
-    shown = replace(served, model=replace(served.model, info=noted)).status
-    assert shown.notes == ["images are slow", *served.probe.notes]
+    model = tiny("qwen3")
+    with model.service._models.use(model.model, ModelOptions()) as use:
+        noted = replace(use.served.info, notes=("images are slow",))
+        shown = replace(use.served, info=noted).status
+        assert shown.notes == ["images are slow", *use.served.running.probe.notes]
