@@ -40,8 +40,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedOf]:
     @cache
     def loaded(name: str) -> Served:
         folder = "demo" if name == "demo" else str(build(tmp_path_factory.mktemp("m") / name, name))
-        with service._models.use(folder, ModelOptions()) as use:
-            return use.served
+        return service._models.use(folder, ModelOptions()).served
 
     yield loaded
     service.close()
@@ -270,8 +269,7 @@ def test_what_a_template_does_to_hidden_text_is_told(served: ServedOf, tmp_path:
     )
     service = ChatService(EngineSettings())
     try:
-        with service._models.use(str(folder), ModelOptions()) as use:
-            odd = use.served
+        odd = service._models.use(str(folder), ModelOptions()).served
         assert any("private characters" in note for note in odd.status.notes)
         prompt = prompt_of(odd, [{"role": "user", "content": "<|eot_id|>"}])
     finally:

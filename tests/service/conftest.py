@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from mlx_provider.chat.served import Served
 from mlx_provider.chat.service import ChatService
 from mlx_provider.client.generation import Generation
 from mlx_provider.client.in_process import InProcessClient
@@ -22,6 +23,7 @@ from mlx_provider.protocol import (
     Failed,
     Finish,
     GenerateRequest,
+    ModelOptions,
     Sampling,
     TokenLogprob,
     Usage,
@@ -134,6 +136,11 @@ class Tiny:
 
     def ask(self, text: str = "Hello", **given: Any) -> Answer:
         return self.read(self.start(text, **given), given.get("n", 1))
+
+    def served(self, options: ModelOptions | None = None) -> Served:
+        """What requests with these options see of the model."""
+        with self.service._models.use(self.model, options or ModelOptions()) as use:
+            return use.served
 
     def prompt_of(self, **given: Any) -> str:
         """The rendered prompt of a request."""

@@ -249,12 +249,21 @@ def test_a_strangers_error_names_the_line_of_its_code(
     def prepare(*args: Any, **more: Any) -> None:
         raise Odd("no such key")
 
-    with qwen.service._models.use(qwen.model, ModelOptions()) as use:
-        served = use.served
+    served = qwen.served()
     monkeypatch.setattr(type(served.model), "prepare", prepare)
     with pytest.raises(RequestFailed, match=r"Odd: no such key \(.*test_service_basics, line \d+"):
         qwen.start()
-    assert any(each.exc_info for each in caplog.records)
+    assert "Traceback" in caplog.text
+
+
+def test_an_id_is_one_requests(qwen: Any) -> None:
+    first = qwen.start(id="same", max_tokens=60)
+    with pytest.raises(BadRequest, match="another request with this id"):
+        qwen.start(id="same", max_tokens=1)
+    assert qwen.read(first).usage.completion_tokens == 60
+    with pytest.raises(BadRequest, match="either messages or a prompt"):
+        qwen.start(id="same", prompt="x", messages=[{"role": "user", "content": "x"}])
+    assert qwen.ask(id="same", max_tokens=1).usage.completion_tokens == 1
 
 
 # -- limits

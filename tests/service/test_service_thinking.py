@@ -184,7 +184,5 @@ def test_a_marker_is_forced_only_inside_a_thought() -> None:
 
 def test_a_model_is_served_with_the_layout_of_its_template(tiny: Any) -> None:
     """White space that the template writes by itself is left out of a reply's texts."""
-    model = tiny("qwen3")
-    with model.service._models.use(model.model, ModelOptions()) as use:
-        served = use.served
+    served = tiny("qwen3").served()
     assert served.layout == TurnLayout("\n", "\n", "\n", "\n")
