@@ -59,6 +59,7 @@ class DeploymentHook(CustomLogger):
             return None
         with LiteLLMErrors(model):
             _check_key(kwargs)
+            _check_kind(kwargs, call_type)
             await _fit(kwargs, call_type)
         if prefixed:
             # A client's body must not send a local deployment's request to a cloud.
@@ -99,6 +100,17 @@ def _check_key(kwargs: dict[str, Any]) -> None:
     replaced = "original_model_id" in (kwargs.get("model_info") or {})
     if body and replaced and not {"api_base", "base_url"} & set(body):
         raise BadRequest("api_key cannot be sent: the operator sets the engine's", param="api_key")
+
+
+def _check_kind(kwargs: dict[str, Any], call_type: Any) -> None:
+    """Raise `BadRequest` where a chat's body says that it is none.
+
+    LiteLLM marks its own text completions so (1.106.2, `text_completion`); the handler would take
+    each message for a raw prompt.
+    """
+    body = (kwargs.get("proxy_server_request") or {}).get("body") or {}
+    if "text_completion" in body and call_type != CallTypes.atext_completion:
+        raise BadRequest("unknown parameter: text_completion", param="text_completion")
 
 
 def hijacked(model: str) -> bool:

@@ -60,6 +60,8 @@ class Caller:
     """
 
     key: str | None
+    user: str | None
+    """Of a caller without a key (JSON web tokens)."""
     team: str | None
     pattern: str | None
     """The config entry's name with `*` in it by which the request was routed."""
@@ -77,6 +79,7 @@ class Caller:
         patterns = [name for name in found("deployment_model_name") if "*" in name]
         return cls(
             key=next(iter(found("user_api_key_hash")), None),
+            user=next(iter(found("user_api_key_user_id")), None),
             team=next(iter(found("user_api_key_team_id")), None),
             pattern=next(iter(patterns), None),
             asked=next(iter(found("model_group")), ""),
@@ -94,8 +97,16 @@ def tenant(options: OperatorOptions, caller: Caller) -> str | None:
     if options.cache_salt == "team" and caller.team:
         return f"team:{caller.team}"
     if options.cache_salt in ("key", "team"):
-        return f"key:{caller.key}" if caller.key else None
+        return _alone(caller)
     return f"fixed:{options.cache_salt}"
+
+
+def _alone(caller: Caller) -> str | None:
+    if caller.key:
+        return f"key:{caller.key}"
+    if caller.user:
+        return f"user:{caller.user}"
+    return f"team:{caller.team}" if caller.team else None
 
 
 def chosen_by(caller: Caller, model: str) -> Literal["owner", "client"]:

@@ -301,6 +301,8 @@ def test_operator_options_come_from_model_info_alone():
         ("team", {"user_api_key_hash": "k1", "user_api_key_team_id": "t"}, "team:t"),
         ("team", {"user_api_key_hash": "k1"}, "key:k1"),
         ("blue", {"user_api_key_hash": "k1"}, "fixed:blue"),
+        (None, {"user_api_key_user_id": "u", "user_api_key_team_id": "t"}, "user:u"),
+        (None, {"user_api_key_team_id": "t"}, "team:t"),
     ],
 )
 @pytest.mark.parametrize(

@@ -28,6 +28,13 @@ def test_every_route_has_the_callers_own_tenant(engine, raw, route, slot):
     assert "victim" not in tenant
 
 
+@pytest.mark.parametrize("route", [route for route in ROUTES if route[3:] != "/completions"])
+def test_a_chat_is_not_turned_into_raw_prompts(engine, raw, route):
+    answer = raw.post(route, json={"model": "scripted", **ROUTES[route], "text_completion": True})
+    assert answer.status_code == 400
+    assert "unknown parameter: text_completion" in answer.text
+
+
 def test_a_wildcards_client_cannot_tell_which_folders_exist(own_engine, raw: httpx.Client):
     def asked(folder: str) -> tuple[int, str]:
         body = {"model": f"anything/{folder}", "messages": [{"role": "user", "content": "x"}]}
