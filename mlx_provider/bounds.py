@@ -21,6 +21,8 @@ MAX_NAME = 4096
 """Characters of a model's id, which may be a path, and of other names."""
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 2048
+MAX_WARM = 64
+"""Warm prompts of one model: each is prefilled for every tenant."""
 MAX_VALUES = 200_000
 """Objects, lists, texts and numbers in one JSON value, at any depth."""
 MAX_DEPTH = 100

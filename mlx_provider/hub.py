@@ -19,16 +19,17 @@ REACH = 0.8
 PATTERNS = ["*.json", "*.safetensors", "*.py", "*.model", "*.tiktoken", "*.txt", "*.jinja"]
 
 
-def folder_of(model: str) -> Path:
+def folder_of(model: str, *, repository: bool = False) -> Path:
     """The folder of `model`: `demo`, a path, or a Hub repository `owner/name[@revision]`.
 
+    `repository`: the last of these alone, though a folder has the same name.
     Downloads what is not on this machine. Raises `ModelNotFound` that lists what is, in under
     a second when the Hub is out of reach; `BadRequest` for a folder that is no model.
     """
     if model == DEMO:
         return Path(__file__).parent / "demo" / "model"
     path = Path(model).expanduser()
-    if path.is_dir():
+    if not repository and path.is_dir():
         if not (path / "config.json").is_file():
             raise BadRequest(
                 f"{path} holds no config.json: it is not a model folder", param="model"

@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 from pathlib import Path
+from typing import BinaryIO
 
 SAFE = os.O_NONBLOCK | os.O_CLOEXEC
 """A pipe without a writer, or a device, must not stop whoever opens it."""
@@ -26,7 +27,29 @@ def open_own(path: Path, flags: int = os.O_RDONLY) -> int:
 def read_bounded(path: Path, limit: int) -> bytes:
     """A regular file of at most `limit` bytes, through links too. Raises `OSError` else."""
     with os.fdopen(_open(path, os.O_RDONLY), "rb") as file:
-        data = file.read(limit + 1)
+        return _all(file, path, limit)
+
+
+def read_trusted(path: Path, limit: int, *, closed_to: int) -> bytes:
+    """A file that only this user and root decide over, through links too.
+
+    `closed_to`: mode bits that it must not have. Raises `OSError` as `read_bounded` does, and
+    for a file of another user or of such a mode, with the remedy.
+    """
+    descriptor = _open(path, os.O_RDONLY)
+    with os.fdopen(descriptor, "rb") as file:
+        state = os.fstat(descriptor)
+        if state.st_uid not in (0, os.getuid()):
+            raise PermissionError(errno.EPERM, "belongs to another user", os.fspath(path))
+        if state.st_mode & closed_to:
+            mode = f"{state.st_mode & ~closed_to & 0o777:o}"
+            reason = f"is open to other users: `chmod {mode} {path}`"
+            raise PermissionError(errno.EPERM, reason, os.fspath(path))
+        return _all(file, path, limit)
+
+
+def _all(file: BinaryIO, path: Path, limit: int) -> bytes:
+    data = file.read(limit + 1)
     if len(data) > limit:
         raise OSError(errno.EFBIG, f"has more than {limit} bytes", os.fspath(path))
     return data

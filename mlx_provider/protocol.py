@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator
 from pydantic_core import PydanticCustomError
 
 from .bounds import (
+    MAX_WARM,
     JsonObject,
     Label,
     Messages,
@@ -54,8 +55,8 @@ class Sampling(_Wire):
 class WarmPrompt(_Wire):
     """A beginning that many requests will share."""
 
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] = Field(default_factory=list)
+    messages: Messages
+    tools: Tools = Field(default_factory=list)
 
 
 class ModelOptions(_Wire):
@@ -78,8 +79,8 @@ class ModelOptions(_Wire):
     reasoning_parser: str | None = None
     allow_private_media: bool = False
     allow_file_media: bool = False
-    warm: list[str | WarmPrompt] = Field(default_factory=list)
-    """Prompts to prefill when the model is loaded; a text is a system prompt."""
+    warm: list[str | WarmPrompt] = Field(default_factory=list, max_length=MAX_WARM)
+    """Prompts to prefill before a tenant's first request; a text is a system prompt."""
     extra: dict[str, Any] = Field(default_factory=dict)
     """Options of a third-party family, passed to its `load` untouched."""
 
@@ -95,6 +96,7 @@ RENDERER_ARGUMENTS = frozenset(
         "chat_template",
         "continue_final_message",
         "conversation",
+        "conversations",
         "documents",
         "max_length",
         "messages",
@@ -103,6 +105,7 @@ RENDERER_ARGUMENTS = frozenset(
         "return_dict",
         "return_tensors",
         "sanitize_control_tokens",
+        "self",
         "tokenize",
         "tokenizer_kwargs",
         "tools",

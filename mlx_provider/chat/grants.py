@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,10 +20,11 @@ from pydantic import ValidationError
 
 from ..errors import BadRequest, Forbidden, ModelNotFound
 from ..hub import DEMO, cache_root
+from ..plain_file import read_trusted
 from ..protocol import OWNERS_ALONE, GenerateRequest, ModelOptions
 
 LARGEST_FILE = 2**20
-REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(@[\w./-]+)?")
+REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(@[\w-][\w.-]*)?")
 """A Hub id; `..` and what begins with a dot is none."""
 
 
@@ -56,7 +56,7 @@ class Grants:
     def _refuse_foreign_folder(self, model: str) -> None:
         if model == DEMO or self._under_a_root(model):
             return
-        if not REPOSITORY.fullmatch(model) or Path(model).exists():
+        if not REPOSITORY.fullmatch(model):
             raise ModelNotFound(
                 f"no model {model!r} is served here: name a Hub repository, or let the engine's "
                 "owner list its folder (MLX_PROVIDER_MODEL_ROOTS)",
@@ -64,12 +64,20 @@ class Grants:
             )
 
     def _under_a_root(self, model: str) -> bool:
-        """Whether the name is that of a model's folder under a root, links resolved."""
-        if re.match(r"~[^/]", model):  # whether a user exists is nobody's business
+        """Whether the name is that of a model's folder under a root, links resolved.
+
+        Where the engine was started from, and which users there are, is nobody's business.
+        """
+        if not model.startswith(("/", "~/")):
             return False
         path = Path(os.path.realpath(Path(model).expanduser()))
         roots = (Path(os.path.realpath(root)) for root in (*self._roots, cache_root()))
         return any(path.is_relative_to(root) for root in roots) and (path / "config.json").is_file()
+
+
+def names_repository(request: GenerateRequest) -> bool:
+    """Whether the model's name is a Hub id alone, whatever folder the engine was started from."""
+    return request.origin != "owner" and REPOSITORY.fullmatch(request.model) is not None
 
 
 def namespace(request: GenerateRequest) -> str:
@@ -81,23 +89,12 @@ def namespace(request: GenerateRequest) -> str:
 def read_grants(file: Path) -> dict[str, ModelOptions]:
     """The owner's file. Raises `BadRequest` that names the file, the model and the option."""
     try:
-        return {name: _options(file, name, table) for name, table in _tables(file).items()}
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        tables = tomllib.loads(read_trusted(file, LARGEST_FILE, closed_to=0o022).decode())
+    except OSError as error:
+        raise BadRequest(f"models file {file}: {error.strerror}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise BadRequest(f"models file {file}: {error}") from None
-
-
-def _tables(file: Path) -> dict[str, object]:
-    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as opened:
-        state = os.fstat(descriptor)
-        if not stat.S_ISREG(state.st_mode) or state.st_size > LARGEST_FILE:
-            raise BadRequest(f"models file {file} is not a file of at most {LARGEST_FILE} bytes")
-        if state.st_uid not in (0, os.getuid()) or state.st_mode & 0o022:
-            raise BadRequest(
-                f"models file {file} can be written by others: it must be this user's own, "
-                f"`chmod go-w {file}`"
-            )
-        return tomllib.load(opened)
+    return {name: _options(file, name, table) for name, table in tables.items()}
 
 
 def _options(file: Path, name: str, table: object) -> ModelOptions:

@@ -115,14 +115,16 @@ class Models:
         rows: int = 0,
         since: float | None = None,
         deadline: float = inf,
+        repository: bool = False,
     ) -> Use:
         """The model, loaded if need be, and `rows` bytes beside all weights (blocks).
 
+        `repository`: its name is no folder's.
         See `ModelPool.acquire`. Raises what finding or loading raises, `BadRequest` for options
         that the model cannot have.
         """
         self._check_parsers(options)
-        key = self._key(folder_of(name), options)
+        key = self._key(folder_of(name, repository=repository), options)
         lease = self.pool.acquire(
             key,
             partial(self._loading.plan, key, options),
@@ -136,7 +138,15 @@ class Models:
             self._own_context[key.folder] = own
             if own < (options.context_length or 0):
                 lease.release()
-                return self.use(name, options, who=who, rows=rows, since=since, deadline=deadline)
+                return self.use(
+                    name,
+                    options,
+                    who=who,
+                    rows=rows,
+                    since=since,
+                    deadline=deadline,
+                    repository=repository,
+                )
         try:
             return Use(self._served(lease.model, name, options), lease, self)
         except BaseException:

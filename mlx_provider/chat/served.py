@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,9 @@ from ..protocol import ModelStatus
 from ..records import LoadedModel, ModelInfo, ReasoningParser, ToolParser
 from .grammar import GrammarCompiler
 from .turn_layout import NO_LAYOUT, TurnLayout
+
+WARMED = 4096
+"""Namespaces that are known to have their warm prompts; the oldest gets them again."""
 
 
 @dataclass(eq=False)
@@ -92,8 +95,8 @@ class Served:
     """Format of calls that such a model is made to write."""
     layout: TurnLayout = NO_LAYOUT
     """White space that the chat template writes around an assistant's texts."""
-    warmed: bool = False
-    """The operator's warm prompts were sent."""
+    _warmed: dict[tuple[str, int], None] = field(default_factory=dict)
+    """Namespaces to which the operator's warm prompts were sent, oldest first."""
 
     @property
     def model(self) -> LoadedModel:
@@ -114,6 +117,16 @@ class Served:
     @property
     def grammar(self) -> GrammarCompiler:
         return self.loaded.grammar
+
+    def to_warm(self, namespace: str, prompts: Iterable[Any]) -> bool:
+        """Whether these prompts are to be sent for a namespace: the first time that it asks."""
+        sent = (namespace, hash(tuple(map(repr, prompts))))
+        if sent in self._warmed:
+            return False
+        self._warmed[sent] = None
+        while len(self._warmed) > WARMED:
+            del self._warmed[next(iter(self._warmed))]
+        return True
 
     @property
     def status(self) -> ModelStatus | None:

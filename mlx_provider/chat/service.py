@@ -6,7 +6,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from ..config import EngineSettings
 from ..engine.ledger import Post
 from ..engine.request import Request, SamplingParams
 from ..engine.worker import EngineWorker
-from ..errors import EngineDied, MLXProviderError, RequestFailed
+from ..errors import BadRequest, EngineDied, MLXProviderError, RequestFailed
 from ..isolation import Fault, Isolation
 from ..mailbox import Mailbox
 from ..metrics import EngineMetrics
@@ -39,7 +39,7 @@ from ..protocol import (
 from ..records import ModelInfo, Prompt
 from ..registry import PluginRegistry
 from ..upstream import blas
-from .grants import Grants, namespace, read_grants
+from .grants import Grants, names_repository, namespace, read_grants
 from .interface import Deliver, deliver_now
 from .media_room import MediaClaim, MediaRoom
 from .models import Models, Use
@@ -92,6 +92,8 @@ class ChatService:
         )
         self._claims: dict[int, MediaClaim] = {}
         """What requests with images hold, by mailbox."""
+        self._ids: dict[str, Mailbox] = {}
+        """Every request from its arrival to its end."""
         self._live: dict[str, _Live] = {}
         self._by_mailbox: dict[int, str] = {}
         self._lock = threading.Lock()
@@ -99,18 +101,32 @@ class ChatService:
     # -- Service
 
     def submit(self, request: GenerateRequest, mailbox: Mailbox) -> Accepted:
+        self._admit(request.id, mailbox)
         claim = self._media.claim(request.id)
         with Isolation() as trying:
             return self._accepted(request, mailbox, claim)
         claim.close()
+        with self._lock:
+            self._forget_id(request.id, mailbox)
         raise _refused(request, trying.fault)
 
-    def _accepted(self, request: GenerateRequest, mailbox: Mailbox, claim: MediaClaim) -> Accepted:
+    def _admit(self, name: str, mailbox: Mailbox) -> None:
+        """An id is one request's: whoever cancels by it means that one."""
+        with self._lock:
+            if self._ids.setdefault(name, mailbox) is not mailbox:
+                raise BadRequest("another request with this id is being served", param="id")
+
+    def _forget_id(self, name: str, mailbox: Mailbox) -> None:
+        """The caller holds the lock."""
+        if self._ids.get(name) is mailbox:
+            del self._ids[name]
+
+    def _accepted(self, wire: GenerateRequest, mailbox: Mailbox, claim: MediaClaim) -> Accepted:
         arrived = time.monotonic()
-        request = self._grants.admitted(request)
+        request = self._grants.admitted(wire)
         with ExitStack() as until_entered:
             use, ready = self._ready(request, mailbox, arrived, claim, until_entered)
-            self._warm(request, use.served)
+            self._warm(wire, request.options.warm, use.served)
             self._enter(ready.request, use, claim)
             until_entered.pop_all()
         return Accepted(
@@ -143,7 +159,7 @@ class ChatService:
         deadline = arrived + wire.timeout if wire.timeout else inf
         find = partial(
             self._models.use, wire.model, wire.options,
-            who=wire.id, since=arrived, deadline=deadline,
+            who=wire.id, since=arrived, deadline=deadline, repository=names_repository(wire),
         )  # fmt: skip
         use = held.enter_context(find())
         ready = self._prepared(wire, mailbox, arrived, use, claim)
@@ -216,12 +232,14 @@ class ChatService:
         self._worker.close()
         self._died(error)
 
-    def _warm(self, first: GenerateRequest, served: Served) -> None:
-        """Queue the operator's warm prompts once, so that their prefixes are in the store."""
-        if served.warmed:
-            return
-        served.warmed = True
-        for request in warm_requests(first):
+    def _warm(
+        self, first: GenerateRequest, prompts: Sequence[str | WarmPrompt], served: Served
+    ) -> None:
+        """Queue the operator's warm prompts once for each who does not see another's prefixes."""
+        with self._lock:
+            if not prompts or not served.to_warm(namespace(first), prompts):
+                return
+        for request in warm_requests(first, prompts):
             try:
                 self.submit(request, Mailbox())
             except MLXProviderError as error:
@@ -297,6 +315,8 @@ class ChatService:
         with self._lock:
             names = [self._by_mailbox.pop(id(mailbox), "") for mailbox in mailboxes]
             lives = [self._live.pop(name, None) for name in names]
+            for name, mailbox in zip(names, mailboxes, strict=True):
+                self._forget_id(name, mailbox)
         for live in lives:
             if live is not None:
                 live.use.end()
@@ -324,6 +344,8 @@ class ChatService:
         with self._lock:
             lives, self._live, self._by_mailbox = list(self._live.values()), {}, {}
             claims, self._claims = list(self._claims.values()), {}
+            for live in lives:
+                self._forget_id(live.request.id, live.request.mailbox)
         for claim in claims:
             claim.close()
         self._media.refuse(error)
@@ -368,14 +390,16 @@ def _refused(request: GenerateRequest, fault: Fault | None) -> MLXProviderError:
     return told
 
 
-def warm_requests(first: GenerateRequest) -> list[GenerateRequest]:
-    """One-token requests for the warm prompts in the options of `first`."""
+def warm_requests(
+    first: GenerateRequest, given: Sequence[str | WarmPrompt]
+) -> list[GenerateRequest]:
+    """One-token requests for warm prompts, from who sent `first`."""
     options = first.options.model_copy(update={"warm": []})
     prompts = [
         WarmPrompt(messages=[{"role": "system", "content": each}])
         if isinstance(each, str)
         else each
-        for each in first.options.warm
+        for each in given
     ]
     return [
         GenerateRequest(

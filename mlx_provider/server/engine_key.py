@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import stat
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from ..config import PREFIX
 from ..errors import BadRequest, EngineUnavailable
+from ..plain_file import read_trusted
 
 LONGEST = 4096
 
@@ -47,18 +47,9 @@ def own_key_file(environ: Mapping[str, str] = os.environ) -> Path:
 def read_key(file: Path) -> str:
     """The key in a file. Raises `BadRequest` for one that others can read, or that holds none."""
     try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        key = read_trusted(file, LONGEST, closed_to=0o077).decode("ascii", "replace").strip()
     except OSError as error:
         raise BadRequest(f"key file {file}: {error.strerror}", param="api_key_file") from None
-    with os.fdopen(descriptor, "rb") as opened:
-        state = os.fstat(descriptor)
-        if not stat.S_ISREG(state.st_mode) or state.st_uid not in (0, os.getuid()):
-            raise BadRequest(f"key file {file} is not a file of your own", param="api_key_file")
-        if state.st_mode & 0o077:
-            raise BadRequest(
-                f"key file {file} is open to other users: `chmod 600 {file}`", param="api_key_file"
-            )
-        key = opened.read(LONGEST).decode("ascii", "replace").strip()
     if not key.isprintable() or not key.isascii() or not key:
         raise BadRequest(f"key file {file} holds no key (one line of text)", param="api_key_file")
     return key

@@ -151,9 +151,9 @@ class _Reply:
         """Whatever the engine still does for this request ends, even while `submit` runs on."""
         self._left = True
         unsent, self._unsent = self._unsent, None
-        if unsent is not None:
+        if unsent is not None:  # never submitted: its id may be another's
             unsent[1].close()
-        if not self._refused and not self.mailbox.ended:
+        elif not self._refused and not self.mailbox.ended:
             self._service.cancel(self._id)
 
     async def _stream(self, accepted: Accepted, send: Send) -> None:

@@ -55,10 +55,11 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
         "HF_HUB_OFFLINE": "1",
         "XDG_CONFIG_HOME": str(folder / "config"),
         "MLX_PROVIDER_MODEL_ROOTS": str(folder / "models"),
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
     (folder / "models").mkdir()
     build(folder / "models" / "served", "qwen3")
-    process = subprocess.Popen(SERVER, stderr=subprocess.PIPE, text=True, env=environ)
+    process = subprocess.Popen(SERVER, stderr=subprocess.PIPE, text=True, env=environ, cwd=folder)
     assert process.stderr is not None
     ready = next(line for line in process.stderr if " engine on " in line)
     url = re.search(r"engine on (\S+)", ready)
@@ -150,7 +151,7 @@ def test_a_holder_of_the_key_cannot_set_what_is_the_owners(door: Door, options: 
 
 
 def test_a_holder_of_the_key_cannot_choose_the_template_or_the_origin(door: Door) -> None:
-    for name in ("chat_template", "tokenizer_kwargs", "add_generation_prompt"):
+    for name in ("chat_template", "tokenizer_kwargs", "add_generation_prompt", "self"):
         status, message = door.refusal(model="demo", messages=HELLO, template={name: "x"})
         assert (status, name in message) == (400, True)
     assert door.refusal(model="/etc", messages=HELLO, origin="owner")[0] == 404
@@ -185,7 +186,18 @@ def test_folders_beyond_the_roots_say_nothing(door: Door, tmp_path: Path) -> Non
     assert served.status_code == 200, served.text
 
 
-def test_a_wildcards_client_names_folders_under_the_roots_alone(tmp_path: Path) -> None:
+def test_a_hub_id_is_no_folder_where_the_engine_was_started(door: Door) -> None:
+    (door.roots.parent / "models" / "plain").mkdir(exist_ok=True)
+    names = ["models/served", "models/plain", "models/absent", "served/models"]
+    answers = {name: door.refusal(model=name, messages=HELLO) for name in names}
+    told = {(status, message.replace(name, "")) for name, (status, message) in answers.items()}
+    assert len(told) == 1, answers
+    assert "HF_HUB_OFFLINE" in told.pop()[1]
+
+
+def test_a_wildcards_client_names_folders_under_the_roots_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     inside = build(tmp_path / "roots" / "a", "qwen3")
     outside = build(tmp_path / "b", "qwen3")
     grants = Grants([tmp_path / "roots"], {str(outside): ModelOptions(kv_bits=8)})
@@ -198,7 +210,9 @@ def test_a_wildcards_client_names_folders_under_the_roots_alone(tmp_path: Path) 
     assert ask(outside).options.kv_bits == 8  # the file names it
     ask("maker/model@v1")
     ask("demo")
-    for model in (tmp_path, tmp_path / "roots", "../x/y", "./a", "a/../b"):
+    monkeypatch.chdir(tmp_path)
+    odd = ("../x/y", "./a", "a/../b", "roots/./a", "./roots/a", "maker/model@..", "a/b@v/../../c")
+    for model in (tmp_path, tmp_path / "roots", *odd):
         with pytest.raises(ModelNotFound):
             ask(model)
     ask(tmp_path, "owner")

@@ -7,18 +7,21 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
+from mlx_provider.chat.grants import read_grants
 from mlx_provider.client.lifecycle import LocalEngine
 from mlx_provider.client.runtime_folder import EngineLock, holder
 from mlx_provider.config import Runtime
 from mlx_provider.engine.prefix_disk import DiskTier
 from mlx_provider.errors import BadRequest, EngineUnavailable
 from mlx_provider.hub import folder_of
-from mlx_provider.plain_file import open_own, read_bounded
+from mlx_provider.plain_file import open_own, read_bounded, read_trusted
+from mlx_provider.server.engine_key import read_key
 from mlx_provider.upstream.checkpoint import read_json
 
 T = TypeVar("T")
@@ -172,3 +175,22 @@ def test_links_lead_to_a_models_files_but_not_to_ours(tmp_path: Path) -> None:
     assert read_bounded(tmp_path / "link", 2) == b"{}"
     with pytest.raises(OSError, match="symbolic links"):
         open_own(tmp_path / "link")
+
+
+@planted
+def test_the_owners_files_are_plain_ones(plant: Callable[[Path], None], tmp_path: Path) -> None:
+    plant(tmp_path / "owners")
+    for read in (read_grants, read_key):
+        with pytest.raises(BadRequest, match="owners"):
+            in_time(partial(read, tmp_path / "owners"))
+
+
+def test_a_file_decided_over_by_others_is_not_trusted(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("x" * 9)
+    file.chmod(0o640)
+    assert read_trusted(file, 9, closed_to=0o022) == b"x" * 9
+    with pytest.raises(OSError, match="more than 8 bytes"):
+        read_trusted(file, 8, closed_to=0o022)
+    with pytest.raises(PermissionError, match=f"`chmod 600 {file}`"):
+        read_trusted(file, 9, closed_to=0o077)

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pytest
+from pydantic import ValidationError
+
+from mlx_provider.chat.served import WARMED
 from mlx_provider.chat.service import ChatService
 from mlx_provider.client.in_process import InProcessClient
 from mlx_provider.config import EngineSettings
@@ -13,7 +18,9 @@ from mlx_provider.testing.tiny_models import build
 SYSTEM = "You are a guide through the old town and you answer in short sentences. " * 3
 
 
-def ask(client: InProcessClient, folder: Path, options: ModelOptions, text: str) -> Done:
+def ask(
+    client: InProcessClient, folder: Path, options: ModelOptions, text: str, **more: Any
+) -> Done:
     generation = client.submit(
         GenerateRequest(
             model=str(folder),
@@ -21,6 +28,7 @@ def ask(client: InProcessClient, folder: Path, options: ModelOptions, text: str)
             max_tokens=2,
             sampling=Sampling(temperature=0),
             options=options,
+            **more,
         )
     )
     while events := generation.get(30):
@@ -43,3 +51,40 @@ def test_the_first_request_finds_the_warm_system_prompt(tmp_path: Path) -> None:
     assert first_answer(folder, []).usage.cached_tokens == 0
     usage = first_answer(folder, [SYSTEM]).usage
     assert usage.cached_tokens > usage.prompt_tokens // 2
+
+
+def test_each_tenant_finds_its_own(tmp_path: Path) -> None:
+    """Prefixes are never shared, so a warm one helps nobody else."""
+    folder = build(tmp_path / "model", "qwen3")
+    client = InProcessClient(ChatService(EngineSettings()))
+    warm = ModelOptions(warm=[SYSTEM])
+    try:
+        assert ask(client, folder, ModelOptions(), "Hi", tenant="b").usage.cached_tokens == 0
+        for tenant in ("a", "b"):
+            usage = ask(client, folder, warm, f"Where is {tenant}?", tenant=tenant).usage
+            assert usage.cached_tokens > usage.prompt_tokens // 2, tenant
+        (served,) = client._service._models.all()  # type: ignore[attr-defined]
+        for number in range(WARMED):
+            served.to_warm(f"tenant {number}", [SYSTEM])
+        assert served.to_warm("a", [SYSTEM])
+        assert not served.to_warm("a", [SYSTEM])
+    finally:
+        client.close()
+
+
+def test_what_the_owners_file_grants_is_warm_for_other_machines(tmp_path: Path) -> None:
+    folder = build(tmp_path / "model", "qwen3")
+    file = tmp_path / "models.toml"
+    file.write_text(f'["{folder}"]\nallow_private_media = true\nwarm = ["""{SYSTEM}"""]\n', "utf-8")
+    client = InProcessClient(ChatService(EngineSettings(models_file=file)))
+    try:
+        usage = ask(client, folder, ModelOptions(), "Where?", origin="remote").usage
+        assert usage.cached_tokens > usage.prompt_tokens // 2
+    finally:
+        client.close()
+
+
+def test_warm_prompts_are_bounded_as_others_are() -> None:
+    for wrong in (["x"] * 65, [{"messages": [{"role": "user", "content": "\ud800"}]}]):
+        with pytest.raises(ValidationError):
+            ModelOptions(warm=wrong)
