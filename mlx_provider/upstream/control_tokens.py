@@ -28,9 +28,10 @@ HTML_TAG = re.compile(
 
 def is_vocabulary(token: Any, template: str) -> bool:
     """Whether an added token (`tokenizers.AddedToken`) is text: a word, white space, one sign,
-    or a tag of HTML that the template does not use."""
+    or a tag of HTML that the template neither opens nor closes."""
     shown = token.content.replace(SPACE_SIGN, " ").strip()
-    tag = HTML_TAG.fullmatch(shown) is not None and shown not in template
+    pair = (shown.replace("</", "<"), shown.replace("</", "<").replace("<", "</"))
+    tag = HTML_TAG.fullmatch(shown) is not None and not any(each in template for each in pair)
     return not token.special and (tag or len(shown) < 2 or shown.isalnum())
 
 

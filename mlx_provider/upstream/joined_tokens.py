@@ -1,7 +1,8 @@
 """Control tokens of which a client sends parts, and the chat template the rest.
 
 A template joins the parts of a message without anything between them, and may put names between
-signs (`<` name `>`): neither string holds a control token, their join does.
+signs (`<` name `>`): neither string holds a control token, their join does. Or it takes a mode's
+switch out of a message (`/think`: SmolLM3, Nemotron Nano), and what stood around it is joined.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ class Edges:
         if written is not None:
             opens = {*self._parts(written.texts, texts, from_end=True)}.__contains__
             closes = {*self._parts(written.texts, self._mirrored, from_end=False)}.__contains__
+        removed = [] if written is None else sorted(written.removed, key=len, reverse=True)
+        self._cut = re.compile("|".join(map(re.escape, removed)) or "(?!)")
+        self._cut_or_first = re.compile(f"(?:{self._cut.pattern})|({self._first.pattern})")
         self._opened = any(opens(text[:n]) for text in texts for n in range(1, len(text)))
         self._completions = {*_completions(texts, opens, closes)}
         if written is not None:
@@ -37,6 +41,7 @@ class Edges:
 
     def of(self, text: str) -> Iterator[int]:
         """Indices of the characters to take out."""
+        yield from self._around_cuts(text)
         core = text.rstrip()
         if core and self._is_begun(core):
             yield len(core) - 1
@@ -45,6 +50,12 @@ class Edges:
             core = core[start:]
             if core in self._completions or self._is_ended(core):
                 yield start
+
+    def _around_cuts(self, text: str) -> Iterator[int]:
+        """Beginnings of control tokens in a text of which the template takes something out."""
+        if self._cut.search(text) is not None:
+            found = self._cut_or_first.finditer(text)
+            yield from (match.start() for match in found if match[1])
 
     def _is_begun(self, core: str) -> bool:
         window = core[max(0, len(core) - self._reach) :]
@@ -100,6 +111,8 @@ class _Written:
     """What it writes, as it stands and trimmed."""
     names: frozenset[str]
     """Names that it looks up or compares: what it writes of these, it means."""
+    removed: frozenset[str]
+    """What it replaces in texts, or parts them at to join them again."""
 
 
 def _written(template: str) -> _Written | None:
@@ -113,4 +126,15 @@ def _written(template: str) -> _Written | None:
     after = pairwise(tokens)
     fields = [text for (_, before), (kind, text) in after if before == "." and kind == "name"]
     texts = [each for text in (*data, *strings) for each in (text, text.strip())]
-    return _Written(texts, frozenset([*strings, *fields]))
+    return _Written(texts, frozenset([*strings, *fields]), frozenset(_removed(tokens)))
+
+
+def _removed(tokens: Sequence[tuple[str, str]]) -> Iterator[str]:
+    code = [(kind, text) for kind, text in tokens if kind != "whitespace"]
+    joins = ("name", "join") in code
+    calls = {"replace", "split"} if joins else {"replace"}
+    for (_, name), (_, bracket), (kind, text) in zip(code, code[1:], code[2:], strict=False):
+        if name in calls and bracket == "(" and kind == "string":
+            value = text[1:-1].encode("ascii", "backslashreplace").decode("unicode-escape")
+            if value:
+                yield value

@@ -248,6 +248,37 @@ def test_no_filter_lets_a_control_token_through(name: str, word: str) -> None:
         assert ours.render([{"role": "user", "content": word}], [], {}).text == plain
 
 
+SWITCHES = (
+    "{{ m.content | replace('/think', '') }}",
+    "{{ m.content.replace('/no_think', '').replace( '/think', '').rstrip() }}",
+    "{{ m.content.split('/think') | join }}",
+)
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+@pytest.mark.parametrize(
+    "typed", ["<|im_/thinkstart|>", "a </think/think> b", "<tool/th/thinkink_call>", "</think<"]
+)
+def test_what_a_template_takes_out_of_a_text_joins_no_control_token(
+    switch: str, typed: str
+) -> None:
+    template = f"{{% for m in messages %}}<s>{switch}{{% endfor %}}"
+    ours = made_of("bytes", *OWN, *TYPED, template=template)
+    made = ours.render(asked(typed), [], {})
+    whole = ours.apply_template(asked(typed), [], {})
+    assert made.text == whole
+    own = [t for t in made.tokens if t in ours.control.content]
+    assert own == [ours.fast.token_to_id("<s>")]
+    plain = ours.render(asked("1 < 2 and <|x"), [], {})
+    assert plain.tokens == ours.encode("<s>1 < 2 and <|x", special=False)
+
+
+def test_a_tag_that_the_template_opens_or_closes_is_a_control_token() -> None:
+    tags = ("<s>", "</s>", "<b>", "</b>")
+    ours = made_of("bytes", *tags, template="{{ '<s>' }}{{ messages[0].content }}")
+    assert {*ours.control.content.values()} == {"<s>", "</s>"}
+
+
 def test_a_template_that_changes_marks_is_told_and_gets_escapes() -> None:
     template = (
         "{% for m in messages %}<s>{{ m.content.encode('ascii', 'ignore').decode() }}{% endfor %}"
