@@ -272,7 +272,8 @@ def test_what_a_template_does_to_hidden_text_is_told(served: ServedOf, tmp_path:
         odd = service._models.use(str(folder), ModelOptions()).served
         assert any("private characters" in note for note in odd.status.notes)
         prompt = prompt_of(odd, [{"role": "user", "content": "<|eot_id|>"}])
+        names = [control_of(odd)[token] for token in written(odd, prompt)]
     finally:
         service.close()
-    assert [control_of(odd)[token] for token in written(odd, prompt)] == ["<|start_header_id|>"]
+    assert names == ["<|start_header_id|>"]
     assert not any("private" in note for note in served("llama").status.notes)
