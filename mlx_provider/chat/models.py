@@ -22,7 +22,7 @@ from ..engine.prefix_store import PrefixStore
 from ..engine.reuse import Reuse
 from ..engine.scheduler import Budget, Limits, Scheduler
 from ..engine.worker import EngineWorker
-from ..errors import EngineDied, MLXProviderError
+from ..errors import BadRequest, EngineDied, MLXProviderError, wrong_option
 from ..hub import folder_of
 from ..isolation import Isolation
 from ..protocol import ModelOptions, ModelStatus
@@ -258,9 +258,9 @@ class Models:
     def _check_parsers(self, options: ModelOptions) -> None:
         """Before anything is loaded for the sake of a wrong name."""
         if options.tool_parser:
-            self._registry.tool_parser(options.tool_parser)
+            _named("tool_parser", self._registry.tool_parser, options.tool_parser)
         if options.reasoning_parser:
-            self._registry.reasoning_parser(options.reasoning_parser)
+            _named("reasoning_parser", self._registry.reasoning_parser, options.reasoning_parser)
 
     # -- engines (engine thread)
 
@@ -356,6 +356,14 @@ class Models:
     def _evict(self, to: int) -> None:
         if self._store is not None and self._store.evict_to(to):
             self._recorder.evicted(1)
+
+
+def _named(option: str, find: Callable[[str], object], name: str) -> None:
+    """Raises `BadRequest` that names the option, for a name that nobody knows."""
+    try:
+        find(name)
+    except BadRequest as error:
+        raise wrong_option(option, error.message) from None
 
 
 def _rendered(model: LoadedModel, messages: list[dict[str, Any]]) -> str:

@@ -73,11 +73,11 @@ class PluginRegistry:
 
     def tool_parser(self, name: str) -> ToolParser:
         """By name or alias, however it is spelt. Raises `BadRequest`."""
-        return self._tool_parsers.named(name, "model_info.mlx.tool_parser")
+        return self._tool_parsers.named(name, "tool_parser")
 
     def reasoning_parser(self, name: str) -> ReasoningParser:
         """By name or alias, however it is spelt. Raises `BadRequest`."""
-        return self._reasoning_parsers.named(name, "model_info.mlx.reasoning_parser")
+        return self._reasoning_parsers.named(name, "reasoning_parser")
 
     def family_for(self, config: Mapping[str, Any]) -> tuple[ModelFamily, Plugin]:
         """The family with the highest priority for a `config.json`, and its plugin.

@@ -88,7 +88,8 @@ def test_typed_image_tokens_are_no_images(load_generic, ask) -> None:
 @pytest.mark.parametrize("name", TOGETHER)
 def test_features_that_belong_to_one_prompt(name: str, load_generic, ask) -> None:
     model = load_generic(name)
-    (note,) = model.info.notes
+    escaped, note = model.info.notes
+    assert "\\u escapes" in escaped
     assert "prefilled anew at every turn" in note
     one, other = (ask(model, tiny_image(1), text) for text in ("this?", "that?"))
     assert one.spans[0].content_hash != other.spans[0].content_hash
@@ -166,7 +167,7 @@ def test_a_model_that_looks_from_one_image_at_another_is_found_out(
 
     monkeypatch.setattr(VisionModel, "__call__", mixed)
     model = load_any(folders("qwen2_vl"), LoadOptions())
-    (note,) = model.info.notes
+    *_, note = model.info.notes
     assert "depend on what stands beside it" in note
     prompt = ask(model, tiny_image(1), "and", tiny_image(2))
     assert len(prompt.spans) == 1
