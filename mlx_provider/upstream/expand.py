@@ -6,26 +6,79 @@ MLX's CPU kernels for 16-bit and quantised weights are many times slower than th
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import mlx.core as mx
-
-from .file_limit import file_limit_kept
+import mlx.nn as nn
+from mlx.utils import tree_map_with_path, tree_unflatten
 
 FITS = 0.5
 """Share of the memory limit that expanded weights may take; the rest is for rows and caches."""
 
+QUANTISED = (
+    "QuantizedLinear",
+    "QuantizedEmbedding",
+    "QuantizedSwitchLinear",
+    "QuantizedMultiLinear",
+)
+"""Layers of mlx, mlx-lm 0.32.2 and mlx-vlm 0.7.10, each beside its plain form, which has a weight
+and perhaps a bias. Layers that are more than that, or have a `global_scale`, stay quantised."""
+
 
 def expand(model: Any, dtype: str) -> None:
-    """Spread quantised layers out and cast all floating weights to `dtype`; evaluates nothing.
+    """Spread quantised layers out and cast floating weights to `dtype`; evaluates nothing.
 
-    Layers that mlx-lm's `dequantize_model` (utils.py, 0.32.2) does not know stay quantised.
+    What a model keeps in a wider dtype by itself (mlx-lm's `cast_predicate`) is not narrowed.
+    mlx-lm's `dequantize_model` would not do: it leaves mlx-vlm's layers out, drops a
+    `global_scale`, and rounds to the dtype of the scales.
     """
-    with file_limit_kept():
-        from mlx_lm.utils import dequantize_model
+    kind = getattr(mx, dtype)
+    layers = [(name, layer) for name, layer in model.named_modules() if _plain_form(layer)]
+    model.update_modules(tree_unflatten([(name, _spread(layer, kind)) for name, layer in layers]))
+    keeps = getattr(model, "cast_predicate", None)
+    cast: dict[int, tuple[mx.array, mx.array]] = {}  # a tied matrix stays one
 
-    dequantize_model(model)
-    model.set_dtype(getattr(mx, dtype))
+    def wanted(name: str, value: mx.array) -> mx.array:
+        narrows = value.dtype.size > kind.size
+        if not mx.issubdtype(value.dtype, mx.floating) or (narrows and keeps and not keeps(name)):
+            return value
+        return cast.setdefault(id(value), (value, value.astype(kind)))[1]
+
+    model.update(tree_map_with_path(wanted, model.parameters()))
+
+
+def _plain_form(layer: nn.Module) -> type[nn.Module] | None:
+    """The class of a quantised layer that is spread out, if there is one."""
+    kind = type(layer)
+    scaled_again = layer.get("global_scale") is not None
+    if kind.__name__ not in QUANTISED or "scales" not in layer or scaled_again:
+        return None
+    own = nn if kind.__module__.startswith(nn.__name__) else sys.modules[kind.__module__]
+    found: type[nn.Module] | None = getattr(own, kind.__name__.removeprefix("Quantized"), None)
+    return found
+
+
+def _spread(layer: Any, dtype: mx.Dtype) -> nn.Module:
+    kind = _plain_form(layer)
+    assert kind is not None  # noqa: S101  (the caller has asked)
+    plain: Any = object.__new__(kind)
+    nn.Module.__init__(plain)  # the class's own would draw random weights
+    scales: Any = _wide(layer.scales, dtype)
+    biases = _wide(layer.get("biases"), dtype)
+    plain.weight = mx.dequantize(
+        layer.weight, scales, biases, layer.group_size, layer.bits, layer.mode
+    )
+    if "bias" in layer:
+        plain.bias = layer.bias
+    return plain
+
+
+def _wide(factors: mx.array | None, dtype: mx.Dtype) -> mx.array | None:
+    """Scales or biases, so that the product is not rounded to a narrower dtype."""
+    if factors is None or not mx.issubdtype(factors.dtype, mx.floating):
+        return factors
+    return factors.astype(dtype)
 
 
 def weights_dtype(chosen: str, expanded_bytes: int, limit: int) -> str | None:

@@ -21,6 +21,11 @@ VALUE_BYTES = {
     **dict.fromkeys(("F8_E4M3", "F8_E5M2"), 2),
 }
 """Bytes of one value in memory by its dtype in the file."""
+USUAL_GROUP = 64
+"""Values that share a scale where config.json does not tell (mlx-lm's default)."""
+PACKED, PER_BYTE = ("U8", "I32", "U32"), 2
+"""Matrices of these dtypes hold 4-bit weights in forms that mlx-lm and mlx-vlm turn into MLX's own
+while they load (AWQ, GPTQ, compressed tensors, gpt-oss's blocks)."""
 
 
 def weights_estimate(
@@ -49,23 +54,29 @@ def _bytes(
     found = 0
     for name, tensor in tensors.items():
         layer, _, part = name.rpartition(".")
-        if part in ("scales", "biases") and f"{layer}.scales" in tensors:
-            continue
-        scales = tensors.get(f"{layer}.scales") if part == "weight" else None
-        values = tensor.values if scales is None else scales.values * groups(layer)
-        found += values * expanded if tensor.floating or scales is not None else tensor.nbytes
+        scales = tensors.get(f"{layer}.scales") if f"{layer}.weight" in tensors else None
+        if scales is None:
+            values = tensor.unpacked
+        elif part == "weight":
+            values = scales.values * groups(layer)
+        else:
+            values = 0 if part in ("scales", "biases") else tensor.unpacked
+        found += tensor.nbytes if values is None else values * expanded
     return found
 
 
 def _group_sizes(folder: Path) -> Callable[[str], int]:
     """Values that share a scale, by layer (mlx-lm 0.32.2: `quantization` of config.json)."""
     config = json.loads((folder / "config.json").read_text())
-    chosen = config.get("quantization") or config.get("quantization_config") or {}
-    general = chosen.get("group_size", 64)
+    chosen = config.get("quantization") or config.get("quantization_config")
+    sizes: Mapping[str, Any] = chosen if isinstance(chosen, dict) else {}
 
     def of(layer: str) -> int:
-        own = chosen.get(layer)
-        return int(own.get("group_size", general) if isinstance(own, dict) else general)
+        own = sizes.get(layer)
+        for known in (own if isinstance(own, dict) else {}, sizes):
+            if isinstance(known.get("group_size"), int):
+                return int(known["group_size"])
+        return USUAL_GROUP
 
     return of
 
@@ -89,7 +100,8 @@ def _indexed(folder: Path) -> list[Path]:
 class _Tensor:
     values: int
     nbytes: int
-    floating: bool
+    unpacked: int | None
+    """Weights in it; `None`: it holds none."""
 
 
 def _tensors(files: Iterable[Path]) -> dict[str, _Tensor]:
@@ -100,7 +112,7 @@ def _tensors(files: Iterable[Path]) -> dict[str, _Tensor]:
             found |= {name: _tensor(entry) for name, entry in _header(path).items()}
         except (OSError, ValueError, KeyError, TypeError):
             size = path.stat().st_size if path.is_file() else 0
-            found[str(path)] = _Tensor(0, size, floating=False)
+            found[str(path)] = _Tensor(0, size, None)
     return found
 
 
@@ -115,5 +127,9 @@ def _header(path: Path) -> dict[str, Mapping[str, Any]]:
 
 
 def _tensor(entry: Mapping[str, Any]) -> _Tensor:
-    values, dtype = prod(int(side) for side in entry["shape"]), str(entry["dtype"])
-    return _Tensor(values, values * VALUE_BYTES[dtype], "F" in dtype)
+    shape, dtype = [int(side) for side in entry["shape"]], str(entry["dtype"])
+    values = prod(shape)
+    nbytes = values * VALUE_BYTES[dtype]
+    packed = len(shape) > 1 and dtype in PACKED
+    weights = values if "F" in dtype else nbytes * PER_BYTE if packed else None
+    return _Tensor(values, nbytes, weights)

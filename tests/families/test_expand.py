@@ -1,0 +1,199 @@
+"""Weights in another dtype: the same model, within the memory that was foretold."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import mlx_lm.utils
+import mlx_vlm.utils
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear
+
+from mlx_provider import LoadedModel, LoadOptions
+from mlx_provider.chat.loading import WeightsKey
+from mlx_provider.protocol import ModelOptions
+from mlx_provider.registry import PluginRegistry
+from mlx_provider.testing.tiny_greedy import start
+from mlx_provider.testing.tiny_models import build, family_named
+from mlx_provider.upstream.checkpoint import read_json
+from mlx_provider.upstream.expand import expand, weights_dtype
+from mlx_provider.upstream.weight_files import weights_estimate
+
+FAMILIES = ("qwen3", "deepseek_v3", "gpt_oss", "qwen3_vl", "qwen3_5_moe")
+"""Text, latent attention with experts, experts with biases, vision, vision with experts."""
+GROUP = 32
+FILE = "model.safetensors"
+
+
+def quantised(folder: Path, family: str, *, dtype: mx.Dtype = mx.float32) -> Path:
+    """The folder as mlx-lm's and mlx-vlm's converters leave it, in four bits."""
+    vision = family_named(family).library == "mlx_vlm"
+    model = mlx_vlm.utils.load_model(folder) if vision else mlx_lm.utils.load_model(folder)[0]
+    model.set_dtype(dtype)
+    nn.quantize(model, class_predicate=takes, group_size=GROUP, bits=4)
+    weights = dict(tree_flatten(model.parameters()))
+    mx.eval(weights)
+    mx.save_safetensors(str(folder / FILE), weights, metadata={"format": "mlx"})
+    config = read_json(folder / "config.json") | {"quantization": {"group_size": GROUP, "bits": 4}}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def takes(name: str, layer: Any) -> bool:
+    return hasattr(layer, "to_quantized") and layer.weight.shape[-1] % GROUP == 0
+
+
+@pytest.fixture(scope="module")
+def four_bits(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a tiny model in four bits by family name."""
+    known: dict[str, Path] = {}
+
+    def get(name: str) -> Path:
+        if name not in known:
+            folder = build(tmp_path_factory.mktemp("four") / name, name)
+            known[name] = quantised(folder, name)
+        return known[name]
+
+    return get
+
+
+def load(folder: Path, dtype: str | None = None) -> LoadedModel:
+    family, _ = PluginRegistry.discover({}).family_for(read_json(folder / "config.json"))
+    return family.load(folder, LoadOptions(dtype=dtype))
+
+
+def logits(model: LoadedModel) -> mx.array:
+    messages = [{"role": "user", "content": "Hello there"}]
+    prompt = model.prepare(messages, tools=[], media=[], variables={})
+    return start(model, prompt).logits.astype(mx.float32)
+
+
+def layers(model: Any) -> set[str]:
+    return {type(layer).__name__ for _, layer in model.model.named_modules()}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_layer_stays_quantised_and_nothing_else_changes(
+    family: str, four_bits: Callable[[str], Path]
+) -> None:
+    native, wide = load(four_bits(family)), load(four_bits(family), "float32")
+    assert any(name.startswith("Quantized") for name in layers(native))
+    assert not any(name.startswith("Quantized") for name in layers(wide))
+    assert wide.info.precision == "float32"
+    assert wide.info.fingerprint != native.info.fingerprint
+    assert mx.allclose(logits(wide), logits(native), atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5_moe", "gemma3"])
+def test_sixteen_bits_become_thirty_two(family: str, tmp_path: Path) -> None:
+    folder = build(tmp_path / "m", family, dtype="bfloat16")
+    native, wide = load(folder).info, load(folder, "float32")
+    assert (native.precision, wide.info.precision) == ("low", "float32")
+    weights = dict(tree_flatten(wide.model.parameters()))  # type: ignore[attr-defined]
+    assert {value.dtype for value in weights.values()} <= {mx.float32, mx.int32}
+    reference = build(tmp_path / "r", family, dtype="bfloat16")
+    whole = {
+        name: value.astype(mx.float32) for name, value in mx.load(str(reference / FILE)).items()
+    }
+    mx.save_safetensors(str(reference / FILE), whole, metadata={"format": "mlx"})
+    assert mx.allclose(logits(wide), logits(load(reference)), atol=1e-5)
+
+
+def test_products_are_not_rounded_to_the_scales(tmp_path: Path) -> None:
+    folder = quantised(build(tmp_path / "m", "qwen3"), "qwen3", dtype=mx.bfloat16)
+    saved = mx.load(str(folder / FILE))
+    assert isinstance(saved, dict)
+    name = "model.layers.0.mlp.up_proj"
+    factors = [saved[f"{name}.{part}"].astype(mx.float32) for part in ("scales", "biases")]
+    exact = mx.dequantize(saved[f"{name}.weight"], *factors, group_size=GROUP, bits=4)
+    wide = load(folder, "float32").model.model.layers[0].mlp.up_proj  # type: ignore[attr-defined]
+    assert mx.array_equal(wide.weight, exact)
+
+
+def test_a_layer_with_a_scale_of_its_own_stays_quantised() -> None:
+    class One(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = QuantizedSwitchLinear(
+                32, 16, 3, bias=False, group_size=16, mode="nvfp4", global_scale=True
+            )
+
+    model = One()
+    expand(model, "float32")
+    assert isinstance(model.layer, QuantizedSwitchLinear)
+
+
+def test_what_a_model_keeps_wide_is_not_narrowed(tmp_path: Path) -> None:
+    folder = build(tmp_path / "m", "qwen3_5_text")
+    weights = dict(tree_flatten(load(folder, "bfloat16").model.parameters()))  # type: ignore[attr-defined]
+    wide = {name for name, value in weights.items() if value.dtype == mx.float32}
+    assert wide
+    assert all(name.endswith("A_log") for name in wide)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "gemma3"])
+@pytest.mark.parametrize("source", ["four", "bfloat16", "float32"])
+def test_memory_is_foretold(
+    family: str, source: str, tmp_path: Path, four_bits: Callable[[str], Path]
+) -> None:
+    folder = four_bits(family) if source == "four" else build(tmp_path / "m", family, dtype=source)
+    for dtype, size in (("float32", 4), (None, None)):
+        gc.collect()
+        before = mx.get_active_memory()
+        model = load(folder, dtype)
+        taken = mx.get_active_memory() - before
+        estimate = weights_estimate(folder, expanded=size)
+        assert 0.9 < estimate / model.info.weights_bytes < 1.1
+        assert 0.9 < estimate / taken < 1.1
+        del model
+
+
+@pytest.mark.parametrize(
+    ("tensors", "weights"),
+    [
+        ({"a.qweight": ((64, 16), mx.int32), "a.scales": ((2, 128), mx.float16)}, 8192),
+        ({"a.weight_packed": ((64, 16), mx.int32), "a.weight_scale": ((64, 4), mx.bfloat16)}, 8192),
+        ({"a.up_proj_blocks": ((2, 64, 4, 16), mx.uint8), "a.up_proj_bias": ((2, 64), mx.bfloat16)},
+         16384),
+    ],
+)  # fmt: skip
+def test_weights_that_loading_unpacks_are_counted_unpacked(
+    tensors: dict[str, Any], weights: int, tmp_path: Path
+) -> None:
+    arrays = {name: mx.zeros(shape, dtype) for name, (shape, dtype) in tensors.items()}
+    mx.save_safetensors(str(tmp_path / FILE), arrays)
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "x"}}')
+    assert 1 <= weights_estimate(tmp_path, expanded=4) / (4 * weights) < 1.1
+
+
+@pytest.mark.parametrize("told", ["[]", "null", '"4 bit"', '{"group_size": null}', '{"a": false}'])
+def test_an_odd_quantization_entry_is_not_the_estimates_matter(told: str, tmp_path: Path) -> None:
+    arrays = {"a.weight": mx.zeros((4, 8), mx.uint32), "a.scales": mx.zeros((4, 1))}
+    mx.save_safetensors(str(tmp_path / FILE), arrays)
+    (tmp_path / "config.json").write_text(f'{{"quantization": {told}}}')
+    assert weights_estimate(tmp_path, expanded=4) == 4 * 64 * 4
+
+
+def test_auto_is_native_where_float32_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx, "default_device", lambda: mx.cpu)
+    assert weights_dtype("auto", 50, 100) == "float32"
+    assert weights_dtype("auto", 51, 100) is None
+    assert weights_dtype("native", 1, 100) is None
+    assert weights_dtype("float16", 1000, 100) == "float16"
+    monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
+    assert weights_dtype("auto", 50, 100) is None
+
+
+def test_another_dtype_is_another_set_of_weights(tmp_path: Path) -> None:
+    def key(**options: Any) -> WeightsKey:
+        return WeightsKey.of(tmp_path, ModelOptions(**options))
+
+    assert key() == key(dtype="auto")
+    assert len({key(), key(dtype="native"), key(dtype="bfloat16"), key(dtype="float32")}) == 4
