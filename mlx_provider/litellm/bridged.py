@@ -32,7 +32,8 @@ SEARCHES = "litellm.responses.litellm_completion_transformation.client_tool_sear
 """A module of the lines of LiteLLM that carry three kinds more (1.109.1 has it, 1.106.2 not)."""
 if find_spec(SEARCHES):
     ITEMS = (*ITEMS, "compaction", "tool_search_call", "tool_search_output")
-PARTS = ("input_text", "output_text", "text", "input_image", "image_url")
+TEXTS = ("input_text", "output_text", "text")
+PARTS = (*TEXTS, "input_image", "image_url")
 ITEM_PARTS = (*PARTS, "refusal", "encrypted_content")
 ABSENT = {
     "prompt": "stored prompts are not known here: send the text as instructions and input",
@@ -47,7 +48,9 @@ BLOCKS: Mapping[str, Collection[str]] = {
     "system": ("text",),
 }
 RESULT_BLOCKS = ("text", "image", "tool_reference")
-IMAGE_SOURCES = ("base64", "url")
+IMAGE_SOURCES = {"base64": "data", "url": "url"}
+"""Where the image stands, by the type of its source."""
+FORMATS = ("text", "json_object", "json_schema")
 
 
 def check_responses(kwargs: Mapping[str, Any]) -> None:
@@ -55,6 +58,7 @@ def check_responses(kwargs: Mapping[str, Any]) -> None:
     for name, remedy in ABSENT.items():
         if kwargs.get(name):
             raise BadRequest(f"{name} is not supported: {remedy}", param=name)
+    _check_format(kwargs.get("text"))
     items = kwargs.get("input")
     if isinstance(items, str):
         return
@@ -92,6 +96,23 @@ def check_messages(kwargs: Mapping[str, Any]) -> None:
         role = message.get("role")
         _known(role, MESSAGE_ROLES, f"{where}.role")
         _check_blocks(message.get("content"), f"{where}.content", BLOCKS[str(role)])
+    _check_tools(kwargs.get("tools"), kwargs.get("tool_choice"))
+
+
+def _check_format(text: Any) -> None:
+    form = text.get("format") if isinstance(text, Mapping) else None
+    if isinstance(form, Mapping):
+        _known(form.get("type"), FORMATS, "text.format.type")
+
+
+def _check_tools(tools: Any, choice: Any) -> None:
+    for where, tool in _objects(tools or [], "tools"):
+        if not isinstance(tool.get("name"), str):
+            raise BadRequest(f"{where}.name must be a text", param=where)
+    if not isinstance(choice, Mapping | None):
+        raise BadRequest(
+            "tool_choice must be an object, such as {'type': 'any'}", param="tool_choice"
+        )
 
 
 def _check_item(item: Mapping[str, Any], where: str) -> None:
@@ -113,6 +134,8 @@ def _check_parts(content: Any, where: str, known: Collection[str]) -> None:
     for at, part in _objects(content, where, texts=True):
         kind = part.get("type") or "text"
         _known(kind, known, f"{at}.type")
+        if kind in TEXTS:
+            _check_text(part, at)
         if kind == "input_image" and not part.get("image_url"):
             raise BadRequest(f"{at}.image_url is missing: send a data: or https: URL", param=at)
 
@@ -123,7 +146,9 @@ def _check_blocks(content: Any, where: str, known: Collection[str]) -> None:
     for at, block in _objects(content, where):
         kind = block.get("type")
         _known(kind, known, f"{at}.type")
-        if kind == "image":
+        if kind == "text":
+            _check_text(block, at)
+        elif kind == "image":
             _check_image(block.get("source"), f"{at}.source")
         elif kind == "tool_result":
             _check_blocks(block.get("content"), f"{at}.content", RESULT_BLOCKS)
@@ -132,7 +157,16 @@ def _check_blocks(content: Any, where: str, known: Collection[str]) -> None:
 def _check_image(source: Any, where: str) -> None:
     if not isinstance(source, Mapping):
         raise BadRequest(f"{where} must be an object", param=where)
-    _known(source.get("type"), IMAGE_SOURCES, f"{where}.type")
+    kind = source.get("type")
+    _known(kind, IMAGE_SOURCES, f"{where}.type")
+    place = IMAGE_SOURCES[str(kind)]
+    if not isinstance(source.get(place), str) or not source[place]:
+        raise BadRequest(f"{where}.{place} must be a text", param=where)
+
+
+def _check_text(part: Mapping[str, Any], where: str) -> None:
+    if not isinstance(part.get("text"), str):
+        raise BadRequest(f"{where}.text must be a text", param=where)
 
 
 def _objects(

@@ -36,6 +36,9 @@ ITEMS = [
     ([U, "x"], "input[1] must be an object, got str"),
     ([U, CALL, output([{"type": "input_file"}])], "input[2].output[0].type is 'input_file'"),
     ([U, output("a", call_id="")], "input[1].call_id is missing"),
+    ([user(TEXT, {"type": "input_text"})], "input[0].content[1].text must be a text"),
+    ([user({"text": None})], "input[0].content[0].text must be a text"),
+    ([U, output([{"type": "input_text", "txt": "a"}])], "input[1].output[0].text must be a text"),
     (5, "input must be a text or a list, got int"),
 ]
 
@@ -95,6 +98,17 @@ MESSAGES = [
         "messages[0].content[0].source.type is 'file'",
     ),
     ([user({"type": "image"})], "messages[0].content[0].source must be an object"),
+    ([user(BLOCK, {"type": "text"})], "messages[0].content[1].text must be a text"),
+    ([user({"type": "text", "text": None})], "messages[0].content[0].text must be a text"),
+    ([user(result({"type": "text"}))], "messages[0].content[0].content[0].text must be a text"),
+    (
+        [user(BLOCK, {"type": "image", "source": {"type": "base64", "media_type": "image/png"}})],
+        "messages[0].content[1].source.data must be a text",
+    ),
+    (
+        [user(BLOCK, {"type": "image", "source": {"type": "url", "url": ""}})],
+        "messages[0].content[1].source.url must be a text",
+    ),
     (
         [U, {"role": "assistant", "content": [{"type": "server_tool_use"}]}],
         "messages[1].content[0].type is 'server_tool_use'",
@@ -112,6 +126,28 @@ async def test_blocks_that_would_be_dropped(engine, sent, words):
     with pytest.raises(litellm.BadRequestError) as caught:
         await litellm.anthropic.messages.acreate(model="mlx/m", max_tokens=5, messages=sent)
     assert words in str(caught.value)
+    assert not engine.requests
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"tools": [{"name": "f", "input_schema": {}}, "g"]}, "tools[1] must be an object"),
+        ({"tools": [{"input_schema": {}}]}, "tools[0].name must be a text"),
+        ({"tool_choice": "any"}, "tool_choice must be an object"),
+        ({"system": [{"type": "text"}]}, "system[0].text must be a text"),
+    ],
+)
+async def test_what_trips_the_messages_bridge(engine, more, words):
+    with pytest.raises(litellm.BadRequestError) as caught:
+        await litellm.anthropic.messages.acreate(model="mlx/m", max_tokens=5, messages=[U], **more)
+    assert words in str(caught.value)
+    assert not engine.requests
+
+
+async def test_a_format_that_would_be_dropped(engine):
+    with pytest.raises(litellm.BadRequestError, match=r"text\.format\.type is 'yaml'"):
+        await litellm.aresponses(model="mlx/m", input="x", text={"format": {"type": "yaml"}})
     assert not engine.requests
 
 
