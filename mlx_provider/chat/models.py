@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 
 ANY_FORMAT = "auto"
 FORCED_FORMAT = "hermes"
+CHOSEN = ("bfloat16", "float16")
+"""Dtypes of weights in which not every device runs every layer (experts on a CPU, mlx 0.32.4)."""
 MASK_THREADS = 2
 """Threads that compute grammar masks beside the device's step."""
 ALIASES = 64
@@ -275,6 +277,9 @@ class Models:
             loaded.running[kind] = self._running(loaded, kind, options)
         if trying.fault is None:
             return None
+        if options.dtype in CHOSEN and not trying.fault.ours:
+            remedy = f"{loaded.name} does not run in {options.dtype} here; leave it at auto"
+            return wrong_option("dtype", f"{remedy} ({trying.fault.told})")
         return told(trying.fault, loaded.name, loaded.family, trusted=options.trust_remote_code)
 
     def _running(self, loaded: Loaded, kind: str, options: ModelOptions) -> Running:

@@ -192,6 +192,13 @@ def test_a_model_that_does_not_run_with_a_quantised_cache(tiny: Any) -> None:
     assert "quantised KV cache" in error.message
 
 
+@pytest.mark.skipif(mx.default_device() != mx.cpu, reason="other devices run experts in any dtype")
+def test_a_dtype_that_the_device_cannot_run(tiny: Any) -> None:
+    error = refused(tiny("gpt_oss"), dtype="bfloat16")
+    assert error.param == "model_info.mlx.dtype"
+    assert "GatherMM" in error.message
+
+
 @pytest.mark.parametrize("option", ["tool_parser", "reasoning_parser"])
 def test_unknown_parsers(option: str, model: Any) -> None:
     error = refused(model, **{option: "morse"})
