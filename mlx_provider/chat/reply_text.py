@@ -10,7 +10,7 @@ from ..records.blocks import read_block, scan_block
 from ..records.parsing import ReasoningParser, ToolParser, Tools, Whole
 from ..records.reading import Emit, NotACall, Reading, TextEnded, TextReader
 from ..records.turn_ends import read_turn_ends
-from .turn_layout import NO_LAYOUT, TurnLayout, leading, trailing
+from .turn_layout import NO_LAYOUT, TurnLayout, beginning, leading, trailing
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,8 @@ class _Marked:
 
     def begin(self) -> Reading[None]:
         """The reply's first white space is dropped before a call or a thought."""
-        self.held = yield from self.reader.space()
+        space = yield from self.reader.space()
+        self.held = beginning(space, self.spec.layout.turn_open)
         if not (yield from self.reader.peek()):
             self.reader.content(self.held)
             self.held = ""
@@ -126,7 +127,8 @@ class _Marked:
     def wait(self) -> Reading[None]:
         """Hold unmarked text until a marker or the end tells what it is."""
         reader, thoughts = self.reader, self.thoughts
-        self.held = yield from reader.space()
+        space = yield from reader.space()
+        self.held = beginning(space, self.spec.layout.turn_open)
         if (yield from self.try_first()):
             return
         parts: list[str] = []

@@ -61,7 +61,8 @@ def form_of(served: Served, request: GenerateRequest, text: str) -> Form:
     end = messages.thought_end if messages else reasoning.end if reasoning else ""
     if request.thinking_budget is not None and not end:
         warnings.append("thinking_budget has no effect: the model's thoughts are not marked off")
-    layout = served.layout.behind(text, reasoning.openers() if reasoning else ())
+    openers = reasoning.openers() if reasoning else ()
+    layout = served.layout.behind(text, openers, begins=_begins(request))
     return Form(tools, reasoning, opened, structure, end, tuple(warnings), layout)
 
 
@@ -85,6 +86,12 @@ def _demands(request: GenerateRequest) -> bool:
     return bool(
         request.grammar or request.response_format or request.tool_choice not in ("none", "auto")
     )
+
+
+def _begins(request: GenerateRequest) -> bool:
+    """Whether the reply is a turn from its start, no continuation of a given text."""
+    messages = request.messages or [{"role": "assistant"}]  # a raw prompt may end anywhere
+    return messages[-1].get("role") != "assistant"
 
 
 def _opened(text: str, reasoning: ReasoningParser) -> bool:

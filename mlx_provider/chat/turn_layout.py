@@ -22,7 +22,7 @@ PAD = " "
 
 @dataclass(frozen=True)
 class TurnLayout:
-    """White space at four places. None: the template removes what is there, or nobody knows."""
+    """White space at five places. None: the template removes what is there, or nobody knows."""
 
     thought_open: str | None = None
     """Between a thought's opener and the thought."""
@@ -32,9 +32,17 @@ class TurnLayout:
     """Between the closer and the answer."""
     before_call: str | None = None
     """Between the answer and the first call."""
+    turn_open: str | None = None
+    """Between the prompt and an answer with which the turn begins."""
 
-    def behind(self, prompt: str, openers: Sequence[str]) -> TurnLayout:
-        """The layout of a reply to `prompt`, which may have opened the thought already."""
+    def behind(self, prompt: str, openers: Sequence[str], *, begins: bool = True) -> TurnLayout:
+        """The layout of a reply to `prompt`, which may have opened the thought already.
+
+        `begins`: no part of the reply was given.
+        """
+        return self._thinking(prompt, openers) if begins else replace(self, turn_open=None)
+
+    def _thinking(self, prompt: str, openers: Sequence[str]) -> TurnLayout:
         tail = prompt[len(prompt.rstrip()) :]
         if self.thought_open is None or not prompt.rstrip().endswith(tuple(openers) or "\0"):
             return self
@@ -50,6 +58,14 @@ def leading(space: str, joint: str | None) -> str:
     return "" if joint is None or not space.startswith(joint) else space[len(joint) :]
 
 
+def beginning(space: str, joint: str | None) -> str:
+    """What of the white space with which a reply begins is the answer's own.
+
+    All of it where it is other than the template's.
+    """
+    return space.removeprefix(joint or "")
+
+
 def trailing(space: str, joint: str | None) -> str:
     """What of the white space behind a text is the text's own."""
     return "" if joint is None or not space.endswith(joint) else space[: len(space) - len(joint)]
@@ -63,13 +79,20 @@ def layout_of(
     render: Render, thoughts: ReasoningParser | None, calls: ToolParser | None
 ) -> TurnLayout:
     """The layout that a template shows when it renders a turn with a thought and a call."""
-    texts: list[str] = []
+    around = _measured(lambda pad: _joints(render(_turns(pad)), thoughts, calls))
+    before = _measured(lambda pad: TurnLayout(turn_open=_turn_open(render, pad)))
+    return replace(around, turn_open=before.turn_open)
+
+
+def _measured(show: Callable[[str], TurnLayout]) -> TurnLayout:
+    """`show` takes the white space around each text. None of its faults is anybody's."""
+    shown: list[TurnLayout] = []
     for pad in ("", PAD):
         with Isolation():
-            texts.append(render(_turns(pad)))
-    if len(texts) < 2:
+            shown.append(show(pad))
+    if len(shown) < 2:
         return NO_LAYOUT
-    plain, padded = (_joints(text, thoughts, calls) for text in texts)
+    plain, padded = shown
     return TurnLayout(
         **{
             field.name: _exact(
@@ -80,6 +103,15 @@ def layout_of(
             for field in fields(TurnLayout)
         }
     )
+
+
+def _turn_open(render: Render, pad: str) -> str | None:
+    """The white space that alone stands between a prompt and an answer to it."""
+    asked = {"role": "user", "content": "x"}
+    prompt = render([asked])
+    whole = render([asked, {"role": "assistant", "content": f"{pad}{ANSWER}{pad}"}, asked])
+    space, answer, _ = whole[len(prompt) :].partition(ANSWER)
+    return space if whole.startswith(prompt) and answer and not space.strip() else None
 
 
 def _turns(pad: str) -> list[dict[str, Any]]:

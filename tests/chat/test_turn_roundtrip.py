@@ -255,6 +255,28 @@ FORMATS = {
         "seed_oss",
         end="<seed:eos>",
     ),
+    "an answer behind a line end": Format(
+        chatml(
+            "{{ '\\n' ~ text }}" + CALLS + '{{ \'<tool_call>\\n{"name": "\' ~ c.function.name ~ '
+            "'\", \"arguments\": ' ~ (c.function.arguments | tojson) ~ '}\\n</tool_call>' }}" + DONE
+        ),
+        "hermes",
+    ),
+    "an answer behind a space": Format(
+        turns(
+            "{{ ' ' ~ text }}{%- if calls -%}{{ '[TOOL_CALLS] [' }}"
+            + CALLS
+            + "{{ ('' if loop.first else ', ') ~ '{\"name\": \"' ~ c.function.name ~ "
+            "'\", \"arguments\": ' ~ (c.function.arguments | tojson) ~ '}' }}"
+            + DONE
+            + "{{ ']' }}{%- endif -%}{{ '</s>' }}",
+            "{{ '[INST] ' ~ text ~ ' [/INST]' }}",
+            "{{ '[TOOL_RESULTS] ' ~ text ~ '[/TOOL_RESULTS]' }}",
+            "",
+        ),
+        "mistral",
+        end="</s>",
+    ),
     "tiny qwen": Format(QWEN.template, "hermes", "qwen3"),
     "demo": Format((DEMO / "chat_template.jinja").read_text(encoding="utf-8"), "hermes"),
 }
@@ -283,7 +305,7 @@ def render(form: Format, messages: list[dict[str, Any]], *, begin: bool = False)
 @cache
 def layout(form: Format) -> TurnLayout:
     parsers = THOUGHTS.get(form.thoughts), TOOL_PARSERS[form.tool_parser]
-    return layout_of(lambda messages: render(form, messages), *parsers)
+    return layout_of(lambda messages: render(form, messages, begin=True), *parsers)
 
 
 def call(number: int) -> dict[str, Any]:
@@ -411,3 +433,13 @@ def candidates(message: dict[str, Any], thought: str, answer: str) -> Iterator[d
         yield {**message, "content": before + answer + after}
         if thought:
             yield {**message, "reasoning_content": before + thought + after}
+
+
+def test_a_continued_answer_keeps_its_first_space() -> None:
+    form = FORMATS["an answer behind a space"]
+    own = layout(form)
+    assert own.turn_open == " "
+    for begins, content in ((True, "there"), (False, " there")):
+        reply = Reply(layout=own.behind("[INST] x [/INST]", (), begins=begins))
+        deltas = reply.push_text(" there") + reply.finish("stop")[0]
+        assert "".join(delta.content for delta in deltas) == content

@@ -185,4 +185,4 @@ def test_a_marker_is_forced_only_inside_a_thought() -> None:
 def test_a_model_is_served_with_the_layout_of_its_template(tiny: Any) -> None:
     """White space that the template writes by itself is left out of a reply's texts."""
     served = tiny("qwen3").served()
-    assert served.layout == TurnLayout("\n", "\n", "\n", "\n")
+    assert served.layout == TurnLayout("\n", "\n", "\n", "\n", "")
