@@ -220,7 +220,7 @@ CALLS = ToolParser(
 
 def read_ui_tars(reader: TextReader, tools: Tools | None) -> Reading[None]:
     """A whole reply: thoughts under labels, then actions or an answer; several times over."""
-    yield from _thought(reader)
+    yield from _thoughts(reader)
     while True:
         found = yield from reader.pass_until((ACTION,) if tools is not None else (), reader.content)
         if not found:
@@ -230,12 +230,21 @@ def read_ui_tars(reader: TextReader, tools: Tools | None) -> Reading[None]:
         reader.forget_marks()
         if called:
             space = yield from read_turn_ends(reader, (ACTION,))
-            if not (yield from _thought(reader)) and (yield from reader.at(ACTION)) != ACTION:
+            if not (yield from _thoughts(reader)) and (yield from reader.at(ACTION)) != ACTION:
                 reader.content(space)
 
 
-def _thought(reader: TextReader) -> Reading[bool]:
-    """Read a thought, if one stands here; labels are part of it."""
+def _thoughts(reader: TextReader) -> Reading[bool]:
+    """Read the thoughts that stand here, if any: labels may follow on a marked one."""
+    found = yield from _thought(reader, "")
+    more = found
+    while more:
+        more = yield from _thought(reader, "\n")
+    return found
+
+
+def _thought(reader: TextReader, before: str) -> Reading[bool]:
+    """Read a thought, if one stands here; labels are part of it. `before`: text to set it off."""
     mark = reader.mark()
     yield from reader.space()
     found = yield from reader.at("<think>", *LABELS)
@@ -244,6 +253,7 @@ def _thought(reader: TextReader) -> Reading[bool]:
         return False
     reader.release()
     reader.reason()
+    reader.reasoning(before)
     if found == "<think>":
         reader.skip(len(found))
         found = yield from reader.pass_until(("</think>",), Edges(reader.reasoning).piece)

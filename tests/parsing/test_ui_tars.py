@@ -93,3 +93,10 @@ def test_thoughts_and_actions_in_turns() -> None:
 def test_an_answer_behind_a_thought(sep: str) -> None:
     found = both(f"Thought: Easy.{sep}Answer: 4", reasoning_parser=THOUGHTS)
     assert (found.reasoning, found.content) == ("Thought: Easy.", "Answer: 4")
+
+
+def test_labels_behind_a_marked_thought() -> None:
+    text = "<think>a\nThought: b</think>\n\nThought: c\nAction: wait()"
+    found = both(text, reasoning_parser=THOUGHTS)
+    assert found.whole_calls == [("computer", {"action": "wait"})]
+    assert (found.reasoning, found.content) == ("a\nThought: b\nThought: c", "")
