@@ -81,6 +81,13 @@ class Call:
         )
 
     @property
+    def deployment(self) -> str | None:
+        """The id of the config entry that the router chose; `None`: no router did."""
+        info = self.litellm_params.get("model_info")
+        found = info.get("id") if isinstance(info, Mapping) else None
+        return found if isinstance(found, str) else None
+
+    @property
     def text_completion(self) -> bool:
         """Whether the client called `/completions`: the prompt is raw text."""
         return self.litellm_params.get("text_completion") is True

@@ -62,7 +62,7 @@ class Provider(CustomLLM):
             )
             requests = generate_requests(call)
             generation = submit_all(self._connect(call.api_base, call.api_key), requests)
-            show_context(call.model, generation.accepted.context_length)
+            show_context(call.model, generation.accepted.context_length, call.deployment)
             return Reply(
                 generation,
                 call.deadline,

@@ -82,11 +82,14 @@ def httpx_fails(url: str) -> bool:
 def proxy(
     scripted_engine: ScriptedEngine, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Proxy]:
-    """A proxy with the model `scripted`; `demo` and `absent` are on this machine's own engine."""
+    """A proxy with the model `scripted`; `demo`, `brief` and `absent` are on this machine's own engine."""
     folder = tmp_path_factory.mktemp("proxy")
     config = proxy_config("scripted", "any", api_base=scripted_engine.url, api_key=ENGINE_KEY)
     config["model_list"][0]["model_info"]["mlx"] = {"kv_bits": 8}
     config["model_list"] += proxy_config("demo", "demo")["model_list"]
+    (brief,) = proxy_config("brief", "demo")["model_list"]
+    brief["model_info"]["mlx"] = {"context_length": 1000}
+    config["model_list"] += [brief]
     config["model_list"] += proxy_config("absent", "nobody/has-this")["model_list"]
     config["model_list"] += proxy_config("anything/*", "*")["model_list"]
     environ = {**os.environ, "HF_HUB_OFFLINE": "1"}
