@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -49,7 +50,9 @@ def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InstallPl
 
     def install(distribution: str, source: str, version: str = "1.0", name: str = "") -> str:
         module = distribution.replace("-", "_") + (f"_{name}" if name else "")
-        monkeypatch.delitem(sys.modules, module, raising=False)
+        # Set first, so that the end of the test takes away what it imports under this name.
+        monkeypatch.setitem(sys.modules, module, ModuleType(module))
+        monkeypatch.delitem(sys.modules, module)
         (folder / f"{module}.py").write_text(source)
         info = folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
         info.mkdir(exist_ok=True)
