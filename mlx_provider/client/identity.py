@@ -10,6 +10,7 @@ from pathlib import Path
 
 from .. import __version__
 from ..config import PREFIX
+from ..registry.discovery import SELECTION
 
 UPSTREAM = ("mlx", "mlx-lm", "mlx-vlm", "transformers")
 NOT_THE_ENGINES = frozenset(
@@ -21,7 +22,7 @@ NOT_THE_ENGINES = frozenset(
 def identity(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Versions, plugins with the age of their files, and settings, by name."""
     found = {"mlx-provider": __version__, **dict(_upstream()), **dict(_plugins())}
-    settings = {n: v for n, v in environ.items() if n.startswith(PREFIX) and v}
+    settings = {n: v for n, v in environ.items() if n.startswith(PREFIX) and (v or n == SELECTION)}
     return found | {n: v for n, v in settings.items() if n not in NOT_THE_ENGINES}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -20,11 +21,13 @@ from mlx_provider.registry import PluginRegistry
 
 
 def finished(client: HttpClient) -> int:
-    """Serve one request; the engine's process."""
-    generation = client.submit(GenerateRequest(model="fake", prompt="count 1 0"))
-    while generation.get(30):
-        pass
-    return client.health().pid
+    """Serve one request; the engine's process, one that has not ended with it."""
+    while True:
+        generation = client.submit(GenerateRequest(model="fake", prompt="count 1 0"))
+        while generation.get(30):
+            pass
+        with suppress(EngineUnavailable):
+            return client.health().pid
 
 
 @pytest.fixture
@@ -89,6 +92,9 @@ def test_what_an_engine_is(monkeypatch: pytest.MonkeyPatch, install_plugin: Any)
     assert "secret" not in before.values()
     assert "HOME" not in before
     assert before["MLX_PROVIDER_MAX_ROWS"] == "3"
+    # Empty counts as unset, but for the plugins, where it means none.
+    assert identity({"MLX_PROVIDER_MAX_QUEUE": ""}) == identity({})
+    assert identity({"MLX_PROVIDER_PLUGINS": ""}) != identity({})
     install_plugin("mlx-provider-late", "")
     (changed,) = differences(before, identity({"MLX_PROVIDER_MAX_ROWS": "3"}))
     assert changed.startswith("plugin mlx_provider_late: none, now mlx-provider-late 1.0")
