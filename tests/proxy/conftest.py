@@ -82,7 +82,7 @@ def httpx_fails(url: str) -> bool:
 def proxy(
     scripted_engine: ScriptedEngine, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Proxy]:
-    """A proxy with the model `scripted`; `demo`, `brief` and `absent` are on this machine's own engine."""
+    """A proxy with the model `scripted`; the others are on this machine's own engine."""
     folder = tmp_path_factory.mktemp("proxy")
     config = proxy_config("scripted", "any", api_base=scripted_engine.url, api_key=ENGINE_KEY)
     config["model_list"][0]["model_info"]["mlx"] = {"kv_bits": 8}
