@@ -68,6 +68,7 @@ def restart(
     if not ends:
         typer.echo("requests run: the engine ends when it is idle, the next request starts one")
         return
+    _await_end(client)
     LocalEngine(runtime()).ensure()
     typer.echo(f"engine process {client.health().pid} runs")
 

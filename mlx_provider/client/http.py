@@ -121,10 +121,21 @@ class HttpClient:
                 return self._started(link, self._start)
             return self._up_to_date(link, attachment, self._start)
 
-    def _started(self, link: Link, start: Callable[[], None]) -> Attachment:
+    def _started(
+        self, link: Link, start: Callable[[], None], ending: int | None = None
+    ) -> Attachment:
+        """A new engine. `ending`: the process that gives way, which listens a moment longer."""
+
         def attached() -> Attachment:
             start()
-            return link.attach()
+            try:
+                attachment = link.attach()
+            except OtherProtocol as error:
+                raise NotTaken(error) from None
+            if attachment.health.pid == ending:
+                link.drop(attachment)
+                raise NotTaken(EngineUnavailable(f"engine process {ending} does not end"))
+            return attachment
 
         attachment = _patiently(attached)
         if attachment.health.version != __version__:
@@ -148,7 +159,7 @@ class HttpClient:
         settings = bool(changed) and all(each.startswith(PREFIX) for each in changed)
         if _gives_way(link, reason, "alone" if settings else "idle"):
             link.drop(attachment)
-            return self._started(link, start)
+            return self._started(link, start, health.pid)
         if other_version:
             raise _other_version(link, attachment)
         log.warning(

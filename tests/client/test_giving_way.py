@@ -48,13 +48,16 @@ def with_identity(local: Any) -> Iterator[Any]:
     return make
 
 
-def test_an_idle_engine_gives_way_to_new_plugins(with_identity: Any, wait_until: Any) -> None:
+def test_an_idle_engine_gives_way_to_new_plugins(with_identity: Any) -> None:
     old = with_identity({})
     first = finished(old)
     assert finished(old) == first  # nothing has changed
     new = with_identity({"plugin angle": "mlx-provider-angle 2.0 0"})
-    wait_until(lambda: finished(new) != first)
-    second = finished(new)
+    running = new.submit(GenerateRequest(model="fake", prompt="count 5 0.1"))
+    second = new.health().pid
+    assert second != first  # the very request that found it out of date
+    while running.get(30):
+        pass
     assert finished(old) == second  # who was attached goes on with the new one
 
 
@@ -126,5 +129,9 @@ def test_the_engine_command(
     assert f"process {pid}" in command("status")
     assert json.loads(command("status", "--json"))["pid"] == pid
     assert f"process {pid}" in command("logs", "-n", "3")
+    restarted = command("restart")
+    assert f"process {client.health().pid} runs" in restarted
+    assert str(pid) not in restarted
+    pid = client.health().pid
     assert f"process {pid} has ended" in command("stop")
     assert finished(client) != pid
