@@ -122,7 +122,7 @@ FORMATS = (
         QWEN3,
         name="nemotron_v3",
         detect=lambda template: "nemotron" in template.lower() and "<think>" in template,
-        aliases=("nemotron", "nemotron_3", "nano_v3"),
+        aliases=("nemotron", "nemotron_3", "nano_v3", "super_v3"),
         rank=1,
     ),
     replace(

@@ -77,6 +77,7 @@ TOOL_NAMES = {
     "minimax_m3": "minimax-m3",
     "phi4_mini_json": "phi4_mini_json phi4",
     "olmo3": "olmo3",
+    "apertus": "apertus apertus2509",
     "deepseek_v3": "deepseek_v3 deepseekv3 deepseek-v3 deepseek_r1_0528 DeepSeek-R1",
     "deepseek_v31": "deepseek_v31 deepseekv31 deepseek-v3.1",
     "deepseek_v32": "deepseek_v32 deepseekv32",
@@ -110,7 +111,7 @@ THOUGHT_NAMES = {
     "hunyuan_a13b": "hunyuan_a13b",
     "seed_oss": "seed_oss",
     "ernie45": "ernie45",
-    "nemotron_v3": "nemotron_3 nano_v3",
+    "nemotron_v3": "nemotron_3 nano_v3 super_v3",
     "gemma4": "gemma4",
 }
 REGISTRY = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "tool_parsers,reasoning_parsers"})
