@@ -259,10 +259,13 @@ class Models:
 
     def _check_parsers(self, options: ModelOptions) -> None:
         """Before anything is loaded for the sake of a wrong name."""
-        if options.tool_parser:
-            _named("tool_parser", self._registry.tool_parser, options.tool_parser)
-        if options.reasoning_parser:
-            _named("reasoning_parser", self._registry.reasoning_parser, options.reasoning_parser)
+        try:
+            if options.tool_parser:
+                self._registry.tool_parser(options.tool_parser)
+            if options.reasoning_parser:
+                self._registry.reasoning_parser(options.reasoning_parser)
+        except BadRequest as error:
+            raise wrong_option(error.param or "", error.message) from None
 
     # -- engines (engine thread)
 
@@ -361,14 +364,6 @@ class Models:
     def _evict(self, to: int) -> None:
         if self._store is not None and self._store.evict_to(to):
             self._recorder.evicted(1)
-
-
-def _named(option: str, find: Callable[[str], object], name: str) -> None:
-    """Raises `BadRequest` that names the option, for a name that nobody knows."""
-    try:
-        find(name)
-    except BadRequest as error:
-        raise wrong_option(option, error.message) from None
 
 
 def _rendered(model: LoadedModel, messages: list[dict[str, Any]]) -> str:

@@ -203,6 +203,7 @@ def test_a_dtype_that_the_device_cannot_run(tiny: Any) -> None:
 def test_unknown_parsers(option: str, model: Any) -> None:
     error = refused(model, **{option: "morse"})
     assert error.param == f"model_info.mlx.{option}"
+    assert error.message.startswith(f"{error.param}: no ")
     assert "'morse' is installed" in error.message
     assert same_weights(model) == set(), "nothing is loaded for the sake of a wrong name"
 
