@@ -41,7 +41,8 @@ def tried(
     with Isolation() as trying:
         return make_cache, probe(model, make_cache, layouts)
     reason = trying.fault.told if trying.fault is not None else ""
-    raise wrong_option("kv_bits", f"this model does not run with a quantised KV cache ({reason})")
+    why = f"this model does not run with a quantised KV cache ({reason}): leave kv_bits out"
+    raise wrong_option("kv_bits", why)
 
 
 def _quantised(model: LoadedModel, bits: int, group: int) -> list[Any]:
