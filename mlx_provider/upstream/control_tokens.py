@@ -9,6 +9,8 @@ mappings, checkpoints at message ends and texts that the template joins are beyo
 from __future__ import annotations
 
 import re
+from array import array
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -67,9 +69,17 @@ class ControlTokens:
         """Whether `text` holds a control token, or a part of one that a template may complete."""
         return self._find.search(text) is not None or next(self._edges.of(text), None) is not None
 
-    def breaks(self, text: str) -> set[int]:
-        """Characters without which `text` gives no control token, alone or within a template."""
-        return {match.start() for match in self._find_all.finditer(text)} | {*self._edges.of(text)}
+    def breaks(self, text: str) -> array[int]:
+        """Characters without which `text` gives no control token, alone or within a template.
+
+        Their indices, ascending; a text of megabytes may be nothing else.
+        """
+        places = array("Q", (match.start() for match in self._find_all.finditer(text)))
+        for place in self._edges.of(text):
+            at = bisect_left(places, place)
+            if places[at : at + 1] != array("Q", [place]):
+                places.insert(at, place)
+        return places
 
     def keeps(self, mark: str) -> bool:
         """Whether the tokenizer's normalizer leaves a character as it is."""

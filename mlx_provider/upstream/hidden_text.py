@@ -22,6 +22,9 @@ MARKS = (
 )
 """Private characters; Yi syllables, for normalizers that drop those."""
 
+JOINED = 4096
+"""Replacements whose parts are held at once: a part takes some hundred bytes."""
+
 Messages = Sequence[Mapping[str, Any]]
 Variables = Mapping[str, Any]
 
@@ -67,7 +70,7 @@ def hide(
     touched = {text for text in strings if control.touched(text)}
     if not touched:
         return given
-    breaks = {text: sorted(control.breaks(text)) for text in touched}
+    breaks = {text: control.breaks(text) for text in touched}
     letters = {text[i] for text, places in breaks.items() for i in places}
     plain = letters if escaped is None else {c for c in letters if c in escaped}
     free = filter(control.keeps, free_marks("\0".join([taken, *strings])))
@@ -105,7 +108,8 @@ def _changed(given: Hidden, change: Callable[[str], str], marks: Mapping[str, st
 
 def free_marks(text: str) -> Iterator[str]:
     """Characters that occur in `text` neither as they are nor as JSON writes them."""
-    present, escaped = {*text}, {*re.findall(r"\\u[0-9a-f]{4}", text.lower())}
+    present = {*text}
+    escaped = {match[0].lower() for match in re.finditer(r"(?i)\\u[0-9a-f]{4}", text)}
     for mark in map(chr, chain(*MARKS)):
         if mark not in present and json.dumps(mark)[1:7] not in escaped:
             yield mark
@@ -127,11 +131,14 @@ def _mapped(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _replaced(text: str, places: Sequence[int], signs: Mapping[str, str]) -> str:
-    parts, at = [], 0
-    for place in places:
-        parts += [text[at:place], signs[text[place]]]
-        at = place + 1
-    return "".join([*parts, text[at:]])
+    joined, at = [], 0
+    for first in range(0, len(places), JOINED):
+        parts = []
+        for place in places[first : first + JOINED]:
+            parts += [text[at:place], signs[text[place]]]
+            at = place + 1
+        joined.append("".join(parts))
+    return "".join([*joined, text[at:]])
 
 
 def _strings(given: Hidden) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -14,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from mlx_provider.upstream.control_tokens import ControlTokens
 from mlx_provider.upstream.hf_tokenizer import CHANGES_MARKS, HFTokenizer
-from mlx_provider.upstream.hidden_text import Hidden
+from mlx_provider.upstream.hidden_text import Hidden, hide
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzTH0123456789<>|/_[]:.,'\"{}\\-▁ \n"
 TEMPLATE = (
@@ -343,3 +344,15 @@ def test_a_continued_text_keeps_our_markup_alone() -> None:
     assert call not in tokens
     assert ours.decode(tokens) == "\n</think>\n\nso </think> <tool_call>"
     assert ours.encode_plain("so") == ours.encode("so", special=False)
+
+
+@pytest.mark.parametrize("text", ["<|end|>" * 100_000, r"<|end|>" + r"\u0041" * 100_000])
+def test_a_text_of_nothing_but_control_tokens_takes_a_few_times_its_size(text: str) -> None:
+    control = made_of("bytes", *OWN).control
+    typed = Hidden([{"role": "user", "content": text}], (), {})
+    assert hide(control, typed).marks
+    tracemalloc.start()
+    hide(control, typed)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10 * len(text)
