@@ -7,6 +7,7 @@ speaker), some hundred tools, and a conversation of some thousand messages.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sized
+from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -27,8 +28,36 @@ MAX_VALUES = 200_000
 """Objects, lists, texts and numbers in one JSON value, at any depth."""
 MAX_DEPTH = 100
 """Objects and lists inside one another."""
+PIECE = 2**16
+"""Characters whose values are counted at once."""
 
 T = TypeVar("T")
+
+
+@dataclass
+class Values:
+    """Counts the values of a JSON text that arrives in pieces: an upper bound, in C's time."""
+
+    count: int = 0
+    _in_string: bool = False
+    _rest: bytes = field(default=b"", repr=False)
+
+    def take(self, piece: bytes) -> None:
+        piece = (self._rest + piece).replace(b"\\\\", b"__")
+        cut = len(piece) - piece.endswith(b"\\")
+        parts = piece[:cut].replace(b'\\"', b"__").split(b'"')
+        self._rest = piece[cut:]
+        outside = parts[self._in_string :: 2]
+        self.count += sum(
+            part.count(b",") + part.count(b"[") + part.count(b"{") for part in outside
+        )
+        self.count += len(parts) // 2
+        self._in_string ^= len(parts) % 2 == 0
+
+    def take_text(self, text: str) -> None:
+        """A whole text, without a copy of it."""
+        for start in range(0, len(text), PIECE):
+            self.take(text[start : start + PIECE].encode(errors="replace"))
 
 
 def checked_json(value: T) -> T:

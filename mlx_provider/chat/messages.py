@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import BadRequest, MediaError
-from .messages_calls import canonical_calls
+from .messages_calls import canonical_calls, check_arguments
 from .messages_parts import MediaRef, Part, content_parts, reasoning_text
 
 BLANK_LINE = "\n\n"
@@ -96,6 +96,7 @@ def normalise(
         raise BadRequest("messages must be a list of messages", param="messages")
     if not messages:
         raise BadRequest("messages is empty; send at least one message", param="messages")
+    check_arguments(messages)
     turns = [turn for i, m in enumerate(messages) if (turn := _read(m, f"messages[{i}]"))]
     if not turns:
         raise BadRequest("messages holds no text; send at least one message", param="messages")
@@ -121,15 +122,14 @@ def _taken(turns: Sequence[_Turn], taken: Taken) -> tuple[list[_Turn], tuple[str
         ref = unseen[0]
         reason = f"{taken.refusal}; remove the {ref.kind} or use another model"
         raise MediaError(f"{ref.path}: {reason}", param=ref.path)
-    told = [
-        replace(turn, parts=tuple(_told(part) if part in unseen else part for part in turn.parts))
-        for turn in turns
-    ]
+    told = [replace(turn, parts=tuple(_told(part, taken) for part in turn.parts)) for turn in turns]
     return told, tuple(f"{p.path}: {p.kind} omitted, this model cannot take it" for p in unseen)
 
 
-def _told(part: Part) -> str:
-    return part if isinstance(part, str) else f"[{part.kind} omitted: this model cannot take it]"
+def _told(part: Part, taken: Taken) -> Part:
+    if isinstance(part, str) or part.kind in taken.kinds:
+        return part
+    return f"[{part.kind} omitted: this model cannot take it]"
 
 
 def _read(message: Mapping[str, Any], path: str) -> _Turn | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ..bounds import MAX_VALUES, Values
 from ..errors import BadRequest
 
 
@@ -24,6 +25,36 @@ def canonical_calls(message: Mapping[str, Any], path: str) -> tuple[dict[str, An
     if not isinstance(calls, (list, tuple)):
         raise BadRequest(f"{path}.tool_calls must be a list", param=f"{path}.tool_calls")
     return tuple(_call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(calls))
+
+
+def check_arguments(messages: Sequence[Any]) -> None:
+    """Refuse arguments that unpack to more values than a request may hold.
+
+    They come as texts, in which the bounds on a request's own values see nothing. Raises
+    `BadRequest` that names the message.
+    """
+    values = Values()
+    for i, message in enumerate(messages):
+        for arguments in _argument_texts(message):
+            values.take_text(arguments)
+            if values.count > MAX_VALUES:
+                path = f"messages[{i}]"
+                raise BadRequest(
+                    f"{path}: the arguments of tool calls hold more than {MAX_VALUES} JSON values",
+                    param=path,
+                )
+
+
+def _argument_texts(message: Any) -> Iterator[str]:
+    if not isinstance(message, Mapping):
+        return
+    calls = message.get("tool_calls")
+    listed = calls if isinstance(calls, (list, tuple)) else ()
+    functions = [call.get("function") for call in listed if isinstance(call, Mapping)]
+    for function in (*functions, message.get("function_call")):
+        arguments = function.get("arguments") if isinstance(function, Mapping) else None
+        if isinstance(arguments, str):
+            yield arguments
 
 
 def _call(call: Any, path: str) -> dict[str, Any]:

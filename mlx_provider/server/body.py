@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import anyio
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
+from ..bounds import Values
 from ..byte_gate import ByteGate, Ticket
 from ..config import PREFIX
 from ..errors import BadRequest, BodyTooLarge, EngineUnavailable, RequestTimedOut
@@ -26,27 +27,6 @@ DRAIN_SECONDS = 5.0
 
 A connection that is closed over unread bytes is reset, and the answer lost with it.
 """
-
-
-@dataclass
-class Values:
-    """Counts the values of a JSON text that arrives in pieces: an upper bound, in C's time."""
-
-    count: int = 0
-    _in_string: bool = False
-    _rest: bytes = field(default=b"", repr=False)
-
-    def take(self, piece: bytes) -> None:
-        piece = (self._rest + piece).replace(b"\\\\", b"__")
-        cut = len(piece) - piece.endswith(b"\\")
-        parts = piece[:cut].replace(b'\\"', b"__").split(b'"')
-        self._rest = piece[cut:]
-        outside = parts[self._in_string :: 2]
-        self.count += sum(
-            part.count(b",") + part.count(b"[") + part.count(b"{") for part in outside
-        )
-        self.count += len(parts) // 2
-        self._in_string ^= len(parts) % 2 == 0
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -402,3 +403,12 @@ def test_the_result_shares_no_mapping_with_the_input() -> None:
     done = normalise([{"role": "assistant", "tool_calls": [call]}], hoist_system=False)
     done.messages[0]["tool_calls"][0]["function"]["arguments"]["a"]["b"] = 2
     assert arguments == {"a": {"b": 1}}
+
+
+def test_images_without_number_that_a_model_cannot_take_cost_linear_time() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    given = [{"role": "user", "content": [image] * 20_000}]
+    began = time.process_time()
+    made = normalise(given, hoist_system=False, taken=Taken(frozenset()))
+    assert time.process_time() - began < 10, "each is looked up among all others"
+    assert len(made.warnings) == 20_000

@@ -164,3 +164,19 @@ def test_a_long_prompt_keeps_no_other_waiting(engine: EngineProcess) -> None:
             assert engine.ask(FOX)[0] == 200
         stop.set()
         assert running.result() > 0
+
+
+def test_values_inside_the_arguments_of_calls_are_counted_too(engine: EngineProcess) -> None:
+    before = engine.forget_peak()
+    for item in ("{},", '"",'):
+        arguments = "[" + item * (MB // 2) + "1]"
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        turns = [
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": "x"},
+        ]
+        status, (error,) = engine.post(json.dumps({"model": "demo", "messages": turns}).encode())
+        assert (status, error["param"]) == (400, "messages[1]"), error
+        assert "JSON values" in error["message"]
+    assert engine.memory("VmHWM") - before < 4 * LIMIT
