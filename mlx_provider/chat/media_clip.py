@@ -12,6 +12,8 @@ import resource
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,15 +45,19 @@ class Clip:
         suffix = container(self.data)
         if not suffix:
             raise self._error("the data is no MP4, MOV, WebM, MKV or AVI video")
-        with tempfile.TemporaryDirectory(prefix="mlx-clip-") as folder:
-            file = Path(folder) / f"clip{suffix}"
-            file.write_bytes(self.data)
+        descriptor, name = tempfile.mkstemp(suffix, "mlx-clip-")
+        file = Path(name)
+        try:
+            with os.fdopen(descriptor, "wb") as opened:
+                opened.write(self.data)
             return self._decoded(file, policy)
+        finally:
+            file.unlink(missing_ok=True)
 
     def _decoded(self, file: Path, policy: MediaPolicy) -> NDArray[np.uint8]:
         import numpy as np
 
-        bounds = (policy.max_frames, policy.max_pixels, policy.max_clip_pixels)
+        bounds = (os.getpid(), policy.max_frames, policy.max_pixels, policy.max_clip_pixels)
         command = [sys.executable, "-P", "-m", __name__, str(file), *map(str, bounds)]
         try:
             done = subprocess.run(
@@ -92,8 +98,25 @@ REFUSED = 3
 """Exit status of the decoding process where its output is the reason."""
 
 
-def _main(path: str, max_frames: int, max_pixels: int, max_clip_pixels: int) -> int:
-    """The decoding process: frames to standard output, or the reason why not."""
+LOOK = 0.5
+"""Seconds between two looks at whether the engine is still there."""
+
+
+def _outlive_nobody(file: Path, engine: int) -> None:
+    """End, and leave no file, as soon as the engine has ended, however it did."""
+    while os.getppid() == engine:
+        time.sleep(LOOK)
+    file.unlink(missing_ok=True)
+    os._exit(1)
+
+
+def _main(path: str, engine: int, max_frames: int, max_pixels: int, max_clip_pixels: int) -> int:
+    """The decoding process: frames to standard output, or the reason why not.
+
+    The file is removed once it is open. `engine`: the process that waits for the frames.
+    """
+    file = Path(path)
+    threading.Thread(target=_outlive_nobody, args=(file, engine), daemon=True).start()
     if sys.platform == "linux":  # others refuse such a limit or do not keep it
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     import cv2
@@ -101,6 +124,7 @@ def _main(path: str, max_frames: int, max_pixels: int, max_clip_pixels: int) -> 
 
     cv2.setNumThreads(1)
     capture = cv2.VideoCapture(path, cv2.CAP_FFMPEG)
+    file.unlink(missing_ok=True)
     width = int(capture.get(cv2.CAP_PROP_FRAME_WIDTH))
     height = int(capture.get(cv2.CAP_PROP_FRAME_HEIGHT))
     if not capture.isOpened() or width < 1 or height < 1:

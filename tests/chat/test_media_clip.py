@@ -5,9 +5,14 @@ from __future__ import annotations
 import ast
 import base64
 import io
+import os
 import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import cv2
 import numpy as np
@@ -21,6 +26,7 @@ from mlx_provider.chat.messages import normalise
 from mlx_provider.errors import MediaError
 
 SECONDS, FPS = 3, 8
+T = TypeVar("T")
 
 
 @pytest.fixture(scope="module")
@@ -112,3 +118,57 @@ def test_the_remedy_in_the_message_works() -> None:
     url = "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
     advised = ast.literal_eval(form[0].replace("[image URLs]", repr([url, url])))
     assert loaded(advised).shape == (2, 6, 8, 3)
+
+
+def test_a_clip_leaves_no_file(
+    clips: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    Clip(clips["mp4"], "here").frames(MediaPolicy())
+    with pytest.raises(MediaError, match="malformed"):
+        Clip(clips["mp4"][:200], "here").frames(MediaPolicy())
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_killed_engine_leaves_neither_a_process_nor_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "long.avi"
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"MJPG"), 10_000, (1280, 720))
+    for _ in range(1500):
+        writer.write(np.zeros((720, 1280, 3), np.uint8))
+    writer.release()
+    engine = (
+        "import sys; from pathlib import Path; from mlx_provider.chat.media_clip import Clip; "
+        "from mlx_provider.chat.media_policy import MediaPolicy; "
+        "Clip(Path(sys.argv[1]).read_bytes(), '').frames(MediaPolicy())"
+    )
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    running = subprocess.Popen(
+        [sys.executable, "-c", engine, str(path)], env={**os.environ, "TMPDIR": str(kept)}
+    )
+    child = wait_for(lambda: children(running.pid))[0]
+    assert wait_for(lambda: [*kept.iterdir()])
+    running.kill()
+    running.wait()
+    wait_for(lambda: not alive(child))
+    assert not [*kept.iterdir()]
+
+
+def children(process: int) -> list[int]:
+    listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, check=True)
+    pairs = (map(int, line.split()) for line in listed.stdout.splitlines())
+    return [pid for pid, parent in pairs if parent == process]
+
+
+def alive(process: int) -> bool:
+    """Whether it runs: one that nobody has waited for is a zombie."""
+    state = subprocess.run(["ps", "-o", "stat=", "-p", str(process)], capture_output=True)
+    return bool(state.stdout.strip()) and not state.stdout.startswith(b"Z")
+
+
+def wait_for(condition: Callable[[], T]) -> T:
+    deadline = time.monotonic() + 30
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return found
