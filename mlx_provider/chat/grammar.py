@@ -18,7 +18,7 @@ from ..protocol import GenerateRequest
 from .grammar_request import Form, after_message, request_form
 from .grammar_shapes import CallShape, Messages
 from .grammar_thoughts import AfterThoughts, Thoughts
-from .grammar_trial import LIMITS, Allowance, GrammarTrial
+from .grammar_trial import LIMITS, MAX_GRAMMAR, Allowance, GrammarTrial
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -27,6 +27,8 @@ Mask = NDArray[np.uint32]
 """Bit `i % 32` of word `i // 32`: whether token `i` may follow. Shape (ceil(vocab / 32),)."""
 MASK_SECONDS = 30
 """A mask takes milliseconds; nobody else waits longer than this for one that does not come."""
+KEPT_LETTERS = 2 * MAX_GRAMMAR
+"""Characters of the grammars that are kept compiled, each of which takes some twenty bytes."""
 _EMPTY = ("NoExtension", "NoExtensionBias")
 
 
@@ -153,7 +155,7 @@ class GrammarCompiler:
     """Grammars over one model's vocabulary; safe from any thread, meant for host threads.
 
     fast: the model's `tokenizers.Tokenizer`. eos: tokens that end a reply. vocab_size: rows of
-    the output matrix.
+    the output matrix. capacity, letters: grammars that are kept, and characters of all of them.
     """
 
     def __init__(
@@ -164,12 +166,14 @@ class GrammarCompiler:
         *,
         pool: Executor | None = None,
         capacity: int = 128,
+        letters: int = KEPT_LETTERS,
     ) -> None:
         self._fast = fast
         self._eos = frozenset(eos)
         self._vocab_size = vocab_size
         self._pool = pool
         self._capacity = capacity
+        self._letters = letters
         self._compiled: OrderedDict[str, _Compiled] = OrderedDict()
         self._tokenizer: LLTokenizer | None = None
         self._special: tuple[re.Pattern[str], dict[str, int]] | None = None
@@ -242,9 +246,13 @@ class GrammarCompiler:
         if not made.wrong:
             with self._lock:
                 self._compiled[lark] = made
-                while len(self._compiled) > self._capacity:
+                while self._keeps_too_much():
                     self._compiled.popitem(last=False)
         return made
+
+    def _keeps_too_much(self) -> bool:
+        letters = sum(map(len, self._compiled))
+        return len(self._compiled) > self._capacity or letters > self._letters
 
     def _compile(self, lark: str) -> _Compiled:
         """Compile a grammar and find what it may begin with; host work."""

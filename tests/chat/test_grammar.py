@@ -11,6 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from mlx_provider.chat.grammar import GrammarCompiler, Structure
+from mlx_provider.chat.grammar_request import Form
 from mlx_provider.chat.grammar_shapes import SHAPES, Messages
 from mlx_provider.chat.grammar_thoughts import AfterThoughts, Thoughts
 from mlx_provider.errors import BadRequest, RequestFailed
@@ -172,6 +173,15 @@ def test_masks_computed_beside_the_device_are_the_same(model: Any) -> None:
         for seed in range(20):
             texts = [model.sample(s.constraint.fork(), seed, 60) for s in (ahead, plain)]
             assert texts[0] == texts[1]
+
+
+def test_compiled_grammars_are_kept_up_to_their_size(model: Any) -> None:
+    compiler = GrammarCompiler(model.tokenizer, model.eos, model.rows, letters=5000)
+    for i in range(4):
+        compiler.constraint(Form(f'start: "{i}{"x" * 2000}"'))
+    assert len(compiler._compiled) == 2
+    compiler.constraint(Form(f'start: "{"y" * 6000}"'))
+    assert not compiler._compiled
 
 
 def test_compiled_grammars_are_kept_up_to_capacity(model: Any) -> None:
