@@ -86,9 +86,18 @@ class ModelOptions(_Wire):
 
 
 OWNERS_ALONE = frozenset(
-    {"adapter", "allow_file_media", "allow_private_media", "extra", "trust_remote_code"}
+    {
+        "adapter",
+        "allow_file_media",
+        "allow_private_media",
+        "dtype",
+        "extra",
+        "modality",
+        "trust_remote_code",
+    }
 )
-"""Model options that run code, read files or reach hosts: never another machine's to set."""
+"""Model options that run code, read files, reach hosts or make other weights: never another
+machine's to set."""
 
 RENDERER_ARGUMENTS = frozenset(
     {

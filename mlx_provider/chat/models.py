@@ -22,7 +22,7 @@ from ..engine.prefix_store import PrefixStore
 from ..engine.reuse import Reuse
 from ..engine.scheduler import Budget, Limits, Scheduler
 from ..engine.worker import EngineWorker
-from ..errors import BadRequest, EngineDied, MLXProviderError, wrong_option
+from ..errors import BadRequest, EngineDied, Forbidden, MLXProviderError, wrong_option
 from ..hub import folder_of
 from ..isolation import Isolation
 from ..protocol import ModelOptions, ModelStatus
@@ -118,15 +118,18 @@ class Models:
         since: float | None = None,
         deadline: float = inf,
         repository: bool = False,
+        granted: bool = True,
     ) -> Use:
         """The model, loaded if need be, and `rows` bytes beside all weights (blocks).
 
-        `repository`: its name is no folder's.
+        `repository`: its name is no folder's. `granted`: the engine's owner chose the options.
         See `ModelPool.acquire`. Raises what finding or loading raises, `BadRequest` for options
         that the model cannot have.
         """
         self._check_parsers(options)
         key = self._key(folder_of(name, repository=repository), options)
+        if not granted and key.context_length is not None:
+            raise _too_long(options)
         lease = self.pool.acquire(
             key,
             partial(self._loading.plan, key, options),
@@ -140,6 +143,8 @@ class Models:
             self._own_context[key.folder] = own
             if own < (options.context_length or 0):
                 lease.release()
+                if not granted:
+                    raise _too_long(options)
                 return self.use(
                     name,
                     options,
@@ -364,6 +369,15 @@ class Models:
     def _evict(self, to: int) -> None:
         if self._store is not None and self._store.evict_to(to):
             self._recorder.evicted(1)
+
+
+def _too_long(options: ModelOptions) -> Forbidden:
+    """Each longer context makes other weights of a model."""
+    return Forbidden(
+        f"context_length {options.context_length} is beyond the model's own: grant it where the "
+        "engine runs, in its owner's models file (MLX_PROVIDER_MODELS_FILE)",
+        param="options.context_length",
+    )
 
 
 def _rendered(model: LoadedModel, messages: list[dict[str, Any]]) -> str:
