@@ -62,7 +62,7 @@ def _plain_form(layer: nn.Module) -> type[nn.Module] | None:
 def _spread(layer: Any, dtype: mx.Dtype) -> nn.Module:
     kind = _plain_form(layer)
     assert kind is not None  # noqa: S101  (the caller has asked)
-    plain: Any = object.__new__(kind)
+    plain: Any = nn.Module.__new__(kind)
     nn.Module.__init__(plain)  # the class's own would draw random weights
     scales: Any = _wide(layer.scales, dtype)
     biases = _wide(layer.get("biases"), dtype)
