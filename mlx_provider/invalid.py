@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from .errors import BadRequest
-from .protocol import GenerateRequest, Sampling
+from .protocol.messages import GenerateRequest, Sampling
 
 LOWER = {"ge": "at least", "gt": "above"}
 UPPER = {"le": "at most", "lt": "below"}

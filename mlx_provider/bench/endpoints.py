@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from ..errors import RequestFailed
-from ..protocol import EVENT_BATCH, Delta, Done, Event, Failed
+from ..protocol.messages import EVENT_BATCH, Delta, Done, Event, Failed
 from .servers import Server
 
 Messages = Sequence[dict[str, Any]]

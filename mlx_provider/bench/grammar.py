@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..chat.grammar import GrammarCompiler
-from ..chat.models import MASK_THREADS
-from ..engine.probe import probe
+from ..chat.constraints.compiler import GrammarCompiler
+from ..engine.execution.probe import probe
 from ..engine.request import Request, RowConstraint
-from ..protocol import GenerateRequest
+from ..protocol.messages import GenerateRequest
 from ..records import LoadedModel
+from ..serving.models import MASK_THREADS
 from ..testing.driver import new_engine, new_request, output_of
 from .random_models import load, overrides
 from .report import Result, against, print_rows, size_of, surroundings

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ..engine.probe import probe
+from ..engine.execution.probe import probe
 from ..records import LoadedModel, MediaItem
 from .prefix_servers import Asked, over_http, talk_over_http, words_of
 from .random_models import document, load, write_model

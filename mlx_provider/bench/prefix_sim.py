@@ -20,8 +20,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..engine.prefix_key import Ids, StoreKey, as_ids
-from ..engine.prefix_store import PrefixStore
+from ..engine.prefix_cache.key import Ids, StoreKey, as_ids
+from ..engine.prefix_cache.store import PrefixStore
 
 STATE_UNITS = 3000
 """Size of one recurrent state in token units (35B hybrid: 63 MB against 20 kB per token)."""

@@ -10,13 +10,13 @@ from typing import Any
 
 from ..config import EngineSettings
 from ..engine.engine import Engine
+from ..engine.execution.probe import Probe
 from ..engine.feature_cache import FeatureCache
 from ..engine.memory import arrays
-from ..engine.prefix_key import StoreKey, as_ids, key_tokens
-from ..engine.prefix_store import PrefixStore
-from ..engine.probe import Probe
-from ..engine.reuse import Reuse
-from ..engine.scheduler import Budget, Limits, Scheduler
+from ..engine.prefix_cache.key import StoreKey, as_ids, key_tokens
+from ..engine.prefix_cache.policy import Reuse
+from ..engine.prefix_cache.store import PrefixStore
+from ..engine.scheduling.scheduler import Budget, Limits, Scheduler
 from ..records import LoadedModel, MediaItem, PrefillChunk, Prompt
 from ..testing.driver import SilentRecorder, new_request
 from .subjects import WIDE, Job, TimedOutput

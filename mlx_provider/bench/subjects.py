@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from ..config import EngineSettings
 from ..engine.engine import Engine
-from ..engine.probe import probe
-from ..engine.scheduler import Budget, Limits, Scheduler
+from ..engine.execution.probe import probe
+from ..engine.scheduling.scheduler import Budget, Limits, Scheduler
 from ..records import LoadedModel
 from ..testing.driver import SilentRecorder, TokenOutput, new_request
 from ..upstream.stand_in import Pristine

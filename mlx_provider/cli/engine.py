@@ -15,7 +15,7 @@ from ..errors import EngineUnavailable
 
 if TYPE_CHECKING:
     from ..client.http import HttpClient
-    from ..protocol import Health
+    from ..protocol.messages import Health
 
 engine = typer.Typer(no_args_is_help=True, help="The engine process of this machine and user.")
 END_LIMIT = 30.0

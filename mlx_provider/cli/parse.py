@@ -9,10 +9,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..chat.reply import Reply
-from ..chat.schema_reply import check_reply
+from ..chat.output.reply import Reply
+from ..chat.output.schema import check_reply
 from ..errors import BadRequest, PluginError
-from ..protocol import Delta
+from ..protocol.messages import Delta
 from ..registry import PluginRegistry
 
 

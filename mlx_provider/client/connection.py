@@ -103,7 +103,7 @@ def _build_in_process(environ: Mapping[str, str]) -> InProcessClient:
     settings = engine_settings(environ)
     preload(settings.blas)
     require_mlx()
-    from ..chat.service import ChatService
+    from ..serving.service import ChatService
 
     return InProcessClient(ChatService(settings))
 

@@ -6,8 +6,8 @@ import weakref
 from collections.abc import Callable
 from typing import Protocol
 
-from ..mailbox import Mailbox
-from ..protocol import Accepted, Event, GenerateRequest, Health
+from ..protocol.event_queue import Mailbox
+from ..protocol.messages import Accepted, Event, GenerateRequest, Health
 
 
 class Generation:

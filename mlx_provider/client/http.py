@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 from .. import __version__
 from ..config import PREFIX
 from ..errors import EngineUnavailable, OtherProtocol
-from ..protocol import GenerateRequest, Health
+from ..protocol.messages import GenerateRequest, Health
 from .address import Address
 from .generation import Generation
 from .identity import differences

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from ..chat.interface import Service
-from ..mailbox import Mailbox
-from ..protocol import GenerateRequest, Health
+from ..protocol.event_queue import Mailbox
+from ..protocol.messages import GenerateRequest, Health
+from ..serving.interface import Service
 from .generation import Generation
 
 

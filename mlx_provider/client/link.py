@@ -18,7 +18,7 @@ import httpx
 from pydantic import ValidationError
 
 from ..errors import EngineDied, EngineUnavailable, MLXProviderError, RequestFailed
-from ..protocol import Accepted, ErrorBody, Event, Failed, Health
+from ..protocol.messages import Accepted, ErrorBody, Event, Failed, Health
 from .address import Address
 from .generation import Generation
 from .io_thread import IOThread

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from ..mailbox import Mailbox
-from ..protocol import Event
+from ..protocol.event_queue import Mailbox
+from ..protocol.messages import Event
 
 PAUSE_ABOVE = 2**20
 """Unread bytes above which nothing more is read from the engine's connection.

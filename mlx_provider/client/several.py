@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from ..errors import BadRequest
-from ..mailbox import Mailbox
-from ..protocol import (
+from ..protocol.event_queue import Mailbox
+from ..protocol.messages import (
     Accepted,
     Delta,
     Done,

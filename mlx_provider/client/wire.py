@@ -17,7 +17,14 @@ from ..errors import (
     OtherProtocol,
     Unauthorized,
 )
-from ..protocol import EVENT_BATCH, PROTOCOL_VERSION, ErrorBody, Event, GenerateRequest, Health
+from ..protocol.messages import (
+    EVENT_BATCH,
+    PROTOCOL_VERSION,
+    ErrorBody,
+    Event,
+    GenerateRequest,
+    Health,
+)
 
 
 def request_body(request: GenerateRequest) -> bytes:

@@ -18,7 +18,7 @@ from ..client.connection import Connections
 from ..client.generation import EngineClient
 from ..config import PREFIX
 from ..errors import EngineUnavailable
-from ..protocol import GenerateRequest, Health
+from ..protocol.messages import GenerateRequest, Health
 from .config import proxy_config, write_config
 from .proxy import Proxy, require_proxy, start_proxy
 

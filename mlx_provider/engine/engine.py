@@ -19,19 +19,19 @@ from numpy.typing import NDArray
 
 from ..errors import MLXProviderError, RequestTimedOut
 from ..isolation import Fault, Isolation
-from ..protocol import Event, Finish, FinishReason
+from ..protocol.messages import Event, Finish, FinishReason
 from ..records import LoadedModel, MediaSpan, PrefillChunk, Prompt
-from .account import Recorder
-from .batch import DecodeBatch, Logprob, read_drawn
+from .execution.batch_layout import make_layout
+from .execution.decode_batch import DecodeBatch, Logprob, read_drawn
+from .execution.mixed_batch import Rides
+from .execution.sampler import Drawn, draw
 from .feature_cache import FeatureCache
-from .kv_layout import make_layout
-from .ledger import Ledger, Post
 from .memory import arrays
+from .prefix_cache.policy import Reuse
 from .request import Phase, Prefill, Request, Row
-from .reuse import Reuse
-from .rides import Rides
-from .sampler import Drawn, draw
-from .scheduler import Chunk, Scheduler
+from .request_log import Recorder
+from .scheduling.scheduler import Chunk, Scheduler
+from .step_output import Ledger, Post
 from .token_names import TokenNames
 
 log = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..mailbox import Mailbox
-from ..protocol import Delta, FinishReason, TokenLogprob
+from ..protocol.event_queue import Mailbox
+from ..protocol.messages import Delta, FinishReason, TokenLogprob
 from ..records import Prompt
 
 if TYPE_CHECKING:

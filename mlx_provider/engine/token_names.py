@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..protocol import TokenLogprob
+from ..protocol.messages import TokenLogprob
 from ..records import Tokenizer
-from .batch import Logprob
 from .detokenizer import token_bytes
+from .execution.decode_batch import Logprob
 
 MAX_NAMES = 50_000
 """Names kept; alternatives repeat from step to step."""

@@ -19,7 +19,7 @@ import mlx.core as mx
 from ..errors import EngineDied
 from ..isolation import Isolation
 from .engine import Engine
-from .ledger import Post
+from .step_output import Post
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import Any
 from litellm.types.utils import Delta as LiteLLMDelta
 from litellm.types.utils import ModelResponseStream, StreamingChoices
 
-from ..protocol import Delta, Done, Event, Failed, Finish
+from ..protocol.messages import Delta, Done, Event, Failed, Finish
 from .replies import call_pieces, finish_reason, logprobs_of, usage_of
 from .text import TextFinish
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from litellm.types.utils import Choices, Message, ModelResponse
 
-from ..protocol import Accepted, Delta, Done, Event, Failed, Finish, TokenLogprob
+from ..protocol.messages import Accepted, Delta, Done, Event, Failed, Finish, TokenLogprob
 from .replies import finish_reason, logprobs_of, usage_of
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from ..errors import BadRequest
-from ..protocol import ModelOptions
+from ..protocol.messages import ModelOptions
 
 FLAT = "mlx_"
 SHARED = "all"

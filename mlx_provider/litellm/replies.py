@@ -14,7 +14,7 @@ from litellm.types.utils import (
 from litellm.types.utils import Usage as LiteLLMUsage
 
 from ..errors import EngineUnavailable
-from ..protocol import Finish, TokenLogprob, ToolCallDelta, Usage
+from ..protocol.messages import Finish, TokenLogprob, ToolCallDelta, Usage
 
 
 def usage_of(usage: Usage) -> LiteLLMUsage:

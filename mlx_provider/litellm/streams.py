@@ -17,7 +17,7 @@ from litellm.types.utils import ModelResponse, ModelResponseStream, TextCompleti
 
 from ..client.generation import Generation
 from ..errors import EngineDied, RequestTimedOut
-from ..protocol import Event
+from ..protocol.messages import Event
 from .call import Deadline
 from .chunks import ChunkStream
 from .errors import LiteLLMErrors

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from ..errors import BadRequest
 from ..invalid import bad_request
-from ..protocol import GenerateRequest
+from ..protocol.messages import GenerateRequest
 from .call import Call
 from .completions import completions
 from .constraints import constraint

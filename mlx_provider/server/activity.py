@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ..mailbox import Mailbox
-from ..protocol import ErrorBody, Failed
+from ..protocol.event_queue import Mailbox
+from ..protocol.messages import ErrorBody, Failed
 
 UNREAD_TOTAL = 2**29
 """Bytes that the replies of all requests may hold for their readers."""

@@ -13,11 +13,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from ..chat.interface import Service
 from ..client.identity import identity
 from ..config import EngineSettings
 from ..errors import MLXProviderError
-from ..protocol import Health
+from ..protocol.messages import Health
+from ..serving.interface import Service
 from .access import Gate, error_response
 from .activity import Activity
 from .body import Bodies

@@ -11,10 +11,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ..byte_gate import Ticket
-from ..chat.interface import Service
 from ..errors import BadRequest, EngineUnavailable, MLXProviderError
 from ..invalid import bad_request
-from ..protocol import EVENT_BATCH, Accepted, Event, GenerateRequest
+from ..protocol.messages import EVENT_BATCH, Accepted, Event, GenerateRequest
+from ..serving.interface import Service
 from ..upstream.cpu_heap import give_back
 from .access import error_response
 from .activity import Activity

@@ -6,8 +6,8 @@ import asyncio
 import threading
 from collections.abc import Iterable
 
-from ..mailbox import Mailbox
-from ..protocol import Event
+from ..protocol.event_queue import Mailbox
+from ..protocol.messages import Event
 
 
 class LoopMailbox(Mailbox):

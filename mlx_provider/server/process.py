@@ -13,9 +13,9 @@ import anyio
 import anyio.to_thread
 import uvicorn
 
-from ..chat.interface import Post, Service, deliver_now
 from ..errors import EngineUnavailable
-from ..protocol import ErrorBody
+from ..protocol.messages import ErrorBody
+from ..serving.interface import Post, Service, deliver_now
 from .app import EngineApp
 from .connections import ACCEPTED_AT_ONCE, ConnectionLimits, WatchedProtocol, WatchedState
 from .listen import BACKLOG, Listener

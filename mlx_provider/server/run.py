@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from .. import __version__
-from ..chat.interface import Deliver, Service
 from ..client.lifecycle import READY
 from ..client.runtime_folder import EngineLock, holder, prepare
 from ..config import EngineSettings, Runtime, engine_settings, runtime
 from ..errors import EngineUnavailable, MLXProviderError
-from ..protocol import ErrorBody
+from ..protocol.messages import ErrorBody
+from ..serving.interface import Deliver, Service
 from ..upstream.blas import active, preload
 from ..upstream.cpu_heap import keep_freed
 from ..upstream.installed import require_mlx
@@ -88,7 +88,7 @@ def chat_service(settings: EngineSettings, deliver: Deliver) -> Service:
     preload(settings.blas)
     keep_freed()
     require_mlx()
-    from ..chat.service import ChatService
+    from ..serving.service import ChatService
 
     return ChatService(settings, deliver)
 

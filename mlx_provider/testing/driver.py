@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..engine.engine import Engine
-from ..engine.prefix_store import PrefixStore
+from ..engine.prefix_cache.policy import Reuse
+from ..engine.prefix_cache.store import PrefixStore
 from ..engine.request import Prefill, Request, Row, SamplingParams
-from ..engine.reuse import Reuse
-from ..engine.scheduler import Budget, Chunk, Limits, Scheduler
-from ..mailbox import Mailbox
-from ..protocol import Delta, Event, FinishReason, TokenLogprob
+from ..engine.scheduling.scheduler import Budget, Chunk, Limits, Scheduler
+from ..protocol.event_queue import Mailbox
+from ..protocol.messages import Delta, Event, FinishReason, TokenLogprob
 from ..records import LoadedModel, Prompt
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from mlx_provider.chat.grammar import Constraint, GrammarCompiler
-from mlx_provider.chat.grammar_shapes import CallShape
-from mlx_provider.chat.grammar_thoughts import AfterThoughts
-from mlx_provider.protocol import GenerateRequest
+from mlx_provider.chat.constraints.compiler import Constraint, GrammarCompiler
+from mlx_provider.chat.constraints.shapes import CallShape
+from mlx_provider.chat.constraints.thoughts import AfterThoughts
+from mlx_provider.protocol.messages import GenerateRequest
 
 MARKERS = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<think>", "</think>"]
 WORDS = ['{"', '": ', '", "', "name", "arguments", "true", "ing", "\n  ", "}}", " the", '"]']

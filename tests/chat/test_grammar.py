@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from mlx_provider.chat.grammar import GrammarCompiler, Structure
-from mlx_provider.chat.grammar_request import Form
-from mlx_provider.chat.grammar_shapes import SHAPES, Messages
-from mlx_provider.chat.grammar_thoughts import AfterThoughts, Thoughts
+from mlx_provider.chat.constraints.compiler import GrammarCompiler, Structure
+from mlx_provider.chat.constraints.request import Form
+from mlx_provider.chat.constraints.shapes import SHAPES, Messages
+from mlx_provider.chat.constraints.thoughts import AfterThoughts, Thoughts
 from mlx_provider.errors import BadRequest, RequestFailed
 
 DATA = Path(__file__).parents[1] / "data" / "chat"

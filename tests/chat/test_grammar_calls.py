@@ -7,10 +7,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from mlx_provider.chat.grammar_readable import check_readable, empty_call, read_calls
-from mlx_provider.chat.grammar_shapes import SHAPES, shape_for
-from mlx_provider.chat.grammar_tagged import whole_text
-from mlx_provider.chat.reply import Reply
+from mlx_provider.chat.constraints.readable import check_readable, empty_call, read_calls
+from mlx_provider.chat.constraints.shapes import SHAPES, shape_for
+from mlx_provider.chat.constraints.tagged import whole_text
+from mlx_provider.chat.output.reply import Reply
 from mlx_provider.errors import BadRequest
 from mlx_provider.records import ToolCall, ToolParser
 from mlx_provider_tool_parsers import mlx_tool_parsers

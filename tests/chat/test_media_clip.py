@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mlx_provider.chat.media import load_media
-from mlx_provider.chat.media_clip import Clip, container
-from mlx_provider.chat.media_policy import MediaPolicy
-from mlx_provider.chat.messages import normalise
+from mlx_provider.chat.media.clip import Clip, container
+from mlx_provider.chat.media.load import load_media
+from mlx_provider.chat.media.policy import MediaPolicy
+from mlx_provider.chat.messages.normalise import normalise
 from mlx_provider.errors import MediaError
 
 SECONDS, FPS = 3, 8
@@ -137,8 +137,8 @@ def test_a_killed_engine_leaves_neither_a_process_nor_a_file(tmp_path: Path) -> 
         writer.write(np.zeros((720, 1280, 3), np.uint8))
     writer.release()
     engine = (
-        "import sys; from pathlib import Path; from mlx_provider.chat.media_clip import Clip; "
-        "from mlx_provider.chat.media_policy import MediaPolicy; "
+        "import sys; from pathlib import Path; from mlx_provider.chat.media.clip import Clip; "
+        "from mlx_provider.chat.media.policy import MediaPolicy; "
         "Clip(Path(sys.argv[1]).read_bytes(), '').frames(MediaPolicy())"
     )
     kept = tmp_path / "kept"

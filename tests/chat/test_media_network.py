@@ -12,16 +12,16 @@ import httpx
 import pytest
 from PIL import Image
 
-from mlx_provider.chat.media import MediaPolicy, load_media
-from mlx_provider.chat.media_fetch import Source
-from mlx_provider.chat.media_network import (
+from mlx_provider.chat.media.fetch import Source
+from mlx_provider.chat.media.load import MediaPolicy, load_media
+from mlx_provider.chat.media.network import (
     HostRefused,
     _CheckedTransport,
     fetch_remote,
     is_disguised,
     is_public,
 )
-from mlx_provider.chat.messages_parts import MediaRef
+from mlx_provider.chat.messages.parts import MediaRef
 from mlx_provider.errors import MediaError
 
 OPEN = MediaPolicy(allow_private=True, timeout=5)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlx_provider.chat.messages import Normalised, Taken, normalise
+from mlx_provider.chat.messages.normalise import Normalised, Taken, normalise
 from mlx_provider.errors import BadRequest, MediaError
 
 DATA = Path(__file__).parents[1] / "data" / "chat"

@@ -22,10 +22,10 @@ from tokenizers import Tokenizer
 import mlx_provider.demo
 import mlx_provider_reasoning_parsers as reasoning_plugin
 import mlx_provider_tool_parsers as tool_plugin
-from mlx_provider.chat.messages import normalise
-from mlx_provider.chat.reply import Reply
-from mlx_provider.chat.turn_layout import TurnLayout, layout_of
-from mlx_provider.protocol import Delta
+from mlx_provider.chat.messages.normalise import normalise
+from mlx_provider.chat.output.reply import Reply
+from mlx_provider.chat.output.turn_layout import TurnLayout, layout_of
+from mlx_provider.protocol.messages import Delta
 from mlx_provider.testing.tiny_tokenizers import QWEN
 
 DEMO = Path(mlx_provider.demo.__file__).parent / "model"

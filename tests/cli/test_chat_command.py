@@ -10,13 +10,12 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from mlx_provider.chat.interface import Service
 from mlx_provider.cli.app import build
 from mlx_provider.cli.chat import Conversation
 from mlx_provider.client.in_process import InProcessClient
 from mlx_provider.errors import ContextTooLong, RequestFailed
-from mlx_provider.mailbox import Mailbox
-from mlx_provider.protocol import (
+from mlx_provider.protocol.event_queue import Mailbox
+from mlx_provider.protocol.messages import (
     Accepted,
     Delta,
     Done,
@@ -31,6 +30,7 @@ from mlx_provider.protocol import (
     Usage,
 )
 from mlx_provider.registry import PluginRegistry
+from mlx_provider.serving.interface import Service
 
 USAGE = Usage(prompt_tokens=9, cached_tokens=4, completion_tokens=2)
 TIMINGS = Timings(queued=0, prefill=0, first_token=0.1, total=0.2, tokens_per_second=10)

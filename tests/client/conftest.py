@@ -21,7 +21,7 @@ from mlx_provider.client.generation import Generation
 from mlx_provider.client.http import HttpClient
 from mlx_provider.client.lifecycle import LocalEngine
 from mlx_provider.config import EngineSettings, Runtime
-from mlx_provider.protocol import Delta, Done, Event, Failed, GenerateRequest
+from mlx_provider.protocol.messages import Delta, Done, Event, Failed, GenerateRequest
 
 SCRIPT = Path(__file__).parent.parent / "server" / "fake_engine.py"
 PATIENCE = 30.0

@@ -16,7 +16,7 @@ from mlx_provider.client.address import Address
 from mlx_provider.client.http import HttpClient
 from mlx_provider.client.identity import differences, identity
 from mlx_provider.errors import EngineUnavailable
-from mlx_provider.protocol import GenerateRequest
+from mlx_provider.protocol.messages import GenerateRequest
 from mlx_provider.registry import PluginRegistry
 
 

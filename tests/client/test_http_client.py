@@ -25,7 +25,7 @@ from mlx_provider.errors import (
     MLXProviderError,
     Overloaded,
 )
-from mlx_provider.protocol import Accepted, Done, Failed
+from mlx_provider.protocol.messages import Accepted, Done, Failed
 
 
 def test_a_thread_reads_the_events(client: Any, request_of: Any, read: Any, text: Any) -> None:

@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from mlx_provider.client.wire import event_batches
-from mlx_provider.mailbox import JOINED, TAKEN, UNREAD_LIMIT, Mailbox, size
-from mlx_provider.protocol import (
+from mlx_provider.protocol.event_queue import JOINED, TAKEN, UNREAD_LIMIT, Mailbox, size
+from mlx_provider.protocol.messages import (
     EVENT_BATCH,
     Delta,
     Done,
@@ -22,7 +22,7 @@ from mlx_provider.protocol import (
     Finish,
     TokenLogprob,
 )
-from mlx_provider.protocol import ToolCallDelta as Call
+from mlx_provider.protocol.messages import ToolCallDelta as Call
 
 UNREAD = "flood 20000"
 """20 MB."""

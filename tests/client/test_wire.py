@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mlx_provider.client.address import Address, parse_address
 from mlx_provider.client.wire import error_of, event_batches, first_line, parse_health
 from mlx_provider.errors import BadRequest, EngineUnavailable, Unauthorized
-from mlx_provider.protocol import EVENT_BATCH, Delta, Event
+from mlx_provider.protocol.messages import EVENT_BATCH, Delta, Event
 
 
 def reply(pieces: list[bytes], status: int = 200) -> httpx.Response:

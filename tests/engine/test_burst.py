@@ -8,7 +8,7 @@ import pytest
 
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.request import Phase
-from mlx_provider.engine.scheduler import Chunk
+from mlx_provider.engine.scheduling.scheduler import Chunk
 from mlx_provider.testing.driver import new_engine, new_request, run
 from mlx_provider_text.model import TextModel
 

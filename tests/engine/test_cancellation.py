@@ -8,7 +8,7 @@ import random
 import mlx.core as mx
 import pytest
 
-from mlx_provider.engine.prefix_store import PrefixStore
+from mlx_provider.engine.prefix_cache.store import PrefixStore
 from mlx_provider.engine.request import Phase, SamplingParams
 from mlx_provider.testing.driver import alone, new_engine, new_request, output_of, run
 from mlx_provider_text.model import TextModel

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 
 from mlx_provider import PrefillChunk
 from mlx_provider.engine.engine import Engine
-from mlx_provider.engine.prefix_store import PrefixStore
+from mlx_provider.engine.prefix_cache.store import PrefixStore
 from mlx_provider.engine.request import Phase, Request
 from mlx_provider.isolation import Isolation
-from mlx_provider.protocol import Failed
+from mlx_provider.protocol.messages import Failed
 from mlx_provider.testing.driver import (
     TokenOutput,
     alone,

@@ -18,10 +18,10 @@ import pytest
 from mlx_lm.models.cache import KVCache
 
 from mlx_provider.bench.prefix_sim import SyntheticModel
-from mlx_provider.engine import prefix_files
-from mlx_provider.engine.prefix_disk import STALE, DiskTier
-from mlx_provider.engine.prefix_key import as_ids
-from mlx_provider.engine.prefix_store import PrefixStore, StoreKey
+from mlx_provider.engine.prefix_cache import files as prefix_files
+from mlx_provider.engine.prefix_cache.disk import STALE, DiskTier
+from mlx_provider.engine.prefix_cache.key import as_ids
+from mlx_provider.engine.prefix_cache.store import PrefixStore, StoreKey
 from mlx_provider.errors import BadRequest
 
 KEY = StoreKey("model", salt="tenant-secret")
@@ -366,10 +366,10 @@ CRASH = """
     import os, signal, sys
     from pathlib import Path
     from mlx_provider.bench.prefix_sim import SyntheticModel
-    from mlx_provider.engine import prefix_files
-    from mlx_provider.engine.prefix_disk import DiskTier
-    from mlx_provider.engine.prefix_key import as_ids
-    from mlx_provider.engine.prefix_store import PrefixStore, StoreKey
+    from mlx_provider.engine.prefix_cache import files as prefix_files
+    from mlx_provider.engine.prefix_cache.disk import DiskTier
+    from mlx_provider.engine.prefix_cache.key import as_ids
+    from mlx_provider.engine.prefix_cache.store import PrefixStore, StoreKey
 
     model = SyntheticModel("kv")
     disk = DiskTier(Path(sys.argv[1]), 2**40)
@@ -409,8 +409,8 @@ COMPANY = """
     import sys
     from pathlib import Path
     from mlx_provider.bench.prefix_sim import SyntheticModel, Traffic, serve
-    from mlx_provider.engine.prefix_disk import DiskTier
-    from mlx_provider.engine.prefix_store import PrefixStore
+    from mlx_provider.engine.prefix_cache.disk import DiskTier
+    from mlx_provider.engine.prefix_cache.store import PrefixStore
 
     model = SyntheticModel("hybrid", state_units=50)
     for round in range(2):

@@ -17,10 +17,10 @@ from mlx_lm.models.cache import (
     make_prompt_cache,
 )
 
-from mlx_provider.engine.prefix_arrays import ArrayPack
-from mlx_provider.engine.prefix_segments import Kind, kind, take_checkpoint
-from mlx_provider.engine.prefix_state import Unstorable
-from mlx_provider.engine.prefix_store import PrefixStore, StoreKey
+from mlx_provider.engine.prefix_cache.arrays import ArrayPack
+from mlx_provider.engine.prefix_cache.segments import Kind, kind, take_checkpoint
+from mlx_provider.engine.prefix_cache.snapshots import Unstorable
+from mlx_provider.engine.prefix_cache.store import PrefixStore, StoreKey
 from mlx_provider.testing.tiny_models import build
 
 KEY = StoreKey("tiny")

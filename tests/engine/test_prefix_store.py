@@ -18,9 +18,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
 from mlx_provider.bench.prefix_sim import SimRequest, SyntheticModel, Traffic, serve
-from mlx_provider.engine.prefix_disk import DiskTier
-from mlx_provider.engine.prefix_key import as_ids, key_tokens, outside_spans
-from mlx_provider.engine.prefix_store import Match, PrefixStore, StoreKey
+from mlx_provider.engine.prefix_cache.disk import DiskTier
+from mlx_provider.engine.prefix_cache.key import as_ids, key_tokens, outside_spans
+from mlx_provider.engine.prefix_cache.store import Match, PrefixStore, StoreKey
 from mlx_provider.records import MediaSpan, Prompt
 
 KEY = StoreKey("model")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_provider.engine.prefix_key import Ids, as_ids
-from mlx_provider.engine.prefix_tree import (
+from mlx_provider.engine.prefix_cache.key import Ids, as_ids
+from mlx_provider.engine.prefix_cache.tree import (
     Node,
     add,
     check,

@@ -11,12 +11,12 @@ import pytest
 
 from mlx_provider import PrefillChunk
 from mlx_provider.engine.engine import Engine
-from mlx_provider.engine.prefix_store import PrefixStore
-from mlx_provider.engine.probe import probe
+from mlx_provider.engine.execution.mixed_batch import Rides
+from mlx_provider.engine.execution.probe import probe
+from mlx_provider.engine.prefix_cache.store import PrefixStore
 from mlx_provider.engine.request import Phase, Prefill, Request
-from mlx_provider.engine.rides import Rides
-from mlx_provider.engine.scheduler import Chunk
-from mlx_provider.protocol import Failed
+from mlx_provider.engine.scheduling.scheduler import Chunk
+from mlx_provider.protocol.messages import Failed
 from mlx_provider.testing.driver import Riding, alone, new_engine, new_request, output_of, run
 from mlx_provider_text.model import TextModel
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlx_provider.engine.execution.sampler import CANDIDATES, draw
 from mlx_provider.engine.request import Row, SamplingParams
-from mlx_provider.engine.sampler import CANDIDATES, draw
 from mlx_provider.testing.driver import new_request
 
 VOCAB = 1000

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_provider.engine.request import Phase, Request, Row, SamplingParams
-from mlx_provider.engine.scheduler import Budget, Limits, Scheduler
+from mlx_provider.engine.scheduling.scheduler import Budget, Limits, Scheduler
 from mlx_provider.errors import BadRequest, Overloaded
-from mlx_provider.mailbox import Mailbox
+from mlx_provider.protocol.event_queue import Mailbox
 from mlx_provider.records import Prompt
 
 
@@ -69,7 +69,7 @@ def test_images_keep_a_row_out_of_a_full_memory_but_never_the_only_one() -> None
 
 def test_it_imports_no_mlx() -> None:
     code = (
-        "import sys, mlx_provider.engine.scheduler\n"
+        "import sys, mlx_provider.engine.scheduling.scheduler\n"
         "sys.exit('mlx.core' in sys.modules or 'mlx_lm' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -17,9 +17,9 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 
 from mlx_provider import LoadedModel, LoadOptions
-from mlx_provider.chat.loading import WeightsKey
-from mlx_provider.protocol import ModelOptions
+from mlx_provider.protocol.messages import ModelOptions
 from mlx_provider.registry import PluginRegistry
+from mlx_provider.serving.loading import WeightsKey
 from mlx_provider.testing.tiny_greedy import start
 from mlx_provider.testing.tiny_models import build, family_named
 from mlx_provider.upstream.checkpoint import read_json

@@ -13,7 +13,7 @@ import pytest
 
 from mlx_provider import BadRequest, LoadOptions, MediaError, MediaItem
 from mlx_provider.engine.feature_cache import FeatureCache
-from mlx_provider.engine.prefix_store import PrefixStore
+from mlx_provider.engine.prefix_cache.store import PrefixStore
 from mlx_provider.engine.request import Request
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from mlx_provider.testing.tiny_greedy import features_of, greedy, start

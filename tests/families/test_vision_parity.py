@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from mlx_provider import LoadedModel, MediaItem, Prompt
-from mlx_provider.engine.kv_layout import joined, merged
+from mlx_provider.engine.execution.batch_layout import joined, merged
 from mlx_provider.testing.tiny_greedy import (
     Started,
     continue_greedily,

@@ -12,7 +12,7 @@ import pytest
 from huggingface_hub import constants
 
 from mlx_provider.errors import BadRequest, ModelNotFound
-from mlx_provider.hub import cached_models, folder_of
+from mlx_provider.serving.hub import cached_models, folder_of
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import mlx_provider.litellm as ours
 from mlx_provider.client.generation import Generation
 from mlx_provider.errors import MLXProviderError
 from mlx_provider.litellm.provider import Provider
-from mlx_provider.mailbox import Mailbox
-from mlx_provider.protocol import (
+from mlx_provider.protocol.event_queue import Mailbox
+from mlx_provider.protocol.messages import (
     Accepted,
     Delta,
     Done,

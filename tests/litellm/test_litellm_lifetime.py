@@ -10,8 +10,8 @@ import pytest
 from mlx_provider.client.generation import Generation
 from mlx_provider.litellm.call import Deadline
 from mlx_provider.litellm.streams import AsyncReplyStream, Reply
-from mlx_provider.mailbox import Mailbox
-from mlx_provider.protocol import Accepted, Delta, Finish
+from mlx_provider.protocol.event_queue import Mailbox
+from mlx_provider.protocol.messages import Accepted, Delta, Finish
 
 HI = [{"role": "user", "content": "hi"}]
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from mlx_provider import LoadedModel, LoadOptions, MediaItem
-from mlx_provider.engine.prefix_store import PrefixStore
-from mlx_provider.engine.probe import probe
+from mlx_provider.engine.execution.probe import probe
+from mlx_provider.engine.prefix_cache.store import PrefixStore
 from mlx_provider.engine.request import Request
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.testing.driver import (

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from mlx_provider.engine.engine import Engine
-from mlx_provider.engine.prefix_store import PrefixStore
+from mlx_provider.engine.prefix_cache.policy import cuts_of
+from mlx_provider.engine.prefix_cache.store import PrefixStore
 from mlx_provider.engine.request import Request
-from mlx_provider.engine.reuse import cuts_of
 from mlx_provider.records import MediaSpan, Prompt
 from mlx_provider.testing.driver import alone, new_engine, new_request, output_of, run
 from mlx_provider.upstream.hf_tokenizer import common_length

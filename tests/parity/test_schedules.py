@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mlx_provider.engine.prefix_store import PrefixStore
-from mlx_provider.engine.probe import probe
+from mlx_provider.engine.execution.probe import probe
+from mlx_provider.engine.prefix_cache.store import PrefixStore
 from mlx_provider.engine.request import Phase, Request, SamplingParams
-from mlx_provider.engine.scheduler import Scheduler
+from mlx_provider.engine.scheduling.scheduler import Scheduler
 from mlx_provider.testing.driver import (
     Alternating,
     Riding,

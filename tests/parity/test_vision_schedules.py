@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mlx_provider import LoadedModel, LoadOptions, MediaItem
+from mlx_provider.engine.execution.probe import probe
 from mlx_provider.engine.feature_cache import FeatureCache
-from mlx_provider.engine.prefix_store import PrefixStore
-from mlx_provider.engine.probe import probe
+from mlx_provider.engine.prefix_cache.store import PrefixStore
 from mlx_provider.engine.request import Phase, Request
-from mlx_provider.engine.scheduler import Scheduler
+from mlx_provider.engine.scheduling.scheduler import Scheduler
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.testing.driver import (
     Alternating,

@@ -11,9 +11,9 @@ import pytest
 
 import mlx_provider_reasoning_parsers as reasoning_plugin
 import mlx_provider_tool_parsers as tool_plugin
-from mlx_provider.chat.grammar_shapes import Tagged, shape_for
-from mlx_provider.chat.reply import Reply
-from mlx_provider.protocol import Delta
+from mlx_provider.chat.constraints.shapes import Tagged, shape_for
+from mlx_provider.chat.output.reply import Reply
+from mlx_provider.protocol.messages import Delta
 from mlx_provider.records import ReasoningParser, ToolParser
 
 

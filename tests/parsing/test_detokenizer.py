@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as FastTokenizer
 
-from mlx_provider.chat.reply import Reply
+from mlx_provider.chat.output.reply import Reply
 from mlx_provider.engine.detokenizer import (
     Detokenizer,
     byte_of_character,

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.chat.grammar_readable import check_readable
-from mlx_provider.chat.grammar_shapes import shape_for
-from mlx_provider.chat.reply import Reply
+from mlx_provider.chat.constraints.readable import check_readable
+from mlx_provider.chat.constraints.shapes import shape_for
+from mlx_provider.chat.output.reply import Reply
 from mlx_provider.cli.parse import answers
 from mlx_provider.errors import BadRequest
-from mlx_provider.protocol import GenerateRequest
+from mlx_provider.protocol.messages import GenerateRequest
 from mlx_provider.records import Reading, ReasoningParser, TextReader, ToolCall, ToolParser, Tools
 
 from .conftest import TOOL_PARSERS, put_together, tool

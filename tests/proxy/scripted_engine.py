@@ -14,11 +14,10 @@ import threading
 from typing import Any
 
 from mlx_provider import __version__
-from mlx_provider.chat.interface import Deliver
 from mlx_provider.config import EngineSettings
 from mlx_provider.errors import MemoryInUse, from_code
-from mlx_provider.mailbox import Mailbox
-from mlx_provider.protocol import (
+from mlx_provider.protocol.event_queue import Mailbox
+from mlx_provider.protocol.messages import (
     Accepted,
     Delta,
     Done,
@@ -32,6 +31,7 @@ from mlx_provider.protocol import (
     ToolCallDelta,
     Usage,
 )
+from mlx_provider.serving.interface import Deliver
 
 REFUSED = {
     "toolong": ("context_length_exceeded", "prompt is too long: 9000 tokens > 2048 maximum"),

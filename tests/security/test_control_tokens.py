@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from PIL import Image
 from tokenizers import Tokenizer
 
-from mlx_provider.chat.models import Served
-from mlx_provider.chat.prompt import prepare
-from mlx_provider.chat.service import ChatService
 from mlx_provider.config import EngineSettings
-from mlx_provider.protocol import GenerateRequest, ModelOptions
+from mlx_provider.protocol.messages import GenerateRequest, ModelOptions
 from mlx_provider.records import Prompt
+from mlx_provider.serving.models import Served
+from mlx_provider.serving.prompt import prepare
+from mlx_provider.serving.service import ChatService
 from mlx_provider.testing.tiny_models import build
 
 TEXT = ("qwen3", "llama", "gemma3_text")

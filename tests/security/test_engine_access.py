@@ -15,13 +15,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from mlx_provider.chat.grants import Grants, read_grants
 from mlx_provider.errors import BadRequest, Forbidden, ModelNotFound
-from mlx_provider.protocol import GenerateRequest, ModelOptions
+from mlx_provider.protocol.messages import GenerateRequest, ModelOptions
 from mlx_provider.server import owner_socket
 from mlx_provider.server.access import host_of
 from mlx_provider.server.engine_key import engine_key, own_key_file
 from mlx_provider.server.listen import listen_unix
+from mlx_provider.serving.grants import Grants, read_grants
 from mlx_provider.testing.tiny_models import build
 
 SERVER = (sys.executable, "-P", "-m", "mlx_provider.server", "--port", "0")

@@ -17,19 +17,19 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.chat import grammar_trial
-from mlx_provider.chat.grammar import GrammarCompiler
-from mlx_provider.chat.grammar_shapes import SHAPES, CallShape
-from mlx_provider.chat.grammar_tagged import whole_text
-from mlx_provider.chat.grammar_trial import Allowance, GrammarTrial
-from mlx_provider.chat.service import ChatService
+from mlx_provider.chat.constraints import trial as grammar_trial
+from mlx_provider.chat.constraints.compiler import GrammarCompiler
+from mlx_provider.chat.constraints.shapes import SHAPES, CallShape
+from mlx_provider.chat.constraints.tagged import whole_text
+from mlx_provider.chat.constraints.trial import Allowance, GrammarTrial
 from mlx_provider.config import EngineSettings
 from mlx_provider.errors import BadRequest, GrammarFailed, RequestFailed
 from mlx_provider.litellm.call import Call, Deadline
 from mlx_provider.litellm.errors import to_litellm
 from mlx_provider.litellm.translate import generate_requests
-from mlx_provider.mailbox import Mailbox
-from mlx_provider.protocol import Delta, Done, Event, Failed, GenerateRequest
+from mlx_provider.protocol.event_queue import Mailbox
+from mlx_provider.protocol.messages import Delta, Done, Event, Failed, GenerateRequest
+from mlx_provider.serving.service import ChatService
 
 MESSAGES = [{"role": "user", "content": "x"}]
 LATE = 'start: /[ab]{40}/ tail\ntail: (("c"{1000}){1000}){1000}'
@@ -189,7 +189,7 @@ def test_a_grammar_that_gives_up_late_ends_its_own_request_alone(service: ChatSe
 
 
 def test_a_mask_that_never_comes_ends_its_request(monkeypatch: Any, compiler: Any) -> None:
-    monkeypatch.setattr("mlx_provider.chat.grammar.MASK_SECONDS", 0.01)
+    monkeypatch.setattr("mlx_provider.chat.constraints.compiler.MASK_SECONDS", 0.01)
     structure = compiler.structure(request(**regex("a{5}")))
 
     class Stuck:
@@ -292,7 +292,9 @@ def test_many_small_bombs_of_one_request_have_one_allowance(
     compiler: GrammarCompiler, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(grammar_trial, "SECONDS", 0.1)
-    monkeypatch.setattr("mlx_provider.chat.grammar.Allowance", partial(Allowance, 0.25))
+    monkeypatch.setattr(
+        "mlx_provider.chat.constraints.compiler.Allowance", partial(Allowance, 0.25)
+    )
     slow = {"type": "integer", "multipleOf": 999_983}
     tools = [
         {

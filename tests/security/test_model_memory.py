@@ -12,11 +12,17 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_provider.chat.service import ChatService
 from mlx_provider.client.in_process import InProcessClient
 from mlx_provider.config import EngineSettings
 from mlx_provider.errors import BadRequest, LoadFailed, MemoryInUse, RequestFailed
-from mlx_provider.protocol import Done, Event, GenerateRequest, ModelOptions, Sampling
+from mlx_provider.protocol.messages import (
+    Done,
+    Event,
+    GenerateRequest,
+    ModelOptions,
+    Sampling,
+)
+from mlx_provider.serving.service import ChatService
 from mlx_provider.testing.tiny_models import build
 
 MODELS, CLIENTS, REQUESTS = 6, 16, 1

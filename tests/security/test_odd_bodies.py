@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_provider.bounds import MAX_MESSAGES, MAX_TOKEN_IDS, MAX_TOOLS
-from mlx_provider.chat.grammar_request import demanded, response_schema
-from mlx_provider.chat.schema import SchemaReader
+from mlx_provider.chat.constraints.request import demanded, response_schema
+from mlx_provider.chat.constraints.schema import SchemaReader
 from mlx_provider.errors import LONGEST, BadRequest
 from mlx_provider.litellm.call import Call, Deadline
 from mlx_provider.litellm.constraints import constraint
 from mlx_provider.litellm.parameters import Parameters
 from mlx_provider.litellm.shape import check_shape
 from mlx_provider.litellm.translate import generate_requests
-from mlx_provider.protocol import GenerateRequest
+from mlx_provider.protocol.messages import GenerateRequest
 from mlx_provider.server.generate import parse_request
 
 HI = {"role": "user", "content": "x"}

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_provider.bounds import MAX_STOP_LENGTH, MAX_STOPS
-from mlx_provider.chat.reply_stops import StopText
+from mlx_provider.chat.output.stops import StopText
 from mlx_provider.errors import BadRequest
 from mlx_provider.litellm.call import Call, Deadline
 from mlx_provider.litellm.translate import generate_requests

@@ -13,12 +13,10 @@ import time
 from typing import Any
 
 from mlx_provider import __version__
-from mlx_provider.chat.interface import Deliver, deliver_now
 from mlx_provider.config import EngineSettings
 from mlx_provider.errors import EngineUnavailable, from_code
-from mlx_provider.mailbox import Mailbox
-from mlx_provider.metrics import EngineMetrics
-from mlx_provider.protocol import (
+from mlx_provider.protocol.event_queue import Mailbox
+from mlx_provider.protocol.messages import (
     Accepted,
     Delta,
     Done,
@@ -32,6 +30,8 @@ from mlx_provider.protocol import (
     Timings,
     Usage,
 )
+from mlx_provider.serving.interface import Deliver, deliver_now
+from mlx_provider.serving.metrics import EngineMetrics
 
 MODEL = ModelStatus(
     model="fake",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlx_provider.metrics import EngineMetrics
+from mlx_provider.serving.metrics import EngineMetrics
 
 
 def value(metrics: EngineMetrics, name: str) -> float:

@@ -6,7 +6,7 @@ import asyncio
 import threading
 
 from mlx_provider.errors import EngineDied
-from mlx_provider.protocol import Delta, ErrorBody, Event, Failed
+from mlx_provider.protocol.messages import Delta, ErrorBody, Event, Failed
 from mlx_provider.server.loop_mailbox import LoopMailbox
 
 FAILED = Failed(error=ErrorBody.of(EngineDied("end")))

@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.chat.served import Served
-from mlx_provider.chat.service import ChatService
 from mlx_provider.client.generation import Generation
 from mlx_provider.client.in_process import InProcessClient
 from mlx_provider.config import EngineSettings
-from mlx_provider.protocol import (
+from mlx_provider.protocol.messages import (
     Delta,
     Done,
     ErrorBody,
@@ -28,6 +26,8 @@ from mlx_provider.protocol import (
     TokenLogprob,
     Usage,
 )
+from mlx_provider.serving.served import Served
+from mlx_provider.serving.service import ChatService
 from mlx_provider.testing.tiny_models import build
 
 PATIENCE = 120
@@ -144,7 +144,7 @@ class Tiny:
 
     def prompt_of(self, **given: Any) -> str:
         """The rendered prompt of a request."""
-        from mlx_provider.chat.prompt import prepare
+        from mlx_provider.serving.prompt import prepare
 
         request = GenerateRequest(model=self.model, **given)
         with self.service._models.use(self.model, request.options) as use:

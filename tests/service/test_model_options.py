@@ -12,12 +12,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_provider.chat.service import ChatService
 from mlx_provider.client.in_process import InProcessClient
 from mlx_provider.config import EngineSettings
 from mlx_provider.errors import BadRequest, ContextTooLong, LoadFailed
-from mlx_provider.protocol import ModelOptions
+from mlx_provider.protocol.messages import ModelOptions
 from mlx_provider.registry import PluginRegistry
+from mlx_provider.serving.service import ChatService
 from mlx_provider.testing.tiny_models import build
 
 

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.chat.model_pool import Lease, ModelPool, Plan
-from mlx_provider.chat.weight_account import WeightAccount
 from mlx_provider.errors import (
     EngineDied,
     LoadFailed,
@@ -21,6 +19,8 @@ from mlx_provider.errors import (
     RequestFailed,
     RequestTimedOut,
 )
+from mlx_provider.serving.model_pool import Lease, ModelPool, Plan
+from mlx_provider.serving.weight_account import WeightAccount
 
 PATIENCE = 30
 

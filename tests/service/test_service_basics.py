@@ -23,7 +23,7 @@ from mlx_provider.errors import (
     RequestFailed,
     UnsupportedModel,
 )
-from mlx_provider.protocol import ModelOptions, Sampling
+from mlx_provider.protocol.messages import ModelOptions, Sampling
 
 QUIET = dict.fromkeys(range(8), -100.0)
 """The special tokens, among them those that end a reply, are not drawn by chance."""

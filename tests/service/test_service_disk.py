@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from mlx_provider.chat.service import ChatService
 from mlx_provider.client.in_process import InProcessClient
 from mlx_provider.config import EngineSettings
-from mlx_provider.protocol import Delta, Done, GenerateRequest, Sampling
+from mlx_provider.protocol.messages import Delta, Done, GenerateRequest, Sampling
+from mlx_provider.serving.service import ChatService
 from mlx_provider.testing.tiny_models import build
 
 MESSAGES = [

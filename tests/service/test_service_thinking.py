@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.chat.structure import ThinkingBudget
-from mlx_provider.chat.turn_layout import TurnLayout
-from mlx_provider.protocol import ModelOptions, Sampling
+from mlx_provider.chat.output.turn_layout import TurnLayout
+from mlx_provider.protocol.messages import ModelOptions, Sampling
+from mlx_provider.serving.structure import ThinkingBudget
 
 POINT = {
     "type": "object",

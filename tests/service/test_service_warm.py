@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from mlx_provider.chat.served import WARMED
-from mlx_provider.chat.service import ChatService
 from mlx_provider.client.in_process import InProcessClient
 from mlx_provider.config import EngineSettings
-from mlx_provider.protocol import Done, GenerateRequest, ModelOptions, Sampling
+from mlx_provider.protocol.messages import Done, GenerateRequest, ModelOptions, Sampling
+from mlx_provider.serving.served import WARMED
+from mlx_provider.serving.service import ChatService
 from mlx_provider.testing.tiny_models import build
 
 SYSTEM = "You are a guide through the old town and you answer in short sentences. " * 3

@@ -1,0 +1,1 @@
+"""What a reply must look like: schemas, grammars and calls as token masks."""

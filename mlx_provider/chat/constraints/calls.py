@@ -1,0 +1,155 @@
+"""Grammars for tool calls, in llguidance's dialect of Lark."""
+
+from __future__ import annotations
+
+import json
+import keyword
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...errors import BadRequest
+from .literal import Function, Split, json_rule, literal
+from .schema import SchemaReader
+from .shapes import CallShape
+from .tagged import TaggedArgument, listed_parameters
+from .trial import MAX_GRAMMAR
+
+MAX_CALLS = 16
+"""Calls of one reply; without a bound a model could go on calling for ever."""
+
+
+def tool_functions(
+    tools: Sequence[Mapping[str, Any]],
+    compiles: Callable[[Any], str],
+    names: Sequence[str] | None = None,
+    warnings: list[str] | None = None,
+) -> list[Function]:
+    """The tools that may be called; `names`: only these.
+
+    compiles: schema -> what is wrong with it, or an empty string. Parameters of a strict tool
+    are held exactly or refused with `BadRequest`; of others as far as is possible.
+    """
+    by_name: dict[str, Function] = {}
+    noted = warnings if warnings is not None else []
+    for i, tool in enumerate(tools):
+        function = tool.get("function", tool)
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if not isinstance(name, str) or not name:
+            raise BadRequest(f"tools[{i}] must hold a function with a name", param=f"tools[{i}]")
+        if names is None or name in names:
+            schema = _parameters(function, i, compiles, noted)
+            by_name[name] = Function(name, schema, function.get("strict") is True)
+    unknown = [name for name in names or () if name not in by_name]
+    if unknown or not by_name:
+        called = f"the tool {unknown[0]!r}" if unknown else "a tool"
+        raise BadRequest(
+            f"tool_choice demands {called}, which is not among tools", param="tool_choice"
+        )
+    return list(by_name.values())
+
+
+def _parameters(
+    function: Mapping[str, Any], i: int, compiles: Callable[[Any], str], warnings: list[str]
+) -> dict[str, Any]:
+    strict = function.get("strict") is True
+    reader = SchemaReader(f"tools[{i}].function.parameters", lenient=not strict)
+    schema = reader.read(function.get("parameters") or {"properties": {}})
+    if not isinstance(schema, dict) or schema.get("type", "object") != "object":
+        raise BadRequest(f"{reader.where} must be a schema of type object", param=reader.where)
+    # A tool that lists its parameters takes no others, unless it says so.
+    closed = {"additionalProperties": False} if "properties" in schema else {}
+    schema = {"type": "object", **closed, **schema}
+    wrong = compiles(schema)
+    if wrong and strict:
+        raise BadRequest(f"{reader.where}: {wrong}", param=reader.where)
+    warnings += reader.warnings
+    if wrong:
+        warnings.append(f"{reader.where}: not enforced ({wrong})")
+        return {"type": "object"}
+    return schema
+
+
+@dataclass
+class CallGrammar:
+    """Rules for calls of some functions in one format; the rule to start from is `calls`."""
+
+    shape: CallShape
+    functions: Sequence[Function]
+    split: Split
+    parallel: bool = True
+    rules: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    _size: int = 0
+
+    def lark(self) -> str:
+        """All rules, one a line."""
+        shape = self.shape
+        more = MAX_CALLS - 1 if self.parallel and shape.between is not None else 0
+        between = literal(shape.between or "", self.split)
+        tail = f" ({between} call){{0,{more}}}" if more else ""
+        opened, closed = literal(shape.open, self.split), literal(shape.close, self.split)
+        self.rules = [f"calls: {opened} call{tail} {closed}"]
+        self.rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(self.functions))))
+        for i, function in enumerate(self.functions):
+            before, after = self._before(function.name), literal(shape.after, self.split)
+            self.rules.append(f"call_{i}: {before} {self._arguments(i, function)} {after}")
+        return "\n".join(self.rules)
+
+    def _before(self, name: str) -> str:
+        shown = json.dumps(name)[1:-1] if '"{name}"' in self.shape.before else name
+        pieces = self.shape.before.replace("{name}", shown).split("{digits}")
+        return " /[0-9]{1,3}/ ".join(literal(piece, self.split) for piece in pieces)
+
+    def _arguments(self, i: int, function: Function) -> str:
+        tags = self.shape.tagged
+        properties, required = listed_parameters(function.schema)
+        if tags is None or (tags.keywords and not all(map(_is_keyword, properties))):
+            self.rules.append(f"args_{i}: {json_rule(function.schema)}")
+            return f"args_{i}"
+        names = {}
+        for k, (name, schema) in enumerate(properties.items()):
+            argument = TaggedArgument(f"arg_{i}_{k}", name, schema, function, tags)
+            self._add(argument.rules(self.split))
+            self.warnings += argument.warnings
+            names[argument.rule] = name in required
+        if not tags.between:
+            return " ".join(rule + ("" if needed else "?") for rule, needed in names.items())
+        return self._separated(f"args_{i}", names, literal(tags.between, self.split))
+
+    def _add(self, rules: list[str]) -> None:
+        """Take rules while they can be compiled at all: each may hold the whole schema again."""
+        self.rules += rules
+        self._size += sum(map(len, rules))
+        if self._size > MAX_GRAMMAR:
+            raise BadRequest(
+                f"tools cannot be enforced: their grammar is longer than {MAX_GRAMMAR} characters",
+                param="tools",
+            )
+
+    def _separated(self, rule: str, names: Mapping[str, bool], between: str) -> str:
+        """Arguments with a separator between those that are there."""
+        rest, more = '""', '""'
+        for k, (name, needed) in reversed(list(enumerate(names.items()))):
+            first, next_one = f"{name} {more}", f"{between} {name} {more}"
+            if not needed:
+                first, next_one = f"{first} | {rest}", f"{next_one} | {more}"
+            self.rules += [f"{rule}_{k}: {first}", f"{rule}_{k}_more: {next_one}"]
+            rest, more = f"{rule}_{k}", f"{rule}_{k}_more"
+        return rest
+
+
+def _is_keyword(name: str) -> bool:
+    """Whether a parameter can stand as a keyword of a Python call."""
+    return name.isidentifier() and name.isascii() and not keyword.iskeyword(name)
+
+
+def called_object(function: Function, key: str) -> dict[str, Any]:
+    """A call as the schema of one JSON object."""
+    parameters = SchemaReader("tools", root=f"#/properties/{key}").read(function.schema)
+    return {
+        "type": "object",
+        "properties": {"name": {"const": function.name}, key: parameters},
+        "required": ["name", key],
+        "additionalProperties": False,
+    }

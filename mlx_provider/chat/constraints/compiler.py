@@ -1,0 +1,297 @@
+"""Structured output: grammars compiled by llguidance, held token by token through bit masks."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import BadRequest, GrammarFailed, RequestFailed
+from ...protocol.messages import GenerateRequest
+from .request import Form, after_message, request_form
+from .shapes import CallShape, Messages
+from .thoughts import AfterThoughts, Thoughts
+from .trial import LIMITS, MAX_GRAMMAR, Allowance, GrammarTrial
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+Mask = NDArray[np.uint32]
+"""Bit `i % 32` of word `i // 32`: whether token `i` may follow. Shape (ceil(vocab / 32),)."""
+MASK_SECONDS = 30
+"""A mask takes milliseconds; nobody else waits longer than this for one that does not come."""
+KEPT_LETTERS = 2 * MAX_GRAMMAR
+"""Characters of the grammars that are kept compiled, each of which takes some twenty bytes."""
+_EMPTY = ("NoExtension", "NoExtensionBias")
+
+
+class Constraint:
+    """The grammar of one choice. Used by one thread at a time, apart from the pool it is given.
+
+    pool: computes the next mask there as soon as a token is taken, beside the device's step.
+    """
+
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        vocab_size: int,
+        eos: frozenset[int],
+        pool: Executor | None = None,
+        packed: bytes | None = None,
+    ) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+        self._eos = eos
+        self._pool = pool
+        self._packed = packed
+        """The mask of the present state, where it is known."""
+        self._ahead: Future[bytes] | None = None
+        self._stopped = bool(matcher.is_stopped())
+
+    def mask(self) -> Mask:
+        """Tokens that may follow. Raises `GrammarFailed` where the grammar gives up."""
+        self._settle()
+        if self._packed is None:
+            self._packed = self._matcher.compute_bitmask()
+        self._check()
+        words = np.frombuffer(self._packed, dtype=np.uint32)[: (self._vocab_size + 31) // 32].copy()
+        if self._vocab_size % 32:
+            words[-1] &= np.uint32((1 << self._vocab_size % 32) - 1)
+        return words
+
+    def advance(self, token: int) -> None:
+        """Take a token that was drawn.
+
+        Raises `RequestFailed` for one the grammar forbids, `GrammarFailed` where it gives up.
+        """
+        self._settle()
+        if token in self._eos and self._matcher.is_accepting():
+            return
+        offered = self._offers(token)
+        self._matcher.consume_token(token)
+        if not offered and self._matcher.is_error():
+            raise RequestFailed(self._complaint())
+        self._moved()
+
+    def take_text(self, text: str, tokens: Iterable[int]) -> None:
+        """Take text that was generated before the grammar set in, as far as it fits."""
+        self._settle()
+        self._matcher.try_consume_tokens(list(tokens))
+        self._moved()
+
+    @property
+    def finished(self) -> bool:
+        """The reply is complete: nothing but the end may follow."""
+        return self._stopped
+
+    @property
+    def complete(self) -> bool:
+        """The reply so far is valid as it stands."""
+        self._settle()
+        return bool(self._matcher.is_accepting())
+
+    def fork(self) -> Constraint:
+        """An independent constraint in the same state."""
+        self._settle()
+        matcher = self._matcher.deep_copy()
+        return Constraint(matcher, self._vocab_size, self._eos, self._pool, self._packed)
+
+    def _settle(self) -> None:
+        """Have the mask that the pool computes."""
+        if self._ahead is not None:
+            try:
+                self._packed = self._ahead.result(MASK_SECONDS)
+            except TimeoutError:
+                waited = f"the next token was not found in {MASK_SECONDS} s"
+                raise GrammarFailed(f"the grammar gave up: {waited}", param="grammar") from None
+            self._ahead = None
+
+    def _moved(self) -> None:
+        self._packed = None
+        self._check()
+        # asked here, so that `finished` need not wait for the mask in the pool
+        self._stopped = bool(self._matcher.is_stopped())
+        if self._pool is not None and not self._stopped:
+            self._ahead = self._pool.submit(self._matcher.compute_bitmask)
+
+    def _offers(self, token: int) -> bool:
+        """Whether the mask lets a token through, as far as it is known."""
+        return self._packed is None or bool(self._packed[token // 8] >> token % 8 & 1)
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise GrammarFailed(self._complaint(), param="grammar")
+
+    def _complaint(self) -> str:
+        return f"the grammar gave up: {first_line(self._matcher.get_error())}"
+
+
+@dataclass(frozen=True)
+class Structure:
+    """The constraint of a request's first choice, and what it cannot hold."""
+
+    constraint: Constraint | AfterThoughts
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """A grammar at its start. `wrong`: why there is none."""
+
+    wrong: str
+    matcher: Any = None
+    packed: bytes = b""
+    """The mask of its first token."""
+
+
+class GrammarCompiler:
+    """Grammars over one model's vocabulary; safe from any thread, meant for host threads.
+
+    fast: the model's `tokenizers.Tokenizer`. eos: tokens that end a reply. vocab_size: rows of
+    the output matrix. capacity, letters: grammars that are kept, and characters of all of them.
+    """
+
+    def __init__(
+        self,
+        fast: Any,
+        eos: Iterable[int],
+        vocab_size: int,
+        *,
+        pool: Executor | None = None,
+        capacity: int = 128,
+        letters: int = KEPT_LETTERS,
+    ) -> None:
+        self._fast = fast
+        self._eos = frozenset(eos)
+        self._vocab_size = vocab_size
+        self._pool = pool
+        self._capacity = capacity
+        self._letters = letters
+        self._compiled: OrderedDict[str, _Compiled] = OrderedDict()
+        self._tokenizer: LLTokenizer | None = None
+        self._special: tuple[re.Pattern[str], dict[str, int]] | None = None
+        self._trial = GrammarTrial(vocab_size, self._specials()[1])
+        self._lock = threading.Lock()
+
+    def structure(
+        self,
+        request: GenerateRequest,
+        shape: CallShape | None = None,
+        thoughts: Thoughts | None = None,
+        messages: Messages | None = None,
+    ) -> Structure | None:
+        """What holds the reply to the form that the request demands; `None`: any text will do.
+
+        shape: how the model writes calls. thoughts: how it marks off what it thinks before.
+        messages: how its format addresses thoughts and answers, where it addresses them.
+        Raises `BadRequest` that names the parameter, and for schemas the keyword.
+        """
+        preface = messages.answer if messages else ""
+        allowance = Allowance()
+        form = request_form(
+            request, shape, self.split, lambda lark: self._made(lark, allowance).wrong, preface
+        )
+        if form is None:
+            return None
+        if messages is not None and form.after_lead:
+            form = after_message(form, messages, self.split)
+        return Structure(self.constraint(form, thoughts), form.warnings)
+
+    def constraint(
+        self, form: Form, thoughts: Thoughts | None = None
+    ) -> Constraint | AfterThoughts:
+        """A constraint at the start of a form. Raises `BadRequest`."""
+        lark = form.lark
+        if thoughts is not None and form.after_lead:
+            lark = lark.replace("start:", "start: LEAD?", 1) + "\nLEAD: /[ \\n]{1,3}/"
+        made = self._made(lark, Allowance())
+        if made.wrong:
+            raise BadRequest(f"the grammar is not valid: {made.wrong}")
+        matcher = made.matcher.deep_copy()
+        constraint = Constraint(matcher, self._vocab_size, self._eos, self._pool, made.packed)
+        if thoughts is None:
+            return constraint
+        return AfterThoughts.over(constraint, thoughts, self._fast, self._eos, self._vocab_size)
+
+    def split(self, text: str) -> list[str | int]:
+        """Text cut at the vocabulary's special tokens; tokens that end a reply are left out."""
+        pattern, ids = self._specials()
+        pieces: list[str | int] = [ids.get(piece, piece) for piece in pattern.split(text) if piece]
+        return [piece for piece in pieces if isinstance(piece, str) or piece not in self._eos]
+
+    def _specials(self) -> tuple[re.Pattern[str], dict[str, int]]:
+        if self._special is None:
+            added = self._fast.get_added_tokens_decoder()
+            ids = {token.content: number for number, token in added.items() if token.content}
+            words = sorted(map(re.escape, ids), key=len, reverse=True)
+            self._special = re.compile(f"({'|'.join(words)})" if words else r"(?!)"), ids
+        return self._special
+
+    def _made(self, lark: str, allowance: Allowance) -> _Compiled:
+        """A grammar at its start, compiled once; it may be wrong."""
+        with self._lock:
+            known = self._compiled.get(lark)
+            if known is not None:
+                self._compiled.move_to_end(lark)
+                return known
+        wrong = self._trial.wrong(lark, allowance)
+        made = _Compiled(first_line(wrong)) if wrong else self._compile(lark)
+        if not made.wrong:
+            with self._lock:
+                self._compiled[lark] = made
+                while self._keeps_too_much():
+                    self._compiled.popitem(last=False)
+        return made
+
+    def _keeps_too_much(self) -> bool:
+        letters = sum(map(len, self._compiled))
+        return len(self._compiled) > self._capacity or letters > self._letters
+
+    def _compile(self, lark: str) -> _Compiled:
+        """Compile a grammar and find what it may begin with; host work."""
+        from llguidance import LLMatcher, LLParserLimits
+
+        grammar, limits = LLMatcher.grammar_from_lark(lark), LLParserLimits(**LIMITS)
+        made = LLMatcher(self._ll_tokenizer(), grammar, log_level=0, limits=limits)
+        packed = b"" if made.is_error() else made.compute_bitmask()
+        wrong = first_line(made.get_error()) if made.is_error() else ""
+        return _Compiled(wrong, made, packed)
+
+    def _ll_tokenizer(self) -> LLTokenizer:
+        with self._lock:
+            if self._tokenizer is None:
+                self._tokenizer = self._build_tokenizer()
+            return self._tokenizer
+
+    def _build_tokenizer(self) -> LLTokenizer:
+        from llguidance import LLTokenizer
+
+        copy = type(self._fast).from_str(self._fast.to_str())
+        copy.no_padding()
+        copy.no_truncation()
+        # llguidance refuses fewer rows than the tokenizer has entries.
+        entries = max(copy.get_vocab(with_added_tokens=True).values(), default=0) + 1
+        rows = max(self._vocab_size, entries)
+        eos = sorted(token for token in self._eos if token < rows)
+        try:
+            return LLTokenizer(copy.to_str(), n_vocab=rows, eos_token=eos or None)
+        except ValueError as unsupported:
+            raise BadRequest(
+                "this model's tokenizer cannot be constrained; leave out response_format, "
+                f"grammar and tool_choice ({unsupported})"
+            ) from None
+
+
+def first_line(text: str) -> str:
+    """The gist of one of llguidance's messages."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    shown = next((line for line in reversed(lines) if line.startswith("error:")), "")
+    gist = shown or (lines[0] if lines else "unknown error")
+    return "no text at all fits it" if gist in _EMPTY else gist[:300]

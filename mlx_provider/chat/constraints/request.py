@@ -1,0 +1,211 @@
+"""What a request asks of the form of its reply, as a grammar."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ...errors import BadRequest
+from ...protocol.messages import GenerateRequest
+from .calls import CallGrammar, called_object, tool_functions
+from .literal import Split, json_rule, literal
+from .schema import SchemaReader
+from .shapes import CallShape, Messages, json_shape
+from .trial import MAX_GRAMMAR
+
+Compiles = Callable[[str], str]
+"""Lark text -> what is wrong with it, or an empty string."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """A grammar (Lark, rule `start`) and what of the request it cannot hold."""
+
+    lark: str
+    warnings: tuple[str, ...] = ()
+    after_lead: bool = False
+    """White space may stand before it, as models write it after their thoughts."""
+    schema: Mapping[str, Any] = field(default_factory=dict)
+    """The schema of a JSON answer."""
+
+
+def request_form(
+    request: GenerateRequest,
+    shape: CallShape | None,
+    split: Split,
+    compiles: Compiles,
+    preface: str = "",
+) -> Form | None:
+    """The form that a request demands of its reply; `None`: any text will do.
+
+    shape: how the model's tool parser expects calls; `None`: as bare JSON objects. preface: what
+    the model's format writes before an answer. Raises `BadRequest` that names the parameter, and
+    for schemas the keyword.
+    """
+    names = demanded(request)
+    answer = _answer(request, compiles, literal(preface, split))
+    optional = names is None
+    if optional and (answer is None or not answer.after_lead or not _may_call(request, shape)):
+        return answer
+    warnings: list[str] = []
+    functions = tool_functions(
+        request.tools,
+        lambda schema: compiles(f"start: {json_rule(schema)}"),
+        names or None,
+        warnings,
+    )
+    several = request.parallel_tool_calls and not (names and len(names) == 1)
+    calls = CallGrammar(shape or BARE_JSON, functions, split, several)
+    lark = f"start: calls\n{calls.lark()}"
+    if optional and answer is not None:
+        lark = _answer_or(answer, calls, lark)
+    wrong = compiles(lark)
+    if wrong:
+        raise BadRequest(f"tools cannot be enforced: {wrong}", param="tools")
+    return Form(lark, (*warnings, *calls.warnings), after_lead=True)
+
+
+def after_message(form: Form, messages: Messages, split: Split) -> Form:
+    """The form after a thought, for formats that address every message.
+
+    Only where the end of a thought is a special token, which no text contains.
+    """
+    opened, ended = literal(messages.thought, split), split(messages.thought_end)
+    if len(ended) != 1 or isinstance(ended[0], str):
+        return form
+    closed = literal(messages.thought_end + messages.next, split)
+    lark = form.lark.replace("start:", "start: thought? message\nmessage:", 1)
+    return replace(form, lark=f"{lark}\nthought: {opened} THOUGHT {closed}\nTHOUGHT: /(?s:.*)/")
+
+
+BARE_JSON = json_shape("", "")
+
+
+def _may_call(request: GenerateRequest, shape: CallShape | None) -> bool:
+    return bool(request.tools) and shape is not None and request.tool_choice != "none"
+
+
+def _answer_or(answer: Form, calls: CallGrammar, lark: str) -> str:
+    """Either the answer or calls, as the model sees fit."""
+    if not (calls.shape.open + calls.shape.before).startswith("{"):
+        return f"{answer.lark.replace('start: answer', 'start: answer | calls', 1)}\n" + (
+            lark.removeprefix("start: calls\n")
+        )
+    # Both begin alike: only as one schema can they be told apart later than at the first brace.
+    key = re.findall(r'"(\w+)"', calls.shape.before)[-1]
+    schemas = [answer.schema, *(called_object(f, key) for f in calls.functions)]
+    documents = {f"form{i}": schema for i, schema in enumerate(schemas)}
+    moved = {
+        name: SchemaReader("tools", root=f"#/$defs/{name}").read(schema)
+        for name, schema in documents.items()
+    }
+    union = {"anyOf": [{"$ref": f"#/$defs/{name}"} for name in moved], "$defs": moved}
+    return f"start: {json_rule(union)}"
+
+
+def demanded(request: GenerateRequest) -> list[str] | None:
+    """Names of tools one of which must be called; empty: any; `None`: no call is demanded."""
+    choice = request.tool_choice
+    if isinstance(choice, str):
+        return [] if choice == "required" else None
+    kind = choice.get("type")
+    if kind == "allowed_tools":
+        allowed = choice.get("allowed_tools", choice)
+        tools = (allowed.get("tools") or []) if isinstance(allowed, Mapping) else None
+        if not isinstance(tools, list):
+            raise BadRequest("tool_choice.allowed_tools must list tools", param="tool_choice")
+        listed = [_name(tool) for tool in tools]
+        return listed if allowed.get("mode") == "required" else None
+    if kind in ("auto", "none"):
+        return None
+    if kind in ("any", "required"):
+        return []
+    return [_name(choice)]
+
+
+def _name(choice: Any) -> str:
+    function = choice.get("function", choice) if isinstance(choice, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str):
+        raise BadRequest(
+            "tool_choice must be none, auto, required or "
+            "{'type': 'function', 'function': {'name': ...}}",
+            param="tool_choice",
+        )
+    return name
+
+
+def _answer(request: GenerateRequest, compiles: Compiles, preface: str) -> Form | None:
+    if request.grammar is not None:
+        if _kind(request.response_format) not in (None, "text"):
+            raise BadRequest("send either grammar or response_format", param="grammar")
+        return _free_grammar(request.grammar, compiles, preface)
+    schema = response_schema(request.response_format)
+    if schema is None:
+        return None
+    where = "response_format"
+    read = SchemaReader(where).read(schema)
+    document: dict[str, Any] = {"anyOf": []} if read is False else {} if read is True else read
+    lark = f"start: answer\nanswer: {preface} json\njson: {json_rule(document)}"
+    wrong = compiles(lark)
+    if wrong:
+        raise BadRequest(f"{where}: the schema cannot be enforced: {wrong}", param=where)
+    return Form(lark, after_lead=True, schema=document)
+
+
+def _kind(response_format: Mapping[str, Any] | None) -> Any:
+    return None if response_format is None else response_format.get("type")
+
+
+def response_schema(response_format: Mapping[str, Any] | None) -> Any:
+    """The JSON schema that a `response_format` names; `None`: it asks for plain text.
+
+    Raises `BadRequest`.
+    """
+    if response_format is None or not response_format:
+        return None
+    kind = _kind(response_format)
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": "object"}
+    if kind != "json_schema":
+        raise BadRequest(
+            f"response_format.type is {kind!r}; it must be text, json_object or json_schema",
+            param="response_format",
+        )
+    inner = response_format.get("json_schema") or response_format
+    for key in ("schema", "schema_"):
+        if isinstance(inner, Mapping) and isinstance(inner.get(key), (Mapping, bool)):
+            return inner[key]
+    raise BadRequest(
+        "response_format.json_schema.schema must be a JSON schema", param="response_format"
+    )
+
+
+def _free_grammar(grammar: Mapping[str, Any], compiles: Compiles, preface: str) -> Form:
+    kind, value = grammar.get("type"), grammar.get("value")
+    if kind not in ("regex", "lark") or not isinstance(value, str) or not value:
+        raise BadRequest(
+            "grammar must be {'type': 'regex' or 'lark', 'value': text}", param="grammar"
+        )
+    if len(value) > MAX_GRAMMAR:
+        raise BadRequest(f"grammar is longer than {MAX_GRAMMAR} characters", param="grammar")
+    lark = value if kind == "lark" else f"start: {preface} /{escaped_slashes(value)}/"
+    wrong = compiles(lark)
+    if wrong:
+        raise BadRequest(f"grammar is not valid: {wrong}", param="grammar")
+    return Form(lark)
+
+
+def escaped_slashes(regex: str) -> str:
+    """A regular expression fit to stand between slashes."""
+    out, escaped = [], False
+    for letter in regex:
+        if letter == "/" and not escaped:
+            out.append("\\")
+        escaped = letter == "\\" and not escaped
+        out.append("\\n" if letter == "\n" else letter)
+    return "".join(out)

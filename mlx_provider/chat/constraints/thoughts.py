@@ -1,0 +1,117 @@
+"""A constraint that waits until the model has finished thinking."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from .compiler import Constraint
+
+
+@dataclass(frozen=True)
+class Thoughts:
+    """How a model marks off its thoughts.
+
+    opened: the prompt ends inside a thought. Where it does not, the model may open one itself
+    with `start`, if that is one token of its vocabulary.
+    """
+
+    start: str
+    ends: tuple[str, ...]
+    opened: bool
+    barred: tuple[str, ...] = ()
+    """Text that would end a thought in another way, such as the opener of a call; not allowed
+    inside thoughts where it is one token."""
+
+
+class AfterThoughts:
+    """Lets thoughts pass freely up to their end marker, but not the end of the reply."""
+
+    def __init__(
+        self,
+        inner: Constraint,
+        ends: tuple[str, ...],
+        fast: Any,
+        free: NDArray[np.uint32],
+        start: int | None,
+    ) -> None:
+        self._inner = inner
+        self._ends = ends
+        self._fast = fast
+        self._free = free
+        """Every token but those that end a reply."""
+        self._start = start
+        """Token that opens a thought here; `None`: none can be opened any more."""
+        self._thinking = False
+        self._tail: list[int] = []
+
+    @classmethod
+    def over(
+        cls, inner: Constraint, thoughts: Thoughts, fast: Any, eos: Iterable[int], vocab_size: int
+    ) -> AfterThoughts:
+        """Wait for the end of `thoughts`, then hold `inner`."""
+        allowed = np.ones((vocab_size + 31) // 32 * 32, dtype=bool)
+        allowed[vocab_size:] = False
+        barred = [fast.token_to_id(text) for text in thoughts.barred]
+        barred += eos
+        allowed[[token for token in barred if token is not None and token < vocab_size]] = False
+        start = fast.token_to_id(thoughts.start) if thoughts.start else None
+        free = np.packbits(allowed, bitorder="little").view(np.uint32)
+        made = cls(inner, thoughts.ends, fast, free, start)
+        made._thinking = thoughts.opened
+        return made
+
+    def mask(self) -> NDArray[np.uint32]:
+        """Tokens that may follow. Raises `GrammarFailed` where the grammar gives up."""
+        if self._thinking:
+            return self._free
+        mask = self._inner.mask()
+        if self._start is not None:
+            mask[self._start // 32] |= np.uint32(1 << self._start % 32)
+        return mask
+
+    def advance(self, token: int) -> None:
+        """Take a token that was drawn; raises as `Constraint.advance` does."""
+        if self._thinking:
+            self._think(token)
+            return
+        starts, self._start = token == self._start, None
+        if starts:
+            self._thinking = True
+        else:
+            self._inner.advance(token)
+
+    def _think(self, token: int) -> None:
+        # The marker may be spread over tokens, and the last of them may reach beyond it.
+        longest = max(map(len, self._ends), default=0)
+        self._tail = [*self._tail, token][-longest - 1 :]
+        text = self._fast.decode(self._tail, skip_special_tokens=False)
+        closed = [text.rpartition(end)[2] for end in self._ends if end in text]
+        if not closed:
+            return
+        rest = min(closed, key=len)
+        self._thinking, self._start, self._tail = False, None, []
+        if rest.strip():
+            ids = self._fast.encode(rest.strip(), add_special_tokens=False).ids
+            self._inner.take_text(rest, ids)
+
+    @property
+    def finished(self) -> bool:
+        """The reply is complete: nothing but the end may follow."""
+        return not self._thinking and self._inner.finished
+
+    @property
+    def complete(self) -> bool:
+        """The reply so far is valid as it stands."""
+        return not self._thinking and self._inner.complete
+
+    def fork(self) -> AfterThoughts:
+        """An independent constraint in the same state."""
+        made = AfterThoughts(self._inner.fork(), self._ends, self._fast, self._free, self._start)
+        made._thinking, made._tail = self._thinking, list(self._tail)
+        return made

@@ -1,0 +1,103 @@
+"""A process that tries grammars, so that the engine need not: `python trial_process.py LIMITS`.
+
+Started by `grammar_trial`; imports nothing of this package, so that it stays small. It ends by a
+signal of the system's where a grammar takes too much processor time, memory or stack.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from typing import Any, BinaryIO
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+BYTES = 256
+CHOICES = 32
+"""Bytes that are drawn at random under a grammar, as errors may show only later."""
+STEPS = 200
+"""Bytes that are written at most, those included that leave no choice."""
+SPACES = b" \t\r\n"
+"""Written only where nothing else may be: they would use up the choices."""
+STEP_SECONDS = 0.25
+"""Processor time for all of them; every token of a reply costs more in a real vocabulary."""
+SPACE = 1 << 30
+"""Bytes of address space."""
+STACK = 4 << 20
+"""Bytes of stack, where the threads that compile for the engine have twice as many."""
+LEAST_STACK = 1 << 20
+"""glibc gives a thread 2 MiB where the stack of a process has no limit."""
+
+
+class Vocabulary:
+    """Single bytes, and the special tokens of a real vocabulary under their own ids."""
+
+    bos_token_id = None
+
+    def __init__(self, size: int, names: dict[str, int]) -> None:
+        end = max(size, BYTES + 1, *(at + 1 for at in names.values()))
+        self.eos_token_id = end
+        self.tokens = [bytes([i]) for i in range(BYTES)] + [b""] * (end - BYTES) + [b"<end>"]
+        for name, at in names.items():
+            self.tokens[at] = name.encode()
+        self.special_token_ids = [end, *names.values()]
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
+
+
+def tried(lark: str, tokenizer: Any, limits: Any) -> str:
+    """What is wrong with a grammar, or an empty text."""
+    matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0, limits=limits)
+    dice, choices = random.Random(0), 0  # noqa: S311
+    for step in range(STEPS):
+        if matcher.is_error() or matcher.is_stopped() or choices == CHOICES:
+            break
+        mask = matcher.compute_bitmask()
+        if step == 0:
+            signal.setitimer(signal.ITIMER_PROF, STEP_SECONDS)
+        allowed = [i for i in range(BYTES) if mask[i // 8] >> i % 8 & 1]
+        if matcher.is_error() or not allowed:
+            break
+        choices += len(allowed) > 1
+        matcher.consume_token(dice.choice([i for i in allowed if i not in SPACES] or allowed))
+    return matcher.get_error() if matcher.is_error() else ""
+
+
+def answer(asked: BinaryIO, said: BinaryIO, limits: Any) -> None:
+    """Try one grammar after another until the input ends; the first line is the vocabulary."""
+    vocabulary = Vocabulary(**json.loads(asked.readline()))
+    tokenizer = LLTokenizer(TokenizerWrapper(vocabulary), slices=[])
+    while line := asked.readline():
+        head = json.loads(line)
+        lark = asked.read(head["size"]).decode()
+        began = time.process_time()
+        signal.setitimer(signal.ITIMER_PROF, head["seconds"])
+        wrong = tried(lark, tokenizer, limits)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        reply = {"wrong": wrong, "seconds": time.process_time() - began}
+        said.write(json.dumps(reply).encode() + b"\n")
+        said.flush()
+
+
+def main() -> None:
+    stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    threading.stack_size(LEAST_STACK if stack < 0 else max(LEAST_STACK, min(STACK, stack // 2)))
+    with suppress(ValueError, OSError):  # macOS knows the limit, and does not take it
+        resource.setrlimit(resource.RLIMIT_AS, (SPACE, SPACE))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limits = LLParserLimits(**json.loads(sys.argv[1]))
+    given = sys.stdin.buffer, sys.stdout.buffer, limits
+    worker = threading.Thread(target=answer, args=given)
+    worker.start()
+    worker.join()
+
+
+if __name__ == "__main__":
+    main()

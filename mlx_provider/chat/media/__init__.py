@@ -1,0 +1,1 @@
+"""Images and videos: fetched, bounded, decoded as small as the model takes them."""

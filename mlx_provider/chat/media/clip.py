@@ -1,0 +1,167 @@
+"""A video clip as frames, decoded by a process of its own.
+
+Clips are a stranger's bytes and their decoders are C libraries (FFmpeg, in opencv's wheel, which
+mlx-vlm brings): a process bounds their time and memory, and a crash is that clip's alone.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...errors import MediaError
+from .policy import MediaPolicy
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+RATE = 2.0
+"""Frames taken from each second: what vision families assume of a list of frames."""
+MEMORY = 4 * 2**30
+"""Bytes that the decoding process may address on Linux."""
+REMEDY = "send it shorter, or as frames: {'type': 'video_url', 'video_url': [image URLs]}"
+
+
+@dataclass(frozen=True)
+class Clip:
+    """An encoded video."""
+
+    data: bytes
+    path: str
+    """The part of the request that names it."""
+
+    def frames(self, policy: MediaPolicy) -> NDArray[np.uint8]:
+        """Frames (count, H, W, 3), two a second. Raises `MediaError` that names the part."""
+        suffix = container(self.data)
+        if not suffix:
+            raise self._error("the data is no MP4, MOV, WebM, MKV or AVI video")
+        descriptor, name = tempfile.mkstemp(suffix, "mlx-clip-")
+        file = Path(name)
+        try:
+            with os.fdopen(descriptor, "wb") as opened:
+                opened.write(self.data)
+            return self._decoded(file, policy)
+        finally:
+            file.unlink(missing_ok=True)
+
+    def _decoded(self, file: Path, policy: MediaPolicy) -> NDArray[np.uint8]:
+        import numpy as np
+
+        bounds = (os.getpid(), policy.max_frames, policy.max_pixels, policy.max_clip_pixels)
+        command = [sys.executable, "-P", "-m", __name__, str(file), *map(str, bounds)]
+        try:
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                timeout=policy.clip_timeout,
+                check=False,
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+            )
+        except subprocess.TimeoutExpired:
+            raise self._error(
+                f"the video takes more than {policy.clip_timeout:g} s to decode"
+            ) from None
+        if done.returncode == REFUSED:
+            raise self._error(done.stdout.decode())
+        if done.returncode != 0:
+            raise self._error("the video is malformed, or no decoder here knows it")
+        frames: NDArray[np.uint8] = np.load(io.BytesIO(done.stdout), allow_pickle=False)
+        return frames
+
+    def _error(self, reason: str) -> MediaError:
+        return MediaError(f"{self.path}: {reason}; {REMEDY}", param=self.path)
+
+
+def container(data: bytes) -> str:
+    """The file suffix of a known container, by its first bytes; empty: none.
+
+    FFmpeg also reads playlists and scripts, which name further files and addresses.
+    """
+    if data[4:8] == b"ftyp":
+        return ".mp4"
+    if data[:4] == b"\x1aE\xdf\xa3":
+        return ".mkv"
+    return ".avi" if data[:4] == b"RIFF" and data[8:12] == b"AVI " else ""
+
+
+REFUSED = 3
+"""Exit status of the decoding process where its output is the reason."""
+
+
+LOOK = 0.5
+"""Seconds between two looks at whether the engine is still there."""
+
+
+def _outlive_nobody(file: Path, engine: int) -> None:
+    """End, and leave no file, as soon as the engine has ended, however it did."""
+    while os.getppid() == engine:
+        time.sleep(LOOK)
+    file.unlink(missing_ok=True)
+    os._exit(1)
+
+
+def _main(path: str, engine: int, max_frames: int, max_pixels: int, max_clip_pixels: int) -> int:
+    """The decoding process: frames to standard output, or the reason why not.
+
+    The file is removed once it is open. `engine`: the process that waits for the frames.
+    """
+    file = Path(path)
+    threading.Thread(target=_outlive_nobody, args=(file, engine), daemon=True).start()
+    if sys.platform == "linux":  # others refuse such a limit or do not keep it
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    import cv2
+    import numpy as np
+
+    cv2.setNumThreads(1)
+    capture = cv2.VideoCapture(path, cv2.CAP_FFMPEG)
+    file.unlink(missing_ok=True)
+    width = int(capture.get(cv2.CAP_PROP_FRAME_WIDTH))
+    height = int(capture.get(cv2.CAP_PROP_FRAME_HEIGHT))
+    if not capture.isOpened() or width < 1 or height < 1:
+        return 1
+    if width * height > max_pixels:
+        return _refused(f"its frames are {width} × {height} pixels, more than {max_pixels}")
+    length = capture.get(cv2.CAP_PROP_FRAME_COUNT) / max(1.0, capture.get(cv2.CAP_PROP_FPS))
+    expected = min(max(1, round(length * RATE)), max_frames)
+    frames: list[Any] = []
+    while capture.grab():
+        if capture.get(cv2.CAP_PROP_POS_MSEC) / 1000 < len(frames) / RATE:
+            continue
+        read, frame = capture.retrieve()
+        if not read:
+            break
+        frames.append(_scaled(frame, max_clip_pixels // expected))
+        if len(frames) > max_frames or len(frames) > 2 * expected + 2:
+            return _refused(f"it is longer than {max_frames / RATE:g} s, or than its header says")
+    if not frames:
+        return 1
+    np.save(sys.stdout.buffer, np.stack(frames)[..., ::-1])  # OpenCV's colours are BGR
+    return 0
+
+
+def _scaled(frame: Any, pixels: int) -> Any:
+    import cv2
+
+    height, width = frame.shape[:2]
+    share = min(1.0, (pixels / (height * width)) ** 0.5)
+    size = max(1, int(width * share)), max(1, int(height * share))
+    return cv2.resize(frame, size, interpolation=cv2.INTER_AREA) if share < 1 else frame
+
+
+def _refused(reason: str) -> int:
+    sys.stdout.buffer.write(reason.encode())
+    return REFUSED
+
+
+if __name__ == "__main__":
+    sys.exit(_main(sys.argv[1], *map(int, sys.argv[2:])))

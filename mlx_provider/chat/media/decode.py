@@ -1,0 +1,268 @@
+"""Encoded images to RGB pixels, in as little memory as the codecs allow.
+
+Codecs decode a whole picture, or for JPEG an eighth, a quarter or half of its sides. What follows
+(one colour space, eight bits, white behind what is transparent, a smaller size) is done in strips.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...errors import MediaError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")
+"""Formats that are decoded; Pillow's others include interpreters of foreign programs (EPS)."""
+GAP = 2
+"""A picture is first averaged over squares of pixels as long as it stays so many times as wide and
+high as is wanted: resampling the rest gives what resampling all of it would, to the eye."""
+STRIP = 2**20
+"""Pixels that are converted at once."""
+TILE = 2**20
+"""Pixels of a TIFF's largest tile, where the image itself is smaller."""
+PIXEL_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16N": 2}
+"""Bytes of a decoded pixel by Pillow's mode; 4 for the others."""
+CODEC_BYTES = {"WEBP": 12, "AVIF": 12}
+"""Bytes of a pixel that a codec holds beside the decoded one: planes, canvases, a copy."""
+PROGRESSIVE_BYTES = 6
+"""Coefficients of a progressive JPEG, which are kept at full size."""
+
+# What Pillow's decoders raise over bytes that are not what they seem; they have no common base.
+_BROKEN = (
+    OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, AttributeError,
+    OverflowError, ZeroDivisionError, MemoryError, RuntimeError, struct.error, zlib.error,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image whose header was read. Holds its bytes, and no pixel."""
+
+    data: bytes
+    path: str
+    width: int
+    height: int
+    """As it is looked at: upright."""
+    turn: int = 1
+    """EXIF orientation of the decoded pixels."""
+    form: str = ""
+    mode: str = "RGB"
+    progressive: bool = False
+
+    def shrink(self, size: tuple[int, int] | None) -> int:
+        """Side of the squares that become one pixel on the way to `size` (height, width)."""
+        if size is None:
+            return 1
+        return max(1, min(self.height // (GAP * size[0]), self.width // (GAP * size[1])))
+
+    def decoding_bytes(self, size: tuple[int, int] | None = None) -> int:
+        """Most memory that `rgb_pixels` takes, the result left out: an estimate."""
+        pixels, n = self.width * self.height, self.shrink(size)
+        drafted = _draft(n) if self.form == "JPEG" else 1
+        each = PIXEL_BYTES.get(self.mode, 4) + CODEC_BYTES.get(self.form, 0)
+        canvas = 4 + (4 if self.turn > 1 else 0) + 3
+        held = pixels * each // drafted**2 + pixels * canvas // n**2
+        return held + pixels * PROGRESSIVE_BYTES * self.progressive + 16 * STRIP
+
+
+def open_picture(data: bytes, path: str, max_pixels: int) -> Picture:
+    """Read the header. Raises `MediaError` that names the part, and the size if too large."""
+    from PIL import Image
+
+    try:
+        image = _identify(data)
+        if image is not None:
+            _check_size(image, path, max_pixels)
+            return _picture(image, data, path)
+    except (*_BROKEN, Image.DecompressionBombError) as broken:
+        raise _unreadable(path, broken) from None
+    known = ", ".join(FORMATS)
+    raise MediaError(f"{path}: the data is no image in a known format ({known})", param=path)
+
+
+def rgb_pixels(
+    picture: Picture, size: tuple[int, int] | None = None, resample: int = 3
+) -> NDArray[np.uint8]:
+    """Pixels (H, W, 3) of the first frame, upright, over white where transparent; read-only.
+
+    size: (height, width) to scale to, `resample`: Pillow's filter for it (3: bicubic). Raises
+    `MediaError`.
+    """
+    import numpy as np
+    from PIL import Image
+
+    try:
+        image = _turned(_small(picture, picture.shrink(size)), picture.turn)
+        if size is not None and image.size != size[::-1]:
+            image = image.resize(size[::-1], resample)
+        return np.asarray(image, dtype=np.uint8)
+    except (*_BROKEN, Image.DecompressionBombError) as broken:
+        raise _unreadable(picture.path, broken) from None
+
+
+def fitting(height: int, width: int, longest_side: int) -> tuple[int, int]:
+    """Height and width scaled down to a longest side, in proportion."""
+    longest = max(height, width, longest_side)
+    return tuple(max(1, round(side * longest_side / longest)) for side in (height, width))  # type: ignore[return-value]
+
+
+def _unreadable(path: str, broken: BaseException) -> MediaError:
+    return MediaError(f"{path}: the image is malformed or truncated ({broken})", param=path)
+
+
+def _identify(data: bytes) -> Any:
+    """Pillow's image for the data, or `None`.
+
+    The format's class is called directly, because `Image.open` (Pillow 13, PIL/Image.py) raises
+    its own error over large images before their width and height are known to the caller.
+    """
+    from PIL import Image
+
+    Image.init()
+    for name in FORMATS:
+        factory, accept = Image.OPEN.get(name, (None, None))
+        if factory is not None and (accept is None or accept(data[:16]) is True):
+            return factory(io.BytesIO(data), "")
+    return None
+
+
+def _check_size(image: Any, path: str, max_pixels: int) -> None:
+    width, height = image.size
+    if width < 1 or height < 1 or width * height > max_pixels:
+        raise MediaError(
+            f"{path}: the image is {width} × {height} pixels; at most {max_pixels} pixels are "
+            "accepted, send it smaller",
+            param=path,
+        )
+    tags = getattr(image, "tag_v2", None) or {}
+    tile = int(tags.get(322, 1)) * int(tags.get(323, 1))  # TileWidth, TileLength
+    if tile > max(TILE, width * height):
+        # libtiff decodes whole tiles, however little of them the image shows
+        raise MediaError(
+            f"{path}: the image is {width} × {height} pixels, in tiles of {tile} pixels; save it "
+            "in smaller tiles",
+            param=path,
+        )
+
+
+def _picture(image: Any, data: bytes, path: str) -> Picture:
+    turn = 1 if image.format == "TIFF" else _orientation(image, data)
+    width, height = image.size if turn < 5 else image.size[::-1]
+    progressive = bool(image.info.get("progressive"))
+    return Picture(data, path, width, height, turn, image.format, image.mode, progressive)
+
+
+def _orientation(image: Any, data: bytes) -> int:
+    """EXIF's 1 .. 8. (Pillow turns TIFF images itself as it decodes them.)"""
+    from PIL import Image
+
+    # PNG's own `getexif` decodes the image to find what comes after it
+    exif = Image.Image.getexif(image)
+    late = data.rfind(b"eXIf") if image.format == "PNG" and "exif" not in image.info else -1
+    if late >= 4:
+        exif.load(data[late + 4 : late + 4 + int.from_bytes(data[late - 4 : late])])
+    turn = exif.get(0x0112, 1)
+    return turn if isinstance(turn, int) and 1 <= turn <= 8 else 1
+
+
+def _turned(image: Any, turn: int) -> Any:
+    from PIL.Image import Transpose
+
+    turns = {
+        2: Transpose.FLIP_LEFT_RIGHT,
+        3: Transpose.ROTATE_180,
+        4: Transpose.FLIP_TOP_BOTTOM,
+        5: Transpose.TRANSPOSE,
+        6: Transpose.ROTATE_270,
+        7: Transpose.TRANSVERSE,
+        8: Transpose.ROTATE_90,
+    }
+    return image.transpose(turns[turn]) if turn in turns else image
+
+
+def _draft(n: int) -> int:
+    """The part of a factor that a JPEG decoder can do itself."""
+    return next(part for part in (8, 4, 2, 1) if part <= n)
+
+
+def _small(picture: Picture, n: int) -> Any:
+    """The decoded image in RGB, each n × n pixels averaged to one; incomplete squares are cut."""
+    image = _identify(picture.data)
+    if n > 1 and image.format == "JPEG":
+        part = _draft(n)
+        drafted = image.draft(None, tuple(side // part for side in image.size))
+        n = n if drafted is None else n // part
+    image.load()
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image if n == 1 else image.reduce(n, (0, 0, *_whole(image.size, n)))
+    return _in_strips(image, n)
+
+
+def _whole(size: tuple[int, int], n: int) -> tuple[int, int]:
+    return size[0] // n * n, size[1] // n * n
+
+
+def _in_strips(image: Any, n: int) -> Any:
+    from PIL import Image
+
+    width, height = _whole(image.size, n)
+    canvas = Image.new("RGB", (width // n, height // n))
+    rows = max(1, STRIP // (width * n)) * n
+    scale = _grey_scale(image, rows) if image.mode.startswith(("I", "F")) else 1.0
+    for top in range(0, height, rows):
+        strip = image.crop((0, top, width, min(top + rows, height)))
+        canvas.paste(_to_rgb(strip, scale).reduce(n), (0, top // n))
+    return canvas
+
+
+def _to_rgb(image: Any, scale: float) -> Any:
+    from PIL import Image
+
+    if image.mode.startswith(("I", "F")):
+        image = _eight_bit(image, scale)
+    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+        rgba = image.convert("RGBA")
+        white = Image.new("RGB", rgba.size, "white")
+        white.paste(rgba, mask=rgba.getchannel("A"))
+        return white
+    return image.convert("RGB")
+
+
+def _grey_scale(image: Any, rows: int) -> float:
+    """What 16-bit, 32-bit or float grey levels are multiplied by to reach 255."""
+    if image.mode.startswith("I;16"):
+        return 1 / 257
+    width, height = image.size
+    strips = (image.crop((0, y, width, min(y + rows, height))) for y in range(0, height, rows))
+    most = max(float(_values(strip).max()) for strip in strips)
+    if image.mode == "F":
+        return 255.0 if most <= 1.0 else 1.0
+    return 1 / 257 if most > 255 else 1.0
+
+
+def _eight_bit(image: Any, scale: float) -> Any:
+    import numpy as np
+    from PIL import Image
+
+    if image.mode.startswith("I;16"):
+        return Image.fromarray(_levels(np.arange(2**16), scale)[np.asarray(image)])
+    return Image.fromarray(_levels(_values(image), scale))
+
+
+def _levels(values: NDArray[Any], scale: float) -> NDArray[np.uint8]:
+    import numpy as np
+
+    return np.clip(np.rint(values * scale), 0, 255).astype(np.uint8)
+
+
+def _values(image: Any) -> NDArray[np.float64]:
+    import numpy as np
+
+    return np.nan_to_num(np.asarray(image, dtype=np.float64))

@@ -1,0 +1,1 @@
+"""Messages of every dialect, in the one form that templates take."""

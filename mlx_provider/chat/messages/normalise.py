@@ -1,0 +1,297 @@
+"""Message normalisation: what clients send, in the one form that chat templates take.
+
+`normalise` is pure and idempotent: it mutates nothing, loses no text, and applied to its own
+result it changes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...errors import BadRequest, MediaError
+from .calls import canonical_calls, check_arguments
+from .parts import MediaRef, Part, content_parts, reasoning_text
+
+BLANK_LINE = "\n\n"
+
+ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+
+# Claude Code puts a line at the head of its system prompt that changes with the first user
+# message; left in place it would keep every session from sharing a prompt prefix.
+_BILLING = re.compile(r"\A(?:x-anthropic-billing-header:[^\n]*(?:\n|\Z))+")
+
+
+@dataclass(frozen=True)
+class Normalised:
+    """Messages for a chat template, and the media they refer to.
+
+    `messages[i]["content"]` is a string, `None` (an assistant turn that only calls tools), or,
+    where media are present, a list of `{"type": "text", "text": ...}`, `{"type": "image"}` and
+    `{"type": "video"}`. `media` stands in the order of those parts.
+    """
+
+    messages: list[dict[str, Any]]
+    media: tuple[MediaRef, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Turn:
+    role: str
+    parts: tuple[Part, ...] = ()
+    null: bool = False
+    name: str | None = None
+    calls: tuple[dict[str, Any], ...] = ()
+    call_id: str | None = None
+    reasoning: str = ""
+
+    @property
+    def plain(self) -> bool:
+        return all(isinstance(part, str) for part in self.parts)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Kinds of media that reach the model, and what becomes of the others."""
+
+    kinds: frozenset[str]
+    refusal: str = ""
+    """Why they are refused; empty: they are left out, and the model is told so in their place."""
+
+
+def normalise(
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    hoist_system: bool,
+    system_role: bool = True,
+    alternate: bool = False,
+    tool_media: bool = False,
+    taken: Taken | None = None,
+) -> Normalised:
+    """Messages in canonical form.
+
+    hoist_system: the template refuses a system message after the first, so every one moves to
+    the front; otherwise a later one becomes user text where it stands, which leaves the prompt
+    head, and with it the prefix cache, alone.
+    system_role: the template shows system messages; otherwise they begin the first user message.
+    alternate: the template wants user and assistant to alternate, the user first, so turns with
+    media merge into their neighbours too.
+    tool_media: the template shows images inside tool results; otherwise they move to a user
+    turn after the results.
+    taken: media that the model takes; `None`: all.
+
+    Raises `BadRequest` that names the part at fault, `MediaError` for media that are refused.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
+        raise BadRequest("messages must be a list of messages", param="messages")
+    if not messages:
+        raise BadRequest("messages is empty; send at least one message", param="messages")
+    check_arguments(messages)
+    turns = [turn for i, m in enumerate(messages) if (turn := _read(m, f"messages[{i}]"))]
+    if not turns:
+        raise BadRequest("messages holds no text; send at least one message", param="messages")
+    turns, warnings = (turns, ()) if taken is None else _taken(turns, taken)
+    if not tool_media:
+        turns = _move_tool_media(turns)
+    placed = _place_system(turns, hoist_system)
+    merged = _merge(placed if system_role else _without_system(placed), alternate)
+    if alternate:
+        merged = _user_first(merged)
+    media = tuple(p for turn in merged for p in turn.parts if isinstance(p, MediaRef))
+    return Normalised([_write(turn) for turn in merged], media, warnings)
+
+
+def _taken(turns: Sequence[_Turn], taken: Taken) -> tuple[list[_Turn], tuple[str, ...]]:
+    """The turns with a line of text in place of media that the model does not take.
+
+    An agent's images stay in its history, so one that is refused would end its session.
+    """
+    parts = [part for turn in turns for part in turn.parts]
+    unseen = [p for p in parts if isinstance(p, MediaRef) and p.kind not in taken.kinds]
+    if unseen and taken.refusal:
+        ref = unseen[0]
+        reason = f"{taken.refusal}; remove the {ref.kind} or use another model"
+        raise MediaError(f"{ref.path}: {reason}", param=ref.path)
+    told = [replace(turn, parts=tuple(_told(part, taken) for part in turn.parts)) for turn in turns]
+    return told, tuple(f"{p.path}: {p.kind} omitted, this model cannot take it" for p in unseen)
+
+
+def _told(part: Part, taken: Taken) -> Part:
+    if isinstance(part, str) or part.kind in taken.kinds:
+        return part
+    return f"[{part.kind} omitted: this model cannot take it]"
+
+
+def _read(message: Mapping[str, Any], path: str) -> _Turn | None:
+    """One message as a turn; `None`: a system message of which nothing is left."""
+    if not isinstance(message, Mapping):
+        raise BadRequest(f"{path} must be an object with `role` and `content`", param=path)
+    role = ROLES.get(message["role"]) if isinstance(message.get("role"), str) else None
+    if role is None:
+        known = ", ".join(ROLES)
+        raise BadRequest(
+            f"{path}.role is {message.get('role')!r}; it must be one of {known}",
+            param=f"{path}.role",
+        )
+    parts = content_parts(message, path, in_tool_result=role == "tool")
+    if role == "system":
+        kept = _without_billing(parts)
+        if parts and not kept:
+            return None
+        parts = kept
+    calls = canonical_calls(message, path) if role == "assistant" else ()
+    return _Turn(
+        role=role,
+        parts=parts,
+        null=not parts and bool(calls),
+        name=_optional_text(message, "name", path),
+        calls=calls,
+        call_id=_optional_text(message, "tool_call_id", path) if role == "tool" else None,
+        reasoning=reasoning_text(message) if role == "assistant" else "",
+    )
+
+
+def _optional_text(message: Mapping[str, Any], key: str, path: str) -> str | None:
+    value = message.get(key)
+    if value is not None and not isinstance(value, str):
+        raise BadRequest(f"{path}.{key} must be a string", param=f"{path}.{key}")
+    return value
+
+
+def _without_billing(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    kept = tuple(_BILLING.sub("", part) if isinstance(part, str) else part for part in parts)
+    return parts if kept == parts else tuple(part for part in kept if part != "")
+
+
+def _place_system(turns: list[_Turn], hoist: bool) -> list[_Turn]:
+    """One system turn at the front; later ones hoisted into it or turned into user text."""
+    run = next((i for i, turn in enumerate(turns) if turn.role != "system"), len(turns))
+    head, rest = turns[:run], turns[run:]
+    if hoist:
+        head += [turn for turn in rest if turn.role == "system"]
+        rest = [turn for turn in rest if turn.role != "system"]
+    else:
+        rest = [replace(t, role="user") if t.role == "system" else t for t in rest]
+    system = head[:1]
+    for turn in head[1:]:
+        system = [_join(system[0], turn)]
+    return system + rest
+
+
+def _without_system(turns: list[_Turn]) -> list[_Turn]:
+    """The system turn, if there is one, as the beginning of the first user turn."""
+    if turns[0].role != "system":
+        return turns
+    head, *rest = replace(turns[0], role="user"), *turns[1:]
+    if rest and rest[0].role == "user":
+        return [_join(head, rest[0]), *rest[1:]]
+    return [head, *rest]
+
+
+def _user_first(turns: list[_Turn]) -> list[_Turn]:
+    """An assistant that spoke first did so to a user who had said nothing."""
+    at = 1 if turns[0].role == "system" else 0
+    roles = [turn.role for turn in turns[at:]]
+    if roles[:1] == ["assistant"] and "user" in roles:
+        return [*turns[:at], _Turn("user", ("",)), *turns[at:]]
+    return turns
+
+
+def _move_tool_media(turns: list[_Turn]) -> list[_Turn]:
+    """Media of a run of tool results, in a user turn right after the run."""
+    out: list[_Turn] = []
+    moved: list[Part] = []
+    for turn in turns:
+        if turn.role != "tool" and moved:
+            out.append(_Turn("user", tuple(moved)))
+            moved = []
+        seen = [part for part in turn.parts if isinstance(part, MediaRef)]
+        if turn.role != "tool" or not seen:
+            out.append(turn)
+            continue
+        moved += [f"Attached to the tool result {turn.call_id or turn.name or ''}".rstrip(), *seen]
+        texts = tuple(part for part in turn.parts if isinstance(part, str))
+        out.append(replace(turn, parts=texts or (f"[{seen[0].kind} in the next message]",)))
+    return [*out, _Turn("user", tuple(moved))] if moved else out
+
+
+def _merge(turns: list[_Turn], alternate: bool) -> list[_Turn]:
+    out: list[_Turn] = []
+    for turn in turns:
+        if out and _mergeable(out[-1], turn, alternate):
+            out[-1] = _join(out[-1], turn)
+        else:
+            out.append(turn)
+    return out
+
+
+def _mergeable(first: _Turn, second: _Turn, alternate: bool) -> bool:
+    if first.role != second.role or first.role not in ("user", "assistant") or first.calls:
+        return False
+    if alternate:
+        return True
+    named = second.name not in (None, first.name)
+    return first.plain and second.plain and not second.calls and not named
+
+
+def _join(first: _Turn, second: _Turn) -> _Turn:
+    both = [first.reasoning, second.reasoning]
+    parts = _joined_parts(first, second)
+    return replace(
+        first,
+        parts=parts,
+        null=not parts and second.null,
+        name=first.name or second.name,
+        calls=first.calls + second.calls,
+        reasoning=BLANK_LINE.join(text for text in both if text),
+    )
+
+
+def _joined_parts(first: _Turn, second: _Turn) -> tuple[Part, ...]:
+    if second.null:
+        return first.parts
+    if first.plain and second.plain:
+        return (BLANK_LINE.join((_text(first), _text(second))),)
+    head = tuple(part for part in first.parts if part != "")
+    tail = tuple(part for part in second.parts if part != "")
+    if head and tail and isinstance(head[-1], str) and isinstance(tail[0], str):
+        return (*head[:-1], BLANK_LINE.join((head[-1], tail[0])), *tail[1:])
+    return head + tail
+
+
+def _text(turn: _Turn) -> str:
+    return BLANK_LINE.join(part for part in turn.parts if isinstance(part, str))
+
+
+def _write(turn: _Turn) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": turn.role, "content": _content(turn)}
+    if turn.name is not None:
+        message["name"] = turn.name
+    if turn.call_id is not None:
+        message["tool_call_id"] = turn.call_id
+    if turn.reasoning:
+        message["reasoning_content"] = turn.reasoning
+    if turn.calls:
+        message["tool_calls"] = list(turn.calls)
+    return message
+
+
+def _content(turn: _Turn) -> str | list[dict[str, Any]] | None:
+    if turn.null:
+        return None
+    if turn.plain:
+        return _text(turn)
+    return [
+        {"type": "text", "text": part} if isinstance(part, str) else {"type": part.kind}
+        for part in turn.parts
+    ]

@@ -1,0 +1,167 @@
+"""The content of one message: text, media references, and thoughts of earlier turns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ...errors import BadRequest
+
+MediaKind = Literal["image", "video", "audio"]
+Detail = Literal["auto", "low", "high"]
+
+
+@dataclass(frozen=True)
+class MediaRef:
+    """Where one image, video or sound is to be found; nothing is fetched yet."""
+
+    kind: MediaKind
+    source: str | tuple[str, ...] | None
+    """A URL or path; the frames of a video; `None`: the client named no source."""
+    path: str
+    """The part as the client sent it, for messages: `messages[3].content[1]`."""
+    detail: Detail = "auto"
+    in_tool_result: bool = False
+
+
+Part = str | MediaRef
+
+_TEXT = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+_MEDIA: dict[str, MediaKind] = {
+    "image_url": "image",
+    "input_image": "image",
+    "image": "image",
+    "video_url": "video",
+    "input_video": "video",
+    "video": "video",
+    "audio_url": "audio",
+    "input_audio": "audio",
+    "audio": "audio",
+}
+_THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
+_DETAILS: dict[Any, Detail] = {
+    None: "auto",
+    "auto": "auto",
+    "low": "low",
+    "high": "high",
+    "original": "high",
+}
+
+
+def content_parts(
+    message: Mapping[str, Any], path: str, *, in_tool_result: bool
+) -> tuple[Part, ...]:
+    """Text and media of a message in order; empty for `null` or missing content.
+
+    Raises `BadRequest` that names the part.
+    """
+    content = message.get("content")
+    path = f"{path}.content"
+    if content is None:
+        refusal = message.get("refusal")
+        return (refusal,) if isinstance(refusal, str) else ()
+    if isinstance(content, str):
+        return (content,)
+    if isinstance(content, Mapping):
+        content = [content]
+    if not isinstance(content, Sequence):
+        raise BadRequest(f"{path} must be a string, a list of parts or null", param=path)
+    parts = [
+        _part(part, f"{path}[{i}]", in_tool_result)
+        for i, part in enumerate(content)
+        if not (isinstance(part, Mapping) and part.get("type") in _THOUGHTS)
+    ]
+    return tuple(part for part in parts if part != "") or ("",)
+
+
+def reasoning_text(message: Mapping[str, Any]) -> str:
+    """Thoughts of an earlier assistant turn, wherever the client keeps them."""
+    for key in ("reasoning_content", "reasoning", "thinking"):
+        value = message.get(key)
+        if isinstance(value, str) and value:
+            return value
+    content = message.get("content")
+    for blocks in (message.get("thinking_blocks"), content):
+        texts = [_thought(block) for block in blocks] if isinstance(blocks, list) else []
+        if any(texts):
+            return "\n\n".join(text for text in texts if text)
+    return ""
+
+
+def _thought(block: Any) -> str:
+    if not isinstance(block, Mapping) or block.get("type") not in _THOUGHTS:
+        return ""
+    text = block.get("thinking") or block.get("text") or ""
+    return text if isinstance(text, str) else ""
+
+
+def _part(part: Any, path: str, in_tool_result: bool) -> Part:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, Mapping):
+        raise BadRequest(f"{path} must be an object with a `type`", param=path)
+    kind = part.get("type")
+    if isinstance(kind, str) and kind in _TEXT:
+        return _text(part, _TEXT[kind], path)
+    if kind == "tool_reference":
+        return f"[tool: {part.get('tool_name') or part.get('name') or ''}]"
+    if isinstance(kind, str) and kind in _MEDIA:
+        return _media(part, kind, path, in_tool_result)
+    raise BadRequest(
+        f"{path} is of type {kind!r}, which is not supported; send text or image_url parts",
+        param=path,
+    )
+
+
+def _text(part: Mapping[str, Any], key: str, path: str) -> str:
+    text = part.get(key)
+    if text is None:
+        return ""
+    if not isinstance(text, str):
+        raise BadRequest(f"{path}.{key} must be a string", param=path)
+    return text
+
+
+def _media(part: Mapping[str, Any], word: str, path: str, in_tool_result: bool) -> MediaRef:
+    kind = _MEDIA[word]
+    if part.get("file_id"):
+        raise BadRequest(
+            f"{path} names an uploaded file, which is not supported; send a data: or https: URL",
+            param=path,
+        )
+    value, detail = _value(part, word, kind), part.get("detail")
+    if isinstance(value, Mapping):
+        detail = value.get("detail", detail)
+    if detail not in _DETAILS:
+        raise BadRequest(f"{path}: detail must be auto, low or high", param=path)
+    if isinstance(value, (list, tuple)) and kind == "video":
+        source: str | tuple[str, ...] | None = tuple(
+            _frame(frame, f"{path}.video[{i}]") for i, frame in enumerate(value)
+        )
+    else:
+        source = None if value is None else _url(value, path)
+    return MediaRef(kind, source, path, _DETAILS[detail], in_tool_result)
+
+
+def _value(part: Mapping[str, Any], word: str, kind: str) -> Any:
+    keys = (word, f"{kind}_url", kind, "source", "url")
+    return next((part[key] for key in keys if part.get(key) is not None), None)
+
+
+def _frame(frame: Any, path: str) -> str:
+    if isinstance(frame, Mapping) and "type" in frame:
+        frame = _value(frame, str(frame["type"]), "image")
+    return _url(frame, path)
+
+
+def _url(value: Any, path: str) -> str:
+    """The URL of a media value; base64 data becomes a `data:` URL."""
+    if isinstance(value, Mapping):
+        if isinstance(value.get("data"), str):
+            media_type = value.get("media_type") or value.get("format") or ""
+            return f"data:{media_type};base64,{value['data']}"
+        value = value.get("url")
+    if not isinstance(value, str) or not value:
+        raise BadRequest(f"{path} holds no URL; send {{'url': 'data:...'}}", param=path)
+    return value

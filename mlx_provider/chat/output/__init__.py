@@ -1,0 +1,1 @@
+"""A reply's text as content, thoughts and calls."""

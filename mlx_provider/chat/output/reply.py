@@ -1,0 +1,277 @@
+"""One choice's text state machine: tokens in, deltas out."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from ...protocol.messages import Delta, FinishReason, TokenLogprob, ToolCallDelta
+from ...records.parsing import ReasoningParser, ToolParser, Tools
+from ...records.reading import TextEvent, TextReader
+from .edge import AnswerEdge
+from .stops import StopText
+from .text import ReplyFormat, read_reply
+from .turn_layout import NO_LAYOUT, TurnLayout
+
+log = logging.getLogger(__name__)
+
+
+class Detokenizes(Protocol):
+    """What a reply needs of `engine.detokenizer.Detokenizer`."""
+
+    @property
+    def pending(self) -> bool: ...
+    def push(self, token: int) -> str: ...
+    def finish(self) -> str: ...
+
+
+def call_id(number: int) -> str:
+    """Id of the `number`-th call, where a caller gives no ids of its own."""
+    return f"call_{number}"
+
+
+class _Draft:
+    """One delta while it is put together."""
+
+    def __init__(self) -> None:
+        self.content = ""
+        self.reasoning = ""
+        self.calls: list[ToolCallDelta] = []
+
+    def takes(self, kind: str) -> bool:
+        """Whether a piece of `kind` keeps the order reasoning, content, calls."""
+        if kind == "reasoning":
+            return not self.content and not self.calls
+        return kind != "content" or not self.calls
+
+    def empty(self) -> bool:
+        return not (self.content or self.reasoning or self.calls)
+
+
+class Reply:
+    """Splits one choice's text into reasoning, content and tool calls.
+
+    What it emits does not depend on how the text is cut into tokens. Nothing is emitted that a
+    marker or a stop string may still swallow; `finish` emits what was held back.
+    """
+
+    def __init__(
+        self,
+        detokenizer: Detokenizes | None = None,
+        *,
+        stops: Sequence[str] = (),
+        tools: Tools = (),
+        tool_parser: ToolParser | None = None,
+        reasoning_parser: ReasoningParser | None = None,
+        reasoning_open: bool | None = False,
+        parallel: bool = True,
+        index: int = 0,
+        ids: Callable[[int], str] = call_id,
+        layout: TurnLayout = NO_LAYOUT,
+    ) -> None:
+        self._detokenizer = detokenizer
+        self._index, self._ids, self._parallel = index, ids, parallel
+        self._reader = TextReader()
+        self._stops = tuple(stops)
+        self._filters = {"content": StopText(stops), "reasoning": StopText(stops)}
+        spec = ReplyFormat(tool_parser, tools, reasoning_parser, reasoning_open, layout)
+        self._edge = AnswerEdge(layout.before_call) if tool_parser is not None else None
+        self._reading = read_reply(self._reader, spec, self._note)
+        self.faults: list[str] = []
+        """What went wrong in the parsers; the text concerned is shown as text."""
+        self._drafts: list[_Draft] = [_Draft()]
+        self._logprobs: deque[tuple[int, TokenLogprob]] = deque()
+        self._fed = self._cut = self._calls = self._whole_calls = 0
+        self._ended = False
+        self.stopped = False
+        """A stop string has matched; nothing is emitted after it."""
+        self.in_reasoning = False
+        """Whether the next token belongs to a thought, as far as is known."""
+        self.reasoning_tokens = 0
+        """Tokens spent on thoughts, their markers included."""
+        self._advance()
+        self._take_events()
+
+    def _note(self, fault: str) -> None:
+        if not self.faults:
+            log.warning("%s: the text is passed on as it is", fault)
+        self.faults.append(fault)
+
+    @property
+    def calls(self) -> int:
+        """Complete tool calls so far."""
+        return self._whole_calls
+
+    @property
+    def in_call(self) -> bool:
+        """Whether a tool call has begun and not ended."""
+        return self._reader.in_call
+
+    # ---- input
+
+    def push(self, token: int, logprob: TokenLogprob | None = None) -> list[Delta]:
+        """One token. Mostly no delta or one."""
+        if self.stopped or self._ended:
+            return []
+        if self._detokenizer is None:
+            raise TypeError("a reply without a detokenizer takes text, not tokens")
+        text = self._detokenizer.push(token)
+        if logprob is not None:
+            end = self._fed + len(text) + (1 if self._detokenizer.pending else 0)
+            self._logprobs.append((end, logprob))
+        before = self.in_reasoning
+        self._feed(text)
+        if before or self.in_reasoning:
+            self.reasoning_tokens += 1
+        return self._deltas()
+
+    def push_text(self, text: str) -> list[Delta]:
+        """Text without tokens; for parser tests and the command line."""
+        if self.stopped or self._ended:
+            return []
+        self._feed(text)
+        return self._deltas()
+
+    def finish(self, reason: FinishReason) -> tuple[list[Delta], FinishReason]:
+        """The last deltas, and why the reply truly ended.
+
+        `tool_calls` where whole calls were emitted and the model ended the reply itself;
+        `length` and `cancelled` stay.
+        """
+        if not self._ended:
+            self._ended = True
+            if not self.stopped:
+                self._finish_text()
+            if self._edge is not None:
+                self._show_content(self._edge.finish())
+        deltas = self._deltas(last=True)
+        if reason == "stop" and self._whole_calls:
+            return deltas, "tool_calls"
+        return deltas, reason
+
+    def _finish_text(self) -> None:
+        if self._detokenizer is not None:
+            self._feed(self._detokenizer.finish())
+        self._reader.close()
+        self._advance()
+        self._take_events()
+        for channel in ("reasoning", "content"):
+            self._flush(channel)
+
+    # ---- text to events
+
+    def _feed(self, text: str) -> None:
+        if text:
+            self._fed += len(text)
+            self._reader.feed(text)
+            self._advance()
+            self._take_events()
+
+    def _advance(self) -> None:
+        next(self._reading, None)
+
+    def _take_events(self) -> None:
+        for event in self._reader.take_events():
+            if self.stopped:
+                return
+            self._take(event)
+
+    def _take(self, event: TextEvent) -> None:
+        if event.kind == "content" or event.kind == "reasoning":
+            self._take_text(event.kind, event.text)
+            return
+        if event.kind == "reason" or event.kind == "answer":
+            self.in_reasoning = event.kind == "reason"
+            return
+        self.in_reasoning = False
+        for channel in ("reasoning", "content"):
+            self._flush(channel)
+        self._take_call(event)
+
+    def _take_text(self, channel: str, text: str) -> None:
+        self._flush("content" if channel == "reasoning" else "reasoning")
+        stops = self._filters[channel]
+        before = stops.held
+        shown = stops.push(text)
+        self._show(channel, shown)
+        if stops.matched:
+            self.stopped = True
+            self._cut = before + len(text) - len(shown)
+
+    def _take_call(self, event: TextEvent) -> None:
+        if event.kind == "call":
+            self._calls += 1
+            if self._edge is not None:
+                self._show_content(self._edge.call())
+        if self._calls > 1 and not self._parallel:
+            return
+        number = self._calls - 1
+        if event.kind == "close":
+            self._whole_calls += 1
+            return
+        draft = self._draft("call")
+        if event.kind == "call":
+            draft.calls.append(ToolCallDelta(index=number, id=self._ids(number), name=event.text))
+            return
+        last = draft.calls[-1] if draft.calls else None
+        if last is not None and last.index == number and last.id is None:
+            joined = last.arguments + event.text
+            draft.calls[-1] = ToolCallDelta(index=number, arguments=joined)
+        else:
+            draft.calls.append(ToolCallDelta(index=number, arguments=event.text))
+
+    # ---- events to deltas
+
+    def _flush(self, channel: str) -> None:
+        self._show(channel, self._filters[channel].flush())
+
+    def _show(self, channel: str, text: str) -> None:
+        if not text:
+            return
+        if channel == "reasoning":
+            self._draft(channel).reasoning += text
+        else:
+            self._show_content(text if self._edge is None else self._edge.push(text))
+
+    def _show_content(self, text: str) -> None:
+        if text:
+            self._draft("content").content += text
+
+    def _draft(self, kind: str) -> _Draft:
+        if not self._drafts[-1].takes(kind):
+            self._drafts.append(_Draft())
+        return self._drafts[-1]
+
+    def _resolved(self) -> int:
+        """Characters of the reply of which it is known what they are."""
+        held = sum(stops.held for stops in self._filters.values())
+        edge = self._edge.held if self._edge is not None else 0
+        return self._reader.position - held - edge - self._cut
+
+    def _deltas(self, last: bool = False) -> list[Delta]:
+        found = [draft for draft in self._drafts if not draft.empty()]
+        if not found and not (last and self._logprobs):
+            return []
+        self._drafts = [_Draft()]
+        deltas = [self._delta(draft) for draft in found or self._drafts]
+        if self._logprobs:
+            logprobs = self._known_logprobs(last)
+            deltas[-1] = deltas[-1].model_copy(update={"logprobs": logprobs})
+        return deltas if found or deltas[-1].logprobs else []
+
+    def _delta(self, draft: _Draft) -> Delta:
+        return Delta(
+            index=self._index,
+            content=draft.content,
+            reasoning=draft.reasoning,
+            tool_calls=draft.calls,
+        )
+
+    def _known_logprobs(self, last: bool) -> list[TokenLogprob]:
+        limit = self._fed + 1 if last and not self.stopped else self._resolved()
+        found: list[TokenLogprob] = []
+        while self._logprobs and self._logprobs[0][0] <= limit:
+            found.append(self._logprobs.popleft()[1])
+        return found

@@ -1,0 +1,282 @@
+"""How the text of one reply falls into thoughts, answer and tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ...isolation import Isolation
+from ...records.blocks import read_block, scan_block
+from ...records.parsing import ReasoningParser, ToolParser, Tools, Whole
+from ...records.reading import Emit, NotACall, Reading, TextEnded, TextReader
+from ...records.turn_ends import read_turn_ends
+from .turn_layout import NO_LAYOUT, TurnLayout, beginning, leading, trailing
+
+
+@dataclass(frozen=True)
+class ReplyFormat:
+    """The formats that one reply may use."""
+
+    tool_parser: ToolParser | None = None
+    tools: Tools = ()
+    reasoning_parser: ReasoningParser | None = None
+    reasoning_open: bool | None = False
+    """Whether the prompt ended inside a thought; None: nobody knows."""
+    layout: TurnLayout = NO_LAYOUT
+    """White space that the chat template will write around the reply's texts."""
+
+
+Note = Callable[[str], None]
+"""Takes one line about a parser that failed."""
+
+
+def read_reply(reader: TextReader, spec: ReplyFormat, note: Note) -> Reading[None]:
+    """Read a whole reply and report what it holds to `reader`; faults of parsers go to `note`."""
+    tools = spec.tools if spec.tool_parser else None
+    thoughts, calls = spec.reasoning_parser, spec.tool_parser
+    if thoughts is not None and thoughts.whole is not None:
+        return _whole(thoughts.whole, f"reasoning parser {thoughts.name!r}", reader, tools, note)
+    if calls is not None and calls.whole is not None:
+        return _whole(calls.whole, f"tool parser {calls.name!r}", reader, tools, note)
+    return _Marked(reader, spec, note, thoughts or _NO_THOUGHTS, calls or _NO_CALLS).run()
+
+
+def _whole(
+    read: Whole, parser: str, reader: TextReader, tools: Tools | None, note: Note
+) -> Reading[None]:
+    """What a parser that fails leaves unread is content."""
+    with Isolation(generator=True) as isolation:
+        yield from read(reader, tools)
+    if isolation.fault is None:
+        return
+    note(f"{parser} failed: {isolation.fault.told}")
+    reader.give_up()
+    reader.answer()
+    yield from reader.pass_until((), reader.content)
+
+
+_NO_THOUGHTS = ReasoningParser(name="", start="", end="", calls=())
+_NO_CALLS = ToolParser(name="", start="", end="")
+
+
+@dataclass
+class _Marked:
+    """Reads replies whose thoughts and calls stand between markers."""
+
+    reader: TextReader
+    spec: ReplyFormat
+    note: Note
+    thoughts: ReasoningParser
+    parser: ToolParser
+    held: str = ""
+    """White space that belongs to the answer only if more answer follows."""
+    owed: int = 0
+    """Closers that may still come for openers inside a thought; they are no text."""
+    dropping: bool = False
+    openers: tuple[str, ...] = field(init=False)
+    closers: tuple[str, ...] = field(init=False)
+    calls: tuple[str, ...] = field(init=False)
+    breaks: dict[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.openers = self.thoughts.openers()
+        self.closers = self.thoughts.closers()
+        self.calls = self.parser.openers()
+        self.breaks = {} if self.spec.tool_parser else dict(self.thoughts.calls)
+
+    # ---- emitting
+
+    def content(self, text: str) -> None:
+        if text and not self.dropping:
+            self.reader.content(self.held + text)
+            self.held = ""
+
+    def thought(self, text: str) -> None:
+        """Thoughts are shown without the white space before their closer."""
+        text = self.held + text
+        shown = text.rstrip()
+        self.held = text[len(shown) :]
+        self.reader.reasoning(shown)
+
+    # ---- states
+
+    def run(self) -> Reading[None]:
+        thoughts, is_open = self.thoughts, self.spec.reasoning_open
+        self.reader.content(thoughts.prefix)
+        if not self.closers or is_open is False:
+            yield from self.begin()
+        elif is_open or thoughts.unmarked == "reasoning":
+            self.reader.reason()
+            yield from self.open_thought()
+        elif thoughts.unmarked == "content":
+            yield from self.begin()
+        else:
+            yield from self.wait()
+        while (yield from self.answer()):
+            pass
+
+    def begin(self) -> Reading[None]:
+        """The reply's first white space is dropped before a call or a thought."""
+        space = yield from self.reader.space()
+        self.held = beginning(space, self.spec.layout.turn_open)
+        if not (yield from self.reader.peek()):
+            self.reader.content(self.held)
+            self.held = ""
+        yield from self.try_first()
+
+    def wait(self) -> Reading[None]:
+        """Hold unmarked text until a marker or the end tells what it is."""
+        reader, thoughts = self.reader, self.thoughts
+        space = yield from reader.space()
+        self.held = beginning(space, self.spec.layout.turn_open)
+        if (yield from self.try_first()):
+            return
+        parts: list[str] = []
+        markers = (*self.openers, *self.closers, *self.thoughts.hidden, *self.calls, *self.breaks)
+        found = yield from reader.pass_until(markers, parts.append)
+        text = "".join(parts)
+        called = found in self.calls or found in self.breaks
+        if found in self.closers or (called and thoughts.unmarked_call == "reasoning" and text):
+            self.held = ""
+            reader.reason()
+            if thoughts.header:
+                text = text.removeprefix(thoughts.header + "\n")
+            self.thought(text.lstrip())
+            if found in self.closers:
+                reader.skip(len(found))
+            yield from self.close_thought()
+        elif text:
+            self.content(text)
+        elif not found:
+            reader.content(self.held)
+            self.held = ""
+
+    def answer(self) -> Reading[bool]:
+        """Read the answer up to its next marker; False: the reply has ended."""
+        reader = self.reader
+        markers = (*self.openers, *self.closers, *self.thoughts.hidden, *self.calls)
+        found = yield from reader.pass_until(markers, self.content)
+        if not found:
+            return False
+        if found in self.openers:
+            reader.skip(len(found))
+            reader.reason()
+            self.held = ""
+            yield from self.open_thought()
+        elif found in self.thoughts.hidden:
+            reader.skip(len(found))
+        elif found in self.closers:
+            if self.owed:
+                self.owed -= 1
+                reader.skip(len(found))
+                self.held = ""
+                self.held = yield from reader.space()
+            else:
+                self.content(reader.skip(len(found)))
+        else:
+            yield from self.block(found, self.content)
+        return True
+
+    def open_thought(self) -> Reading[None]:
+        """Read a thought from just after its opener to just after its closer."""
+        reader, thoughts = self.reader, self.thoughts
+        space = yield from reader.space()
+        if (yield from reader.accept(*self.openers)):
+            space = ""
+        if thoughts.header:
+            yield from reader.accept(thoughts.header + "\n")
+        space += yield from reader.space()
+        self.held = leading(space, self.spec.layout.thought_open)
+        markers = (*self.closers, *self.openers, *self.calls, *self.breaks)
+        while True:
+            found = yield from reader.pass_until(markers, self.thought)
+            if not found:
+                reader.reasoning(self.held)
+                self.held = ""
+                return
+            if found in self.closers:
+                reader.skip(len(found))
+                reader.reasoning(trailing(self.held, self.spec.layout.thought_close))
+                yield from self.close_thought()
+                return
+            if found in self.openers:
+                self.owed += 1
+                self.thought(reader.skip(len(found)))
+            elif found in self.calls:
+                if (yield from self.block(found, self.thought)):
+                    self.owed += 1
+                    return
+            elif (yield from self.breaks_thought(found)):
+                self.owed += 1
+                yield from self.close_thought()
+                return
+            else:
+                self.thought(reader.skip(len(found)))
+
+    def breaks_thought(self, marker: str) -> Reading[bool]:
+        """Whether `marker`, here, opens a call (no parser reads it)."""
+        reader, follows = self.reader, self.breaks[marker]
+        if not follows:
+            return True
+        mark = reader.mark()
+        reader.skip(len(marker))
+        yield from reader.space()
+        following = yield from reader.peek()
+        reader.rewind(mark)
+        return bool(following) and following in follows
+
+    def close_thought(self) -> Reading[None]:
+        """After a thought: repeated closers and the line ends before the answer are no text."""
+        reader = self.reader
+        reader.answer()
+        self.held = ""
+        while True:
+            space = yield from reader.space()
+            if not self.closers or not (yield from reader.accept(*self.closers)):
+                break
+            self.owed = max(0, self.owed - 1)
+        joint = self.spec.layout.answer_open
+        beyond = space[space.rfind("\n") + 1 :]
+        self.held = beyond if joint is None else leading(space, joint)
+        yield from self.try_first()
+
+    # ---- calls
+
+    def try_first(self) -> Reading[bool]:
+        """Read a call whose opener counts only here, where an answer begins."""
+        if not self.parser.first:
+            return False
+        found = yield from self.reader.at(*self.parser.first)
+        return bool(found) and (yield from self.block(found, self.content))
+
+    def block(self, marker: str, emit: Emit) -> Reading[bool]:
+        """Read a block of calls at `marker`; False: it was text, which `emit` was given."""
+        reader, parser = self.reader, self.parser
+        start, before = reader.position, reader.calls
+        scan = self.isolated(scan_block(parser, reader, self.spec.tools))
+        if not (yield from read_block(reader, scan, parser, marker, emit)):
+            reader.forget_marks()
+            return False
+        reader.forget_marks()
+        reader.answer()
+        self.dropping = parser.after == "drop" and reader.settled > start
+        self.held = ""
+        if reader.calls > before:
+            self.held = yield from read_turn_ends(reader, self.calls)
+        else:
+            self.held = yield from reader.space()
+        return True
+
+    def isolated(self, scan: Reading[None]) -> Reading[None]:
+        """A parser's fault costs its call alone: the text is shown."""
+        failure: Exception | None = None
+        with Isolation(generator=True) as isolation:
+            try:
+                yield from scan
+            except (NotACall, TextEnded) as found:
+                failure = found
+        if isolation.fault is not None:
+            self.note(f"tool parser {self.parser.name!r} failed: {isolation.fault.told}")
+            failure = NotACall(isolation.fault.told)
+        if failure is not None:
+            raise failure

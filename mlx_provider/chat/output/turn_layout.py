@@ -1,0 +1,157 @@
+"""White space that a chat template writes around an assistant's thoughts, answer and calls.
+
+A reply goes back into the next prompt. What the template will write by itself must not be part of
+the texts that a client gets, and what it will not write must be: then the next prompt begins with
+the tokens that were computed, and the prefix cache holds all of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from ...isolation import Isolation
+from ...records import ReasoningParser, ToolParser
+
+THOUGHT, ANSWER = "xTHOUGHTx", "xANSWERx"
+PAD = " "
+"""Shows whether a template keeps white space of the texts; line ends alone many remove."""
+
+
+@dataclass(frozen=True)
+class TurnLayout:
+    """White space at five places. None: the template removes what is there, or nobody knows."""
+
+    thought_open: str | None = None
+    """Between a thought's opener and the thought."""
+    thought_close: str | None = None
+    """Between the thought and its closer."""
+    answer_open: str | None = None
+    """Between the closer and the answer."""
+    before_call: str | None = None
+    """Between the answer and the first call."""
+    turn_open: str | None = None
+    """Between the prompt and an answer with which the turn begins."""
+
+    def behind(self, prompt: str, openers: Sequence[str], *, begins: bool = True) -> TurnLayout:
+        """The layout of a reply to `prompt`, which may have opened the thought already.
+
+        `begins`: no part of the reply was given.
+        """
+        return self._thinking(prompt, openers) if begins else replace(self, turn_open=None)
+
+    def _thinking(self, prompt: str, openers: Sequence[str]) -> TurnLayout:
+        tail = prompt[len(prompt.rstrip()) :]
+        if self.thought_open is None or not prompt.rstrip().endswith(tuple(openers) or "\0"):
+            return self
+        begun = self.thought_open.startswith(tail)
+        return replace(self, thought_open=self.thought_open[len(tail) :] if begun else None)
+
+
+NO_LAYOUT = TurnLayout()
+
+
+def leading(space: str, joint: str | None) -> str:
+    """What of the white space before a text is the text's own."""
+    return "" if joint is None or not space.startswith(joint) else space[len(joint) :]
+
+
+def beginning(space: str, joint: str | None) -> str:
+    """What of the white space with which a reply begins is the answer's own.
+
+    All of it where it is other than the template's.
+    """
+    return space.removeprefix(joint or "")
+
+
+def trailing(space: str, joint: str | None) -> str:
+    """What of the white space behind a text is the text's own."""
+    return "" if joint is None or not space.endswith(joint) else space[: len(space) - len(joint)]
+
+
+Render = Callable[[list[dict[str, Any]]], str]
+"""(messages) -> the chat template's text. May raise anything."""
+
+
+def layout_of(
+    render: Render, thoughts: ReasoningParser | None, calls: ToolParser | None
+) -> TurnLayout:
+    """The layout that a template shows when it renders a turn with a thought and a call."""
+    around = _measured(lambda pad: _joints(render(_turns(pad)), thoughts, calls))
+    before = _measured(lambda pad: TurnLayout(turn_open=_turn_open(render, pad)))
+    return replace(around, turn_open=before.turn_open)
+
+
+def _measured(show: Callable[[str], TurnLayout]) -> TurnLayout:
+    """`show` takes the white space around each text. None of its faults is anybody's."""
+    shown: list[TurnLayout] = []
+    for pad in ("", PAD):
+        with Isolation():
+            shown.append(show(pad))
+    if len(shown) < 2:
+        return NO_LAYOUT
+    plain, padded = shown
+    return TurnLayout(
+        **{
+            field.name: _exact(
+                getattr(plain, field.name),
+                getattr(padded, field.name),
+                before=field.name.endswith("_open"),
+            )
+            for field in fields(TurnLayout)
+        }
+    )
+
+
+def _turn_open(render: Render, pad: str) -> str | None:
+    """The white space that alone stands between a prompt and an answer to it."""
+    asked = {"role": "user", "content": "x"}
+    prompt = render([asked])
+    whole = render([asked, {"role": "assistant", "content": f"{pad}{ANSWER}{pad}"}, asked])
+    space, answer, _ = whole[len(prompt) :].partition(ANSWER)
+    return space if whole.startswith(prompt) and answer and not space.strip() else None
+
+
+def _turns(pad: str) -> list[dict[str, Any]]:
+    call = {"id": "callprobe", "type": "function", "function": {"name": "f", "arguments": {}}}
+    return [
+        {"role": "user", "content": "x"},
+        {
+            "role": "assistant",
+            "content": f"{pad}{ANSWER}{pad}",
+            "reasoning_content": f"{pad}{THOUGHT}{pad}",
+            "tool_calls": [call],
+        },
+        {"role": "tool", "content": "x", "name": "f", "tool_call_id": "callprobe"},
+    ]
+
+
+def _joints(text: str, thoughts: ReasoningParser | None, calls: ToolParser | None) -> TurnLayout:
+    openers = thoughts.openers() if thoughts else ()
+    closers = thoughts.closers() if thoughts else ()
+    blocks = (*calls.openers(), *calls.first) if calls else ()
+    return TurnLayout(
+        thought_open=_between(text, openers, (THOUGHT,)),
+        thought_close=_between(text, (THOUGHT,), closers),
+        answer_open=_between(text, closers, (ANSWER,)),
+        before_call=_between(text, (ANSWER,), blocks),
+    )
+
+
+def _between(text: str, left: Sequence[str], right: Sequence[str]) -> str | None:
+    """The white space that alone stands between one of `left` and one of `right`."""
+    if not left or not right:
+        return None
+    before, after = ("|".join(map(re.escape, words)) for words in (left, right))
+    found = re.search(rf"(?:{before})(\s*)(?:{after})", text)
+    return found[1] if found else None
+
+
+def _exact(plain: str | None, padded: str | None, *, before: bool) -> str | None:
+    """The white space of a place where the template keeps that of the text, too."""
+    if plain is None:
+        return None
+    kept = plain + PAD if before else PAD + plain
+    return plain if padded == kept else None

@@ -1,0 +1,66 @@
+"""A chunk that rides: tokens of a prompt that pass through the model beside rows that decode.
+
+A pass over few tokens costs mostly what reading the weights costs, and rows that decode pay that
+anyway. To the model each token of the chunk is a row of its own; attention alone knows that they
+are one row's, since their keys belong to one cache. That leaves out recurrent layers, whose
+tokens need each other in every layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from ..memory import leaves
+
+
+@dataclass(frozen=True)
+class Rider:
+    """Text tokens of one prompt, to be appended to its own row cache."""
+
+    tokens: Sequence[int]
+    positions: Sequence[int]
+    """Rotary position of each."""
+    cache: list[Any]
+
+
+class ChunkKV:
+    """One row's attention cache of one layer, seen by the model as one cache for each token."""
+
+    def __init__(self, inner: Any, tokens: int) -> None:
+        self.inner = inner
+        self.tokens = tokens
+        self.offset = mx.arange(inner.offset, inner.offset + tokens)
+        """Rotary offset of every token, (tokens,) int32."""
+
+    def make_mask(self, N: int, *args: Any, **kwargs: Any) -> Any:
+        """What the tokens may see, as one chunk. `N`: the one token that a row has."""
+        return self.inner.make_mask(self.tokens, *args, **kwargs)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        """Append (tokens, heads, 1, D) as (1, heads, tokens, D)."""
+        self.offset = self.offset + 1
+        fetched: tuple[Any, Any] = self.inner.update_and_fetch(
+            keys.swapaxes(0, 2), values.swapaxes(0, 2)
+        )
+        return fetched
+
+
+def as_rows(layer: Any, tokens: int) -> Any:
+    """One layer of a row cache for a rider of so many tokens."""
+    if not hasattr(layer, "caches"):
+        return ChunkKV(layer, tokens)
+    together = type(layer)()
+    together.caches = tuple(as_rows(each, tokens) for each in layer.caches)
+    return together
+
+
+def can_ride(cache: Sequence[Any]) -> bool:
+    """Whether every layer of a row cache is attention that counts its tokens."""
+    return all(
+        hasattr(layer, "update_and_fetch") and isinstance(layer.offset, int)
+        for layer in leaves(cache)
+    )

@@ -1,0 +1,1 @@
+"""KV and state of prompts seen before, by token."""

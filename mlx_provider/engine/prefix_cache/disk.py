@@ -1,0 +1,303 @@
+"""The disk tier: what the store kept, for the next process.
+
+Files are written by a thread of its own from copies on the host; the engine thread only reads.
+A file never changes, has a name made from its content, and appears by rename, so any number of
+processes may share a folder: at worst one finds that another removed a file, which is a miss.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import queue
+import stat
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import BadRequest
+from . import files
+from .files import BadFile, Header, HostArray
+from .key import Ids, StoreKey
+from .segments import Segment
+from .snapshots import Checkpoint
+from .tree import Node, common
+from .writer import Writer
+
+log = logging.getLogger(__name__)
+
+FOLDER = "prefixes"
+MAX_QUEUED = 2**30
+"""Bytes that may wait to be written; what comes on top is not written."""
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+STALE = 3600.0
+"""Seconds after which a temporary file belongs to a process that died."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A prefix of `length` tokens, as far as memory did not have it."""
+
+    length: int
+    parts: Mapping[int, Segment]
+    """By first position."""
+    complete: bool
+    states: Mapping[int, Checkpoint]
+
+
+@dataclass
+class Index:
+    """What is on disk, by the digest of the tokens before it."""
+
+    segments: dict[str, dict[str, Header]] = field(default_factory=dict)
+    states: dict[str, Header] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
+
+    def add(self, header: Header) -> None:
+        self.names.add(header.name)
+        if len(header.tokens):
+            self.segments.setdefault(header.parent, {})[header.name] = header
+        else:
+            self.states[header.parent] = header
+
+    def remove(self, name: str) -> None:
+        self.names.discard(name)
+        parent = name.partition("-")[0]
+        self.segments.get(parent, {}).pop(name, None)
+        if parent in self.states and self.states[parent].name == name:
+            del self.states[parent]
+
+
+class Chain:
+    """Digests of a key's tokens `0 .. at`, for ascending `at`."""
+
+    def __init__(self, key: StoreKey, ids: Ids) -> None:
+        self._ids = ids
+        self._at = 0
+        self._hash = hashlib.blake2b(key.digest(), digest_size=16)
+
+    def at(self, position: int) -> str:
+        if position < self._at:
+            raise ValueError("digests are taken in ascending order")
+        self._hash.update(self._ids[self._at : position].tobytes())
+        self._at = position
+        return self._hash.hexdigest()
+
+
+class DiskTier:
+    """Engine thread only, but for the writer it starts. Raises `BadRequest` for a bad folder."""
+
+    def __init__(self, folder: Path, limit: int, *, versions: str | None = None) -> None:
+        self.folder = folder / FOLDER
+        self.limit = limit
+        self.versions = files.versions() if versions is None else versions
+        _own(self.folder)
+        self._index = Index()
+        self._build_index()
+        self._queued = 0
+        self._skipped = 0
+        self._news: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
+        self._writer = Writer(self.folder, limit, self.versions, self._news)
+
+    def save(self, key: StoreKey, path: Sequence[Node], pruned: Sequence[int]) -> None:
+        """Queue what of a path is not on disk yet, and the removal of pruned checkpoints."""
+        self._drain()
+        ids = _ids(path)
+        covered = sum(took for _, _, took in self._walk(key, ids))
+        own, gone, chain = key.digest().hex(), set(pruned), Chain(key, ids)
+        for node in path:
+            first = max(node.start, covered)
+            if first < node.stop and isinstance(node.segment, Segment):
+                segment = node.segment
+                if first > node.start:
+                    segment = segment.slice(first - node.start, segment.length)
+                tokens, shape = ids[first : node.stop], files.segment_structure(segment)
+                head = Header(own, chain.at(first), first, tokens, node.complete, shape)
+                self._write(head, segment.pack)
+            if not isinstance(node.checkpoint, Checkpoint) and node.stop not in gone:
+                continue
+            digest = chain.at(node.stop)
+            if isinstance(node.checkpoint, Checkpoint):
+                shape = files.checkpoint_structure(node.checkpoint)
+                head = Header(own, digest, node.stop, ids[:0], False, shape)
+                self._write(head, node.checkpoint.pack)
+            elif digest in self._index.states:
+                self._forget(self._index.states[digest].name)
+        self._writer.touch([header.name for header, _, _ in self._walk(key, ids)])
+
+    def load(
+        self,
+        key: StoreKey,
+        ids: Ids,
+        shared: int,
+        have: int,
+        *,
+        complete: bool,
+        budget: int,
+    ) -> Loaded | None:
+        """Read a prefix of `ids` that lets a row resume beyond `have` tokens.
+
+        Memory already has the segments of `shared` tokens; `complete`: with every layer.
+        """
+        self._drain()
+        steps = self._walk(key, ids)
+        complete = complete and all(header.complete for header, _, _ in steps)
+        covered = sum(took for _, _, took in steps)
+        length = covered if complete else 0
+        state = None if complete else self._best_state(key, ids, max(covered, shared))
+        if state is not None:
+            length = state.start
+        needed = [s for s in steps if s[1] + s[2] > shared and s[1] < length]
+        if length <= have or not (needed or state):
+            return None
+        heads = [header for header, _, _ in needed] + ([] if state is None else [state])
+        if sum(self._size(header) for header in heads) > budget:
+            return None
+        read = [self._read(header) for header in heads]
+        self._writer.touch([header.name for header, _, _ in steps])
+        if any(arrays is None for arrays in read):
+            return None
+        return _loaded(length, complete, needed, state, [a for a in read if a is not None])
+
+    def clear(self) -> None:
+        """Remove every file."""
+        self._drain()
+        self._index = Index()
+        self._writer.clear()
+
+    def report(self) -> dict[str, Any]:
+        """Files known to this process, and writes left out because the disk was too slow."""
+        self._drain()
+        return {"files": len(self._index.names), "limit": self.limit, "skipped": self._skipped}
+
+    def flush(self) -> None:
+        """Wait until all that is queued is on disk."""
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Finish the queue and end the thread."""
+        self._writer.close()
+
+    def _walk(self, key: StoreKey, ids: Ids) -> list[tuple[Header, int, int]]:
+        """Files that follow each other along `ids`: (header, first token, tokens that agree)."""
+        chain, at, steps = Chain(key, ids), 0, []
+        while at < len(ids):
+            known = self._index.segments.get(chain.at(at), {}).values()
+            fits = [(common(h.tokens, ids[at:]), h.complete, h.name, h) for h in known]
+            took, _, _, header = max(fits, default=(0, False, "", None))
+            if header is None or not took:
+                break
+            steps.append((header, at, took))
+            at += took
+        return steps
+
+    def _best_state(self, key: StoreKey, ids: Ids, limit: int) -> Header | None:
+        own = key.digest().hex()
+        known = self._index.states.values()
+        stops = sorted({h.start for h in known if h.key == own and h.start <= limit})
+        chain = Chain(key, ids)
+        found = [self._index.states.get(chain.at(stop)) for stop in stops if stop <= len(ids)]
+        return next((header for header in reversed(found) if header is not None), None)
+
+    def _write(self, header: Header, pack: Any) -> None:
+        if header.name in self._index.names:
+            return
+        if self._queued + pack.nbytes > min(MAX_QUEUED, self.limit):
+            self._skipped += 1
+            return
+        self._queued += pack.nbytes
+        self._index.add(header)
+        self._writer.write(header, files.to_host(pack), pack.nbytes)
+
+    def _read(self, header: Header) -> list[HostArray] | None:
+        path = self.folder / header.name
+        try:
+            return files.read(path, self.versions)[1]
+        except FileNotFoundError:  # not written yet, or removed by another process
+            if not self._queued:
+                self._index.remove(header.name)
+        except (BadFile, OSError) as reason:
+            log.warning("prefix store: %s is ignored and removed: %s", path, reason)
+            self._forget(header.name)
+        return None
+
+    def _size(self, header: Header) -> int:
+        try:
+            return (self.folder / header.name).stat().st_size
+        except OSError:
+            return 0
+
+    def _forget(self, name: str) -> None:
+        self._index.remove(name)
+        self._writer.remove(name)
+
+    def _drain(self) -> None:
+        """Take the writer's news: bytes written, files gone."""
+        while not self._news.empty():
+            gone, written = self._news.get()
+            self._queued -= written
+            if gone:
+                self._index.remove(gone)
+
+    def _build_index(self) -> None:
+        refused: dict[str, int] = {}
+        ignored: dict[str, int] = {}
+        for path in sorted(self.folder.iterdir()):
+            try:
+                if path.suffix == files.TEMPORARY and time.time() - path.lstat().st_mtime > STALE:
+                    path.unlink(missing_ok=True)
+                if path.suffix == files.SUFFIX:
+                    header = files.read_header(path, self.versions)
+                    if header.name != path.name:
+                        raise BadFile("its name does not fit its content")
+                    self._index.add(header)
+            except BadFile as reason:
+                refused[str(reason)] = refused.get(str(reason), 0) + 1
+                path.unlink(missing_ok=True)
+            except OSError as reason:
+                ignored[str(reason.strerror)] = ignored.get(str(reason.strerror), 0) + 1
+        for text, count in ignored.items():
+            log.warning("prefix store: %d files in %s ignored: %s", count, self.folder, text)
+        for text, count in refused.items():
+            log.warning("prefix store: %d files on disk ignored and removed: %s", count, text)
+
+
+def _ids(path: Sequence[Node]) -> Ids:
+    return np.concatenate([node.tokens for node in path])
+
+
+def _loaded(
+    length: int,
+    complete: bool,
+    needed: Sequence[tuple[Header, int, int]],
+    state: Header | None,
+    read: Sequence[list[HostArray]],
+) -> Loaded:
+    parts = {}
+    for (header, start, took), arrays in zip(needed, read, strict=False):
+        segment = files.segment_of(header, arrays)
+        parts[start] = segment if took == segment.length else segment.slice(0, took)
+    states = {} if state is None else {state.start: files.checkpoint_of(state, read[-1])}
+    return Loaded(length, parts, complete, states)
+
+
+def _own(folder: Path) -> None:
+    """Make the folder, or see that it is this user's alone."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+        if stat.S_ISLNK(found.st_mode) or found.st_uid != os.getuid():
+            raise BadRequest(f"{folder} belongs to another user", param="disk_cache")
+        folder.chmod(0o700)
+        above = folder.parent.stat()
+    except OSError as error:
+        raise BadRequest(f"{folder} cannot be used: {error.strerror}", param="disk_cache") from None
+    if found.st_mode & OTHERS_WRITE:
+        log.warning("prefix store: other users could write in %s until this start", folder)
+    if above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX:
+        log.warning("prefix store: other users can replace %s: run `chmod go-w` above it", folder)

@@ -1,0 +1,70 @@
+"""Checkpoints: state that cannot be cut, kept whole at one position of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from .arrays import ArrayPack
+
+Encoded = list[Any]
+"""JSON-able form of a value: `[tag, ...]`; arrays are numbers into a pack."""
+
+
+class Unstorable(TypeError):
+    """A cache holds something that cannot be kept for another row."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Instance attributes of some layers of a row cache, by leaf index. Immutable."""
+
+    layers: Mapping[int, Encoded]
+    pack: ArrayPack
+
+    @classmethod
+    def of(cls, attributes: Mapping[int, Mapping[str, Any]]) -> Checkpoint:
+        """Copy and evaluate. Raises `Unstorable` for values other than arrays and plain data."""
+        arrays: list[Any] = []
+        layers = {leaf: encode(dict(each), arrays) for leaf, each in attributes.items()}
+        return cls(layers, ArrayPack.of(arrays))
+
+    def attributes(self, leaf: int) -> dict[str, Any]:
+        """Attributes of one layer, in arrays of their own (lazy)."""
+        decoded: dict[str, Any] = decode(self.layers[leaf], self.pack)
+        return decoded
+
+    @property
+    def nbytes(self) -> int:
+        return self.pack.nbytes
+
+
+def encode(value: Any, arrays: list[Any]) -> Encoded:
+    """Appends the arrays within `value` to `arrays`."""
+    if isinstance(value, mx.array):
+        arrays.append(value)
+        return ["array", len(arrays) - 1]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return ["value", value]
+    if isinstance(value, (list, tuple)):
+        tag = "list" if isinstance(value, list) else "tuple"
+        return [tag, *(encode(item, arrays) for item in value)]
+    if isinstance(value, dict) and all(isinstance(k, (str, int)) for k in value):
+        return ["dict", *([k, encode(item, arrays)] for k, item in value.items())]
+    raise Unstorable(f"a cache that holds a {type(value).__name__} cannot be kept")
+
+
+def decode(encoded: Encoded, pack: ArrayPack) -> Any:
+    """The value again; its arrays share no memory that outlives the pack."""
+    tag, *rest = encoded
+    if tag == "array":
+        return mx.contiguous(pack[rest[0]])
+    if tag == "value":
+        return rest[0]
+    if tag == "dict":
+        return {k: decode(item, pack) for k, item in rest}
+    items = [decode(item, pack) for item in rest]
+    return items if tag == "list" else tuple(items)

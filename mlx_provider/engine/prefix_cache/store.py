@@ -1,0 +1,333 @@
+"""The prefix store: what was computed once for a prefix is not computed again.
+
+    match = store.match(key, ids, limit=len(ids) - 1)
+    cache = store.restore(match, model.make_cache)      # holds the first `match.length` tokens
+    ... prefill the rest, at message ends: checkpoints[n] = store.checkpoint(cache)
+    store.insert(key, ids_the_cache_holds, cache, checkpoints)
+
+Stored arrays never change: a row works on copies, and later events split, extend and drop nodes
+of the tree but never a payload. Who holds what: the tree owns its payloads; a `Match` keeps those
+it names alive until it is dropped, evicted or not, so drop it once the row is restored.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from .disk import DiskTier
+from .eviction import evict
+from .growth import LivePath, LoadedPath, Source, grow, grows_complete, prune
+from .key import Ids, StoreKey, as_ids, key_tokens, outside_spans
+from .segments import Kind, Segment, rebuild, row_parts, strictest, take_checkpoint
+from .snapshots import Checkpoint, Unstorable
+from .tree import Node, Walk, check, new_root, nodes, walk
+
+__all__ = ["Match", "PrefixStore", "StoreKey", "key_tokens"]
+
+log = logging.getLogger(__name__)
+
+Layout = tuple[Any, ...]
+
+MAX_SESSIONS = 256
+"""Sessions whose newest path is pinned; the one longest unused loses its pin first."""
+
+
+@dataclass(frozen=True)
+class Match:
+    """The longest prefix a row can resume from, and why it is not longer."""
+
+    length: int
+    """Tokens that `restore` will put into the row's cache."""
+    asked: int
+    """Tokens of the whole prompt."""
+    shared: int
+    """Tokens in common with the closest stored path; more than `length` where state is missing."""
+    diverged_at: int | None
+    """First position that differs from that path; `None`: the path ended, or nothing differs."""
+    stored_token: int | None
+    """The id stored at `diverged_at`."""
+    segments: tuple[Segment, ...] = ()
+    checkpoint: Checkpoint | None = None
+    node: Node | None = None
+    """The deepest node used."""
+
+
+@dataclass
+class Counters:
+    """What happened since the start."""
+
+    lookups: int = 0
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    inserted: int = 0
+    refused: int = 0
+    evicted_bytes: int = 0
+
+
+class PrefixStore:
+    """All methods on the engine thread. `budget()`: bytes the store may hold right now."""
+
+    def __init__(self, *, budget: Callable[[], int], disk: DiskTier | None = None) -> None:
+        self._budget = budget
+        self._disk = disk
+        self._roots: dict[StoreKey, Node] = {}
+        self._layouts: dict[StoreKey, Layout] = {}
+        self._sessions: OrderedDict[str, Node] = OrderedDict()
+        self._bytes = 0
+        self._clock = 0
+        self._told: set[str] = set()
+        self._counters = Counters()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the store's own arrays (device arrays and token ids)."""
+        return self._bytes
+
+    def match(self, key: StoreKey, tokens: Sequence[int] | Ids, limit: int) -> Match:
+        """Longest usable prefix of at most `limit` tokens; never ends inside a media span.
+
+        `tokens` are key ids (`key_tokens`); an int64 array spares the conversion. Does not
+        change what is stored, except that entries of the disk tier come into memory.
+        """
+        ids = as_ids(tokens)
+        limit = max(0, min(limit, len(ids)))
+        root = self._roots.get(key) or new_root()
+        found = walk(root, ids, limit)
+        best = _resume(found, ids)
+        if best[0] < limit and self._load(key, ids, limit, found, best[0]):
+            found = walk(self._roots[key], ids, limit)
+            best = _resume(found, ids)
+        return _match(found, len(ids), *best)
+
+    def restore(
+        self, match: Match, make_cache: Callable[[], list[Any]], *, room: int = 0
+    ) -> list[Any]:
+        """A fresh row cache holding `match.length` tokens; `room`: tokens soon to be appended.
+
+        Call it once for every row, also for a match of length 0: it is what counts as a lookup.
+        Raises `ValueError` if `make_cache` makes another kind of cache than was stored.
+        """
+        cache = make_cache()
+        if match.length:
+            rebuild(cache, match.segments, match.checkpoint, length=match.length, room=room)
+        for node in self._touch(match.node):
+            node.hits += 1
+        self._counters.lookups += 1
+        self._counters.prompt_tokens += match.asked
+        self._counters.reused_tokens += match.length
+        return cache
+
+    def strictest(self, cache: list[Any]) -> Kind:
+        """What the layers of a row cache allow at most; APPEND too where it cannot be stored."""
+        try:
+            return strictest(cache)
+        except Unstorable as reason:
+            self._tell(str(reason))
+            return Kind.APPEND
+
+    def checkpoint(self, cache: list[Any], at: int | None = None) -> Checkpoint | None:
+        """A copy of what cannot be cut out of a longer row later: states, and windows.
+
+        `at`: as they were after that many tokens (`take_checkpoint` says when that can be had).
+        `None` where every layer can be cut at any time, or where there is nothing to be had.
+        """
+        try:
+            return take_checkpoint(cache, at)
+        except (Unstorable, ValueError) as reason:
+            self._tell(str(reason))
+            return None
+
+    def insert(
+        self,
+        key: StoreKey,
+        tokens: Sequence[int] | Ids,
+        cache: list[Any],
+        checkpoints: Mapping[int, Checkpoint],
+        *,
+        session: str | None = None,
+    ) -> None:
+        """Keep a row: `tokens` are all that the cache holds, as key ids. The cache stays as it is.
+
+        `checkpoints` by token count. A cache of append-only layers may hold more tokens. Makes
+        room first; an entry larger than the budget, or of an unknown make, is not stored.
+        Raises `ValueError` if the cache holds fewer tokens.
+        """
+        ids = as_ids(tokens)
+        states = {at: state for at, state in checkpoints.items() if 0 < at <= len(ids)}
+        try:
+            row = row_parts(cache, len(ids))
+            if not row.exact and not row.complete:  # its state is of a later token
+                ids = ids[: max(states, default=0)]
+            leaf = self._grow(key, ids, LivePath(row, cache, states), layout=row.layout)
+        except Unstorable as reason:
+            self._tell(str(reason))
+            leaf = None
+        if leaf is None:
+            self._counters.refused += 1
+            return
+        self._counters.inserted += 1
+        gone = prune(leaf)
+        self._bytes -= sum(size for _, size in gone)
+        if session is not None:
+            self._pin(session, leaf)
+        if self._disk is not None:
+            self._disk.save(key, leaf.path(), [at for at, _ in gone])
+
+    def evict_to(self, bytes_: int) -> int:
+        """Shrink to at most `bytes_`; the bytes freed."""
+        return self._evict(self._bytes - bytes_, frozenset())
+
+    def clear(self) -> None:
+        """Forget everything, also on disk."""
+        self._roots.clear()
+        self._layouts.clear()
+        self._sessions.clear()
+        self._bytes = 0
+        if self._disk is not None:
+            self._disk.clear()
+
+    def close(self) -> None:
+        """Write what is queued for the disk tier and end its thread."""
+        if self._disk is not None:
+            self._disk.close()
+
+    def report(self) -> dict[str, Any]:
+        """Sizes and counters, JSON-able."""
+        everything = [node for root in self._roots.values() for node in nodes(root)]
+        counters = self._counters
+        return {
+            "entries": sum(not node.children for node in everything),
+            "nodes": len(everything),
+            "checkpoints": sum(node.checkpoint is not None for node in everything),
+            "tokens": sum(len(node.tokens) for node in everything),
+            "bytes": self._bytes,
+            "budget": self._budget(),
+            "sessions": len(self._sessions),
+            **vars(counters),
+            "hit_rate": counters.reused_tokens / max(1, counters.prompt_tokens),
+            "disk": None if self._disk is None else self._disk.report(),
+        }
+
+    def check_integrity(self) -> None:
+        """Raises `AssertionError` unless bytes, references and pins are what they should be."""
+        total = sum(check(root) for root in self._roots.values())
+        if total != self._bytes:
+            raise AssertionError(f"counts {self._bytes} bytes, holds {total}")
+        if any(not root.children for root in self._roots.values()):
+            raise AssertionError("an empty tree is kept")
+        pinned = {s for root in self._roots.values() for n in nodes(root) for s in n.sessions}
+        if not pinned <= self._sessions.keys():
+            raise AssertionError("a node is pinned by an unknown session")
+
+    def _grow(
+        self, key: StoreKey, ids: Ids, source: Source, *, layout: Layout | None = None
+    ) -> Node | None:
+        """Put a path into the tree; its last node, or `None` if it cannot be kept."""
+        if len(ids) == 0 or not self._fits_layout(key, layout):
+            return None
+        root = self._roots.get(key) or new_root()
+        found = walk(root, ids, len(ids))
+        path = [node for node, _ in found.steps]
+        complete = grows_complete(found, source)
+        need = source.bytes_beyond(found.shared, len(ids), complete=complete)
+        need += ids[found.shared :].nbytes
+        if sum(node.nbytes for node in path) + need > self._budget():
+            return None
+        self._evict(self._bytes + need - self._budget(), frozenset(map(id, path)))
+        self._roots[key] = root
+        if layout is not None:
+            self._layouts[key] = layout
+        leaf, added = grow(root, found, ids, source)
+        self._bytes += added
+        self._clock += added
+        self._touch(leaf)
+        return leaf
+
+    def _fits_layout(self, key: StoreKey, layout: Layout | None) -> bool:
+        if layout is None or self._layouts.get(key, layout) == layout:
+            return True
+        self._tell("a row whose KV has another shape or dtype than the stored ones is not kept")
+        return False
+
+    def _touch(self, leaf: Node | None) -> list[Node]:
+        self._clock += 1
+        path = [] if leaf is None else leaf.path()
+        for node in path:
+            node.used = self._clock
+        return path
+
+    def _evict(self, need: int, keep: frozenset[int]) -> int:
+        if need <= 0:
+            return 0
+        freed = evict(self._roots.values(), need, clock=self._clock, held=self._bytes, keep=keep)
+        self._bytes -= freed
+        self._counters.evicted_bytes += freed
+        self._roots = {key: root for key, root in self._roots.items() if root.children}
+        self._layouts = {key: shape for key, shape in self._layouts.items() if key in self._roots}
+        return freed
+
+    def _pin(self, session: str, leaf: Node) -> None:
+        self._unpin(session)
+        self._sessions[session] = leaf
+        for node in leaf.path():
+            node.sessions.add(session)
+        while len(self._sessions) > MAX_SESSIONS:
+            self._unpin(next(iter(self._sessions)))
+
+    def _unpin(self, session: str) -> None:
+        leaf = self._sessions.pop(session, None)
+        for node in leaf.path() if leaf is not None else ():
+            node.sessions.discard(session)
+
+    def _load(self, key: StoreKey, ids: Ids, limit: int, found: Walk, have: int) -> bool:
+        """Bring a prefix of more than `have` tokens in from disk, where there is one."""
+        if self._disk is None:
+            return False
+        complete = all(node.complete for node, _ in found.steps)
+        budget = self._budget()
+        loaded = self._disk.load(
+            key, ids[:limit], found.shared, have, complete=complete, budget=budget
+        )
+        if loaded is None:
+            return False
+        path = LoadedPath(loaded.parts, loaded.complete, loaded.states)
+        return self._grow(key, ids[: loaded.length], path) is not None
+
+    def _tell(self, reason: str) -> None:
+        if reason not in self._told:
+            self._told.add(reason)
+            log.warning("prefix store: %s", reason)
+
+
+def _resume(found: Walk, ids: Ids) -> tuple[int, Node | None]:
+    """How many tokens a row can resume with, and the node whose checkpoint that takes."""
+    usable = outside_spans(ids, found.shared)
+    length, chosen = 0, None
+    for node, agreed in found.steps:
+        if node.complete:
+            length, chosen = min(usable, node.start + agreed), None
+        elif (
+            node.checkpoint is not None
+            and agreed == len(node.tokens)
+            and node.stop == outside_spans(ids, node.stop) <= usable
+        ):
+            length, chosen = node.stop, node
+    return length, chosen
+
+
+def _match(found: Walk, asked: int, length: int, chosen: Node | None) -> Match:
+    used = [node for node, _ in found.steps if node.start < length]
+    return Match(
+        length,
+        asked,
+        found.shared,
+        found.diverged_at,
+        found.stored_token,
+        tuple(cast("Segment", node.segment) for node in used),
+        None if chosen is None else cast("Checkpoint", chosen.checkpoint),
+        used[-1] if used else None,
+    )

@@ -1,0 +1,192 @@
+"""A radix tree over token ids: what is stored of which prefix. Knows no arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from .key import Ids
+
+
+class Part(Protocol):
+    """Immutable payload of consecutive tokens."""
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def slice(self, start: int, stop: int) -> Part:
+        """Tokens `start .. stop` of it, as a payload of its own."""
+
+
+class State(Protocol):
+    """Immutable payload of one position."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """Tokens `start .. stop` of every path through it. Its parent ends where it starts."""
+
+    tokens: Ids
+    start: int
+    parent: Node | None
+    segment: Part | None
+    complete: bool
+    """A path may resume at any token of it: implies the same for all its ancestors."""
+    checkpoint: State | None = None
+    """State at `stop`, where not every layer can be cut."""
+    children: dict[int, Node] = field(default_factory=dict)
+    """By their first token."""
+    used: int = 0
+    """The store's clock at the last use: bytes taken in so far, plus one per use."""
+    hits: int = 0
+    """How often a row was restored through it; starts at 1 where it continued a stored path."""
+    sessions: set[str] = field(default_factory=set)
+    """Sessions whose newest path leads through it."""
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.tokens)
+
+    @property
+    def nbytes(self) -> int:
+        payload = 0 if self.segment is None else self.segment.nbytes
+        state = 0 if self.checkpoint is None else self.checkpoint.nbytes
+        return payload + state + self.tokens.nbytes
+
+    def path(self) -> list[Node]:
+        """From the first node below the root down to this one."""
+        found: list[Node] = []
+        node: Node | None = self
+        while node is not None and node.parent is not None:
+            found.append(node)
+            node = node.parent
+        return found[::-1]
+
+
+@dataclass(frozen=True)
+class Walk:
+    """How far some tokens follow the tree."""
+
+    steps: tuple[tuple[Node, int], ...]
+    """Nodes along the way, each with the number of its tokens that agree (all but the last's)."""
+    shared: int
+    diverged_at: int | None
+    """First position that differs from the closest stored path; `None`: none does."""
+    stored_token: int | None
+    """What stands there in the stored path."""
+
+
+def new_root() -> Node:
+    """An empty tree."""
+    return Node(np.empty(0, np.int64), 0, None, None, complete=True)
+
+
+def walk(root: Node, ids: Ids, limit: int) -> Walk:
+    """Follow at most `limit` tokens. Changes nothing."""
+    steps: list[tuple[Node, int]] = []
+    node, at = root, 0
+    while at < limit:
+        child = node.children.get(int(ids[at]))
+        if child is None:
+            newest = max(node.children.values(), key=lambda c: c.used, default=None)
+            stored = None if newest is None else int(newest.tokens[0])
+            return Walk(tuple(steps), at, None if stored is None else at, stored)
+        agreed = common(child.tokens, ids[at:limit])
+        steps.append((child, agreed))
+        at += agreed
+        if agreed < len(child.tokens):
+            differs = at < limit
+            stored = int(child.tokens[agreed]) if differs else None
+            return Walk(tuple(steps), at, at if differs else None, stored)
+        node = child
+    return Walk(tuple(steps), at, None, None)
+
+
+def common(a: Ids, b: Ids) -> int:
+    """Length of the longest common prefix."""
+    length = min(len(a), len(b))
+    differs = a[:length] != b[:length]
+    return int(differs.argmax()) if differs.any() else length
+
+
+def split(node: Node, at: int) -> Node:
+    """Cut a node after `at` of its tokens (0 < at < all); the new upper part.
+
+    `node` stays the lower part, with checkpoint and children. Payload bytes stay the same.
+    """
+    if node.parent is None or node.segment is None or not 0 < at < len(node.tokens):
+        raise ValueError(f"no cut at {at} of {len(node.tokens)} tokens")
+    upper = Node(
+        node.tokens[:at].copy(),
+        node.start,
+        node.parent,
+        node.segment.slice(0, at),
+        complete=node.complete,
+        used=node.used,
+        hits=node.hits,
+        sessions=set(node.sessions),
+    )
+    node.segment = node.segment.slice(at, len(node.tokens))
+    node.parent.children[int(upper.tokens[0])] = upper
+    node.tokens = node.tokens[at:].copy()
+    node.start += at
+    node.parent = upper
+    upper.children[int(node.tokens[0])] = node
+    return upper
+
+
+def add(parent: Node, tokens: Ids, segment: Part, *, complete: bool) -> Node:
+    """Hang a new leaf below `parent`, which must have no child with the same first token."""
+    if int(tokens[0]) in parent.children:
+        raise ValueError("a child with this first token exists")
+    stop = parent.stop
+    node = Node(tokens.copy(), stop, parent, segment, complete=complete and parent.complete)
+    parent.children[int(tokens[0])] = node
+    return node
+
+
+def remove(leaf: Node) -> None:
+    """Take a leaf out of its tree, and its payload from whoever still refers to the node."""
+    if leaf.parent is None or leaf.children:
+        raise ValueError("only a leaf can be removed")
+    del leaf.parent.children[int(leaf.tokens[0])]
+    leaf.segment = leaf.checkpoint = None
+
+
+def nodes(root: Node) -> Iterator[Node]:
+    """Every node below the root, parents first."""
+    todo = list(root.children.values())
+    while todo:
+        node = todo.pop()
+        yield node
+        todo.extend(node.children.values())
+
+
+def check(root: Node) -> int:
+    """Bytes of the tree. Raises `AssertionError` where a promise of `Node` is broken."""
+    total = 0
+    for node in nodes(root):
+        parent = node.parent
+        if parent is None or parent.children.get(int(node.tokens[0])) is not node:
+            raise AssertionError(f"{node.start}: parent and child disagree")
+        if node.start != parent.stop or len(node.tokens) == 0:
+            raise AssertionError(f"{node.start}: does not start where its parent ends")
+        if node.segment is None or node.segment.length != len(node.tokens):
+            raise AssertionError(f"{node.start}: payload of another length")
+        if node.complete and not parent.complete:
+            raise AssertionError(f"{node.start}: complete below an incomplete parent")
+        if not node.sessions <= parent.sessions and parent.parent is not None:
+            raise AssertionError(f"{node.start}: pinned below an unpinned parent")
+        if node.used > parent.used and parent.parent is not None:
+            raise AssertionError(f"{node.start}: used later than its parent")
+        total += node.nbytes
+    return total

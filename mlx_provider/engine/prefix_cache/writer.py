@@ -1,0 +1,109 @@
+"""The thread that owns every change of the disk tier's folder."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import stat
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import files
+from .files import BadFile, Header, HostArray
+
+log = logging.getLogger(__name__)
+
+
+class Writer:
+    """Its methods queue a job and return at once; `news` gets (name of a file gone, bytes done)."""
+
+    def __init__(
+        self, folder: Path, limit: int, versions: str, news: queue.SimpleQueue[tuple[str, int]]
+    ) -> None:
+        self._folder = folder
+        self._limit = limit
+        self._versions = versions
+        self._news = news
+        self._jobs: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="prefix-disk", daemon=True)
+        self._thread.start()
+
+    def write(self, header: Header, arrays: list[HostArray], size: int) -> None:
+        self._jobs.put((self._do_write, header, arrays, size))
+
+    def remove(self, name: str) -> None:
+        self._jobs.put((self._do_remove, name))
+
+    def touch(self, names: Sequence[str]) -> None:
+        """Mark a path as used, its first file as the newest: the tail goes first."""
+        if names:
+            self._jobs.put((self._do_touch, tuple(names)))
+
+    def clear(self) -> None:
+        self._jobs.put((self._do_clear,))
+
+    def flush(self) -> None:
+        """Wait until every job queued so far is done."""
+        done = threading.Event()
+        self._jobs.put((done.set,))
+        done.wait()
+
+    def close(self) -> None:
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job[0](*job[1:])
+            except (OSError, BadFile) as reason:
+                log.warning("prefix store: disk tier: %s", reason)
+
+    def _do_write(self, header: Header, arrays: list[HostArray], size: int) -> None:
+        written = False
+        try:
+            if not (self._folder / header.name).exists():
+                files.write(self._folder, header, arrays, self._versions)
+            written = True
+        finally:
+            self._news.put(("" if written else header.name, size))
+        self._shrink()
+
+    def _do_remove(self, name: str) -> None:
+        (self._folder / name).unlink(missing_ok=True)
+
+    def _do_touch(self, names: Sequence[str]) -> None:
+        now = time.time_ns()
+        for later, name in enumerate(reversed(names)):
+            path = self._folder / name
+            if path.exists():
+                os.utime(path, ns=(now + later, now + later))
+
+    def _do_clear(self) -> None:
+        for path, _ in self._files():
+            path.unlink(missing_ok=True)
+
+    def _shrink(self) -> None:
+        """Remove the files longest unused until the folder is within its bound."""
+        found = [(of.st_mtime_ns, of.st_size, path) for path, of in self._files()]
+        total = sum(size for _, size, _ in found)
+        for _, size, path in sorted(found):
+            if total <= self._limit:
+                return
+            path.unlink(missing_ok=True)
+            self._news.put((path.name, 0))
+            total -= size
+
+    def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
+        """What can be a file of ours; folders, pipes and the like are left alone."""
+        for path in self._folder.glob(f"*{files.SUFFIX}"):
+            try:
+                found = path.lstat()
+            except FileNotFoundError:  # another process was faster
+                continue
+            if stat.S_ISREG(found.st_mode):
+                yield path, found

@@ -1,0 +1,56 @@
+"""What is told of a request to the operator: metrics, timings, one line in the log."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ..protocol.messages import Timings
+from .request import Request
+
+
+class Recorder(Protocol):
+    """Where counts and times go (`mlx_provider.serving.metrics.EngineMetrics` is the real one)."""
+
+    def request_queued(self) -> None: ...
+    def request_started(self) -> None: ...
+    def request_finished(self, reason: str) -> None: ...
+    def request_failed(self, code: str) -> None: ...
+    def tokens(self, prefilled: int, cached: int, decoded: int) -> None: ...
+    def first_token(self, seconds: float) -> None: ...
+    def inter_token(self, seconds: float) -> None: ...
+    def evicted(self, n: int) -> None: ...
+    def set_state(
+        self, queued: int, running: int, active_memory: int, store_bytes: int
+    ) -> None: ...
+
+
+def timings_of(request: Request, now: float) -> Timings:
+    """Seconds of each part of a request that ends at `now`."""
+    started = now if request.started is None else request.started
+    first = now if request.first_token is None else request.first_token
+    last = first if request.last_token is None else request.last_token
+    after_first = request.completion_tokens - len(request.rows)
+    rate = after_first / (last - first) if last > first and after_first > 0 else 0.0
+    return Timings(
+        queued=started - request.arrived,
+        prefill=max(0.0, first - started),
+        first_token=first - request.arrived,
+        total=now - request.arrived,
+        tokens_per_second=rate,
+    )
+
+
+def account_of(request: Request, reason: str, now: float) -> str:
+    """One line: where the request's time went."""
+    times = timings_of(request, now)
+    new = len(request.prompt.tokens) - request.cached
+    computed = f"{request.prefilled} of {new}" if request.prefilled < new else f"{new}"
+    parts = [
+        f"queued {times.queued:.3f} s",
+        f"prefill {computed} new / {request.cached} cached tokens",
+        "no token" if request.first_token is None else f"first token {times.first_token:.3f} s",
+        f"{request.completion_tokens} tokens, {times.tokens_per_second:.1f} tok/s",
+    ]
+    return "; ".join(
+        [f"request {request.id}: {reason}", ", ".join(parts), *filter(None, [request.explanation])]
+    )

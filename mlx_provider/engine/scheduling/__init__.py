@@ -1,0 +1,1 @@
+"""What the next step does, and what it will cost. Imports no mlx."""

@@ -1,0 +1,78 @@
+"""What a step leaves for readers and for the operator: events, counts, one line a request."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from ..errors import MLXProviderError
+from ..protocol.event_queue import Mailbox
+from ..protocol.messages import Done, ErrorBody, Event, Failed, Usage
+from .request import Request
+from .request_log import Recorder, account_of, timings_of
+
+log = logging.getLogger(__name__)
+
+Post = tuple[Mailbox, list[Event]]
+
+
+class Ledger:
+    """Gathers a step's events per request; `take` hands them over in one go."""
+
+    def __init__(self, recorder: Recorder, clock: Callable[[], float]) -> None:
+        self.recorder = recorder
+        self.clock = clock
+        self._posts: dict[int, Post] = {}
+        self._decoded = 0
+
+    def post(self, request: Request, events: Sequence[Event]) -> None:
+        """Events for the request's reader; they leave with the step."""
+        self._posts.setdefault(id(request), (request.mailbox, []))[1].extend(events)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing waits to be delivered."""
+        return not self._posts
+
+    def take(self) -> list[Post]:
+        """Everything posted since the last call."""
+        if self._decoded:
+            self.recorder.tokens(prefilled=0, cached=0, decoded=self._decoded)
+            self._decoded = 0
+        posts, self._posts = list(self._posts.values()), {}
+        return posts
+
+    def started(self, request: Request) -> None:
+        """Its first chunk is about to run."""
+        if request.started is None:
+            request.started = self.clock()
+            self.recorder.request_started()
+
+    def token(self, request: Request, now: float) -> None:
+        """One of its rows has committed a token."""
+        if request.first_token is None:
+            request.first_token = now
+            self.recorder.first_token(now - request.arrived)
+        elif request.last_token is not None:
+            self.recorder.inter_token(now - request.last_token)
+        request.last_token = now
+        self._decoded += 1
+
+    def ended(self, request: Request, reason: str) -> None:
+        """Its last row has ended."""
+        now = self.clock()
+        usage = Usage(
+            prompt_tokens=len(request.prompt.tokens),
+            cached_tokens=request.cached,
+            completion_tokens=request.completion_tokens,
+            reasoning_tokens=request.reasoning_tokens,
+        )
+        self.post(request, [Done(usage=usage, timings=timings_of(request, now))])
+        self.recorder.request_finished(reason)
+        log.info(account_of(request, reason, now))
+
+    def failed(self, request: Request, error: MLXProviderError) -> None:
+        """It has ended in an error."""
+        self.post(request, [Failed(error=ErrorBody.of(error))])
+        self.recorder.request_failed(error.code)
+        log.warning("request %s failed: %s", request.id, error.message)

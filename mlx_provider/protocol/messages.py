@@ -1,0 +1,324 @@
+"""What crosses the process border: one request in, a stream of events out.
+
+A client posts a `GenerateRequest`; the answer is a stream of lines, each a JSON list of the
+events that one engine step made for this request. The first line holds `Accepted`; the last
+event is `Done` or `Failed`. The in-process transport passes the same objects without JSON.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator
+from pydantic_core import PydanticCustomError
+
+from ..bounds import (
+    MAX_WARM,
+    JsonObject,
+    Label,
+    Messages,
+    Name,
+    StopStrings,
+    TokenBias,
+    TokenIds,
+    Tools,
+)
+from ..errors import MLXProviderError, from_code
+
+PROTOCOL_VERSION = 1
+
+FinishReason = Literal["stop", "length", "tool_calls", "cancelled"]
+
+
+class _Wire(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Sampling(_Wire):
+    """How tokens are drawn. `None` means: the model's default, else the neutral value."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=1_000_000)
+    min_p: float | None = Field(None, ge=0, le=1)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
+    repetition_penalty: float | None = Field(None, gt=0, le=100)
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    logit_bias: TokenBias = Field(default_factory=dict)
+
+
+class WarmPrompt(_Wire):
+    """A beginning that many requests will share."""
+
+    messages: Messages
+    tools: Tools = Field(default_factory=list)
+
+
+class ModelOptions(_Wire):
+    """What only the operator sets, from the config entry's `model_info`; never a client."""
+
+    adapter: str | None = None
+    trust_remote_code: bool = False
+    context_length: int | None = Field(None, gt=0)
+    kv_bits: Literal[4, 8] | None = None
+    kv_group_size: Literal[32, 64, 128] = 64
+    dtype: Literal["auto", "native", "float32", "bfloat16", "float16"] = "auto"
+    """Of the weights in memory; `native`: the checkpoint's; `auto`: that, but float32 on a CPU
+    where it fits into memory."""
+    modality: Literal["auto", "text"] = "auto"
+    """`text`: serve a model that sees without the weights that see."""
+    unseen_media: Literal["omit", "refuse"] | None = None
+    """What becomes of images that the model cannot see; `None`: `refuse` where `modality` is
+    `text`, else `omit`."""
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
+    allow_private_media: bool = False
+    allow_file_media: bool = False
+    warm: list[str | WarmPrompt] = Field(default_factory=list, max_length=MAX_WARM)
+    """Prompts to prefill before a tenant's first request; a text is a system prompt."""
+    extra: dict[str, Any] = Field(default_factory=dict)
+    """Options of a third-party family, passed to its `load` untouched."""
+
+
+OWNERS_ALONE = frozenset(
+    {
+        "adapter",
+        "allow_file_media",
+        "allow_private_media",
+        "dtype",
+        "extra",
+        "modality",
+        "trust_remote_code",
+    }
+)
+"""Model options that run code, read files, reach hosts or make other weights: never another
+machine's to set."""
+
+RENDERER_ARGUMENTS = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "conversations",
+        "documents",
+        "max_length",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "sanitize_control_tokens",
+        "self",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
+"""Arguments of the template's renderer itself (transformers 5, `apply_chat_template`)."""
+
+
+class GenerateRequest(_Wire):
+    """One request: chat `messages`, or a raw text or token `prompt`."""
+
+    id: Name = Field(default_factory=lambda: uuid.uuid4().hex)
+    model: Name
+    origin: Literal["owner", "client", "remote"] = "owner"
+    """Who chose the model: the engine's owner; a gateway's client, through a wildcard entry; or
+    another machine, which the engine's TCP server says of every request."""
+    messages: Messages | None = None
+    prompt: str | list[int] | None = None
+    """Taken as it is: control tokens in a raw text are the caller's own, and stay."""
+    echo: bool = False
+    """Say in `Accepted` what the prompt is as text."""
+    tools: Tools = Field(default_factory=list)
+    tool_choice: Literal["none", "auto", "required"] | JsonObject = "auto"
+    parallel_tool_calls: bool = True
+    response_format: JsonObject | None = None
+    grammar: JsonObject | None = None
+    """`{"type": "regex" | "lark", "value": str}`: an extension beside `response_format`."""
+    template: JsonObject = Field(default_factory=dict)
+    """Variables for the chat template (`enable_thinking`, `reasoning_effort`, ...)."""
+    thinking_budget: int | None = Field(None, ge=0)
+    sampling: Sampling = Sampling()
+    n: int = Field(1, ge=1, le=128)
+    max_tokens: int | None = Field(None, ge=1)
+    min_tokens: int = Field(0, ge=0)
+    stop: StopStrings = Field(default_factory=list)
+    stop_token_ids: TokenIds = Field(default_factory=list)
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=20)
+    session: Label | None = None
+    """Hint that requests belong together; the prefix store keeps their prefix longer."""
+    tenant: Label | None = None
+    """Prefixes are never shared between tenants, nor between this machine's and another's."""
+    options: ModelOptions = ModelOptions()
+    timeout: float | None = Field(None, gt=0)
+    """Seconds from acceptance to the last token."""
+    ignored: list[str] = Field(default_factory=list)
+    """Parameters that the client sent and that have no effect; echoed as warnings."""
+
+    @field_validator("template")
+    @classmethod
+    def _leaves_the_renderer_alone(cls, template: dict[str, Any]) -> dict[str, Any]:
+        if taken := RENDERER_ARGUMENTS & template.keys():
+            raise PydanticCustomError("reserved", "cannot set {names}", {"names": _listed(taken)})
+        return template
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names))
+
+
+class TokenLogprob(_Wire):
+    """One token, its natural-log probability before any sampling change, and alternatives."""
+
+    token: str
+    id: int
+    logprob: float
+    bytes: list[int]
+    top: list[TokenLogprob] = Field(default_factory=list)
+
+
+class ToolCallDelta(_Wire):
+    """A piece of one tool call: `id` and `name` come first, then pieces of `arguments`."""
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+class Accepted(_Wire):
+    """The request is valid and has its place in the queue."""
+
+    type: Literal["accepted"] = "accepted"
+    id: str
+    model: str
+    prompt_tokens: int
+    max_tokens: int
+    context_length: int | None = None
+    """Tokens of prompt and answer that this model can hold; `None`: not told."""
+    echo: str = ""
+    warnings: list[str] = Field(default_factory=list)
+
+
+class Delta(_Wire):
+    """New output of one choice."""
+
+    type: Literal["delta"] = "delta"
+    index: int = 0
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCallDelta] = Field(default_factory=list)
+    logprobs: list[TokenLogprob] = Field(default_factory=list)
+
+
+class Finish(_Wire):
+    """One choice has ended."""
+
+    type: Literal["finish"] = "finish"
+    index: int = 0
+    reason: FinishReason
+
+
+class Usage(_Wire):
+    prompt_tokens: int
+    cached_tokens: int = 0
+    completion_tokens: int
+    reasoning_tokens: int = 0
+
+
+class Timings(_Wire):
+    """Seconds, as the engine saw them."""
+
+    queued: float
+    prefill: float
+    first_token: float
+    total: float
+    tokens_per_second: float
+    """Decode rate of this request: completion tokens after the first, over their time."""
+
+
+class Done(_Wire):
+    """Every choice has ended."""
+
+    type: Literal["done"] = "done"
+    usage: Usage
+    timings: Timings
+
+
+class ErrorBody(_Wire):
+    code: str
+    message: str
+    param: str | None = None
+    status: int = 500
+    retry_after: float | None = None
+    """Seconds after which the same request may succeed, where that can be said."""
+
+    @classmethod
+    def of(cls, error: MLXProviderError) -> ErrorBody:
+        return cls(
+            code=error.code,
+            message=error.message,
+            param=error.param,
+            status=error.status,
+            retry_after=error.retry_after,
+        )
+
+    def exception(self) -> MLXProviderError:
+        """The error again, as the class that its code names."""
+        return from_code(self.code, self.message, self.param, self.retry_after)
+
+
+class Failed(_Wire):
+    """The request ended in an error; nothing follows."""
+
+    type: Literal["failed"] = "failed"
+    error: ErrorBody
+
+
+Event = Annotated[Accepted | Delta | Finish | Done | Failed, Field(discriminator="type")]
+
+EVENT_BATCH: TypeAdapter[list[Event]] = TypeAdapter(list[Event])
+"""One line of the stream: the events of one engine step for one request."""
+
+
+class ModelStatus(_Wire):
+    """One loaded model, as `/v1/models` and `mlx-provider` show it."""
+
+    model: str
+    family: str
+    plugin: str
+    model_type: str
+    context_length: int
+    kv_layout: str
+    vision: bool
+    weights_bytes: int
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
+    notes: list[str] = Field(default_factory=list)
+
+
+class Health(_Wire):
+    """What `/health` answers: `ok` is false while no engine thread lives."""
+
+    ok: bool
+    version: str
+    protocol: int = PROTOCOL_VERSION
+    pid: int
+    device: str
+    blas: str
+    models: list[ModelStatus] = Field(default_factory=list)
+    queued: int = 0
+    running: int = 0
+    active_memory: int = 0
+    detail: str = ""
+    identity: dict[str, str] = Field(default_factory=dict)
+    """Versions, plugins and settings of the engine process; told to its owner alone."""

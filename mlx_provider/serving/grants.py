@@ -1,0 +1,124 @@
+"""What the engine's owner grants: options per model, and the folders that others may name.
+
+    origin    model                                     options
+    owner     anything                                  all
+    client    Hub ids; folders of the file or a root    all: the gateway's config set them
+    remote    as client                                 all but `OWNERS_ALONE`
+
+The owner's file is TOML: a table per model, named as requests name it, of `ModelOptions`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from ..errors import BadRequest, Forbidden, ModelNotFound
+from ..plain_file import read_trusted
+from ..protocol.messages import OWNERS_ALONE, GenerateRequest, ModelOptions
+from .hub import DEMO, cache_root
+
+LARGEST_FILE = 2**20
+REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(@[\w-][\w.-]*)?")
+"""A Hub id; `..` and what begins with a dot is none."""
+
+
+class Grants:
+    """Decides once per request, before anything of its model is looked at. Any thread."""
+
+    def __init__(
+        self, roots: Sequence[Path] = (), granted: Mapping[str, ModelOptions] | None = None
+    ) -> None:
+        self._roots = tuple(roots)
+        self._granted = granted or {}
+
+    def admitted(self, request: GenerateRequest) -> GenerateRequest:
+        """The request with the owner's options for its model in it.
+
+        Raises `Forbidden` that names an option which the sender may not set, `ModelNotFound`
+        with one message for all folders that are not the sender's to name, there or not.
+        """
+        if request.origin == "remote":
+            _refuse_owners_options(request.options)
+        if request.origin != "owner" and request.model not in self._granted:
+            self._refuse_foreign_folder(request.model)
+        granted = self._granted.get(request.model)
+        if granted is None:
+            return request
+        options = granted.model_copy(update=_chosen(request.options))
+        return request.model_copy(update={"options": options})
+
+    def _refuse_foreign_folder(self, model: str) -> None:
+        if model == DEMO or self._under_a_root(model):
+            return
+        if not REPOSITORY.fullmatch(model):
+            raise ModelNotFound(
+                f"no model {model!r} is served here: name a Hub repository, or let the engine's "
+                "owner list its folder (MLX_PROVIDER_MODEL_ROOTS)",
+                param="model",
+            )
+
+    def _under_a_root(self, model: str) -> bool:
+        """Whether the name is that of a model's folder under a root, links resolved.
+
+        Where the engine was started from, and which users there are, is nobody's business.
+        """
+        if not model.startswith(("/", "~/")):
+            return False
+        path = Path(os.path.realpath(Path(model).expanduser()))
+        roots = (Path(os.path.realpath(root)) for root in (*self._roots, cache_root()))
+        return any(path.is_relative_to(root) for root in roots) and (path / "config.json").is_file()
+
+
+def names_repository(request: GenerateRequest) -> bool:
+    """Whether the model's name is a Hub id alone, whatever folder the engine was started from."""
+    return request.origin != "owner" and REPOSITORY.fullmatch(request.model) is not None
+
+
+def namespace(request: GenerateRequest) -> str:
+    """Whose prefixes a request shares: one tenant's, on this machine or on others."""
+    tenant = request.tenant or ""
+    return f"remote:{tenant}" if request.origin == "remote" else tenant
+
+
+def read_grants(file: Path) -> dict[str, ModelOptions]:
+    """The owner's file. Raises `BadRequest` that names the file, the model and the option."""
+    try:
+        tables = tomllib.loads(read_trusted(file, LARGEST_FILE, closed_to=0o022).decode())
+    except OSError as error:
+        raise BadRequest(f"models file {file}: {error.strerror}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise BadRequest(f"models file {file}: {error}") from None
+    return {name: _options(file, name, table) for name, table in tables.items()}
+
+
+def _options(file: Path, name: str, table: object) -> ModelOptions:
+    try:
+        return ModelOptions.model_validate(table)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        option = ".".join(map(str, first["loc"])) or "a table of options"
+        raise BadRequest(f"models file {file}: {name!r}: {option}: {first['msg']}") from None
+
+
+def _refuse_owners_options(options: ModelOptions) -> None:
+    for name in sorted(OWNERS_ALONE & _chosen(options).keys()):
+        raise Forbidden(
+            f"{name} cannot be set over the network: grant it where the engine runs, in its "
+            "owner's models file (MLX_PROVIDER_MODELS_FILE)",
+            param=f"options.{name}",
+        )
+
+
+def _chosen(options: ModelOptions) -> dict[str, object]:
+    """Options that differ from their defaults."""
+    return {
+        name: getattr(options, name)
+        for name, field in ModelOptions.model_fields.items()
+        if getattr(options, name) != field.get_default(call_default_factory=True)
+    }

@@ -1,0 +1,127 @@
+"""Where a model's folder is: shipped, on disk, in the local Hub cache, or on the Hub."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from pathlib import Path
+
+import httpx
+
+from ..errors import BadRequest, ModelNotFound
+
+log = logging.getLogger(__name__)
+
+DEMO = "demo"
+REACH = 0.8
+"""Seconds in which the Hub must answer before it counts as out of reach."""
+PATTERNS = ["*.json", "*.safetensors", "*.py", "*.model", "*.tiktoken", "*.txt", "*.jinja"]
+
+
+def folder_of(model: str, *, repository: bool = False) -> Path:
+    """The folder of `model`: `demo`, a path, or a Hub repository `owner/name[@revision]`.
+
+    `repository`: the last of these alone, though a folder has the same name.
+    Downloads what is not on this machine. Raises `ModelNotFound` that lists what is, in under
+    a second when the Hub is out of reach; `BadRequest` for a folder that is no model.
+    """
+    if model == DEMO:
+        return Path(__file__).parents[1] / "demo" / "model"
+    path = Path(model).expanduser()
+    if not repository and path.is_dir():
+        if not (path / "config.json").is_file():
+            raise BadRequest(
+                f"{path} holds no config.json: it is not a model folder", param="model"
+            )
+        return _of_files(path)
+    if model.startswith(("/", "~", ".")) or model.count("/") != 1:
+        raise ModelNotFound(f"no folder {model!r} on the engine's machine{_known()}", param="model")
+    repo, _, revision = model.partition("@")
+    return _cached(repo, revision or None) or _download(repo, revision or None)
+
+
+def _of_files(folder: Path) -> Path:
+    """The folder; refused where a pipe or device would keep a reader of the model for ever."""
+    for path in (path for pattern in PATTERNS for path in folder.glob(pattern)):
+        try:
+            kind = path.stat().st_mode
+        except OSError:
+            continue  # a link to nowhere, which no reader waits for
+        if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+            raise BadRequest(f"{path} is no regular file: remove it", param="model")
+    return folder
+
+
+def _cached(repo: str, revision: str | None) -> Path | None:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        folder = Path(
+            snapshot_download(
+                repo, revision=revision, local_files_only=True, allow_patterns=PATTERNS
+            )
+        )
+    except HFValidationError as error:
+        raise ModelNotFound(f"{repo!r} is no repository name: {error}", param="model") from error
+    except LocalEntryNotFoundError:
+        return None
+    complete = (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
+    return _of_files(folder) if complete else None
+
+
+def _download(repo: str, revision: str | None) -> Path:
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    if constants.HF_HUB_OFFLINE:
+        raise ModelNotFound(f"{repo} is not on this machine, and HF_HUB_OFFLINE is set{_known()}")
+    _check(repo, f"{constants.ENDPOINT}/api/models/{repo}")
+    log.info("downloading %s", repo)
+    try:
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=PATTERNS))
+    except (HfHubHTTPError, LocalEntryNotFoundError, httpx.HTTPError, OSError) as error:
+        raise ModelNotFound(f"{repo} could not be downloaded: {error}", param="model") from error
+
+
+def _check(repo: str, address: str) -> None:
+    """Fail fast where the Hub cannot be reached or does not have the repository."""
+    from huggingface_hub import get_token
+
+    token = get_token()
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    try:
+        answer = httpx.get(address, headers=headers, timeout=REACH, follow_redirects=True)
+    except httpx.HTTPError as error:
+        reason = f"{type(error).__name__}: {error}".rstrip(": ")
+        raise ModelNotFound(
+            f"{repo} is not on this machine, and the Hub is out of reach ({reason}){_known()}",
+            param="model",
+        ) from error
+    if answer.status_code in (401, 403, 404):
+        raise ModelNotFound(
+            f"the Hub has no repository {repo}, or it is private: set HF_TOKEN{_known()}",
+            param="model",
+        )
+
+
+def _known() -> str:
+    """What could be named instead."""
+    names = sorted(cached_models())
+    listed = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+    return f"; on this machine: {listed or 'none'}; `{DEMO}` always works"
+
+
+def cached_models() -> list[str]:
+    """Repositories in the local Hub cache."""
+    return [
+        p.name.removeprefix("models--").replace("--", "/") for p in cache_root().glob("models--*")
+    ]
+
+
+def cache_root() -> Path:
+    """The folder of the local Hub cache."""
+    from huggingface_hub import constants
+
+    return Path(os.environ.get("HF_HUB_CACHE", constants.HF_HUB_CACHE))

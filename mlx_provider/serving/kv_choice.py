@@ -1,0 +1,70 @@
+"""How the operator wants a model's KV cache kept, and whether the model can have it so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, get_args
+
+import mlx.core as mx
+
+from ..engine.execution.probe import Probe, probe
+from ..engine.memory import arrays
+from ..errors import wrong_option
+from ..isolation import Isolation
+from ..protocol.messages import ModelOptions
+from ..records import LoadedModel, PrefillChunk, Prompt
+from ..upstream import mlx_lm
+
+MakeCache = Callable[[], list[Any]]
+TRIAL = 4
+"""Tokens by which a model shows what it puts into a cache."""
+
+
+def kv_kind(options: ModelOptions) -> str:
+    """How the KV cache is kept: models of one kind share an engine, and the prefix store's keys."""
+    return f"{options.kv_bits} bits of {options.kv_group_size}" if options.kv_bits else ""
+
+
+def tried(
+    model: LoadedModel, options: ModelOptions, layouts: Sequence[str]
+) -> tuple[MakeCache, Probe]:
+    """The maker of row caches, and what the probe finds with them (engine thread).
+
+    Raises `BadRequest` that names the option with which the model does not run.
+    """
+    bits, group = options.kv_bits, options.kv_group_size
+    if bits is None:
+        return model.make_cache, probe(model, model.make_cache, layouts)
+    _check_group(_head_sizes(model), group)
+    make_cache = partial(_quantised, model, bits, group)
+    with Isolation() as trying:
+        return make_cache, probe(model, make_cache, layouts)
+    reason = trying.fault.told if trying.fault is not None else ""
+    why = f"this model does not run with a quantised KV cache ({reason}): leave kv_bits out"
+    raise wrong_option("kv_bits", why)
+
+
+def _quantised(model: LoadedModel, bits: int, group: int) -> list[Any]:
+    return mlx_lm.quantised(model.make_cache(), bits, group)
+
+
+def _head_sizes(model: LoadedModel) -> set[int]:
+    """Values per head that the layers keep which would be quantised."""
+    cache = model.make_cache()
+    tokens = [token % model.info.vocab_size for token in range(1, TRIAL + 1)]
+    model.prefill(PrefillChunk(Prompt(tokens), 0, TRIAL, cache))
+    mx.eval(arrays(cache))
+    return {array.shape[-1] for layer in mlx_lm.quantisable(cache) for array in arrays([layer])}
+
+
+def _check_group(sizes: set[int], group: int) -> None:
+    choices = get_args(ModelOptions.model_fields["kv_group_size"].annotation)
+    if any(size % group for size in sizes):
+        fit = [str(each) for each in choices if not any(size % each for size in sizes)]
+        raise wrong_option(
+            "kv_group_size",
+            f"{group} does not divide the size of this model's heads "
+            f"({', '.join(map(str, sorted(sizes)))}); "
+            + (f"{' and '.join(fit)} would" if fit else "no size does: leave kv_bits out"),
+        )

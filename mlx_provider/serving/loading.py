@@ -1,0 +1,207 @@
+"""From a folder to weights in memory, and back: what the device had before is free again."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import mlx.core as mx
+
+from ..chat.constraints.compiler import GrammarCompiler
+from ..engine.feature_cache import FeatureCache
+from ..engine.worker import EngineWorker
+from ..errors import LoadFailed, MLXProviderError, for_another, wrong_option
+from ..isolation import Fault, Isolation
+from ..protocol.messages import ModelOptions
+from ..records import LoadedModel, LoadOptions, ModelFamily
+from ..registry import PluginRegistry
+from ..upstream.checkpoint import read_json
+from ..upstream.expand import weights_dtype
+from ..upstream.weight_files import weights_estimate
+from .model_pool import Plan
+from .served import Loaded
+
+log = logging.getLogger(__name__)
+
+VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+BACK = 0.9
+"""Share of its bytes that an unloaded model must give back, or it is told."""
+
+
+@dataclass(frozen=True)
+class WeightsKey:
+    """What makes weights other weights; every name and option beside it shares them."""
+
+    folder: Path
+    """Without links: a Hub id, a path and a link to it are one."""
+    adapter: Path | None
+    trust_remote_code: bool
+    modality: Literal["auto", "text"]
+    dtype: str
+    extra: str
+    """As JSON."""
+    context_length: int | None = None
+    """Only where it is longer than the model's own, which a family may have to prepare for."""
+
+    @classmethod
+    def of(cls, folder: Path, options: ModelOptions) -> WeightsKey:
+        """Raises `BadRequest` where the adapter is no folder."""
+        return cls(
+            folder.resolve(),
+            _adapter(options),
+            options.trust_remote_code,
+            options.modality,
+            options.dtype,
+            options.model_dump_json(include={"extra"}),
+        )
+
+
+def _adapter(options: ModelOptions) -> Path | None:
+    if not options.adapter:
+        return None
+    folder = Path(options.adapter).expanduser()
+    if not folder.is_dir():
+        raise wrong_option("adapter", f"no folder {options.adapter!r} on the engine's machine")
+    return folder.resolve()
+
+
+class Loading:
+    """Loads by the family of a plugin. Its engine-thread methods are named so."""
+
+    def __init__(
+        self,
+        registry: PluginRegistry,
+        worker: EngineWorker,
+        *,
+        feature_bytes: int,
+        mask_pool: Executor,
+        shrink_store: Callable[[], None],
+        limit: Callable[[], int],
+    ) -> None:
+        """`limit`: bytes that all models and rows may take. `shrink_store` (engine thread): leave
+        the room that weights have reserved."""
+        self._registry = registry
+        self._worker = worker
+        self._feature_bytes = feature_bytes
+        self._mask_pool = mask_pool
+        self._shrink_store = shrink_store
+        self._limit = limit
+
+    def plan(self, key: WeightsKey, options: ModelOptions) -> Plan[Loaded]:
+        """What loading will take. Raises `BadRequest` for a folder that no family serves."""
+        family, plugin = self._registry.family_for(read_json(key.folder / "config.json"))
+        dtype = weights_dtype(
+            key.dtype, weights_estimate(key.folder, key.adapter, expanded=4), self._limit()
+        )
+        chosen = LoadOptions(
+            adapter=key.adapter,
+            trust_remote_code=options.trust_remote_code,
+            context_length=key.context_length,
+            modality=key.modality,
+            dtype=dtype,
+            extra=options.extra,
+        )
+        return Plan(
+            key.folder.name,
+            weights_estimate(
+                key.folder, key.adapter, expanded=None if dtype is None else VALUE_BYTES[dtype]
+            ),
+            partial(self._load, key, family, plugin.name, chosen),
+        )
+
+    def unload(self, loaded: Loaded) -> None:
+        """Blocks until the weights are gone."""
+        self._worker.call(partial(self.unload_here, loaded)).result()
+
+    def unload_here(self, loaded: Loaded) -> None:
+        """Let go of a model and see that its bytes come back (engine thread)."""
+        before = mx.get_active_memory()
+        self._stop(loaded)
+        loaded.drop()
+        _collect()
+        back = before - mx.get_active_memory()
+        log.info("unloaded %s to make room: %d bytes came back", loaded.name, back)
+        if back < BACK * loaded.taken:
+            log.warning(
+                "%s took %d bytes, of which %d came back: family %r keeps the rest",
+                loaded.name, loaded.taken, back, loaded.family,
+            )  # fmt: skip
+
+    def _stop(self, loaded: Loaded) -> None:
+        for running in loaded.running.values():
+            self._worker.remove(running.engine)
+
+    def _load(
+        self, key: WeightsKey, family: ModelFamily, plugin: str, options: LoadOptions
+    ) -> Loaded:
+        began = time.monotonic()
+        loaded = self._worker.call(partial(self._load_here, key, family, plugin, options)).result()
+        log.info(
+            "loaded %s in %.1f s: family %s, %d bytes",
+            loaded.name, time.monotonic() - began, family.name, loaded.nbytes,
+        )  # fmt: skip
+        return loaded
+
+    def _load_here(
+        self, key: WeightsKey, family: ModelFamily, plugin: str, options: LoadOptions
+    ) -> Loaded:
+        self._shrink_store()
+        before = mx.get_active_memory()
+        made = _tried(key.folder, family, options)
+        if isinstance(made, MLXProviderError):
+            _collect()
+            raise made
+        info, taken = made.info, mx.get_active_memory() - before
+        return Loaded(
+            key=key,
+            name=key.folder.name,
+            family=family.name,
+            plugin=plugin,
+            info=info,
+            taken=taken,
+            features=FeatureCache(self._feature_bytes),
+            grammar=GrammarCompiler(
+                made.tokenizer.fast, info.stop_tokens, info.vocab_size, pool=self._mask_pool
+            ),
+            _model=made,
+        )
+
+
+def _tried(
+    folder: Path, family: ModelFamily, options: LoadOptions
+) -> LoadedModel | MLXProviderError:
+    """The model, or an error without the frames of the load, which hold half of its weights."""
+    with Isolation() as trying:
+        return family.load(folder, options)
+    return told(trying.fault, folder.name, family.name, trusted=options.trust_remote_code)
+
+
+def told(fault: Fault | None, name: str, family: str, *, trusted: bool) -> MLXProviderError:
+    """What went wrong with a model, by the option at fault where one is."""
+    if fault is None:
+        return LoadFailed(f"{name} could not be loaded by family {family!r}")
+    error = fault.error
+    known = error if isinstance(error, MLXProviderError) else None
+    if known is None:
+        log.error("loading %s\n%s", name, fault.trace)
+    named = known is not None and (known.param or "").startswith("model_info.")
+    if "trust_remote_code" in str(error) and not (trusted or named):
+        return wrong_option("trust_remote_code", f"{name} brings code of its own: {error}")
+    return (
+        for_another(known)
+        if known is not None
+        else LoadFailed(f"{name} could not be loaded by family {family!r}: {fault.told}")
+    )
+
+
+def _collect() -> None:
+    """Give back what nobody refers to, rings of references included."""
+    gc.collect()
+    mx.clear_cache()

@@ -1,0 +1,384 @@
+"""The models of this process: found by name, loaded on demand, shared by all their aliases."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ..chat.output.turn_layout import layout_of
+from ..config import EngineSettings
+from ..engine.engine import Engine
+from ..engine.memory import MemoryProfile, memory_limit
+from ..engine.prefix_cache.disk import DiskTier
+from ..engine.prefix_cache.policy import Reuse
+from ..engine.prefix_cache.store import PrefixStore
+from ..engine.request_log import Recorder
+from ..engine.scheduling.scheduler import Budget, Limits, Scheduler
+from ..engine.worker import EngineWorker
+from ..errors import BadRequest, EngineDied, Forbidden, MLXProviderError, wrong_option
+from ..isolation import Isolation
+from ..protocol.messages import ModelOptions, ModelStatus
+from ..records import LoadedModel
+from ..registry import PluginRegistry
+from ..upstream.checkpoint import named_context, read_json
+from .hub import folder_of
+from .kv_choice import kv_kind, tried
+from .loading import Loading, WeightsKey, told
+from .model_pool import Lease, ModelPool
+from .served import Loaded, Running, Served
+from .weight_account import WeightAccount
+
+log = logging.getLogger(__name__)
+
+ANY_FORMAT = "auto"
+FORCED_FORMAT = "hermes"
+CHOSEN = ("bfloat16", "float16")
+"""Dtypes of weights in which not every device runs every layer (experts on a CPU, mlx 0.32.4)."""
+MASK_THREADS = 2
+"""Threads that compute grammar masks beside the device's step."""
+ALIASES = 64
+"""Names and choices of options that are remembered for one model."""
+
+
+@dataclass(frozen=True)
+class Use(AbstractContextManager["Use"]):
+    """A request's hold on a model, which stays in memory until `end`."""
+
+    served: Served
+    _lease: Lease[Loaded]
+    _models: Models
+
+    def covers(self, rows: int) -> bool:
+        """Whether weights leave so many bytes for the request's rows, and will."""
+        return self._models.pool.covers(self._lease, rows)
+
+    def end(self) -> None:
+        """Idempotent; any thread."""
+        self._lease.release()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.end()
+
+
+class Models:
+    """Safe from any thread, but for what is named otherwise."""
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        registry: PluginRegistry,
+        worker: EngineWorker,
+        recorder: Recorder,
+        beside: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`beside`: bytes that requests hold for a while beside their rows (images)."""
+        self._beside = beside
+        self._settings = settings
+        self._registry = registry
+        self._worker = worker
+        self._recorder = recorder
+        self._store: PrefixStore | None = None
+        self._mask_pool = ThreadPoolExecutor(MASK_THREADS, thread_name_prefix="mlx-masks")
+        self._own_context: dict[Path, int] = {}
+        """Context lengths of folders that were loaded, by the model's own limit."""
+        self._loading = Loading(
+            registry,
+            worker,
+            feature_bytes=settings.feature_bytes,
+            mask_pool=self._mask_pool,
+            shrink_store=self._shrink_store,
+            limit=partial(memory_limit, settings.memory_limit),
+        )
+        self.pool = ModelPool(
+            WeightAccount(partial(memory_limit, settings.memory_limit)),
+            self._loading.unload,
+            patience=settings.model_wait,
+        )
+
+    def use(
+        self,
+        name: str,
+        options: ModelOptions,
+        *,
+        who: str = "",
+        rows: int = 0,
+        since: float | None = None,
+        deadline: float = inf,
+        repository: bool = False,
+        granted: bool = True,
+    ) -> Use:
+        """The model, loaded if need be, and `rows` bytes beside all weights (blocks).
+
+        `repository`: its name is no folder's. `granted`: the engine's owner chose the options.
+        See `ModelPool.acquire`. Raises what finding or loading raises, `BadRequest` for options
+        that the model cannot have.
+        """
+        self._check_parsers(options)
+        key = self._key(folder_of(name, repository=repository), options)
+        if not granted and key.context_length is not None:
+            raise _too_long(options)
+        lease = self.pool.acquire(
+            key,
+            partial(self._loading.plan, key, options),
+            who=who,
+            rows=rows,
+            since=since,
+            deadline=deadline,
+        )
+        own = lease.model.info.context_length
+        if key.context_length is None:
+            self._own_context[key.folder] = own
+            if own < (options.context_length or 0):
+                lease.release()
+                if not granted:
+                    raise _too_long(options)
+                return self.use(
+                    name,
+                    options,
+                    who=who,
+                    rows=rows,
+                    since=since,
+                    deadline=deadline,
+                    repository=repository,
+                )
+        try:
+            return Use(self._served(lease.model, name, options), lease, self)
+        except BaseException:
+            lease.release()
+            raise
+
+    def withdraw(self, who: str) -> None:
+        """Whoever waits for a model by this name has left."""
+        self.pool.withdraw(who)
+
+    def all(self) -> list[Served]:
+        """Every name and choice of options under which models in memory were asked for."""
+        return [served for loaded in self.pool.models() for served in list(loaded.served.values())]
+
+    def statuses(self) -> list[ModelStatus]:
+        """Each of them, for people."""
+        found = (served.status for served in self.all())
+        return [status for status in found if status is not None]
+
+    def engines(self) -> list[Running]:
+        """Every engine."""
+        return [each for loaded in self.pool.models() for each in list(loaded.running.values())]
+
+    def store_bytes(self) -> int:
+        """Bytes that the prefix store holds."""
+        return self._store.nbytes if self._store is not None else 0
+
+    def store_report(self) -> dict[str, Any]:
+        """What the prefix store holds and how often it was of use."""
+        store = self._store
+        return {} if store is None else self._worker.call(store.report).result()
+
+    def store_clear(self) -> None:
+        """Empty the prefix store."""
+        store = self._store
+        if store is not None:
+            self._worker.call(store.clear).result()
+
+    def close(self) -> None:
+        """Write what is queued for the disk, end the threads."""
+        self.pool.close(EngineDied("the engine is shutting down"))
+        store = self._store
+        if store is not None and self._worker.alive:
+            self._worker.call(store.close).result()
+        self._mask_pool.shutdown(wait=False)
+
+    def forget(self) -> None:
+        """Drop every model (their engine thread is gone)."""
+        self._store = None
+        for loaded in self.pool.forget():
+            loaded.drop()
+
+    # -- names and options
+
+    def _key(self, folder: Path, options: ModelOptions) -> WeightsKey:
+        """Which weights; a context longer than the model's own may be a matter of its family."""
+        key = WeightsKey.of(folder, options)
+        if options.context_length is None:
+            return key
+        config = read_json(key.folder / "config.json")
+        own = self._own_context.get(key.folder) or named_context(
+            config.get("text_config") or config
+        )
+        longer = own is not None and options.context_length > own
+        return replace(key, context_length=options.context_length) if longer else key
+
+    def _served(self, loaded: Loaded, name: str, options: ModelOptions) -> Served:
+        kind = kv_kind(options)
+        if kind not in loaded.running:
+            self._worker.call(partial(self._start, loaded, kind, options)).result()
+        wanted = (options.context_length, options.tool_parser, options.reasoning_parser)
+        known = loaded.served
+        served = known.get((name, kind, *wanted))
+        if served is None:
+            served = self._view(loaded, name, kind, options)
+            served = known.setdefault((name, kind, *wanted), served)
+            while len(known) > ALIASES:
+                known.pop(next(iter(known)), None)
+        return served
+
+    def _view(self, loaded: Loaded, name: str, kind: str, options: ModelOptions) -> Served:
+        info = loaded.info
+        tools = self._registry.tool_parsers
+        tool = options.tool_parser or info.tool_parser
+        thought = options.reasoning_parser or info.reasoning_parser
+        template = info.chat_template or ""
+        calls = (
+            self._registry.tool_parser(tool)
+            if tool
+            else self._registry.detect_tool_parser(template)
+        )
+        thoughts = (
+            self._registry.reasoning_parser(thought)
+            if thought
+            else self._registry.detect_reasoning_parser(template)
+        )
+        return Served(
+            name=name,
+            loaded=loaded,
+            kind=kind,
+            info=replace(info, context_length=options.context_length or info.context_length),
+            tool_parser=calls,
+            reasoning_parser=thoughts,
+            layout=layout_of(partial(_rendered, loaded.model), thoughts, calls),
+            any_parser=tools.get(ANY_FORMAT),
+            forced_parser=tools.get(FORCED_FORMAT),
+        )
+
+    def _check_parsers(self, options: ModelOptions) -> None:
+        """Before anything is loaded for the sake of a wrong name."""
+        try:
+            if options.tool_parser:
+                self._registry.tool_parser(options.tool_parser)
+            if options.reasoning_parser:
+                self._registry.reasoning_parser(options.reasoning_parser)
+        except BadRequest as error:
+            raise wrong_option(error.param or "", error.message) from None
+
+    # -- engines (engine thread)
+
+    def _start(self, loaded: Loaded, kind: str, options: ModelOptions) -> None:
+        """Probe the model with one kind of KV cache and start its engine, unless it is there."""
+        problem = None if kind in loaded.running else self._problem(loaded, kind, options)
+        if problem is not None:
+            raise problem
+
+    def _problem(self, loaded: Loaded, kind: str, options: ModelOptions) -> MLXProviderError | None:
+        with Isolation() as trying:
+            loaded.running[kind] = self._running(loaded, kind, options)
+        if trying.fault is None:
+            return None
+        if options.dtype in CHOSEN and not trying.fault.ours:
+            remedy = f"{loaded.name} does not run in {options.dtype} here; leave it at auto"
+            return wrong_option("dtype", f"{remedy} ({trying.fault.told})")
+        return told(trying.fault, loaded.name, loaded.family, trusted=options.trust_remote_code)
+
+    def _running(self, loaded: Loaded, kind: str, options: ModelOptions) -> Running:
+        model = loaded.model
+        chosen = self._settings.kv_layout
+        make_cache, found = tried(
+            model, options, model.kv_layouts if chosen == "auto" else (chosen,)
+        )
+        for note in (*model.info.notes, *found.notes):
+            log.warning("%s: %s", loaded.name, note)
+        engine = Engine(
+            model,
+            Scheduler(self._limits(), self._budget(loaded, kind, found.memory)),
+            layout=found.layout,
+            rides=found.rides,
+            make_cache=make_cache,
+            recorder=self._recorder,
+            reuse=Reuse(self._prefix_store(), model, kind, make_cache),
+            features=loaded.features,
+        )
+        self._worker.add(engine)
+        log.info("%s runs with layout %s%s", loaded.name, found.layout, kind and f", KV in {kind}")
+        return Running(engine, found)
+
+    # -- memory
+
+    def _limits(self) -> Limits:
+        s = self._settings
+        return Limits(s.max_rows, s.max_queue, s.stall_target, s.max_chunk, s.output_reserve)
+
+    def _budget(self, loaded: Loaded, kind: str, memory: MemoryProfile) -> Budget:
+        return Budget(
+            row_bytes=memory.row_bytes,
+            available=partial(self._available, loaded, kind),
+            reclaim=partial(self._reclaim, loaded, kind),
+            alone=partial(self.pool.alone, loaded.key),
+            others_go_on=partial(self.pool.others_go_on, loaded.key),
+            beside=self._beside,
+        )
+
+    def _live(self, apart: Running | None = None) -> int:
+        """Bytes set aside for rows, of all engines or of all others."""
+        return sum(e.engine.scheduler.live_bytes for e in self.engines() if e is not apart)
+
+    def _available(self, loaded: Loaded, kind: str) -> int:
+        """Bytes for rows of one engine: what weights and the rows of others leave."""
+        return self.pool.free - self._live(apart=loaded.running.get(kind))
+
+    def _reclaim(self, loaded: Loaded, kind: str, need: int) -> None:
+        """Unload idle models, then shrink the store, so that rows may hold `need` bytes."""
+        own = loaded.running[kind]
+        live = own.engine.scheduler.live_bytes
+        stuck = need <= live or not live  # rows have outgrown their room, or none can begin
+        leaving = self.pool.make_way(loaded.key, need, self._live(apart=own), stuck=stuck)
+        for resident, model in leaving:
+            self._loading.unload_here(model)
+            self.pool.left(resident)
+        left = self._available(loaded, kind) - need
+        if left >= 0:
+            self._evict(left)
+
+    def _prefix_store(self) -> PrefixStore:
+        """The one store of this process, made on the engine thread that will own it."""
+        if self._store is None:
+            s = self._settings
+            disk = DiskTier(s.disk_cache, s.disk_cache_bytes) if s.disk_cache else None
+            self._store = PrefixStore(budget=self._store_budget, disk=disk)
+        return self._store
+
+    def _store_budget(self) -> int:
+        """Bytes that weights and live rows leave to the prefix store."""
+        left = max(0, self.pool.free - self._live() - self._beside())
+        chosen = self._settings.prefix_bytes
+        return left if chosen is None else min(left, chosen)
+
+    def _shrink_store(self) -> None:
+        self._evict(self._store_budget())
+
+    def _evict(self, to: int) -> None:
+        if self._store is not None and self._store.evict_to(to):
+            self._recorder.evicted(1)
+
+
+def _too_long(options: ModelOptions) -> Forbidden:
+    """Each longer context makes other weights of a model."""
+    return Forbidden(
+        f"context_length {options.context_length} is beyond the model's own: grant it where the "
+        "engine runs, in its owner's models file (MLX_PROVIDER_MODELS_FILE)",
+        param="options.context_length",
+    )
+
+
+def _rendered(model: LoadedModel, messages: list[dict[str, Any]]) -> str:
+    return model.prepare(messages, tools=[], media=[], variables={}).text

@@ -1,0 +1,136 @@
+"""A request's prompt: messages normalised and rendered, or raw text, as tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from ..chat.media.load import load_media
+from ..chat.media.policy import MediaPolicy
+from ..chat.media.room import MediaClaim
+from ..chat.messages.fold import fold_tools, has_tools
+from ..chat.messages.normalise import Normalised, Taken, normalise
+from ..errors import BadRequest
+from ..protocol.messages import GenerateRequest, ModelOptions
+from ..records import MediaItem, ModelInfo, Prompt
+from .served import Served
+
+FOLDED = "the model's chat template does not take these tool messages: they are written as text"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A prompt and what was noticed on the way."""
+
+    prompt: Prompt
+    warnings: tuple[str, ...] = ()
+
+
+def prepare(served: Served, request: GenerateRequest, claim: MediaClaim | None = None) -> Prepared:
+    """Render and tokenise (host work, any thread). Raises `BadRequest` that names the part.
+
+    `claim`: is charged with the request's images; unset: nobody shares their room.
+    """
+    if (request.messages is None) == (request.prompt is None):
+        raise BadRequest("give either messages or a prompt", param="messages")
+    if request.messages is None:
+        return Prepared(_raw(served, request.prompt or ""))
+    normalised = normalised_messages(served, request)
+    render = partial(
+        served.model.prepare,
+        tools=[] if request.tool_choice == "none" else request.tools,
+        media=_media(served, normalised, request, claim),
+        variables=request.template,
+    )
+    messages, begun = split_reply(normalised.messages)
+    try:
+        prompt, warnings = render(messages), normalised.warnings
+    except BadRequest:
+        if not has_tools(messages):
+            raise
+        prompt, warnings = render(fold_tools(messages)), (*normalised.warnings, FOLDED)
+    _finish_inputs(served, prompt)
+    return Prepared(_continued(served, prompt, begun) if begun else prompt, warnings)
+
+
+def _finish_inputs(served: Served, prompt: Prompt) -> None:
+    """Spare the engine thread the host work on media whose features it does not have."""
+    for span in prompt.spans:
+        if span.ready is not None and span.content_hash not in served.engine.features:
+            span.ready()
+
+
+def split_reply(
+    messages: Sequence[Mapping[str, Any]],
+) -> tuple[Sequence[Mapping[str, Any]], str]:
+    """A last message of the assistant is the beginning of the reply, not a turn of its own.
+
+    Returns the messages before it and its text. Raises `BadRequest` where there are none.
+    """
+    *before, last = messages
+    text = last["content"]
+    if last["role"] != "assistant" or last.get("tool_calls") or not isinstance(text, str):
+        return messages, ""
+    if not before:
+        raise BadRequest("messages holds no turn before the assistant's", param="messages")
+    return before, text
+
+
+def _continued(served: Served, prompt: Prompt, begun: str) -> Prompt:
+    """The prompt with the reply's beginning after it; a thought that it opens is closed."""
+    reasoning = served.reasoning_parser
+    tail, before = prompt.text.rstrip(), ""
+    if reasoning is not None and reasoning.end and tail.endswith(reasoning.openers() or "\0"):
+        before = f"\n{reasoning.end}\n\n"
+    added = served.model.tokenizer.encode_plain(begun, before=before)
+    return replace(prompt.followed_by(added), text=prompt.text + before + begun)
+
+
+def normalised_messages(served: Served, request: GenerateRequest) -> Normalised:
+    """The messages in the form that this model's template takes."""
+    info = served.model.info
+    return normalise(
+        request.messages or [],
+        hoist_system=info.hoist_system,
+        system_role=info.system_role,
+        alternate=info.alternate,
+        tool_media=info.tool_media,
+        taken=taken_media(info, request.options),
+    )
+
+
+def taken_media(info: ModelInfo, options: ModelOptions) -> Taken:
+    """Kinds of media that the model takes, by its family and by its operator."""
+    as_text = options.modality == "text"
+    kinds = frozenset() if as_text else info.media
+    if (options.unseen_media or ("refuse" if as_text else "omit")) == "omit":
+        return Taken(kinds)
+    if as_text:
+        return Taken(kinds, "the operator serves this model as text only")
+    takes = " and ".join(["text", *sorted(kinds)]) if kinds else "text only"
+    return Taken(kinds, f"this model takes {takes}")
+
+
+def _media(
+    served: Served, normalised: Normalised, request: GenerateRequest, claim: MediaClaim | None
+) -> list[MediaItem]:
+    policy = MediaPolicy(
+        allow_private=request.options.allow_private_media,
+        allow_file=request.options.allow_file_media,
+    )
+    if not normalised.media:
+        return []
+    return load_media(normalised.media, policy, claim, served.model.info.max_pixels)
+
+
+def prompt_text(served: Served, prompt: Prompt) -> str:
+    """The prompt as text, also where it came as token ids."""
+    return prompt.text or served.model.tokenizer.decode(prompt.tokens, skip_special=False)
+
+
+def _raw(served: Served, prompt: str | list[int]) -> Prompt:
+    if isinstance(prompt, str):
+        return Prompt(served.model.tokenizer.encode(prompt, special=True), text=prompt)
+    return Prompt(prompt)

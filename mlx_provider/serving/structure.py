@@ -1,0 +1,157 @@
+"""What a request demands of its reply's form, and what keeps each choice to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..chat.constraints.readable import check_readable
+from ..chat.constraints.shapes import MESSAGES, CallShape, shape_for
+from ..chat.constraints.thoughts import Thoughts
+from ..chat.output.turn_layout import NO_LAYOUT, TurnLayout
+from ..engine.request import RowConstraint
+from ..protocol.messages import GenerateRequest
+from ..records import ReasoningParser, ToolParser
+
+if TYPE_CHECKING:
+    from ..chat.constraints.compiler import Structure
+    from ..chat.output.reply import Reply
+    from .served import Served
+
+
+@dataclass(frozen=True)
+class Form:
+    """The parsers that read a reply, and the grammar that it must follow."""
+
+    tool_parser: ToolParser | None
+    reasoning_parser: ReasoningParser | None
+    reasoning_open: bool
+    """The prompt ends inside a thought."""
+    structure: Structure | None
+    thought_end: str = ""
+    """Text that ends a thought; empty: the model has none that could be forced."""
+    warnings: tuple[str, ...] = ()
+    layout: TurnLayout = NO_LAYOUT
+    """White space that the chat template writes around the reply's texts."""
+
+
+def form_of(served: Served, request: GenerateRequest, text: str) -> Form:
+    """The form of a reply; `text`: the rendered prompt. Host work; raises `BadRequest`."""
+    chat = request.messages is not None
+    reasoning = served.reasoning_parser if chat else None
+    opened = reasoning is not None and _opened(text, reasoning)
+    tools = _tool_parser(served, request) if chat else None
+    messages = MESSAGES.get(reasoning.name) if reasoning else None
+    structure = None
+    if _demands(request):
+        shape = _shape(request, tools) if tools else None
+        thoughts = None
+        if reasoning is not None and reasoning.closers():
+            barred = tools.openers() if tools else ()
+            thoughts = Thoughts(reasoning.start, reasoning.closers(), opened, barred)
+        structure = served.grammar.structure(request, shape, thoughts, messages)
+    warnings = list(structure.warnings) if structure else []
+    if tools is not None and served.tool_parser is None:
+        shown = "the model's chat template shows no known tool format"
+        warnings.append(f"{shown}: calls are read as {tools.name}")
+    end = messages.thought_end if messages else reasoning.end if reasoning else ""
+    if request.thinking_budget is not None and not end:
+        warnings.append("thinking_budget has no effect: the model's thoughts are not marked off")
+    openers = reasoning.openers() if reasoning else ()
+    layout = served.layout.behind(text, openers, begins=_begins(request))
+    return Form(tools, reasoning, opened, structure, end, tuple(warnings), layout)
+
+
+def _shape(request: GenerateRequest, tools: ToolParser) -> CallShape:
+    """How calls look that the grammar writes. Raises `BadRequest` for what could not be read."""
+    shape = shape_for((tools.name, *tools.aliases), tools.start, tools.end)
+    check_readable(request, tools, shape)
+    return shape
+
+
+def _tool_parser(served: Served, request: GenerateRequest) -> ToolParser | None:
+    """The model's parser; a model that shows none is read by a general one."""
+    if not request.tools or request.tool_choice == "none":
+        return None
+    return served.tool_parser or (
+        served.forced_parser if request.tool_choice != "auto" else served.any_parser
+    )
+
+
+def _demands(request: GenerateRequest) -> bool:
+    return bool(
+        request.grammar or request.response_format or request.tool_choice not in ("none", "auto")
+    )
+
+
+def _begins(request: GenerateRequest) -> bool:
+    """Whether the reply is a turn from its start, no continuation of a given text."""
+    messages = request.messages or [{"role": "assistant"}]  # a raw prompt may end anywhere
+    return messages[-1].get("role") != "assistant"
+
+
+def _opened(text: str, reasoning: ReasoningParser) -> bool:
+    """Whether a reply to this prompt begins inside a thought.
+
+    Models of some formats begin so although their template writes no opener; not after a
+    thought that the template has closed.
+    """
+    if _ends_with(text, reasoning.openers()):
+        return True
+    closers = reasoning.closers()
+    return reasoning.unmarked == "reasoning" and bool(closers) and not _ends_with(text, closers)
+
+
+def _ends_with(text: str, openers: Sequence[str]) -> bool:
+    tail = text.rstrip()
+    return any(tail.endswith(opener) for opener in openers)
+
+
+class ThinkingBudget:
+    """Ends a thought that has used up its tokens: only the end marker may follow then."""
+
+    def __init__(
+        self, budget: int, end: Sequence[int], vocab_size: int, inner: RowConstraint | None
+    ) -> None:
+        self._left = budget
+        self._end = list(end)
+        self._words = (vocab_size + 31) // 32
+        self._inner = inner
+        self._written = 0
+        """Tokens of the marker that are forced and written."""
+        self.reply: Reply | None = None
+        """Knows whether the row is inside a thought."""
+
+    def mask(self) -> NDArray[np.uint32] | None:
+        """Only the marker's next token while it is forced, else what the grammar allows."""
+        if self._forcing:
+            token = self._end[self._written]
+            mask = np.zeros(self._words, dtype=np.uint32)
+            mask[token // 32] = np.uint32(1 << token % 32)
+            return mask
+        return None if self._inner is None else self._inner.mask()
+
+    def advance(self, token: int) -> None:
+        """Count a token of the thought, or one of the forced marker."""
+        if self._forcing:
+            self._written = (self._written + 1) % len(self._end)
+        else:
+            self._left -= self._thinking
+        if self._inner is not None:
+            self._inner.advance(token)
+
+    @property
+    def finished(self) -> bool:
+        return self._inner is not None and self._inner.finished
+
+    @property
+    def _forcing(self) -> bool:
+        return self._written > 0 or (self._left <= 0 and self._thinking)
+
+    @property
+    def _thinking(self) -> bool:
+        return self.reply is not None and self.reply.in_reasoning

@@ -1,0 +1,41 @@
+"""Checks that need the model: context, token ids, room for the reply."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..errors import BadRequest, ContextTooLong
+from ..protocol.messages import GenerateRequest
+from ..records import ModelInfo, Prompt
+
+
+def checked(request: GenerateRequest, prompt: Prompt, info: ModelInfo) -> None:
+    """Raise `BadRequest` or `ContextTooLong` for what this model cannot serve."""
+    count = len(prompt.tokens)
+    if count == 0:
+        raise BadRequest("the prompt is empty", param="prompt")
+    if count >= info.context_length:
+        raise ContextTooLong.of(count, info.context_length)
+    _within(prompt.tokens, info.vocab_size, "prompt")
+    _within(request.stop_token_ids, info.vocab_size, "stop_token_ids")
+    _within(request.sampling.logit_bias, info.vocab_size, "logit_bias")
+    if any(not stop for stop in request.stop):
+        raise BadRequest("a stop string is empty", param="stop")
+    if request.min_tokens > room_for(request, prompt, info):
+        raise BadRequest("min_tokens is more than max_tokens", param="min_tokens")
+
+
+def room_for(request: GenerateRequest, prompt: Prompt, info: ModelInfo) -> int:
+    """Tokens that each choice may have: what was asked for, clipped to the context's rest."""
+    room = info.context_length - len(prompt.tokens)
+    return room if request.max_tokens is None else min(request.max_tokens, room)
+
+
+def _within(tokens: Iterable[int], vocab_size: int, param: str) -> None:
+    # MLX's gather does not check indices: an id out of range would read foreign memory
+    for token in tokens:
+        if not 0 <= token < vocab_size:
+            raise BadRequest(
+                f"token id {token} is not within 0 .. {vocab_size - 1}, the vocabulary",
+                param=param,
+            )
