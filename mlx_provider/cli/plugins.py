@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from ..records import ModelFamily
 from ..registry import Plugin, PluginRegistry
 
 LABEL_WIDTH = 18
@@ -28,14 +30,16 @@ def plugins(
     if not registry.plugins:
         console.print("no plugins")
     for plugin in registry.plugins:
-        console.print(_described(plugin))
+        console.print(_described(plugin, registry.model_families))
 
 
-def _described(plugin: Plugin) -> Text:
+def _described(plugin: Plugin, families: Mapping[str, ModelFamily]) -> Text:
     text = Text(plugin.name, style="bold" if plugin.error is None else "bold red")
     text.append(f"  {plugin.distribution} {plugin.version}".rstrip(), style="not bold")
     lines = [("hooks", ", ".join(plugin.hooks))]
     lines += [(kind, ", ".join(names)) for kind, names in plugin.records.items()]
+    own = plugin.records.get("model family", ())
+    lines += [("serves", families[name].serves) for name in own if name in families]
     lines += [("note", note) for note in plugin.notes]
     lines.append(("error", plugin.error or ""))
     for label, content in lines:

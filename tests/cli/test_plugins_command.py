@@ -82,3 +82,8 @@ def test_no_plugins_is_said() -> None:
     registry = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": ""})
     assert run(registry) == "no plugins\n"
     assert json.loads(run(registry, "--json")) == []
+
+
+def test_what_a_family_cannot_do_is_said() -> None:
+    shown = run(PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "vision"}))
+    assert "where images cannot be embedded one by one" in shown
