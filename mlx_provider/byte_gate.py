@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections import deque
 from concurrent.futures import Future
+from contextlib import ExitStack
 
 from .errors import MLXProviderError
 
@@ -95,11 +96,10 @@ class Ticket:
 
     async def arrive(self) -> Ticket:
         """`wait` in an event loop; cancelling it leaves the line."""
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.close)
             await asyncio.wrap_future(self.granted)
-        except BaseException:
-            self.close()
-            raise
+            undo.pop_all()
         return self
 
     def keep(self, size: int) -> None:

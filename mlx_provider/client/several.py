@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 
 from ..errors import BadRequest
@@ -32,12 +33,11 @@ def submit_all(client: EngineClient, requests: Sequence[GenerateRequest]) -> Gen
     if len(requests) == 1 and not requests[0].echo:
         return client.submit(requests[0])
     parts: list[Generation] = []
-    try:
+    with ExitStack() as undo:
+        undo.callback(_close, parts)
         for request in requests:
             parts.append(_submit(client, request, len(parts), len(requests)))
-    except BaseException:  # a thread that is told to end, too
-        _close(parts)
-        raise
+        undo.pop_all()
     return _Merge(requests, parts).begin()
 
 

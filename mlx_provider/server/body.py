@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import anyio
@@ -62,11 +63,10 @@ class Bodies:
         size = self._limit if length is None else length
         gate = self._small if size <= SMALL else self._large
         ticket = await gate.ask(size).arrive()
-        try:
+        with ExitStack() as undo:
+            undo.callback(ticket.close)
             data = await self._read(receive)
-        except BaseException:
-            ticket.close()
-            raise
+            undo.pop_all()
         ticket.keep(len(data))
         return Body(data, ticket)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -154,11 +154,11 @@ class Models:
                     deadline=deadline,
                     repository=repository,
                 )
-        try:
-            return Use(self._served(lease.model, name, options), lease, self)
-        except BaseException:
-            lease.release()
-            raise
+        with ExitStack() as undo:
+            undo.callback(lease.release)
+            use = Use(self._served(lease.model, name, options), lease, self)
+            undo.pop_all()
+        return use
 
     def withdraw(self, who: str) -> None:
         """Whoever waits for a model by this name has left."""
