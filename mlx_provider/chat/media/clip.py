@@ -145,7 +145,9 @@ def _main(path: str, engine: int, max_frames: int, max_pixels: int, max_clip_pix
             return _refused(f"it is longer than {max_frames / RATE:g} s, or than its header says")
     if not frames:
         return 1
-    np.save(sys.stdout.buffer, np.stack(frames)[..., ::-1])  # OpenCV's colours are BGR
+    written = io.BytesIO()  # a pipe has no position, for which NumPy asks a file
+    np.save(written, np.stack(frames)[..., ::-1])  # OpenCV's colours are BGR
+    sys.stdout.buffer.write(written.getbuffer())
     return 0
 
 
