@@ -51,7 +51,17 @@ class Grants:
         if granted is None:
             return request
         options = granted.model_copy(update=_chosen(request.options))
+        if request.origin == "remote" and granted.context_length is not None:
+            length = min(granted.context_length, options.context_length or granted.context_length)
+            options = options.model_copy(update={"context_length": length})
         return request.model_copy(update={"options": options})
+
+    def may_lengthen(self, request: GenerateRequest) -> bool:
+        """Whether its context may be beyond the model's own, which makes other weights."""
+        granted = self._granted.get(request.model)
+        return request.origin != "remote" or (
+            granted is not None and granted.context_length is not None
+        )
 
     def _refuse_foreign_folder(self, model: str) -> None:
         if model == DEMO or self._under_a_root(model):

@@ -118,17 +118,17 @@ class Models:
         since: float | None = None,
         deadline: float = inf,
         repository: bool = False,
-        granted: bool = True,
+        may_lengthen: bool = True,
     ) -> Use:
         """The model, loaded if need be, and `rows` bytes beside all weights (blocks).
 
-        `repository`: its name is no folder's. `granted`: the engine's owner chose the options.
+        `repository`: its name is no folder's. `may_lengthen`: to a context beyond its own.
         See `ModelPool.acquire`. Raises what finding or loading raises, `BadRequest` for options
         that the model cannot have.
         """
         self._check_parsers(options)
         key = self._key(folder_of(name, repository=repository), options)
-        if not granted and key.context_length is not None:
+        if not may_lengthen and key.context_length is not None:
             raise _too_long(options)
         lease = self.pool.acquire(
             key,
@@ -143,7 +143,7 @@ class Models:
             self._own_context[key.folder] = own
             if own < (options.context_length or 0):
                 lease.release()
-                if not granted:
+                if not may_lengthen:
                     raise _too_long(options)
                 return self.use(
                     name,

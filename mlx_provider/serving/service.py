@@ -160,7 +160,7 @@ class ChatService:
         find = partial(
             self._models.use, wire.model, wire.options,
             who=wire.id, since=arrived, deadline=deadline, repository=names_repository(wire),
-            granted=wire.origin != "remote",
+            may_lengthen=self._grants.may_lengthen(wire),
         )  # fmt: skip
         use = held.enter_context(find())
         ready = self._prepared(wire, mailbox, arrived, use, claim)

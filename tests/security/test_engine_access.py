@@ -15,13 +15,16 @@ from pathlib import Path
 import httpx
 import pytest
 
+from mlx_provider.config import EngineSettings
 from mlx_provider.errors import BadRequest, Forbidden, ModelNotFound
+from mlx_provider.protocol.event_queue import Mailbox
 from mlx_provider.protocol.messages import GenerateRequest, ModelOptions
 from mlx_provider.server import owner_socket
 from mlx_provider.server.access import host_of
 from mlx_provider.server.engine_key import engine_key, own_key_file
 from mlx_provider.server.listen import listen_unix
 from mlx_provider.serving.grants import Grants, read_grants
+from mlx_provider.serving.service import ChatService
 from mlx_provider.testing.tiny_models import build
 
 SERVER = (sys.executable, "-P", "-m", "mlx_provider.server", "--port", "0")
@@ -232,6 +235,29 @@ def test_the_owners_file_grants_per_model(tmp_path: Path) -> None:
     assert (options.allow_private_media, options.kv_bits) == (True, 8)
     with pytest.raises(Forbidden, match="allow_file_media"):
         grants.admitted(request.model_copy(update={"options": ModelOptions(allow_file_media=True)}))
+
+
+def test_a_longer_context_is_the_owners_to_grant(tmp_path: Path) -> None:
+    file = tmp_path / "models.toml"
+    file.write_text("[demo]\ncontext_length = 5000\n")
+
+    def context(models_file: Path | None, asked: int | None) -> int:
+        service = ChatService(EngineSettings(models_file=models_file))
+        request = GenerateRequest(
+            model="demo",
+            messages=HELLO,
+            max_tokens=1,
+            origin="remote",
+            options=ModelOptions(context_length=asked),
+        )
+        try:
+            return service.submit(request, Mailbox()).context_length
+        finally:
+            service.close()
+
+    assert [context(file, asked) for asked in (None, 9000, 100)] == [5000, 5000, 100]
+    with pytest.raises(Forbidden, match="MLX_PROVIDER_MODELS_FILE"):
+        context(None, 5000)
 
 
 @pytest.mark.parametrize(

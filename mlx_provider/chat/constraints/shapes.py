@@ -86,7 +86,6 @@ def list_shape(start: str, end: str) -> CallShape:
 
 
 _PARAMETERS = Tagged("<parameter=", ">\n", "\n</parameter>\n")
-_NAMED_PARAMETERS = Tagged('<parameter name="', '">', "</parameter>\n")
 _ARG_KEYS = Tagged("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n")
 _KEYWORDS = Tagged("", "=", "", between=", ", text=None, keywords=True)
 _MINIMAX_M3 = "]<]minimax[>["
