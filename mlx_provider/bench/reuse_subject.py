@@ -14,7 +14,7 @@ from ..engine.execution.probe import Probe
 from ..engine.feature_cache import FeatureCache
 from ..engine.memory import arrays
 from ..engine.prefix_cache.key import StoreKey, as_ids, key_tokens
-from ..engine.prefix_cache.policy import Reuse
+from ..engine.prefix_cache.policy import PrefixReuse
 from ..engine.prefix_cache.store import PrefixStore
 from ..engine.scheduling.scheduler import Budget, Limits, Scheduler
 from ..records import LoadedModel, MediaItem, PrefillChunk, Prompt
@@ -48,10 +48,10 @@ class InProcess:
                 limits, Budget(lambda tokens: tokens, lambda: WIDE, lambda need: None, lambda: WIDE)
             ),
             layout=probe.layout,
-            rides=probe.rides,
+            mixes=probe.mixes,
             make_cache=model.make_cache,
             recorder=SilentRecorder(),
-            reuse=Reuse(self._store, model, "", model.make_cache) if reuse else None,
+            prefix_cache=PrefixReuse(self._store, model, "", model.make_cache) if reuse else None,
             features=FeatureCache(s.feature_bytes if reuse else 0),
         )
 

@@ -82,7 +82,7 @@ class Ours:
             model,
             Scheduler(limits, budget),
             layout=found.layout,
-            rides=found.rides,
+            mixes=found.mixes,
             make_cache=model.make_cache,
             recorder=SilentRecorder(),
         )

@@ -101,7 +101,7 @@ class Row:
     tokens: list[int] = field(default_factory=list)
     """Committed tokens: drawn, read back, and pushed to `output`."""
     finish: FinishReason | None = None
-    suspect: bool = False
+    retry_alone: bool = False
     """Was in a device step that failed: decodes alone once before it joins others again."""
 
     @property
@@ -135,11 +135,11 @@ class Request:
 
     phase: Phase = Phase.WAITING
     cached: int = 0
-    """Prompt tokens that came from the prefix store."""
+    """Prompt tokens that came from the prefix cache."""
     prefilled: int = 0
     """Prompt tokens that were computed."""
     explanation: str = ""
-    """Why the prefix store did not have more of the prompt."""
+    """Why the prefix cache did not have more of the prompt."""
     features: dict[str, Any] = field(default_factory=dict)
     """Features of the prompt's media by content hash, while they are needed."""
 
@@ -162,7 +162,7 @@ class Request:
 
 
 @dataclass(eq=False)
-class Prefill:
+class PrefillJob:
     """Tokens to be run through the model until `rows` can decode.
 
     One for a new request (all its rows share it); one for each row again after a device
@@ -172,25 +172,38 @@ class Prefill:
     request: Request
     rows: list[Row]
     tokens: Sequence[int]
-    cuts: Sequence[int] = ()
-    """Ascending token counts at which a chunk must end."""
     arrived: float = 0.0
-    started: bool = False
+    admitted: bool = False
+    """Memory is set aside for its rows."""
     done: int = 0
     """Tokens that `cache` holds."""
     cache: list[Any] | None = None
+    cuts: Sequence[int] = ()
+    """Ascending token counts at which a chunk must end."""
     keeps: Sequence[int] = ()
     """Ascending token counts whose states are worth keeping."""
-    checkpoints: dict[int, Any] = field(default_factory=dict)
-    """State snapshots taken on the way, by token count."""
-    expected: int = 0
-    """Tokens that the prefix store would provide, as far as is known before the start."""
+    snapshots: dict[int, Any] = field(default_factory=dict)
+    """States that were kept on the way, by token count."""
     ids: Any = None
-    """The tokens as the prefix store knows them (int64 array), once computed."""
+    """The tokens as the prefix cache knows them, (tokens,) int64; `None`: there is no cache."""
+    match: Any = None
+    """What the prefix cache had when the job was queued."""
+    estimated_cached: int = 0
+    """Tokens that the prefix cache would provide, as far as is known before the start."""
 
     @property
     def remaining(self) -> int:
         return len(self.tokens) - self.done
+
+    @property
+    def cost(self) -> int:
+        """Tokens that will have to be computed, as far as is known."""
+        return len(self.tokens) - max(self.done, self.estimated_cached)
+
+    @property
+    def text_follows(self) -> bool:
+        """Whether nothing but text is left to prefill."""
+        return all(span.end <= self.done for span in self.request.prompt.spans)
 
     @property
     def prompt(self) -> Prompt:
@@ -199,16 +212,11 @@ class Prefill:
         return prompt.followed_by(self.tokens[len(prompt.tokens) :])
 
     def restart(self) -> None:
-        """Forget what was computed: a device failure has spoilt it."""
-        self.cache, self.done, self.checkpoints = None, 0, {}
+        """Forget what was computed: a device failure has corrupted it."""
+        self.cache, self.done, self.snapshots = None, 0, {}
 
     def held(self) -> list[Any]:
         """The cache. Raises `RuntimeError` before the prefill has begun."""
         if self.cache is None:
             raise RuntimeError("the prefill has not begun")
         return self.cache
-
-    @property
-    def cost(self) -> int:
-        """Tokens that will have to be computed, as far as is known."""
-        return len(self.tokens) - max(self.done, self.expected)

@@ -16,11 +16,13 @@ from typing import Any
 from ..chat.output.turn_layout import layout_of
 from ..config import EngineSettings
 from ..engine.engine import Engine
+from ..engine.execution.calibration import calibrate
 from ..engine.memory import MemoryProfile, memory_limit
 from ..engine.prefix_cache.disk import DiskTier
-from ..engine.prefix_cache.policy import Reuse
+from ..engine.prefix_cache.policy import PrefixReuse
 from ..engine.prefix_cache.store import PrefixStore
 from ..engine.request_log import Recorder
+from ..engine.scheduling.costs import Costs
 from ..engine.scheduling.scheduler import Budget, Limits, Scheduler
 from ..engine.worker import EngineWorker
 from ..errors import BadRequest, EngineDied, Forbidden, MLXProviderError, wrong_option
@@ -300,12 +302,16 @@ class Models:
             log.warning("%s: %s", loaded.name, note)
         engine = Engine(
             model,
-            Scheduler(self._limits(), self._budget(loaded, kind, found.memory)),
+            Scheduler(
+                self._limits(),
+                self._budget(loaded, kind, found.memory),
+                Costs(calibrate(model, make_cache)),
+            ),
             layout=found.layout,
-            rides=found.rides,
+            mixes=found.mixes,
             make_cache=make_cache,
             recorder=self._recorder,
-            reuse=Reuse(self._prefix_store(), model, kind, make_cache),
+            prefix_cache=PrefixReuse(self._prefix_store(), model, kind, make_cache),
             features=loaded.features,
         )
         self._worker.add(engine)

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..engine.engine import Engine
-from ..engine.prefix_cache.policy import Reuse
+from ..engine.prefix_cache.policy import PrefixReuse
 from ..engine.prefix_cache.store import PrefixStore
-from ..engine.request import Prefill, Request, Row, SamplingParams
-from ..engine.scheduling.scheduler import Budget, Chunk, Limits, Scheduler
+from ..engine.request import PrefillJob, Request, Row, SamplingParams
+from ..engine.scheduling.costs import Costs
+from ..engine.scheduling.scheduler import Budget, Limits, Scheduler
 from ..protocol.event_queue import Mailbox
 from ..protocol.messages import Delta, Event, FinishReason, TokenLogprob
 from ..records import LoadedModel, Prompt
@@ -84,16 +85,9 @@ def output_of(request: Request, choice: int = 0) -> TokenOutput:
 
 
 class Alternating(Scheduler):
-    """Lets rows decode before every chunk, so that what joins meets them at every stage."""
+    """Lets rows decode in every step, so that what joins meets them at every stage."""
 
-    def precedes(self, chunk: Chunk, stalled: float) -> bool:
-        return False
-
-
-class Riding(Alternating):
-    """Takes no prompt for brief, so that chunks ride wherever the engine lets them."""
-
-    def _brief(self, work: Prefill) -> bool:
+    def _precedes(self, job: PrefillJob) -> bool:
         return False
 
 
@@ -101,8 +95,9 @@ def new_engine(
     model: LoadedModel,
     *,
     layout: str = "grouped",
-    rides: bool = False,
+    mixes: bool = False,
     scheduler: type[Scheduler] = Scheduler,
+    costs: Costs | None = None,
     max_chunk: int = 16,
     max_rows: int = 32,
     reserve: int = 64,
@@ -115,14 +110,14 @@ def new_engine(
     """An engine with its own scheduler; `max_chunk` small so that prompts take several steps."""
     fresh = make_cache or model.make_cache
     if store is not None:
-        more["reuse"] = Reuse(store, model, "", fresh)
+        more["prefix_cache"] = PrefixReuse(store, model, "", fresh)
     limits = Limits(max_rows, 1000, stall_target=0.1, max_chunk=max_chunk, output_reserve=reserve)
     budget = Budget(row_bytes, available, lambda need: None, alone=available)
     return Engine(
         model,
-        scheduler(limits, budget),
+        scheduler(limits, budget, costs),
         layout=layout,
-        rides=rides,
+        mixes=mixes,
         make_cache=fresh,
         recorder=SilentRecorder(),
         **more,

@@ -8,7 +8,8 @@ import pytest
 
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.request import Phase
-from mlx_provider.engine.scheduling.scheduler import Chunk
+from mlx_provider.engine.scheduling.costs import Costs, Curve
+from mlx_provider.engine.scheduling.plan import StepPlan
 from mlx_provider.testing.driver import new_engine, new_request, run
 from mlx_provider_text.model import TextModel
 
@@ -19,9 +20,9 @@ def decodes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Engine], int]:
     rows: list[int] = []
     decode = Engine._decode
 
-    def counted(engine: Engine, riding: Chunk | None) -> None:
-        rows.append(len(engine.scheduler.running))
-        decode(engine, riding)
+    def counted(engine: Engine, plan: StepPlan) -> None:
+        rows.append(len(plan.rows))
+        decode(engine, plan)
 
     monkeypatch.setattr(Engine, "_decode", counted)
 
@@ -47,7 +48,8 @@ def test_rows_that_have_waited_for_the_target_decode_first(
     qwen3: TextModel, decodes: Callable[[Engine], int]
 ) -> None:
     now = [0.0]
-    engine = new_engine(qwen3, clock=lambda: now[0])
+    no_time = Costs(Curve(((1, 1e-4), (2048, 1e-3))))
+    engine = new_engine(qwen3, clock=lambda: now[0], costs=no_time)
     for i in range(4):
         engine.submit(new_request([30 + i] * 12, max_tokens=6))
     rows = []

@@ -5,17 +5,18 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_provider.engine.request import Phase, Request, Row, SamplingParams
+from mlx_provider.engine.scheduling.costs import Costs, Curve
+from mlx_provider.engine.scheduling.plan import Chunk, StepPlan
 from mlx_provider.engine.scheduling.scheduler import Budget, Limits, Scheduler
 from mlx_provider.errors import BadRequest, Overloaded
 from mlx_provider.protocol.event_queue import Mailbox
-from mlx_provider.records import Prompt
+from mlx_provider.records import MediaSpan, Prompt
 
 
 class NoOutput:
@@ -35,16 +36,35 @@ def make(length: int, max_tokens: int = 4, n: int = 1) -> Request:
     return request
 
 
+A_MILLISECOND_EACH = Curve(((1, 0.001), (2000, 2.0)))
+
+
 def scheduler(
     max_rows: int = 4,
     max_queue: int = 100,
     memory: int = 10**9,
     max_chunk: int = 64,
     reserve: int = 8,
+    curve: Curve = A_MILLISECOND_EACH,
 ) -> Scheduler:
     limits = Limits(max_rows, max_queue, 0.1, max_chunk, reserve)
     budget = Budget(lambda tokens: tokens, lambda: memory, lambda need: None, lambda: memory)
-    return Scheduler(limits, budget)
+    return Scheduler(limits, budget, Costs(curve))
+
+
+def next_chunk(plan: Scheduler, now: float = 0.0) -> Chunk | None:
+    """What a step would prefill, after it has let somebody in."""
+    plan.admit(now)
+    return plan.plan(now).chunk
+
+
+def ran(plan: Scheduler, chunk: Chunk) -> None:
+    """The chunk is computed; rows of a whole prompt decode."""
+    chunk.job.done = chunk.stop
+    if chunk.job.remaining == 0:
+        plan.join(chunk.job)
+        for row in chunk.job.rows:
+            plan.decode(row)
 
 
 def test_images_keep_a_row_out_of_a_full_memory_but_never_the_only_one() -> None:
@@ -57,14 +77,15 @@ def test_images_keep_a_row_out_of_a_full_memory_but_never_the_only_one() -> None
     for request in (first, second):
         made.check(request)
         made.submit(request, 0.0)
-    chunk = made.next_chunk(0.0)
+    chunk = next_chunk(made)
     assert chunk is not None, "its own images may be what is beside it"
-    work = chunk.work
-    work.done = len(work.tokens)
-    made.join(work)
-    assert made.next_chunk(0.0) is None
+    while chunk.job.remaining:
+        chunk = next_chunk(made)
+        assert chunk is not None
+        ran(made, chunk)
+    assert next_chunk(made) is None
     beside = 10
-    assert made.next_chunk(0.0) is not None
+    assert next_chunk(made) is not None
 
 
 def test_it_imports_no_mlx() -> None:
@@ -114,12 +135,10 @@ def test_budget_is_kept_nobody_starves_everyone_ends_once(
                 end(plan, row, ended)
             else:
                 plan.preempt(row)
-        chunk = plan.next_chunk(now)
+        chunk = next_chunk(plan, now)
         if chunk is not None:
-            assert 0 < chunk.stop - chunk.start <= plan.limits.max_chunk
-            chunk.work.done = chunk.stop
-            if chunk.work.remaining == 0:
-                plan.join(chunk.work)
+            assert 0 < chunk.size <= plan.limits.max_chunk
+            ran(plan, chunk)
         assert plan.live_bytes <= memory
         assert plan.active_rows <= max_rows
         step += 1
@@ -144,7 +163,7 @@ def test_the_last_row_waits_only_for_those_who_go_on_without_it() -> None:
     )
     plan = Scheduler(Limits(4, 100, 0.1, 64, 8), budget)
     request = make(100)
-    plan.running = list(request.rows)
+    plan.running = dict.fromkeys(request.rows)
     (row,) = request.rows
     assert plan.may_wait(row)
     others = False
@@ -166,7 +185,7 @@ def test_a_row_that_gets_room_by_asking_is_admitted() -> None:
         Budget(lambda tokens: tokens, lambda: free, reclaim, lambda: 200),
     )
     plan.submit(make(100), 0.0)
-    assert plan.next_chunk(0.0) is not None
+    assert plan.admit(0.0) is not None
 
 
 def test_a_limit_that_shrinks_sends_the_youngest_back_until_the_others_fit() -> None:
@@ -176,12 +195,8 @@ def test_a_limit_that_shrinks_sends_the_youngest_back_until_the_others_fit() -> 
     requests = [make(100) for _ in range(4)]
     for at, request in enumerate(requests):
         plan.submit(request, float(at))
-        chunk = plan.next_chunk(float(at))
-        while chunk is not None:
-            chunk.work.done = chunk.stop
-            if chunk.work.remaining == 0:
-                plan.join(chunk.work)
-            chunk = plan.next_chunk(float(at))
+        while (chunk := next_chunk(plan, float(at))) is not None:
+            ran(plan, chunk)
     assert plan.overflowing() is None
     limit = 2 * plan.reservation(requests[0].rows) + 1
     sent = []
@@ -196,13 +211,13 @@ def test_a_patient_prompt_does_not_stop_those_that_have_started() -> None:
     plan = scheduler(memory=300, max_rows=10)
     holder, patient = make(200, 1), make(150, 1)
     plan.submit(holder, 0.0)
-    assert plan.next_chunk(0.0) is not None
+    assert next_chunk(plan) is not None
     plan.submit(patient, 0.0)
-    holder_work = next(w for w in plan.waiting if w.request is holder)
-    holder_work.arrived = 1000.0
-    chunk = plan.next_chunk(1000.0)
+    held = next(job for job in plan.waiting if job.request is holder)
+    held.arrived = 1000.0
+    chunk = next_chunk(plan, 1000.0)
     assert chunk is not None
-    assert chunk.work.request is holder
+    assert chunk.job.request is holder
 
 
 def advance_rows(plan: Scheduler, ended: list[Request]) -> None:
@@ -214,191 +229,168 @@ def advance_rows(plan: Scheduler, ended: list[Request]) -> None:
 
 def end(plan: Scheduler, row: Row, ended: list[Request]) -> None:
     row.finish = "length"
-    plan.leave(row)
+    plan.leave([row])
+    if not row.request.unfinished:
+        plan.drop(row.request)
     if row.request.phase is Phase.DONE:
         ended.append(row.request)
 
 
 def test_the_shortest_goes_first_and_the_long_one_is_not_starved() -> None:
-    plan = scheduler(max_rows=1000, max_chunk=64)
-    plan.chunk_time.per_token = 1 / 640
+    plan = scheduler(max_rows=1000, max_chunk=64, curve=Curve(((1, 1 / 640), (640, 1.0))))
     long = make(640)
     plan.submit(long, now=0.0)
     served_at = None
     for step in range(400):
         plan.submit(make(60), now=float(step))
-        chunk = plan.next_chunk(float(step))
+        chunk = next_chunk(plan, float(step))
         assert chunk is not None
-        if chunk.work.request is long and served_at is None:
+        if chunk.job.request is long and served_at is None:
             served_at = step
         if step == 0:
-            assert chunk.work.request is not long
-        chunk.work.done = chunk.stop
-        if chunk.work.remaining == 0:
-            plan.join(chunk.work)
+            assert chunk.job.request is not long
+        ran(plan, chunk)
     assert served_at is not None
     assert long.phase is Phase.DECODE
 
 
-def portions(plan: Scheduler, seconds: Callable[[int], float], count: int) -> list[int]:
-    """Chunk sizes beside a row that decodes, on a device that takes `seconds(tokens)`."""
-    first = make(10)
-    plan.submit(first, 0.0)
-    chunk = plan.next_chunk(0.0)
-    assert chunk is not None
-    chunk.work.done = 10
-    plan.join(chunk.work)
+def test_asking_for_a_plan_changes_nothing() -> None:
+    plan = beside_rows(scheduler(max_rows=9))
+    plan.submit(make(500), 0.0)
+    assert plan.plan(0.0).chunk is None, "nobody is let in by asking"
+    plan.admit(0.0)
+    assert plan.plan(0.0, mixes=True) == plan.plan(0.0, mixes=True)
+    assert plan.plan(0.0) == plan.plan(0.0)
+
+
+def beside_rows(plan: Scheduler, rows: int = 1, length: int = 10) -> Scheduler:
+    """With so many rows that decode."""
+    job = plan.submit(make(length, n=rows), 0.0)
+    plan.admit(0.0)
+    ran(plan, Chunk(job, 0, length))
+    return plan
+
+
+def long_prompt(plan: Scheduler) -> None:
     plan.submit(make(1_000_000), 0.0)
-    sizes = []
-    for _ in range(count):
-        chunk = plan.next_chunk(0.0)
-        assert chunk is not None
-        sizes.append(chunk.stop - chunk.start)
-        chunk.work.done = chunk.stop
-        plan.measured(sizes[-1], seconds(sizes[-1]))
-    return sizes
+    plan.admit(0.0)
 
 
-def test_a_chunk_stalls_running_rows_no_longer_than_the_target() -> None:
-    plan = scheduler(max_chunk=2048)
-    assert max(portions(plan, lambda tokens: tokens / 1000, 40)[20:]) in range(80, 101)
+CURVES = st.builds(
+    lambda fixed, each, bend: Curve(
+        [(1, fixed), *((n, fixed * bend + (n - 8) * each) for n in (8, 64, 256))]
+    ),
+    fixed=st.floats(0.001, 0.03),
+    each=st.floats(1e-5, 1e-3),
+    bend=st.floats(1, 2),
+)  # fmt: skip
 
 
-def test_a_chunk_takes_little_longer_than_a_decode_step() -> None:
-    plan = scheduler(max_chunk=2048)
-    plan.step_time.measured(0.02, rode=0)
-    assert max(portions(plan, lambda tokens: tokens / 4000, 40)[20:]) in range(80, 101)
+@given(curve=CURVES, rows=st.integers(1, 4), mixes=st.booleans(), target=st.floats(0.04, 0.4))
+def test_a_chunk_keeps_to_the_stall_target_and_is_worth_its_pass(
+    curve: Curve, rows: int, mixes: bool, target: float
+) -> None:
+    plan = scheduler(max_rows=9, max_chunk=2048, curve=curve)
+    plan.limits = dataclasses.replace(plan.limits, stall_target=target)
+    long_prompt(beside_rows(plan, rows))
+    step = plan.plan(0.0, mixes=mixes, stalled=10.0)
+    assert step.rows == tuple(plan.running)
+    assert step.chunk is not None
+    assert step.mixed == mixes
+    took = step.pass_seconds + step.chunk_seconds
+    least = curve.seconds(rows + 1) if mixes else curve.seconds(rows) + curve.seconds(1)
+    assert took <= target or step.chunk.size <= 16 or took <= least
+    half = step.chunk.size // 2
+    if half > 16:
+        # a much smaller chunk would have been slower for the prompt: its pass costs too much
+        wide = curve.seconds(rows + half) if mixes else curve.seconds(rows) + curve.seconds(half)
+        assert step.chunk.size / took >= half / wide
 
 
-def test_chunks_do_not_shrink_where_most_of_their_time_is_fixed() -> None:
-    """A device that reads its weights for 20 ms whatever it computes."""
-    plan = scheduler(max_chunk=2048)
-    plan.step_time.measured(0.02, rode=0)
-    sizes = portions(plan, lambda tokens: 0.02 + tokens / 10_000, 60)[30:]
-    assert max(sizes) in range(54, 61)  # 0.3 * 0.02 * 10_000
+@given(curve=CURVES)
+def test_mixed_in_a_chunk_costs_no_second_reading_of_the_weights(curve: Curve) -> None:
+    plan = scheduler(max_chunk=2048, curve=curve)
+    long_prompt(beside_rows(plan))
+    apart, mixed = plan.plan(0.0, stalled=10.0), plan.plan(0.0, mixes=True)
+    assert rate(mixed) >= 0.8 * rate(apart)
 
 
-def test_the_smallest_chunks_still_teach_what_is_fixed() -> None:
-    """Chunks of one size tell nothing: a disturbed time would never be corrected."""
-    seen: list[int] = []
+def rate(step: StepPlan) -> float:
+    assert step.chunk is not None
+    return step.chunk.size / (step.pass_seconds + step.chunk_seconds)
 
-    def seconds(tokens: int) -> float:
-        seen.append(tokens)
-        return 0.005 * tokens if len(seen) < 40 else 0.02 + tokens / 10_000
 
-    plan = scheduler(max_chunk=2048)
-    plan.step_time.measured(0.02, rode=0)
-    sizes = portions(plan, seconds, 160)
-    assert max(sizes[20:40]) <= 16
-    assert max(sizes[140:]) in range(50, 65)
+def test_images_have_a_pass_of_their_own_and_text_behind_them_has_not() -> None:
+    plan = beside_rows(scheduler(max_chunk=32))
+    request = make(1000)
+    span = MediaSpan(100, 150, "image", None)
+    request.prompt = dataclasses.replace(request.prompt, spans=[span])
+    job = plan.submit(request, 0.0)
+    plan.admit(0.0)
+    assert not plan.plan(0.0, mixes=True).mixed
+    job.done = 150
+    assert plan.plan(0.0, mixes=True).mixed
 
 
 def test_a_brief_prompt_is_not_cut_up() -> None:
-    plan = scheduler(max_chunk=2048)
-    plan.step_time.measured(0.02, rode=0)
-    portions(plan, lambda tokens: 0.01 + tokens / 4000, 40)
-    short = plan.submit(make(300), 0.0)
-    short.cuts = (200,)
-    assert [plan.portion(short).stop, len(short.tokens)] == [200, 300]
-    short.done = 200
-    assert plan.portion(short).stop == 300
+    plan = beside_rows(scheduler(max_chunk=2048, curve=Curve(((1, 0.01), (301, 0.085)))))
+    plan.submit(make(300), 0.0).cuts = (200,)
+    stops = []
+    while (chunk := next_chunk(plan)) is not None:
+        stops.append(chunk.stop)
+        ran(plan, chunk)
+    assert stops == [200, 300]
     cached = plan.submit(make(10_000), 0.0)
-    cached.expected = cached.done = 9_700
-    assert plan.portion(cached).stop == 10_000
-    longer = plan.submit(make(1000), 0.0)
-    assert plan.portion(longer).stop in range(320, 361)  # 0.01 + 360 / 4000 = 0.1
-
-
-def test_many_that_wait_may_delay_few_that_decode() -> None:
-    plan = scheduler(max_rows=20, max_chunk=2048)
-    plan.step_time.measured(0.02, rode=0)
-    alone = max(portions(plan, lambda tokens: tokens / 4000, 40)[20:])
-    for _ in range(4):
-        long = plan.submit(make(5000), 0.0)
-    several = {plan.portion(long).stop for plan.chunk_time.count in (40, 41)}
-    assert max(several) >= 1.4 * alone
-
-
-def test_one_slow_chunk_changes_little() -> None:
-    plan = scheduler(max_chunk=2048)
-    plan.step_time.measured(0.02, rode=0)
-    sizes = portions(plan, lambda tokens: tokens / 4000, 40)
-    plan.measured(sizes[-1], 3.0)
-    chunk = plan.next_chunk(0.0)
+    cached.estimated_cached = cached.done = 9_700
+    chunk = next_chunk(plan)
     assert chunk is not None
-    assert chunk.stop - chunk.start >= min(sizes[20:]) / 3
+    assert chunk.stop == 10_000
 
 
-def rides(plan: Scheduler, seconds: Callable[[int], float], count: int) -> list[int]:
-    """Tokens that ride in each step of three rows that decode, in steps of `seconds(tokens)`."""
-    plan.may_ride = lambda work: work.done > 0
-    first = plan.submit(make(10, n=3), 0.0)
-    assert plan.next_chunk(0.0) is not None
-    plan.join(first)
-    long = plan.submit(make(1_000_000), 0.0)
-    first_chunk = plan.next_chunk(0.0)
-    assert first_chunk is not None
-    assert not first_chunk.rides
-    long.done = first_chunk.stop
-    sizes = []
-    for _ in range(count):
-        chunk = plan.next_chunk(0.0)
-        assert chunk is None or (chunk.rides and chunk.start == long.done)
-        sizes.append(0 if chunk is None else chunk.stop - chunk.start)
-        long.done += sizes[-1]
-        plan.step_time.measured(seconds(sizes[-1]), rode=sizes[-1])
-    return sizes
+def test_a_brief_prompt_precedes_rows_until_those_have_waited_for_the_target() -> None:
+    plan = beside_rows(scheduler(max_chunk=2048))
+    plan.submit(make(50), 0.0)
+    plan.admit(0.0)
+    assert not plan.plan(0.0, stalled=0.0).rows
+    assert plan.plan(0.0, stalled=0.09).rows
+    plan.submit(make(50_000), 0.0)
+    plan.drop(plan.waiting[0].request)
+    plan.admit(0.0)
+    assert plan.plan(0.0, stalled=0.0).rows, "a long one precedes nobody"
 
 
-def test_as_many_tokens_ride_as_a_step_may_be_longer() -> None:
-    sizes = rides(scheduler(), lambda tokens: 0.02 + tokens * 0.00025, 40)
-    assert sizes[0] == 0, "how long a step takes by itself is measured first"
-    assert {size for size in sizes[10:] if size} == {45}  # of 48, in whole tiles with the rows
-
-
-def test_few_ride_where_each_costs_much_and_many_where_they_are_free() -> None:
-    assert set(rides(scheduler(), lambda tokens: 0.02 + tokens * 0.01, 40)) == {0, 13}
-    free = rides(scheduler(max_chunk=2048), lambda tokens: 0.02, 40)
-    assert max(free) == 125  # 128 with the three rows
-
-
-def test_a_chunk_that_may_be_long_has_a_pass_of_its_own() -> None:
-    plan = scheduler(max_chunk=2048)
-    rides(plan, lambda tokens: 0.02 + tokens * 0.0001, 40)
-    for tokens in (600, 1000) * 20:
-        plan.measured(tokens, tokens / 50_000)
-    chunk = plan.next_chunk(0.0)
+def test_while_nobody_decodes_a_chunk_takes_half_a_second() -> None:
+    plan = scheduler(max_chunk=2048, curve=Curve(((1, 0.001), (1000, 1.0))))
+    long_prompt(plan)
+    chunk = plan.plan(0.0).chunk
     assert chunk is not None
-    assert not chunk.rides
-    assert chunk.stop - chunk.start in range(900, 1001)
+    assert 400 < chunk.size <= 500
 
 
-def test_rides_keep_to_the_stall_target() -> None:
-    sizes = rides(scheduler(), lambda tokens: 0.5 + tokens * 0.004, 40)
-    assert max(sizes[10:]) == 13  # 0.1 / 0.004, in whole tiles
+@given(factor=st.floats(0.2, 5.0))
+def test_costs_follow_the_device(factor: float) -> None:
+    costs = Costs(Curve(((1, 0.01), (256, 0.2))))
+    for _ in range(60):
+        expected = costs.pass_of(4, 1000)
+        costs.measured(expected, factor * (expected / costs.pace))
+    assert costs.pace == pytest.approx(factor, rel=0.05)
 
 
-def test_a_ride_that_was_disturbed_once_changes_little() -> None:
-    seen: list[int] = []
-
-    def seconds(tokens: int) -> float:
-        seen.append(tokens)
-        return 9.0 if len(seen) == 30 else 0.02 + tokens * 0.00025
-
-    sizes = rides(scheduler(), seconds, 60)
-    assert {size for size in sizes[50:] if size} == {45}
+def test_one_disturbed_pass_changes_little() -> None:
+    costs = Costs(Curve(((1, 0.01), (256, 0.2))))
+    for _ in range(20):
+        costs.measured(0.01, 0.01)
+    costs.measured(0.01, 9.0)
+    assert costs.pace < 1.3
 
 
-def test_steps_without_riders_are_measured_again_now_and_then() -> None:
-    sizes = rides(scheduler(), lambda tokens: 0.02 + tokens * 0.0004, 200)
-    assert 2 <= sizes[10:].count(0) <= 8
-
-
-def test_a_step_that_cannot_be_measured_holds_nobody_back() -> None:
-    plan = scheduler()
-    plan.step_time.measured = lambda seconds, rode: None  # type: ignore[method-assign]
-    sizes = rides(plan, lambda tokens: 0.02, 30)
-    assert sizes[-20:] == [13] * 20
+def test_a_curve_runs_through_what_was_measured_and_never_falls() -> None:
+    curve = Curve.through([(1, 0.01), (8, 0.009), (64, 0.04)], [(1, 0.03), (64, 0.3)], 2000)
+    assert [curve.seconds(n) for n in (1, 8, 64)] == [0.01, 0.01, 0.04]
+    assert curve.seconds(120) == pytest.approx(0.07)
+    costs = Costs(curve)
+    assert costs.pass_of(0, 0, 64, 2000) == pytest.approx(0.3)
+    assert costs.pass_of(1, 2000) == pytest.approx(0.03)
 
 
 def test_chunks_end_at_cuts() -> None:
@@ -407,12 +399,10 @@ def test_chunks_end_at_cuts() -> None:
     plan.submit(request, 0.0).cuts = (30, 90)
     stops = []
     while request.phase is not Phase.DECODE:
-        chunk = plan.next_chunk(0.0)
+        chunk = next_chunk(plan)
         assert chunk is not None
         stops.append(chunk.stop)
-        chunk.work.done = chunk.stop
-        if chunk.work.remaining == 0:
-            plan.join(chunk.work)
+        ran(plan, chunk)
     assert stops == [30, 90, 100]
 
 
@@ -435,25 +425,23 @@ def test_a_prompt_that_does_not_fit_now_waits_and_lets_smaller_ones_pass() -> No
     plan = scheduler(memory=300, max_rows=10)
     holder, big, small = make(200, 1), make(150, 1), make(20, 1)
     plan.submit(holder, 0.0)
-    chunk = plan.next_chunk(0.0)
+    chunk = next_chunk(plan)
     assert chunk is not None
-    chunk.work.done = 64
+    chunk.job.done = 64
     plan.submit(big, 0.0)
     plan.submit(small, 0.0)
     started = set()
     for _ in range(8):
-        chunk = plan.next_chunk(1.0)
+        chunk = next_chunk(plan, 1.0)
         if chunk is None:
             break
-        started.add(id(chunk.work.request))
-        chunk.work.done = chunk.stop
-        if chunk.work.remaining == 0:
-            plan.join(chunk.work)
-    assert id(small) in started
-    assert id(big) not in started
+        started.add(chunk.job.request)
+        ran(plan, chunk)
+    assert small in started
+    assert big not in started
     for row in list(plan.running):
         row.finish = "stop"
-        plan.leave(row)
-    chunk = plan.next_chunk(2.0)
+        plan.leave([row])
+    chunk = next_chunk(plan, 2.0)
     assert chunk is not None
-    assert chunk.work.request is big
+    assert chunk.job.request is big

@@ -11,7 +11,7 @@ from mlx_provider import LoadedModel, LoadOptions, MediaSpan, PrefillChunk, Prom
 from mlx_provider.engine.execution.probe import probe
 from mlx_provider.engine.prefix_cache.store import PrefixStore
 from mlx_provider.engine.request import Request
-from mlx_provider.testing.driver import Alternating, Riding, new_engine, new_request, output_of
+from mlx_provider.testing.driver import Alternating, new_engine, new_request, output_of
 from mlx_provider.testing.tiny_greedy import greedy
 from mlx_provider.testing.tiny_media import tiny_image
 from mlx_provider_vision.loading import load_any
@@ -127,7 +127,7 @@ def test_text_behind_an_image_rides_with_rows_that_decode(
     name: str, load, ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, stops = load(name), []
-    assert probe(model, model.make_cache, model.kv_layouts).rides
+    assert probe(model, model.make_cache, model.kv_layouts).mixes
     original = type(model).prefill
 
     def prefill(self: Any, chunk: PrefillChunk) -> Any:
@@ -138,7 +138,7 @@ def test_text_behind_an_image_rides_with_rows_that_decode(
     stream = request_for(ask(model, "Hello there"))
     stream.max_tokens = 60
     image = request_for(ask(model, TEXT, tiny_image(1), TEXT * 3))
-    engine = new_engine(model, rides=True, scheduler=Riding, max_chunk=32)
+    engine = new_engine(model, mixes=True, scheduler=Alternating, max_chunk=32)
     for request in (stream, image):
         engine.submit(request)
         while not engine.scheduler.running:

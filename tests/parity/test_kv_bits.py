@@ -18,7 +18,7 @@ from mlx_provider.engine.prefix_cache.store import PrefixStore
 from mlx_provider.engine.request import Request
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.testing.driver import (
-    Riding,
+    Alternating,
     TokenOutput,
     new_engine,
     new_request,
@@ -128,7 +128,7 @@ def test_every_kind_of_prompt(name: str, bits: int | None, wide: Load) -> None:
         run(engine)
         wanted.append(output_of(request))
     engine = new_engine(
-        model, layout="grouped", rides=found.rides, scheduler=Riding, max_chunk=12,
+        model, layout="grouped", mixes=found.mixes, scheduler=Alternating, max_chunk=12,
         make_cache=make_cache, store=PrefixStore(budget=lambda: 2**24),
     )  # fmt: skip
     for again in (False, True):

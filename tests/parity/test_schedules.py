@@ -15,7 +15,6 @@ from mlx_provider.engine.request import Phase, Request, SamplingParams
 from mlx_provider.engine.scheduling.scheduler import Scheduler
 from mlx_provider.testing.driver import (
     Alternating,
-    Riding,
     alone,
     new_engine,
     new_request,
@@ -99,10 +98,10 @@ def run_schedule(
     store: PrefixStore | None = None,
     *,
     scheduler: type[Scheduler] = Alternating,
-    rides: bool = False,
+    mixes: bool = False,
 ) -> list[Request]:
     engine = new_engine(
-        model, layout=layout, rides=rides, scheduler=scheduler, max_chunk=chunk, store=store
+        model, layout=layout, mixes=mixes, scheduler=scheduler, max_chunk=chunk, store=store
     )
     requests = [request_of(a) for a in arrivals]
     last = max(a.step + (a.cancel_after or 0) for a in arrivals)
@@ -145,14 +144,14 @@ def test_any_schedule_gives_what_each_request_gets_alone(tiny: Tiny, family: str
         arrivals=ARRIVALS,
         chunk=st.sampled_from([16, 32, 64]),
         stored=st.booleans(),
-        scheduler=st.sampled_from([Scheduler, Alternating, Riding]),
+        scheduler=st.sampled_from([Scheduler, Alternating]),
     )
     def check(
         arrivals: list[Arrival], chunk: int, stored: bool, scheduler: type[Scheduler]
     ) -> None:
         kept = store if stored else None
         requests = run_schedule(
-            model, arrivals, found.layout, chunk, kept, scheduler=scheduler, rides=found.rides
+            model, arrivals, found.layout, chunk, kept, scheduler=scheduler, mixes=found.mixes
         )
         check_against_solo(model, arrivals, requests)
         store.check_integrity()
@@ -185,9 +184,9 @@ def test_quantised_kv_rows_decode_together_as_alone(tiny: Tiny, bits: int) -> No
         return mlx_lm.quantised(model.make_cache(), bits, 32)
 
     found = probe(model, make_cache, model.kv_layouts)
-    assert (found.layout, found.rides) == ("grouped", True), found.notes
+    assert (found.layout, found.mixes) == ("grouped", True), found.notes
     engine = new_engine(
-        model, layout=found.layout, rides=True, scheduler=Riding, make_cache=make_cache
+        model, layout=found.layout, mixes=True, scheduler=Alternating, make_cache=make_cache
     )
     requests = [new_request([20 + i] * (5 + 13 * i), max_tokens=15, logprobs=1) for i in range(5)]
     for request in requests:

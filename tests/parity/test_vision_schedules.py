@@ -22,7 +22,6 @@ from mlx_provider.engine.scheduling.scheduler import Scheduler
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.testing.driver import (
     Alternating,
-    Riding,
     alone,
     new_engine,
     new_request,
@@ -127,13 +126,13 @@ def test_text_and_images_in_any_schedule(vision: Load, family: str) -> None:
         turns=TURNS,
         chunk=st.sampled_from([16, 48]),
         stored=st.booleans(),
-        scheduler=st.sampled_from([Scheduler, Alternating, Riding]),
+        scheduler=st.sampled_from([Scheduler, Alternating]),
     )
     def check(turns: list[Turn], chunk: int, stored: bool, scheduler: type[Scheduler]) -> None:
         engine = new_engine(
             model,
             layout=found.layout,
-            rides=found.rides,
+            mixes=found.mixes,
             scheduler=scheduler,
             max_chunk=chunk,
             store=store if stored else None,

@@ -19,7 +19,7 @@ import mlx.core as mx
 
 from ...upstream.attention import Parts, Run
 from ..request import Row
-from .piggyback import ChunkKV, Rider, as_rows
+from .piggyback import ChunkKV, PiggybackedChunk, as_rows
 
 GROUP_TOKENS = 32_768
 """Rows times longest length of one group: a join or leave copies the whole group's KV."""
@@ -39,7 +39,7 @@ class Pass:
 
     rows: list[Row]
     cache: RowCache
-    rider: Rider | None = None
+    chunk: PiggybackedChunk | None = None
     """Its tokens come after the rows."""
 
 
@@ -52,8 +52,8 @@ class Layout(Protocol):
     def drop(self, rows: Sequence[Row]) -> None:
         """Let rows leave; their caches are freed."""
 
-    def passes(self, rider: Rider | None = None) -> list[Pass]:
-        """What to run for one token of every row; a `rider` goes along if `grouped`."""
+    def passes(self, chunk: PiggybackedChunk | None = None) -> list[Pass]:
+        """What to run for one token of every row; a chunk is taken along if `grouped`."""
 
     def extract(self, row: Row) -> RowCache:
         """A cache of that row alone. The layout's arrays are not changed by it."""
@@ -81,7 +81,7 @@ class SoloLayout:
         for row in rows:
             del self._caches[row]
 
-    def passes(self, rider: Rider | None = None) -> list[Pass]:
+    def passes(self, chunk: PiggybackedChunk | None = None) -> list[Pass]:
         return [Pass([row], cache) for row, cache in self._caches.items()]
 
     def extract(self, row: Row) -> RowCache:
@@ -153,7 +153,7 @@ class MergedLayout:
     def drop(self, rows: Sequence[Row]) -> None:
         remove(self.groups, rows)
 
-    def passes(self, rider: Rider | None = None) -> list[Pass]:
+    def passes(self, chunk: PiggybackedChunk | None = None) -> list[Pass]:
         return [Pass(group.rows, group.cache) for group in self.groups]
 
     def extract(self, row: Row) -> RowCache:
@@ -171,9 +171,9 @@ def place(groups: list[Group], row: Row, cache: RowCache) -> None:
 
 def remove(groups: list[Group], rows: Sequence[Row]) -> None:
     """Take rows out of their groups; empty groups go."""
-    gone = set(map(id, rows))
+    gone = set(rows)
     for group in groups:
-        stay = [i for i, row in enumerate(group.rows) if id(row) not in gone]
+        stay = [i for i, row in enumerate(group.rows) if row not in gone]
         if stay:
             group.keep(stay)
         else:
@@ -241,9 +241,9 @@ class GroupedLayout:
         self._split()
         remove(self.groups, rows)
 
-    def passes(self, rider: Rider | None = None) -> list[Pass]:
-        if rider is not None and self.groups:
-            return [self._with(rider)]
+    def passes(self, chunk: PiggybackedChunk | None = None) -> list[Pass]:
+        if chunk is not None and self.groups:
+            return [self._with(chunk)]
         if len(self.groups) < 2:
             return [Pass(group.rows, group.cache) for group in self.groups]
         if self._joined is None:
@@ -252,14 +252,14 @@ class GroupedLayout:
             self._joined = [joined(list(layer), sizes) for layer in layers]
         return [Pass([row for g in self.groups for row in g.rows], self._joined)]
 
-    def _with(self, rider: Rider) -> Pass:
-        """All groups and a rider, which has attention layers alone: nothing is to be split."""
-        count = len(rider.tokens)
+    def _with(self, chunk: PiggybackedChunk) -> Pass:
+        """All groups and a chunk, which has attention layers alone: nothing is to be split."""
+        count = len(chunk.tokens)
         sizes = [*(len(g.rows) for g in self.groups), count]
-        riding = [as_rows(layer, count) for layer in rider.cache]
-        layers = zip(*(g.cache for g in self.groups), riding, strict=True)
+        piggybacked = [as_rows(layer, count) for layer in chunk.cache]
+        layers = zip(*(g.cache for g in self.groups), piggybacked, strict=True)
         cache = [joined(list(layer), sizes) for layer in layers]
-        return Pass([row for g in self.groups for row in g.rows], cache, rider)
+        return Pass([row for g in self.groups for row in g.rows], cache, chunk)
 
     def extract(self, row: Row) -> RowCache:
         self._split()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from ...isolation import Fault, Isolation
 from ...records import LoadedModel
 from ..request import Row
 from .batch_layout import Layout, Pass
-from .piggyback import Rider
+from .piggyback import PiggybackedChunk
 from .sampler import Drawn
 
 
@@ -24,6 +24,10 @@ class Logprob:
     top: tuple[tuple[int, float], ...]
 
 
+Read = tuple[Row, int, Logprob | None]
+"""A token that was drawn for a row."""
+
+
 @dataclass(frozen=True)
 class Forward:
     """Logits after the pending tokens: (B, vocab) in the order of `rows`; and what failed."""
@@ -31,9 +35,20 @@ class Forward:
     rows: list[Row]
     logits: mx.array | None
     failed: list[tuple[list[Row], Fault]]
-    """Rows whose pass failed, with what it raised; their caches are spoilt."""
-    rider_logits: mx.array | None = None
-    """(vocab,) after the rider's last token; `None`: it did not come along, or failed."""
+    """Rows whose pass failed, with what it raised; their caches are corrupted."""
+    chunk_logits: mx.array | None = None
+    """(vocab,) after the piggybacked chunk; `None`: there was none, or its pass failed."""
+
+
+@dataclass(frozen=True)
+class Pending:
+    """The next token of a row, on its way to the model."""
+
+    drawn: Drawn
+    index: int
+    """Among the drawn ones."""
+    committed: bool
+    """It was read already."""
 
 
 class DecodeBatch:
@@ -42,132 +57,109 @@ class DecodeBatch:
     def __init__(self, model: LoadedModel, layout: Layout) -> None:
         self.model = model
         self.layout = layout
-        self._pending: list[tuple[list[Row], Drawn]] = []
-        self._rows: set[int] = set()
-        self._taken: set[int] = set()
-        """Rows whose pending token is committed already."""
+        self._pending: dict[Row, Pending] = {}
 
-    def join(
-        self, rows: list[Row], caches: Sequence[list[Any]], drawn: Drawn, *, taken: bool = False
-    ) -> None:
-        """Let rows in with their own caches and first drawn tokens.
-
-        `taken`: those tokens were read and committed; they wait only to be fed to the model.
-        """
-        for row, cache in zip(rows, caches, strict=True):
-            self.layout.add(row, cache)
-            self._rows.add(id(row))
-        self._pending.append((rows, drawn))
-        if taken:
-            self._taken.update(map(id, rows))
+    def join(self, row: Row, cache: list[Any], drawn: Drawn, *, committed: bool = False) -> None:
+        """Let a row in with its own cache and first drawn token."""
+        self.layout.add(row, cache)
+        self._pending[row] = Pending(drawn, 0, committed)
 
     def drop(self, rows: Sequence[Row]) -> None:
-        """Let rows out; whatever is pending for them is forgotten."""
-        gone = set(map(id, rows))
-        self._rows -= gone
-        self._taken -= gone
+        """Let rows out; what is pending for them is forgotten."""
         if rows:
             self.layout.drop(rows)
-        kept = []
-        for owners, drawn in self._pending:
-            stay = [i for i, row in enumerate(owners) if id(row) not in gone]
-            if len(stay) == len(owners):
-                kept.append((owners, drawn))
-            elif stay:
-                part = Drawn(drawn.tokens[mx.array(stay)], drawn.logprobs)
-                kept.append(([owners[i] for i in stay], part))
-        self._pending = kept
+        for row in rows:
+            self._pending.pop(row, None)
 
-    def forward(self, rider: Rider | None = None) -> Forward:
-        """Launch the model on the pending token of every row, and on a rider; does not wait."""
-        owners = [row for rows, _ in self._pending for row in rows]
-        if not owners:
-            return Forward([], None, [])
-        tokens = _joined([drawn.tokens for _, drawn in self._pending])
+    def forward(self, chunk: PiggybackedChunk | None = None) -> Forward:
+        """Launch the model on the pending token of every row, and on a chunk; does not wait."""
         rows: list[Row] = []
-        logits, failed, after_rider = [], [], None
-        for each in self.layout.passes(rider):
+        logits, failed, after_chunk = [], [], None
+        for each in self.layout.passes(chunk):
             with Isolation() as tried:
-                out = self._decode(each, _of(each.rows, owners, tokens))
+                out = self._run(each)
                 mx.async_eval(out)  # type: ignore[no-untyped-call]
             if tried.fault is not None:
                 failed.append((list(each.rows), tried.fault))
                 continue
             rows.extend(each.rows)
-            if each.rider is not None:
-                out, after_rider = out[: len(each.rows)], out[-1]
+            if each.chunk is not None:
+                out, after_chunk = out[: len(each.rows)], out[-1]
             logits.append(out)
-        return Forward(rows, _joined(logits) if logits else None, failed, after_rider)
+        return Forward(rows, _joined(logits) if logits else None, failed, after_chunk)
 
-    def _decode(self, each: Pass, tokens: mx.array) -> mx.array:
-        # the token about to be fed is mostly not committed yet: its position is the row's length
-        at = [row.length + row.request.prompt.rope_delta for row in each.rows]
-        if self._taken:
-            at = [n - (id(row) in self._taken) for n, row in zip(at, each.rows, strict=True)]
-        return run_pass(self.model, each, tokens, at)
+    def _run(self, each: Pass) -> mx.array:
+        pending = [self._pending[row] for row in each.rows]
+        # the token about to be cached is mostly not committed yet: its position is the row's length
+        at = [
+            row.length - next_one.committed + row.request.prompt.rope_delta
+            for row, next_one in zip(each.rows, pending, strict=True)
+        ]
+        return run_pass(self.model, each, _tokens(pending), at)
 
-    def read(self) -> list[tuple[Row, int, Logprob | None]]:
+    def read(self) -> list[Read]:
         """Wait for the pending tokens and take them, one per row.
 
         Raises whatever the device raises; the tokens then stay pending.
         """
-        out: list[tuple[Row, int, Logprob | None]] = []
-        for rows, drawn in self._pending:
-            if not self._taken.issuperset(map(id, rows)):
-                out += read_drawn(rows, drawn)
-        self._pending = []
-        self._taken = set()
-        return out
+        due: dict[Drawn, dict[Row, int]] = {}
+        for row, pending in self._pending.items():
+            if not pending.committed:
+                due.setdefault(pending.drawn, {})[row] = pending.index
+        found = [read for drawn, rows in due.items() for read in read_drawn(drawn, rows)]
+        self._pending = {}
+        return found
 
-    def drawn(self, rows: list[Row], drawn: Drawn) -> None:
-        """Take the next tokens of rows that are already in; launch their computation."""
-        self._pending.append((rows, drawn))
+    def drawn(self, rows: Sequence[Row], drawn: Drawn) -> None:
+        """Take the next tokens of rows that are in; launch their computation."""
+        self._pending |= {row: Pending(drawn, i, False) for i, row in enumerate(rows)}
         mx.async_eval(drawn.arrays)  # type: ignore[no-untyped-call]
 
-    def held(self, rows: Sequence[Row]) -> list[int]:
-        """Indices of the rows that are in."""
-        return [i for i, row in enumerate(rows) if id(row) in self._rows]
-
-    def holds(self, row: Row) -> bool:
-        """Whether the row has joined."""
-        return id(row) in self._rows
-
-    def fed(self, row: Row) -> int:
+    def cached_tokens(self, row: Row) -> int:
         """Committed tokens of a row that its cache holds."""
-        return len(row.tokens) - (id(row) in self._taken)
+        pending = self._pending.get(row)
+        return len(row.tokens) - (pending is not None and pending.committed)
 
 
 def run_pass(
-    model: LoadedModel, each: Pass, tokens: mx.array, positions: Sequence[int]
+    model: LoadedModel, each: Pass, tokens: mx.array, positions: Iterable[int]
 ) -> mx.array:
-    """Logits after the rows' tokens, then after each of the rider's: (B, vocab)."""
+    """Logits after the rows' tokens, then after each of the chunk's: (B, vocab)."""
     at = list(positions)
-    if each.rider is not None:
-        tokens = mx.concatenate([tokens, mx.array(list(each.rider.tokens), dtype=tokens.dtype)])
-        at += each.rider.positions
+    if each.chunk is not None:
+        tokens = mx.concatenate([tokens, mx.array(list(each.chunk.tokens), dtype=tokens.dtype)])
+        at += each.chunk.positions
     return model.decode(tokens, each.cache, mx.array(at, dtype=mx.int32))
 
 
-def read_drawn(rows: Sequence[Row], drawn: Drawn) -> list[tuple[Row, int, Logprob | None]]:
-    """Wait for drawn tokens and take them, one per row. Raises whatever the device raises."""
+def read_drawn(drawn: Drawn, rows: dict[Row, int]) -> list[Read]:
+    """Wait for drawn tokens and take those of `rows`, by their index.
+
+    Raises whatever the device raises.
+    """
     logprobs = _read_logprobs(drawn)
     tokens: list[int] = drawn.tokens.tolist()  # type: ignore[assignment]
-    return [(row, t, logprobs.get(id(row))) for row, t in zip(rows, tokens, strict=True)]
+    return [(row, tokens[i], logprobs.get(row)) for row, i in rows.items()]
 
 
-def _of(rows: Sequence[Row], owners: Sequence[Row], tokens: mx.array) -> mx.array:
-    """The tokens of `rows`, which lie in the order of `owners`."""
-    if rows == owners:
-        return tokens
-    at = {id(row): i for i, row in enumerate(owners)}
-    return tokens[mx.array([at[id(row)] for row in rows])]
+def _tokens(pending: Sequence[Pending]) -> mx.array:
+    """Pending tokens in their order: those of one draw mostly lie so already."""
+    draws = list(dict.fromkeys(each.drawn for each in pending))
+    first, indices = draws[0], [each.index for each in pending]
+    if len(draws) == 1 and indices == list(range(first.tokens.size)):
+        return first.tokens
+    starts, size = {}, 0
+    for draw in draws:
+        starts[draw], size = size, size + draw.tokens.size
+    at = [starts[each.drawn] + each.index for each in pending]
+    return _joined([draw.tokens for draw in draws])[mx.array(at)]
 
 
 def _joined(arrays: list[mx.array]) -> mx.array:
     return arrays[0] if len(arrays) == 1 else mx.concatenate(arrays)
 
 
-def _read_logprobs(drawn: Drawn) -> dict[int, Logprob]:
+def _read_logprobs(drawn: Drawn) -> dict[Row, Logprob]:
     asked = drawn.logprobs
     if asked is None:
         return {}
@@ -175,6 +167,6 @@ def _read_logprobs(drawn: Drawn) -> dict[int, Logprob]:
     ids: list[list[int]] = asked.top_ids.tolist()  # type: ignore[assignment]
     tops: list[list[float]] = asked.top.tolist()  # type: ignore[assignment]
     return {
-        id(row): Logprob(value, tuple(zip(i, t, strict=True))[: row.request.logprobs])
+        row: Logprob(value, tuple(zip(i, t, strict=True))[: row.request.logprobs])
         for row, value, i, t in zip(asked.rows, values, ids, tops, strict=True)
     }

@@ -1,20 +1,20 @@
-"""Which chunks ride with rows that decode, and what becomes of them when a pass fails."""
+"""Whether chunks run in their own forward pass or mixed into the decode batch."""
 
 from __future__ import annotations
 
 import logging
 
-from ..request import Prefill
-from ..scheduling.scheduler import Chunk
-from .piggyback import Rider
+from ..request import PrefillJob
+from ..scheduling.plan import Chunk
+from .piggyback import PiggybackedChunk
 
 log = logging.getLogger(__name__)
 
 TOLERATED = 1
-"""Failed passes after which chunks still ride."""
+"""Failed passes after which chunks are still mixed in."""
 
 
-class Rides:
+class MixedBatches:
     """Belongs to the engine thread."""
 
     def __init__(self, possible: bool) -> None:
@@ -22,42 +22,39 @@ class Rides:
         self.possible = possible
         """Only where rows decode in one pass."""
         self._failed = 0
-        self._aboard: list[Prefill | None] = []
-        """Whose chunks rode in the last pass and in this one: an error of either may show now."""
+        self._recent: list[PrefillJob | None] = []
+        """Whose chunks were in the last pass and in this one: an error of either may show now."""
 
-    def allows(self, work: Prefill) -> bool:
-        """Whether the next tokens of `work` may ride: text behind all media, in a cache begun."""
-        return (
-            self.possible
-            and self._failed <= TOLERATED
-            and work.cache is not None
-            and all(span.end <= work.done for span in work.request.prompt.spans)
-        )
+    @property
+    def allowed(self) -> bool:
+        """Whether the next pass may take a chunk along."""
+        return self.possible and self._failed <= TOLERATED
 
-    def board(self, chunk: Chunk | None) -> Rider | None:
-        """What the next pass takes along."""
-        self._aboard = [*self._aboard[-1:], None if chunk is None else chunk.work]
+    def take_along(self, chunk: Chunk | None) -> PiggybackedChunk | None:
+        """What the next pass computes beside its rows."""
+        self._recent = [*self._recent[-1:], None if chunk is None else chunk.job]
         if chunk is None:
             return None
-        work = chunk.work
-        positions = work.prompt.positions
+        job = chunk.job
+        positions = job.prompt.positions
         at = range(chunk.start, chunk.stop)
-        return Rider(
-            work.tokens[chunk.start : chunk.stop],
+        return PiggybackedChunk(
+            job.tokens[chunk.start : chunk.stop],
             at if positions is None else positions[0, chunk.start : chunk.stop].tolist(),
-            work.held(),
+            job.held(),
         )
 
-    def put_off(self) -> bool:
-        """A pass has failed: whoever rode starts again. Whether anybody did, and may be why."""
-        riders = [work for work in self._aboard if work is not None]
-        for work in riders:
-            work.restart()
-        if riders:
+    def blame(self) -> bool:
+        """A pass has failed: prompts that took part start again. Whether any did."""
+        jobs = [job for job in self._recent if job is not None]
+        for job in jobs:
+            job.restart()
+        if jobs:
             self._failed += 1
-        if riders and self._failed == TOLERATED + 1:
-            log.error("passes with riders failed %d times: chunks ride no more", self._failed)
-        return bool(riders)
+        if jobs and self._failed == TOLERATED + 1:
+            log.error("mixed passes failed %d times: chunks run in passes of their own now",
+                      self._failed)  # fmt: skip
+        return bool(jobs)
 
     def forgive(self) -> None:
         """Nothing has failed for long."""

@@ -1,4 +1,4 @@
-"""A chunk that rides: tokens of a prompt that pass through the model beside rows that decode.
+"""A piggybacked chunk: tokens of a prompt that share the forward pass of rows that decode.
 
 A pass over few tokens costs mostly what reading the weights costs, and rows that decode pay that
 anyway. To the model each token of the chunk is a row of its own; attention alone knows that they
@@ -18,7 +18,7 @@ from ..memory import leaves
 
 
 @dataclass(frozen=True)
-class Rider:
+class PiggybackedChunk:
     """Text tokens of one prompt, to be appended to its own row cache."""
 
     tokens: Sequence[int]
@@ -50,7 +50,7 @@ class ChunkKV:
 
 
 def as_rows(layer: Any, tokens: int) -> Any:
-    """One layer of a row cache for a rider of so many tokens."""
+    """One layer of a row cache, for a chunk of so many tokens."""
     if not hasattr(layer, "caches"):
         return ChunkKV(layer, tokens)
     together = type(layer)()
@@ -58,7 +58,7 @@ def as_rows(layer: Any, tokens: int) -> Any:
     return together
 
 
-def can_ride(cache: Sequence[Any]) -> bool:
+def can_share_a_pass(cache: Sequence[Any]) -> bool:
     """Whether every layer of a row cache is attention that counts its tokens."""
     return all(
         hasattr(layer, "update_and_fetch") and isinstance(layer.offset, int)

@@ -2,8 +2,8 @@
 
 Padding, merging and masks are where upstream's batching goes silently wrong (10 of 64 mlx-lm
 families under padded prefill). A layout that does not reproduce solo logits on three short
-prompts is not used, and the reason is told. The same holds for chunks of a prompt that ride with
-rows that decode.
+prompts is not used, and the reason is told. The same holds for chunks of a prompt that are mixed
+into the pass of rows that decode.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..memory import MemoryProfile, arrays, profile
 from ..request import Request, Row, RowOutput, SamplingParams
 from .batch_layout import Layout, make_layout
 from .decode_batch import run_pass
-from .piggyback import Rider, can_ride
+from .piggyback import PiggybackedChunk, can_share_a_pass
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +31,8 @@ LENGTHS = (5, 11, 270)
 ROPE_DELTAS = (0, 4, 9)
 """Their rotary deltas, as images would leave them: each row's position must be its own."""
 STEPS = 3
-RIDES = (5, 7)
-"""Sizes of the chunks that ride: a second one must find what the first one left."""
+CHUNKS = (5, 7)
+"""Sizes of the piggybacked chunks: a second one must find what the first one left."""
 TOLERANCE = {"float32": 1e-3, "low": 0.25}
 """Largest difference of log-probabilities among the likely tokens."""
 LIKELY = 16
@@ -46,8 +46,8 @@ class Probe:
     memory: MemoryProfile
     notes: tuple[str, ...]
     """Why a better layout is not used."""
-    rides: bool = False
-    """Whether chunks of prompts may pass through the model beside rows that decode."""
+    mixes: bool = False
+    """Whether chunks of prompts may share the pass of rows that decode."""
 
 
 def probe(model: LoadedModel, make_cache: Callable[[], list[Any]], layouts: Sequence[str]) -> Probe:
@@ -67,11 +67,11 @@ def probe(model: LoadedModel, make_cache: Callable[[], list[Any]], layouts: Sequ
             notes.append(f"layout {name!r} is not used: {tried.fault.told}")
             continue
         if worst <= TOLERANCE[model.info.precision]:
-            rides = name == "grouped" and can_ride(longest)
-            if rides and (problem := _ride_problem(model, make_cache, prompts, solo)):
-                rides = False
-                notes.append(f"chunks do not ride with rows that decode: {problem}")
-            return Probe(name, memory, tuple(notes), rides)
+            mixes = name == "grouped" and can_share_a_pass(longest)
+            if mixes and (problem := _mixed_problem(model, make_cache, prompts, solo)):
+                mixes = False
+                notes.append(f"chunks run in forward passes of their own: {problem}")
+            return Probe(name, memory, tuple(notes), mixes)
         notes.append(f"layout {name!r} is not used: logprobs differ from solo by {worst:.3g}")
     return Probe("solo", memory, tuple(notes))
 
@@ -113,26 +113,26 @@ def _run(
     return out
 
 
-def _ride_problem(
+def _mixed_problem(
     model: LoadedModel,
     make_cache: Callable[[], list[Any]],
     prompts: Sequence[list[int]],
     solo: Sequence[mx.array],
 ) -> str:
-    """Why the last prompt may not be prefilled beside the others; empty: it may."""
+    """Why the last prompt may not be prefilled in the passes of the others; empty: it may."""
     *others, tokens = prompts
     layout = make_layout("grouped")
     rows = [_row(t, d) for t, d in zip(others, ROPE_DELTAS, strict=False)]
     for row in rows:
         layout.add(row, _prefilled(model, make_cache, list(row.request.prompt.tokens)))
-    start = len(tokens) - sum(RIDES)
-    riding, apart = (_prefilled(model, make_cache, tokens[:start]) for _ in range(2))
+    start = len(tokens) - sum(CHUNKS)
+    mixed, apart = (_prefilled(model, make_cache, tokens[:start]) for _ in range(2))
     worst = 0.0
     with Isolation() as tried:
-        for step, count in enumerate(RIDES):
+        for step, count in enumerate(CHUNKS):
             stop = start + count
-            rider = Rider(tokens[start:stop], range(start, stop), riding)
-            *found, after = _step(model, layout, rows, step, rider)
+            chunk = PiggybackedChunk(tokens[start:stop], range(start, stop), mixed)
+            *found, after = _step(model, layout, rows, step, chunk)
             expected = model.prefill(PrefillChunk(Prompt(tokens), start, stop, apart))
             wanted = [*solo[step * len(prompts) :][: len(rows)], expected]
             pairs = zip([*found, after], wanted, strict=True)
@@ -144,22 +144,26 @@ def _ride_problem(
 
 
 def _step(
-    model: LoadedModel, layout: Layout, rows: list[Row], step: int, rider: Rider | None = None
+    model: LoadedModel,
+    layout: Layout,
+    rows: list[Row],
+    step: int,
+    chunk: PiggybackedChunk | None = None,
 ) -> list[mx.array]:
-    """Logits (vocab,) of every row, then those after the rider."""
-    found: dict[int, mx.array] = {}
+    """Logits (vocab,) of every row, then those after the chunk."""
+    found: dict[Row, mx.array] = {}
     after: list[mx.array] = []
-    for each in layout.passes(rider):
+    for each in layout.passes(chunk):
         tokens = [row.request.prompt.tokens[step] for row in each.rows]
         at = [row.length + row.request.prompt.rope_delta for row in each.rows]
         logits = run_pass(model, each, mx.array(tokens, dtype=mx.int32), at)
         mx.eval(logits)
-        found |= {id(row): logits[i] for i, row in enumerate(each.rows)}
-        if each.rider is not None:
+        found |= {row: logits[i] for i, row in enumerate(each.rows)}
+        if each.chunk is not None:
             after.append(logits[-1])
     for row in rows:
         row.tokens.append(row.request.prompt.tokens[step])
-    return [*(found[id(row)] for row in rows), *after]
+    return [*(found[row] for row in rows), *after]
 
 
 def _distance(a: mx.array, b: mx.array) -> float:

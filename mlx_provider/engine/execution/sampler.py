@@ -40,7 +40,7 @@ class Logprobs:
     """(R, K)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Drawn:
     """The next token of every row, not yet read back."""
 

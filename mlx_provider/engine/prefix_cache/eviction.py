@@ -27,11 +27,11 @@ def evict(
     *,
     clock: int,
     held: int,
-    keep: frozenset[int] = frozenset(),
+    keep: frozenset[Node] = frozenset(),
 ) -> int:
     """Free at least `need` bytes if there are as many; the bytes freed.
 
-    Takes leaves, and checkpoints of inner nodes, the least valuable first. Nodes whose `id` is
+    Takes leaves, and checkpoints of inner nodes, the least valuable first. Nodes
     in `keep` stay as they are. `clock`: now, on the clock of `Node.used`; `held`: bytes of all.
     """
     order = count()
@@ -43,7 +43,7 @@ def evict(
         entry(node)
         for root in roots
         for node in nodes(root)
-        if id(node) not in keep and (not node.children or node.checkpoint is not None)
+        if node not in keep and (not node.children or node.checkpoint is not None)
     ]
     heapq.heapify(heap)
     freed = 0
@@ -59,7 +59,7 @@ def evict(
         remove(node)
         parent = node.parent
         bare = parent is not None and parent.parent is not None and not parent.children
-        if parent is not None and bare and id(parent) not in keep:
+        if parent is not None and bare and parent not in keep:
             heapq.heappush(heap, entry(parent))
     return freed
 

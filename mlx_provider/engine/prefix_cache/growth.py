@@ -154,10 +154,10 @@ def prune(leaf: Node) -> list[tuple[int, int]]:
     for node in holders[1:]:
         if node.stop - spaced[-1].stop >= NEAR or node is holders[-1]:
             spaced.append(node)
-    kept = {id(node) for node in (*spaced[:1], *spaced[1:][-RECENT:])}
+    kept = {*spaced[:1], *spaced[1:][-RECENT:]}
     gone = []
     for node in holders:
-        if node.checkpoint is not None and id(node) not in kept:
+        if node.checkpoint is not None and node not in kept:
             gone.append((node.stop, node.checkpoint.nbytes))
             node.checkpoint = None
     return gone

@@ -6,8 +6,8 @@
     store.insert(key, ids_the_cache_holds, cache, checkpoints)
 
 Stored arrays never change: a row works on copies, and later events split, extend and drop nodes
-of the tree but never a payload. Who holds what: the tree owns its payloads; a `Match` keeps those
-it names alive until it is dropped, evicted or not, so drop it once the row is restored.
+of the tree but never a payload. Who holds what: the tree owns its payloads; a `Match` names nodes,
+which lose theirs when they are evicted, and counts only while the store `holds` it.
 """
 
 from __future__ import annotations
@@ -50,10 +50,20 @@ class Match:
     """First position that differs from that path; `None`: the path ended, or nothing differs."""
     stored_token: int | None
     """The id stored at `diverged_at`."""
-    segments: tuple[Segment, ...] = ()
-    checkpoint: Checkpoint | None = None
-    node: Node | None = None
-    """The deepest node used."""
+    path: tuple[Node, ...] = ()
+    """The nodes used, from the first token on."""
+    stateful: Node | None = None
+    """The one whose checkpoint is used, where that takes one."""
+    state: object = None
+    """Of the store, when this was found."""
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        return tuple(cast("Segment", node.segment) for node in self.path)
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        return None if self.stateful is None else cast("Checkpoint", self.stateful.checkpoint)
 
 
 @dataclass
@@ -79,6 +89,8 @@ class PrefixStore:
         self._sessions: OrderedDict[str, Node] = OrderedDict()
         self._bytes = 0
         self._clock = 0
+        self._state = object()
+        """Another one whenever another match might be found."""
         self._told: set[str] = set()
         self._counters = Counters()
 
@@ -101,7 +113,11 @@ class PrefixStore:
         if best[0] < limit and self._load(key, ids, limit, found, best[0]):
             found = walk(self._roots[key], ids, limit)
             best = _resume(found, ids)
-        return _match(found, len(ids), *best)
+        return _match(found, len(ids), *best, state=self._state)
+
+    def holds(self, match: Match) -> bool:
+        """Whether nothing was stored or evicted since `match` was found."""
+        return match.state is self._state
 
     def restore(
         self, match: Match, make_cache: Callable[[], list[Any]], *, room: int = 0
@@ -109,12 +125,15 @@ class PrefixStore:
         """A fresh row cache holding `match.length` tokens; `room`: tokens soon to be appended.
 
         Call it once for every row, also for a match of length 0: it is what counts as a lookup.
-        Raises `ValueError` if `make_cache` makes another kind of cache than was stored.
+        Raises `ValueError` if the store no longer holds the match, or `make_cache` makes another
+        kind of cache than was stored.
         """
+        if not self.holds(match):
+            raise ValueError("the store has changed since the match")
         cache = make_cache()
         if match.length:
             rebuild(cache, match.segments, match.checkpoint, length=match.length, room=room)
-        for node in self._touch(match.node):
+        for node in self._touch(match.path[-1] if match.path else None):
             node.hits += 1
         self._counters.lookups += 1
         self._counters.prompt_tokens += match.asked
@@ -170,6 +189,7 @@ class PrefixStore:
             self._counters.refused += 1
             return
         self._counters.inserted += 1
+        self._state = object()
         gone = prune(leaf)
         self._bytes -= sum(size for _, size in gone)
         if session is not None:
@@ -186,6 +206,7 @@ class PrefixStore:
         self._roots.clear()
         self._layouts.clear()
         self._sessions.clear()
+        self._state = object()
         self._bytes = 0
         if self._disk is not None:
             self._disk.clear()
@@ -237,7 +258,8 @@ class PrefixStore:
         need += ids[found.shared :].nbytes
         if sum(node.nbytes for node in path) + need > self._budget():
             return None
-        self._evict(self._bytes + need - self._budget(), frozenset(map(id, path)))
+        self._evict(self._bytes + need - self._budget(), frozenset(path))
+        self._state = object()
         self._roots[key] = root
         if layout is not None:
             self._layouts[key] = layout
@@ -260,11 +282,12 @@ class PrefixStore:
             node.used = self._clock
         return path
 
-    def _evict(self, need: int, keep: frozenset[int]) -> int:
+    def _evict(self, need: int, keep: frozenset[Node]) -> int:
         if need <= 0:
             return 0
         freed = evict(self._roots.values(), need, clock=self._clock, held=self._bytes, keep=keep)
         self._bytes -= freed
+        self._state = object()
         self._counters.evicted_bytes += freed
         self._roots = {key: root for key, root in self._roots.items() if root.children}
         self._layouts = {key: shape for key, shape in self._layouts.items() if key in self._roots}
@@ -319,15 +342,8 @@ def _resume(found: Walk, ids: Ids) -> tuple[int, Node | None]:
     return length, chosen
 
 
-def _match(found: Walk, asked: int, length: int, chosen: Node | None) -> Match:
-    used = [node for node, _ in found.steps if node.start < length]
+def _match(found: Walk, asked: int, length: int, stateful: Node | None, state: object) -> Match:
+    used = tuple(node for node, _ in found.steps if node.start < length)
     return Match(
-        length,
-        asked,
-        found.shared,
-        found.diverged_at,
-        found.stored_token,
-        tuple(cast("Segment", node.segment) for node in used),
-        None if chosen is None else cast("Checkpoint", chosen.checkpoint),
-        used[-1] if used else None,
+        length, asked, found.shared, found.diverged_at, found.stored_token, used, stateful, state
     )

@@ -1,4 +1,4 @@
-"""Chunks of a long prompt ride with rows that decode; nobody's tokens are touched by it."""
+"""Chunks of a long prompt share the passes of rows that decode; nobody's tokens are touched."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 
 from mlx_provider import PrefillChunk
 from mlx_provider.engine.engine import Engine
-from mlx_provider.engine.execution.mixed_batch import Rides
+from mlx_provider.engine.execution.mixed_batch import MixedBatches
 from mlx_provider.engine.execution.probe import probe
 from mlx_provider.engine.prefix_cache.store import PrefixStore
-from mlx_provider.engine.request import Phase, Prefill, Request
-from mlx_provider.engine.scheduling.scheduler import Chunk
+from mlx_provider.engine.request import Phase, PrefillJob, Request
+from mlx_provider.engine.scheduling.plan import Chunk
 from mlx_provider.protocol.messages import Failed
-from mlx_provider.testing.driver import Riding, alone, new_engine, new_request, output_of, run
+from mlx_provider.testing.driver import alone, new_engine, new_request, output_of, run
 from mlx_provider_text.model import TextModel
 
 POISON = 15
@@ -56,7 +56,7 @@ class Watched:
 
 
 def engine_of(model: Any, **more: Any) -> Engine:
-    return new_engine(model, rides=True, scheduler=Riding, max_chunk=32, **more)
+    return new_engine(model, mixes=True, max_chunk=32, **more)
 
 
 def streams(engine: Engine, count: int = 3) -> list[Request]:
@@ -83,12 +83,12 @@ def test_a_long_prompt_has_few_passes_of_its_own(qwen3: TextModel) -> None:
     long = new_request(LONG, max_tokens=9, n=2)
     engine.submit(long)
     run(engine)
-    assert model.prefills == [8], "few tokens, to begin with"
-    assert sum(model.prefills) + sum(max(0, n - 3) for n in model.decodes if n > 5) == len(LONG)
+    assert not model.prefills
+    assert sum(n - 3 for n in model.decodes if n > 5) == len(LONG)
     assert_as_alone(qwen3, *others, long)
 
 
-def test_what_rode_is_kept_in_the_prefix_store(qwen3: TextModel) -> None:
+def test_what_was_mixed_in_is_kept_in_the_prefix_cache(qwen3: TextModel) -> None:
     store = PrefixStore(budget=lambda: 2**24)
     engine = engine_of(qwen3, store=store)
     streams(engine)
@@ -101,7 +101,7 @@ def test_what_rode_is_kept_in_the_prefix_store(qwen3: TextModel) -> None:
     assert_as_alone(qwen3, again)
 
 
-def test_a_cancelled_rider_leaves_the_rows_alone(qwen3: TextModel) -> None:
+def test_a_cancelled_prompt_leaves_the_rows_alone(qwen3: TextModel) -> None:
     engine = engine_of(qwen3)
     others = streams(engine)
     long = new_request(LONG, max_tokens=9)
@@ -134,7 +134,7 @@ def test_a_failed_pass_is_run_again_and_nobody_notices(qwen3: TextModel, rows: i
     assert engine.batch.layout.name == "grouped"
 
 
-def test_rows_decode_together_where_riding_always_fails(qwen3: TextModel) -> None:
+def test_rows_decode_together_where_mixed_passes_always_fail(qwen3: TextModel) -> None:
     engine = engine_of(Watched(qwen3, lambda tokens: len(tokens) > 5, only_decode=True))
     others = streams(engine)
     long = new_request(LONG, max_tokens=9)
@@ -144,7 +144,7 @@ def test_rows_decode_together_where_riding_always_fails(qwen3: TextModel) -> Non
     assert engine.batch.layout.name == "grouped"
 
 
-def test_nothing_rides_once_rows_decode_alone(qwen3: TextModel) -> None:
+def test_nothing_is_mixed_in_once_rows_decode_alone(qwen3: TextModel) -> None:
     engine = engine_of(Watched(qwen3, lambda tokens: len(tokens) > 1, only_decode=True))
     others = streams(engine)
     while engine.batch.layout.name != "solo":
@@ -158,7 +158,7 @@ def test_nothing_rides_once_rows_decode_alone(qwen3: TextModel) -> None:
     assert_as_alone(qwen3, *others, long)
 
 
-def test_an_error_that_shows_a_step_later_is_the_riders_first(
+def test_an_error_that_shows_a_step_later_is_the_chunks_first(
     qwen3: TextModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = Watched(qwen3)
@@ -182,14 +182,14 @@ def test_an_error_that_shows_a_step_later_is_the_riders_first(
 
 
 def test_an_error_belongs_to_this_pass_or_the_one_before(qwen3: TextModel) -> None:
-    rides = Rides(possible=True)
-    work = Prefill(new_request(LONG), [], LONG, done=16, cache=qwen3.make_cache())
-    rides.board(Chunk(work, 16, 32, rides=True))
-    rides.board(None)
-    assert rides.put_off()
-    assert (work.cache, work.done) == (None, 0)
-    rides.board(None)
-    assert not rides.put_off()
+    mixed = MixedBatches(possible=True)
+    job = PrefillJob(new_request(LONG), [], LONG, done=16, cache=qwen3.make_cache())
+    mixed.take_along(Chunk(job, 16, 32))
+    mixed.take_along(None)
+    assert mixed.blame()
+    assert (job.cache, job.done) == (None, 0)
+    mixed.take_along(None)
+    assert not mixed.blame()
 
 
 @pytest.mark.parametrize("at", [100, 199])
@@ -210,13 +210,13 @@ def test_a_chunk_that_always_fails_ends_its_request_alone(qwen3: TextModel, at: 
     assert_as_alone(qwen3, after)
 
 
-def test_the_probe_lets_nothing_ride_that_is_not_exact(qwen3: TextModel) -> None:
+def test_the_probe_mixes_nothing_in_that_is_not_exact(qwen3: TextModel) -> None:
     class Wrong(Watched):
         def decode(self, tokens: mx.array, cache: list[Any], positions: mx.array) -> mx.array:
             logits = self.inner.decode(tokens, cache, positions)
             return logits + mx.arange(logits.shape[1]) * 0.01 if tokens.size > 5 else logits
 
     found = probe(Wrong(qwen3), qwen3.make_cache, ("grouped", "merged", "solo"))  # type: ignore[arg-type]
-    assert (found.layout, found.rides) == ("grouped", False)
-    assert "do not ride" in found.notes[0]
-    assert probe(qwen3, qwen3.make_cache, qwen3.kv_layouts).rides
+    assert (found.layout, found.mixes) == ("grouped", False)
+    assert "passes of their own" in found.notes[0]
+    assert probe(qwen3, qwen3.make_cache, qwen3.kv_layouts).mixes

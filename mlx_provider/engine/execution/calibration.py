@@ -1,0 +1,86 @@
+"""At load time: how long passes take on this device, by their width and the depth of the cache."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from ...isolation import Isolation
+from ...records import LoadedModel, PrefillChunk, Prompt
+from ..memory import arrays, leaves
+from ..scheduling.costs import UNMEASURED, Curve
+
+log = logging.getLogger(__name__)
+
+WIDTHS = (1, 8, 16, 32, 64, 256)
+"""Tokens of the passes: what a stream, a few streams, parts of a tile and whole tiles take."""
+DEEP_WIDTHS = (1, 64)
+DEPTH = 2048
+"""Tokens of the deep cache."""
+REPEATS = 2
+"""Passes of each width, of which the faster counts: the first may compile kernels."""
+ENOUGH = 2.0
+"""Seconds after which wider passes are left out: a slow machine should not load for long."""
+
+MakeCache = Callable[[], list[Any]]
+
+
+def calibrate(model: LoadedModel, make_cache: MakeCache) -> Curve:
+    """Time passes of `model` on the engine thread. Never raises: what fails is not measured."""
+    began = time.perf_counter()
+    short: list[tuple[int, float]] = []
+    deep: list[tuple[int, float]] = []
+    with Isolation() as tried:
+        for width in WIDTHS:
+            short.append((width, _timed(model, make_cache(), 0, width)))
+            if time.perf_counter() - began > ENOUGH:
+                break
+    if tried.fault is not None:
+        log.warning("passes could not be timed: %s", tried.fault.told)
+    if len(short) < 2:
+        return UNMEASURED
+    with Isolation() as tried:
+        if time.perf_counter() - began <= ENOUGH:
+            deep = [(n, _timed(model, _deep(model, make_cache), DEPTH, n)) for n in DEEP_WIDTHS]
+    if tried.fault is not None:
+        log.info("passes over a deep cache could not be timed: %s", tried.fault.told)
+    return Curve.through(short, deep, DEPTH)
+
+
+def _timed(model: LoadedModel, cache: list[Any], start: int, width: int) -> float:
+    """Seconds of the fastest of some passes over `width` tokens."""
+    prompt = Prompt(_ids(model, start + REPEATS * width))
+    took = []
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        logits = model.prefill(PrefillChunk(prompt, start, start + width, cache))
+        mx.eval(logits, arrays(cache))
+        took.append(time.perf_counter() - began)
+        start += width
+    return min(took)
+
+
+def _deep(model: LoadedModel, make_cache: MakeCache) -> list[Any]:
+    """A row cache that looks as if it held `DEPTH` tokens, without a pass over them."""
+    cache = make_cache()
+    model.prefill(PrefillChunk(Prompt(_ids(model, 1)), 0, 1, cache))
+    for layer in leaves(cache):
+        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if isinstance(keys, mx.array) and isinstance(values, mx.array):
+            layer.update_and_fetch(*(_longer(each, DEPTH - 1) for each in (keys, values)))
+    mx.eval(arrays(cache))
+    return cache
+
+
+def _longer(array: mx.array, tokens: int) -> mx.array:
+    """(1, heads, any, D) as (1, heads, tokens, D)."""
+    return mx.repeat(array[:, :, :1], tokens, axis=2)
+
+
+def _ids(model: LoadedModel, count: int) -> Sequence[int]:
+    """Ids spread over the vocabulary: experts and embeddings are read as in a real prompt."""
+    return [(7919 * (i + 1)) % max(2, model.info.vocab_size) for i in range(count)]

@@ -1,0 +1,35 @@
+"""Compares what passes take with what they were expected to take. Imports no mlx."""
+
+from __future__ import annotations
+
+from .costs import Costs
+
+
+class PassTimer:
+    """The device runs passes one after the other, the next one launched before the last has ended.
+
+    So what passes between two ends is the time of one pass, or of those that ended together.
+    """
+
+    def __init__(self, costs: Costs) -> None:
+        self._costs = costs
+        self._launched: list[float] = []
+        """Expected seconds of the passes on the device."""
+        self._since = 0.0
+
+    def launched(self, expected: float, now: float) -> None:
+        """A pass was handed to the device."""
+        if not self._launched:
+            self._since = now
+        self._launched.append(expected)
+
+    def ended(self, now: float, *, left: int = 0) -> None:
+        """All passes but the `left` newest have ended."""
+        done = len(self._launched) - left
+        self._costs.measured(sum(self._launched[:done]), now - self._since)
+        del self._launched[:done]
+        self._since = now
+
+    def failed(self) -> None:
+        """What is on the device tells nothing about time."""
+        self._launched.clear()

@@ -1,0 +1,62 @@
+"""What one step runs, as a value; and how large a chunk should be. Imports no mlx."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..request import PrefillJob, Row
+
+TILE = 32
+"""Sizes above it are multiples: matrix kernels take as long for a part of a tile, and those of
+Metal have 32 rows, of others 8 or 16."""
+SMALL = (1, 2, 4, 8, 16)
+"""Sizes below a tile: kernels for few rows take less than those for a whole one."""
+NEARLY = 0.9
+"""Share of the best rate that is good enough for a prompt where a smaller chunk has it."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Prefill tokens `start .. stop` of `job`."""
+
+    job: PrefillJob
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """One step: who decodes, what is prefilled, and whether they share a forward pass."""
+
+    rows: tuple[Row, ...] = ()
+    """They decode one token each; empty: nobody does, or all wait for a brief prompt."""
+    chunk: Chunk | None = None
+    mixed: bool = False
+    """The chunk is in the pass of the rows, not in one of its own."""
+    pass_seconds: float = 0.0
+    """What the pass of the rows is expected to take, with the chunk if that is mixed in."""
+    chunk_seconds: float = 0.0
+    """What the chunk's own pass is expected to take."""
+
+
+def widths(rows: int, most: int) -> list[int]:
+    """Sizes of chunks with which a pass of `rows` fills whole tiles, ascending, at most `most`."""
+    totals = [*SMALL, *range(TILE, rows + most + 1, TILE)]
+    return [n - rows for n in totals if 0 < n - rows <= most]
+
+
+def best_size(sizes: Sequence[int], seconds: Callable[[int], float], target: float) -> int:
+    """The smallest size with nearly the best rate among those within `target` seconds.
+
+    Where none keeps to the target, the smallest of all: somebody has to go on.
+    """
+    fitting = [n for n in sizes if seconds(n) <= target]
+    if not fitting:
+        return sizes[0]
+    enough = NEARLY * max(n / seconds(n) for n in fitting)
+    return next(n for n in fitting if n / seconds(n) >= enough)

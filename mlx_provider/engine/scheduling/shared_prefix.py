@@ -1,0 +1,24 @@
+"""A prompt that another one, in prefill now, will soon spare most of its work. Imports no mlx."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..prefix_cache.tree import common
+from ..request import PrefillJob
+
+WORTH_WAITING = 256
+"""Tokens that the other one must be about to provide."""
+
+
+def awaits(job: PrefillJob, others: Iterable[PrefillJob]) -> bool:
+    """Whether `job` should not start yet: one that has will leave its prefix in the cache."""
+    return any(provides(leader, job) for leader in others if leader.admitted)
+
+
+def provides(leader: PrefillJob, job: PrefillJob) -> bool:
+    """Whether `leader` will soon provide much of `job`'s prompt."""
+    if leader is job or leader.ids is None or leader.request.salt != job.request.salt:
+        return False
+    shared = common(leader.ids, job.ids)
+    return min(shared, len(job.tokens) - 1) - job.estimated_cached > WORTH_WAITING
