@@ -121,9 +121,9 @@ def write_model(folder: Path, family: str, dtype: str, hidden: int, layers: int)
 
 def load(folder: Path, dtype: str) -> LoadedModel:
     """Load a folder in this process, through whichever family claims it."""
+    from ..families.checkpoint import read_json
     from ..records import LoadOptions
     from ..registry import PluginRegistry
-    from ..upstream.checkpoint import read_json
 
     family, _ = PluginRegistry.discover().family_for(read_json(folder / "config.json"))
     return family.load(folder, LoadOptions(dtype=dtype))

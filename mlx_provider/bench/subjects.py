@@ -177,10 +177,10 @@ def _reached(job: Job, jobs: Sequence[Job]) -> bool:
 
 def load_random(folder: Path, dtype: str, **config: Any) -> LoadedModel:
     """A random-weight qwen3 of the given sizes, through the text family."""
+    from ..families.checkpoint import read_json
     from ..records import LoadOptions
     from ..registry import PluginRegistry
     from ..testing.tiny_models import build
-    from ..upstream.checkpoint import read_json
 
     path = build(folder / "model", "qwen3", **config)
     family, _ = PluginRegistry.discover().family_for(read_json(path / "config.json"))

@@ -10,7 +10,7 @@ _MARKS = re.compile(r"[-_. ]")
 
 
 def canonical(name: str) -> str:
-    """What `Qwen3-Coder`, `qwen3_coder` and `qwen3coder` have in common."""
+    """What `Some-Format`, `some_format` and `someformat` have in common."""
     return _MARKS.sub("", name).lower()
 
 

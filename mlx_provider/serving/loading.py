@@ -18,15 +18,14 @@ from ..chat.constraints.compiler import GrammarCompiler
 from ..engine.feature_cache import FeatureCache
 from ..engine.worker import EngineWorker
 from ..errors import LoadFailed, MLXProviderError, for_another, wrong_option
+from ..families.checkpoint import read_json
 from ..isolation import Fault, Isolation
 from ..protocol.messages import ModelOptions
 from ..records import LoadedModel, LoadOptions, ModelFamily
 from ..registry import PluginRegistry
-from ..upstream.checkpoint import read_json
-from ..upstream.expand import weights_dtype
-from ..upstream.weight_files import weights_estimate
 from .model_pool import Plan
 from .served import Loaded
+from .weight_files import weights_dtype, weights_estimate
 
 log = logging.getLogger(__name__)
 

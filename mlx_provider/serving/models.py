@@ -26,11 +26,11 @@ from ..engine.scheduling.costs import Costs
 from ..engine.scheduling.scheduler import Budget, Limits, Scheduler
 from ..engine.worker import EngineWorker
 from ..errors import BadRequest, EngineDied, Forbidden, MLXProviderError, wrong_option
+from ..families.checkpoint import named_context, read_json
 from ..isolation import Isolation
 from ..protocol.messages import ModelOptions, ModelStatus
 from ..records import LoadedModel
 from ..registry import PluginRegistry
-from ..upstream.checkpoint import named_context, read_json
 from .hub import folder_of
 from .kv_choice import kv_kind, tried
 from .loading import Loading, WeightsKey, told

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ from ..isolation import Isolation
 from .file_limit import file_limit_kept
 
 INSTALL = "install one of: pip install 'mlx-provider[cpu]', pip install 'mlx-provider[cuda13]'"
+Classes = Callable[[dict[str, Any]], tuple[type[Any], type[Any]]]
+"""A model's class and its arguments' class by `config.json`; as in mlx-lm's own modules."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,11 @@ def load(
     *,
     adapter: Path | None = None,
     trust_remote_code: bool = False,
+    classes: Classes | None = None,
 ) -> Loaded:
     """Load weights and tokenizer of a folder; weights of other parts than the text stay out.
+
+    `classes`: `None` takes mlx-lm's.
 
     Raises `UnsupportedModel` for an unknown architecture and for weights that are not its own,
     `BadRequest` for a broken folder.
@@ -62,13 +67,13 @@ def load(
     upstream = _utils()
     from .other_parts import selective
 
-    def classes(config: dict[str, Any]) -> tuple[type[Any], type[Any]]:
-        model_class, arguments = upstream._get_classes(config)
+    def chosen(config: dict[str, Any]) -> tuple[type[Any], type[Any]]:
+        model_class, arguments = (classes or upstream._get_classes)(config)
         return selective(model_class), arguments
 
     try:
         model, config = upstream.load_model(
-            folder, get_model_classes=classes, trust_remote_code=trust_remote_code
+            folder, get_model_classes=chosen, trust_remote_code=trust_remote_code
         )
         if adapter is not None:
             model = _adapted(upstream, model, adapter)

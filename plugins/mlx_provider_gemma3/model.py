@@ -12,15 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_provider import LoadOptions, MediaItem, MediaSpan, OnDemand, PrefillChunk
+from mlx_provider.families.attention import route
+from mlx_provider.families.checkpoint import read_json
+from mlx_provider.families.tokenizer import load_tokenizer
+from mlx_provider.families.vision.images import image_size
+from mlx_provider.families.vision.info import vision_info
+from mlx_provider.families.vision.language import head
+from mlx_provider.families.vision.model import VisionFeatures, VisionModel
+from mlx_provider.families.vision.prompt import Block, MediaMarks, Placed, no_media
 from mlx_provider.upstream import cpu_functions
-from mlx_provider.upstream import mlx_vlm_gemma3 as upstream
-from mlx_provider.upstream.attention import route
-from mlx_provider.upstream.checkpoint import read_json
-from mlx_provider.upstream.mlx_vlm import head
-from mlx_provider.upstream.mlx_vlm_model import VisionFeatures, VisionModel, image_size
-from mlx_provider.upstream.mlx_vlm_prompt import Block, MediaMarks, Placed, no_media
-from mlx_provider.upstream.mlx_vlm_tokenizer import load_tokenizer, vision_info
 
+from .language import image_rows, load_gemma3, prefill, row_cache, set_window
 from .window import chosen_window
 
 DEFAULT_CONTEXT = 131072
@@ -33,15 +35,15 @@ class GemmaModel(VisionModel):
     kv_layouts: Sequence[str] = ("grouped", "merged", "solo")
 
     def embed(self, span: MediaSpan) -> VisionFeatures:
-        features = VisionFeatures(upstream.image_rows(self.model, mx.array(span.inputs.values())))
+        features = VisionFeatures(image_rows(self.model, mx.array(span.inputs.values())))
         mx.eval(features.rows)
         return features
 
     def make_cache(self) -> list[Any]:
-        return upstream.row_cache(self.model.language_model)
+        return row_cache(self.model.language_model)
 
     def prefill(self, chunk: PrefillChunk) -> mx.array:
-        return upstream.prefill(self.model, chunk)
+        return prefill(self.model, chunk)
 
     def decode(self, tokens: mx.array, cache: list[Any], positions: mx.array) -> mx.array:
         language = self.model.language_model
@@ -92,9 +94,9 @@ def load_gemma(folder: Path, options: LoadOptions) -> GemmaModel:
     """Load a checkpoint. Raises `BadRequest` for a window that is no number."""
     window = chosen_window()
     tokenizer = load_tokenizer(folder, options)
-    model = upstream.load_gemma3(folder, options)
+    model = load_gemma3(folder, options)
     if window.tokens is not None:
-        upstream.set_window(model.language_model, window.tokens)
+        set_window(model.language_model, window.tokens)
     images = None if model.vision_tower is None else _images(folder)
     info = vision_info(
         folder,

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_provider import LoadOptions
-from mlx_provider.upstream.mlx_lm_gemma3 import set_window
-from mlx_provider.upstream.mlx_lm_model import TextModel, load_text
+from mlx_provider.families.text import TextModel, load_text
 
 from .window import chosen_window
 
@@ -21,3 +20,16 @@ def load_gemma_text(folder: Path, options: LoadOptions) -> TextModel:
             set_window(model, window.tokens)
 
     return load_text(folder, options, change=change, variant=window.variant)
+
+
+def set_window(model: Any, window: int) -> None:
+    """Let sliding layers see the last `window` tokens; 0: all tokens.
+
+    Masks and caches follow the model's arguments at every call (models/gemma3_text.py and gemma3.py
+    of mlx-lm 0.32.2); which rotary base a layer has was settled when it was made.
+    """
+    text = getattr(model, "language_model", model)
+    if window:
+        text.args.sliding_window = text.model.window_size = window
+    else:
+        text.args.sliding_window_pattern = text.model.sliding_window_pattern = 1

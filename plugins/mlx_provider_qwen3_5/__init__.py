@@ -19,11 +19,19 @@ def matches(config: Mapping[str, Any]) -> int:
 
 def load(folder: Path, options: LoadOptions) -> LoadedModel:
     """Load a checkpoint folder; an MTP head in it is left aside."""
+    from mlx_provider.families.vision.patch_model import load_patch_model
+    from mlx_provider.families.vision.patches import PatchTexts
     from mlx_provider.upstream.gated_delta import fit_chunks
-    from mlx_provider.upstream.mlx_vlm_qwen import load_qwen
 
     fit_chunks()
-    return load_qwen(folder, options)
+    texts = PatchTexts(
+        image="<|image_pad|>",
+        frames="<|video_pad|>",
+        start="<|vision_start|>",
+        end="<|vision_end|>",
+        time="<{seconds:.1f} seconds>",
+    )
+    return load_patch_model(folder, options, texts)
 
 
 @hookimpl

@@ -23,13 +23,13 @@ def mlx_model_families() -> Iterator[ModelFamily]:
 
 def matches(config: Mapping[str, Any]) -> int:
     """The lowest priority: a family of its own comes first."""
-    from mlx_provider.upstream import mlx_lm
+    from mlx_provider.families.matching import known_to_mlx_lm
 
-    return 1 if mlx_lm.supports(config) else 0
+    return 1 if known_to_mlx_lm(config) else 0
 
 
 def load(path: Path, options: LoadOptions) -> LoadedModel:
     """Load a folder with mlx-lm."""
-    from .model import load_text
+    from mlx_provider.families.text import load_text
 
     return load_text(path, options)

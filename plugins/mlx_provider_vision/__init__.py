@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,9 @@ mlx_provider_api = 1
 
 def matches(config: Mapping[str, Any]) -> int:
     """2 for a model with a vision part that mlx-vlm has a folder for; imports nothing of it."""
-    kind = str(config.get("model_type", "")).lower().replace("-", "_")
-    if not kind or not config.get("vision_config"):
-        return 0
-    spec = PathFinder.find_spec("mlx_vlm")
-    places = (spec.submodule_search_locations or []) if spec else []
-    return 2 if any((Path(place) / "models" / kind).is_dir() for place in places) else 0
+    from mlx_provider.families.matching import known_to_mlx_vlm
+
+    return 2 if config.get("vision_config") and known_to_mlx_vlm(config) else 0
 
 
 def load(folder: Path, options: LoadOptions) -> LoadedModel:

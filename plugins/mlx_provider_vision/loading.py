@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from mlx_provider import LoadOptions
-from mlx_provider.upstream import mlx_vlm_generic as upstream
-from mlx_provider.upstream.checkpoint import DEFAULT_CONTEXT, read_json
-from mlx_provider.upstream.mlx_vlm_tokenizer import load_tokenizer, vision_info
+from mlx_provider.families.checkpoint import DEFAULT_CONTEXT, read_json
+from mlx_provider.families.tokenizer import load_tokenizer
+from mlx_provider.families.vision.calls import load_with_processor
+from mlx_provider.families.vision.info import vision_info
 
 from .model import UNKNOWN_PIXELS, AnyVisionModel, image_text
 from .proof import problem_of
@@ -26,7 +27,7 @@ TOGETHER = "a chat with images is prefilled anew at every turn, from its first i
 
 def load_any(folder: Path, options: LoadOptions) -> AnyVisionModel:
     """Load a checkpoint. Raises `UnsupportedModel` for models that do not chat."""
-    model, processor = upstream.load(folder, options)
+    model, processor = load_with_processor(folder, options)
     chat = load_tokenizer(folder, options, getattr(processor, "tokenizer", None))
     token, text = _image_token(folder), getattr(model.config, "text_config", model.config)
     sees = options.modality == "auto"

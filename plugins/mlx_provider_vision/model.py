@@ -23,11 +23,12 @@ from mlx_provider import (
     Prompt,
     Tokenizer,
 )
-from mlx_provider.upstream import mlx_vlm_generic as upstream
-from mlx_provider.upstream.hf_tokenizer import HFTokenizer
-from mlx_provider.upstream.hidden_text import Hidden
-from mlx_provider.upstream.mlx_vlm_model import as_image, image_size
-from mlx_provider.upstream.mlx_vlm_prompt import message_ends
+from mlx_provider.families.tokenizer import HFTokenizer, Hidden
+from mlx_provider.families.vision.calls import model_inputs, prompt_features
+from mlx_provider.families.vision.images import as_image, image_size
+from mlx_provider.families.vision.prompt import message_ends
+
+from . import passes
 
 UNKNOWN_PIXELS = 4096 * 4096
 """Bound told to the core; larger images are scaled down to it, the processor then goes by rules of
@@ -102,21 +103,21 @@ class AnyVisionModel:
         """What the model's own processor makes of a text and its images. Raises `MediaError`."""
         images = [Image.fromarray(as_image(item, UNKNOWN_PIXELS)) for item in media]
         try:
-            return upstream.model_inputs(self.processor, text, images, self.image_token)
+            return model_inputs(self.processor, text, images, self.image_token)
         except (ValueError, TypeError, IndexError) as error:
             raise MediaError(f"the model's processor refused the request: {error}") from error
 
     def embed(self, span: MediaSpan) -> Features:
-        return PromptFeatures(upstream.prompt_features(self.model, span.inputs()))
+        return PromptFeatures(prompt_features(self.model, span.inputs()))
 
     def make_cache(self) -> list[Any]:
-        return upstream.make_cache(self.model)
+        return passes.make_cache(self.model)
 
     def prefill(self, chunk: PrefillChunk) -> mx.array:
-        return upstream.prefill(self.model, chunk)
+        return passes.prefill(self.model, chunk)
 
     def decode(self, tokens: mx.array, cache: list[Any], positions: mx.array) -> mx.array:
-        return upstream.decode(self.model, tokens, cache, positions)
+        return passes.decode(self.model, tokens, cache, positions)
 
     def with_places(self, hidden: Hidden, text: str, images: int) -> str:
         """The text, or one with image tokens as text where the template knows no parts.

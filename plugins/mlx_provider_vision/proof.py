@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlx_provider import LoadedModel, MediaItem, PrefillChunk, Prompt
-from mlx_provider.isolation import Isolation
+from mlx_provider.families.trial import failure
 
 from .model import AnyVisionModel
 from .separate import SeparateVisionModel
@@ -32,14 +32,15 @@ def problem_of(separate: SeparateVisionModel, together: AnyVisionModel) -> str:
     content = [words[0], {"type": "image"}, words[1], {"type": "image"}, words[2]]
     asked: dict[str, Any] = {"tools": [], "media": images, "variables": {}}
     messages = [{"role": "user", "content": content}]
-    problem = ""
-    with Isolation() as tried:
+
+    def compared() -> str:
         parts = separate.prepare(messages, **asked)
         whole = together.prepare(messages, **asked)
         if list(parts.tokens) != list(whole.tokens):
             return "its processor writes an image otherwise beside others"
-        problem = _difference(separate, parts, together, whole)
-    return problem if tried.fault is None else tried.fault.told
+        return _difference(separate, parts, together, whole)
+
+    return failure(compared)
 
 
 def _difference(

@@ -21,12 +21,13 @@ from mlx_provider import (
     Prompt,
     UnsupportedModel,
 )
-from mlx_provider.upstream import mlx_vlm_generic as upstream
-from mlx_provider.upstream.mlx_vlm import row_cache
-from mlx_provider.upstream.mlx_vlm_model import VisionFeatures
-from mlx_provider.upstream.mlx_vlm_prompt import message_ends
-from mlx_provider.upstream.mlx_vlm_qwen import rotary_positions
+from mlx_provider.families.caches import row_cache
+from mlx_provider.families.vision.calls import has_mrope, prompt_features
+from mlx_provider.families.vision.model import VisionFeatures
+from mlx_provider.families.vision.positions import rotary_positions
+from mlx_provider.families.vision.prompt import message_ends
 
+from . import passes
 from .model import AnyVisionModel
 
 Inputs = Mapping[str, np.ndarray]
@@ -102,13 +103,13 @@ class SeparateVisionModel(AnyVisionModel):
         text = self.with_places(hidden, text, len(media))
         tokens, spans = self._filled(self.hf_tokenizer.tokens(text, hidden), media)
         positions, delta = (None, 0)
-        if upstream.rotary(self.model):
+        if has_mrope(self.model):
             positions, delta = rotary_positions(len(tokens), spans)
         ends = message_ends(tokens, self.info.stop_tokens)
         return Prompt(tokens, hidden.reveal(text), spans, positions, delta, ends)
 
     def embed(self, span: MediaSpan) -> Features:
-        made = upstream.prompt_features(self.model, span.inputs.inputs())
+        made = prompt_features(self.model, span.inputs.inputs())
         if more := made.keys() - EMBEDDED:
             raise UnsupportedModel(f"its images are more than embeddings: {', '.join(more)}")
         return VisionFeatures(made["inputs_embeds"][0])
@@ -117,10 +118,10 @@ class SeparateVisionModel(AnyVisionModel):
         return row_cache(self.model.language_model)
 
     def prefill(self, chunk: PrefillChunk) -> mx.array:
-        return upstream.prefill_separately(self.model, chunk)
+        return passes.prefill_separately(self.model, chunk)
 
     def decode(self, tokens: mx.array, cache: list[Any], positions: mx.array) -> mx.array:
-        return upstream.decode_separately(self.model, tokens, cache, positions)
+        return passes.decode_separately(self.model, tokens, cache, positions)
 
     def _filled(
         self, short: Sequence[int], media: Sequence[MediaItem]

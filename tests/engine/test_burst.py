@@ -10,8 +10,8 @@ from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.request import Phase
 from mlx_provider.engine.scheduling.costs import Costs, Curve
 from mlx_provider.engine.scheduling.plan import StepPlan
+from mlx_provider.families.text import TextModel
 from mlx_provider.testing.driver import new_engine, new_request, run
-from mlx_provider_text.model import TextModel
 
 
 @pytest.fixture

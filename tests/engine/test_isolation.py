@@ -22,6 +22,7 @@ from mlx_provider import PrefillChunk
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.prefix_cache.store import PrefixStore
 from mlx_provider.engine.request import Phase, Request
+from mlx_provider.families.text import TextModel
 from mlx_provider.isolation import Isolation
 from mlx_provider.protocol.messages import Failed
 from mlx_provider.testing.driver import (
@@ -32,7 +33,6 @@ from mlx_provider.testing.driver import (
     output_of,
     run,
 )
-from mlx_provider_text.model import TextModel
 
 POISON = 77
 

@@ -16,9 +16,9 @@ from mlx_provider.engine.execution.probe import probe
 from mlx_provider.engine.prefix_cache.store import PrefixStore
 from mlx_provider.engine.request import Phase, PrefillJob, Request
 from mlx_provider.engine.scheduling.plan import Chunk
+from mlx_provider.families.text import TextModel
 from mlx_provider.protocol.messages import Failed
 from mlx_provider.testing.driver import alone, new_engine, new_request, output_of, run
-from mlx_provider_text.model import TextModel
 
 POISON = 15
 """A token that nobody draws."""

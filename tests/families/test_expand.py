@@ -17,14 +17,14 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 
 from mlx_provider import LoadedModel, LoadOptions
+from mlx_provider.families.checkpoint import read_json
+from mlx_provider.families.expand import expand
 from mlx_provider.protocol.messages import ModelOptions
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.loading import WeightsKey
+from mlx_provider.serving.weight_files import weights_dtype, weights_estimate
 from mlx_provider.testing.tiny_greedy import start
 from mlx_provider.testing.tiny_models import build, family_named
-from mlx_provider.upstream.checkpoint import read_json
-from mlx_provider.upstream.expand import expand, weights_dtype
-from mlx_provider.upstream.weight_files import weights_estimate
 
 FAMILIES = ("qwen3", "deepseek_v3", "gpt_oss", "qwen3_vl", "qwen3_5_moe")
 """Text, latent attention with experts, experts with biases, vision, vision with experts."""

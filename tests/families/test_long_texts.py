@@ -12,11 +12,11 @@ from tokenizers import pre_tokenizers as words
 from transformers import PreTrainedTokenizerFast
 
 from mlx_provider.errors import BadRequest, ContextTooLong
-from mlx_provider.upstream import long_text
-from mlx_provider.upstream.hf_tokenizer import HFTokenizer
-from mlx_provider.upstream.hidden_text import Hidden
-from mlx_provider.upstream.token_bound import characters_per_token
-from mlx_provider.upstream.turns import Turns
+from mlx_provider.families.tokenizer import long_text
+from mlx_provider.families.tokenizer.hf_tokenizer import HFTokenizer
+from mlx_provider.families.tokenizer.hidden_text import Hidden
+from mlx_provider.families.tokenizer.token_bound import characters_per_token
+from mlx_provider.families.tokenizer.turns import Turns
 
 LLAMA = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -94,7 +94,7 @@ def test_pieces_have_the_tokens_of_the_whole(
 ) -> None:
     monkeypatch.setattr(long_text, "PIECE", 200)
     monkeypatch.setattr(long_text, "NEAR", 120)
-    monkeypatch.setattr("mlx_provider.upstream.hf_tokenizer.PIECE", 200)
+    monkeypatch.setattr("mlx_provider.families.tokenizer.hf_tokenizer.PIECE", 200)
     tokenizer, cuts = wrapped(fast), 0
     for seed in range(8):
         text = text_of(seed, 700)

@@ -18,7 +18,7 @@ from mlx_provider.engine.request import Request
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from mlx_provider.testing.tiny_greedy import features_of, greedy, start
 from mlx_provider.testing.tiny_media import tiny_image, tiny_video
-from mlx_provider.upstream.mlx_vlm_generic import _accepted
+from mlx_provider.upstream.mlx_vlm import accepted
 from mlx_provider_vision import matches
 from mlx_provider_vision.loading import load_any
 
@@ -211,11 +211,11 @@ class Demanding:
 
 
 def test_demanded_arguments_are_filled() -> None:
-    assert _accepted(Demanding(), {"rope_deltas": 1, "mask": 2}) == {
+    assert accepted(Demanding(), {"rope_deltas": 1, "mask": 2}) == {
         "pixel_values": None,
         "mask": 2,
     }
-    assert _accepted(Demanding(), {"pixel_values": np.ones(1)})["pixel_values"] is not None
+    assert accepted(Demanding(), {"pixel_values": np.ones(1)})["pixel_values"] is not None
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -216,11 +216,15 @@ def test_broken_checkpoints_say_so(folders, tmp_path: Path) -> None:
         family.load(misfit, LoadOptions())
 
 
-def test_the_file_limit_survives_the_import() -> None:
+LOADED = ("mlx_provider_gemma3.model", "mlx_provider.families.vision.patch_model")
+
+
+@pytest.mark.parametrize("module", LOADED)
+def test_the_file_limit_survives_the_import(module: str) -> None:
     code = (
         "import resource\n"
         "before = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
-        "import mlx_provider.upstream.mlx_vlm\n"
+        f"import {module}\n"
         "assert resource.getrlimit(resource.RLIMIT_NOFILE) == before\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, before[1]))\n"
         "assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 64\n"

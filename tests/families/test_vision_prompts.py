@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from mlx_provider import BadRequest, MediaError, MediaItem
+from mlx_provider.families.vision import patches
 from mlx_provider.testing.tiny_greedy import features_of, greedy
 from mlx_provider.testing.tiny_media import tiny_image, tiny_video
-from mlx_provider.upstream import mlx_vlm_qwen
 
 QWEN = ["qwen3_vl", "qwen3_5"]
 ALL = [*QWEN, "gemma3"]
@@ -228,7 +228,7 @@ def test_prompts_are_prepared_on_many_threads(name: str, load, ask) -> None:
 def test_patches_in_strips_are_upstreams(
     size: tuple[int, int], load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mlx_vlm_qwen, "STRIP", 4096)
+    monkeypatch.setattr(patches, "STRIP", 4096)
     model, item = load("qwen3_vl"), tiny_image(7, *size)
     images = model.marks.place.__self__.images
     want, grid = images._process_one(item.pixels.transpose(2, 0, 1))

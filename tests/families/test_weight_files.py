@@ -8,8 +8,8 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
+from mlx_provider.serving.weight_files import weights_estimate
 from mlx_provider.testing.tiny_models import build
-from mlx_provider.upstream.weight_files import weights_estimate
 
 
 def save(path: Path, **shapes: tuple[tuple[int, ...], mx.Dtype]) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from mlx_provider import LoadOptions
+from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.testing.tiny_models import build
-from mlx_provider_text.model import TextModel, load_text
 
 
 @pytest.fixture(scope="session")

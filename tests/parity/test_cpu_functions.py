@@ -18,8 +18,8 @@ from mlx_vlm.models.qwen3_5 import language
 from mlx_provider.records import LoadOptions
 from mlx_provider.testing.tiny_models import build
 from mlx_provider.upstream import attention, cpu_attention, cpu_device, cpu_functions, mlx_lm
-from mlx_provider.upstream.mlx_vlm_qwen import load_qwen
 from mlx_provider.upstream.stand_in import Pristine, stand_in
+from mlx_provider_qwen3_5 import load
 
 pytestmark = pytest.mark.skipif(not cpu_device.in_use(), reason="MLX is fast there")
 UPSTREAM = [
@@ -130,7 +130,7 @@ def test_they_are_put_in_once_and_back(tmp_path: Path) -> None:
 def test_a_vision_model_gets_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = pristine(language._qwen3_5_left_padded_attention)
     monkeypatch.setattr(language, "_qwen3_5_left_padded_attention", original)
-    load_qwen(build(tmp_path / "model", "qwen3_5"), LoadOptions())
+    load(build(tmp_path / "model", "qwen3_5"), LoadOptions())
     assert language._qwen3_5_left_padded_attention.pristine is original
 
 

@@ -16,6 +16,7 @@ from mlx_provider import LoadedModel, LoadOptions, MediaItem
 from mlx_provider.engine.execution.probe import probe
 from mlx_provider.engine.prefix_cache.store import PrefixStore
 from mlx_provider.engine.request import Request
+from mlx_provider.families.checkpoint import read_json
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.testing.driver import (
     Alternating,
@@ -28,7 +29,6 @@ from mlx_provider.testing.driver import (
 from mlx_provider.testing.tiny_media import tiny_image
 from mlx_provider.testing.tiny_models import build, family_named
 from mlx_provider.upstream import mlx_lm
-from mlx_provider.upstream.checkpoint import read_json
 
 WIDE_ROPE = {"rope_scaling": {"mrope_section": [8, 4, 4], "rope_type": "default", "type": "mrope"}}
 WIDE: dict[str, dict[str, Any]] = {

@@ -11,10 +11,10 @@ from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.prefix_cache.policy import cuts_of
 from mlx_provider.engine.prefix_cache.store import PrefixStore
 from mlx_provider.engine.request import Request
+from mlx_provider.families.text import TextModel
+from mlx_provider.families.tokenizer.hf_tokenizer import common_length
 from mlx_provider.records import MediaSpan, Prompt
 from mlx_provider.testing.driver import alone, new_engine, new_request, output_of, run
-from mlx_provider.upstream.hf_tokenizer import common_length
-from mlx_provider_text.model import TextModel
 
 FAMILIES = ("llama", "qwen3", "gemma3_text", "gpt_oss", "qwen3_5_text", "nemotron_h", "rwkv7")
 TOLERANCE = 1e-4

@@ -13,6 +13,7 @@ from mlx_provider.engine.execution.probe import probe
 from mlx_provider.engine.prefix_cache.store import PrefixStore
 from mlx_provider.engine.request import Phase, Request, SamplingParams
 from mlx_provider.engine.scheduling.scheduler import Scheduler
+from mlx_provider.families.text import TextModel
 from mlx_provider.testing.driver import (
     Alternating,
     alone,
@@ -20,7 +21,6 @@ from mlx_provider.testing.driver import (
     new_request,
     output_of,
 )
-from mlx_provider_text.model import TextModel
 
 FAMILIES = (
     "llama", "qwen3", "gemma3_text", "gpt_oss", "qwen3_5_text", "nemotron_h", "jamba", "rwkv7",

@@ -19,6 +19,7 @@ from mlx_provider.engine.feature_cache import FeatureCache
 from mlx_provider.engine.prefix_cache.store import PrefixStore
 from mlx_provider.engine.request import Phase, Request
 from mlx_provider.engine.scheduling.scheduler import Scheduler
+from mlx_provider.families.checkpoint import read_json
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.testing.driver import (
     Alternating,
@@ -29,7 +30,6 @@ from mlx_provider.testing.driver import (
     run,
 )
 from mlx_provider.testing.tiny_models import build
-from mlx_provider.upstream.checkpoint import read_json
 
 FAMILIES = ("qwen3_vl", "qwen3_vl_moe", "gemma3", "qwen3_5", "qwen3_5_moe")
 SIZES = ((64, 64), (96, 64), (64, 128), (33, 70))

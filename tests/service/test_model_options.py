@@ -120,7 +120,7 @@ class Wrapped:
 
 
 def load(folder, options):
-    from mlx_provider_text.model import load_text
+    from mlx_provider.families.text import load_text
 
     seen.append((options.context_length, dict(options.extra)))
     own = load_text(folder, options)

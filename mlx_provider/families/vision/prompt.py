@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import BadRequest, MediaError
-from ..records import MediaItem, MediaSpan, OnDemand, Prompt
-from .hf_tokenizer import HFTokenizer, common_length
+from ...errors import BadRequest, MediaError
+from ...records import MediaItem, MediaSpan, OnDemand, Prompt
+from ..tokenizer import HFTokenizer, common_length
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,11 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
-
-import mlx.core as mx
-from mlx.utils import tree_flatten
+from typing import Any
 
 from ..errors import BadRequest
 from ..plain_file import read_bounded
-from ..records import LoadOptions, ModelInfo, SamplingDefaults
-from .dialect import dialect
-from .hf_tokenizer import HFTokenizer
+from ..records import LoadOptions, SamplingDefaults
 
 LARGEST_JSON = 2**25
 """Bytes of a JSON file that describes a model; none known has a hundredth."""
@@ -36,35 +31,6 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def describe(
-    folder: Path,
-    config: Mapping[str, Any],
-    model: Any,
-    tokenizer: HFTokenizer,
-    options: LoadOptions,
-    *,
-    stop_tokens: frozenset[int] = frozenset(),
-    **more: Any,
-) -> ModelInfo:
-    """`ModelInfo` of a loaded folder. `more` replaces or adds fields (media, pixels ...)."""
-    generation = read_json(folder / "generation_config.json")
-    text = config.get("text_config") or config
-    fields: dict[str, Any] = {
-        "model_type": str(config.get("model_type")),
-        "context_length": context_length(text, options),
-        "vocab_size": int(text.get("vocab_size") or config.get("vocab_size") or 0),
-        "stop_tokens": stop_tokens | stop_ids(config, text, generation, tokenizer),
-        "fingerprint": fingerprint(folder, options),
-        "weights_bytes": weights_bytes(model),
-        "precision": precision(model),
-        "chat_template": tokenizer.chat_template,
-        "sampling": sampling_defaults(generation),
-        "notes": tokenizer.notes,
-        **dialect(tokenizer),
-    }
-    return ModelInfo(**(fields | more))
-
-
 def context_length(text: Mapping[str, Any], options: LoadOptions) -> int:
     """Tokens of the longest prompt plus reply: the operator's choice, else the config's."""
     return options.context_length or named_context(text) or DEFAULT_CONTEXT
@@ -76,26 +42,6 @@ def named_context(text: Mapping[str, Any]) -> int | None:
         if isinstance(text.get(key), int) and text[key] > 0:
             return int(text[key])
     return None
-
-
-def stop_ids(
-    config: Mapping[str, Any],
-    text: Mapping[str, Any],
-    generation: Mapping[str, Any],
-    tokenizer: HFTokenizer,
-) -> frozenset[int]:
-    """Every token that ends a reply, by any of the model's files."""
-    found: set[int] = set()
-    own = getattr(tokenizer.backend, "eos_token_id", None)
-    for named in (config.get("eos_token_id"), text.get("eos_token_id"), own):
-        found |= _ids(named)
-    return frozenset(found | _ids(generation.get("eos_token_id")))
-
-
-def _ids(named: Any) -> set[int]:
-    if isinstance(named, int):
-        return {named}
-    return {i for i in named if isinstance(i, int)} if isinstance(named, list) else set()
 
 
 def sampling_defaults(generation: Mapping[str, Any]) -> SamplingDefaults:
@@ -110,17 +56,6 @@ def sampling_defaults(generation: Mapping[str, Any]) -> SamplingDefaults:
         min_p=generation.get("min_p"),
         repetition_penalty=generation.get("repetition_penalty"),
     )
-
-
-def weights_bytes(model: Any) -> int:
-    """Bytes of every parameter."""
-    return sum(p.nbytes for _, p in tree_flatten(model.parameters()))
-
-
-def precision(model: Any) -> Literal["float32", "low"]:
-    """`float32` only when every weight is."""
-    dtypes = {p.dtype for _, p in tree_flatten(model.parameters())}
-    return "float32" if dtypes <= {mx.float32, mx.int32, mx.int64, mx.bool_} else "low"
 
 
 def fingerprint(folder: Path, options: LoadOptions) -> str:

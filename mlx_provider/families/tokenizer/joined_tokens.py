@@ -2,7 +2,7 @@
 
 A template joins the parts of a message without anything between them, and may put names between
 signs (`<` name `>`): neither string holds a control token, their join does. Or it takes a mode's
-switch out of a message (`/think`: SmolLM3, Nemotron Nano), and what stood around it is joined.
+switch out of a message (`/think`), and what stood around it is joined.
 """
 
 from __future__ import annotations

@@ -8,12 +8,10 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from numpy.typing import NDArray
 
-from ..errors import MediaError
-from ..records import MediaItem, ModelInfo, PrefillChunk, Prompt, Tokenizer
-from .hf_tokenizer import HFTokenizer
-from .mlx_vlm_prompt import MediaMarks, build_prompt
+from ...records import MediaItem, ModelInfo, PrefillChunk, Prompt, Tokenizer
+from ..tokenizer import HFTokenizer
+from .prompt import MediaMarks, build_prompt
 
 
 @dataclass(frozen=True)
@@ -111,24 +109,3 @@ class VisionModel:
             media=media,
             variables=variables,
         )
-
-
-def image_size(item: MediaItem) -> tuple[int, int]:
-    """Height and width of a still image. Raises `MediaError` for anything else."""
-    if item.kind != "image":
-        raise MediaError("this model takes images but no video")
-    if len(item.shape) != 3 or item.shape[-1] != 3 or 0 in item.shape:
-        raise MediaError(f"an image must be height, width, 3; this one is {item.shape}")
-    return item.shape[0], item.shape[1]
-
-
-def as_image(item: MediaItem, max_pixels: int) -> NDArray[np.uint8]:
-    """Pixels (H, W, 3) of a still image, scaled down to `max_pixels`.
-
-    Raises `MediaError` for anything else.
-    """
-    height, width = image_size(item)
-    if height * width <= max_pixels:
-        return item.pixels
-    scale = (max_pixels / (height * width)) ** 0.5
-    return item.scaled(max(1, int(height * scale)), max(1, int(width * scale)))

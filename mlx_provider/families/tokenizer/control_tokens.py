@@ -1,9 +1,9 @@
 """Which texts a tokenizer reads as control tokens, and where a client's text holds one.
 
 Every added token is one, special or not, but for what some tokenizers keep there as plain
-vocabulary: white space (CodeGen), letters (DeepSeek-Coder), tags of HTML (Gemma). transformers
-5.23 has `sanitize_control_tokens` for those that are special or stand in the template; keys of
-mappings, checkpoints at message ends and texts that the template joins are beyond it.
+vocabulary: white space, letters, tags of HTML. transformers 5.23 has `sanitize_control_tokens` for
+those that are special or stand in the template; keys of mappings, checkpoints at message ends and
+texts that the template joins are beyond it.
 """
 
 from __future__ import annotations

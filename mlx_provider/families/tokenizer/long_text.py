@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, Protocol
 
-from ..errors import BadRequest
+from ...errors import BadRequest
 
 PIECE = 2**15
 """Characters of one piece."""

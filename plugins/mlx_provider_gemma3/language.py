@@ -14,11 +14,12 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.models import cache as lm_cache
 
-from ..records import LoadOptions, MediaSpan, PrefillChunk
-from .mlx_vlm import head, load_model, replaced
-from .mlx_vlm_model import media_rows, pieces
+from mlx_provider import LoadOptions, MediaSpan, PrefillChunk
+from mlx_provider.families.caches import KVCache, RotatingKVCache, appended
+from mlx_provider.families.vision.language import head
+from mlx_provider.families.vision.loading import load_model, replaced
+from mlx_provider.families.vision.model import media_rows, pieces
 
 
 def load_gemma3(folder: Any, options: LoadOptions) -> Any:
@@ -52,9 +53,7 @@ def row_cache(language_model: Any) -> list[Any]:
     """One cache per layer: a ring for sliding layers, unless the window is switched off."""
     window = language_model.config.sliding_window
     return [
-        lm_cache.RotatingKVCache(max_size=window)
-        if layer.self_attn.is_sliding and window
-        else lm_cache.KVCache()
+        RotatingKVCache(max_size=window) if layer.self_attn.is_sliding and window else KVCache()
         for layer in language_model.layers
     ]
 
@@ -90,11 +89,7 @@ class Ahead:
         Quantised ones are (values, scales, biases), as the cache gives them.
         """
         kept = keys[..., : self.count, :], values[..., : self.count, :]
-        if isinstance(self.cache, lm_cache.RotatingKVCache):
-            # for one token `update_and_fetch` would return the ring unrolled at another place
-            found = self.cache._update_concat(*kept)
-        else:
-            found = self.cache.update_and_fetch(*kept)
+        found = appended(self.cache, *kept)
         if keys.shape[2] == self.count:
             return found[0], found[1]
         passing = keys[..., self.count :, :], values[..., self.count :, :]

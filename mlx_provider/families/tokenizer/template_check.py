@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..isolation import Isolation
+from ...isolation import Isolation
 from .control_tokens import ControlTokens
 from .hidden_text import Hidden, hide, revealed, with_signs
 

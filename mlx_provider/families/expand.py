@@ -13,9 +13,6 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_map_with_path, tree_unflatten
 
-FITS = 0.5
-"""Share of the memory limit that expanded weights may take; the rest is for rows and caches."""
-
 QUANTISED = (
     "QuantizedLinear",
     "QuantizedEmbedding",
@@ -79,14 +76,3 @@ def _wide(factors: mx.array | None, dtype: mx.Dtype) -> mx.array | None:
     if factors is None or not mx.issubdtype(factors.dtype, mx.floating):
         return factors
     return factors.astype(dtype)
-
-
-def weights_dtype(chosen: str, expanded_bytes: int, limit: int) -> str | None:
-    """The dtype to load with; `None`: the checkpoint's own.
-
-    `chosen`: the operator's option. `auto` is float32 on a CPU, where that fits into `limit`.
-    """
-    if chosen not in ("auto", "native"):
-        return chosen
-    on_cpu = mx.default_device() == mx.cpu
-    return "float32" if chosen == "auto" and on_cpu and expanded_bytes <= FITS * limit else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,11 @@ import mlx.core as mx
 
 from ..errors import BadRequest
 from ..records import Features, LoadOptions, MediaItem, MediaSpan, ModelInfo, PrefillChunk, Prompt
-from . import attention, cpu_functions, mlx_lm
-from .checkpoint import describe
+from ..upstream import cpu_functions, mlx_lm
+from .attention import route
 from .expand import expand
-from .hf_tokenizer import HFTokenizer
+from .info import describe
+from .tokenizer import HFTokenizer
 
 
 @dataclass(frozen=True)
@@ -59,25 +60,38 @@ def load_text(
     path: Path,
     options: LoadOptions,
     *,
+    classes: mlx_lm.Classes | None = None,
     change: Callable[[Any], None] | None = None,
     variant: str = "",
 ) -> TextModel:
     """Load weights and tokenizer; batch layouts are those that attention can be routed for.
 
-    `change`: what a family does to mlx-lm's model; `variant`: how that changes its KV.
+    `classes`: the model's and its arguments' class by config, where they are not mlx-lm's own.
+    `change`: what a family does to the model; `variant`: how that changes its KV.
+    Raises `UnsupportedModel` and `BadRequest`.
     """
-    loaded = mlx_lm.load(path, adapter=options.adapter, trust_remote_code=options.trust_remote_code)
+    loaded = mlx_lm.load(
+        path,
+        adapter=options.adapter,
+        trust_remote_code=options.trust_remote_code,
+        classes=classes,
+    )
     if options.dtype is not None:
         expand(loaded.model, options.dtype)
     if change is not None:
         change(loaded.model)
     mx.eval(loaded.model.parameters())
     tokenizer = HFTokenizer(loaded.tokenizer, loaded.renderer)
-    attention.route(loaded.model)
+    route(loaded.model)
     cpu_functions.adopt(loaded.model)
     info = describe(
-        path, loaded.config, loaded.model, tokenizer, options, stop_tokens=loaded.stop_tokens
+        path,
+        loaded.config,
+        loaded.model,
+        tokenizer,
+        options,
+        stop_tokens=loaded.stop_tokens,
+        variant=variant,
     )
-    info = replace(info, fingerprint=info.fingerprint + variant)
     bounded = tokenizer.within(info.context_length)
     return TextModel(loaded.model, bounded, info, ("grouped", "merged", "solo"))

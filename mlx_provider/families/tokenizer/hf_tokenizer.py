@@ -11,7 +11,7 @@ from typing import Any
 
 from jinja2.exceptions import TemplateError
 
-from ..errors import BadRequest, ContextTooLong
+from ...errors import BadRequest, ContextTooLong
 from .control_tokens import ControlTokens
 from .hidden_text import Hidden, Messages, Variables, hide
 from .long_text import PIECE, LongText
@@ -60,19 +60,20 @@ class HFTokenizer:
         self._renderer = backend if renderer is None else renderer
         self._reserved = tuple(reserved)
         # a fast tokenizer must not be used by two threads at once: "Already borrowed"
-        self._lock = Turns()
-        self._context: int | None = None
+        self.lock = Turns()
+        self.context: int | None = None
+        """Tokens that no text may have."""
 
     def within(self, context_length: int) -> HFTokenizer:
         """The same tokenizer; texts that have more tokens than this raise `ContextTooLong`."""
         bounded = copy.copy(self)
-        bounded._context = context_length
+        bounded.context = context_length
         return bounded
 
     def reserving(self, texts: Sequence[str]) -> HFTokenizer:
         """The same tokenizer (and lock) with further reserved texts."""
         other = HFTokenizer(self._backend, self._renderer, (*self._reserved, *texts))
-        other._lock, other._context = self._lock, self._context
+        other.lock, other.context = self.lock, self.context
         return other
 
     @property
@@ -124,17 +125,17 @@ class HFTokenizer:
         return None
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
-        with self._lock:
+        with self.lock:
             return list(self._backend.encode(text, add_special_tokens=special))
 
     def _refuse_by_length(self, text: str) -> None:
-        if self._context is not None and len(text) > self._context:
+        if self.context is not None and len(text) > self.context:
             most = self._most_characters
             self._check(0 if most is None else len(text) // most)
 
     def _check(self, at_least: int) -> None:
-        if self._context is not None and at_least >= self._context:
-            raise ContextTooLong.of(at_least, self._context, "at least ")
+        if self.context is not None and at_least >= self.context:
+            raise ContextTooLong.of(at_least, self.context, "at least ")
 
     @cached_property
     def _most_characters(self) -> int | None:
@@ -150,7 +151,7 @@ class HFTokenizer:
         return self.tokens(before + hidden.variables["text"], hidden)
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
-        with self._lock:
+        with self.lock:
             return str(self._backend.decode(list(tokens), skip_special_tokens=skip_special))
 
     def tokens(self, text: str, hidden: Hidden) -> list[int]:
@@ -172,7 +173,7 @@ class HFTokenizer:
         spans: list[tuple[int, int]] = []
         self._refuse_by_length(text)
         for begin, piece in self._long.pieces(text):
-            with self._lock:
+            with self.lock:
                 encoding = self._backend(
                     piece, add_special_tokens=False, return_offsets_mapping=True, verbose=False
                 )
@@ -240,8 +241,8 @@ class HFTokenizer:
     def system_part(self, hidden: Hidden, text: str) -> str:
         """What a prompt's text has in common with that of another user; "" without a system part.
 
-        Some templates (Gemma's) write the system part into the user's message, which has then
-        no end of its own.
+        Some templates write the system part into the user's message, which has then no end of
+        its own.
         """
         messages = hidden.messages
         if len(messages) < 2 or messages[0]["role"] != "system":

@@ -1,4 +1,4 @@
-"""What a model's weights will take in memory, by the headers of the files that hold them."""
+"""What a model's weights will be in memory: their dtype, and bytes by the headers of the files."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
+
+FITS = 0.5
+"""Share of the memory limit that expanded weights may take; the rest is for rows and caches."""
 INDEX = "model.safetensors.index.json"
 LARGEST_HEADER = 100_000_000
 """Bytes, the format's own bound (safetensors 0.6, `MAX_HEADER_SIZE`)."""
@@ -25,7 +29,18 @@ USUAL_GROUP = 64
 """Values that share a scale where config.json does not tell (mlx-lm's default)."""
 PACKED, PER_BYTE = ("U8", "I32", "U32"), 2
 """Matrices of these dtypes hold 4-bit weights in forms that mlx-lm and mlx-vlm turn into MLX's own
-while they load (AWQ, GPTQ, compressed tensors, gpt-oss's blocks)."""
+while they load (AWQ, GPTQ, compressed tensors, blocks of MXFP4)."""
+
+
+def weights_dtype(chosen: str, expanded_bytes: int, limit: int) -> str | None:
+    """The dtype to load with; `None`: the checkpoint's own.
+
+    `chosen`: the operator's option. `auto` is float32 on a CPU, where that fits into `limit`.
+    """
+    if chosen not in ("auto", "native"):
+        return chosen
+    on_cpu = mx.default_device() == mx.cpu
+    return "float32" if chosen == "auto" and on_cpu and expanded_bytes <= FITS * limit else None
 
 
 def weights_estimate(

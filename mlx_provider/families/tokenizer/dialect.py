@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..errors import BadRequest
+from ...errors import BadRequest
 from .hf_tokenizer import HFTokenizer
 
 WORD = "Zyzzyva"

@@ -1,0 +1,36 @@
+"""A toolkit for authors of model families; ours are built with it, as any other may be.
+
+A family tells the core everything about an architecture, and the core names none. Its plugin
+yields a `ModelFamily` whose `load` returns an object that has what `LoadedModel` lists. Take from
+here whatever upstream's model does not do differently:
+
+| module | what for |
+|---|---|
+| `matching` | in `matches`: has mlx-lm, or mlx-vlm, a class for this config? |
+| `text` | `load_text`: a whole model of mlx-lm, with changes or a class of the family's own |
+| `checkpoint` | what `config.json` and the other files of a folder say; `fingerprint` |
+| `tokenizer` | `load_tokenizer`: tokens and the chat template; what a client sends stays text |
+| `info` | `describe`: the `ModelInfo` of a model; stop tokens, bytes, precision |
+| `attention` | `route`: rows of any length decode in one call |
+| `caches` | `row_cache`, and the classes that a row's cache may consist of |
+| `expand` | weights in the dtype that the operator or the core chose |
+| `trial` | `failure`: try at load what a model may not be able to do |
+| `vision.loading` | `load_model`: a model of mlx-vlm; `replaced`: mend its class meanwhile |
+| `vision.info` | `vision_info`: the same as `info`, with media and pixels |
+| `vision.model` | `VisionModel` to derive from; features of an image, and a chunk's embeddings |
+| `vision.prompt` | messages and media to tokens and spans: `MediaMarks`, `build_prompt` |
+| `vision.images` | size and pixels of a still image |
+| `vision.language` | `head`: hidden states of mlx-vlm's text model as logits |
+| `vision.positions` | rotary positions on three axes (M-RoPE) of prompt, chunk and step |
+| `vision.patches` | images and frames of any size as patches, a strip at a time |
+| `vision.patch_model` | `load_patch_model`: a whole model over patches and such positions |
+| `vision.calls` | any model of mlx-vlm by its front door: processor, embeddings, logits |
+
+A text model mostly needs `load_text` alone, a vision model `load_model`, `MediaMarks` and a class
+derived from `VisionModel`. Methods that get or return arrays run on the engine's one thread;
+`prepare` runs on any. Nothing of a request may stay on the model object, and positions come from
+the caller. Import these modules within `load` (they import MLX) and before mlx-lm, which for good
+lowers the limit of open files where nothing keeps it.
+
+Names that begin with an underscore, and modules that are not in this table, may change at any time.
+"""

@@ -1,0 +1,30 @@
+"""Caches of one row: one entry per layer, in mlx-lm's classes.
+
+The engine joins rows, cuts them and keeps them by these classes, for text and vision models alike.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..upstream.cache_classes import KVCache, RotatingKVCache, StateCache, appended
+
+__all__ = ["KVCache", "RotatingKVCache", "StateCache", "appended", "row_cache"]
+
+
+def row_cache(language_model: Any) -> list[Any]:
+    """A fresh cache for one row of a text model of mlx-vlm."""
+    if not hasattr(language_model, "make_cache"):
+        return [KVCache() for _ in language_model.layers]
+    return [_lm_class(entry) for entry in language_model.make_cache()]
+
+
+def _lm_class(entry: Any) -> Any:
+    kind = type(entry).__name__
+    if kind == "KVCache":
+        return KVCache()
+    if kind == "RotatingKVCache":
+        return RotatingKVCache(max_size=entry.max_size, keep=entry.keep)
+    if kind == "ArraysCache":
+        return StateCache(len(entry.cache))
+    return entry

@@ -1,0 +1,1 @@
+"""Vision towers by mlx-vlm, and prompts with media."""

@@ -1,0 +1,63 @@
+"""Any model of mlx-vlm through its front door: its processor, embeddings and language model.
+
+For a family that knows nothing of a model but how mlx-vlm calls it. Nothing of a request is read
+from the model object or left there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ...errors import UnsupportedModel
+from ...records import LoadOptions
+from ...upstream import cpu_functions
+from ...upstream.mlx_vlm import embedded, has_mrope, language_logits, library
+from ..attention import route
+from .loading import load_model
+
+__all__ = ["has_mrope", "language_logits", "load_with_processor", "model_inputs", "prompt_features"]
+
+
+def load_with_processor(folder: Path, options: LoadOptions) -> tuple[Any, Any]:
+    """Model and processor of a checkpoint. Raises `UnsupportedModel`."""
+    model = load_model(folder, options)
+    if not hasattr(model, "language_model") or not hasattr(model, "get_input_embeddings"):
+        raise UnsupportedModel(f"{type(model).__module__} generates no text from a chat")
+    trust = options.trust_remote_code
+    processor = library().load_processor(folder, True, trust_remote_code=trust)
+    images = library().load_image_processor(folder, trust_remote_code=trust)
+    if images is not None:
+        processor.image_processor = images
+    route(model.language_model)
+    cpu_functions.adopt(model)
+    return model, processor
+
+
+def model_inputs(
+    processor: Any, text: str, images: list[Any], image_token: int | None
+) -> dict[str, np.ndarray]:
+    """What the processor makes of a rendered prompt, as numpy arrays. Raises `ValueError`."""
+    made = library().prepare_inputs(
+        processor,
+        images=images or None,
+        prompts=text,
+        add_special_tokens=False,
+        image_token_index=image_token,
+    )
+    return {key: np.array(value) for key, value in made.items() if isinstance(value, mx.array)}
+
+
+def prompt_features(model: Any, inputs: Mapping[str, np.ndarray]) -> dict[str, mx.array]:
+    """Embeddings of a whole prompt and what else its prefill needs.
+
+    `inputs`: the processor's arrays. `inputs_embeds` is (1, length, hidden); the others are
+    arguments of `language_logits`.
+    """
+    found = embedded(model, {key: mx.array(value) for key, value in inputs.items()})
+    mx.eval(found)
+    return found

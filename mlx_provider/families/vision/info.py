@@ -1,0 +1,54 @@
+"""`ModelInfo` of a model with a vision tower."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ...records import LoadOptions, ModelInfo
+from ..checkpoint import DEFAULT_CONTEXT, context_length, read_json
+from ..info import describe
+from ..tokenizer import HFTokenizer
+from ..tokenizer.dialect import refuses_late_system, shows_tool_media
+from .language import vocab_size
+
+
+def vision_info(
+    folder: Path,
+    options: LoadOptions,
+    model: Any,
+    tokenizer: HFTokenizer,
+    *,
+    media: tuple[str, ...],
+    pixels: tuple[int, int],
+    image: str,
+    variant: str = "",
+    default_context: int = DEFAULT_CONTEXT,
+    notes: tuple[str, ...] | None = None,
+) -> ModelInfo:
+    """`ModelInfo` of a vision model. `image`: what its template writes for one; `variant`: what
+    besides its files changes its KV.
+
+    `default_context`: the context length where config and operator name none. `notes`: in place
+    of the tokenizer's.
+    """
+    config = read_json(folder / "config.json")
+    text = config.get("text_config") or config
+    # `n_ctx` is the last name looked for
+    context = context_length({"n_ctx": default_context, **text}, options)
+    return describe(
+        folder,
+        config,
+        model,
+        tokenizer,
+        options,
+        vocab_size=vocab_size(model.language_model),
+        media=frozenset(media),
+        min_pixels=pixels[0] if media else 0,
+        max_pixels=pixels[1] if media else 0,
+        hoist_system=refuses_late_system(tokenizer),
+        tool_media="image" in media and shows_tool_media(tokenizer, image),
+        context_length=context,
+        notes=tokenizer.notes if notes is None else notes,
+        variant=variant,
+    )

@@ -1,0 +1,125 @@
+"""A model that sees patches of any grid, with rotary positions on three axes, by mlx-vlm.
+
+Its text model takes explicit `position_ids`, so nothing is read from or left on the model object,
+and features for its first layers (deepstack) of exactly the media tokens of a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ...records import LoadOptions, MediaItem, MediaSpan, PrefillChunk, Prompt
+from ...upstream import cpu_functions
+from ..attention import route
+from ..caches import row_cache
+from ..checkpoint import read_json
+from ..tokenizer import load_tokenizer
+from .info import vision_info
+from .language import head
+from .loading import load_model
+from .model import VisionFeatures, VisionModel, embeddings, media_rows, pieces
+from .patches import PatchMedia, PatchTexts
+from .positions import chunk_positions, rotary_positions, step_positions
+from .prompt import MediaMarks, no_media
+
+
+class PatchVisionModel(VisionModel):
+    """Prefill and decode through mlx-vlm's text model with explicit positions."""
+
+    kv_layouts: Sequence[str] = ("grouped", "merged", "solo")
+
+    def prepare(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]],
+        media: Sequence[MediaItem],
+        variables: Mapping[str, Any],
+    ) -> Prompt:
+        prompt = super().prepare(messages, tools=tools, media=media, variables=variables)
+        positions, delta = rotary_positions(len(prompt.tokens), prompt.spans)
+        return replace(prompt, positions=positions, rope_delta=delta)
+
+    def embed(self, span: MediaSpan) -> VisionFeatures:
+        tower = self.model.vision_tower
+        pixels = span.inputs.tower_input(tower.patch_embed.proj.weight.dtype)
+        rows, deepstack = tower(pixels, mx.array([span.inputs.grid], dtype=mx.int32))
+        features = VisionFeatures(rows, tuple(deepstack))
+        mx.eval(features.rows, *features.deepstack)
+        return features
+
+    def make_cache(self) -> list[Any]:
+        return row_cache(self.model.language_model)
+
+    def prefill(self, chunk: PrefillChunk) -> mx.array:
+        language = self.model.language_model
+        parts = pieces(chunk)
+        hidden = language.model(
+            None,
+            inputs_embeds=embeddings(chunk, parts, language.model.embed_tokens),
+            cache=chunk.cache,
+            position_ids=chunk_positions(chunk),
+            **_deepstack(chunk, parts),
+        )
+        return head(language, hidden[:, -1:])[0, 0]
+
+    def decode(self, tokens: mx.array, cache: list[Any], positions: mx.array) -> mx.array:
+        language = self.model.language_model
+        hidden = language.model(
+            tokens[:, None], cache=cache, position_ids=step_positions(positions)
+        )
+        return head(language, hidden)[:, -1]
+
+
+def _deepstack(chunk: PrefillChunk, parts: Sequence[Any]) -> dict[str, Any]:
+    """Deepstack features of exactly the media tokens of this chunk, as the text model takes them.
+
+    Upstream's `_deepstack_process` finds the rows by `numpy.where` on the mask of the batch.
+    """
+    media = [part for part in parts if part.features is not None and part.features.deepstack]
+    if not media:
+        return {}
+    mask = np.zeros((1, chunk.stop - chunk.start), bool)
+    for part in media:
+        mask[0, part.start - chunk.start : part.stop - chunk.start] = True
+    layers = zip(*(part.features.deepstack for part in media), strict=True)
+    return {
+        "visual_pos_masks": mask,
+        "deepstack_visual_embeds": [
+            mx.concatenate([media_rows(p, r) for p, r in zip(media, layer, strict=True)])
+            for layer in layers
+        ],
+    }
+
+
+def load_patch_model(folder: Path, options: LoadOptions, texts: PatchTexts) -> PatchVisionModel:
+    """Load a checkpoint with its vision tower. Raises `UnsupportedModel` and `BadRequest`."""
+    tokenizer = load_tokenizer(folder, options)
+    model = load_model(folder, options)
+    config = read_json(folder / "config.json")
+    media = PatchMedia(folder, texts)
+    sees = model.vision_tower is not None
+    info = vision_info(
+        folder,
+        options,
+        model,
+        tokenizer,
+        media=("image", "video") if sees else (),
+        pixels=(media.images.min_pixels, media.images.max_pixels),
+        image=texts.image,
+    )
+    marks = MediaMarks(
+        placeholders={"image": texts.image, "video": texts.group} if sees else {},
+        tokens=frozenset({int(config["image_token_id"]), int(config["video_token_id"])}),
+        reserved=texts.all,
+        place=media.place if sees else no_media,
+    )
+    route(model.language_model)
+    cpu_functions.adopt(model)
+    return PatchVisionModel(model, info, tokenizer, marks)

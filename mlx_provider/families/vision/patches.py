@@ -1,0 +1,153 @@
+"""Images and frames of any size as patches, with mlx-vlm's numpy processors (no torch)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import MediaError
+from ...records import MediaItem, OnDemand
+from ...upstream import patch_processors as processors
+from .images import image_size
+from .prompt import Block, Placed
+
+LOW_DETAIL_PIXELS = 512 * 512
+"""Pixels of an image sent with OpenAI's `detail: low`."""
+STRIP = 2**18
+"""Pixels that are cut into patches at once."""
+Cut = Callable[[NDArray[np.uint8]], Iterator[NDArray[np.float32]]]
+
+
+@dataclass(frozen=True)
+class Patches:
+    """Input of the vision tower for one block.
+
+    Pixels are kept as bytes: cut into patches they take eight times as much, so that is done
+    right before the tower runs, a strip at a time.
+    """
+
+    grid: tuple[int, int, int]
+    """Patches in time, height and width, before merging."""
+    merge: int
+    """Patches that become one token, per side."""
+    pixels: OnDemand[NDArray[np.uint8]]
+    """(frames,) height, width, 3, of which this block is `cut`."""
+    cut: Cut
+
+    @property
+    def tokens(self) -> int:
+        t, h, w = self.grid
+        return t * (h // self.merge) * (w // self.merge)
+
+    def tower_input(self, dtype: mx.Dtype) -> mx.array:
+        """(grid t * h * w, values of one patch)."""
+        parts = []
+        for strip in self.cut(self.pixels()):
+            parts.append(mx.array(strip).astype(dtype))
+            mx.eval(parts[-1])
+        return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+
+
+@dataclass(frozen=True)
+class PatchTexts:
+    """How a family's template and tokenizer write images and frames: one token each, but `time`."""
+
+    image: str
+    """Stands for an image's patches."""
+    frames: str
+    """Stands for those of a group of frames."""
+    start: str
+    end: str
+    time: str
+    """Before a group of frames; `{seconds}` is when it was seen."""
+
+    @property
+    def group(self) -> str:
+        """One group of frames, and a whole video in a rendered template."""
+        return f"{self.start}{self.frames}{self.end}"
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """Texts that users may not produce by typing them."""
+        return (self.image, self.frames, self.start, self.end)
+
+
+class PatchMedia:
+    """Images and frames to patches, as mlx-vlm makes them."""
+
+    def __init__(self, folder: Path, texts: PatchTexts) -> None:
+        self.texts = texts
+        self.images = processors.image_processor(folder)
+        self.videos = processors.frame_processor(folder)
+        self._scaled_videos = processors.scaled_frame_processor(folder)
+
+    def place(self, item: MediaItem) -> Placed:
+        """Text and blocks for one item. Raises `MediaError` for extreme aspect ratios."""
+        try:
+            return self._video(item) if item.kind == "video" else self._image(item)
+        except ValueError as error:
+            raise MediaError(f"the {item.kind} cannot be used: {error}") from error
+
+    def _image(self, item: MediaItem) -> Placed:
+        height, width = image_size(item)
+        limit = self.images.max_pixels
+        if item.detail == "low":
+            limit = min(limit, max(LOW_DETAIL_PIXELS, self.images.min_pixels))
+        scaled = processors.image_scale(self.images, height, width, limit)
+        h, w = (side // self.images.patch_size for side in scaled)
+        pixels = OnDemand(lambda: item.scaled(*scaled))
+        block = self._block(item, pixels, self._image_strips, (1, h, w), 0)
+        return Placed(self.texts.image, (block,))
+
+    def _image_strips(self, pixels: NDArray[np.uint8]) -> Iterator[NDArray[np.float32]]:
+        """Patches of whole rows of patches: their order is the image's."""
+        height, width, _ = pixels.shape
+        grain = self.images.patch_size * self.images.merge_size
+        # no strip so flat that upstream would refuse it as an image
+        rows = max(STRIP // width, width // 100, 1)
+        rows = -(-rows // grain) * grain
+        tops = [*range(0, max(1, height - rows + 1), rows), height]
+        for top, bottom in pairwise(tops):
+            strip = pixels[top:bottom].transpose(2, 0, 1)
+            yield processors.image_patches(self.images, strip)
+
+    def _video(self, item: MediaItem) -> Placed:
+        count, height, width, _ = item.shape
+        videos = self.videos
+        size, span = videos.patch_size, videos.temporal_patch_size
+        scaled = processors.frame_scale(videos, count, height, width)
+        grid = (1, scaled[0] // size, scaled[1] // size)
+        pixels = OnDemand(lambda: item.scaled(*scaled))
+        blocks, text = [], []
+        for group in range(-(-count // span)):
+            # the mean time of the group's frames, at the rate the processor samples
+            seconds = (group * span + (span - 1) / 2) / videos.fps
+            cut = partial(self._video_group, group)
+            blocks.append(self._block(item, pixels, cut, grid, group))
+            text.append(self.texts.time.format(seconds=seconds) + self.texts.group)
+        return Placed("".join(text), tuple(blocks))
+
+    def _video_group(self, group: int, frames: NDArray[np.uint8]) -> Iterator[NDArray[np.float32]]:
+        span = self.videos.temporal_patch_size
+        chosen = frames[group * span : (group + 1) * span].transpose(0, 3, 1, 2)
+        yield processors.frame_patches(self._scaled_videos, chosen)
+
+    def _block(
+        self,
+        item: MediaItem,
+        pixels: OnDemand[NDArray[np.uint8]],
+        cut: Cut,
+        grid: tuple[int, int, int],
+        group: int,
+    ) -> Block:
+        made = Patches(grid, self.images.merge_size, pixels, cut)
+        # size and group are part of the key: one file at two sizes is two sets of features
+        key = f"{item.content_hash}:{grid[1]}x{grid[2]}:{group}"
+        return Block(made.tokens, key, made, pixels)

@@ -1,0 +1,55 @@
+"""Rotary positions on three axes, time, height and width (M-RoPE), given explicitly.
+
+Text advances all axes by one. Upstream's own index of them is not used: it is of one request, and
+kept on the model object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from ...records import MediaSpan, PrefillChunk
+
+
+def rotary_positions(
+    length: int, spans: Sequence[MediaSpan]
+) -> tuple[NDArray[np.int32] | None, int]:
+    """M-RoPE positions (3, length) and what to add to a token's index after the prompt.
+
+    Text advances all three axes by one; a media span advances by its longest side.
+    `None` where there is no media: positions are then 0 .. length - 1. A span's `inputs` tell its
+    `grid`, patches in time, height and width, and how many per side become one token, `merge`.
+    """
+    if not spans:
+        return None, 0
+    positions = np.empty((3, length), np.int32)
+    at = following = 0
+    for span in spans:
+        text = span.start - at
+        positions[:, at : span.start] = np.arange(following, following + text)
+        following += text
+        t, h, w = span.inputs.grid
+        shape = (t, h // span.inputs.merge, w // span.inputs.merge)
+        axes = np.indices(shape, dtype=np.int32).reshape(3, -1)
+        positions[:, span.start : span.end] = following + axes
+        following += max(shape)
+        at = span.end
+    positions[:, at:] = np.arange(following, following + length - at)
+    return positions, following - at
+
+
+def chunk_positions(chunk: PrefillChunk) -> mx.array:
+    """Positions (3, 1, length) of a chunk's tokens."""
+    length = chunk.stop - chunk.start
+    if chunk.prompt.positions is None:
+        return mx.broadcast_to(mx.arange(chunk.start, chunk.stop)[None, None], (3, 1, length))
+    return mx.array(chunk.prompt.positions[:, None, chunk.start : chunk.stop])
+
+
+def step_positions(positions: mx.array) -> mx.array:
+    """Positions (3, rows, 1) of one new token for each row; `positions`: (rows,)."""
+    return mx.broadcast_to(positions[None, :, None], (3, positions.size, 1))

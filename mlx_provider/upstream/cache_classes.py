@@ -1,0 +1,61 @@
+"""mlx-lm's cache classes (mlx_lm/models/cache.py 0.32.2), and what models ask of them beyond it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+
+from .file_limit import file_limit_kept
+
+with file_limit_kept():
+    from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
+
+__all__ = ["ArraysCache", "KVCache", "RotatingKVCache", "StateCache", "appended"]
+
+
+class StateCache(ArraysCache):
+    """mlx-lm's recurrent cache with the two methods that mlx-vlm's hybrid layers call.
+
+    Upstream: `ArraysCache.update_window` and `update_recurrent`, mlx_vlm/models/cache.py 0.7.10,
+    without the recording for speculation.
+    """
+
+    def extract(self, idx: int) -> StateCache:
+        row = type(self)(len(self.cache))
+        row.cache = [None if a is None else a[idx : idx + 1] for a in self.cache]
+        return row
+
+    def update_window(self, index: int, source: mx.array, width: int, *, lengths: Any) -> mx.array:
+        """Keep the last `width` columns of `source` (per row: those before `lengths`)."""
+        span = source.shape[1] - width
+        if lengths is None:
+            state = mx.contiguous(source[:, span:])
+        else:
+            columns = mx.clip(lengths, 0, span)[:, None] + mx.arange(width)
+            columns = columns.reshape(*columns.shape, *([1] * (source.ndim - 2)))
+            state = mx.take_along_axis(source, columns, axis=1)
+        self.cache[index] = state
+        return state
+
+    def update_recurrent(
+        self, index: int, length: int, update: Callable[[Any, Any], tuple[Any, ...]]
+    ) -> tuple[Any, Any]:
+        """Run one state transition over `length` tokens and keep its final state."""
+        output, state = update(self.cache[index], None)[:2]
+        self.cache[index] = state
+        return output, state
+
+
+def appended(cache: Any, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+    """Append to a layer's cache; keys and values that it holds, in order of position.
+
+    For one token a ring's own `update_and_fetch` returns them unrolled at another place (cache.py
+    0.32.2, `RotatingKVCache._update_in_place`).
+    """
+    if isinstance(cache, RotatingKVCache):
+        ring: tuple[Any, Any] = cache._update_concat(keys, values)
+        return ring
+    found: tuple[Any, Any] = cache.update_and_fetch(keys, values)
+    return found

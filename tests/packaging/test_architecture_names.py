@@ -1,0 +1,52 @@
+"""The core names no architecture: what is to be known of one stands in its plugin."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+CORE = Path(__file__).parents[2] / "mlx_provider"
+APART = ("bench", "demo", "testing")
+"""Packages that build and measure models of architectures by name."""
+
+NAMES = re.compile(
+    r"afmoe|apertus|baichuan|bailing|bitnet|codegen|cohere|dbrx|deepseek|dinov|ernie"
+    r"|exaone|falcon|florence|gemma|glm|gpt.?(?:j|neox|oss|bigcode)|granite|hunyuan|idefics"
+    r"|internlm|internvl|jamba|kimi|llada|llama|llava|longcat|mamba|mimo|minicpm|minimax"
+    r"|ministral|mistral|mixtral|molmo|moondream|nanochat|nemotron|olmo|openelm|paddleocr|phi.?[34]"
+    r"|phimoe|phixtral|pixtral|plamo|qwen|rwkv|seed.?oss|siglip|smollm|smolvlm|solar|stablelm"
+    r"|starcoder|step.?3|telechat|ui.tars|zaya",
+    re.IGNORECASE,
+)
+"""Architectures of mlx-lm, mlx-vlm and transformers, as they are written in names and in prose."""
+
+ALLOWED = {
+    "upstream/cpu_functions.py": "upstream's functions by their names",
+    "upstream/gated_delta.py": "the upstream file whose functions are replaced",
+    "upstream/patch_processors.py": "the upstream file whose processors are used",
+    "chat/constraints/shapes.py": "formats of tool calls",
+    "records/parsing.py": "the marker of one format of tool calls",
+    "records/turn_ends.py": "tokens that end a turn",
+    "cli/bench.py": "tiny models to measure",
+}
+"""Files that name one, and as what."""
+
+
+def named(name: str) -> list[str]:
+    """Lines of a file of the core that name an architecture; its path counts as one."""
+    text = (CORE / name).read_text(encoding="utf-8")
+    return [line.strip() for line in (name, *text.splitlines()) if NAMES.search(line)]
+
+
+def test_the_core_names_no_architecture() -> None:
+    paths = (path.relative_to(CORE) for path in CORE.rglob("*") if path.suffix in (".py", ".md"))
+    names = [path.as_posix() for path in paths if path.parts[0] not in APART]
+    assert {name: named(name) for name in names if name not in ALLOWED and named(name)} == {}
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_what_is_allowed_is_in_use(name: str) -> None:
+    assert (CORE / name).is_file()
+    assert named(name)
