@@ -12,7 +12,7 @@ here whatever upstream's model does not do differently:
 | `tokenizer` | `load_tokenizer`: tokens and the chat template; what a client sends stays text |
 | `info` | `describe`: the `ModelInfo` of a model; stop tokens, bytes, precision |
 | `attention` | `route`: rows of any length decode in one call |
-| `caches` | `row_cache`, and the classes that a row's cache may consist of |
+| `caches` | a row's cache by mlx-lm or mlx-vlm, and the classes that it may consist of |
 | `expand` | weights in the dtype that the operator or the core chose |
 | `trial` | `failure`: try at load what a model may not be able to do |
 | `vision.loading` | `load_model`: a model of mlx-vlm; `replaced`: mend its class meanwhile |
@@ -29,8 +29,8 @@ here whatever upstream's model does not do differently:
 A text model mostly needs `load_text` alone, a vision model `load_model`, `MediaMarks` and a class
 derived from `VisionModel`. Methods that get or return arrays run on the engine's one thread;
 `prepare` runs on any. Nothing of a request may stay on the model object, and positions come from
-the caller. Import these modules within `load` (they import MLX) and before mlx-lm, which for good
-lowers the limit of open files where nothing keeps it.
+the caller. Import these modules within `load`, for they import MLX; and mlx-lm and mlx-vlm after
+`text` or `caches`, which keep the limit of open files that mlx-lm lowers for good.
 
 Names that begin with an underscore, and modules that are not in this table, may change at any time.
 """

@@ -7,9 +7,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..upstream.cache_classes import KVCache, RotatingKVCache, StateCache, appended
+from ..upstream.cache_classes import (
+    KVCache,
+    RotatingKVCache,
+    StateCache,
+    appended,
+    make_prompt_cache,
+)
 
-__all__ = ["KVCache", "RotatingKVCache", "StateCache", "appended", "row_cache"]
+__all__ = ["KVCache", "RotatingKVCache", "StateCache", "appended", "row_cache", "text_cache"]
+
+
+def text_cache(model: Any) -> list[Any]:
+    """A fresh cache for one row of a model of mlx-lm."""
+    return list(make_prompt_cache(model))
 
 
 def row_cache(language_model: Any) -> list[Any]:

@@ -13,6 +13,7 @@ from ..errors import BadRequest
 from ..records import Features, LoadOptions, MediaItem, MediaSpan, ModelInfo, PrefillChunk, Prompt
 from ..upstream import cpu_functions, mlx_lm
 from .attention import route
+from .caches import text_cache
 from .expand import expand
 from .info import describe
 from .tokenizer import HFTokenizer
@@ -44,7 +45,7 @@ class TextModel:
         raise BadRequest("this model takes text only", param="messages")
 
     def make_cache(self) -> list[Any]:
-        return mlx_lm.make_cache(self.model)
+        return text_cache(self.model)
 
     def prefill(self, chunk: PrefillChunk) -> mx.array:
         tokens = mx.array(list(chunk.prompt.tokens[chunk.start : chunk.stop]))

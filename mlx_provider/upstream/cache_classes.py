@@ -10,9 +10,20 @@ import mlx.core as mx
 from .file_limit import file_limit_kept
 
 with file_limit_kept():
-    from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
+    from mlx_lm.models.cache import (
+        ArraysCache,
+        KVCache,
+        RotatingKVCache,
+        make_prompt_cache,
+    )
 
-__all__ = ["ArraysCache", "KVCache", "RotatingKVCache", "StateCache", "appended"]
+__all__ = [
+    "KVCache",
+    "RotatingKVCache",
+    "StateCache",
+    "appended",
+    "make_prompt_cache",
+]
 
 
 class StateCache(ArraysCache):

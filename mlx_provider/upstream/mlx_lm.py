@@ -99,13 +99,6 @@ def _adapted(upstream: Any, model: Any, adapter: Path) -> Any:
     raise wrong_option("adapter", f"{adapter} cannot be used: {reason}")
 
 
-def make_cache(model: Any) -> list[Any]:
-    """A fresh row cache, one entry per layer."""
-    from mlx_lm.models.cache import make_prompt_cache
-
-    return list(make_prompt_cache(model))
-
-
 def quantised(cache: Sequence[Any], bits: int, group_size: int) -> list[Any]:
     """The same fresh cache with plain KV layers kept in `bits` bits; other layers as they are.
 

@@ -216,7 +216,12 @@ def test_broken_checkpoints_say_so(folders, tmp_path: Path) -> None:
         family.load(misfit, LoadOptions())
 
 
-LOADED = ("mlx_provider_gemma3.model", "mlx_provider.families.vision.patch_model")
+LOADED = (
+    "mlx_provider_gemma3.model",
+    "mlx_provider.families.caches",
+    "mlx_provider.families.text",
+    "mlx_provider.families.vision.patch_model",
+)
 
 
 @pytest.mark.parametrize("module", LOADED)
@@ -224,7 +229,7 @@ def test_the_file_limit_survives_the_import(module: str) -> None:
     code = (
         "import resource\n"
         "before = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
-        f"import {module}\n"
+        f"import {module}, mlx_lm.utils\n"
         "assert resource.getrlimit(resource.RLIMIT_NOFILE) == before\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, before[1]))\n"
         "assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 64\n"
