@@ -1,8 +1,8 @@
-"""Attention over rows whose caches stay apart, without which they decode one after another.
+"""Attention over rows whose caches stay apart; without it rows decode merged, or one by one.
 
 `route(model)`, once after loading, makes the attention of mlx-lm's and mlx-vlm's models understand
-the engine's groups of rows. A model with attention of its own must call the module-level
-`scaled_dot_product_attention` of mlx-lm (`mlx_lm.models.base`) for it.
+groups of rows. A model's own layers must call a `scaled_dot_product_attention` that stands at the
+top of their module, imported from `mlx_lm.models.base`.
 """
 
 from ..upstream.attention import route
