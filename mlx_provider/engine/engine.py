@@ -197,7 +197,7 @@ class Engine:
             self._pass_failed(left, chunk is not None, cause)
         if forward.logits is not None:
             self._draw_next(forward.rows, forward.logits)
-        if chunk is not None and forward.chunk_logits is not None:
+        if chunk is not None and forward.took_chunk:
             self._mixed_in(chunk, forward.chunk_logits)
         self._advanced = self.clock()
         self._quiet_steps += 1
@@ -293,19 +293,18 @@ class Engine:
         self._passed(chunk)
         return logits if last else None
 
-    def _mixed_in(self, chunk: Chunk, logits: mx.array) -> None:
-        """A chunk is on its way through the model beside the rows; `logits` (vocab,) follow it."""
+    def _mixed_in(self, chunk: Chunk, logits: mx.array | None) -> None:
+        """A chunk is on its way beside the rows; `logits` (vocab,) follow it if it is the last."""
         job = chunk.job
-        last = chunk.stop == len(job.tokens)
         with Isolation() as tried:
             self._passed(chunk)
-            if last:
+            if logits is not None:
                 mx.eval(logits)
         if tried.fault is not None:
             told = tried.fault.told
             log.warning("request %s starts its prefill again: %s", job.request.id, told)
             self._mixed.blame()
-        elif last and job in self.scheduler.waiting:
+        elif logits is not None and job in self.scheduler.waiting:
             self._join(job, logits)
 
     def _passed(self, chunk: Chunk) -> None:

@@ -12,6 +12,7 @@ import mlx.core as mx
 from ..errors import BadRequest
 from ..records import Features, LoadOptions, MediaItem, MediaSpan, ModelInfo, PrefillChunk, Prompt
 from ..upstream import cpu_functions, mlx_lm
+from . import logits
 from .attention import route
 from .caches import text_cache
 from .expand import expand
@@ -27,6 +28,8 @@ class TextModel:
     tokenizer: HFTokenizer
     info: ModelInfo
     kv_layouts: Sequence[str]
+    backbone: logits.Path | None = None
+    """The part below the output matrix, where one was found."""
 
     def prepare(
         self,
@@ -49,12 +52,22 @@ class TextModel:
 
     def prefill(self, chunk: PrefillChunk) -> mx.array:
         tokens = mx.array(list(chunk.prompt.tokens[chunk.start : chunk.stop]))
-        logits: mx.array = self.model(tokens[None], cache=chunk.cache)
-        return logits[0, -1]
+        narrowed = logits.narrowed(self.model, self.backbone, logits.last_token)
+        return narrowed(tokens[None], cache=chunk.cache)[0, -1]
 
-    def decode(self, tokens: mx.array, cache: list[Any], positions: mx.array) -> mx.array:
-        logits: mx.array = self.model(tokens[:, None], cache=cache)
-        return logits[:, -1]
+    def decode(
+        self,
+        tokens: mx.array,
+        cache: list[Any],
+        positions: mx.array,
+        logits_at: mx.array | None = None,
+    ) -> mx.array:
+        if logits_at is None:
+            found: mx.array = self.model(tokens[:, None], cache=cache)
+        else:
+            keep = logits.rows_at(logits_at)
+            found = logits.narrowed(self.model, self.backbone, keep)(tokens[:, None], cache=cache)
+        return found[:, -1]
 
 
 def load_text(
@@ -95,4 +108,10 @@ def load_text(
         variant=variant,
     )
     bounded = tokenizer.within(info.context_length)
-    return TextModel(loaded.model, bounded, info, ("grouped", "merged", "solo"))
+    backbone = logits.find_backbone(loaded.model, _some_logits)
+    return TextModel(loaded.model, bounded, info, ("grouped", "merged", "solo"), backbone)
+
+
+def _some_logits(model: Any) -> mx.array:
+    found: mx.array = model(mx.array([[1, 2, 3]]), cache=text_cache(model))
+    return found

@@ -255,12 +255,20 @@ class LoadedModel(Protocol):
     def prefill(self, chunk: PrefillChunk) -> mx.array:
         """Append a chunk to the row's cache; logits (vocab,) after its last token."""
 
-    def decode(self, tokens: mx.array, cache: list[Any], positions: mx.array) -> mx.array:
+    def decode(
+        self,
+        tokens: mx.array,
+        cache: list[Any],
+        positions: mx.array,
+        logits_at: mx.array | None = None,
+    ) -> mx.array:
         """One token for each of B rows.
 
         tokens: (B,) int32; positions: (B,) int32, the rotary position of each token; returns
         logits (B, vocab). `cache` holds the rows in the same order. In the layout `grouped` the
-        last of them may be text tokens of one prompt, which only its cache and attention know.
+        last of them may be text tokens of one prompt, which only its cache and attention know;
+        `logits_at`, (L,) int32, then says which are wanted: (L, vocab). The output matrix should
+        be applied to no others (`mlx_provider.families.logits`).
         """
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from mlx_provider import LoadOptions, MediaItem, MediaSpan, OnDemand, PrefillChunk
 from mlx_provider.families.attention import route
 from mlx_provider.families.checkpoint import read_json
+from mlx_provider.families.logits import rows_at
 from mlx_provider.families.tokenizer import load_tokenizer
 from mlx_provider.families.vision.images import image_size
 from mlx_provider.families.vision.info import vision_info
@@ -45,9 +46,16 @@ class GemmaModel(VisionModel):
     def prefill(self, chunk: PrefillChunk) -> mx.array:
         return prefill(self.model, chunk)
 
-    def decode(self, tokens: mx.array, cache: list[Any], positions: mx.array) -> mx.array:
+    def decode(
+        self,
+        tokens: mx.array,
+        cache: list[Any],
+        positions: mx.array,
+        logits_at: mx.array | None = None,
+    ) -> mx.array:
         language = self.model.language_model
-        return head(language, language.model(tokens[:, None], cache=cache))[:, -1]
+        hidden = language.model(tokens[:, None], cache=cache)
+        return head(language, rows_at(logits_at)(hidden))[:, -1]
 
 
 @dataclass(frozen=True)

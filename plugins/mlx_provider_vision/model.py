@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -23,8 +24,10 @@ from mlx_provider import (
     Prompt,
     Tokenizer,
 )
+from mlx_provider.families.caches import row_cache
+from mlx_provider.families.logits import find_backbone, last_token, narrowed, rows_at
 from mlx_provider.families.tokenizer import HFTokenizer, Hidden
-from mlx_provider.families.vision.calls import model_inputs, prompt_features
+from mlx_provider.families.vision.calls import language_logits, model_inputs, prompt_features
 from mlx_provider.families.vision.images import as_image, image_size
 from mlx_provider.families.vision.prompt import message_ends
 
@@ -59,6 +62,7 @@ class AnyVisionModel:
         self, model: Any, processor: Any, info: ModelInfo, chat: HFTokenizer, token: int | None
     ) -> None:
         self.model = model
+        self._prefill_model = _narrowed(model)
         self.processor = processor
         self.info = info
         self.image_token = token
@@ -114,10 +118,16 @@ class AnyVisionModel:
         return passes.make_cache(self.model)
 
     def prefill(self, chunk: PrefillChunk) -> mx.array:
-        return passes.prefill(self.model, chunk)
+        return passes.prefill(self._prefill_model, chunk)
 
-    def decode(self, tokens: mx.array, cache: list[Any], positions: mx.array) -> mx.array:
-        return passes.decode(self.model, tokens, cache, positions)
+    def decode(
+        self,
+        tokens: mx.array,
+        cache: list[Any],
+        positions: mx.array,
+        logits_at: mx.array | None = None,
+    ) -> mx.array:
+        return rows_at(logits_at)(passes.decode(self.model, tokens, cache, positions))
 
     def with_places(self, hidden: Hidden, text: str, images: int) -> str:
         """The text, or one with image tokens as text where the template knows no parts.
@@ -152,6 +162,17 @@ def _flattened(message: Mapping[str, Any], image: str) -> dict[str, Any]:
         return dict(message)
     texts = [part["text"] if part["type"] == "text" else image for part in content]
     return {**message, "content": "".join(texts)}
+
+
+def _narrowed(model: Any) -> Any:
+    """The model with logits after the last token alone, where it has a place to say so."""
+
+    def some_logits(language: Any) -> mx.array:
+        ids, cache = mx.array([[1, 2, 3]]), row_cache(language)
+        return language_logits(SimpleNamespace(language_model=language), ids, cache, {})
+
+    path = find_backbone(model.language_model, some_logits)
+    return model if path is None else narrowed(model, ("language_model", *path), last_token)
 
 
 def _span(

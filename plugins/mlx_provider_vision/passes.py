@@ -36,7 +36,7 @@ def prefill(model: Any, chunk: PrefillChunk) -> mx.array:
         if _held(chunk) < min(span.start, chunk.stop):
             logits = _text(model, chunk, min(span.start, chunk.stop))
         if span.start < chunk.stop and _held(chunk) < span.end:
-            # the last token of a prompt comes in a chunk of its own and must give logits
+            # what runs ahead leaves the prompt's last token, which must give logits
             end = min(span.end, max(chunk.stop, len(chunk.prompt.tokens) - 1))
             logits = _media(model, chunk, span, end)
     return _text(model, chunk, chunk.stop) if _held(chunk) < chunk.stop else logits

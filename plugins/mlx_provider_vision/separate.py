@@ -22,6 +22,7 @@ from mlx_provider import (
     UnsupportedModel,
 )
 from mlx_provider.families.caches import row_cache
+from mlx_provider.families.logits import rows_at
 from mlx_provider.families.vision.calls import has_mrope, prompt_features
 from mlx_provider.families.vision.model import VisionFeatures
 from mlx_provider.families.vision.positions import rotary_positions
@@ -118,10 +119,16 @@ class SeparateVisionModel(AnyVisionModel):
         return row_cache(self.model.language_model)
 
     def prefill(self, chunk: PrefillChunk) -> mx.array:
-        return passes.prefill_separately(self.model, chunk)
+        return passes.prefill_separately(self._prefill_model, chunk)
 
-    def decode(self, tokens: mx.array, cache: list[Any], positions: mx.array) -> mx.array:
-        return passes.decode_separately(self.model, tokens, cache, positions)
+    def decode(
+        self,
+        tokens: mx.array,
+        cache: list[Any],
+        positions: mx.array,
+        logits_at: mx.array | None = None,
+    ) -> mx.array:
+        return rows_at(logits_at)(passes.decode_separately(self.model, tokens, cache, positions))
 
     def _filled(
         self, short: Sequence[int], media: Sequence[MediaItem]

@@ -45,9 +45,17 @@ class Watched:
         logits = self.inner.prefill(chunk)
         return logits if self.only_decode else self._checked(logits, tokens)
 
-    def decode(self, tokens: mx.array, cache: list[Any], positions: mx.array) -> mx.array:
+    def decode(
+        self,
+        tokens: mx.array,
+        cache: list[Any],
+        positions: mx.array,
+        logits_at: mx.array | None = None,
+    ) -> mx.array:
         self.decodes.append(tokens.size)
-        return self._checked(self.inner.decode(tokens, cache, positions), tokens.tolist())  # type: ignore[arg-type]
+        return self._checked(
+            self.inner.decode(tokens, cache, positions, logits_at), tokens.tolist()
+        )  # type: ignore[arg-type]
 
     def _checked(self, logits: mx.array, tokens: list[int]) -> mx.array:
         if self.fails(tokens):
@@ -212,8 +220,14 @@ def test_a_chunk_that_always_fails_ends_its_request_alone(qwen3: TextModel, at: 
 
 def test_the_probe_mixes_nothing_in_that_is_not_exact(qwen3: TextModel) -> None:
     class Wrong(Watched):
-        def decode(self, tokens: mx.array, cache: list[Any], positions: mx.array) -> mx.array:
-            logits = self.inner.decode(tokens, cache, positions)
+        def decode(
+            self,
+            tokens: mx.array,
+            cache: list[Any],
+            positions: mx.array,
+            logits_at: mx.array | None = None,
+        ) -> mx.array:
+            logits = self.inner.decode(tokens, cache, positions, logits_at)
             return logits + mx.arange(logits.shape[1]) * 0.01 if tokens.size > 5 else logits
 
     found = probe(Wrong(qwen3), qwen3.make_cache, ("grouped", "merged", "solo"))  # type: ignore[arg-type]

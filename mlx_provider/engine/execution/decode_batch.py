@@ -36,8 +36,10 @@ class Forward:
     logits: mx.array | None
     failed: list[tuple[list[Row], Fault]]
     """Rows whose pass failed, with what it raised; their caches are corrupted."""
+    took_chunk: bool = False
+    """Whether the piggybacked chunk is on its way, too."""
     chunk_logits: mx.array | None = None
-    """(vocab,) after the piggybacked chunk; `None`: there was none, or its pass failed."""
+    """(vocab,) after the chunk, where it ends its prompt."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class DecodeBatch:
     def forward(self, chunk: PiggybackedChunk | None = None) -> Forward:
         """Launch the model on the pending token of every row, and on a chunk; does not wait."""
         rows: list[Row] = []
-        logits, failed, after_chunk = [], [], None
+        logits, failed, took_chunk, after_chunk = [], [], False, None
         for each in self.layout.passes(chunk):
             with Isolation() as tried:
                 out = self._run(each)
@@ -84,9 +86,12 @@ class DecodeBatch:
                 continue
             rows.extend(each.rows)
             if each.chunk is not None:
-                out, after_chunk = out[: len(each.rows)], out[-1]
+                took_chunk = True
+                after_chunk = out[-1] if each.chunk.ends_prompt else None
+                out = out[: len(each.rows)]
             logits.append(out)
-        return Forward(rows, _joined(logits) if logits else None, failed, after_chunk)
+        joined = _joined(logits) if logits else None
+        return Forward(rows, joined, failed, took_chunk, after_chunk)
 
     def _run(self, each: Pass) -> mx.array:
         pending = [self._pending[row] for row in each.rows]
@@ -124,12 +129,14 @@ class DecodeBatch:
 def run_pass(
     model: LoadedModel, each: Pass, tokens: mx.array, positions: Iterable[int]
 ) -> mx.array:
-    """Logits after the rows' tokens, then after each of the chunk's: (B, vocab)."""
-    at = list(positions)
-    if each.chunk is not None:
-        tokens = mx.concatenate([tokens, mx.array(list(each.chunk.tokens), dtype=tokens.dtype)])
-        at += each.chunk.positions
-    return model.decode(tokens, each.cache, mx.array(at, dtype=mx.int32))
+    """Logits after the rows' tokens, then after the chunk if that ends its prompt: (B, vocab)."""
+    at, chunk = list(positions), each.chunk
+    if chunk is None:
+        return model.decode(tokens, each.cache, mx.array(at, dtype=mx.int32))
+    tokens = mx.concatenate([tokens, mx.array(list(chunk.tokens), dtype=tokens.dtype)])
+    at += chunk.positions
+    wanted = [*range(len(each.rows)), *([len(at) - 1] if chunk.ends_prompt else [])]
+    return model.decode(tokens, each.cache, mx.array(at, dtype=mx.int32), mx.array(wanted))
 
 
 def read_drawn(drawn: Drawn, rows: dict[Row, int]) -> list[Read]:

@@ -42,6 +42,7 @@ class MixedBatches:
             job.tokens[chunk.start : chunk.stop],
             at if positions is None else positions[0, chunk.start : chunk.stop].tolist(),
             job.held(),
+            ends_prompt=chunk.stop == len(job.tokens),
         )
 
     def blame(self) -> bool:

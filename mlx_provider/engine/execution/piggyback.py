@@ -25,6 +25,8 @@ class PiggybackedChunk:
     positions: Sequence[int]
     """Rotary position of each."""
     cache: list[Any]
+    ends_prompt: bool = True
+    """Logits are wanted after its last token."""
 
 
 class ChunkKV:

@@ -19,6 +19,7 @@ from ...upstream import cpu_functions
 from ..attention import route
 from ..caches import row_cache
 from ..checkpoint import read_json
+from ..logits import rows_at
 from ..tokenizer import load_tokenizer
 from .info import vision_info
 from .language import head
@@ -69,12 +70,18 @@ class PatchVisionModel(VisionModel):
         )
         return head(language, hidden[:, -1:])[0, 0]
 
-    def decode(self, tokens: mx.array, cache: list[Any], positions: mx.array) -> mx.array:
+    def decode(
+        self,
+        tokens: mx.array,
+        cache: list[Any],
+        positions: mx.array,
+        logits_at: mx.array | None = None,
+    ) -> mx.array:
         language = self.model.language_model
         hidden = language.model(
             tokens[:, None], cache=cache, position_ids=step_positions(positions)
         )
-        return head(language, hidden)[:, -1]
+        return head(language, rows_at(logits_at)(hidden))[:, -1]
 
 
 def _deepstack(chunk: PrefillChunk, parts: Sequence[Any]) -> dict[str, Any]:
