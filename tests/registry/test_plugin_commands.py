@@ -9,6 +9,7 @@ import typer
 from typer.main import get_group
 
 from mlx_provider.registry import PluginRegistry
+from mlx_provider.registry.commands import names
 
 Install = Callable[..., str]
 
@@ -74,3 +75,22 @@ def test_a_failing_plugin_adds_no_command(install_plugin: Install, source: str, 
     assert registered(registry) == ["serve", "fine"]
     (note,) = registry.plugins[0].notes
     assert note.startswith(f"its commands are left out: {error}")
+
+
+def test_names_are_those_that_typer_gives() -> None:
+    cli, own, spread = app(), typer.Typer(name="own"), typer.Typer()
+
+    @cli.command("other-name")
+    def named() -> None: ...
+
+    @cli.command()
+    def Made_Of_Words() -> None: ...
+
+    @spread.command()
+    def spread_out() -> None: ...
+
+    cli.add_typer(own)
+    cli.add_typer(own, name="given")
+    cli.add_typer(spread)
+    assert names(cli) == get_group(cli).commands.keys()
+    assert names(cli) == {"serve", "other-name", "made-of-words", "own", "given", "spread-out"}
