@@ -12,7 +12,6 @@ from rich.text import Text
 from .. import __version__
 from ..errors import MLXProviderError
 from ..registry import PluginRegistry
-from .bench import bench
 from .cache import cache
 from .chat import chat
 from .demo import demo
@@ -28,7 +27,6 @@ def build(registry: PluginRegistry) -> typer.Typer:
     for command in (demo, chat, serve, plugins, cache, parse):
         cli.command()(command)
     cli.add_typer(engine, name="engine")
-    cli.add_typer(bench, name="bench")
     registry.register_commands(cli)
     return cli
 

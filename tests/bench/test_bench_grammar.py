@@ -9,10 +9,10 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from mlx_provider.bench.grammar import _compiler, _constraints, _follows
-from mlx_provider.bench.random_models import load
-from mlx_provider.bench.wide_vocabulary import widen
 from mlx_provider.testing.tiny_models import build
+from mlx_provider_bench.grammar import _compiler, _constraints, _follows
+from mlx_provider_bench.models.random_weights import load
+from mlx_provider_bench.models.vocabulary import widen
 
 
 def test_rows(bench: Callable[..., dict[str, Any]]) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.bench.endpoints import Answer
-from mlx_provider.bench.prefix import Subject, _first_tokens
-from mlx_provider.bench.prefix_servers import Asked, _talk
-from mlx_provider.bench.random_models import document, load, write_model
+from mlx_provider_bench.models.random_weights import document, load, write_model
+from mlx_provider_bench.prefix_cache import Subject, _first_tokens
+from mlx_provider_bench.servers.client import Answer
+from mlx_provider_bench.servers.questions import Asked, _talk
 
 
 def test_every_part(bench: Callable[..., dict[str, Any]], small: tuple[str, ...]) -> None:

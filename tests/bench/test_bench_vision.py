@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mlx_provider.bench.endpoints import Answer
-from mlx_provider.bench.vision import _beside_peer, _count
+from mlx_provider_bench.servers.client import Answer
+from mlx_provider_bench.vision import _beside_peer, _count
 
 
 def test_both_parts(bench: Callable[..., dict[str, Any]], small: tuple[str, ...]) -> None:

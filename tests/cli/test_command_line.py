@@ -13,6 +13,7 @@ from typer.main import get_group
 
 from mlx_provider.cli.app import build
 from mlx_provider.registry import PluginRegistry
+from mlx_provider.registry.discovery import installed
 
 RUN = "from mlx_provider.cli import main; main()"
 
@@ -78,6 +79,7 @@ def test_wrong_usage_is_exit_code_2() -> None:
 
 def test_the_readme_lists_every_command() -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    cli = build(PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": ""}))
+    ours = ",".join(plugin.name for plugin, _ in installed() if plugin.ours)
+    cli = build(PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": ours}))
     commands = set(get_group(cli).commands)
     assert commands == set(re.findall(r"^\| `mlx-provider ([\w-]+)` \|", readme, re.MULTILINE))

@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import KVCache
 
-from mlx_provider.bench.prefix_sim import SyntheticModel
 from mlx_provider.engine.prefix_cache import files as prefix_files
 from mlx_provider.engine.prefix_cache.disk import STALE, DiskTier
 from mlx_provider.engine.prefix_cache.key import as_ids
 from mlx_provider.engine.prefix_cache.store import PrefixStore, StoreKey
 from mlx_provider.errors import BadRequest
+from mlx_provider_bench.traffic import SyntheticModel
 
 KEY = StoreKey("model", salt="tenant-secret")
 PLENTY = 2**40
@@ -365,7 +365,7 @@ def test_clear_empties_the_folder(tmp_path) -> None:
 CRASH = """
     import os, signal, sys
     from pathlib import Path
-    from mlx_provider.bench.prefix_sim import SyntheticModel
+    from mlx_provider_bench.traffic import SyntheticModel
     from mlx_provider.engine.prefix_cache import files as prefix_files
     from mlx_provider.engine.prefix_cache.disk import DiskTier
     from mlx_provider.engine.prefix_cache.key import as_ids
@@ -408,7 +408,7 @@ def test_kill_between_write_and_rename(tmp_path) -> None:
 COMPANY = """
     import sys
     from pathlib import Path
-    from mlx_provider.bench.prefix_sim import SyntheticModel, Traffic, serve
+    from mlx_provider_bench.traffic import SyntheticModel, Traffic, serve
     from mlx_provider.engine.prefix_cache.disk import DiskTier
     from mlx_provider.engine.prefix_cache.store import PrefixStore
 

@@ -14,16 +14,13 @@ from mlx_provider.registry.contents import load
 ROOT = Path(__file__).parents[2]
 HOOKS = [name for name, spec in vars(hookspecs).items() if hasattr(spec, "mlx_provider_spec")]
 
-RECORD_HOOKS = [name for name in HOOKS if name != "mlx_register_commands"]
-"""Our own commands belong to the core; that hook is for third parties alone."""
-
 
 @pytest.mark.parametrize("hook", HOOKS)
 def test_a_hook_has_a_docstring(hook: str) -> None:
     assert getattr(hookspecs, hook).__doc__
 
 
-@pytest.mark.parametrize("hook", RECORD_HOOKS)
+@pytest.mark.parametrize("hook", HOOKS)
 def test_a_hook_has_a_user_of_ours(hook: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     points = project["entry-points"]["mlx_provider"].items()

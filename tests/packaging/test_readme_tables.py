@@ -9,9 +9,12 @@ from dataclasses import fields
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
+import typer
+
 from mlx_provider import config, hookspecs
 from mlx_provider.litellm.operator import OperatorOptions
-from mlx_provider.registry.contents import load
+from mlx_provider.registry.commands import names
+from mlx_provider.registry.contents import Contents, load
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -47,6 +50,7 @@ def test_plugins() -> None:
         brings = [family.serves for family in contents.model_families]
         brings += listed("tool parsers", [parser.name for parser in contents.tool_parsers])
         brings += listed("reasoning parsers", [p.name for p in contents.reasoning_parsers])
+        brings += listed("command", commands(contents))
         expected.append(f"| `{name}` | {'; '.join(brings)} |")
     assert table("plugins") == expected, "\n".join(expected)
 
@@ -85,6 +89,12 @@ def hooks() -> dict[str, object]:
     return {
         name: spec for name, spec in vars(hookspecs).items() if hasattr(spec, "mlx_provider_spec")
     }
+
+
+def commands(contents: Contents) -> list[str]:
+    cli = typer.Typer()
+    contents.manager.hook.mlx_register_commands(cli=cli)
+    return sorted(names(cli))
 
 
 def listed(kind: str, names: list[str]) -> list[str]:

@@ -17,16 +17,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..chat.constraints.compiler import GrammarCompiler
-from ..engine.execution.probe import probe
-from ..engine.request import Request, RowConstraint
-from ..protocol.messages import GenerateRequest
-from ..records import LoadedModel
-from ..serving.models import MASK_THREADS
-from ..testing.driver import new_engine, new_request, output_of
-from .random_models import load, overrides
+from mlx_provider.chat.constraints.compiler import GrammarCompiler
+from mlx_provider.engine.execution.probe import probe
+from mlx_provider.engine.request import Request, RowConstraint
+from mlx_provider.protocol.messages import GenerateRequest
+from mlx_provider.records import LoadedModel
+from mlx_provider.serving.models import MASK_THREADS
+from mlx_provider.testing.driver import new_engine, new_request, output_of
+
+from .models.random_weights import load, overrides
+from .models.vocabulary import widen
 from .report import Result, against, print_rows, size_of, surroundings
-from .wide_vocabulary import widen
 
 TARGET = 0.10
 VOCABULARY = 152_000
@@ -104,7 +105,7 @@ class Setting:
 
 def bench(plan: Plan) -> Result:
     """Run the plan; JSON-able. A table goes to stderr."""
-    from ..testing.tiny_models import build
+    from mlx_provider.testing.tiny_models import build
 
     result: Result = surroundings(plan.dtype) | {
         "vocabulary": plan.vocabulary,

@@ -11,9 +11,10 @@ from typing import Any
 
 import httpx
 
-from ..errors import RequestFailed
-from ..protocol.messages import EVENT_BATCH, Delta, Done, Event, Failed
-from .servers import Server
+from mlx_provider.errors import RequestFailed
+from mlx_provider.protocol.messages import EVENT_BATCH, Delta, Done, Event, Failed
+
+from .processes import Server
 
 Messages = Sequence[dict[str, Any]]
 TIMEOUT = 1800.0

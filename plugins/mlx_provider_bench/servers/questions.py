@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import EngineUnavailable, RequestFailed
-from .endpoints import Answer, Client, Messages
-from .random_models import IMAGE_EDGE
-from .report import Result
-from .servers import OURS, PEERS, Kind, running
+from mlx_provider.errors import EngineUnavailable, RequestFailed
+
+from ..models.random_weights import IMAGE_EDGE
+from ..report import Result
+from .client import Answer, Client, Messages
+from .processes import OURS, PEERS, Kind, running
 
 REPEATS = 3
 HELLO: Messages = [{"role": "user", "content": "Hello there, how are you?"}]
@@ -60,7 +61,7 @@ def image_part(seed: int, height: int, width: int) -> dict[str, Any]:
     """A part with a PNG in a data URL."""
     from PIL import Image
 
-    from ..testing.tiny_media import tiny_pixels
+    from mlx_provider.testing.tiny_media import tiny_pixels
 
     file = io.BytesIO()
     Image.fromarray(tiny_pixels(seed, height, width)).save(file, "PNG")

@@ -8,18 +8,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ..config import EngineSettings
-from ..engine.engine import Engine
-from ..engine.execution.probe import Probe
-from ..engine.feature_cache import FeatureCache
-from ..engine.memory import arrays
-from ..engine.prefix_cache.key import StoreKey, as_ids, key_tokens
-from ..engine.prefix_cache.policy import PrefixReuse
-from ..engine.prefix_cache.store import PrefixStore
-from ..engine.scheduling.scheduler import Budget, Limits, Scheduler
-from ..records import LoadedModel, MediaItem, PrefillChunk, Prompt
-from ..testing.driver import SilentRecorder, new_request
-from .subjects import WIDE, Job, TimedOutput
+from mlx_provider.config import EngineSettings
+from mlx_provider.engine.execution.probe import Probe
+from mlx_provider.engine.feature_cache import FeatureCache
+from mlx_provider.engine.memory import arrays
+from mlx_provider.engine.prefix_cache.key import StoreKey, as_ids, key_tokens
+from mlx_provider.engine.prefix_cache.store import PrefixStore
+from mlx_provider.records import LoadedModel, MediaItem, PrefillChunk, Prompt
+from mlx_provider.testing.driver import new_request
+
+from .batching import WIDE, Job, TimedOutput, server_engine
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -38,21 +36,14 @@ class InProcess:
     """An engine over a loaded and probed model."""
 
     def __init__(self, model: LoadedModel, probe: Probe, *, reuse: bool) -> None:
-        s = EngineSettings()
         self.model = model
         self._store = PrefixStore(budget=lambda: WIDE)
-        limits = Limits(s.max_rows, s.max_queue, s.stall_target, s.max_chunk, s.output_reserve)
-        self._engine = Engine(
+        features = EngineSettings().feature_bytes if reuse else 0
+        self._engine = server_engine(
             model,
-            Scheduler(
-                limits, Budget(lambda tokens: tokens, lambda: WIDE, lambda need: None, lambda: WIDE)
-            ),
-            layout=probe.layout,
-            mixes=probe.mixes,
-            make_cache=model.make_cache,
-            recorder=SilentRecorder(),
-            prefix_cache=PrefixReuse(self._store, model, "", model.make_cache) if reuse else None,
-            features=FeatureCache(s.feature_bytes if reuse else 0),
+            probe,
+            store=self._store if reuse else None,
+            features=FeatureCache(features),
         )
 
     def prompt(self, messages: Messages, media: Sequence[MediaItem]) -> Prompt:

@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import EngineUnavailable, RequestFailed
-from .endpoints import Answer, Client, Messages
-from .prefix_servers import HELLO, image_part, same
-from .random_models import IMAGE_EDGE, document, load, write_model
+from mlx_provider.errors import EngineUnavailable, RequestFailed
+
+from .models.random_weights import IMAGE_EDGE, document, load, write_model
 from .report import Result, against, print_rows, size_of, surroundings
-from .servers import MLX_VLM, OURS, running
+from .servers.client import Answer, Client, Messages
+from .servers.processes import MLX_VLM, OURS, running
+from .servers.questions import HELLO, image_part, same
 
 FAMILIES = ("qwen3_vl", "gemma3", "qwen3_5")
 PARTS = ("repeat", "mixed")

@@ -1,7 +1,7 @@
 """Servers under measurement: ours and the peers', each a process of its own on 127.0.0.1.
 
-`python -m mlx_provider.bench.servers MODULE ARGUMENT...` runs a peer's module as its own command
-would, after the BLAS that our engine uses: all sides then compute with the same one.
+`python -m mlx_provider_bench.servers.processes MODULE ARGUMENT...` runs a peer's module as its
+own command would, after the BLAS that our engine uses: all sides then compute with the same one.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Literal
 
 import httpx
 
-from ..config import PREFIX
-from ..errors import EngineUnavailable
+from mlx_provider.config import PREFIX
+from mlx_provider.errors import EngineUnavailable
 
 Dialect = Literal["generate", "chat"]
 START_LIMIT = 300.0
@@ -162,8 +162,8 @@ def _await_health(process: subprocess.Popen[bytes], server: Server, log: Path) -
 
 
 def _run_module(arguments: list[str]) -> None:
-    from ..config import engine_settings
-    from ..upstream import blas
+    from mlx_provider.config import engine_settings
+    from mlx_provider.upstream import blas
 
     blas.preload(engine_settings().blas)
     module, *rest = arguments

@@ -1,4 +1,4 @@
-"""`mlx-provider bench`: measurements that anyone can repeat; the last line is JSON."""
+"""The commands of `bench`: measurements that anyone can repeat; the last line is JSON."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-bench = typer.Typer(
-    no_args_is_help=True, help="Measure this machine; each figure is a ratio within one run."
-)
-
+bench = typer.Typer()
 
 Hidden = Annotated[int, typer.Option(help="Hidden size of the random models.")]
 Layers = Annotated[int, typer.Option(help="Layers of the random models.")]
@@ -40,13 +37,13 @@ def engine(
 ) -> None:
     """Our engine beside mlx-lm's BatchGenerator: mixed load, decode rate, stalls, host time."""
     _preload()
-    from ..bench.engine import bench as measure
-    from ..bench.engine import sizes
+    from .engine import bench as measure
+    from .engine import sizes
 
     parts = [p.value for p in part or list(EnginePart)]
     result = measure(parts, dtype=dtype, **sizes(hidden, layers))
     if plot is not None:
-        from ..bench.plot import plot_engine
+        from .plot import plot_engine
 
         plot_engine(result, plot)
     _show(result)
@@ -58,7 +55,7 @@ def traffic() -> None:
     _preload()
     from dataclasses import asdict
 
-    from ..bench.prefix_sim import lookup_seconds, run
+    from .traffic import lookup_seconds, run
 
     _show({"scenarios": [asdict(each) for each in run()], "lookup_seconds": lookup_seconds()})
 
@@ -94,8 +91,8 @@ def prefix(
 ) -> None:
     """What a stored prefix saves: first tokens, a conversation, lookup, agent traffic."""
     _preload()
-    from ..bench.prefix import VARIANTS, Plan
-    from ..bench.prefix import bench as measure
+    from .prefix_cache import VARIANTS, Plan
+    from .prefix_cache import bench as measure
 
     default = Plan()
     talk = default.talk if variant is None else [v for v in variant if v in VARIANTS][:1]
@@ -143,8 +140,8 @@ def vision(
 ) -> None:
     """Images seen before, and text and images together, over HTTP."""
     _preload()
-    from ..bench.vision import Plan
-    from ..bench.vision import bench as measure
+    from .vision import Plan
+    from .vision import bench as measure
 
     plan = Plan(
         families=family or Plan().families,
@@ -176,20 +173,25 @@ def grammar(
 ) -> None:
     """What constrained rows add to a decode step."""
     _preload()
-    from ..bench.grammar import Plan
-    from ..bench.grammar import bench as measure
+    from .grammar import Plan
+    from .grammar import bench as measure
 
     counts = sorted({0, *(constrained or Plan().constrained)})
     _print(measure(Plan(rows, counts, vocabulary, steps, repeats, hidden, layers, dtype)))
 
 
 def _preload() -> None:
-    """As an engine process starts: the BLAS must be loaded before MLX is."""
-    from ..config import engine_settings
-    from ..upstream import blas, cpu_heap
+    """As an engine process starts: the BLAS must be loaded before MLX is.
+
+    Raises `NotInstalled` where MLX is missing.
+    """
+    from mlx_provider.config import engine_settings
+    from mlx_provider.upstream import blas, cpu_heap
+    from mlx_provider.upstream.installed import require_mlx
 
     blas.preload(engine_settings().blas)
     cpu_heap.keep_freed()
+    require_mlx()
 
 
 def _show(result: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..errors import NotInstalled
+from mlx_provider.errors import NotInstalled
 
 
 def plot_engine(result: dict[str, Any], path: Path) -> None:

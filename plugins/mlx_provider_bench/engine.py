@@ -19,9 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from ..records import LoadedModel
-from ..upstream.stand_in import Pristine
-from .subjects import BatchGeneratorSubject, Job, Ours, Run, Subject, load_random, run
+from mlx_provider.records import LoadedModel
+from mlx_provider.upstream.stand_in import Pristine
+
+from .models.random_weights import load
+from .subjects.batching import BatchGeneratorSubject, Job, Ours, Run, Subject, run
 
 DEFAULTS = "mlx-lm BatchGenerator, defaults"
 TUNED = "mlx-lm BatchGenerator, step 256, one prompt at a time"
@@ -300,10 +302,12 @@ def bench(parts: Sequence[str], *, dtype: str = "float32", **config: Any) -> Res
     """Run the named parts on a fresh random model; JSON-able."""
     import mlx.core as mx
 
-    from ..upstream import blas
+    from mlx_provider.testing.tiny_models import build
+    from mlx_provider.upstream import blas
 
     with tempfile.TemporaryDirectory() as folder:
-        setting = Setting(load_random(Path(folder), dtype, **(MODEL | config)))
+        path = build(Path(folder) / "model", "qwen3", **(MODEL | config))
+        setting = Setting(load(path, dtype))
         results = {part: PARTS[part](setting) for part in parts}
     return {
         "device": str(mx.default_device()),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..records import LoadedModel
+from mlx_provider.records import LoadedModel
 
 Overrides = dict[str, Any]
 
@@ -111,7 +111,7 @@ _OWN: Mapping[str, Callable[[int, int], Overrides]] = {
 
 def write_model(folder: Path, family: str, dtype: str, hidden: int, layers: int) -> Path:
     """A folder that every server can load; it answers in printable ASCII and never ends."""
-    from ..testing.tiny_models import build
+    from mlx_provider.testing.tiny_models import build
 
     path = build(folder, family, dtype=dtype, **overrides(family, hidden, layers))
     _widen_vision(path)
@@ -121,9 +121,9 @@ def write_model(folder: Path, family: str, dtype: str, hidden: int, layers: int)
 
 def load(folder: Path, dtype: str) -> LoadedModel:
     """Load a folder in this process, through whichever family claims it."""
-    from ..families.checkpoint import read_json
-    from ..records import LoadOptions
-    from ..registry import PluginRegistry
+    from mlx_provider.families.checkpoint import read_json
+    from mlx_provider.records import LoadOptions
+    from mlx_provider.registry import PluginRegistry
 
     family, _ = PluginRegistry.discover().family_for(read_json(folder / "config.json"))
     return family.load(folder, LoadOptions(dtype=dtype))

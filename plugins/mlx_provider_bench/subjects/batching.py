@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
-from ..config import EngineSettings
-from ..engine.engine import Engine
-from ..engine.execution.probe import probe
-from ..engine.scheduling.scheduler import Budget, Limits, Scheduler
-from ..records import LoadedModel
-from ..testing.driver import SilentRecorder, TokenOutput, new_request
-from ..upstream.stand_in import Pristine
+from mlx_provider.config import EngineSettings
+from mlx_provider.engine.engine import Engine
+from mlx_provider.engine.execution.calibration import calibrate
+from mlx_provider.engine.execution.probe import Probe, probe
+from mlx_provider.engine.scheduling.costs import Costs
+from mlx_provider.records import LoadedModel
+from mlx_provider.testing.driver import TokenOutput, new_engine, new_request
+from mlx_provider.upstream.stand_in import Pristine
 
 WIDE = 2**50
 """A memory budget that never matters here."""
@@ -69,23 +69,29 @@ class TimedOutput(TokenOutput):
         return []
 
 
+def server_engine(model: LoadedModel, found: Probe, **more: Any) -> Engine:
+    """An engine with the limits of a server, and memory without end."""
+    s = EngineSettings()
+    return new_engine(
+        model,
+        layout=found.layout,
+        mixes=found.mixes,
+        costs=Costs(calibrate(model, model.make_cache)),
+        max_chunk=s.max_chunk,
+        max_rows=s.max_rows,
+        reserve=s.output_reserve,
+        available=lambda: WIDE,
+        **more,
+    )
+
+
 class Ours:
     """`mlx_provider`'s engine, as a server would run it but without text."""
 
-    def __init__(self, model: LoadedModel, settings: EngineSettings | None = None) -> None:
-        s = settings or EngineSettings()
+    def __init__(self, model: LoadedModel) -> None:
         found = probe(model, model.make_cache, model.kv_layouts)
-        limits = Limits(s.max_rows, 10_000, s.stall_target, s.max_chunk, s.output_reserve)
-        budget = Budget(lambda tokens: tokens, lambda: WIDE, lambda need: None, lambda: WIDE)
         self.name = f"mlx-provider ({found.layout})"
-        self.engine = Engine(
-            model,
-            Scheduler(limits, budget),
-            layout=found.layout,
-            mixes=found.mixes,
-            make_cache=model.make_cache,
-            recorder=SilentRecorder(),
-        )
+        self.engine = server_engine(model, found)
 
     def submit(self, job: Job) -> None:
         request = new_request(job.prompt, max_tokens=job.max_tokens)
@@ -173,15 +179,3 @@ def run(subject: Subject, jobs: Sequence[Job]) -> Run:
 def _reached(job: Job, jobs: Sequence[Job]) -> bool:
     """Whether those that arrived before have the tokens that `job` waits for."""
     return all(len(other.tokens) >= job.after for other in jobs if other.submitted)
-
-
-def load_random(folder: Path, dtype: str, **config: Any) -> LoadedModel:
-    """A random-weight qwen3 of the given sizes, through the text family."""
-    from ..families.checkpoint import read_json
-    from ..records import LoadOptions
-    from ..registry import PluginRegistry
-    from ..testing.tiny_models import build
-
-    path = build(folder / "model", "qwen3", **config)
-    family, _ = PluginRegistry.discover().family_for(read_json(path / "config.json"))
-    return family.load(path, LoadOptions(dtype=dtype))

@@ -15,12 +15,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ..engine.execution.probe import probe
-from ..records import LoadedModel, MediaItem
-from .prefix_servers import Asked, over_http, talk_over_http, words_of
-from .random_models import document, load, write_model
+from mlx_provider.engine.execution.probe import probe
+from mlx_provider.records import LoadedModel, MediaItem
+
+from .models.random_weights import document, load, write_model
 from .report import Result, against, print_rows, size_of, surroundings
-from .reuse_subject import InProcess, Timed
+from .servers.questions import Asked, over_http, talk_over_http, words_of
+from .subjects.caching import InProcess, Timed
 
 FAMILIES = ("llama", "qwen3_vl", "gemma3", "qwen3_5")
 VARIANTS = (*FAMILIES, "qwen3_vl+image")
@@ -83,7 +84,7 @@ class Subject:
         return self.warm.prompt(words_of(asked, {"type": "image"}), self.media(asked))
 
     def media(self, asked: Asked) -> list[MediaItem]:
-        from ..testing.tiny_media import tiny_image
+        from mlx_provider.testing.tiny_media import tiny_image
 
         if asked.image is None:
             return []
@@ -96,7 +97,7 @@ def bench(plan: Plan) -> Result:
     if {"ttft", "conversation"} & set(plan.parts):
         result |= _models(plan)
     if "lookup" in plan.parts:
-        from .prefix_sim import lookup_seconds
+        from .traffic import lookup_seconds
 
         seconds = lookup_seconds(
             entries=plan.lookup_entries, tokens=plan.lookup_tokens, shared=plan.lookup_tokens // 8
@@ -107,7 +108,7 @@ def bench(plan: Plan) -> Result:
             "seconds": against(seconds, LOOKUP_TARGET, at_least=False) | {"measured": seconds},
         }
     if "traffic" in plan.parts:
-        from .prefix_sim import run
+        from .traffic import run
 
         result["traffic"] = [asdict(each) for each in run()]
     _print(result)

@@ -1,27 +1,23 @@
-"""Hit rates of the prefix store over simulated agent traffic, without a model.
+"""`mlx-provider bench traffic`: hit rates of the prefix store over agent traffic, without a model.
 
 The traffic is drawn once per seed. The store is the real one and keeps real cache objects; their
 arrays are tiny and follow from the tokens, so a restored row can be compared with a cold one.
 Reported per scenario: prompt tokens, the share that was reused, and what the store holds at the
 end in units of one token's KV (a recurrent state counts as `STATE_UNITS`); then lookup time.
-
-    python -m mlx_provider.bench.prefix_sim        # last line: JSON
 """
 
 from __future__ import annotations
 
-import json
 import random
-import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from ..engine.prefix_cache.key import Ids, StoreKey, as_ids
-from ..engine.prefix_cache.store import PrefixStore
+from mlx_provider.engine.prefix_cache.key import Ids, StoreKey, as_ids
+from mlx_provider.engine.prefix_cache.store import PrefixStore
 
 STATE_UNITS = 3000
 """Size of one recurrent state in token units (35B hybrid: 63 MB against 20 kB per token)."""
@@ -244,19 +240,3 @@ def lookup_seconds(*, entries: int = 100, tokens: int = 65_536, shared: int = 81
         if found.length != tokens:
             raise AssertionError("a stored path was not found")
     return float(np.median(times))
-
-
-def main() -> None:
-    """Print a table, and the same as JSON in the last line."""
-    results, lookup = run(), lookup_seconds()
-    write = sys.stdout.write
-    for each in results:
-        line = f"{each.scenario:38s} {each.layers:7s} hit {100 * each.hit_rate:5.1f} %"
-        write(f"{line}  store {each.units / 1000:6.0f}k\n")
-    write(f"lookup, 64k tokens x 100 entries: {1000 * lookup:.2f} ms\n")
-    rows = [asdict(each) for each in results]
-    write(json.dumps({"scenarios": rows, "lookup_seconds": lookup}) + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..records import LoadedModel
+from mlx_provider.records import LoadedModel
 
 Result = dict[str, Any]
 WIDTH = 150
@@ -17,7 +17,7 @@ def surroundings(dtype: str) -> Result:
     """Device, BLAS, dtype and load: what a figure depends on besides the code."""
     import mlx.core as mx
 
-    from ..upstream import blas
+    from mlx_provider.upstream import blas
 
     return {
         "device": str(mx.default_device()),

@@ -1,0 +1,19 @@
+"""`mlx-provider bench`: measurements of the core, from inside; nothing here serves a request."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mlx_provider import hookimpl
+
+if TYPE_CHECKING:
+    import typer
+
+mlx_provider_api = 1
+
+
+@hookimpl
+def mlx_register_commands(cli: typer.Typer) -> None:
+    from .group import bench
+
+    cli.add_typer(bench, name="bench")

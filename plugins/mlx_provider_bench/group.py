@@ -1,0 +1,37 @@
+"""The group `bench`, whose commands are read when one of them, or their list, is asked for.
+
+They have dozens of options, for which no other command of `mlx-provider` should wait.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_group
+
+
+class Deferred(TyperGroup):
+    """Has the commands of `commands.bench` from its first use on."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        self._read()
+        return super().list_commands(ctx)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        self._read()
+        return super().get_command(ctx, cmd_name)
+
+    def _read(self) -> None:
+        from .commands import bench as commands
+
+        if not self.commands:
+            self.commands.update(get_group(commands).commands)
+
+
+bench = typer.Typer(
+    cls=Deferred,
+    no_args_is_help=True,
+    help="Measure this machine; each figure is a ratio within one run.",
+)

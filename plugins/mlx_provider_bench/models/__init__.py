@@ -1,0 +1,1 @@
+"""Model folders with random weights."""

@@ -1,0 +1,1 @@
+"""Servers of ours and of others, asked over HTTP."""

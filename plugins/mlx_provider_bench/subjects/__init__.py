@@ -1,0 +1,1 @@
+"""Engines stepped in this process."""

@@ -1,0 +1,62 @@
+"""The group `bench`: when it is there, what it costs the others, and what it needs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from typer.main import get_group
+from typer.testing import CliRunner
+
+from mlx_provider.cli.app import build
+from mlx_provider.registry import PluginRegistry
+from mlx_provider_bench.commands import bench
+
+RUN = "from mlx_provider.cli import main; main()"
+
+
+def python(code: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_without_plugins_there_is_no_such_command() -> None:
+    cli = build(PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": ""}))
+    done = CliRunner().invoke(cli, ["bench", "engine"])
+    assert done.exit_code == 2
+    assert "No such command 'bench'" in done.output
+
+
+def test_its_list_names_every_command() -> None:
+    cli = build(PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "bench"}))
+    done = CliRunner().invoke(cli, ["bench", "--help"])
+    assert done.exit_code == 0
+    for name in get_group(bench).commands:
+        assert f" {name} " in done.output
+
+
+def test_no_other_command_reads_its_options() -> None:
+    seen = "import atexit, sys; atexit.register(lambda: print('mlx_provider_bench' in sys.modules, "
+    seen += "'mlx_provider_bench.commands' in sys.modules));"
+    for arguments in (["--help"], ["plugins"]):
+        done = python(seen + RUN, *arguments)
+        assert done.stdout.splitlines()[-1] == "True False", done.stdout + done.stderr
+        assert "bench" in done.stdout
+
+
+def test_without_mlx_the_remedy_is_told(tmp_path: Path) -> None:
+    (tmp_path / "mlx").mkdir()
+    (tmp_path / "mlx" / "core.py").write_text("raise ImportError('no library here')\n")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = python(RUN, "bench", "engine", PYTHONPATH=path)
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("error: MLX cannot be imported (no library here): pip install ")
+    assert (done.stdout, done.returncode) == ("", 1)
