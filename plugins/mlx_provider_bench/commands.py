@@ -180,6 +180,18 @@ def grammar(
     _print(measure(Plan(rows, counts, vocabulary, steps, repeats, hidden, layers, dtype)))
 
 
+@bench.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
+def compare(
+    other: Annotated[Path, typer.Argument(help="Another checkout of this project.")],
+    benchmark: Annotated[list[str], typer.Argument(help="A benchmark's name and options.")],
+    rounds: Annotated[int, typer.Option(min=1, help="Runs of each side.")] = 3,
+) -> None:
+    """This code beside another checkout's, in turn: `compare ../before engine --part stall`."""
+    from .comparison import compare as measure
+
+    _print(measure(other, benchmark, rounds))
+
+
 def _preload() -> None:
     """As an engine process starts: the BLAS must be loaded before MLX is.
 
