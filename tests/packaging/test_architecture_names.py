@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 CORE = Path(__file__).parents[2] / "mlx_provider"
-APART = ("bench", "demo", "testing")
+APART = ("demo", "testing")
 """Packages that build and measure models of architectures by name."""
 
 NAMES = re.compile(
@@ -29,7 +29,6 @@ ALLOWED = {
     "chat/constraints/shapes.py": "formats of tool calls",
     "records/parsing.py": "the marker of one format of tool calls",
     "records/turn_ends.py": "tokens that end a turn",
-    "cli/bench.py": "tiny models to measure",
 }
 """Files that name one, and as what."""
 
