@@ -28,7 +28,7 @@ An error crosses the process border as its `code` and comes back as the same cla
 from __future__ import annotations
 
 import copy
-from typing import ClassVar
+from typing import ClassVar, Self
 
 LONGEST = 2000
 """Characters of a message, which may quote what a client sent."""
@@ -146,6 +146,11 @@ class RequestFailed(MLXProviderError):
     """This request's own step failed on the device; others were not touched."""
 
     code = "request_failed"
+
+    @classmethod
+    def cancelled(cls) -> Self:
+        """Nobody waits for the reply any more."""
+        return cls("the request was cancelled by its own client")
 
 
 class EngineUnavailable(MLXProviderError):

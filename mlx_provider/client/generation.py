@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import Protocol
 
-from ..protocol.event_queue import Mailbox
+from ..protocol.event_queue import EventQueue
 from ..protocol.messages import Accepted, Event, GenerateRequest, Health
 
 
@@ -18,26 +18,26 @@ class Generation:
     Dropping the object cancels the request, too.
     """
 
-    def __init__(self, accepted: Accepted, mailbox: Mailbox, cancel: Callable[[], None]) -> None:
+    def __init__(self, accepted: Accepted, queue: EventQueue, cancel: Callable[[], None]) -> None:
         self.accepted = accepted
-        self._mailbox = mailbox
+        self._queue = queue
         self._finalizer = weakref.finalize(self, cancel)
 
     def get(self, timeout: float | None = None) -> list[Event]:
         """Wait at most `timeout` seconds for events; raises `RequestTimedOut` after that."""
-        return self._mailbox.get(timeout)
+        return self._queue.get(timeout)
 
     async def aget(self, timeout: float | None = None) -> list[Event]:
         """`get` in an event loop."""
-        return await self._mailbox.aget(timeout)
+        return await self._queue.aget(timeout)
 
     def pass_on(self, take: Callable[[list[Event]], None]) -> None:
         """Hand every event to `take`, in the thread that brings it, instead of to a reader."""
-        self._mailbox.pass_on(take)
+        self._queue.pass_on(take)
 
     def close(self) -> None:
         """Cancel what is left of the request. Idempotent, never blocks, any thread."""
-        if self._mailbox.ended:
+        if self._queue.ended:
             self._finalizer.detach()
         self._finalizer()
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import os
-import time
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from .. import __version__
 from ..config import PREFIX
@@ -17,14 +16,12 @@ from ..protocol.messages import GenerateRequest, Health
 from .address import Address
 from .generation import Generation
 from .identity import differences
-from .link import Attachment, Link, NotTaken
+from .link import Attachment, Link
+from .retry import NotTaken, last_try, patiently
 from .wire import parse_health, request_body
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-PAUSES = (0.0, 0.2, 1.0)
-"""Seconds before each further try."""
 When = Literal["now", "idle", "alone"]
 """`idle`: no request runs; `alone`: and no other client is there."""
 
@@ -64,7 +61,7 @@ class HttpClient:
         or started, `EngineDied` where it ended meanwhile.
         """
         body = request_body(request)
-        return _patiently(lambda: self._submit(body))
+        return patiently(lambda: self._submit(body))
 
     def health(self) -> Health:
         """State of the engine; starts none. Raises `EngineUnavailable`."""
@@ -110,7 +107,7 @@ class HttpClient:
             if link.attachment is not None and not link.attachment.gone.is_set():
                 return link.attachment
             if self._start is None:
-                return _last_try(link.attach)
+                return last_try(link.attach)
             try:
                 attachment = link.attach()
             except NotTaken:
@@ -137,7 +134,7 @@ class HttpClient:
                 raise NotTaken(EngineUnavailable(f"engine process {ending} does not end"))
             return attachment
 
-        attachment = _patiently(attached)
+        attachment = patiently(attached)
         if attachment.health.version != __version__:
             raise _other_version(link, attachment)
         return attachment
@@ -169,30 +166,12 @@ class HttpClient:
         return attachment
 
     def _ask(self, method: str, path: str, ok: tuple[int, ...] = (200,)) -> bytes:
-        return _last_try(lambda: self._link.ask(method, path, ok))
+        return last_try(lambda: self._link.ask(method, path, ok))
 
     def _forked(self) -> None:
         # Kept and never closed: the parent still uses these sockets and their epoll set.
         self._of_parents.append(self._link)
         self._link = Link(self._address, self._headers)
-
-
-def _patiently(work: Callable[[], T]) -> T:
-    """Try again while an engine is found that is just ending; its end takes a few seconds."""
-    for pause in PAUSES:
-        try:
-            return work()
-        except NotTaken:
-            time.sleep(pause)
-    return _last_try(work)
-
-
-def _last_try(work: Callable[[], T]) -> T:
-    """The last try: what was not taken now is an error."""
-    try:
-        return work()
-    except NotTaken as lost:
-        raise lost.error from None
 
 
 def _other_version(link: Link, attachment: Attachment) -> EngineUnavailable:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from ..protocol.event_queue import Mailbox
+from ..protocol.event_queue import EventQueue
 from ..protocol.messages import GenerateRequest, Health
 from ..serving.interface import Service
 from .generation import Generation
@@ -19,9 +19,9 @@ class InProcessClient:
 
     def submit(self, request: GenerateRequest) -> Generation:
         """Block until the request is accepted; raises the service's errors."""
-        mailbox = Mailbox()
-        accepted = self._service.submit(request, mailbox)
-        return Generation(accepted, mailbox, partial(self._service.cancel, accepted.id))
+        queue = EventQueue()
+        accepted = self._service.submit(request, queue)
+        return Generation(accepted, queue, partial(self._service.cancel, accepted.id))
 
     def health(self) -> Health:
         """State of the service."""

@@ -34,11 +34,11 @@ class IOThread:
             future = asyncio.run_coroutine_threadsafe(work, self.loop)
         except RuntimeError:
             work.close()
-            raise EngineUnavailable("this client was closed") from None
+            raise client_closed() from None
         try:
             return future.result()
         except concurrent.futures.CancelledError:
-            raise EngineUnavailable("this client was closed") from None
+            raise client_closed() from None
         finally:
             future.cancel()
 
@@ -76,6 +76,11 @@ class IOThread:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def client_closed() -> EngineUnavailable:
+    """What a call that meets `close` ends with."""
+    return EngineUnavailable("this client was closed")
 
 
 def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -18,11 +18,12 @@ import httpx
 from pydantic import ValidationError
 
 from ..errors import EngineDied, EngineUnavailable, MLXProviderError, RequestFailed
-from ..protocol.messages import Accepted, ErrorBody, Event, Failed, Health
+from ..protocol.event_queue import EventQueue
+from ..protocol.messages import Accepted, Event, Failed, Health
 from .address import Address
 from .generation import Generation
-from .io_thread import IOThread
-from .paced_mailbox import PacedMailbox
+from .io_thread import IOThread, client_closed
+from .retry import NotTaken, lost, refused, unreachable
 from .wire import error_of, event_batches, first_line, parse_health
 
 T = TypeVar("T")
@@ -34,16 +35,6 @@ ATTACH_LIMIT = 60.0
 IDLE_EXPIRY = 30.0
 """Seconds an unused connection is kept: less than the server's, so that it never closes first."""
 JSON = {"content-type": "application/json"}
-GOING_DOWN = 0.25
-"""Seconds within which a connection lost before any answer means: the engine was just ending."""
-
-
-class NotTaken(Exception):
-    """The engine did not take the request, which may be sent again; `error` says why."""
-
-    def __init__(self, error: EngineUnavailable) -> None:
-        super().__init__(error.message)
-        self.error = error
 
 
 @dataclass
@@ -105,7 +96,7 @@ class Link:
         with self._starting:
             if self._closed:
                 work.close()
-                raise EngineUnavailable("this client was closed")
+                raise client_closed()
             if self._thread is None:
                 self._thread = IOThread(f"mlx-provider client of {self._address}")
             thread = self._thread
@@ -140,59 +131,60 @@ class Link:
         task.add_done_callback(self._running.pop)
         return scope
 
-    async def _generate(self, body: bytes) -> Generation:
-        mailbox = PacedMailbox(self._soon)
-        opened: asyncio.Future[Accepted] = asyncio.get_running_loop().create_future()
-        scope = self._spawn(self._exchange(body, mailbox, opened))
+    async def _begin(
+        self, talk: Callable[[asyncio.Future[T]], Coroutine[Any, Any, None]]
+    ) -> tuple[T, anyio.CancelScope]:
+        """Spawn a talk with the engine; what it puts into the future first, and how to end it."""
+        first: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        scope = self._spawn(talk(first))
         try:
-            accepted = await opened
+            return await first, scope
         except asyncio.CancelledError:
             scope.cancel()
             raise
-        return Generation(accepted, mailbox, partial(self._soon, scope.cancel))
+
+    async def _generate(self, body: bytes) -> Generation:
+        queue = EventQueue()
+        accepted, scope = await self._begin(partial(self._exchange, body, queue))
+        return Generation(accepted, queue, partial(self._soon, scope.cancel))
 
     async def _exchange(
-        self, body: bytes, mailbox: PacedMailbox, opened: asyncio.Future[Accepted]
+        self, body: bytes, queue: EventQueue, opened: asyncio.Future[Accepted]
     ) -> None:
         """One request from its sending to its last event."""
         error: Exception = EngineDied("the engine's reply ended before its last event")
         try:
             async with self._reply("POST", "/v1/generate", body) as response:
                 async for events in event_batches(response):
-                    mailbox.put(_after_accepted(events, opened))
-                    await mailbox.room()
+                    queue.put(_after_accepted(events, opened))
+                    await queue.room()
         except (MLXProviderError, NotTaken) as failure:
             error = failure
         except ValidationError as failure:
             error = EngineUnavailable(f"the engine's events cannot be read: {failure}")
         except asyncio.CancelledError:
-            error = EngineUnavailable("this client was closed")
+            error = client_closed()
             if opened.done():
-                error = RequestFailed("the request was cancelled by its own client")
+                error = RequestFailed.cancelled()
             raise
         finally:
             if not opened.done():
                 opened.set_exception(error)
             if isinstance(error, MLXProviderError):
-                mailbox.put([Failed(error=ErrorBody.of(error))])
+                queue.put([Failed.of(error)])
 
     async def _attach(self) -> Attachment:
-        found: asyncio.Future[Health] = asyncio.get_running_loop().create_future()
         gone = threading.Event()
-        scope = self._spawn(self._stay(found, gone))
         try:
             async with asyncio.timeout(ATTACH_LIMIT):
-                return Attachment(await found, scope, gone)
+                health, scope = await self._begin(partial(self._stay, gone))
         except TimeoutError:
-            scope.cancel()
             raise EngineUnavailable(
                 f"the engine at {self._address} did not answer within {ATTACH_LIMIT:g} s"
             ) from None
-        except asyncio.CancelledError:
-            scope.cancel()
-            raise
+        return Attachment(health, scope, gone)
 
-    async def _stay(self, found: asyncio.Future[Health], gone: threading.Event) -> None:
+    async def _stay(self, gone: threading.Event, found: asyncio.Future[Health]) -> None:
         """Hold the attach connection until either side ends."""
         try:
             async with self._reply("GET", "/v1/attach") as response:
@@ -218,24 +210,19 @@ class Link:
     ) -> AsyncIterator[httpx.Response]:
         """A reply whose head is good; connection trouble becomes one of our errors."""
         if self._closed:
-            raise EngineUnavailable("this client was closed")
+            raise client_closed()
         began = time.monotonic()
         answered = False
         try:
             async with self._http.stream(method, path, content=body, headers=JSON) as response:
                 answered = True
                 if response.status_code not in ok:
-                    raise _maybe_not_taken(await error_of(response))
+                    raise refused(await error_of(response))
                 yield response
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise NotTaken(
-                EngineUnavailable(f"no engine answers at {self._address}: {error}")
-            ) from None
+            raise unreachable(self._address, error) from None
         except httpx.TransportError as error:
-            died = EngineDied(f"the engine ended while it held this request: {error}")
-            if not answered and time.monotonic() - began < GOING_DOWN:
-                raise NotTaken(died) from None
-            raise died from None
+            raise lost(error, None if answered else time.monotonic() - began) from None
 
 
 def _http_client(address: Address, headers: dict[str, str]) -> httpx.AsyncClient:
@@ -281,8 +268,3 @@ def _after_accepted(events: list[Event], opened: asyncio.Future[Accepted]) -> li
         raise EngineUnavailable(f"the engine's first event is {first.type!r}, not 'accepted'")
     opened.set_result(first)
     return rest
-
-
-def _maybe_not_taken(error: MLXProviderError) -> Exception:
-    """An engine that is ending refuses with exactly this class; another may take the request."""
-    return NotTaken(error) if type(error) is EngineUnavailable else error

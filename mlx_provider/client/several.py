@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 
 from ..errors import BadRequest
-from ..protocol.event_queue import Mailbox
+from ..protocol.event_queue import EventQueue
 from ..protocol.messages import (
     Accepted,
     Delta,
@@ -60,7 +60,7 @@ class _Merge:
 
     def __init__(self, requests: Sequence[GenerateRequest], parts: Sequence[Generation]) -> None:
         self._parts = parts
-        self._mailbox = Mailbox()
+        self._queue = EventQueue()
         self._lock = threading.Lock()
         self._done: list[Done] = []
         counts = [request.n for request in requests]
@@ -76,7 +76,7 @@ class _Merge:
         """The one generation; closing or dropping it ends every part."""
         merged = Generation(
             _accepted([part.accepted for part in self._parts]),
-            self._mailbox,
+            self._queue,
             partial(_close, self._parts),
         )
         for first, part in zip(self._first, self._parts, strict=True):
@@ -86,7 +86,7 @@ class _Merge:
     def _take(self, first: int, events: list[Event]) -> None:
         with self._lock:
             out = [each for event in events for each in self._translated(first, event)]
-            self._mailbox.put(out)
+            self._queue.put(out)
         if any(isinstance(event, Failed) for event in events):
             _close(self._parts)
 

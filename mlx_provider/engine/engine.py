@@ -30,7 +30,7 @@ from .request_log import Recorder
 from .scheduling.pass_timer import PassTimer
 from .scheduling.plan import Chunk, StepPlan
 from .scheduling.scheduler import Scheduler
-from .step_output import Ledger, Post
+from .step_output import Post, StepOutput
 from .token_names import TokenNames
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Engine:
         self.scheduler = scheduler
         self.make_cache = make_cache
         self.recorder = recorder
-        self.ledger = Ledger(recorder, clock)
+        self.output = StepOutput(recorder, clock)
         self.features = features or FeatureCache(0)
         self.prefix_cache = prefix_cache
         self.clock = clock
@@ -93,12 +93,12 @@ class Engine:
     def cancel(self, request: Request) -> None:
         """End a request wherever it is; what it held is free at once."""
         if self._abandon(request):
-            self.ledger.ended(request, "cancelled")
+            self.output.ended(request, "cancelled")
 
     def fail(self, request: Request, error: MLXProviderError) -> None:
         """End a request with an error its reader sees."""
         if self._abandon(request):
-            self.ledger.failed(request, error)
+            self.output.failed(request, error)
 
     def _abandon(self, request: Request) -> bool:
         """Whether the request was still going on."""
@@ -112,7 +112,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Nothing runs or waits, and every event has been handed out."""
-        return self.scheduler.idle and self.ledger.empty
+        return self.scheduler.idle and self.output.empty
 
     # -- the step
 
@@ -127,7 +127,7 @@ class Engine:
             self._make_room()
         if plan.chunk is not None and not plan.mixed:
             self._prefill(plan.chunk, plan.chunk_seconds)
-        return self.ledger.take()
+        return self.output.take()
 
     def _expire(self) -> None:
         now = self.clock()
@@ -145,7 +145,7 @@ class Engine:
         """Let one more prompt in, and give a cache to whoever was let in and has none."""
         self.scheduler.admit(self.clock())
         for job in [j for j in self.scheduler.waiting if j.admitted and j.cache is None]:
-            self.ledger.started(job.request)
+            self.output.started(job.request)
             with self._isolated(job.request, "its prefill"):
                 self._begin(job)
 
@@ -234,14 +234,14 @@ class Engine:
         """Take a drawn token: text out, and the row's end where it is reached."""
         if row.finish is not None:
             return
-        self.ledger.token(row.request, now)
+        self.output.token(row.request, now)
         row.tokens.append(token)
         with self._isolated(row.request, "its text") as work:
             deltas, reason = self._take(row, token, logprob)
         if work.fault is not None:
             return
         if deltas:
-            self.ledger.post(row.request, deltas)
+            self.output.post(row.request, deltas)
         if reason is not None:
             self._finish(row, reason)
 
@@ -439,10 +439,10 @@ class Engine:
         if work.fault is not None:
             return
         row.finish = reason
-        self.ledger.post(request, events)
+        self.output.post(request, events)
         self._release(request, [row])
         if not request.unfinished:
-            self.ledger.ended(request, reason)
+            self.output.ended(request, reason)
 
     def _release(self, request: Request, rows: Sequence[Row]) -> None:
         """Free what rows hold: their place in the batch, or their prefill."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..protocol.event_queue import Mailbox
+from ..protocol.event_queue import EventQueue
 from ..protocol.messages import Delta, FinishReason, TokenLogprob
 from ..records import Prompt
 
@@ -122,7 +122,8 @@ class Request:
     prompt: Prompt
     params: SamplingParams
     max_tokens: int
-    mailbox: Mailbox
+    events: EventQueue
+    """Where its reader waits."""
     rows: list[Row] = field(default_factory=list)
     min_tokens: int = 0
     stop_tokens: frozenset[int] = frozenset()

@@ -40,7 +40,7 @@ def timings_of(request: Request, now: float) -> Timings:
     )
 
 
-def account_of(request: Request, reason: str, now: float) -> str:
+def log_line(request: Request, reason: str, now: float) -> str:
     """One line: where the request's time went."""
     times = timings_of(request, now)
     new = len(request.prompt.tokens) - request.cached

@@ -6,41 +6,41 @@ import logging
 from collections.abc import Callable, Sequence
 
 from ..errors import MLXProviderError
-from ..protocol.event_queue import Mailbox
-from ..protocol.messages import Done, ErrorBody, Event, Failed, Usage
+from ..protocol.messages import Done, Event, Failed, Usage
 from .request import Request
-from .request_log import Recorder, account_of, timings_of
+from .request_log import Recorder, log_line, timings_of
 
 log = logging.getLogger(__name__)
 
-Post = tuple[Mailbox, list[Event]]
+Post = tuple[Request, list[Event]]
+"""What one step has for one request; its reader waits at `Request.events`."""
 
 
-class Ledger:
+class StepOutput:
     """Gathers a step's events per request; `take` hands them over in one go."""
 
     def __init__(self, recorder: Recorder, clock: Callable[[], float]) -> None:
         self.recorder = recorder
         self.clock = clock
-        self._posts: dict[int, Post] = {}
+        self._events: dict[Request, list[Event]] = {}
         self._decoded = 0
 
     def post(self, request: Request, events: Sequence[Event]) -> None:
         """Events for the request's reader; they leave with the step."""
-        self._posts.setdefault(id(request), (request.mailbox, []))[1].extend(events)
+        self._events.setdefault(request, []).extend(events)
 
     @property
     def empty(self) -> bool:
         """Whether nothing waits to be delivered."""
-        return not self._posts
+        return not self._events
 
     def take(self) -> list[Post]:
         """Everything posted since the last call."""
         if self._decoded:
             self.recorder.tokens(prefilled=0, cached=0, decoded=self._decoded)
             self._decoded = 0
-        posts, self._posts = list(self._posts.values()), {}
-        return posts
+        events, self._events = self._events, {}
+        return list(events.items())
 
     def started(self, request: Request) -> None:
         """Its first chunk is about to run."""
@@ -69,10 +69,10 @@ class Ledger:
         )
         self.post(request, [Done(usage=usage, timings=timings_of(request, now))])
         self.recorder.request_finished(reason)
-        log.info(account_of(request, reason, now))
+        log.info(log_line(request, reason, now))
 
     def failed(self, request: Request, error: MLXProviderError) -> None:
         """It has ended in an error."""
-        self.post(request, [Failed(error=ErrorBody.of(error))])
+        self.post(request, [Failed.of(error)])
         self.recorder.request_failed(error.code)
         log.warning("request %s failed: %s", request.id, error.message)

@@ -7,9 +7,8 @@ because the engine's `Generation` goes with it.
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections import deque
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
@@ -58,22 +57,16 @@ class Reply:
 
     def events(self) -> list[Event]:
         """Wait for events. Raises `RequestTimedOut` at the deadline, `EngineDied` past the end."""
-        left = self.deadline.left()
         try:
-            return _some(self.generation.get(left))
+            return _some(self.generation.get(self.deadline.left()))
         except RequestTimedOut:
             raise self.deadline.passed() from None
 
     async def aevents(self) -> list[Event]:
-        """`events` in an event loop.
-
-        The time limit is `asyncio.timeout`'s: Python 3.11's `wait_for` loses a cancellation that
-        meets an arriving event, and the client's request would run on.
-        """
+        """`events` in an event loop."""
         try:
-            async with asyncio.timeout(self.deadline.left()):
-                return _some(await self.generation.aget())
-        except TimeoutError:
+            return _some(await self.generation.aget(self.deadline.left()))
+        except RequestTimedOut:
             raise self.deadline.passed() from None
 
     def close(self) -> None:
@@ -122,7 +115,7 @@ class _Stream:
             legacy=reply.legacy,
             text=reply.text,
         )
-        self._waiting: deque[ModelResponseStream] = deque()
+        self._waiting: Iterator[ModelResponseStream] = iter(())
         self._closed = False
 
     @property
@@ -132,7 +125,7 @@ class _Stream:
     def close(self) -> None:
         """Cancel what is left of the request; the stream then ends."""
         self._closed = True
-        self._waiting.clear()
+        self._waiting = iter(())
         self._reply.close()
 
 
@@ -143,12 +136,12 @@ class ReplyStream(_Stream):
         return self
 
     def __next__(self) -> ModelResponseStream:
-        while not self._waiting:
-            if self._over:
-                raise StopIteration
-            with LiteLLMErrors(self._reply.model), self._reply:
-                self._waiting.extend(self._chunks.feed(self._reply.events()))
-        return self._waiting.popleft()
+        with LiteLLMErrors(self._reply.model), self._reply:
+            while (chunk := next(self._waiting, None)) is None:
+                if self._over:
+                    raise StopIteration
+                self._waiting = self._chunks.feed(self._reply.events())
+            return chunk
 
 
 class AsyncReplyStream(_Stream):
@@ -158,12 +151,12 @@ class AsyncReplyStream(_Stream):
         return self
 
     async def __anext__(self) -> ModelResponseStream:
-        while not self._waiting:
-            if self._over:
-                raise StopAsyncIteration
-            with LiteLLMErrors(self._reply.model), self._reply:
-                self._waiting.extend(self._chunks.feed(await self._reply.aevents()))
-        return self._waiting.popleft()
+        with LiteLLMErrors(self._reply.model), self._reply:
+            while (chunk := next(self._waiting, None)) is None:
+                if self._over:
+                    raise StopAsyncIteration
+                self._waiting = self._chunks.feed(await self._reply.aevents())
+            return chunk
 
     async def aclose(self) -> None:
         """What LiteLLM calls when its client has gone."""

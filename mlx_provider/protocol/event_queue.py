@@ -6,68 +6,44 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 
 from ..errors import RequestFailed, RequestTimedOut
-from .messages import Delta, Done, ErrorBody, Event, Failed, Finish, ToolCallDelta
+from .joined import compacted, size
+from .messages import Done, Event, Failed
 
 COMPACT_ABOVE = 2**17
 """Bytes of waiting events above which those of one choice are joined."""
 UNREAD_LIMIT = 2**25
-"""Bytes of joined events above which a reader is too slow; a mailbox never holds twice as many."""
+"""Bytes of joined events above which a reader is too slow; a queue never holds twice as many."""
+PAUSE_ABOVE = 2**20
+"""Bytes of waiting events above which a writer that waits for `room` pauses: far above what a step
+brings, so that a reader of ordinary speed never meets it."""
 TAKEN = 2**20
 """Bytes of events after which one call of `get` returns no more."""
-JOINED = 2**18
-"""Bytes above which nothing more is joined to an event."""
-EVENT_BYTES = 750
-"""What an event takes beside its text (measured: pydantic 2.12, CPython 3.11)."""
-CALL_BYTES = 550
-LOGPROB_BYTES = 800
 
 
-class Mailbox:
-    """A queue whose writer never waits and whose content is bounded.
+class EventQueue:
+    """A queue whose writer never has to wait and whose content is bounded.
 
     Deltas of the same choice that wait together are joined, so that a slow reader costs no
     more memory than the text it has not read yet. Log-probabilities cannot be joined: a reader
     that leaves more than `UNREAD_LIMIT` unread loses it, and finds `Failed` in its place.
     `put` is safe from any thread; one reader, either `get` (blocking) or `aget` (in an event
-    loop).
+    loop). A writer in an event loop may await `room`: it thus holds `PAUSE_ABOVE` bytes and one
+    `put`, and whoever writes to that writer does the joining.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._ready = threading.Condition(self._lock)
+        self._arrived = threading.Condition(self._lock)
         self._events: list[Event] = []
-        self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+        self._reader: _Sleeper | None = None
+        self._writer: _Sleeper | None = None
         self._onward: Callable[[list[Event]], None] | None = None
         self._ended = False
         self._unread = 0
         self._compact_above = COMPACT_ABOVE
-
-    def put(self, events: Iterable[Event]) -> None:
-        """Add the events of one step; events after the last one are dropped."""
-        with self._lock:
-            for event in events:
-                if self._ended:
-                    break
-                self._append(event)
-                self._ended = isinstance(self._events[-1], Done | Failed)
-            self._forward()
-            self._ready.notify_all()
-            waiter = self._waiter
-        if waiter is not None:
-            loop, wake = waiter
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(wake.set)
-
-    def pass_on(self, take: Callable[[list[Event]], None]) -> None:
-        """Hand what waits and all that comes to `take`, in order; nobody reads here any more.
-
-        `take` runs in the thread of `put` and must not block.
-        """
-        with self._lock:
-            self._onward = take
-            self._forward()
 
     @property
     def ended(self) -> bool:
@@ -79,10 +55,40 @@ class Mailbox:
         """Bytes of the waiting events, about."""
         return self._unread
 
+    # -- writing
+
+    def put(self, events: Iterable[Event]) -> None:
+        """Add the events of one step; events after the last one are dropped."""
+        with self._lock:
+            for event in events:
+                if self._ended:
+                    break
+                self._append(event)
+                self._ended = isinstance(self._events[-1], Done | Failed)
+            self._forward()
+            self._arrived.notify_all()
+            reader = self._reader
+        if reader is not None:
+            reader.wake()
+
+    async def room(self) -> None:
+        """Wait until the reader has taken enough, or the last event has arrived."""
+        with self._lock:
+            if not self._full:
+                return
+            self._writer = writer = _Sleeper()
+        try:
+            while self._full:
+                await writer.sleep()
+        finally:
+            self._writer = None
+
     def give_up(self) -> None:
         """Drop what waits; the reader finds an error instead. Nobody need be woken by this."""
         with self._lock:
             self._drop()
+
+    # -- reading
 
     def get(self, timeout: float | None = None) -> list[Event]:
         """Waiting events (some `TAKEN` bytes at once), after waiting for at least one.
@@ -92,31 +98,49 @@ class Mailbox:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._lock:
-            while not self._events and not self._ended:
+            while not self._readable:
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
-                    raise RequestTimedOut(f"no event within {timeout:g} s")
-                self._ready.wait(left)
+                    raise _nothing_within(timeout)
+                self._arrived.wait(left)
             return self._take()
 
     async def aget(self, timeout: float | None = None) -> list[Event]:
         """`get` for an event loop; cancelling it loses no event."""
-        wake = asyncio.Event()
         with self._lock:
-            if self._events or self._ended:
+            if self._readable:
                 return self._take()
-            self._waiter = (asyncio.get_running_loop(), wake)
+            self._reader = reader = _Sleeper()
         try:
             # `wait_for` would swallow a cancellation that meets an arriving event (Python 3.11)
-            async with asyncio.timeout(timeout):
-                await wake.wait()
+            async with nullcontext() if timeout is None else asyncio.timeout(timeout):
+                while not self._readable:
+                    await reader.sleep()
         except TimeoutError:
-            raise RequestTimedOut(f"no event within {timeout:g} s") from None
+            raise _nothing_within(timeout) from None
         finally:
-            with self._lock:
-                self._waiter = None
+            self._reader = None
         with self._lock:
             return self._take()
+
+    def pass_on(self, take: Callable[[list[Event]], None]) -> None:
+        """Hand what waits and all that comes to `take`, in order; nobody reads here any more.
+
+        `take` runs in the thread of `put` and must not block.
+        """
+        with self._lock:
+            self._onward = take
+            self._forward()
+
+    # -- what waits (the caller holds the lock, but for the two questions)
+
+    @property
+    def _readable(self) -> bool:
+        return bool(self._events) or self._ended
+
+    @property
+    def _full(self) -> bool:
+        return self._unread > PAUSE_ABOVE and not self._ended
 
     def _forward(self) -> None:
         while self._onward is not None and self._events:
@@ -124,11 +148,10 @@ class Mailbox:
 
     def _take(self) -> list[Event]:
         events = compacted(self._events)
-        taken, count = 0, 0
-        while count < len(events) and taken < TAKEN:
-            taken += size(events[count])
-            count += 1
+        count = len(events) if self._unread <= TAKEN else _within(TAKEN, events)
         self._hold(events[count:])
+        if self._writer is not None:
+            self._writer.wake()
         return events[:count]
 
     def _append(self, event: Event) -> None:
@@ -149,90 +172,46 @@ class Mailbox:
             f"its reader left {self._unread // 2**20} MiB of the reply unread: read faster, or "
             "ask for fewer log-probabilities"
         )
-        self._hold([Failed(error=ErrorBody.of(slow))])
+        self._hold([Failed.of(slow)])
         self._ended = True
 
 
-def size(event: Event) -> int:
-    """Bytes that an event takes in memory, about."""
-    if not isinstance(event, Delta):
-        return EVENT_BYTES
-    calls = sum(CALL_BYTES + len(call.arguments) for call in event.tool_calls)
-    named = sum(1 + len(entry.top) for entry in event.logprobs)
-    return EVENT_BYTES + len(event.content) + len(event.reasoning) + calls + LOGPROB_BYTES * named
-
-
-def compacted(events: list[Event]) -> list[Event]:
-    """The same events with deltas of one choice joined; each choice keeps its order."""
-    if len(events) < 2:
-        return events
-    runs: list[_Run | Event] = []
-    growing: dict[int, _Run] = {}
-    for event in events:
-        if not isinstance(event, Delta):
-            runs.append(event)
-            _end_runs(growing, event)
-            continue
-        run = growing.get(event.index)
-        if run is None or not run.takes(event):
-            run = growing[event.index] = _Run()
-            runs.append(run)
-        run.add(event)
-    return [run.joined() if isinstance(run, _Run) else run for run in runs]
-
-
-def _end_runs(growing: dict[int, _Run], event: Event) -> None:
-    """Nothing of a choice moves before its end, nor before an event that belongs to all."""
-    if isinstance(event, Finish):
-        growing.pop(event.index, None)
-    else:
-        growing.clear()
-
-
-class _Run:
-    """Deltas of one choice that one delta can hold."""
+class _Sleeper:
+    """A task that sleeps in its event loop until it is woken, from any thread."""
 
     def __init__(self) -> None:
-        self.deltas: list[Delta] = []
-        self.bytes = 0
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._woken: asyncio.Future[None] | None = None
 
-    def takes(self, delta: Delta) -> bool:
-        return self.bytes < JOINED and _last_kind(self.deltas[-1]) <= _first_kind(delta)
+    async def sleep(self) -> None:
+        """Until the next `wake`; why it sleeps was seen in this turn of the loop."""
+        self._woken = self._loop.create_future()
+        await self._woken
 
-    def add(self, delta: Delta) -> None:
-        self.deltas.append(delta)
-        self.bytes += size(delta) - EVENT_BYTES
+    def wake(self) -> None:
+        """In the loop's own thread without a system call; ignored once the loop has ended."""
+        try:
+            if threading.get_ident() == self._thread:
+                self._wake()
+            else:
+                self._loop.call_soon_threadsafe(self._wake)
+        except RuntimeError:  # closed: nobody sleeps there
+            return
 
-    def joined(self) -> Delta:
-        if len(self.deltas) == 1:
-            return self.deltas[0]
-        return Delta(
-            index=self.deltas[0].index,
-            content="".join(d.content for d in self.deltas),
-            reasoning="".join(d.reasoning for d in self.deltas),
-            tool_calls=_joined_calls([c for d in self.deltas for c in d.tool_calls]),
-            logprobs=[p for d in self.deltas for p in d.logprobs],
-        )
-
-
-def _joined_calls(pieces: list[ToolCallDelta]) -> list[ToolCallDelta]:
-    """Pieces of one call's arguments in one; a piece with a name begins another."""
-    calls: list[list[ToolCallDelta]] = []
-    for piece in pieces:
-        begins = piece.id is not None or piece.name is not None
-        if begins or not calls or calls[-1][0].index != piece.index:
-            calls.append([])
-        calls[-1].append(piece)
-    return [
-        call[0].model_copy(update={"arguments": "".join(piece.arguments for piece in call)})
-        for call in calls
-    ]
+    def _wake(self) -> None:
+        if self._woken is not None and not self._woken.done():
+            self._woken.set_result(None)
 
 
-def _first_kind(delta: Delta) -> int:
-    """Within a delta, reasoning precedes content and calls."""
-    return 0 if delta.reasoning else 1 if delta.content else 2 if delta.tool_calls else 0
+def _within(limit: int, events: list[Event]) -> int:
+    """How many of the events reach `limit` bytes together."""
+    taken = count = 0
+    while count < len(events) and taken < limit:
+        taken += size(events[count])
+        count += 1
+    return count
 
 
-def _last_kind(delta: Delta) -> int:
-    return 2 if delta.tool_calls else 1 if delta.content else 0
+def _nothing_within(timeout: float | None) -> RequestTimedOut:
+    return RequestTimedOut(f"no event within {timeout:g} s")

@@ -283,6 +283,10 @@ class Failed(_Wire):
     type: Literal["failed"] = "failed"
     error: ErrorBody
 
+    @classmethod
+    def of(cls, error: MLXProviderError) -> Failed:
+        return cls(error=ErrorBody.of(error))
+
 
 Event = Annotated[Accepted | Delta | Finish | Done | Failed, Field(discriminator="type")]
 

@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ..protocol.event_queue import Mailbox
-from ..protocol.messages import ErrorBody, Failed
+from ..errors import MLXProviderError
+from ..protocol.event_queue import EventQueue
+from ..protocol.messages import Failed
 
 UNREAD_TOTAL = 2**29
 """Bytes that the replies of all requests may hold for their readers."""
@@ -19,7 +20,7 @@ class Activity:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._attached = 0
-        self._open: set[Mailbox] = set()
+        self._open: set[EventQueue] = set()
         self._since = clock()
 
     @contextmanager
@@ -39,13 +40,13 @@ class Activity:
             yield
 
     @contextmanager
-    def serving(self, mailbox: Mailbox) -> Iterator[None]:
+    def serving(self, queue: EventQueue) -> Iterator[None]:
         """While a request runs, from its submission to its last byte."""
-        self._open.add(mailbox)
+        self._open.add(queue)
         try:
             yield
         finally:
-            self._open.discard(mailbox)
+            self._open.discard(queue)
             self._since = self._clock()
 
     @property
@@ -64,14 +65,14 @@ class Activity:
 
     def relieve(self) -> None:
         """Where readers leave too much unread, the slowest ones lose their replies."""
-        unread = sum(mailbox.unread for mailbox in self._open)
-        for mailbox in sorted(self._open, key=lambda mailbox: -mailbox.unread):
+        unread = sum(queue.unread for queue in self._open)
+        for queue in sorted(self._open, key=lambda queue: -queue.unread):
             if unread <= UNREAD_TOTAL:
                 return
-            unread -= mailbox.unread
-            mailbox.give_up()
+            unread -= queue.unread
+            queue.give_up()
 
-    def fail_open(self, error: ErrorBody) -> None:
+    def fail_open(self, error: MLXProviderError) -> None:
         """End every open request that has not ended yet."""
-        for mailbox in self._open:
-            mailbox.put([Failed(error=error)])
+        for queue in self._open:
+            queue.put([Failed.of(error)])

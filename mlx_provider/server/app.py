@@ -21,7 +21,7 @@ from ..serving.interface import Service
 from .access import Gate, error_response
 from .activity import Activity
 from .body import Bodies
-from .generate import Generate
+from .generate import NDJSON, Generate
 from .giving_way import GivingWay
 
 HEARTBEAT = 10.0
@@ -89,7 +89,7 @@ class EngineApp:
         return self._service.health().model_copy(update=own)
 
     async def _attach(self, request: Request) -> Response:
-        return StreamingResponse(self._attached(), media_type="application/x-ndjson")
+        return StreamingResponse(self._attached(), media_type=NDJSON)
 
     async def _attached(self) -> AsyncIterator[bytes]:
         with self.activity.attached():

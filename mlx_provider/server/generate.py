@@ -11,15 +11,15 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ..byte_gate import Ticket
-from ..errors import BadRequest, EngineUnavailable, MLXProviderError
+from ..errors import BadRequest, EngineUnavailable, MLXProviderError, RequestFailed
 from ..invalid import bad_request
-from ..protocol.messages import EVENT_BATCH, Accepted, Event, GenerateRequest
+from ..protocol.event_queue import EventQueue
+from ..protocol.messages import EVENT_BATCH, Accepted, Event, Failed, GenerateRequest
 from ..serving.interface import Service
 from ..upstream.cpu_heap import give_back
 from .access import error_response
 from .activity import Activity
 from .body import Bodies
-from .loop_mailbox import LoopMailbox
 
 SUBMITTING = 1024
 """Requests that may be in `submit` (validation, templates, a model that loads) at once."""
@@ -58,7 +58,7 @@ class Generate:
         large = ticket.size > LARGE
         reply = _Reply(self._service, self._limiter, self._stopping, request, ticket)
         del request  # its images and texts are let go as soon as they are prepared
-        with self._activity.serving(reply.mailbox):
+        with self._activity.serving(reply.queue):
             await reply.run(scope, receive, send)
         if large:
             await anyio.to_thread.run_sync(give_back)
@@ -82,7 +82,7 @@ class _Reply:
         request: GenerateRequest,
         ticket: Ticket,
     ) -> None:
-        self.mailbox = LoopMailbox()
+        self.queue = EventQueue()
         self._service = service
         self._limiter = limiter
         self._stopping = stopping
@@ -90,7 +90,6 @@ class _Reply:
         self._unsent: tuple[GenerateRequest, Ticket] | None = (request, ticket)
         self._submitting = anyio.CancelScope()
         self._refused = False
-        self._left = False
 
     async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer; a client that disconnects cancels the request wherever it is."""
@@ -129,31 +128,25 @@ class _Reply:
         raise EngineUnavailable("the engine is stopping")
 
     def _submit(self) -> Accepted:
+        unsent, self._unsent = self._unsent, None
+        if unsent is None:
+            raise RequestFailed.cancelled()
+        request, ticket = unsent
+        del unsent
         try:
-            accepted = self._hand_over()
+            with ticket:
+                return self._service.submit(request, self.queue)
         except MLXProviderError:
             self._refused = True
             raise
-        if self._left:
-            self._service.cancel(self._id)
-        return accepted
-
-    def _hand_over(self) -> Accepted:
-        unsent, self._unsent = self._unsent, None
-        if unsent is None:
-            raise EngineUnavailable("the client is gone")
-        request, ticket = unsent
-        del unsent
-        with ticket:
-            return self._service.submit(request, self.mailbox)
 
     def _leave(self) -> None:
         """Whatever the engine still does for this request ends, even while `submit` runs on."""
-        self._left = True
         unsent, self._unsent = self._unsent, None
         if unsent is not None:  # never submitted: its id may be another's
             unsent[1].close()
-        elif not self._refused and not self.mailbox.ended:
+        elif not self._refused and not self.queue.ended:
+            self.queue.put([Failed.of(RequestFailed.cancelled())])
             self._service.cancel(self._id)
 
     async def _stream(self, accepted: Accepted, send: Send) -> None:
@@ -165,7 +158,7 @@ class _Reply:
         while events:
             line = EVENT_BATCH.dump_json(events) + b"\n"
             await send({"type": "http.response.body", "body": line, "more_body": True})
-            events = await self.mailbox.next_events()
+            events = await self.queue.aget()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -14,8 +14,7 @@ import anyio.to_thread
 import uvicorn
 
 from ..errors import EngineUnavailable
-from ..protocol.messages import ErrorBody
-from ..serving.interface import Post, Service, deliver_now
+from ..serving.interface import Put, Service
 from .app import EngineApp
 from .connections import ACCEPTED_AT_ONCE, ConnectionLimits, WatchedProtocol, WatchedState
 from .listen import BACKLOG, Listener
@@ -38,11 +37,11 @@ class LoopDelivery:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
 
-    def __call__(self, posts: list[Post]) -> None:
+    def __call__(self, put: Put) -> None:
         try:
-            self._loop.call_soon_threadsafe(deliver_now, posts)
+            self._loop.call_soon_threadsafe(put)
         except RuntimeError:  # the loop has ended: nobody reads, but nobody waits for ever either
-            deliver_now(posts)
+            put()
 
 
 class EngineServer(uvicorn.Server):
@@ -106,7 +105,7 @@ class EngineServer(uvicorn.Server):
             await anyio.to_thread.run_sync(self._service.close, abandon_on_cancel=True)
         await asyncio.sleep(0)  # what `close` posted from its own thread is delivered first
         stopped = EngineUnavailable("the engine was stopped while it held this request")
-        self._app.activity.fail_open(ErrorBody.of(stopped))
+        self._app.activity.fail_open(stopped)
         # Who reads or writes too slowly is disconnected before uvicorn cancels its request, for
         # which it (0.33 to 0.54, `run_asgi`) would log a traceback each.
         last = asyncio.get_running_loop().call_later(WRITE_LIMIT, self.server_state.drop_all)

@@ -5,33 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ..protocol.event_queue import Mailbox
-from ..protocol.messages import Accepted, Event, GenerateRequest, Health
+from ..protocol.event_queue import EventQueue
+from ..protocol.messages import Accepted, GenerateRequest, Health
 
-Post = tuple[Mailbox, list[Event]]
-"""Events for one request's reader."""
+Put = Callable[[], None]
+"""Puts the events of one engine step into the queues of their requests."""
 
-Deliver = Callable[[list[Post]], None]
-"""Takes all posts of one engine step in one call, on the engine thread; must not block."""
+Deliver = Callable[[Put], None]
+"""Has `put` run once, where it wakes readers most cheaply; on the engine thread, never blocks."""
 
 
-def deliver_now(posts: list[Post]) -> None:
-    """Put every post into its mailbox, in the calling thread."""
-    for mailbox, events in posts:
-        mailbox.put(events)
+def deliver_now(put: Put) -> None:
+    """Run it in the calling thread."""
+    put()
 
 
 class Service(Protocol):
     """Serves requests. Every method is safe from any thread."""
 
-    def submit(self, request: GenerateRequest, mailbox: Mailbox) -> Accepted:
-        """Validate, render, tokenise and queue; events then arrive in `mailbox`.
+    def submit(self, request: GenerateRequest, queue: EventQueue) -> Accepted:
+        """Validate, render, tokenise, let in; its events then arrive in `queue`.
 
         Blocks (host work, model load). Raises the errors of `mlx_provider.errors`.
         """
 
     def cancel(self, request_id: str) -> None:
-        """End a request wherever it is. Unknown ids are ignored. Never blocks."""
+        """End a request wherever it is, in `submit`, too. Unknown ids are ignored; never blocks."""
 
     def health(self) -> Health:
         """State of engine and models; never blocks on the engine thread."""
@@ -40,10 +39,10 @@ class Service(Protocol):
         """Prometheus text exposition."""
 
     def cache_report(self) -> dict[str, Any]:
-        """Prefix store of each model: entries, bytes, hit rate."""
+        """Prefix cache of each model: entries, bytes, hit rate."""
 
     def cache_clear(self) -> None:
-        """Empty every prefix store."""
+        """Empty every prefix cache."""
 
     def close(self) -> None:
         """End what runs with an error, stop the engine thread, free the models."""

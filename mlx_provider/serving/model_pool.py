@@ -196,7 +196,7 @@ class ModelPool(Generic[T]):
         with self._changed:
             gone = [ticket for ticket in self._line if ticket.who == who]
             if gone:
-                self._refuse(gone, RequestFailed("the request was cancelled by its own client"))
+                self._refuse(gone, RequestFailed.cancelled())
                 self._advance()
 
     def _released(self, lease: Lease[T]) -> None:

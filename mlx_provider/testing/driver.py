@@ -12,7 +12,7 @@ from ..engine.prefix_cache.store import PrefixStore
 from ..engine.request import PrefillJob, Request, Row, SamplingParams
 from ..engine.scheduling.costs import Costs
 from ..engine.scheduling.scheduler import Budget, Limits, Scheduler
-from ..protocol.event_queue import Mailbox
+from ..protocol.event_queue import EventQueue
 from ..protocol.messages import Delta, Event, FinishReason, TokenLogprob
 from ..records import LoadedModel, Prompt
 
@@ -70,7 +70,7 @@ def new_request(
         Prompt(list(tokens)),
         params or SamplingParams(temperature=0),
         max_tokens,
-        Mailbox(),
+        EventQueue(),
         **more,
     )
     request.rows = [Row(request, i, TokenOutput()) for i in range(n)]
@@ -130,8 +130,8 @@ def run(engine: Engine, max_steps: int = 10_000) -> list[Event]:
     for _ in range(max_steps):
         if engine.idle:
             return events
-        for mailbox, posted in engine.step():
-            mailbox.put(posted)
+        for request, posted in engine.step():
+            request.events.put(posted)
             events += posted
     raise AssertionError(f"not idle after {max_steps} steps")
 

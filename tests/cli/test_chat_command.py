@@ -14,7 +14,7 @@ from mlx_provider.cli.app import build
 from mlx_provider.cli.chat import Conversation
 from mlx_provider.client.in_process import InProcessClient
 from mlx_provider.errors import ContextTooLong, RequestFailed
-from mlx_provider.protocol.event_queue import Mailbox
+from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.protocol.messages import (
     Accepted,
     Delta,
@@ -45,12 +45,12 @@ class Scripted(Service):
         self.requests: list[GenerateRequest] = []
         self.cancelled: list[str] = []
 
-    def submit(self, request: GenerateRequest, mailbox: Mailbox) -> Accepted:
+    def submit(self, request: GenerateRequest, queue: EventQueue) -> Accepted:
         self.requests.append(request)
         script = self.scripts.pop(0)
         if isinstance(script, Exception):
             raise script
-        mailbox.put(script)
+        queue.put(script)
         return Accepted(id=request.id, model=request.model, prompt_tokens=9, max_tokens=99)
 
     def cancel(self, request_id: str) -> None:
@@ -146,13 +146,13 @@ def test_ctrl_c_ends_the_reply_and_keeps_what_came(monkeypatch: pytest.MonkeyPat
     conversation = Conversation(InProcessClient(service), "demo", [])
     reading = iter([[Delta(content="One, two, ")]])
 
-    def get(self: Mailbox, timeout: float | None = None) -> list[Event]:
+    def get(self: EventQueue, timeout: float | None = None) -> list[Event]:
         try:
             return next(reading)
         except StopIteration:
             raise KeyboardInterrupt from None
 
-    monkeypatch.setattr(Mailbox, "get", get)
+    monkeypatch.setattr(EventQueue, "get", get)
     shown = StringIO()
     conversation.say("Count.", Console(file=shown))
     assert shown.getvalue() == "One, two,  (stopped)\n"

@@ -13,7 +13,8 @@ import httpx
 import pytest
 
 from mlx_provider.client.wire import event_batches
-from mlx_provider.protocol.event_queue import JOINED, TAKEN, UNREAD_LIMIT, Mailbox, size
+from mlx_provider.protocol.event_queue import TAKEN, UNREAD_LIMIT, EventQueue
+from mlx_provider.protocol.joined import JOINED, size
 from mlx_provider.protocol.messages import (
     EVENT_BATCH,
     Delta,
@@ -29,11 +30,11 @@ UNREAD = "flood 20000"
 
 
 def held(generation: Any) -> int:
-    return sum(map(size, list(generation._mailbox._events)))
+    return sum(map(size, list(generation._queue._events)))
 
 
 def settled(generation: Any) -> int:
-    """What a mailbox holds once nothing more comes."""
+    """What an event queue holds once nothing more comes."""
     before, now = -1, held(generation)
     while now != before or not now:
         time.sleep(0.2)
@@ -112,40 +113,40 @@ def entry(top: int = 20) -> TokenLogprob:
 
 
 def test_logprobs_that_nobody_reads_end_the_request() -> None:
-    mailbox, largest = Mailbox(), 0
+    queue, largest = EventQueue(), 0
     one = entry()
-    while not mailbox.ended:
-        mailbox.put([Delta(content="x", logprobs=[one])])
-        largest = max(largest, mailbox.unread)
+    while not queue.ended:
+        queue.put([Delta(content="x", logprobs=[one])])
+        largest = max(largest, queue.unread)
     assert UNREAD_LIMIT < largest < 2.1 * UNREAD_LIMIT
-    [last] = mailbox.get()
+    [last] = queue.get()
     assert isinstance(last, Failed)
     assert "unread" in last.error.message
-    assert mailbox.unread == 0
-    assert mailbox.get() == []
+    assert queue.unread == 0
+    assert queue.get() == []
 
 
 def test_logprobs_that_are_read_are_whole() -> None:
-    mailbox = Mailbox()
+    queue = EventQueue()
     one = entry()
     found = []
     for index in range(200):
-        mailbox.put([Delta(content=f"{index} ", logprobs=[one])])
-    mailbox.put([Finish(reason="stop")])
+        queue.put([Delta(content=f"{index} ", logprobs=[one])])
+    queue.put([Finish(reason="stop")])
     while len(found) < 201:
-        batch = mailbox.get(0)
+        batch = queue.get(0)
         assert sum(map(size, batch)) < TAKEN + 2 * JOINED
         found += [d for event in batch for d in getattr(event, "logprobs", [event])]
     assert found[:200] == [one] * 200
 
 
 def test_choices_side_by_side_are_joined() -> None:
-    mailbox = Mailbox()
+    queue = EventQueue()
     for index in range(40_000):
-        mailbox.put([Delta(index=index % 4, content="x")])
-    assert mailbox.unread < 2**20
-    mailbox.put([Finish(index=1, reason="stop"), Delta(index=0, content="y")])
-    events = mailbox.get()
+        queue.put([Delta(index=index % 4, content="x")])
+    assert queue.unread < 2**20
+    queue.put([Finish(index=1, reason="stop"), Delta(index=0, content="y")])
+    events = queue.get()
     assert len(events) < 10
     for index, whole in ((0, "x" * 10_000 + "y"), (1, "x" * 10_000)):
         deltas = [e for e in events if isinstance(e, Delta) and e.index == index]
@@ -153,13 +154,13 @@ def test_choices_side_by_side_are_joined() -> None:
 
 
 def test_pieces_of_a_call_are_joined() -> None:
-    mailbox = Mailbox()
-    mailbox.put([Delta(tool_calls=[Call(index=0, id="a", name="f")])])
+    queue = EventQueue()
+    queue.put([Delta(tool_calls=[Call(index=0, id="a", name="f")])])
     for _ in range(5000):
-        mailbox.put([Delta(tool_calls=[Call(index=0, arguments="1")])])
-    mailbox.put([Delta(tool_calls=[Call(index=1, id="b", name="g", arguments="2")])])
-    assert mailbox.unread < 2**18
-    [event] = mailbox.get()
+        queue.put([Delta(tool_calls=[Call(index=0, arguments="1")])])
+    queue.put([Delta(tool_calls=[Call(index=1, id="b", name="g", arguments="2")])])
+    assert queue.unread < 2**18
+    [event] = queue.get()
     assert isinstance(event, Delta)
     assert event.tool_calls == [
         Call(index=0, id="a", name="f", arguments="1" * 5000),

@@ -16,7 +16,7 @@ from mlx_provider.engine.request import Request, Row, SamplingParams
 from mlx_provider.engine.scheduling.costs import Costs, Curve
 from mlx_provider.engine.scheduling.pass_timer import PassTimer
 from mlx_provider.engine.scheduling.scheduler import Budget, Limits, Scheduler
-from mlx_provider.protocol.event_queue import Mailbox
+from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.records import Prompt
 from mlx_provider.testing.driver import TokenOutput
 
@@ -130,7 +130,7 @@ def simulate(device: Device, streams: int, target: float = 0.1, max_chunk: int =
 
 
 def request(length: int) -> Request:
-    made = Request("r", Prompt([1] * length), SamplingParams(), 1000, Mailbox())
+    made = Request("r", Prompt([1] * length), SamplingParams(), 1000, EventQueue())
     made.rows = [Row(made, 0, TokenOutput())]
     return made
 

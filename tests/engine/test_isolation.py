@@ -82,7 +82,7 @@ def assert_as_alone(model: TextModel, request: Request) -> None:
 
 
 def error_of(request: Request) -> str:
-    events = request.mailbox.get(0)
+    events = request.events.get(0)
     assert isinstance(events[-1], Failed)
     return events[-1].error.message
 

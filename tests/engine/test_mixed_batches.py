@@ -208,7 +208,7 @@ def test_a_chunk_that_always_fails_ends_its_request_alone(qwen3: TextModel, at: 
     poisoned = new_request([POISON if i == at else t for i, t in enumerate(LONG)], max_tokens=9)
     engine.submit(poisoned)
     run(engine)
-    events = poisoned.mailbox.get(0)
+    events = poisoned.events.get(0)
     assert isinstance(events[-1], Failed)
     assert "command buffer failed" in events[-1].error.message
     assert_as_alone(qwen3, *others)

@@ -15,7 +15,7 @@ from mlx_provider.engine.scheduling.costs import Costs, Curve
 from mlx_provider.engine.scheduling.plan import Chunk, StepPlan
 from mlx_provider.engine.scheduling.scheduler import Budget, Limits, Scheduler
 from mlx_provider.errors import BadRequest, Overloaded
-from mlx_provider.protocol.event_queue import Mailbox
+from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.records import MediaSpan, Prompt
 
 
@@ -31,7 +31,7 @@ class NoOutput:
 
 
 def make(length: int, max_tokens: int = 4, n: int = 1) -> Request:
-    request = Request("r", Prompt([1] * length), SamplingParams(), max_tokens, Mailbox())
+    request = Request("r", Prompt([1] * length), SamplingParams(), max_tokens, EventQueue())
     request.rows = [Row(request, i, NoOutput()) for i in range(n)]  # type: ignore[arg-type]
     return request
 

@@ -20,8 +20,8 @@ def new_worker() -> tuple[EngineWorker, list[EngineDied]]:
     deaths: list[EngineDied] = []
 
     def deliver(posts: list[object]) -> None:
-        for mailbox, events in posts:  # type: ignore[misc]
-            mailbox.put(events)
+        for request, events in posts:  # type: ignore[misc]
+            request.events.put(events)
 
     return EngineWorker(deliver, deaths.append), deaths  # type: ignore[arg-type]
 
@@ -97,8 +97,8 @@ def test_a_request_runs_to_its_end(qwen3: TextModel) -> None:
         engine.submit(request)
 
     worker.call(begin).result()
-    while not request.mailbox.ended:
-        request.mailbox.get(timeout=10)
+    while not request.events.ended:
+        request.events.get(timeout=10)
     worker.close()
     assert output_of(request).tokens == output_of(alone(qwen3, request)).tokens
 

@@ -12,7 +12,7 @@ import mlx_provider.litellm as ours
 from mlx_provider.client.generation import Generation
 from mlx_provider.errors import MLXProviderError
 from mlx_provider.litellm.provider import Provider
-from mlx_provider.protocol.event_queue import Mailbox
+from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.protocol.messages import (
     Accepted,
     Delta,
@@ -78,10 +78,10 @@ class FakeEngine:
         error = self.refuse(request)
         if error is not None:
             raise error
-        mailbox = Mailbox()
+        queue = EventQueue()
         self.active.add(request.id)
         steps = self.script(request)
-        threading.Thread(target=self._speak, args=(request.id, mailbox, steps), daemon=True).start()
+        threading.Thread(target=self._speak, args=(request.id, queue, steps), daemon=True).start()
         accepted = Accepted(
             id=request.id,
             model=request.model,
@@ -98,9 +98,9 @@ class FakeEngine:
                 active.discard(name)
                 cancelled.append(name)
 
-        return Generation(accepted, mailbox, cancel)
+        return Generation(accepted, queue, cancel)
 
-    def _speak(self, name: str, mailbox: Mailbox, steps: list[list[Event]]) -> None:
+    def _speak(self, name: str, queue: EventQueue, steps: list[list[Event]]) -> None:
         for events in steps:
             if self.pause:
                 time.sleep(self.pause)
@@ -108,7 +108,7 @@ class FakeEngine:
                 return
             if isinstance(events[-1], Done):
                 self.active.discard(name)
-            mailbox.put(events)
+            queue.put(events)
 
     @property
     def request(self) -> GenerateRequest:

@@ -6,12 +6,14 @@ import time
 
 import litellm
 import pytest
+from litellm.exceptions import ServiceUnavailableError
 
 from mlx_provider.client.generation import Generation
+from mlx_provider.errors import EngineDied
 from mlx_provider.litellm.call import Deadline
-from mlx_provider.litellm.streams import AsyncReplyStream, Reply
-from mlx_provider.protocol.event_queue import Mailbox
-from mlx_provider.protocol.messages import Accepted, Delta, Finish
+from mlx_provider.litellm.streams import AsyncReplyStream, Reply, ReplyStream
+from mlx_provider.protocol.event_queue import EventQueue
+from mlx_provider.protocol.messages import Accepted, Delta, ErrorBody, Failed, Finish
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -120,16 +122,35 @@ async def test_nothing_is_cancelled_after_a_finished_stream(engine):
     assert not engine.cancelled
 
 
+def failing_reply():
+    """A request whose last words and failure come in one batch."""
+    queue = EventQueue()
+    failed = Failed(error=ErrorBody.of(EngineDied("gone")))
+    queue.put([Delta(content="last"), Delta(index=1, content="words"), failed])
+    accepted = Accepted(id="r", model="m", prompt_tokens=1, max_tokens=9)
+    return Reply(Generation(accepted, queue, lambda: None), Deadline.after(60), "m")
+
+
+async def test_what_was_said_before_a_failure_is_heard():
+    in_thread, in_loop = ReplyStream(failing_reply()), AsyncReplyStream(failing_reply())
+    chunks = [next(in_thread), next(in_thread), await anext(in_loop), await anext(in_loop)]
+    assert [chunk.choices[0].delta.content for chunk in chunks] == ["last", "words"] * 2
+    with pytest.raises(ServiceUnavailableError, match="gone"):
+        next(in_thread)
+    with pytest.raises(ServiceUnavailableError, match="gone"):
+        await anext(in_loop)
+    assert next(in_thread, "over") == await anext(in_loop, "over") == "over"
+
+
 async def test_a_cancellation_that_meets_an_event_is_not_lost():
     """`asyncio.wait_for` of Python 3.11 returned the event and forgot the cancellation."""
-    mailbox, freed = Mailbox(), []
+    queue, freed = EventQueue(), []
     accepted = Accepted(id="r", model="m", prompt_tokens=1, max_tokens=9)
-    generation = Generation(accepted, mailbox, lambda: freed.append(True))
+    generation = Generation(accepted, queue, lambda: freed.append(True))
     reply = Reply(generation, Deadline.after(60), "m")
     task = asyncio.ensure_future(AsyncReplyStream(reply).__anext__())
     await asyncio.sleep(0.01)
-    mailbox.put([Delta(content="x")])
-    await asyncio.sleep(0)
+    queue.put([Delta(content="x")])
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -41,8 +41,7 @@ AUTHORED = sorted(
     for folder in (ROOT / "plugins", *EXAMPLES)
     for path in folder.rglob("*.py")
     if not LOOKS_INSIDE & set(path.parts)
-    or (path.parent.parent == folder
-    and path.stem == "__init__")
+    or (path.parent.parent == folder and path.stem == "__init__")
 )
 
 

@@ -11,12 +11,13 @@ import json
 import os
 import sys
 import threading
+from functools import partial
 from typing import Any
 
 from mlx_provider import __version__
 from mlx_provider.config import EngineSettings
 from mlx_provider.errors import MemoryInUse, from_code
-from mlx_provider.protocol.event_queue import Mailbox
+from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.protocol.messages import (
     Accepted,
     Delta,
@@ -48,7 +49,7 @@ class ScriptedService:
         self.cancels: dict[str, threading.Event] = {}
         self.seen: dict[str, list[Any]] = {"requests": [], "cancelled": [], "finished": []}
 
-    def submit(self, request: GenerateRequest, mailbox: Mailbox) -> Accepted:
+    def submit(self, request: GenerateRequest, queue: EventQueue) -> Accepted:
         self.seen["requests"].append(request.model_dump())
         text = script_of(request)
         if text == "busy":
@@ -58,7 +59,7 @@ class ScriptedService:
         if text == "bug":
             raise RuntimeError("scripted bug")
         self.cancels[request.id] = threading.Event()
-        threading.Thread(target=self.play, args=(request, text, mailbox), daemon=True).start()
+        threading.Thread(target=self.play, args=(request, text, queue), daemon=True).start()
         return Accepted(
             id=request.id,
             model=request.model,
@@ -69,7 +70,7 @@ class ScriptedService:
             warnings=[f"{name} has no effect" for name in request.ignored],
         )
 
-    def play(self, request: GenerateRequest, text: str, mailbox: Mailbox) -> None:
+    def play(self, request: GenerateRequest, text: str, queue: EventQueue) -> None:
         cancelled = self.cancels[request.id]
         words, reason = text.split(), "stop"
         if text == "slow":
@@ -77,23 +78,23 @@ class ScriptedService:
         if text == "weather":
             words, reason = [], "tool_calls"
             call = ToolCallDelta(index=0, id="call_1", name="get_weather", arguments='{"city":')
-            self.post(mailbox, Delta(reasoning="hm", tool_calls=[call]))
+            self.post(queue, Delta(reasoning="hm", tool_calls=[call]))
             rest = ToolCallDelta(index=0, arguments='"Paris"}')
-            self.post(mailbox, Delta(tool_calls=[rest]))
+            self.post(queue, Delta(tool_calls=[rest]))
         for index, word in enumerate(words):
-            self.post(mailbox, Delta(content=f" {word}" if index else word))
+            self.post(queue, Delta(content=f" {word}" if index else word))
             if cancelled.wait(0.02 if text == "slow" else 0):
                 return
             if text == "fail":
                 failed = ErrorBody(code="request_failed", message="scripted failure", status=500)
-                self.post(mailbox, Failed(error=failed))
+                self.post(queue, Failed(error=failed))
                 return
         self.seen["finished"].append(request.id)
         usage = Usage(prompt_tokens=7, cached_tokens=5, completion_tokens=max(1, len(words)))
-        self.post(mailbox, Finish(reason=reason), Done(usage=usage, timings=TIMINGS))
+        self.post(queue, Finish(reason=reason), Done(usage=usage, timings=TIMINGS))
 
-    def post(self, mailbox: Mailbox, *events: Event) -> None:
-        self.deliver([(mailbox, list(events))])
+    def post(self, queue: EventQueue, *events: Event) -> None:
+        self.deliver(partial(queue.put, events))
 
     def cancel(self, request_id: str) -> None:
         if request_id in self.cancels:

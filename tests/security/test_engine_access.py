@@ -17,7 +17,7 @@ import pytest
 
 from mlx_provider.config import EngineSettings
 from mlx_provider.errors import BadRequest, Forbidden, ModelNotFound
-from mlx_provider.protocol.event_queue import Mailbox
+from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.protocol.messages import GenerateRequest, ModelOptions
 from mlx_provider.server import owner_socket
 from mlx_provider.server.access import host_of
@@ -251,7 +251,7 @@ def test_a_longer_context_is_the_owners_to_grant(tmp_path: Path) -> None:
             options=ModelOptions(context_length=asked),
         )
         try:
-            return service.submit(request, Mailbox()).context_length
+            return service.submit(request, EventQueue()).context_length
         finally:
             service.close()
 

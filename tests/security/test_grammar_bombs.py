@@ -27,7 +27,7 @@ from mlx_provider.errors import BadRequest, GrammarFailed, RequestFailed
 from mlx_provider.litellm.call import Call, Deadline
 from mlx_provider.litellm.errors import to_litellm
 from mlx_provider.litellm.translate import generate_requests
-from mlx_provider.protocol.event_queue import Mailbox
+from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.protocol.messages import Delta, Done, Event, Failed, GenerateRequest
 from mlx_provider.serving.service import ChatService
 
@@ -115,13 +115,13 @@ class Reader:
     """Events of one request, as a client sees them."""
 
     def __init__(self, service: ChatService, asked: GenerateRequest) -> None:
-        self.mailbox = Mailbox()
-        service.submit(asked, self.mailbox)
+        self.queue = EventQueue()
+        service.submit(asked, self.queue)
 
     def all(self) -> list[Event]:
         events: list[Event] = []
         while not events or not isinstance(events[-1], Done | Failed):
-            events += self.mailbox.get(60)
+            events += self.queue.get(60)
         return events
 
 
@@ -129,7 +129,7 @@ class Reader:
 def test_a_bomb_is_refused_with_its_reason(service: ChatService, bomb: str) -> None:
     given, reason = BOMBS[bomb]
     with pytest.raises(BadRequest, match=reason) as caught:
-        service.submit(request(**given), Mailbox())
+        service.submit(request(**given), EventQueue())
     assert caught.value.param
     assert len(caught.value.message) < 1000
 
@@ -159,7 +159,7 @@ def test_others_go_on_while_bombs_are_tried(service: ChatService) -> None:
 
     def submit(given: dict[str, Any]) -> None:
         with pytest.raises(BadRequest) as caught:
-            service.submit(request(**given), Mailbox())
+            service.submit(request(**given), EventQueue())
         refused.append(caught.value)
 
     threads = [threading.Thread(target=submit, args=(given,)) for given in bombs]

@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import threading
 import time
+from functools import partial
 from typing import Any
 
 from mlx_provider import __version__
 from mlx_provider.config import EngineSettings
 from mlx_provider.errors import EngineUnavailable, from_code
-from mlx_provider.protocol.event_queue import Mailbox
+from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.protocol.messages import (
     Accepted,
     Delta,
@@ -63,7 +64,7 @@ class FakeService:
         self.players: list[threading.Thread] = []
         self.metrics_of_engine = EngineMetrics()
 
-    def submit(self, request: GenerateRequest, mailbox: Mailbox) -> Accepted:
+    def submit(self, request: GenerateRequest, queue: EventQueue) -> Accepted:
         assert isinstance(request.prompt, str)
         if self.closing.is_set():
             raise EngineUnavailable("closing")
@@ -83,14 +84,14 @@ class FakeService:
             time.sleep(0.5)
             os._exit(9)
         player = threading.Thread(
-            target=self._play, args=(request.id, word, values, mailbox), daemon=True
+            target=self._play, args=(request.id, word, values, queue), daemon=True
         )
         player.start()
         self.players.append(player)
         return Accepted(id=request.id, model=request.model, prompt_tokens=3, max_tokens=9)
 
-    def _play(self, id_: str, word: str, values: list[str], mailbox: Mailbox) -> None:
-        post = lambda *events: self.deliver([(mailbox, list(events))])  # noqa: E731
+    def _play(self, id_: str, word: str, values: list[str], queue: EventQueue) -> None:
+        post = lambda *events: self.deliver(partial(queue.put, events))  # noqa: E731
         cancelled = self.cancels[id_]
         if word in ("count", "flood", "forever"):
             gap = float(values[1]) if word == "count" else 0

@@ -23,7 +23,14 @@ from mlx_provider.errors import (
     RequestFailed,
     UnsupportedModel,
 )
-from mlx_provider.protocol.messages import ModelOptions, Sampling
+from mlx_provider.protocol.event_queue import EventQueue
+from mlx_provider.protocol.messages import (
+    ErrorBody,
+    Failed,
+    GenerateRequest,
+    ModelOptions,
+    Sampling,
+)
 
 QUIET = dict.fromkeys(range(8), -100.0)
 """The special tokens, among them those that end a reply, are not drawn by chance."""
@@ -60,7 +67,7 @@ def test_pieces_add_up_to_the_text(qwen: Any) -> None:
 def test_a_reader_that_comes_late_gets_the_same_text(qwen: Any) -> None:
     prompt = qwen.ask(max_tokens=40)
     late = qwen.start(max_tokens=40)
-    wait_for(lambda: late._mailbox.ended)
+    wait_for(lambda: late._queue.ended)
     assert qwen.read(late).only.content == prompt.only.content
 
 
@@ -157,7 +164,7 @@ def test_closing_a_generation_frees_its_row(qwen: Any) -> None:
     generation.close()
     wait_for(lambda: qwen.client.health().running == 0)
     assert qwen.read(generation).usage is not None, "its reader is told of the end"
-    assert qwen.service._live == {}
+    assert qwen.service._in_flight.entered() == []
 
 
 def test_closing_at_once_ends_every_generation(qwen: Any) -> None:
@@ -175,6 +182,29 @@ def test_dropping_a_generation_frees_its_row(qwen: Any) -> None:
     generation.get(60)
     del generation
     wait_for(lambda: qwen.client.health().running == 0)
+
+
+def test_a_client_that_leaves_while_its_prompt_is_prepared_is_not_let_in(
+    qwen: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = qwen.service._models
+    find = models.use
+
+    def meanwhile(*args: Any, **more: Any) -> Any:
+        qwen.service.cancel("gone")
+        return find(*args, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(models, "use", meanwhile)
+        with pytest.raises(RequestFailed, match="its own client"):
+            qwen.start(id="gone", max_tokens=30_000, sampling=warm(1))
+    left = EventQueue()
+    left.put([Failed(error=ErrorBody.of(RequestFailed("nobody reads")))])
+    request = GenerateRequest(id="gone", model=qwen.model, prompt="x")
+    with pytest.raises(RequestFailed, match="its own client"):
+        qwen.service.submit(request, left)
+    assert qwen.client.health().queued == qwen.client.health().running == 0
+    assert qwen.ask(id="gone").usage is not None
 
 
 class Killed(BaseException):
@@ -207,8 +237,8 @@ def test_the_death_of_the_engine_thread(make_service: Any, tiny_class: Any, qwen
 
 def test_a_reader_that_was_given_up_costs_nothing_more(qwen: Any) -> None:
     generation = qwen.start(max_tokens=30_000, sampling=warm(3), logprobs=True, top_logprobs=20)
-    wait_for(lambda: generation._mailbox.unread > 100_000)
-    generation._mailbox.give_up()
+    wait_for(lambda: generation._queue.unread > 100_000)
+    generation._queue.give_up()
     wait_for(lambda: qwen.client.health().running == 0)
     answer = qwen.read(generation)
     assert answer.error is not None

@@ -16,7 +16,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...isolation import Isolation
-from ...protocol.event_queue import Mailbox
+from ...protocol.event_queue import EventQueue
 from ...records import LoadedModel, PrefillChunk, Prompt
 from ..memory import MemoryProfile, arrays, profile
 from ..request import Request, Row, RowOutput, SamplingParams
@@ -176,7 +176,7 @@ def _distance(a: mx.array, b: mx.array) -> float:
 
 def _row(tokens: list[int], delta: int) -> Row:
     prompt = Prompt(tokens, rope_delta=delta)
-    request = Request("probe", prompt, SamplingParams(), STEPS + 1, Mailbox())
+    request = Request("probe", prompt, SamplingParams(), STEPS + 1, EventQueue())
     row = Row(request, 0, _NO_TEXT)
     request.rows.append(row)
     return row

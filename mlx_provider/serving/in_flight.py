@@ -1,0 +1,123 @@
+"""The requests in flight: one entry each, from arrival to end."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from ..chat.media.room import MediaClaim
+from ..engine.request import Request
+from ..errors import BadRequest, MLXProviderError, RequestFailed
+from ..protocol.event_queue import EventQueue
+from ..protocol.messages import Failed
+from .models import Use
+from .served import Running
+
+
+@dataclass(frozen=True)
+class Entered:
+    """A request's place on its model. The methods are the engine thread's."""
+
+    request: Request
+    """The engine's own."""
+    use: Use
+    """Its hold on the model."""
+    running: Running
+    """Its engine."""
+
+    def cancel(self) -> None:
+        """Idempotent."""
+        self.running.engine.cancel(self.request)
+
+    def fail(self, error: MLXProviderError) -> None:
+        """Its reader is told."""
+        self.running.engine.fail(self.request, error)
+
+
+@dataclass(eq=False)
+class Entry:
+    """One request: whom it answers, and what it holds until its end."""
+
+    id: str
+    queue: EventQueue
+    media: MediaClaim
+    entered: Entered | None = None
+    """`None` while it is prepared."""
+
+    def check_wanted(self) -> None:
+        """Raises `RequestFailed` where nobody waits for its events any more."""
+        if self.queue.ended:
+            raise RequestFailed.cancelled()
+
+    def let_go(self) -> None:
+        """Give back its room for images and its model. Idempotent."""
+        self.media.close()
+        if self.entered is not None:
+            self.entered.use.end()
+
+
+class InFlight:
+    """Any thread; one lock for all entries and for what engines are about to get."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, Entry] = {}
+        self._lock = threading.Lock()
+
+    def arrive(self, entry: Entry) -> None:
+        """An id is one request's: whoever cancels by it means that one. Raises `BadRequest`."""
+        with self._lock:
+            if self._entries.setdefault(entry.id, entry) is not entry:
+                raise BadRequest("another request with this id is being served", param="id")
+
+    def enter(self, entry: Entry, request: Request, use: Use) -> Entered:
+        """Let a request in: the engine has room for it, and it is on its way there.
+
+        Raises what the scheduler's `check` raises, `RequestFailed` where nobody wants it.
+        """
+        running = use.served.running
+        with self._lock:
+            entry.check_wanted()
+            running.engine.scheduler.check(request, running.arriving)
+            running.arriving += 1
+            entry.entered = Entered(request, use, running)
+            return entry.entered
+
+    def reached(self, entered: Entered) -> None:
+        """The engine thread has it."""
+        with self._lock:
+            entered.running.arriving -= 1
+
+    def cancel(self, name: str) -> Entry | None:
+        """The request of this id; one that is still prepared will not be let in."""
+        with self._lock:
+            entry = self._entries.get(name)
+            if entry is not None and entry.entered is None:
+                entry.queue.put([Failed.of(RequestFailed.cancelled())])
+            return entry
+
+    def of(self, request: Request) -> tuple[Entry, Entered] | None:
+        """The entry of an engine's request, where it was not forgotten."""
+        entry = self._entries.get(request.id)
+        if entry is None or entry.entered is None or entry.entered.request is not request:
+            return None
+        return entry, entry.entered
+
+    def entered(self) -> list[Entered]:
+        """Every request that was let in."""
+        with self._lock:
+            return [each.entered for each in self._entries.values() if each.entered is not None]
+
+    def leave(self, entry: Entry) -> None:
+        """It has ended, and lets go of what it holds."""
+        with self._lock:
+            if self._entries.get(entry.id) is entry:
+                del self._entries[entry.id]
+        entry.let_go()
+
+    def clear(self) -> list[Entry]:
+        """Forget all that were let in, which is for the caller to end; others end by themselves."""
+        with self._lock:
+            gone = [entry for entry in self._entries.values() if entry.entered is not None]
+            for entry in gone:
+                del self._entries[entry.id]
+        return gone

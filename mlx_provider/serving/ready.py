@@ -1,0 +1,102 @@
+"""From a client's request to the engine's: prompt, grammar, sampling, rows."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+from ..chat.media.room import MediaClaim
+from ..engine.request import Request, SamplingParams
+from ..protocol.event_queue import EventQueue
+from ..protocol.messages import Accepted, GenerateRequest
+from ..records import ModelInfo, Prompt
+from .grants import namespace
+from .prompt import prepare, prompt_text
+from .rows import make_row
+from .served import Served
+from .structure import Form, form_of
+from .validate import checked, room_for
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A request that may be queued, and what its client is told."""
+
+    request: Request
+    accepted: Accepted
+
+
+def make_ready(
+    wire: GenerateRequest, served: Served, queue: EventQueue, media: MediaClaim, arrived: float
+) -> Ready:
+    """Render and tokenise, compile the grammar (host work, any thread).
+
+    `media` is charged with the request's images; `arrived`: monotonic time. Raises `BadRequest`
+    that names the part, `ContextTooLong`, `Overloaded`.
+    """
+    prepared = prepare(served, wire, media)
+    prompt = prepared.prompt
+    checked(wire, prompt, served.info)
+    form = form_of(served, wire, prompt.text)
+    request = _request(wire, prompt, form, served, queue, arrived)
+    accepted = Accepted(
+        id=wire.id,
+        model=wire.model,
+        prompt_tokens=len(prompt.tokens),
+        max_tokens=request.max_tokens,
+        context_length=served.info.context_length,
+        echo=prompt_text(served, prompt) if wire.echo else "",
+        warnings=[
+            *prepared.warnings,
+            *form.warnings,
+            *(f"{name} has no effect" for name in wire.ignored),
+        ],
+    )
+    return Ready(request, accepted)
+
+
+def _request(
+    wire: GenerateRequest,
+    prompt: Prompt,
+    form: Form,
+    served: Served,
+    queue: EventQueue,
+    arrived: float,
+) -> Request:
+    info = served.info
+    request = Request(
+        id=wire.id,
+        prompt=prompt,
+        params=_sampling(wire, info),
+        max_tokens=room_for(wire, prompt, info),
+        events=queue,
+        min_tokens=wire.min_tokens,
+        stop_tokens=info.stop_tokens | frozenset(wire.stop_token_ids),
+        logprobs=wire.top_logprobs if wire.logprobs else None,
+        salt=namespace(wire),
+        session=wire.session,
+        deadline=arrived + wire.timeout if wire.timeout else None,
+        arrived=arrived,
+    )
+    request.rows = [make_row(request, i, wire, form, served) for i in range(wire.n)]
+    return request
+
+
+def _sampling(wire: GenerateRequest, info: ModelInfo) -> SamplingParams:
+    """The request's sampling values, else the model's, else neutral ones."""
+    asked, default = wire.sampling, info.sampling
+
+    def first(*values: float | None) -> float:
+        return next(v for v in values if v is not None)
+
+    return SamplingParams(
+        temperature=first(asked.temperature, default.temperature, 1.0),
+        top_p=first(asked.top_p, default.top_p, 1.0),
+        top_k=max(0, int(first(asked.top_k, default.top_k, 0))),
+        min_p=first(asked.min_p, default.min_p, 0.0),
+        repetition_penalty=first(asked.repetition_penalty, default.repetition_penalty, 1.0),
+        presence_penalty=asked.presence_penalty,
+        frequency_penalty=asked.frequency_penalty,
+        logit_bias=tuple(asked.logit_bias.items()),
+        seed=secrets.randbits(63) if asked.seed is None else asked.seed,
+    )

@@ -1,0 +1,42 @@
+"""The operator's warm prompts as requests of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..protocol.messages import GenerateRequest, Sampling, WarmPrompt
+
+
+def warm_requests(
+    first: GenerateRequest, given: Sequence[str | WarmPrompt]
+) -> list[GenerateRequest]:
+    """One-token requests for warm prompts, from who sent `first`."""
+    options = first.options.model_copy(update={"warm": []})
+    prompts = [
+        WarmPrompt(messages=[{"role": "system", "content": each}])
+        if isinstance(each, str)
+        else each
+        for each in given
+    ]
+    return [
+        GenerateRequest(
+            model=first.model,
+            messages=_with_user(prompt.messages),
+            tools=prompt.tools,
+            max_tokens=1,
+            sampling=Sampling(temperature=0),
+            template=first.template,
+            origin=first.origin,
+            tenant=first.tenant,
+            options=options,
+        )
+        for prompt in prompts
+    ]
+
+
+def _with_user(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A template may refuse a conversation without a user message."""
+    if messages and messages[-1].get("role") == "system":
+        return [*messages, {"role": "user", "content": "."}]
+    return messages
