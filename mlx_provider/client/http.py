@@ -72,12 +72,12 @@ class HttpClient:
         return self._ask("GET", "/metrics")
 
     def cache_report(self) -> dict[str, Any]:
-        """Prefix store of each model; starts no engine."""
+        """Prefix cache of each model; starts no engine."""
         report: dict[str, Any] = json.loads(self._ask("GET", "/cache"))
         return report
 
     def cache_clear(self) -> None:
-        """Empty every prefix store; starts no engine."""
+        """Empty every prefix cache; starts no engine."""
         self._ask("DELETE", "/cache")
 
     def stop(self, reason: str, when: When) -> bool:

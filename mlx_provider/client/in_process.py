@@ -32,11 +32,11 @@ class InProcessClient:
         return self._service.metrics()
 
     def cache_report(self) -> dict[str, Any]:
-        """Prefix store of each model."""
+        """Prefix cache of each model."""
         return self._service.cache_report()
 
     def cache_clear(self) -> None:
-        """Empty every prefix store."""
+        """Empty every prefix cache."""
         self._service.cache_clear()
 
     def close(self) -> None:

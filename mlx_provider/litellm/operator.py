@@ -87,7 +87,7 @@ class Caller:
 
 
 def tenant(options: OperatorOptions, caller: Caller) -> str | None:
-    """The namespace of the prefix store for this caller; `None`: shared by all.
+    """The namespace of the prefix cache for this caller; `None`: shared by all.
 
     A key without a team stays alone where teams share. Without keys (a script, a proxy without a
     master key) everybody is the same.

@@ -155,7 +155,7 @@ class GenerateRequest(_Wire):
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
     session: Label | None = None
-    """Hint that requests belong together; the prefix store keeps their prefix longer."""
+    """Hint that requests belong together; the prefix cache keeps their prefix longer."""
     tenant: Label | None = None
     """Prefixes are never shared between tenants, nor between this machine's and another's."""
     options: ModelOptions = ModelOptions()
