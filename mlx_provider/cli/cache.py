@@ -1,4 +1,4 @@
-"""`mlx-provider cache`: what the engine's prefix stores hold."""
+"""`mlx-provider cache`: what the engine's prefix caches hold."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .engine_options import ApiBase, ApiKey, ApiKeyFile, api_key_of
 
 
 def cache(
-    clear: Annotated[bool, typer.Option("--clear", help="Empty every prefix store.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Empty every prefix cache.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     api_base: ApiBase = None,
     api_key_file: ApiKeyFile = None,

@@ -24,7 +24,7 @@ from .execution.mixed_batch import MixedBatches
 from .execution.sampler import Drawn, draw
 from .feature_cache import FeatureCache
 from .memory import arrays
-from .prefix_cache.policy import PrefixReuse
+from .prefix_cache.policy import PrefixCachePolicy
 from .request import Phase, PrefillJob, Request, Row
 from .request_log import Recorder
 from .scheduling.pass_timer import PassTimer
@@ -51,7 +51,7 @@ class Engine:
         mixes: bool = False,
         make_cache: Callable[[], list[Any]],
         recorder: Recorder,
-        prefix_cache: PrefixReuse | None = None,
+        prefix_cache: PrefixCachePolicy | None = None,
         features: FeatureCache | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

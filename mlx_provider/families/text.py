@@ -42,7 +42,9 @@ class TextModel:
         if media:
             raise BadRequest("this model takes text only: remove the image", param="messages")
         rendered = self.tokenizer.render(messages, tools, variables)
-        return Prompt(tokens=rendered.tokens, text=rendered.text, checkpoints=rendered.checkpoints)
+        return Prompt(
+            tokens=rendered.tokens, text=rendered.text, snapshot_points=rendered.snapshot_points
+        )
 
     def embed(self, span: MediaSpan) -> Features:
         raise BadRequest("this model takes text only", param="messages")

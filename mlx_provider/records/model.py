@@ -168,7 +168,7 @@ class Prompt:
     """(3, length) rotary positions where they differ from 0 .. length - 1."""
     rope_delta: int = 0
     """Position of the first generated token minus the prompt's length."""
-    checkpoints: Sequence[int] = ()
+    snapshot_points: Sequence[int] = ()
     """Ascending token counts at message ends: where state is worth keeping."""
 
     def followed_by(self, tokens: Sequence[int]) -> Prompt:

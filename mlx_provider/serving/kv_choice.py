@@ -22,7 +22,7 @@ TRIAL = 4
 
 
 def kv_kind(options: ModelOptions) -> str:
-    """How the KV cache is kept: models of one kind share an engine, and the prefix store's keys."""
+    """How the KV cache is kept: models of one kind share an engine, and the prefix cache's keys."""
     return f"{options.kv_bits} bits of {options.kv_group_size}" if options.kv_bits else ""
 
 

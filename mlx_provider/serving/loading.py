@@ -81,16 +81,16 @@ class Loading:
         *,
         feature_bytes: int,
         mask_pool: Executor,
-        shrink_store: Callable[[], None],
+        shrink_prefix_cache: Callable[[], None],
         limit: Callable[[], int],
     ) -> None:
-        """`limit`: bytes that all models and rows may take. `shrink_store` (engine thread): leave
-        the room that weights have reserved."""
+        """`limit`: bytes that all models and rows may take. `shrink_prefix_cache` (engine thread):
+        leave the room that weights have reserved."""
         self._registry = registry
         self._worker = worker
         self._feature_bytes = feature_bytes
         self._mask_pool = mask_pool
-        self._shrink_store = shrink_store
+        self._shrink_prefix_cache = shrink_prefix_cache
         self._limit = limit
 
     def plan(self, key: WeightsKey, options: ModelOptions) -> Plan[Loaded]:
@@ -151,7 +151,7 @@ class Loading:
     def _load_here(
         self, key: WeightsKey, family: ModelFamily, plugin: str, options: LoadOptions
     ) -> Loaded:
-        self._shrink_store()
+        self._shrink_prefix_cache()
         before = mx.get_active_memory()
         made = _tried(key.folder, family, options)
         if isinstance(made, MLXProviderError):

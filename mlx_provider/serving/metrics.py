@@ -29,9 +29,9 @@ class EngineMetrics:
             registry=self._registry,
         )
         self._prefilled = self._counter("prompt_tokens_prefilled", "Prompt tokens computed.")
-        self._cached = self._counter("prompt_tokens_cached", "Prompt tokens from the store.")
+        self._cached = self._counter("prompt_tokens_cached", "Prompt tokens from the prefix cache.")
         self._decoded = self._counter("tokens_decoded", "Tokens generated.")
-        self._evicted = self._counter("prefix_store_evictions", "Entries the store dropped.")
+        self._evicted = self._counter("prefix_cache_evictions", "Entries the prefix cache dropped.")
         self._first_token = self._histogram(
             "first_token_seconds", "From acceptance to the first token.", FIRST_TOKEN_BUCKETS
         )
@@ -41,7 +41,7 @@ class EngineMetrics:
         self._queued_now = self._gauge("requests_queued", "Requests that wait now.")
         self._running_now = self._gauge("requests_running", "Requests that run now.")
         self._memory = self._gauge("active_memory_bytes", "Device memory in use.")
-        self._store = self._gauge("prefix_store_bytes", "Memory that the prefix store holds.")
+        self._store = self._gauge("prefix_cache_bytes", "Memory that the prefix cache holds.")
 
     def request_queued(self) -> None:
         """A request was accepted."""
@@ -73,15 +73,17 @@ class EngineMetrics:
         """A row's token came this long after the one before."""
         self._inter_token.observe(seconds)
 
-    def set_state(self, queued: int, running: int, active_memory: int, store_bytes: int) -> None:
+    def set_state(
+        self, queued: int, running: int, active_memory: int, prefix_cache_bytes: int
+    ) -> None:
         """State after a step; memory in bytes."""
         self._queued_now.set(queued)
         self._running_now.set(running)
         self._memory.set(active_memory)
-        self._store.set(store_bytes)
+        self._store.set(prefix_cache_bytes)
 
     def evicted(self, n: int) -> None:
-        """The prefix store dropped `n` entries."""
+        """The prefix cache dropped `n` entries."""
         self._evicted.inc(n)
 
     def exposition(self) -> bytes:

@@ -18,9 +18,9 @@ from ..config import EngineSettings
 from ..engine.engine import Engine
 from ..engine.execution.calibration import calibrate
 from ..engine.memory import MemoryProfile, memory_limit
+from ..engine.prefix_cache.cache import PrefixCache
 from ..engine.prefix_cache.disk import DiskTier
-from ..engine.prefix_cache.policy import PrefixReuse
-from ..engine.prefix_cache.store import PrefixStore
+from ..engine.prefix_cache.policy import PrefixCachePolicy
 from ..engine.request_log import Recorder
 from ..engine.scheduling.costs import Costs
 from ..engine.scheduling.scheduler import Budget, Limits, Scheduler
@@ -92,7 +92,7 @@ class Models:
         self._registry = registry
         self._worker = worker
         self._recorder = recorder
-        self._store: PrefixStore | None = None
+        self._prefix_cache: PrefixCache | None = None
         self._mask_pool = ThreadPoolExecutor(MASK_THREADS, thread_name_prefix="mlx-masks")
         self._own_context: dict[Path, int] = {}
         """Context lengths of folders that were loaded, by the model's own limit."""
@@ -101,7 +101,7 @@ class Models:
             worker,
             feature_bytes=settings.feature_bytes,
             mask_pool=self._mask_pool,
-            shrink_store=self._shrink_store,
+            shrink_prefix_cache=self._shrink_prefix_cache,
             limit=partial(memory_limit, settings.memory_limit),
         )
         self.pool = ModelPool(
@@ -179,32 +179,32 @@ class Models:
         """Every engine."""
         return [each for loaded in self.pool.models() for each in list(loaded.running.values())]
 
-    def store_bytes(self) -> int:
-        """Bytes that the prefix store holds."""
-        return self._store.nbytes if self._store is not None else 0
+    def prefix_cache_bytes(self) -> int:
+        """Bytes that the prefix cache holds."""
+        return self._prefix_cache.nbytes if self._prefix_cache is not None else 0
 
-    def store_report(self) -> dict[str, Any]:
-        """What the prefix store holds and how often it was of use."""
-        store = self._store
-        return {} if store is None else self._worker.call(store.report).result()
+    def prefix_cache_report(self) -> dict[str, Any]:
+        """What the prefix cache holds and how often it was of use."""
+        kept = self._prefix_cache
+        return {} if kept is None else self._worker.call(kept.report).result()
 
-    def store_clear(self) -> None:
-        """Empty the prefix store."""
-        store = self._store
-        if store is not None:
-            self._worker.call(store.clear).result()
+    def prefix_cache_clear(self) -> None:
+        """Empty the prefix cache."""
+        kept = self._prefix_cache
+        if kept is not None:
+            self._worker.call(kept.clear).result()
 
     def close(self) -> None:
         """Write what is queued for the disk, end the threads."""
         self.pool.close(EngineDied("the engine is shutting down"))
-        store = self._store
-        if store is not None and self._worker.alive:
-            self._worker.call(store.close).result()
+        kept = self._prefix_cache
+        if kept is not None and self._worker.alive:
+            self._worker.call(kept.close).result()
         self._mask_pool.shutdown(wait=False)
 
     def forget(self) -> None:
         """Drop every model (their engine thread is gone)."""
-        self._store = None
+        self._prefix_cache = None
         for loaded in self.pool.forget():
             loaded.drop()
 
@@ -311,7 +311,7 @@ class Models:
             mixes=found.mixes,
             make_cache=make_cache,
             recorder=self._recorder,
-            prefix_cache=PrefixReuse(self._prefix_store(), model, kind, make_cache),
+            prefix_cache=PrefixCachePolicy(self._shared_prefix_cache(), model, kind, make_cache),
             features=loaded.features,
         )
         self._worker.add(engine)
@@ -343,7 +343,7 @@ class Models:
         return self.pool.free - self._live(apart=loaded.running.get(kind))
 
     def _reclaim(self, loaded: Loaded, kind: str, need: int) -> None:
-        """Unload idle models, then shrink the store, so that rows may hold `need` bytes."""
+        """Unload idle models, then shrink the prefix cache, so that rows may hold `need` bytes."""
         own = loaded.running[kind]
         live = own.engine.scheduler.live_bytes
         stuck = need <= live or not live  # rows have outgrown their room, or none can begin
@@ -355,25 +355,25 @@ class Models:
         if left >= 0:
             self._evict(left)
 
-    def _prefix_store(self) -> PrefixStore:
-        """The one store of this process, made on the engine thread that will own it."""
-        if self._store is None:
+    def _shared_prefix_cache(self) -> PrefixCache:
+        """The one of this process, made on the engine thread that will own it."""
+        if self._prefix_cache is None:
             s = self._settings
             disk = DiskTier(s.disk_cache, s.disk_cache_bytes) if s.disk_cache else None
-            self._store = PrefixStore(budget=self._store_budget, disk=disk)
-        return self._store
+            self._prefix_cache = PrefixCache(budget=self._prefix_cache_budget, disk=disk)
+        return self._prefix_cache
 
-    def _store_budget(self) -> int:
-        """Bytes that weights and live rows leave to the prefix store."""
+    def _prefix_cache_budget(self) -> int:
+        """Bytes that weights and live rows leave to the prefix cache."""
         left = max(0, self.pool.free - self._live() - self._beside())
         chosen = self._settings.prefix_bytes
         return left if chosen is None else min(left, chosen)
 
-    def _shrink_store(self) -> None:
-        self._evict(self._store_budget())
+    def _shrink_prefix_cache(self) -> None:
+        self._evict(self._prefix_cache_budget())
 
     def _evict(self, to: int) -> None:
-        if self._store is not None and self._store.evict_to(to):
+        if self._prefix_cache is not None and self._prefix_cache.evict_to(to):
             self._recorder.evicted(1)
 
 

@@ -211,10 +211,10 @@ class ChatService:
         return self._recorder.exposition()
 
     def cache_report(self) -> dict[str, Any]:
-        return self._models.store_report()
+        return self._models.prefix_cache_report()
 
     def cache_clear(self) -> None:
-        self._models.store_clear()
+        self._models.prefix_cache_clear()
 
     def _call(self, function: Callable[[], None]) -> None:
         self._worker.call(function).add_done_callback(_log_failure)
@@ -230,7 +230,7 @@ class ChatService:
             queued=self._queued(),
             running=self._running(),
             active_memory=mx.get_active_memory(),
-            store_bytes=self._models.store_bytes(),
+            prefix_cache_bytes=self._models.prefix_cache_bytes(),
         )
 
 

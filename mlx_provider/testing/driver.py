@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..engine.engine import Engine
-from ..engine.prefix_cache.policy import PrefixReuse
-from ..engine.prefix_cache.store import PrefixStore
+from ..engine.prefix_cache.cache import PrefixCache
+from ..engine.prefix_cache.policy import PrefixCachePolicy
 from ..engine.request import PrefillJob, Request, Row, SamplingParams
 from ..engine.scheduling.costs import Costs
 from ..engine.scheduling.scheduler import Budget, Limits, Scheduler
@@ -29,7 +29,7 @@ class SilentRecorder:
     def inter_token(self, seconds: float) -> None: ...
     def evicted(self, n: int) -> None: ...
     def set_state(
-        self, queued: int, running: int, active_memory: int, store_bytes: int
+        self, queued: int, running: int, active_memory: int, prefix_cache_bytes: int
     ) -> None: ...
 
 
@@ -104,13 +104,13 @@ def new_engine(
     row_bytes: Callable[[int], int] = lambda tokens: tokens,
     available: Callable[[], int] = lambda: 2**40,
     make_cache: Callable[[], list[Any]] | None = None,
-    store: PrefixStore | None = None,
+    prefix_cache: PrefixCache | None = None,
     **more: Any,
 ) -> Engine:
     """An engine with its own scheduler; `max_chunk` small so that prompts take several steps."""
     fresh = make_cache or model.make_cache
-    if store is not None:
-        more["prefix_cache"] = PrefixReuse(store, model, "", fresh)
+    if prefix_cache is not None:
+        more["prefix_cache"] = PrefixCachePolicy(prefix_cache, model, "", fresh)
     limits = Limits(max_rows, 1000, stall_target=0.1, max_chunk=max_chunk, output_reserve=reserve)
     budget = Budget(row_bytes, available, lambda need: None, alone=available)
     return Engine(

@@ -51,7 +51,7 @@ def engine(
 
 @bench.command()
 def traffic() -> None:
-    """Hit rates of the prefix store over agent-like traffic, and its lookup time (no model)."""
+    """Hit rates of the prefix cache over agent-like traffic, and its lookup time (no model)."""
     _preload()
     from dataclasses import asdict
 

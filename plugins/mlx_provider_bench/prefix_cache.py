@@ -1,7 +1,7 @@
 """`mlx-provider bench prefix`: what a stored prefix saves, for four kinds of cache.
 
 Time to first token of a long prompt cold, repeated, and with another question at its end; a
-conversation of six turns over a document; the store's lookup and its hit rates over agent
+conversation of six turns over a document; the prefix cache's lookup and its hit rates over agent
 traffic; with peers, the same prompts through three servers over HTTP. Models are random, greedy
 tokens are compared with a cold run everywhere: a fast wrong answer shows as such.
 """
@@ -60,7 +60,7 @@ class Plan:
 
 @dataclass
 class Subject:
-    """One variant's model, cold and with a store."""
+    """One variant's model, cold and with a prefix cache."""
 
     model: LoadedModel
     folder: Path

@@ -1,9 +1,9 @@
-"""`mlx-provider bench traffic`: hit rates of the prefix store over agent traffic, without a model.
+"""`mlx-provider bench traffic`: hit rates of the prefix cache over agent traffic, without a model.
 
-The traffic is drawn once per seed. The store is the real one and keeps real cache objects; their
-arrays are tiny and follow from the tokens, so a restored row can be compared with a cold one.
-Reported per scenario: prompt tokens, the share that was reused, and what the store holds at the
-end in units of one token's KV (a recurrent state counts as `STATE_UNITS`); then lookup time.
+The traffic is drawn once per seed. The prefix cache is the real one and keeps real cache objects;
+their arrays are tiny and follow from the tokens, so a restored row can be compared with a cold one.
+Reported per scenario: prompt tokens, the share that was reused, and what the prefix cache holds at
+the end in units of one token's KV (a recurrent state counts as `STATE_UNITS`); then lookup time.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mlx_provider.engine.prefix_cache.key import Ids, StoreKey, as_ids
-from mlx_provider.engine.prefix_cache.store import PrefixStore
+from mlx_provider.engine.prefix_cache.cache import PrefixCache
+from mlx_provider.engine.prefix_cache.key import CacheKey, Ids, as_ids
 
 STATE_UNITS = 3000
 """Size of one recurrent state in token units (35B hybrid: 63 MB against 20 kB per token)."""
@@ -48,7 +48,7 @@ class SimResult:
     prompt_tokens: int
     hit_rate: float
     units: int
-    """What the store holds at the end, in token units."""
+    """What the prefix cache holds at the end, in token units."""
 
 
 class SyntheticModel:
@@ -58,7 +58,7 @@ class SyntheticModel:
         self.layers = layers
         self.window = window
         self.unit = LAYER_BYTES * {"kv": 2, "window": 2, "hybrid": 1, "state": 0}[layers] + 8
-        """Bytes that the store needs for one token, its id included."""
+        """Bytes that the prefix cache needs for one token, its id included."""
         self.state_floats = state_units * self.unit // 4
 
     def make_cache(self) -> list[Any]:
@@ -91,25 +91,25 @@ class SyntheticModel:
         mx.eval([layer.state for layer in cache])
 
 
-def serve(store: PrefixStore, model: SyntheticModel, request: SimRequest) -> int:
-    """What the engine does with the store for one request; the prompt tokens reused."""
-    key = StoreKey("simulated")
+def serve(prefix_cache: PrefixCache, model: SyntheticModel, request: SimRequest) -> int:
+    """What the engine does with the prefix cache for one request; the prompt tokens reused."""
+    key = CacheKey("simulated")
     prompt, ids = as_ids(request.prompt), as_ids(request.prompt + request.reply)
-    match = store.match(key, prompt, len(prompt) - 1)
-    cache = store.restore(match, model.make_cache)
-    at, checkpoints = match.length, {}
+    match = prefix_cache.match(key, prompt, len(prompt) - 1)
+    cache = prefix_cache.restore(match, model.make_cache)
+    at, snapshots = match.length, {}
     for end in request.ends:
         if end <= at:
             continue
         model.feed(cache, ids, at, end)
         at = end
-        checkpoint = store.checkpoint(cache)
-        if checkpoint is not None:
-            checkpoints[end] = checkpoint
+        snapshot = prefix_cache.snapshot(cache)
+        if snapshot is not None:
+            snapshots[end] = snapshot
     model.feed(cache, ids, at, len(prompt))
-    store.insert(key, prompt, cache, checkpoints)  # others may share it while this one decodes
+    prefix_cache.insert(key, prompt, cache, snapshots)  # others may share it while this one decodes
     model.feed(cache, ids, len(prompt), len(ids))
-    store.insert(key, ids, cache, {})
+    prefix_cache.insert(key, ids, cache, {})
     return match.length
 
 
@@ -204,14 +204,14 @@ def scenarios(seed: int = 0) -> dict[str, list[SimRequest]]:
 def simulate(
     name: str, requests: Sequence[SimRequest], layers: Layers, *, budget_units: int | None = None
 ) -> SimResult:
-    """Run one scenario through a new store of at most `budget_units` token units."""
+    """Run one scenario through a new prefix_cache of at most `budget_units` token units."""
     model = SyntheticModel(layers)
     budget = 2**62 if budget_units is None else budget_units * model.unit
-    store = PrefixStore(budget=lambda: budget)
-    hit = sum(serve(store, model, request) for request in requests)
+    prefix_cache = PrefixCache(budget=lambda: budget)
+    hit = sum(serve(prefix_cache, model, request) for request in requests)
     total = sum(len(request.prompt) for request in requests)
-    report = store.report()
-    units = report["tokens"] + report["checkpoints"] * STATE_UNITS * (layers != "kv")
+    report = prefix_cache.report()
+    units = report["tokens"] + report["snapshots"] * STATE_UNITS * (layers != "kv")
     return SimResult(name, layers, len(requests), total, hit / total, units)
 
 
@@ -225,17 +225,17 @@ def run(*, seed: int = 0) -> list[SimResult]:
 def lookup_seconds(*, entries: int = 100, tokens: int = 65_536, shared: int = 8192) -> float:
     """Median time of one lookup of a whole entry of `tokens` tokens among `entries` such."""
     dice, model = np.random.default_rng(0), SyntheticModel("state", state_units=1)
-    store, key = PrefixStore(budget=lambda: 2**62), StoreKey("simulated")
+    prefix_cache, key = PrefixCache(budget=lambda: 2**62), CacheKey("simulated")
     head, times = dice.integers(0, 150_000, shared), []
     paths = [np.append(head, dice.integers(0, 150_000, tokens - shared)) for _ in range(entries)]
     for ids in paths:
         cache = model.make_cache()
         model.feed(cache, ids, tokens - 1, tokens)
-        store.insert(key, ids, cache, {})
+        prefix_cache.insert(key, ids, cache, {})
     for ids in paths:
         asked = np.append(ids, 0)
         started = time.perf_counter()
-        found = store.match(key, asked, tokens)
+        found = prefix_cache.match(key, asked, tokens)
         times.append(time.perf_counter() - started)
         if found.length != tokens:
             raise AssertionError("a stored path was not found")

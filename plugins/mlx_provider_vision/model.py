@@ -90,7 +90,7 @@ class AnyVisionModel:
         if not media:
             tokens = self.hf_tokenizer.tokens(text, hidden)
             ends = message_ends(tokens, self.info.stop_tokens)
-            return Prompt(tokens=tokens, text=hidden.reveal(text), spans=[], checkpoints=ends)
+            return Prompt(tokens=tokens, text=hidden.reveal(text), spans=[], snapshot_points=ends)
         text = self.with_places(hidden, text, len(media))
         if len(text) > self.info.context_length:
             # in pieces, and no further than it fits: the processor takes any text whole
@@ -101,7 +101,7 @@ class AnyVisionModel:
         span = _span(ids, inputs, media, self.image_token)
         # behind the first image nothing can be of use to another prompt
         ends = message_ends(tokens, self.info.stop_tokens)
-        return Prompt(tokens, text, [span], checkpoints=[e for e in ends if e <= span.start])
+        return Prompt(tokens, text, [span], snapshot_points=[e for e in ends if e <= span.start])
 
     def processed(self, text: str, media: Sequence[MediaItem]) -> dict[str, np.ndarray]:
         """What the model's own processor makes of a text and its images. Raises `MediaError`."""

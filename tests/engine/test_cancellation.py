@@ -8,7 +8,7 @@ import random
 import mlx.core as mx
 import pytest
 
-from mlx_provider.engine.prefix_cache.store import PrefixStore
+from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Phase, SamplingParams
 from mlx_provider.families.text import TextModel
 from mlx_provider.testing.driver import alone, new_engine, new_request, output_of, run
@@ -91,7 +91,7 @@ def test_a_thousand_mixed_requests_leave_nothing_behind(qwen3: TextModel) -> Non
 def test_a_row_that_leaves_right_after_it_joined_is_kept_as_far_as_its_cache(
     qwen3: TextModel, steps: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = new_engine(qwen3, store=PrefixStore(budget=lambda: 2**24))
+    engine = new_engine(qwen3, prefix_cache=PrefixCache(budget=lambda: 2**24))
     tokens = [30 + i % 300 for i in range(100)]
     first = new_request(tokens, max_tokens=20)
     engine.submit(first)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from mlx_provider import PrefillChunk
 from mlx_provider.engine.engine import Engine
-from mlx_provider.engine.prefix_cache.store import PrefixStore
+from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Phase, Request
 from mlx_provider.families.text import TextModel
 from mlx_provider.isolation import Isolation
@@ -161,15 +161,15 @@ def test_a_poisoned_row_fails_alone(qwen3: TextModel, layout: str) -> None:
     assert engine.scheduler.idle
 
 
-def test_a_broken_prefix_store_costs_nobody_a_reply(
+def test_a_broken_prefix_cache_costs_nobody_a_reply(
     qwen3: TextModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*args: Any, **more: Any) -> None:
-        raise ValueError("store exploded")
+        raise ValueError("prefix_cache exploded")
 
-    store = PrefixStore(budget=lambda: 2**24)
-    monkeypatch.setattr(store, "insert", broken)
-    engine = new_engine(qwen3, store=store)
+    prefix_cache = PrefixCache(budget=lambda: 2**24)
+    monkeypatch.setattr(prefix_cache, "insert", broken)
+    engine = new_engine(qwen3, prefix_cache=prefix_cache)
     requests = start(engine, [[60 + i] * 50 for i in range(2)])
     run(engine)
     for request in requests:

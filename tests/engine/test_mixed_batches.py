@@ -13,7 +13,7 @@ from mlx_provider import PrefillChunk
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.execution.mixed_batch import MixedBatches
 from mlx_provider.engine.execution.probe import probe
-from mlx_provider.engine.prefix_cache.store import PrefixStore
+from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Phase, PrefillJob, Request
 from mlx_provider.engine.scheduling.plan import Chunk
 from mlx_provider.families.text import TextModel
@@ -97,8 +97,8 @@ def test_a_long_prompt_has_few_passes_of_its_own(qwen3: TextModel) -> None:
 
 
 def test_what_was_mixed_in_is_kept_in_the_prefix_cache(qwen3: TextModel) -> None:
-    store = PrefixStore(budget=lambda: 2**24)
-    engine = engine_of(qwen3, store=store)
+    prefix_cache = PrefixCache(budget=lambda: 2**24)
+    engine = engine_of(qwen3, prefix_cache=prefix_cache)
     streams(engine)
     first, again = (new_request(LONG, max_tokens=4) for _ in range(2))
     engine.submit(first)

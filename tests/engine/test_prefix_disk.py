@@ -18,39 +18,39 @@ import pytest
 from mlx_lm.models.cache import KVCache
 
 from mlx_provider.engine.prefix_cache import files as prefix_files
+from mlx_provider.engine.prefix_cache.cache import CacheKey, PrefixCache
 from mlx_provider.engine.prefix_cache.disk import STALE, DiskTier
 from mlx_provider.engine.prefix_cache.key import as_ids
-from mlx_provider.engine.prefix_cache.store import PrefixStore, StoreKey
 from mlx_provider.errors import BadRequest
 from mlx_provider_bench.traffic import SyntheticModel
 
-KEY = StoreKey("model", salt="tenant-secret")
+KEY = CacheKey("model", salt="tenant-secret")
 PLENTY = 2**40
 
 
 def store_on(folder: Path, *, limit: int = PLENTY, budget: int = PLENTY, versions=None):
     disk = DiskTier(folder, limit, versions=versions)
-    return PrefixStore(budget=lambda: budget, disk=disk)
+    return PrefixCache(budget=lambda: budget, disk=disk)
 
 
-def keep(store, model, ids, ends=(), key=KEY) -> int:
-    match = store.match(key, ids, len(ids) - 1)
-    cache = store.restore(match, model.make_cache)
+def keep(prefix_cache, model, ids, ends=(), key=KEY) -> int:
+    match = prefix_cache.match(key, ids, len(ids) - 1)
+    cache = prefix_cache.restore(match, model.make_cache)
     at, states = match.length, {}
     for end in [e for e in (*ends, len(ids)) if e > at]:
         model.feed(cache, as_ids(ids), at, end)
         at = end
-        if (state := store.checkpoint(cache)) is not None:
+        if (state := prefix_cache.snapshot(cache)) is not None:
             states[end] = state
-    store.insert(key, ids, cache, states)
-    store.check_integrity()
+    prefix_cache.insert(key, ids, cache, states)
+    prefix_cache.check_integrity()
     return match.length
 
 
-def reuse(store, model, ids, key=KEY) -> int:
+def reuse(prefix_cache, model, ids, key=KEY) -> int:
     """Length of a match, after comparing the restored row with a cold one."""
-    match = store.match(key, ids, len(ids) - 1)
-    row = store.restore(match, model.make_cache)
+    match = prefix_cache.match(key, ids, len(ids) - 1)
+    row = prefix_cache.restore(match, model.make_cache)
     cold = model.make_cache()
     model.feed(cold, as_ids(ids), 0, match.length)
     for a, b in zip(row, cold, strict=True):
@@ -60,7 +60,7 @@ def reuse(store, model, ids, key=KEY) -> int:
                 assert np.array_equal(_newest(a, x, used), _newest(b, y, used))
         elif match.length:
             assert np.array_equal(np.array(a[0]), np.array(b[0]))
-    store.check_integrity()
+    prefix_cache.check_integrity()
     return match.length
 
 
@@ -96,67 +96,67 @@ def test_a_restart_keeps_what_was_there(tmp_path, layers) -> None:
 def test_what_memory_evicts_comes_back(tmp_path) -> None:
     model = SyntheticModel("hybrid", state_units=4)
     ids = list(range(1, 61))
-    store = store_on(tmp_path)
-    keep(store, model, ids, ends=[30])
-    store._disk.flush()
-    store.evict_to(0)
-    assert reuse(store, model, [*ids, 7]) == 60
-    assert store.nbytes > 0
+    prefix_cache = store_on(tmp_path)
+    keep(prefix_cache, model, ids, ends=[30])
+    prefix_cache._disk.flush()
+    prefix_cache.evict_to(0)
+    assert reuse(prefix_cache, model, [*ids, 7]) == 60
+    assert prefix_cache.nbytes > 0
 
 
 def test_part_in_memory_part_on_disk(tmp_path) -> None:
     model = SyntheticModel("kv")
     ids = list(range(1, 5001))
-    store = store_on(tmp_path)
-    keep(store, model, ids)
-    store._disk.flush()
-    store.evict_to(store.nbytes // 2)
-    assert store.nbytes > 0
-    assert reuse(store, model, [*ids, 7]) == 5000
+    prefix_cache = store_on(tmp_path)
+    keep(prefix_cache, model, ids)
+    prefix_cache._disk.flush()
+    prefix_cache.evict_to(prefix_cache.nbytes // 2)
+    assert prefix_cache.nbytes > 0
+    assert reuse(prefix_cache, model, [*ids, 7]) == 5000
 
 
 def test_nothing_is_written_twice(tmp_path) -> None:
     model = SyntheticModel("hybrid", state_units=4)
     ids = list(range(1, 61))
     for _ in range(3):
-        store = store_on(tmp_path)
-        keep(store, model, ids, ends=[30])
-        store.close()
+        prefix_cache = store_on(tmp_path)
+        keep(prefix_cache, model, ids, ends=[30])
+        prefix_cache.close()
         sizes = [path.stat().st_size for path in files(tmp_path)]
     assert len(sizes) == 4  # segments 0-30 and 30-60, states at 30 and 60
 
 
 def test_branches_share_their_files(tmp_path) -> None:
     model = SyntheticModel("kv")
-    store = store_on(tmp_path)
-    keep(store, model, list(range(1, 2001)))
-    store.close()
+    prefix_cache = store_on(tmp_path)
+    keep(prefix_cache, model, list(range(1, 2001)))
+    prefix_cache.close()
     one = sum(path.stat().st_size for path in files(tmp_path))
-    store = store_on(tmp_path)
-    keep(store, model, [*range(1, 1501), 9000])
-    store.close()
+    prefix_cache = store_on(tmp_path)
+    keep(prefix_cache, model, [*range(1, 1501), 9000])
+    prefix_cache.close()
     assert sum(path.stat().st_size for path in files(tmp_path)) < one * 1.1
-    store = store_on(tmp_path)
-    assert reuse(store, model, [*range(1, 1501), 9000, 1]) == 1501
-    assert reuse(store, model, [*range(1, 2001), 1]) == 2000
-    store.close()
+    prefix_cache = store_on(tmp_path)
+    assert reuse(prefix_cache, model, [*range(1, 1501), 9000, 1]) == 1501
+    assert reuse(prefix_cache, model, [*range(1, 2001), 1]) == 2000
+    prefix_cache.close()
 
 
 def test_pruned_checkpoints_leave_the_disk_too(tmp_path) -> None:
     model = SyntheticModel("hybrid", state_units=4)
-    store = store_on(tmp_path)
+    prefix_cache = store_on(tmp_path)
     ids: list[int] = []
     for turn in range(8):
         ids = [*ids, *range(1 + 20 * turn, 21 + 20 * turn)]
-        keep(store, model, ids)
-    store.close()
+        keep(prefix_cache, model, ids)
+    prefix_cache.close()
     assert sum(".state." in path.name for path in files(tmp_path)) == 4
 
 
 def test_files_are_the_owners_alone(tmp_path) -> None:
-    store = store_on(tmp_path)
-    keep(store, SyntheticModel("kv"), [1, 2, 3])
-    store.close()
+    prefix_cache = store_on(tmp_path)
+    keep(prefix_cache, SyntheticModel("kv"), [1, 2, 3])
+    prefix_cache.close()
     assert stat.S_IMODE((tmp_path / "prefixes").stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in files(tmp_path)} == {0o600}
     assert not any(b"tenant-secret" in path.read_bytes() for path in files(tmp_path))
@@ -171,31 +171,31 @@ def test_a_folder_that_is_a_link_is_refused(tmp_path) -> None:
 
 def test_keys_do_not_meet_on_disk(tmp_path) -> None:
     model = SyntheticModel("kv")
-    store = store_on(tmp_path)
-    keep(store, model, [1, 2, 3])
-    store.close()
-    store = store_on(tmp_path)
-    for other in (StoreKey("model"), StoreKey("other", salt="tenant-secret")):
-        assert reuse(store, model, [1, 2, 3, 4], key=other) == 0
-    assert reuse(store, model, [1, 2, 3, 4]) == 3
+    prefix_cache = store_on(tmp_path)
+    keep(prefix_cache, model, [1, 2, 3])
+    prefix_cache.close()
+    prefix_cache = store_on(tmp_path)
+    for other in (CacheKey("model"), CacheKey("other", salt="tenant-secret")):
+        assert reuse(prefix_cache, model, [1, 2, 3, 4], key=other) == 0
+    assert reuse(prefix_cache, model, [1, 2, 3, 4]) == 3
     assert len(files(tmp_path)) == 1  # another model's files are left to it
-    store.close()
+    prefix_cache.close()
 
 
 def test_other_versions_are_removed_with_one_line(tmp_path, caplog) -> None:
     model = SyntheticModel("hybrid", state_units=4)
-    store = store_on(tmp_path, versions="old")
-    keep(store, model, [1, 2, 3], ends=[1, 2])
-    store.close()
+    prefix_cache = store_on(tmp_path, versions="old")
+    keep(prefix_cache, model, [1, 2, 3], ends=[1, 2])
+    prefix_cache.close()
     with caplog.at_level(logging.WARNING):
-        store = store_on(tmp_path)
+        prefix_cache = store_on(tmp_path)
     assert [r.message for r in caplog.records] == [
-        f"prefix store: 5 files on disk ignored and removed: made by old, "
+        f"prefix cache: 5 files on disk ignored and removed: made by old, "
         f"this is {prefix_files.versions()}"
     ]
-    assert reuse(store, model, [1, 2, 3, 4]) == 0
+    assert reuse(prefix_cache, model, [1, 2, 3, 4]) == 0
     assert files(tmp_path) == []
-    store.close()
+    prefix_cache.close()
 
 
 def damage_data(path: Path) -> None:
@@ -234,74 +234,74 @@ def empty(path: Path) -> None:
 )
 def test_damage_is_ignored_with_one_line_and_removed(tmp_path, caplog, damage) -> None:
     model = SyntheticModel("kv")
-    store = store_on(tmp_path)
-    keep(store, model, [1, 2, 3, 4])
-    store.close()
+    prefix_cache = store_on(tmp_path)
+    keep(prefix_cache, model, [1, 2, 3, 4])
+    prefix_cache.close()
     damage(files(tmp_path)[0])
     with caplog.at_level(logging.WARNING):
-        store = store_on(tmp_path)
-        assert reuse(store, model, [1, 2, 3, 4, 5]) == 0
-        assert reuse(store, model, [1, 2, 3, 4, 5]) == 0
+        prefix_cache = store_on(tmp_path)
+        assert reuse(prefix_cache, model, [1, 2, 3, 4, 5]) == 0
+        assert reuse(prefix_cache, model, [1, 2, 3, 4, 5]) == 0
     assert len(caplog.records) == 1
     assert "removed" in caplog.text
-    store._disk.flush()
+    prefix_cache._disk.flush()
     assert files(tmp_path) == []
     # and what is computed anew is written anew
-    store = store_on(tmp_path)
-    keep(store, model, [1, 2, 3, 4])
-    store.close()
+    prefix_cache = store_on(tmp_path)
+    keep(prefix_cache, model, [1, 2, 3, 4])
+    prefix_cache.close()
     assert len(files(tmp_path)) == 1
 
 
 def test_the_folder_keeps_within_its_bound_and_drops_the_longest_unused(tmp_path) -> None:
     model = SyntheticModel("kv")
-    store = store_on(tmp_path)
+    prefix_cache = store_on(tmp_path)
     for first in (1, 1000, 2000, 3000):
-        keep(store, model, list(range(first, first + 500)))
-    store.close()
+        keep(prefix_cache, model, list(range(first, first + 500)))
+    prefix_cache.close()
     size = files(tmp_path)[0].stat().st_size
     now = time.time()
     for path in files(tmp_path):
         os.utime(path, (now - 100, now - 100))
-    store = store_on(tmp_path, limit=int(size * 3.5))
-    assert reuse(store, model, list(range(1, 501))) == 499  # used: stays
-    keep(store, model, list(range(4000, 4500)))
-    store.close()
+    prefix_cache = store_on(tmp_path, limit=int(size * 3.5))
+    assert reuse(prefix_cache, model, list(range(1, 501))) == 499  # used: stays
+    keep(prefix_cache, model, list(range(4000, 4500)))
+    prefix_cache.close()
     assert sum(path.stat().st_size for path in files(tmp_path)) <= size * 3.5
-    store = store_on(tmp_path)
-    assert reuse(store, model, list(range(1, 501))) == 499
-    assert reuse(store, model, list(range(4000, 4500))) == 499
-    store.close()
+    prefix_cache = store_on(tmp_path)
+    assert reuse(prefix_cache, model, list(range(1, 501))) == 499
+    assert reuse(prefix_cache, model, list(range(4000, 4500))) == 499
+    prefix_cache.close()
 
 
 def test_the_tail_of_a_path_goes_before_its_head(tmp_path) -> None:
     model = SyntheticModel("kv")
-    store = store_on(tmp_path)
-    keep(store, model, list(range(1, 6001)))
-    store.close()
+    prefix_cache = store_on(tmp_path)
+    keep(prefix_cache, model, list(range(1, 6001)))
+    prefix_cache.close()
     total = sum(path.stat().st_size for path in files(tmp_path))
-    store = store_on(tmp_path, limit=int(total * 0.9))
-    keep(store, model, [9, 8, 7])
-    store.close()
-    store = store_on(tmp_path)
-    assert reuse(store, model, list(range(1, 6002))) == 4096
-    store.close()
+    prefix_cache = store_on(tmp_path, limit=int(total * 0.9))
+    keep(prefix_cache, model, [9, 8, 7])
+    prefix_cache.close()
+    prefix_cache = store_on(tmp_path)
+    assert reuse(prefix_cache, model, list(range(1, 6002))) == 4096
+    prefix_cache.close()
 
 
 def test_bfloat16_comes_back_bit_for_bit(tmp_path) -> None:
     values = mx.random.normal((1, 2, 5, 4), key=mx.random.key(1)).astype(mx.bfloat16)
     row = KVCache()
     row.update_and_fetch(values, values * 3)
-    store = store_on(tmp_path)
-    store.insert(KEY, [1, 2, 3, 4, 5], [row], {})
-    store.close()
-    store = store_on(tmp_path)
-    match = store.match(KEY, [1, 2, 3, 4, 5, 6], 5)
-    again = store.restore(match, lambda: [KVCache()])[0]
+    prefix_cache = store_on(tmp_path)
+    prefix_cache.insert(KEY, [1, 2, 3, 4, 5], [row], {})
+    prefix_cache.close()
+    prefix_cache = store_on(tmp_path)
+    match = prefix_cache.match(KEY, [1, 2, 3, 4, 5, 6], 5)
+    again = prefix_cache.restore(match, lambda: [KVCache()])[0]
     assert again.keys.dtype == mx.bfloat16
     assert mx.array_equal(again.keys[..., :5, :], values).item()
     assert mx.array_equal(again.values[..., :5, :], values * 3).item()
-    store.close()
+    prefix_cache.close()
 
 
 def test_old_temporary_files_are_swept(tmp_path) -> None:
@@ -318,25 +318,25 @@ def test_old_temporary_files_are_swept(tmp_path) -> None:
 def test_a_removed_file_is_a_miss(tmp_path) -> None:
     """Another process may shrink the folder at any time."""
     model = SyntheticModel("kv")
-    store = store_on(tmp_path)
-    keep(store, model, [1, 2, 3])
-    store.close()
-    store = store_on(tmp_path)
+    prefix_cache = store_on(tmp_path)
+    keep(prefix_cache, model, [1, 2, 3])
+    prefix_cache.close()
+    prefix_cache = store_on(tmp_path)
     files(tmp_path)[0].unlink()
-    assert reuse(store, model, [1, 2, 3, 4]) == 0
-    assert reuse(store, model, [1, 2, 3, 4]) == 0
-    store.close()
+    assert reuse(prefix_cache, model, [1, 2, 3, 4]) == 0
+    assert reuse(prefix_cache, model, [1, 2, 3, 4]) == 0
+    prefix_cache.close()
 
 
 def test_an_entry_over_the_memory_budget_is_not_read(tmp_path, monkeypatch) -> None:
     model = SyntheticModel("kv")
-    store = store_on(tmp_path)
-    keep(store, model, list(range(1, 1001)))
-    store.close()
-    store = store_on(tmp_path, budget=5000)
+    prefix_cache = store_on(tmp_path)
+    keep(prefix_cache, model, list(range(1, 1001)))
+    prefix_cache.close()
+    prefix_cache = store_on(tmp_path, budget=5000)
     monkeypatch.setattr(prefix_files, "read", lambda *_: pytest.fail("read for nothing"))
-    assert reuse(store, model, list(range(1, 1001))) == 0
-    store.close()
+    assert reuse(prefix_cache, model, list(range(1, 1001))) == 0
+    prefix_cache.close()
 
 
 def test_a_disk_that_fails_costs_nothing_but_the_entry(tmp_path, caplog, monkeypatch) -> None:
@@ -345,20 +345,20 @@ def test_a_disk_that_fails_costs_nothing_but_the_entry(tmp_path, caplog, monkeyp
 
     monkeypatch.setattr(prefix_files, "write", full)
     model = SyntheticModel("kv")
-    store = store_on(tmp_path)
+    prefix_cache = store_on(tmp_path)
     with caplog.at_level(logging.WARNING):
-        keep(store, model, [1, 2, 3])
-        store._disk.flush()
+        keep(prefix_cache, model, [1, 2, 3])
+        prefix_cache._disk.flush()
     assert "No space left" in caplog.text
-    assert store.report()["disk"]["files"] == 0
-    assert reuse(store, model, [1, 2, 3, 4]) == 3
+    assert prefix_cache.report()["disk"]["files"] == 0
+    assert reuse(prefix_cache, model, [1, 2, 3, 4]) == 3
 
 
 def test_clear_empties_the_folder(tmp_path) -> None:
-    store = store_on(tmp_path)
-    keep(store, SyntheticModel("kv"), [1, 2, 3])
-    store.clear()
-    store.close()
+    prefix_cache = store_on(tmp_path)
+    keep(prefix_cache, SyntheticModel("kv"), [1, 2, 3])
+    prefix_cache.clear()
+    prefix_cache.close()
     assert files(tmp_path) == []
 
 
@@ -369,15 +369,15 @@ CRASH = """
     from mlx_provider.engine.prefix_cache import files as prefix_files
     from mlx_provider.engine.prefix_cache.disk import DiskTier
     from mlx_provider.engine.prefix_cache.key import as_ids
-    from mlx_provider.engine.prefix_cache.store import PrefixStore, StoreKey
+    from mlx_provider.engine.prefix_cache.cache import PrefixCache, CacheKey
 
     model = SyntheticModel("kv")
     disk = DiskTier(Path(sys.argv[1]), 2**40)
-    store = PrefixStore(budget=lambda: 2**40, disk=disk)
+    prefix_cache = PrefixCache(budget=lambda: 2**40, disk=disk)
     def put(ids):
         cache = model.make_cache()
         model.feed(cache, as_ids(ids), 0, len(ids))
-        store.insert(StoreKey("model", salt="tenant-secret"), ids, cache, {})
+        prefix_cache.insert(CacheKey("model", salt="tenant-secret"), ids, cache, {})
     put([1, 2, 3])
     disk.flush()
     # the last moment: everything is written, nothing renamed
@@ -397,11 +397,11 @@ def test_kill_between_write_and_rename(tmp_path) -> None:
     assert child.wait(60) == -signal.SIGKILL
     assert len(list((tmp_path / "prefixes").glob(".*.tmp"))) == 1
     model = SyntheticModel("kv")
-    store = store_on(tmp_path)
-    assert reuse(store, model, [1, 2, 3, 4]) == 3
-    assert reuse(store, model, [5, 6, 7, 8]) == 0
-    keep(store, model, [5, 6, 7])
-    store.close()
+    prefix_cache = store_on(tmp_path)
+    assert reuse(prefix_cache, model, [1, 2, 3, 4]) == 3
+    assert reuse(prefix_cache, model, [5, 6, 7, 8]) == 0
+    keep(prefix_cache, model, [5, 6, 7])
+    prefix_cache.close()
     assert len(files(tmp_path)) == 2
 
 
@@ -410,15 +410,15 @@ COMPANY = """
     from pathlib import Path
     from mlx_provider_bench.traffic import SyntheticModel, Traffic, serve
     from mlx_provider.engine.prefix_cache.disk import DiskTier
-    from mlx_provider.engine.prefix_cache.store import PrefixStore
+    from mlx_provider.engine.prefix_cache.cache import PrefixCache
 
     model = SyntheticModel("hybrid", state_units=50)
     for round in range(2):
-        store = PrefixStore(budget=lambda: 40_000, disk=DiskTier(Path(sys.argv[1]), 150_000))
+        prefix_cache = PrefixCache(budget=lambda: 40_000, disk=DiskTier(Path(sys.argv[1]), 150_000))
         for request in Traffic(round % 2).chat(2, 3, system=200):
-            serve(store, model, request)
-            store.check_integrity()
-        store.close()
+            serve(prefix_cache, model, request)
+            prefix_cache.check_integrity()
+        prefix_cache.close()
 """
 
 

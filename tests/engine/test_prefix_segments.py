@@ -1,4 +1,4 @@
-"""A hit equals a cold run: rows rebuilt from the store, on real model classes."""
+"""A hit equals a cold run: rows rebuilt from the prefix cache, on real model classes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from mlx_lm.models.cache import (
 )
 
 from mlx_provider.engine.prefix_cache.arrays import ArrayPack
-from mlx_provider.engine.prefix_cache.segments import Kind, kind, take_checkpoint
+from mlx_provider.engine.prefix_cache.cache import CacheKey, PrefixCache
+from mlx_provider.engine.prefix_cache.segments import Kind, kind, take_snapshot
 from mlx_provider.engine.prefix_cache.snapshots import Unstorable
-from mlx_provider.engine.prefix_cache.store import PrefixStore, StoreKey
 from mlx_provider.testing.tiny_models import build
 
-KEY = StoreKey("tiny")
+KEY = CacheKey("tiny")
 FAMILIES = [
     "llama", "gemma3_text", "gpt_oss", "qwen3_5_text", "jamba", "nemotron_h", "rwkv7",
     "deepseek_v3", "llama4",
@@ -71,19 +71,19 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return [int(t) for t in np.random.default_rng(seed).integers(20, 300, length)]
 
 
-def serve(store, model, make, ids, ends=()) -> tuple[int, tuple[list[int], np.ndarray]]:
-    """As the engine does: match, restore, prefill with checkpoints, decode, insert."""
-    match = store.match(KEY, ids, len(ids) - 1)
-    cache = store.restore(match, make)
+def serve(prefix_cache, model, make, ids, ends=()) -> tuple[int, tuple[list[int], np.ndarray]]:
+    """As the engine does: match, restore, prefill with snapshots, decode, insert."""
+    match = prefix_cache.match(KEY, ids, len(ids) - 1)
+    cache = prefix_cache.restore(match, make)
     at, states, logprobs = match.length, {}, None
     for end in [e for e in (*ends, len(ids)) if e > at]:
         logprobs = prefill(model, cache, ids, at, end)
         at = end
-        if (state := store.checkpoint(cache)) is not None:
+        if (state := prefix_cache.snapshot(cache)) is not None:
             states[end] = state
     reply = greedy(model, cache, logprobs)
-    store.insert(KEY, [*ids, *reply[0]], cache, states)
-    store.check_integrity()
+    prefix_cache.insert(KEY, [*ids, *reply[0]], cache, states)
+    prefix_cache.check_integrity()
     return match.length, reply
 
 
@@ -100,12 +100,12 @@ def test_a_hit_equals_a_cold_run(family, model_of) -> None:
     def make() -> list:
         return make_prompt_cache(model)
 
-    store = PrefixStore(budget=lambda: 2**40)
+    prefix_cache = PrefixCache(budget=lambda: 2**40)
     system = prompt(20)
     turn = [*system, *prompt(30, 1)]
-    _, first = serve(store, model, make, turn, ends=[20, 45])
+    _, first = serve(prefix_cache, model, make, turn, ends=[20, 45])
     following = [*turn, *first[0], *prompt(9, 2)]
-    cuttable = store.checkpoint(make()) is None
+    cuttable = prefix_cache.snapshot(make()) is None
     asked = [
         ("repeat", turn, 45),
         ("next turn", following, 62),
@@ -114,7 +114,7 @@ def test_a_hit_equals_a_cold_run(family, model_of) -> None:
         ("shorter", [*system, *prompt(2, 5)], 20),
     ]
     for name, ids, at_least in asked:
-        length, reply = serve(store, model, make, ids, ends=[20, len(ids) - 4])
+        length, reply = serve(prefix_cache, model, make, ids, ends=[20, len(ids) - 4])
         assert length >= at_least, name
         cache = make()
         cold = greedy(model, cache, prefill(model, cache, ids, 0, len(ids)))
@@ -126,24 +126,24 @@ def test_a_window_resumes_at_any_state_of_its_ring(length, model_of) -> None:
     """Decoding token by token and prefilling in chunks leave different orders in the ring."""
     model = model_of("gemma3_text")
     ids = prompt(length)
-    store = PrefixStore(budget=lambda: 2**40)
+    prefix_cache = PrefixCache(budget=lambda: 2**40)
 
     def make() -> list:
         return make_prompt_cache(model)
 
     for chunked in (True, False):
-        key = StoreKey(str(chunked))
+        key = CacheKey(str(chunked))
         cache = make()
         if chunked:
             prefill(model, cache, ids, 0, length)
         else:
             for token in ids:
                 model(mx.array([[token]]), cache=cache)
-        store.insert(key, ids, cache, {})
+        prefix_cache.insert(key, ids, cache, {})
         more = [*ids, *prompt(7, 9)]
-        match = store.match(key, more, len(more) - 1)
+        match = prefix_cache.match(key, more, len(more) - 1)
         assert match.length == length
-        row = store.restore(match, make)
+        row = prefix_cache.restore(match, make)
         hit = greedy(model, row, prefill(model, row, more, length, len(more)))
         fresh = make()
         cold = greedy(model, fresh, prefill(model, fresh, more, 0, len(more)))
@@ -151,13 +151,13 @@ def test_a_window_resumes_at_any_state_of_its_ring(length, model_of) -> None:
 
 
 def test_a_rotating_cache_that_keeps_its_first_tokens(model_of) -> None:
-    """`--max-kv-size` style: the ring spares `keep` tokens, and so must its checkpoint."""
+    """`--max-kv-size` style: the ring spares `keep` tokens, and so must its snapshot."""
     model = model_of("qwen3")
 
     def make() -> list:
         return [RotatingKVCache(max_size=16, keep=4) for _ in model.layers]
 
-    store = PrefixStore(budget=lambda: 2**40)
+    prefix_cache = PrefixCache(budget=lambda: 2**40)
     ids = prompt(40)
     cache = make()
     first = prefill(model, cache, ids, 0, 40)
@@ -165,10 +165,10 @@ def test_a_rotating_cache_that_keeps_its_first_tokens(model_of) -> None:
     row = make()
     prefill(model, row, ids, 0, 40)
     held = greedy(model, row, first, 7)[0]
-    store.insert(KEY, [*ids, *held], row, {})
-    match = store.match(KEY, [*ids, *cold[0]], 47)
+    prefix_cache.insert(KEY, [*ids, *held], row, {})
+    match = prefix_cache.match(KEY, [*ids, *cold[0]], 47)
     assert match.length == 47
-    again = store.restore(match, make)
+    again = prefix_cache.restore(match, make)
     logprobs = model(mx.array([[cold[0][7]]]), cache=again)[0, -1]
     rest = greedy(model, again, logprobs - mx.logsumexp(logprobs), 12)
     assert rest[0] == cold[0][8:20]
@@ -186,8 +186,8 @@ def test_a_window_gives_a_checkpoint_from_within_its_last_pass(start, windows, m
             return [RotatingKVCache(max_size=16, keep=4) for _ in model.layers]
         return make_prompt_cache(model)
 
-    store = PrefixStore(budget=lambda: 2**40)
-    assert store.strictest(make()) is Kind.WINDOW
+    prefix_cache = PrefixCache(budget=lambda: 2**40)
+    assert prefix_cache.strictest(make()) is Kind.WINDOW
     ids = prompt(70)
     cache = make()
     if start:
@@ -195,11 +195,11 @@ def test_a_window_gives_a_checkpoint_from_within_its_last_pass(start, windows, m
     model(mx.array([ids[start:]]), cache=cache)
     places = [(at, 7) for at in (start, start + 1, start + 14, 69) if at] + [(start + 1, 1)]
     for at, following in [*places, *([(start, 1)] if start else [])]:
-        key = StoreKey(f"{at} {following}")
-        store.insert(key, ids, cache, {at: store.checkpoint(cache, at)})
+        key = CacheKey(f"{at} {following}")
+        prefix_cache.insert(key, ids, cache, {at: prefix_cache.snapshot(cache, at)})
         more = [*ids[:at], *prompt(following, 9)]
-        match = store.match(key, more, len(more) - 1)
-        row = store.restore(match, make)
+        match = prefix_cache.match(key, more, len(more) - 1)
+        row = prefix_cache.restore(match, make)
         assert match.length == at
         hit = greedy(model, row, prefill(model, row, more, at, len(more)))
         # `RotatingKVCache.make_mask` knows nothing of `keep`, so chunks show: cold in equal ones
@@ -211,13 +211,13 @@ def test_a_window_gives_a_checkpoint_from_within_its_last_pass(start, windows, m
 
 def test_a_state_gives_no_checkpoint_once_it_has_gone_on(model_of) -> None:
     model = model_of("qwen3_5_text")
-    store = PrefixStore(budget=lambda: 2**40)
+    prefix_cache = PrefixCache(budget=lambda: 2**40)
     cache = make_prompt_cache(model)
-    assert store.strictest(cache) is Kind.STATE
+    assert prefix_cache.strictest(cache) is Kind.STATE
     prefill(model, cache, prompt(10), 0, 10)
     with pytest.raises(ValueError, match="after 9 tokens"):
-        take_checkpoint(cache, 9)
-    assert store.checkpoint(cache, 9) is None
+        take_snapshot(cache, 9)
+    assert prefix_cache.snapshot(cache, 9) is None
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -227,11 +227,11 @@ def test_quantised_kv(bits, model_of) -> None:
     def make() -> list:
         return [QuantizedKVCache(group_size=32, bits=bits) for _ in model.layers]
 
-    store = PrefixStore(budget=lambda: 2**40)
+    prefix_cache = PrefixCache(budget=lambda: 2**40)
     ids = prompt(50)
-    serve(store, model, make, ids)
+    serve(prefix_cache, model, make, ids)
     for more in ([*ids, *prompt(6, 3)], [*ids[:33], *prompt(6, 4)]):
-        length, hit = serve(store, model, make, more)
+        length, hit = serve(prefix_cache, model, make, more)
         assert length == (50 if more[:50] == ids else 33)
         cache = make()
         assert_equal(hit, greedy(model, cache, prefill(model, cache, more, 0, len(more))))
@@ -251,14 +251,14 @@ def test_rows_left_by_a_batch_are_stored_as_they_are(model_of) -> None:
         prefill(model, rows[-1], ids, 0, len(ids))
     together = [type(a).merge([a, b]) for a, b in zip(*rows, strict=True)]
     model(mx.array([[40], [41]]), cache=together)
-    store = PrefixStore(budget=lambda: 2**40)
+    prefix_cache = PrefixCache(budget=lambda: 2**40)
     for index, (ids, token) in enumerate(zip(prompts, (40, 41), strict=True)):
-        store.insert(KEY, [*ids, token], [layer.extract(index) for layer in together], {})
+        prefix_cache.insert(KEY, [*ids, token], [layer.extract(index) for layer in together], {})
     for ids, token in zip(prompts, (40, 41), strict=True):
         more = [*ids, token, 50, 51]
-        match = store.match(KEY, more, len(more) - 1)
+        match = prefix_cache.match(KEY, more, len(more) - 1)
         assert match.length == len(ids) + 1
-        row = store.restore(match, make)
+        row = prefix_cache.restore(match, make)
         hit = greedy(model, row, prefill(model, row, more, match.length, len(more)))
         cache = make()
         assert_equal(hit, greedy(model, cache, prefill(model, cache, more, 0, len(more))))
@@ -284,12 +284,12 @@ def test_states_of_both_packages_round_trip(package) -> None:
     import importlib
 
     cls = importlib.import_module(f"{package}.models.cache").ArraysCache
-    store = PrefixStore(budget=lambda: 2**40)
+    prefix_cache = PrefixCache(budget=lambda: 2**40)
     row = cls(2)
     row[0], row[1] = mx.ones((1, 3)), None
-    store.insert(KEY, [1, 2, 3], [row], {})
+    prefix_cache.insert(KEY, [1, 2, 3], [row], {})
     row[0] = row[0] * 5
-    again = store.restore(store.match(KEY, [1, 2, 3, 4], 3), lambda: [cls(2)])[0]
+    again = prefix_cache.restore(prefix_cache.match(KEY, [1, 2, 3, 4], 3), lambda: [cls(2)])[0]
     assert again[0].tolist() == [[1, 1, 1]]
     assert again[1] is None
     assert again.batch_size == 1
@@ -323,15 +323,15 @@ def test_a_cut_frees_the_rest() -> None:
 
 @pytest.mark.parametrize("keep", [0, 4])
 def test_a_long_chunk_leaves_no_more_than_the_window(keep) -> None:
-    """Upstream holds the whole chunk until the next update; a checkpoint what is still seen."""
+    """Upstream holds the whole chunk until the next update; a snapshot what is still seen."""
 
-    store = PrefixStore(budget=lambda: 2**40)
+    prefix_cache = PrefixCache(budget=lambda: 2**40)
     row = RotatingKVCache(max_size=16, keep=keep)
     feed(row, 0, 100)
     assert row.keys.shape[2] == 100
-    store.insert(KEY, list(range(100)), [row], {})
-    assert store.report()["checkpoints"] == 1
-    assert store.nbytes == 16 * 8 + 100 * 8
+    prefix_cache.insert(KEY, list(range(100)), [row], {})
+    assert prefix_cache.report()["snapshots"] == 1
+    assert prefix_cache.nbytes == 16 * 8 + 100 * 8
 
 
 @pytest.mark.parametrize("keep", [0, 4])
@@ -343,10 +343,10 @@ def test_a_restored_window_goes_on_like_the_live_one(keep, held, steps) -> None:
         feed(row, 0, held)
         return row
 
-    store = PrefixStore(budget=lambda: 2**40)
-    store.insert(KEY, list(range(held)), [live()], {})
-    match = store.match(KEY, list(range(held + 2)), held + 1)
-    again = store.restore(match, lambda: [RotatingKVCache(max_size=16, keep=keep)])[0]
+    prefix_cache = PrefixCache(budget=lambda: 2**40)
+    prefix_cache.insert(KEY, list(range(held)), [live()], {})
+    match = prefix_cache.match(KEY, list(range(held + 2)), held + 1)
+    again = prefix_cache.restore(match, lambda: [RotatingKVCache(max_size=16, keep=keep)])[0]
     other, at = live(), held
     for step in steps:
         pairs = zip(feed(again, at, at + step), feed(other, at, at + step), strict=True)

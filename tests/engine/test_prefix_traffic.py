@@ -1,4 +1,4 @@
-"""Hit rates of the real store on simulated agent traffic."""
+"""Hit rates of the real prefix_cache on simulated agent traffic."""
 
 from __future__ import annotations
 

@@ -333,7 +333,7 @@ def test_checkpoints_stand_at_the_ends_of_messages() -> None:
         end = ours.fast.token_to_id("<|end|>")
         ends = [i + 1 for i, token in enumerate(made.tokens) if token == end]
         newline = len(ours.encode_with_offsets("<|end|>\n<s>", Hidden((), (), {})).ids) - 2
-        assert made.checkpoints == tuple(i + newline for i in ends)
+        assert made.snapshot_points == tuple(i + newline for i in ends)
 
 
 def test_a_continued_text_keeps_our_markup_alone() -> None:

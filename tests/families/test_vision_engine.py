@@ -1,4 +1,4 @@
-"""Vision requests through the engine: beside each other, cancelled, repeated, from the store."""
+"""Vision requests through the engine: beside each other, cancelled, repeated, cached."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from mlx_provider import LoadedModel, LoadOptions, MediaSpan, PrefillChunk, Prompt
 from mlx_provider.engine.execution.probe import probe
-from mlx_provider.engine.prefix_cache.store import PrefixStore
+from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request
 from mlx_provider.testing.driver import Alternating, new_engine, new_request, output_of
 from mlx_provider.testing.tiny_greedy import greedy
@@ -41,9 +41,11 @@ def request_for(prompt: Prompt) -> Request:
 
 
 def run_schedule(
-    model: LoadedModel, prompts: list[Prompt], layout: str, chunk: int, store: PrefixStore | None
+    model: LoadedModel, prompts: list[Prompt], layout: str, chunk: int, store: PrefixCache | None
 ) -> list[Request]:
-    engine = new_engine(model, layout=layout, scheduler=Alternating, max_chunk=chunk, store=store)
+    engine = new_engine(
+        model, layout=layout, scheduler=Alternating, max_chunk=chunk, prefix_cache=store
+    )
     requests = [request_for(prompt) for prompt in prompts]
     step = 0
     while step <= max(at for at, _, _ in SCHEDULE) or not engine.idle:
@@ -59,7 +61,7 @@ def run_schedule(
 
 
 def check(model: LoadedModel, ask: Any, layout: str, chunk: int, stored: bool) -> None:
-    store = PrefixStore(budget=lambda: 2**22) if stored else None
+    store = PrefixCache(budget=lambda: 2**22) if stored else None
     prompts = [ask(model, *parts) for _, parts, _ in SCHEDULE]
     requests = run_schedule(model, prompts, layout, chunk, store)
     if store is not None:
@@ -109,11 +111,11 @@ def test_a_stored_image_costs_no_vision_tower(
         return original(self, span)
 
     monkeypatch.setattr(type(model), "embed", embed)
-    store = PrefixStore(budget=lambda: 2**22)
+    store = PrefixCache(budget=lambda: 2**22)
     first = ask(model, TEXT, tiny_image(1), "What is this?")
     other = ask(model, TEXT, tiny_image(2), "What is this?")
     for prompt in (first, first, other):
-        engine = new_engine(model, store=store)
+        engine = new_engine(model, prefix_cache=store)
         request = request_for(replace(prompt))
         engine.submit(request)
         while not engine.idle:

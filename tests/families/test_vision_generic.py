@@ -13,7 +13,7 @@ import pytest
 
 from mlx_provider import BadRequest, LoadOptions, MediaError, MediaItem
 from mlx_provider.engine.feature_cache import FeatureCache
-from mlx_provider.engine.prefix_cache.store import PrefixStore
+from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from mlx_provider.testing.tiny_greedy import features_of, greedy, start
@@ -99,19 +99,22 @@ def test_features_that_belong_to_one_prompt(name: str, load_generic, ask) -> Non
 def test_a_system_part_is_of_use_before_any_image(load_generic, ask) -> None:
     model = load_generic("qwen3_vl")
     prompt = ask(model, tiny_image(1), "this?", system="You see.")
-    assert [end <= prompt.spans[0].start for end in prompt.checkpoints] == [True]
+    assert [end <= prompt.spans[0].start for end in prompt.snapshot_points] == [True]
 
 
 @pytest.mark.parametrize("name", SEPARATE)
 def test_an_image_is_reused_from_turn_to_turn(name: str, load_generic, monkeypatch) -> None:
-    """A chat that grows by an image and a text: all before is in the store, as alone."""
+    """A chat that grows by an image and a text: all before is in the prefix cache, as alone."""
     model, seen = load_generic(name), []
     embed = type(model).embed
     monkeypatch.setattr(
         type(model), "embed", lambda self, span: seen.append(span.content_hash) or embed(self, span)
     )
     engine = new_engine(
-        model, store=PrefixStore(budget=lambda: 2**24), features=FeatureCache(2**20), max_chunk=64
+        model,
+        prefix_cache=PrefixCache(budget=lambda: 2**24),
+        features=FeatureCache(2**20),
+        max_chunk=64,
     )
     turns: list[dict[str, Any]] = []
     media: list[MediaItem] = []
@@ -129,7 +132,7 @@ def test_an_image_is_reused_from_turn_to_turn(name: str, load_generic, monkeypat
         run(engine)
         assert request.cached >= before
         done.append(request)
-        before = prompt.checkpoints[-1] - 1
+        before = prompt.snapshot_points[-1] - 1
         assert before > len(prompt.tokens) - 16
         turns += [{"role": "assistant", "content": "A circle."}]
     assert len(seen) == 2, "the vision tower saw each image once"

@@ -1,4 +1,4 @@
-"""Messages and media to tokens, spans, positions and checkpoints."""
+"""Messages and media to tokens, spans, positions and snapshot points."""
 
 from __future__ import annotations
 
@@ -140,13 +140,13 @@ def test_checkpoints_follow_the_first_two_messages_and_the_last(name: str, load)
     prompts = [model.prepare(m, tools=[], media=[], variables={}) for m in (first, more, system)]
     # Gemma's template writes the system part into the user's message
     folded = name == "gemma3"
-    assert [len(prompt.checkpoints) for prompt in prompts] == [1, 3, 3 + folded]
-    at = prompts[0].checkpoints[0]
+    assert [len(prompt.snapshot_points) for prompt in prompts] == [1, 3, 3 + folded]
+    at = prompts[0].snapshot_points[0]
     assert list(prompts[1].tokens[:at]) == list(prompts[0].tokens[:at])
     for prompt in prompts:
-        ends = prompt.checkpoints[folded and prompt is prompts[2] :]
+        ends = prompt.snapshot_points[folded and prompt is prompts[2] :]
         assert all(prompt.tokens[i - 1] in model.info.stop_tokens for i in ends)
-        assert not set(prompt.tokens[prompt.checkpoints[-1] :]) & model.info.stop_tokens
+        assert not set(prompt.tokens[prompt.snapshot_points[-1] :]) & model.info.stop_tokens
 
 
 def test_the_system_prompt_and_the_whole_history_arrive(load, ask) -> None:

@@ -1,7 +1,7 @@
-"""Every kind of prompt with a KV cache of every precision: in company and from the store as alone.
+"""Every kind of prompt with a KV cache of every precision: in company and cached as alone.
 
 Each case: text, one image, two images, text after an image, a second turn; all at once with what
-decodes, then all again, when the prefix store has them.
+decodes, then all again, when the prefix cache has them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 
 from mlx_provider import LoadedModel, LoadOptions, MediaItem
 from mlx_provider.engine.execution.probe import probe
-from mlx_provider.engine.prefix_cache.store import PrefixStore
+from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request
 from mlx_provider.families.checkpoint import read_json
 from mlx_provider.registry import PluginRegistry
@@ -129,7 +129,7 @@ def test_every_kind_of_prompt(name: str, bits: int | None, wide: Load) -> None:
         wanted.append(output_of(request))
     engine = new_engine(
         model, layout="grouped", mixes=found.mixes, scheduler=Alternating, max_chunk=12,
-        make_cache=make_cache, store=PrefixStore(budget=lambda: 2**24),
+        make_cache=make_cache, prefix_cache=PrefixCache(budget=lambda: 2**24),
     )  # fmt: skip
     for again in (False, True):
         requests = requests_for(model, sees)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from mlx_provider.engine.engine import Engine
+from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.prefix_cache.policy import cuts_of
-from mlx_provider.engine.prefix_cache.store import PrefixStore
 from mlx_provider.engine.request import Request
 from mlx_provider.families.text import TextModel
 from mlx_provider.families.tokenizer.hf_tokenizer import common_length
@@ -52,10 +52,10 @@ def assert_as_cold(model: TextModel, request: Request) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_matrix_of_reuse(tiny: Tiny, family: str, busy: bool) -> None:
     model = tiny(family)
-    engine = new_engine(model, store=PrefixStore(budget=lambda: 2**24), max_chunk=64)
+    engine = new_engine(model, prefix_cache=PrefixCache(budget=lambda: 2**24), max_chunk=64)
     cold = ask(engine, FIRST)
     assert cold.cached == 0
-    before_tail = cold.prompt.checkpoints[-1]
+    before_tail = cold.prompt.snapshot_points[-1]
 
     repeat = ask(engine, FIRST, busy)
     assert repeat.cached >= before_tail - 1
@@ -90,13 +90,13 @@ def test_a_checkpoint_is_worth_its_pass() -> None:
         ((long, 2 * long), 2 * long, ()),
         ((), 0, ()),
     ):
-        assert cuts_of(Prompt([1] * 300, checkpoints=ends), done) == cuts
+        assert cuts_of(Prompt([1] * 300, snapshot_points=ends), done) == cuts
     image = MediaSpan(start=8, end=12, content_hash="x", inputs=None)
-    assert cuts_of(Prompt([1] * 300, checkpoints=(6, 90), spans=[image])) == (12, 90)
+    assert cuts_of(Prompt([1] * 300, snapshot_points=(6, 90), spans=[image])) == (12, 90)
 
 
 def test_tenants_do_not_share(tiny: Tiny) -> None:
-    engine = new_engine(tiny("qwen3"), store=PrefixStore(budget=lambda: 2**24))
+    engine = new_engine(tiny("qwen3"), prefix_cache=PrefixCache(budget=lambda: 2**24))
     ask(engine, FIRST, salt="one")
     assert ask(engine, FIRST, salt="two").cached == 0
     assert ask(engine, FIRST, salt="one").cached > 0
@@ -104,7 +104,7 @@ def test_tenants_do_not_share(tiny: Tiny) -> None:
 
 def test_the_same_new_prefix_is_prefilled_once(tiny: Tiny) -> None:
     model = tiny("qwen3")
-    engine = new_engine(model, store=PrefixStore(budget=lambda: 2**24), max_chunk=32)
+    engine = new_engine(model, prefix_cache=PrefixCache(budget=lambda: 2**24), max_chunk=32)
     shared = [30 + i % 300 for i in range(600)]
     requests = [new_request([*shared, 40 + i], max_tokens=5) for i in range(4)]
     for request in requests:
@@ -116,7 +116,7 @@ def test_the_same_new_prefix_is_prefilled_once(tiny: Tiny) -> None:
 
 
 def test_a_miss_says_where_the_prompt_left_the_stored_path(tiny: Tiny) -> None:
-    engine = new_engine(tiny("qwen3"), store=PrefixStore(budget=lambda: 2**24))
+    engine = new_engine(tiny("qwen3"), prefix_cache=PrefixCache(budget=lambda: 2**24))
     ask(engine, FIRST)
     other = ask(engine, [SYSTEM, {"role": "user", "content": "How is it in Rome today?"}])
     assert "left the stored prefix at token" in other.explanation
@@ -124,7 +124,7 @@ def test_a_miss_says_where_the_prompt_left_the_stored_path(tiny: Tiny) -> None:
 
 
 def test_a_cancelled_prefill_is_of_use_to_the_next(tiny: Tiny) -> None:
-    engine = new_engine(tiny("qwen3"), store=PrefixStore(budget=lambda: 2**24), max_chunk=32)
+    engine = new_engine(tiny("qwen3"), prefix_cache=PrefixCache(budget=lambda: 2**24), max_chunk=32)
     tokens = [30 + i % 300 for i in range(300)]
     first = new_request(tokens, max_tokens=5)
     engine.submit(first)
@@ -139,17 +139,17 @@ def test_a_cancelled_prefill_is_of_use_to_the_next(tiny: Tiny) -> None:
 
 def test_the_store_gives_way_to_live_rows(tiny: Tiny) -> None:
     model = tiny("qwen3")
-    store = PrefixStore(budget=lambda: 2**24)
-    engine = new_engine(model, store=store, available=lambda: 10_000)
+    prefix_cache = PrefixCache(budget=lambda: 2**24)
+    engine = new_engine(model, prefix_cache=prefix_cache, available=lambda: 10_000)
     wanted: list[int] = []
 
     def reclaim(need: int) -> None:
         wanted.append(need)
-        store.evict_to(max(0, 10_000 - need))
+        prefix_cache.evict_to(max(0, 10_000 - need))
 
     object.__setattr__(engine.scheduler.budget, "reclaim", reclaim)
     for i in range(6):
         ask(engine, [SYSTEM, {"role": "user", "content": f"question {i}"}])
     assert wanted
-    assert store.nbytes <= 2**24
-    store.check_integrity()
+    assert prefix_cache.nbytes <= 2**24
+    prefix_cache.check_integrity()

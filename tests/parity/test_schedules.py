@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mlx_provider.engine.execution.probe import probe
-from mlx_provider.engine.prefix_cache.store import PrefixStore
+from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Phase, Request, SamplingParams
 from mlx_provider.engine.scheduling.scheduler import Scheduler
 from mlx_provider.families.text import TextModel
@@ -85,7 +85,7 @@ def request_of(arrival: Arrival) -> Request:
         stop_tokens=frozenset({40, 41}) if arrival.kind == 2 else frozenset(),
     )
     cuts = [c for c in (70, 136) if c < arrival.length]  # both worth their pass
-    request.prompt = replace(request.prompt, checkpoints=cuts)
+    request.prompt = replace(request.prompt, snapshot_points=cuts)
     output_of(request).fails_at = arrival.fails_at
     return request
 
@@ -95,13 +95,18 @@ def run_schedule(
     arrivals: list[Arrival],
     layout: str,
     chunk: int,
-    store: PrefixStore | None = None,
+    prefix_cache: PrefixCache | None = None,
     *,
     scheduler: type[Scheduler] = Alternating,
     mixes: bool = False,
 ) -> list[Request]:
     engine = new_engine(
-        model, layout=layout, mixes=mixes, scheduler=scheduler, max_chunk=chunk, store=store
+        model,
+        layout=layout,
+        mixes=mixes,
+        scheduler=scheduler,
+        max_chunk=chunk,
+        prefix_cache=prefix_cache,
     )
     requests = [request_of(a) for a in arrivals]
     last = max(a.step + (a.cancel_after or 0) for a in arrivals)
@@ -137,7 +142,7 @@ def test_any_schedule_gives_what_each_request_gets_alone(tiny: Tiny, family: str
     model = tiny(family)
     found = probe(model, model.make_cache, model.kv_layouts)
     # kept from one example to the next, so that most prompts are found in it
-    store = PrefixStore(budget=lambda: 2**20)
+    prefix_cache = PrefixCache(budget=lambda: 2**20)
 
     @settings(max_examples=6, suppress_health_check=list(HealthCheck))
     @given(
@@ -149,12 +154,12 @@ def test_any_schedule_gives_what_each_request_gets_alone(tiny: Tiny, family: str
     def check(
         arrivals: list[Arrival], chunk: int, stored: bool, scheduler: type[Scheduler]
     ) -> None:
-        kept = store if stored else None
+        kept = prefix_cache if stored else None
         requests = run_schedule(
             model, arrivals, found.layout, chunk, kept, scheduler=scheduler, mixes=found.mixes
         )
         check_against_solo(model, arrivals, requests)
-        store.check_integrity()
+        prefix_cache.check_integrity()
 
     check()
 

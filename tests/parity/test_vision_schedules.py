@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from mlx_provider import LoadedModel, LoadOptions, MediaItem
 from mlx_provider.engine.execution.probe import probe
 from mlx_provider.engine.feature_cache import FeatureCache
-from mlx_provider.engine.prefix_cache.store import PrefixStore
+from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Phase, Request
 from mlx_provider.engine.scheduling.scheduler import Scheduler
 from mlx_provider.families.checkpoint import read_json
@@ -119,7 +119,7 @@ def test_text_and_images_in_any_schedule(vision: Load, family: str) -> None:
     model = vision(family)
     found = probe(model, model.make_cache, model.kv_layouts)
     assert found.layout != "solo"
-    store, features = PrefixStore(budget=lambda: 2**22), FeatureCache(2**20)
+    prefix_cache, features = PrefixCache(budget=lambda: 2**22), FeatureCache(2**20)
 
     @settings(max_examples=5, suppress_health_check=list(HealthCheck))
     @given(
@@ -135,7 +135,7 @@ def test_text_and_images_in_any_schedule(vision: Load, family: str) -> None:
             mixes=found.mixes,
             scheduler=scheduler,
             max_chunk=chunk,
-            store=store if stored else None,
+            prefix_cache=prefix_cache if stored else None,
             features=features,
         )
         requests = [request_of(model, turn) for turn in turns]
@@ -198,15 +198,15 @@ def test_an_image_seen_before_costs_no_vision_tower(vision: Load, family: str) -
 def test_the_matrix_of_reuse_with_images(vision: Load, family: str) -> None:
     """Repeat, next turn, same image other question, other image of the same size."""
     model = vision(family)
-    store = PrefixStore(budget=lambda: 2**24)
-    engine = new_engine(model, store=store)
+    prefix_cache = PrefixCache(budget=lambda: 2**24)
+    engine = new_engine(model, prefix_cache=prefix_cache)
     turn = Turn(0, (0,), 15, 8, False, None)  # long enough for a checkpoint of its own
     cold = ask(engine, model, turn)
     span = cold.prompt.spans[0]
     assert cold.cached == 0
 
     repeat = ask(engine, model, turn)
-    assert repeat.cached >= cold.prompt.checkpoints[-1] - 1 > span.end
+    assert repeat.cached >= cold.prompt.snapshot_points[-1] - 1 > span.end
 
     other_question = ask(engine, model, replace(turn, words=1))
     next_turn = ask(engine, model, replace(turn, history=True))

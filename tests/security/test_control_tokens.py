@@ -153,7 +153,7 @@ def test_a_document_does_not_end_the_users_turn(served: ServedOf) -> None:
     names = [control_of(model)[token] for token in written(model, prompt)]
     assert names == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
     assert INJECTION in prompt.text
-    assert len(prompt.checkpoints) == 1
+    assert len(prompt.snapshot_points) == 1
 
 
 @pytest.mark.parametrize("typed", ["<tool_call>", "</think>", "<|im_end|>"])

@@ -23,7 +23,7 @@ def test_every_recorder_method_shows() -> None:
     metrics.tokens(prefilled=100, cached=20, decoded=3)
     metrics.first_token(0.3)
     metrics.inter_token(0.011)
-    metrics.set_state(queued=4, running=5, active_memory=6, store_bytes=7)
+    metrics.set_state(queued=4, running=5, active_memory=6, prefix_cache_bytes=7)
     metrics.evicted(8)
     wanted: dict[str, Any] = {
         "requests_received_total": 1,
@@ -40,8 +40,8 @@ def test_every_recorder_method_shows() -> None:
         "requests_queued": 4,
         "requests_running": 5,
         "active_memory_bytes": 6,
-        "prefix_store_bytes": 7,
-        "prefix_store_evictions_total": 8,
+        "prefix_cache_bytes": 7,
+        "prefix_cache_evictions_total": 8,
     }
     assert {name: value(metrics, name) for name in wanted} == wanted
 

@@ -474,7 +474,7 @@ def test_metrics_count(make_service: Any, tiny_class: Any, qwen: Any) -> None:
     assert decoded, text
 
 
-def test_the_prefix_store_is_told_and_emptied(
+def test_the_prefix_cache_is_told_and_emptied(
     make_service: Any, tiny_class: Any, qwen: Any
 ) -> None:
     model = own(tiny_class, make_service(), qwen.model)

@@ -1,4 +1,4 @@
-"""The disk tier: what the store kept, for the next process.
+"""The disk tier: what the prefix cache kept, for the next process.
 
 Files are written by a thread of its own from copies on the host; the engine thread only reads.
 A file never changes, has a name made from its content, and appears by rename, so any number of
@@ -23,9 +23,9 @@ import numpy as np
 from ...errors import BadRequest
 from . import files
 from .files import BadFile, Header, HostArray
-from .key import Ids, StoreKey
+from .key import CacheKey, Ids
 from .segments import Segment
-from .snapshots import Checkpoint
+from .snapshots import Snapshot
 from .tree import Node, common
 from .writer import Writer
 
@@ -47,7 +47,7 @@ class Loaded:
     parts: Mapping[int, Segment]
     """By first position."""
     complete: bool
-    states: Mapping[int, Checkpoint]
+    states: Mapping[int, Snapshot]
 
 
 @dataclass
@@ -76,7 +76,7 @@ class Index:
 class Chain:
     """Digests of a key's tokens `0 .. at`, for ascending `at`."""
 
-    def __init__(self, key: StoreKey, ids: Ids) -> None:
+    def __init__(self, key: CacheKey, ids: Ids) -> None:
         self._ids = ids
         self._at = 0
         self._hash = hashlib.blake2b(key.digest(), digest_size=16)
@@ -104,8 +104,8 @@ class DiskTier:
         self._news: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
         self._writer = Writer(self.folder, limit, self.versions, self._news)
 
-    def save(self, key: StoreKey, path: Sequence[Node], pruned: Sequence[int]) -> None:
-        """Queue what of a path is not on disk yet, and the removal of pruned checkpoints."""
+    def save(self, key: CacheKey, path: Sequence[Node], pruned: Sequence[int]) -> None:
+        """Queue what of a path is not on disk yet, and the removal of pruned snapshots."""
         self._drain()
         ids = _ids(path)
         covered = sum(took for _, _, took in self._walk(key, ids))
@@ -119,20 +119,20 @@ class DiskTier:
                 tokens, shape = ids[first : node.stop], files.segment_structure(segment)
                 head = Header(own, chain.at(first), first, tokens, node.complete, shape)
                 self._write(head, segment.pack)
-            if not isinstance(node.checkpoint, Checkpoint) and node.stop not in gone:
+            if not isinstance(node.snapshot, Snapshot) and node.stop not in gone:
                 continue
             digest = chain.at(node.stop)
-            if isinstance(node.checkpoint, Checkpoint):
-                shape = files.checkpoint_structure(node.checkpoint)
+            if isinstance(node.snapshot, Snapshot):
+                shape = files.snapshot_structure(node.snapshot)
                 head = Header(own, digest, node.stop, ids[:0], False, shape)
-                self._write(head, node.checkpoint.pack)
+                self._write(head, node.snapshot.pack)
             elif digest in self._index.states:
                 self._forget(self._index.states[digest].name)
         self._writer.touch([header.name for header, _, _ in self._walk(key, ids)])
 
     def load(
         self,
-        key: StoreKey,
+        key: CacheKey,
         ids: Ids,
         shared: int,
         have: int,
@@ -183,7 +183,7 @@ class DiskTier:
         """Finish the queue and end the thread."""
         self._writer.close()
 
-    def _walk(self, key: StoreKey, ids: Ids) -> list[tuple[Header, int, int]]:
+    def _walk(self, key: CacheKey, ids: Ids) -> list[tuple[Header, int, int]]:
         """Files that follow each other along `ids`: (header, first token, tokens that agree)."""
         chain, at, steps = Chain(key, ids), 0, []
         while at < len(ids):
@@ -196,7 +196,7 @@ class DiskTier:
             at += took
         return steps
 
-    def _best_state(self, key: StoreKey, ids: Ids, limit: int) -> Header | None:
+    def _best_state(self, key: CacheKey, ids: Ids, limit: int) -> Header | None:
         own = key.digest().hex()
         known = self._index.states.values()
         stops = sorted({h.start for h in known if h.key == own and h.start <= limit})
@@ -222,7 +222,7 @@ class DiskTier:
             if not self._queued:
                 self._index.remove(header.name)
         except (BadFile, OSError) as reason:
-            log.warning("prefix store: %s is ignored and removed: %s", path, reason)
+            log.warning("prefix cache: %s is ignored and removed: %s", path, reason)
             self._forget(header.name)
         return None
 
@@ -262,9 +262,9 @@ class DiskTier:
             except OSError as reason:
                 ignored[str(reason.strerror)] = ignored.get(str(reason.strerror), 0) + 1
         for text, count in ignored.items():
-            log.warning("prefix store: %d files in %s ignored: %s", count, self.folder, text)
+            log.warning("prefix cache: %d files in %s ignored: %s", count, self.folder, text)
         for text, count in refused.items():
-            log.warning("prefix store: %d files on disk ignored and removed: %s", count, text)
+            log.warning("prefix cache: %d files on disk ignored and removed: %s", count, text)
 
 
 def _ids(path: Sequence[Node]) -> Ids:
@@ -282,7 +282,7 @@ def _loaded(
     for (header, start, took), arrays in zip(needed, read, strict=False):
         segment = files.segment_of(header, arrays)
         parts[start] = segment if took == segment.length else segment.slice(0, took)
-    states = {} if state is None else {state.start: files.checkpoint_of(state, read[-1])}
+    states = {} if state is None else {state.start: files.snapshot_of(state, read[-1])}
     return Loaded(length, parts, complete, states)
 
 
@@ -298,6 +298,6 @@ def _own(folder: Path) -> None:
     except OSError as error:
         raise BadRequest(f"{folder} cannot be used: {error.strerror}", param="disk_cache") from None
     if found.st_mode & OTHERS_WRITE:
-        log.warning("prefix store: other users could write in %s until this start", folder)
+        log.warning("prefix cache: other users could write in %s until this start", folder)
     if above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX:
-        log.warning("prefix store: other users can replace %s: run `chmod go-w` above it", folder)
+        log.warning("prefix cache: other users can replace %s: run `chmod go-w` above it", folder)

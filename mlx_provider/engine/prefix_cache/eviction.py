@@ -18,7 +18,7 @@ PINNED = 16
 PROVEN = 3
 """Hits up to which a node gains weight."""
 FRESH = 0.3
-"""Disuse, as a share of the store, below which it matters little."""
+"""Disuse, as a share of the prefix cache, below which it matters little."""
 
 
 def evict(
@@ -31,7 +31,7 @@ def evict(
 ) -> int:
     """Free at least `need` bytes if there are as many; the bytes freed.
 
-    Takes leaves, and checkpoints of inner nodes, the least valuable first. Nodes
+    Takes leaves, and snapshots of inner nodes, the least valuable first. Nodes
     in `keep` stay as they are. `clock`: now, on the clock of `Node.used`; `held`: bytes of all.
     """
     order = count()
@@ -43,7 +43,7 @@ def evict(
         entry(node)
         for root in roots
         for node in nodes(root)
-        if node not in keep and (not node.children or node.checkpoint is not None)
+        if node not in keep and (not node.children or node.snapshot is not None)
     ]
     heapq.heapify(heap)
     freed = 0
@@ -52,8 +52,8 @@ def evict(
         if leaf != (not node.children):
             continue  # has become a leaf since, and was entered again as one
         if not leaf:
-            freed += node.checkpoint.nbytes if node.checkpoint is not None else 0
-            node.checkpoint = None
+            freed += node.snapshot.nbytes if node.snapshot is not None else 0
+            node.snapshot = None
             continue
         freed += node.nbytes
         remove(node)
@@ -65,20 +65,20 @@ def evict(
 
 
 def value(node: Node, clock: int, held: int) -> float:
-    """What keeping a leaf, or an inner node's checkpoint, is worth per byte.
+    """What keeping a leaf, or an inner node's snapshot, is worth per byte.
 
-    Disuse is measured by what came in since, as a share of the store: many small side requests
-    age a long chat less than one other long chat does.
+    Disuse is measured by what came in since, as a share of the prefix cache: many small side
+    requests age a long chat less than one other long chat does.
     """
     if node.complete:
         recompute = len(node.tokens)
-    elif node.checkpoint is None:
+    elif node.snapshot is None:
         return 0.0  # nothing can resume here
     else:
         recompute = node.stop - resumable_before(node)
     size = node.nbytes
-    if node.children and node.checkpoint is not None:
-        size = node.checkpoint.nbytes
+    if node.children and node.snapshot is not None:
+        size = node.snapshot.nbytes
     cost = recompute * (1 + node.stop / ATTENTION_DEPTH)
     weight = (1 + min(node.hits, PROVEN)) * (PINNED if node.sessions else 1)
     disuse = (clock - node.used) / max(1, held)
@@ -88,6 +88,6 @@ def value(node: Node, clock: int, held: int) -> float:
 def resumable_before(node: Node) -> int:
     """The last position above the node's end from which its path could be resumed."""
     above = node.parent
-    while above is not None and above.checkpoint is None and not above.complete:
+    while above is not None and above.snapshot is None and not above.complete:
         above = above.parent
     return 0 if above is None else above.stop

@@ -1,4 +1,4 @@
-"""One file of the disk tier: a segment or a checkpoint, as safetensors with a checksum.
+"""One file of the disk tier: a segment or a snapshot, as safetensors with a checksum.
 
 The header's metadata holds everything but arrays, so that an index can be built from headers.
 bfloat16, which numpy lacks, is stored as its 16 bits.
@@ -25,7 +25,7 @@ from ...plain_file import open_own
 from .arrays import ArrayPack
 from .key import Ids
 from .segments import Segment
-from .snapshots import Checkpoint
+from .snapshots import Snapshot
 
 FORMAT = 1
 SUFFIX = ".safetensors"
@@ -44,15 +44,15 @@ class Header:
     """What a file holds, without its arrays."""
 
     key: str
-    """Hex digest of the `StoreKey`."""
+    """Hex digest of the `CacheKey`."""
     parent: str
     """Hex digest of key and tokens `0 .. start`."""
     start: int
     tokens: Ids
-    """Tokens of the segment; empty: a checkpoint at `start`."""
+    """Tokens of the segment; empty: a snapshot at `start`."""
     complete: bool
     structure: Mapping[str, Any]
-    """How the arrays make a `Segment` or `Checkpoint`."""
+    """How the arrays make a `Segment` or `Snapshot`."""
 
     @property
     def stop(self) -> int:
@@ -81,8 +81,8 @@ def segment_structure(segment: Segment) -> dict[str, Any]:
     return {"layers": segment.layers, **_pack_structure(segment.pack)}
 
 
-def checkpoint_structure(checkpoint: Checkpoint) -> dict[str, Any]:
-    return {"layers": list(checkpoint.layers.items()), **_pack_structure(checkpoint.pack)}
+def snapshot_structure(snapshot: Snapshot) -> dict[str, Any]:
+    return {"layers": list(snapshot.layers.items()), **_pack_structure(snapshot.pack)}
 
 
 def to_host(pack: ArrayPack) -> list[HostArray]:
@@ -96,9 +96,9 @@ def segment_of(header: Header, arrays: Sequence[HostArray]) -> Segment:
     return Segment(len(header.tokens), _pack(header, arrays), layers)
 
 
-def checkpoint_of(header: Header, arrays: Sequence[HostArray]) -> Checkpoint:
-    """The checkpoint again, on the device (engine thread)."""
-    return Checkpoint(dict(header.structure["layers"]), _pack(header, arrays))
+def snapshot_of(header: Header, arrays: Sequence[HostArray]) -> Snapshot:
+    """The snapshot again, on the device (engine thread)."""
+    return Snapshot(dict(header.structure["layers"]), _pack(header, arrays))
 
 
 def write(folder: Path, header: Header, arrays: Sequence[HostArray], versions: str) -> Path:

@@ -15,7 +15,7 @@ Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class StoreKey:
+class CacheKey:
     """What the model saw apart from tokens. Entries of different keys never meet."""
 
     fingerprint: str

@@ -10,9 +10,9 @@ import numpy as np
 
 from ...records import LoadedModel, Prompt
 from ..request import PrefillJob, Request, Row
+from .cache import CacheKey, Match, PrefixCache, key_tokens
 from .key import Ids, as_ids
 from .segments import Kind
-from .store import Match, PrefixStore, StoreKey, key_tokens
 
 log = logging.getLogger(__name__)
 
@@ -25,21 +25,21 @@ AROUND = 8
 """Tokens shown on either side of the place where a prompt left the stored path."""
 
 
-class PrefixReuse:
+class PrefixCachePolicy:
     """Every method belongs to the engine thread."""
 
     def __init__(
         self,
-        store: PrefixStore,
+        cache: PrefixCache,
         model: LoadedModel,
         kv: str,
         make_cache: Callable[[], list[Any]],
     ) -> None:
-        self._store = store
+        self._cache = cache
         self._model = model
         self._kv = kv
         self._make_cache = make_cache
-        self._strictest = store.strictest(make_cache())
+        self._strictest = cache.strictest(make_cache())
 
     def look_up(self, job: PrefillJob) -> None:
         """Find the longest stored prefix of a job's tokens."""
@@ -47,16 +47,16 @@ class PrefixReuse:
             prompt = job.request.prompt
             after = job.tokens[len(prompt.tokens) :]
             job.ids = as_ids([*key_tokens(prompt), *after])
-        job.match = self._store.match(self._key(job.request), job.ids, limit=len(job.ids) - 1)
+        job.match = self._cache.match(self._key(job.request), job.ids, limit=len(job.ids) - 1)
         job.estimated_cached = job.match.length
 
     def begin(self, job: PrefillJob) -> None:
         """Give the job a cache with the longest stored prefix in it."""
-        if job.match is None or not self._store.holds(job.match):
+        if job.match is None or not self._cache.holds(job.match):
             self.look_up(job)
         match: Match = job.match
         job.match = None
-        job.cache = self._store.restore(
+        job.cache = self._cache.restore(
             match, self._make_cache, room=len(job.tokens) - match.length
         )
         job.done = match.length
@@ -77,7 +77,7 @@ class PrefixReuse:
         for at in job.keeps:
             if start < at <= job.done:
                 exact = at == job.done
-                snapshot = self._store.checkpoint(job.held(), None if exact else at)
+                snapshot = self._cache.snapshot(job.held(), None if exact else at)
                 if snapshot is not None:
                     job.snapshots[at] = snapshot
 
@@ -95,10 +95,10 @@ class PrefixReuse:
     def _insert(
         self, request: Request, ids: Ids, cache: list[Any], snapshots: dict[int, Any]
     ) -> None:
-        self._store.insert(self._key(request), ids, cache, snapshots, session=request.session)
+        self._cache.insert(self._key(request), ids, cache, snapshots, session=request.session)
 
-    def _key(self, request: Request) -> StoreKey:
-        return StoreKey(self._model.info.fingerprint, self._kv, request.salt)
+    def _key(self, request: Request) -> CacheKey:
+        return CacheKey(self._model.info.fingerprint, self._kv, request.salt)
 
     def _explained(self, job: PrefillJob, match: Match) -> str:
         """Why a prompt was not found whole, in a line."""
@@ -124,7 +124,7 @@ def cuts_of(prompt: Prompt, done: int = 0) -> tuple[int, ...]:
     """
     images = {span.end for span in prompt.spans}
     cuts: list[int] = []
-    for end in sorted(images | {*prompt.checkpoints}):
+    for end in sorted(images | {*prompt.snapshot_points}):
         far = end - max(cuts, default=done) >= WORTH_A_PASS
         if done < end < len(prompt.tokens) and (far or end in images):
             cuts.append(end)

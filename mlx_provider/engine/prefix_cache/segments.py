@@ -31,7 +31,7 @@ from mlx.utils import tree_flatten
 from ...upstream import cpu_copy
 from ..memory import leaves
 from .arrays import ArrayPack
-from .snapshots import Checkpoint, Unstorable
+from .snapshots import Snapshot, Unstorable
 
 KV = frozenset({"keys", "values", "offset"})
 QUANTISED = KV | {"group_size", "bits"}
@@ -85,7 +85,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class RowParts:
-    """A live row cache that holds `length` tokens or more, as the store sees it."""
+    """A live row cache that holds `length` tokens or more, as the prefix cache sees it."""
 
     length: int
     append: Mapping[int, list[Any]]
@@ -95,7 +95,7 @@ class RowParts:
     complete: bool
     """Every layer can be cut."""
     exact: bool
-    """No layer holds more than `length` tokens, so its state may serve as a checkpoint there."""
+    """No layer holds more than `length` tokens, so its state may serve as a snapshot there."""
 
     def cut(self, start: int, stop: int, *, complete: bool) -> Segment:
         """Tokens `start .. stop`; `complete`: with the windows, which the row must still have."""
@@ -159,7 +159,7 @@ def strictest(cache: list[Any]) -> Kind:
     return next((k for k in (Kind.STATE, Kind.WINDOW) if k in kinds), Kind.APPEND)
 
 
-def take_checkpoint(cache: list[Any], at: int | None = None) -> Checkpoint | None:
+def take_snapshot(cache: list[Any], at: int | None = None) -> Snapshot | None:
     """Windows and states as they are now; `None` where every layer keeps every token.
 
     A window that has not wrapped is taken too: it may have by the time the row is stored.
@@ -178,13 +178,13 @@ def take_checkpoint(cache: list[Any], at: int | None = None) -> Checkpoint | Non
             own = vars(layer)
             # of `ArraysCache`, paddings and lengths belong to the batch, not to the row
             attributes[leaf] = {"cache": own["cache"]} if "cache" in own else own
-    return Checkpoint.of(attributes) if attributes else None
+    return Snapshot.of(attributes) if attributes else None
 
 
 def rebuild(
     cache: list[Any],
     segments: Sequence[Segment],
-    checkpoint: Checkpoint | None,
+    snapshot: Snapshot | None,
     *,
     length: int,
     room: int = 0,
@@ -193,16 +193,16 @@ def rebuild(
 
     `room`: tokens soon to be appended, for which buffers are made large enough.
 
-    Raises `ValueError` if segments and checkpoint do not cover every layer, or the fresh cache
+    Raises `ValueError` if segments and snapshot do not cover every layer, or the fresh cache
     is of another make than the stored one.
     """
-    kept = checkpoint.layers if checkpoint is not None else {}
+    kept = snapshot.layers if snapshot is not None else {}
     parts = _heads(segments, length)
     fresh: list[Any] = []
     runs: list[tuple[Any, list[list[Any]]]] = []
     for leaf, layer in enumerate(leaves(cache)):
-        if checkpoint is not None and leaf in kept:
-            attributes = checkpoint.attributes(leaf)
+        if snapshot is not None and leaf in kept:
+            attributes = snapshot.attributes(leaf)
             vars(layer).update(attributes)
             fresh += [a for _, a in tree_flatten(attributes) if isinstance(a, mx.array)]
         elif all(leaf in part for part in parts):

@@ -1,4 +1,4 @@
-"""Checkpoints: state that cannot be cut, kept whole at one position of a row."""
+"""Snapshots: state that cannot be cut, kept whole at one position of a row."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Unstorable(TypeError):
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class Snapshot:
     """Instance attributes of some layers of a row cache, by leaf index. Immutable."""
 
     layers: Mapping[int, Encoded]
     pack: ArrayPack
 
     @classmethod
-    def of(cls, attributes: Mapping[int, Mapping[str, Any]]) -> Checkpoint:
+    def of(cls, attributes: Mapping[int, Mapping[str, Any]]) -> Snapshot:
         """Copy and evaluate. Raises `Unstorable` for values other than arrays and plain data."""
         arrays: list[Any] = []
         layers = {leaf: encode(dict(each), arrays) for leaf, each in attributes.items()}

@@ -41,12 +41,12 @@ class Node:
     segment: Part | None
     complete: bool
     """A path may resume at any token of it: implies the same for all its ancestors."""
-    checkpoint: State | None = None
+    snapshot: State | None = None
     """State at `stop`, where not every layer can be cut."""
     children: dict[int, Node] = field(default_factory=dict)
     """By their first token."""
     used: int = 0
-    """The store's clock at the last use: bytes taken in so far, plus one per use."""
+    """The prefix cache's clock at the last use: bytes taken in so far, plus one per use."""
     hits: int = 0
     """How often a row was restored through it; starts at 1 where it continued a stored path."""
     sessions: set[str] = field(default_factory=set)
@@ -59,7 +59,7 @@ class Node:
     @property
     def nbytes(self) -> int:
         payload = 0 if self.segment is None else self.segment.nbytes
-        state = 0 if self.checkpoint is None else self.checkpoint.nbytes
+        state = 0 if self.snapshot is None else self.snapshot.nbytes
         return payload + state + self.tokens.nbytes
 
     def path(self) -> list[Node]:
@@ -121,7 +121,7 @@ def common(a: Ids, b: Ids) -> int:
 def split(node: Node, at: int) -> Node:
     """Cut a node after `at` of its tokens (0 < at < all); the new upper part.
 
-    `node` stays the lower part, with checkpoint and children. Payload bytes stay the same.
+    `node` stays the lower part, with snapshot and children. Payload bytes stay the same.
     """
     if node.parent is None or node.segment is None or not 0 < at < len(node.tokens):
         raise ValueError(f"no cut at {at} of {len(node.tokens)} tokens")
@@ -159,7 +159,7 @@ def remove(leaf: Node) -> None:
     if leaf.parent is None or leaf.children:
         raise ValueError("only a leaf can be removed")
     del leaf.parent.children[int(leaf.tokens[0])]
-    leaf.segment = leaf.checkpoint = None
+    leaf.segment = leaf.snapshot = None
 
 
 def nodes(root: Node) -> Iterator[Node]:

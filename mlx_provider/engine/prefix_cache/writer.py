@@ -61,7 +61,7 @@ class Writer:
             try:
                 job[0](*job[1:])
             except (OSError, BadFile) as reason:
-                log.warning("prefix store: disk tier: %s", reason)
+                log.warning("prefix cache: disk tier: %s", reason)
 
     def _do_write(self, header: Header, arrays: list[HostArray], size: int) -> None:
         written = False

@@ -1,4 +1,4 @@
-"""A model's tokenizer and chat template: encode, decode, render, place checkpoints.
+"""A model's tokenizer and chat template: encode, decode, render, place snapshot points.
 
 Everything that a client sends stays text: what looks like a control token in it is spelt in
 letters. The names below are for authors of families; the modules of this package are not.

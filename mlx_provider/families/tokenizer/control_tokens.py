@@ -2,8 +2,8 @@
 
 Every added token is one, special or not, but for what some tokenizers keep there as plain
 vocabulary: white space, letters, tags of HTML. transformers 5.23 has `sanitize_control_tokens` for
-those that are special or stand in the template; keys of mappings, checkpoints at message ends and
-texts that the template joins are beyond it.
+those that are special or stand in the template; keys of mappings, snapshot points at message ends
+and texts that the template joins are beyond it.
 """
 
 from __future__ import annotations

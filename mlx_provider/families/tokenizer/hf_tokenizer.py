@@ -40,7 +40,7 @@ class Rendered:
 
     text: str
     tokens: list[int]
-    checkpoints: tuple[int, ...]
+    snapshot_points: tuple[int, ...]
 
 
 class HFTokenizer:
@@ -229,14 +229,14 @@ class HFTokenizer:
         return hidden, text
 
     def render(self, messages: Messages, tools: Messages, variables: Variables) -> Rendered:
-        """Render and tokenise; checkpoints at the ends of the first two messages and the last."""
+        """Render and tokenise; snapshot points: the ends of the first two messages and the last."""
         hidden, text = self.rendered(messages, tools, variables)
         encoded = self.encode_with_offsets(text, hidden)
         prefixes = [*self._prefixes(hidden), self.system_part(hidden, text)]
         ends = (len(prefix) for prefix in prefixes if text.startswith(prefix))
         counts = {bisect_left(encoded.starts, end) for end in ends}
-        checkpoints = sorted(c for c in counts if 0 < c < len(encoded.ids))
-        return Rendered(hidden.reveal(text), encoded.ids, tuple(checkpoints))
+        points = sorted(c for c in counts if 0 < c < len(encoded.ids))
+        return Rendered(hidden.reveal(text), encoded.ids, tuple(points))
 
     def system_part(self, hidden: Hidden, text: str) -> str:
         """What a prompt's text has in common with that of another user; "" without a system part.

@@ -1,4 +1,4 @@
-"""From messages and media to tokens: template, media placeholders, spans, checkpoints.
+"""From messages and media to tokens: template, media placeholders, spans, snapshot points.
 
 A family says which tokens of the rendered template stand for media and what replaces each.
 The same text typed by a user stays text, as every control token does.
@@ -78,7 +78,7 @@ def build_prompt(
         tokens=tokens,
         text=hidden.reveal(text),
         spans=spans,
-        checkpoints=tuple(sorted(ends - {0})),
+        snapshot_points=tuple(sorted(ends - {0})),
     )
 
 

@@ -1,4 +1,4 @@
-"""Our engine with its prefix store, stepped in this process, and what a hit cannot spare."""
+"""Our engine with its prefix cache, stepped in this process, and what a hit cannot spare."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from mlx_provider.config import EngineSettings
 from mlx_provider.engine.execution.probe import Probe
 from mlx_provider.engine.feature_cache import FeatureCache
 from mlx_provider.engine.memory import arrays
-from mlx_provider.engine.prefix_cache.key import StoreKey, as_ids, key_tokens
-from mlx_provider.engine.prefix_cache.store import PrefixStore
+from mlx_provider.engine.prefix_cache.cache import PrefixCache
+from mlx_provider.engine.prefix_cache.key import CacheKey, as_ids, key_tokens
 from mlx_provider.records import LoadedModel, MediaItem, PrefillChunk, Prompt
 from mlx_provider.testing.driver import new_request
 
@@ -37,12 +37,12 @@ class InProcess:
 
     def __init__(self, model: LoadedModel, probe: Probe, *, reuse: bool) -> None:
         self.model = model
-        self._store = PrefixStore(budget=lambda: WIDE)
+        self._store = PrefixCache(budget=lambda: WIDE)
         features = EngineSettings().feature_bytes if reuse else 0
         self._engine = server_engine(
             model,
             probe,
-            store=self._store if reuse else None,
+            prefix_cache=self._store if reuse else None,
             features=FeatureCache(features),
         )
 
@@ -66,7 +66,7 @@ class InProcess:
         return Timed(job.times[0] - began, job.tokens, len(prompt.tokens), request.cached)
 
     def suffix_alone(self, prompt: Prompt) -> tuple[float, float]:
-        """Seconds of model time for what the store lacks of a prompt, the cache being there.
+        """Seconds of model time for what the prefix cache lacks of a prompt, the cache being there.
 
         Two ways: in one call, and with the last token in a call of its own.
         """
@@ -76,7 +76,7 @@ class InProcess:
         import mlx.core as mx
 
         end = len(prompt.tokens)
-        key = StoreKey(self.model.info.fingerprint, "")
+        key = CacheKey(self.model.info.fingerprint, "")
         match = self._store.match(key, as_ids(key_tokens(prompt)), limit=end - 1)
         cache = self._store.restore(match, self.model.make_cache, room=end - match.length)
         features = {

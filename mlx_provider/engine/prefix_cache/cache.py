@@ -1,13 +1,13 @@
-"""The prefix store: what was computed once for a prefix is not computed again.
+"""The prefix cache: what was computed once for a prefix is not computed again.
 
-    match = store.match(key, ids, limit=len(ids) - 1)
-    cache = store.restore(match, model.make_cache)      # holds the first `match.length` tokens
-    ... prefill the rest, at message ends: checkpoints[n] = store.checkpoint(cache)
-    store.insert(key, ids_the_cache_holds, cache, checkpoints)
+    match = prefix_cache.match(key, ids, limit=len(ids) - 1)
+    cache = prefix_cache.restore(match, model.make_cache)  # holds the first `match.length` tokens
+    ... prefill the rest, at message ends: snapshots[n] = prefix_cache.snapshot(cache)
+    prefix_cache.insert(key, ids_the_cache_holds, cache, snapshots)
 
 Stored arrays never change: a row works on copies, and later events split, extend and drop nodes
 of the tree but never a payload. Who holds what: the tree owns its payloads; a `Match` names nodes,
-which lose theirs when they are evicted, and counts only while the store `holds` it.
+which lose theirs when they are evicted, and counts only while the prefix cache `holds` it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Any, cast
 
 from .disk import DiskTier
 from .eviction import evict
-from .growth import LivePath, LoadedPath, Source, grow, grows_complete, prune
-from .key import Ids, StoreKey, as_ids, key_tokens, outside_spans
-from .segments import Kind, Segment, rebuild, row_parts, strictest, take_checkpoint
-from .snapshots import Checkpoint, Unstorable
+from .insertion import LivePath, LoadedPath, Source, grow, grows_complete, prune
+from .key import CacheKey, Ids, as_ids, key_tokens, outside_spans
+from .segments import Kind, Segment, rebuild, row_parts, strictest, take_snapshot
+from .snapshots import Snapshot, Unstorable
 from .tree import Node, Walk, check, new_root, nodes, walk
 
-__all__ = ["Match", "PrefixStore", "StoreKey", "key_tokens"]
+__all__ = ["CacheKey", "Match", "PrefixCache", "key_tokens"]
 
 log = logging.getLogger(__name__)
 
@@ -53,17 +53,17 @@ class Match:
     path: tuple[Node, ...] = ()
     """The nodes used, from the first token on."""
     stateful: Node | None = None
-    """The one whose checkpoint is used, where that takes one."""
+    """The one whose snapshot is used, where that takes one."""
     state: object = None
-    """Of the store, when this was found."""
+    """Of the prefix cache, when this was found."""
 
     @property
     def segments(self) -> tuple[Segment, ...]:
         return tuple(cast("Segment", node.segment) for node in self.path)
 
     @property
-    def checkpoint(self) -> Checkpoint | None:
-        return None if self.stateful is None else cast("Checkpoint", self.stateful.checkpoint)
+    def snapshot(self) -> Snapshot | None:
+        return None if self.stateful is None else cast("Snapshot", self.stateful.snapshot)
 
 
 @dataclass
@@ -78,14 +78,14 @@ class Counters:
     evicted_bytes: int = 0
 
 
-class PrefixStore:
-    """All methods on the engine thread. `budget()`: bytes the store may hold right now."""
+class PrefixCache:
+    """All methods on the engine thread. `budget()`: bytes the prefix cache may hold right now."""
 
     def __init__(self, *, budget: Callable[[], int], disk: DiskTier | None = None) -> None:
         self._budget = budget
         self._disk = disk
-        self._roots: dict[StoreKey, Node] = {}
-        self._layouts: dict[StoreKey, Layout] = {}
+        self._roots: dict[CacheKey, Node] = {}
+        self._layouts: dict[CacheKey, Layout] = {}
         self._sessions: OrderedDict[str, Node] = OrderedDict()
         self._bytes = 0
         self._clock = 0
@@ -96,10 +96,10 @@ class PrefixStore:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the store's own arrays (device arrays and token ids)."""
+        """Bytes of the prefix cache's own arrays (device arrays and token ids)."""
         return self._bytes
 
-    def match(self, key: StoreKey, tokens: Sequence[int] | Ids, limit: int) -> Match:
+    def match(self, key: CacheKey, tokens: Sequence[int] | Ids, limit: int) -> Match:
         """Longest usable prefix of at most `limit` tokens; never ends inside a media span.
 
         `tokens` are key ids (`key_tokens`); an int64 array spares the conversion. Does not
@@ -125,14 +125,14 @@ class PrefixStore:
         """A fresh row cache holding `match.length` tokens; `room`: tokens soon to be appended.
 
         Call it once for every row, also for a match of length 0: it is what counts as a lookup.
-        Raises `ValueError` if the store no longer holds the match, or `make_cache` makes another
-        kind of cache than was stored.
+        Raises `ValueError` if the match no longer counts, or `make_cache` makes another kind of
+        cache than was stored.
         """
         if not self.holds(match):
-            raise ValueError("the store has changed since the match")
+            raise ValueError("the prefix cache has changed since the match")
         cache = make_cache()
         if match.length:
-            rebuild(cache, match.segments, match.checkpoint, length=match.length, room=room)
+            rebuild(cache, match.segments, match.snapshot, length=match.length, room=room)
         for node in self._touch(match.path[-1] if match.path else None):
             node.hits += 1
         self._counters.lookups += 1
@@ -148,35 +148,35 @@ class PrefixStore:
             self._tell(str(reason))
             return Kind.APPEND
 
-    def checkpoint(self, cache: list[Any], at: int | None = None) -> Checkpoint | None:
+    def snapshot(self, cache: list[Any], at: int | None = None) -> Snapshot | None:
         """A copy of what cannot be cut out of a longer row later: states, and windows.
 
-        `at`: as they were after that many tokens (`take_checkpoint` says when that can be had).
+        `at`: as they were after that many tokens (`take_snapshot` says when that can be had).
         `None` where every layer can be cut at any time, or where there is nothing to be had.
         """
         try:
-            return take_checkpoint(cache, at)
+            return take_snapshot(cache, at)
         except (Unstorable, ValueError) as reason:
             self._tell(str(reason))
             return None
 
     def insert(
         self,
-        key: StoreKey,
+        key: CacheKey,
         tokens: Sequence[int] | Ids,
         cache: list[Any],
-        checkpoints: Mapping[int, Checkpoint],
+        snapshots: Mapping[int, Snapshot],
         *,
         session: str | None = None,
     ) -> None:
         """Keep a row: `tokens` are all that the cache holds, as key ids. The cache stays as it is.
 
-        `checkpoints` by token count. A cache of append-only layers may hold more tokens. Makes
+        `snapshots` by token count. A cache of append-only layers may hold more tokens. Makes
         room first; an entry larger than the budget, or of an unknown make, is not stored.
         Raises `ValueError` if the cache holds fewer tokens.
         """
         ids = as_ids(tokens)
-        states = {at: state for at, state in checkpoints.items() if 0 < at <= len(ids)}
+        states = {at: state for at, state in snapshots.items() if 0 < at <= len(ids)}
         try:
             row = row_parts(cache, len(ids))
             if not row.exact and not row.complete:  # its state is of a later token
@@ -223,7 +223,7 @@ class PrefixStore:
         return {
             "entries": sum(not node.children for node in everything),
             "nodes": len(everything),
-            "checkpoints": sum(node.checkpoint is not None for node in everything),
+            "snapshots": sum(node.snapshot is not None for node in everything),
             "tokens": sum(len(node.tokens) for node in everything),
             "bytes": self._bytes,
             "budget": self._budget(),
@@ -245,7 +245,7 @@ class PrefixStore:
             raise AssertionError("a node is pinned by an unknown session")
 
     def _grow(
-        self, key: StoreKey, ids: Ids, source: Source, *, layout: Layout | None = None
+        self, key: CacheKey, ids: Ids, source: Source, *, layout: Layout | None = None
     ) -> Node | None:
         """Put a path into the tree; its last node, or `None` if it cannot be kept."""
         if len(ids) == 0 or not self._fits_layout(key, layout):
@@ -269,7 +269,7 @@ class PrefixStore:
         self._touch(leaf)
         return leaf
 
-    def _fits_layout(self, key: StoreKey, layout: Layout | None) -> bool:
+    def _fits_layout(self, key: CacheKey, layout: Layout | None) -> bool:
         if layout is None or self._layouts.get(key, layout) == layout:
             return True
         self._tell("a row whose KV has another shape or dtype than the stored ones is not kept")
@@ -306,7 +306,7 @@ class PrefixStore:
         for node in leaf.path() if leaf is not None else ():
             node.sessions.discard(session)
 
-    def _load(self, key: StoreKey, ids: Ids, limit: int, found: Walk, have: int) -> bool:
+    def _load(self, key: CacheKey, ids: Ids, limit: int, found: Walk, have: int) -> bool:
         """Bring a prefix of more than `have` tokens in from disk, where there is one."""
         if self._disk is None:
             return False
@@ -323,18 +323,18 @@ class PrefixStore:
     def _tell(self, reason: str) -> None:
         if reason not in self._told:
             self._told.add(reason)
-            log.warning("prefix store: %s", reason)
+            log.warning("prefix cache: %s", reason)
 
 
 def _resume(found: Walk, ids: Ids) -> tuple[int, Node | None]:
-    """How many tokens a row can resume with, and the node whose checkpoint that takes."""
+    """How many tokens a row can resume with, and the node whose snapshot that takes."""
     usable = outside_spans(ids, found.shared)
     length, chosen = 0, None
     for node, agreed in found.steps:
         if node.complete:
             length, chosen = min(usable, node.start + agreed), None
         elif (
-            node.checkpoint is not None
+            node.snapshot is not None
             and agreed == len(node.tokens)
             and node.stop == outside_spans(ids, node.stop) <= usable
         ):

@@ -9,14 +9,14 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 from .key import Ids
-from .segments import RowParts, Segment, take_checkpoint
-from .snapshots import Checkpoint
+from .segments import RowParts, Segment, take_snapshot
+from .snapshots import Snapshot
 from .tree import Node, Walk, add, split
 
 MAX_EDGE = 2048
 """Tokens of one node: bounds what a split copies, and lets a long tail go piece by piece."""
 RECENT = 3
-"""Checkpoints kept per path besides the first, which is the end of the system prompt."""
+"""Snapshots kept per path besides the first, which is the end of the system prompt."""
 NEAR = 16
 """Tokens that are cheaper to compute again than to keep a state for."""
 
@@ -28,8 +28,8 @@ class Source(Protocol):
     def complete(self) -> bool:
         """Its segments hold every layer."""
 
-    def states(self, *, complete: bool) -> Mapping[int, Checkpoint]:
-        """Checkpoints by token count; none are needed where segments are complete."""
+    def states(self, *, complete: bool) -> Mapping[int, Snapshot]:
+        """Snapshots by token count; none are needed where segments are complete."""
 
     def bytes_beyond(self, start: int, stop: int, *, complete: bool) -> int:
         """Upper bound of what tokens `start .. stop` and the states will take."""
@@ -43,22 +43,22 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class LivePath:
-    """A row cache and the checkpoints taken while it grew."""
+    """A row cache and the snapshots taken while it grew."""
 
     row: RowParts
     cache: list[Any]
-    given: Mapping[int, Checkpoint]
+    given: Mapping[int, Snapshot]
 
     @property
     def complete(self) -> bool:
         return self.row.complete
 
     @cached_property
-    def _all_states(self) -> Mapping[int, Checkpoint]:
-        last = take_checkpoint(self.cache) if self.row.exact else None
+    def _all_states(self) -> Mapping[int, Snapshot]:
+        last = take_snapshot(self.cache) if self.row.exact else None
         return {**self.given, **({} if last is None else {self.row.length: last})}
 
-    def states(self, *, complete: bool) -> Mapping[int, Checkpoint]:
+    def states(self, *, complete: bool) -> Mapping[int, Snapshot]:
         return {} if complete else self._all_states
 
     def bytes_beyond(self, start: int, stop: int, *, complete: bool) -> int:
@@ -78,9 +78,9 @@ class LoadedPath:
 
     parts: Mapping[int, Segment]
     complete: bool
-    given: Mapping[int, Checkpoint]
+    given: Mapping[int, Snapshot]
 
-    def states(self, *, complete: bool) -> Mapping[int, Checkpoint]:
+    def states(self, *, complete: bool) -> Mapping[int, Snapshot]:
         return {} if complete else self.given
 
     def bytes_beyond(self, start: int, stop: int, *, complete: bool) -> int:
@@ -130,26 +130,26 @@ def _cuts(start: int, stop: int, wanted: set[int]) -> list[int]:
     return sorted({at for at in wanted | edges if start < at < stop} | {start, stop})
 
 
-def _attach(leaf: Node, at: int, state: Checkpoint) -> int:
+def _attach(leaf: Node, at: int, state: Snapshot) -> int:
     """Put a state at token `at` of the path to `leaf`; the bytes added."""
     node = next((node for node in leaf.path() if node.start < at <= node.stop), None)
     if node is None or node.complete:
         return 0
     if at < node.stop:
         node = split(node, at - node.start)
-    if node.checkpoint is not None:
+    if node.snapshot is not None:
         return 0
-    node.checkpoint = state
+    node.snapshot = state
     return state.nbytes
 
 
 def prune(leaf: Node) -> list[tuple[int, int]]:
-    """Drop checkpoints of a path but its first and its last; (position, bytes) of each.
+    """Drop snapshots of a path but its first and its last; (position, bytes) of each.
 
     One that stands close behind another spares next to nothing (the end of the prompt, right
     after the end of the last message), so it goes too once the path leads on.
     """
-    holders = [node for node in leaf.path() if node.checkpoint is not None]
+    holders = [node for node in leaf.path() if node.snapshot is not None]
     spaced = holders[:1]
     for node in holders[1:]:
         if node.stop - spaced[-1].stop >= NEAR or node is holders[-1]:
@@ -157,7 +157,7 @@ def prune(leaf: Node) -> list[tuple[int, int]]:
     kept = {*spaced[:1], *spaced[1:][-RECENT:]}
     gone = []
     for node in holders:
-        if node.checkpoint is not None and node not in kept:
-            gone.append((node.stop, node.checkpoint.nbytes))
-            node.checkpoint = None
+        if node.snapshot is not None and node not in kept:
+            gone.append((node.stop, node.snapshot.nbytes))
+            node.snapshot = None
     return gone

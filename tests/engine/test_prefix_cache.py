@@ -1,4 +1,4 @@
-"""The store against a naive list of prefixes, on real cache objects with known contents."""
+"""The prefix cache against a naive list of prefixes, on real cache objects with known contents."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
+from mlx_provider.engine.prefix_cache.cache import CacheKey, Match, PrefixCache
 from mlx_provider.engine.prefix_cache.disk import DiskTier
 from mlx_provider.engine.prefix_cache.key import as_ids, key_tokens, outside_spans
-from mlx_provider.engine.prefix_cache.store import Match, PrefixStore, StoreKey
 from mlx_provider.records import MediaSpan, Prompt
 from mlx_provider_bench.traffic import SimRequest, SyntheticModel, Traffic, serve
 
-KEY = StoreKey("model")
+KEY = CacheKey("model")
 UNLIMITED = 2**60
 
 
@@ -58,21 +58,21 @@ def cold(model: SyntheticModel, ids, length: int, steps: int = 3) -> list:
     return cache
 
 
-def keep(store, model, ids, ends=(), *, key=KEY, session=None) -> Match:
+def keep(prefix_cache, model, ids, ends=(), *, key=KEY, session=None) -> Match:
     """Serve `ids` as a prompt with message ends; everything is kept."""
-    match = store.match(key, ids, len(ids) - 1)
-    cache = store.restore(match, model.make_cache)
+    match = prefix_cache.match(key, ids, len(ids) - 1)
+    cache = prefix_cache.restore(match, model.make_cache)
     at, states = match.length, {}
     for end in [e for e in (*sorted(ends), len(ids)) if e > at]:
         model.feed(cache, as_ids(ids), at, end)
         at = end
-        if (state := store.checkpoint(cache)) is not None:
+        if (state := prefix_cache.snapshot(cache)) is not None:
             states[at] = state
-    store.insert(key, ids, cache, states, session=session)
+    prefix_cache.insert(key, ids, cache, states, session=session)
     return match
 
 
-class StoreAgainstList(RuleBasedStateMachine):
+class CacheAgainstList(RuleBasedStateMachine):
     """Whatever happened before, a restored row equals a cold one."""
 
     @initialize(
@@ -86,34 +86,34 @@ class StoreAgainstList(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp()) if disk else None
         self.open()
         self.whole = budget == UNLIMITED  # all that was kept is still in memory
-        self.kept: dict[StoreKey, list[list[int]]] = {KEY: [], StoreKey("other"): []}
+        self.kept: dict[CacheKey, list[list[int]]] = {KEY: [], CacheKey("other"): []}
         self.pending: list[tuple[list[int], Match]] = []
 
     def open(self) -> None:
         disk = None if self.folder is None else DiskTier(self.folder, UNLIMITED)
-        self.store = PrefixStore(budget=lambda: self.budget, disk=disk)
+        self.prefix_cache = PrefixCache(budget=lambda: self.budget, disk=disk)
 
     @precondition(lambda self: self.folder)
     @rule()
     def restart(self) -> None:
-        self.store.close()
+        self.prefix_cache.close()
         self.open()
         self.whole = False
 
     def teardown(self) -> None:
-        if hasattr(self, "store") and self.folder is not None:
-            self.store.close()
+        if hasattr(self, "prefix_cache") and self.folder is not None:
+            self.prefix_cache.close()
             shutil.rmtree(self.folder)
 
     @rule(
-        key=st.sampled_from([KEY, StoreKey("other")]),
+        key=st.sampled_from([KEY, CacheKey("other")]),
         ids=st.lists(st.integers(1, 3), min_size=2, max_size=24),
         ends=st.sets(st.integers(1, 24), max_size=3),
         session=st.sampled_from([None, "a", "b"]),
     )
     def serve_one(self, key, ids, ends, session) -> None:
         limit = len(ids) - 1
-        match = self.store.match(key, ids, limit)
+        match = self.prefix_cache.match(key, ids, limit)
         known = self.kept[key]
         best = max((self.common(ids[:limit], path) for path in known), default=0)
         assert match.length <= match.shared <= best
@@ -123,10 +123,10 @@ class StoreAgainstList(RuleBasedStateMachine):
             assert match.length == best
         self.compare(match, ids)
         kept = [end for end in ends if end < len(ids)]
-        keep(self.store, self.model, ids, kept, key=key, session=session)
+        keep(self.prefix_cache, self.model, ids, kept, key=key, session=session)
         known.append(ids)
         if self.roomy:  # everything just kept can be resumed at its end
-            assert self.store.match(key, [*ids, 9], len(ids)).length == len(ids)
+            assert self.prefix_cache.match(key, [*ids, 9], len(ids)).length == len(ids)
 
     @property
     def roomy(self) -> bool:
@@ -134,33 +134,33 @@ class StoreAgainstList(RuleBasedStateMachine):
 
     @rule(ids=st.lists(st.integers(1, 3), min_size=2, max_size=24))
     def hold_a_match(self, ids) -> None:
-        self.pending.append((ids, self.store.match(KEY, ids, len(ids) - 1)))
+        self.pending.append((ids, self.prefix_cache.match(KEY, ids, len(ids) - 1)))
 
     @precondition(lambda self: self.pending)
     @rule()
     def restore_a_held_match(self) -> None:
         ids, match = self.pending.pop(0)
-        if self.store.holds(match):
+        if self.prefix_cache.holds(match):
             self.compare(match, ids)
         else:
             with pytest.raises(ValueError, match="changed since the match"):
-                self.store.restore(match, self.model.make_cache)
+                self.prefix_cache.restore(match, self.model.make_cache)
 
     @rule(share=st.floats(0, 1))
     def shrink(self, share) -> None:
         if self.folder is not None:
-            self.store._disk.flush()
-        before = self.store.nbytes
+            self.prefix_cache._disk.flush()
+        before = self.prefix_cache.nbytes
         target = int(before * share)
-        freed = self.store.evict_to(target)
-        assert self.store.nbytes == before - freed <= target
+        freed = self.prefix_cache.evict_to(target)
+        assert self.prefix_cache.nbytes == before - freed <= target
         self.whole = self.whole and not freed
 
     def compare(self, match: Match, ids) -> None:
-        restored = self.store.restore(match, self.model.make_cache)
+        restored = self.prefix_cache.restore(match, self.model.make_cache)
         if match.length:
             assert same(contents(restored), contents(cold(self.model, ids, match.length)))
-            # the row goes on; the store must not notice
+            # the row goes on; the prefix cache must not notice
             self.model.feed(restored, as_ids(ids), match.length, len(ids))
             whole = cold(self.model, ids, len(ids))
             assert same(contents(restored), contents(whole))
@@ -174,158 +174,165 @@ class StoreAgainstList(RuleBasedStateMachine):
 
     @invariant()
     def sound(self) -> None:
-        if hasattr(self, "store"):
-            self.store.check_integrity()
-            assert self.store.nbytes <= self.budget
+        if hasattr(self, "prefix_cache"):
+            self.prefix_cache.check_integrity()
+            assert self.prefix_cache.nbytes <= self.budget
 
 
-TestStoreAgainstList = StoreAgainstList.TestCase
-TestStoreAgainstList.settings = settings(
+TestCacheAgainstList = CacheAgainstList.TestCase
+TestCacheAgainstList.settings = settings(
     max_examples=40,
     stateful_step_count=15,
 )
 
 
 @pytest.fixture
-def store() -> PrefixStore:
-    return PrefixStore(budget=lambda: UNLIMITED)
+def prefix_cache() -> PrefixCache:
+    return PrefixCache(budget=lambda: UNLIMITED)
 
 
 @pytest.mark.parametrize("layers", ["kv", "window", "hybrid", "state"])
-def test_rows_of_one_match_disturb_neither_each_other_nor_the_store(store, layers) -> None:
+def test_rows_of_one_match_disturb_neither_each_other_nor_the_store(prefix_cache, layers) -> None:
     model = SyntheticModel(layers, window=8, state_units=4)
     ids = list(range(1, 30))
-    keep(store, model, ids)
-    match = store.match(KEY, [*ids, 50, 51], 30)
-    rows = [store.restore(match, model.make_cache) for _ in range(2)]
+    keep(prefix_cache, model, ids)
+    match = prefix_cache.match(KEY, [*ids, 50, 51], 30)
+    rows = [prefix_cache.restore(match, model.make_cache) for _ in range(2)]
     for row, token in zip(rows, (70, 80), strict=True):
         model.feed(row, as_ids([*ids, token, token]), 29, 31)
     for row, token in zip(rows, (70, 80), strict=True):
         assert same(contents(row), contents(cold(model, [*ids, token, token], 31)))
-    again = store.restore(store.match(KEY, [*ids, 50], 29), model.make_cache)
+    again = prefix_cache.restore(prefix_cache.match(KEY, [*ids, 50], 29), model.make_cache)
     assert same(contents(again), contents(cold(model, ids, 29)))
 
 
-def test_the_live_row_does_not_reach_into_the_store(store) -> None:
+def test_the_live_row_does_not_reach_into_the_store(prefix_cache) -> None:
     """Upstream caches write in place: a kept array must be another array."""
     model = SyntheticModel("kv")
     ids = list(range(1, 20))
     cache = cold(model, ids, 19)
-    store.insert(KEY, ids, cache, {})
+    prefix_cache.insert(KEY, ids, cache, {})
     for layer in cache:
         layer.keys[...] = 0
-    restored = store.restore(store.match(KEY, [*ids, 1], 19), model.make_cache)
+    restored = prefix_cache.restore(prefix_cache.match(KEY, [*ids, 1], 19), model.make_cache)
     assert same(contents(restored), contents(cold(model, ids, 19)))
 
 
-def test_only_used_tokens_are_counted(store) -> None:
+def test_only_used_tokens_are_counted(prefix_cache) -> None:
     """Upstream allocates 256 tokens at a time; ten tokens must not cost as many."""
     model = SyntheticModel("kv")
-    store.insert(KEY, list(range(10)), cold(model, range(10), 10), {})
-    assert store.nbytes == 10 * 2 * 8 + 10 * 8
+    prefix_cache.insert(KEY, list(range(10)), cold(model, range(10), 10), {})
+    assert prefix_cache.nbytes == 10 * 2 * 8 + 10 * 8
 
 
-def test_shared_prefixes_are_held_once(store) -> None:
+def test_shared_prefixes_are_held_once(prefix_cache) -> None:
     model = SyntheticModel("kv")
-    keep(store, model, [*range(1, 1001)])
-    one = store.nbytes
-    keep(store, model, [*range(1, 1001), 5000])
-    keep(store, model, [*range(1, 900), 6000])
-    assert store.nbytes == one + 2 * (one // 1000)
+    keep(prefix_cache, model, [*range(1, 1001)])
+    one = prefix_cache.nbytes
+    keep(prefix_cache, model, [*range(1, 1001), 5000])
+    keep(prefix_cache, model, [*range(1, 900), 6000])
+    assert prefix_cache.nbytes == one + 2 * (one // 1000)
 
 
-def test_a_match_leaves_one_token_to_feed(store) -> None:
+def test_a_match_leaves_one_token_to_feed(prefix_cache) -> None:
     model = SyntheticModel("kv")
-    keep(store, model, [1, 2, 3, 4])
-    assert store.match(KEY, [1, 2, 3, 4], 3).length == 3
+    keep(prefix_cache, model, [1, 2, 3, 4])
+    assert prefix_cache.match(KEY, [1, 2, 3, 4], 3).length == 3
 
 
-def test_a_miss_is_explained(store) -> None:
+def test_a_miss_is_explained(prefix_cache) -> None:
     model = SyntheticModel("kv")
-    keep(store, model, [1, 2, 3, 4, 5, 6])
-    match = store.match(KEY, [1, 2, 3, 9, 9], 4)
+    keep(prefix_cache, model, [1, 2, 3, 4, 5, 6])
+    match = prefix_cache.match(KEY, [1, 2, 3, 9, 9], 4)
     assert (match.length, match.diverged_at, match.stored_token) == (3, 3, 4)
-    longer = store.match(KEY, [1, 2, 3, 4, 5, 6, 7], 6)
+    longer = prefix_cache.match(KEY, [1, 2, 3, 4, 5, 6, 7], 6)
     assert (longer.length, longer.diverged_at) == (6, None)
-    assert store.match(StoreKey("new"), [1, 2], 1).diverged_at is None
+    assert prefix_cache.match(CacheKey("new"), [1, 2], 1).diverged_at is None
 
 
-def test_tenants_and_models_never_meet(store) -> None:
+def test_tenants_and_models_never_meet(prefix_cache) -> None:
     model = SyntheticModel("kv")
-    keep(store, model, [1, 2, 3, 4])
-    for other in (StoreKey("model", salt="b"), StoreKey("adapter"), StoreKey("model", kv="8")):
-        match = store.match(other, [1, 2, 3, 4], 3)
+    keep(prefix_cache, model, [1, 2, 3, 4])
+    for other in (CacheKey("model", salt="b"), CacheKey("adapter"), CacheKey("model", kv="8")):
+        match = prefix_cache.match(other, [1, 2, 3, 4], 3)
         assert (match.length, match.shared, match.diverged_at) == (0, 0, None)
 
 
-def test_a_hybrid_resumes_from_the_nearest_checkpoint(store) -> None:
+def test_a_hybrid_resumes_from_the_nearest_checkpoint(prefix_cache) -> None:
     model = SyntheticModel("hybrid", state_units=4)
     ids = list(range(1, 41))
-    keep(store, model, ids, ends=[5, 25])
-    match = store.match(KEY, [*ids[:30], 99, 98], 31)
+    keep(prefix_cache, model, ids, ends=[5, 25])
+    match = prefix_cache.match(KEY, [*ids[:30], 99, 98], 31)
     assert (match.shared, match.length, match.diverged_at) == (30, 25, 30)
-    assert store.match(KEY, [*ids[:24], 99, 98], 25).length == 5
-    assert store.match(KEY, [*ids[:4], 99, 98], 5).length == 0
+    assert prefix_cache.match(KEY, [*ids[:24], 99, 98], 25).length == 5
+    assert prefix_cache.match(KEY, [*ids[:4], 99, 98], 5).length == 0
 
 
-def resumable(store, ids) -> list[int]:
+def resumable(prefix_cache, ids) -> list[int]:
     """Token counts at which a row can resume."""
     ends = range(1, len(ids) + 1)
-    return [n for n in ends if store.match(KEY, [*ids[:n], 500, 501], n).length == n]
+    return [n for n in ends if prefix_cache.match(KEY, [*ids[:n], 500, 501], n).length == n]
 
 
-def test_checkpoints_are_pruned_per_path(store) -> None:
+def test_checkpoints_are_pruned_per_path(prefix_cache) -> None:
     model = SyntheticModel("hybrid", state_units=4)
     ids = list(range(1, 201))
-    keep(store, model, ids, ends=range(20, 200, 20))
-    assert resumable(store, ids) == [20, 160, 180, 200]  # the system's end, and the last three
-    assert store.report()["checkpoints"] == 4
-    store.check_integrity()
+    keep(prefix_cache, model, ids, ends=range(20, 200, 20))
+    assert resumable(prefix_cache, ids) == [
+        20,
+        160,
+        180,
+        200,
+    ]  # the system's end, and the last three
+    assert prefix_cache.report()["snapshots"] == 4
+    prefix_cache.check_integrity()
 
 
-def test_a_checkpoint_close_behind_another_goes_once_the_path_leads_on(store) -> None:
+def test_a_checkpoint_close_behind_another_goes_once_the_path_leads_on(prefix_cache) -> None:
     model = SyntheticModel("hybrid", state_units=4)
     ids = list(range(1, 201))
-    keep(store, model, ids[:53], ends=[20, 50])
-    assert resumable(store, ids[:53]) == [20, 50, 53]
-    keep(store, model, ids)
-    assert resumable(store, ids) == [20, 50, 200]
-    store.check_integrity()
+    keep(prefix_cache, model, ids[:53], ends=[20, 50])
+    assert resumable(prefix_cache, ids[:53]) == [20, 50, 53]
+    keep(prefix_cache, model, ids)
+    assert resumable(prefix_cache, ids) == [20, 50, 200]
+    prefix_cache.check_integrity()
 
 
-def test_a_window_can_be_cut_until_it_wraps(store) -> None:
+def test_a_window_can_be_cut_until_it_wraps(prefix_cache) -> None:
     model = SyntheticModel("window", window=16)
     ids = list(range(1, 60))
-    keep(store, model, ids[:16])
-    assert store.match(KEY, [*ids[:7], 99], 7).length == 7
+    keep(prefix_cache, model, ids[:16])
+    assert prefix_cache.match(KEY, [*ids[:7], 99], 7).length == 7
     cache = cold(model, ids, 7)
-    early = store.checkpoint(cache)
+    early = prefix_cache.snapshot(cache)
     model.feed(cache, as_ids(ids), 7, 30)
-    states = {7: early, 30: store.checkpoint(cache)}
+    states = {7: early, 30: prefix_cache.snapshot(cache)}
     model.feed(cache, as_ids(ids), 30, 59)
-    store.insert(KEY, ids, cache, states)
-    assert store.report()["checkpoints"] == 2  # none where the path can be cut
-    assert store.match(KEY, [*ids[:7], 99], 7).length == 7
-    assert store.match(KEY, [*ids[:35], 99], 35).length == 30
-    assert store.match(KEY, [*ids, 99], 59).length == 59
+    prefix_cache.insert(KEY, ids, cache, states)
+    assert prefix_cache.report()["snapshots"] == 2  # none where the path can be cut
+    assert prefix_cache.match(KEY, [*ids[:7], 99], 7).length == 7
+    assert prefix_cache.match(KEY, [*ids[:35], 99], 35).length == 30
+    assert prefix_cache.match(KEY, [*ids, 99], 59).length == 59
 
 
-def test_another_image_ends_the_match_at_its_start(store) -> None:
+def test_another_image_ends_the_match_at_its_start(prefix_cache) -> None:
     model = SyntheticModel("kv")
 
     def prompt(content: str, size: int = 8) -> list[int]:
         tokens = [1, 2, 3, *[99] * size, 4, 5, 6]
         return key_tokens(Prompt(tokens, spans=[MediaSpan(3, 3 + size, content, None)]))
 
-    keep(store, model, prompt("cat"))
-    assert store.match(KEY, prompt("cat"), 13).length == 13
-    assert store.match(KEY, prompt("dog"), 13).length == 3
-    assert store.match(KEY, prompt("cat", 9), 14).length == 3  # another scale of the same one
-    keep(store, model, prompt("cow", 9))
-    assert store.match(KEY, prompt("cow", 8), 13).length == 3
+    keep(prefix_cache, model, prompt("cat"))
+    assert prefix_cache.match(KEY, prompt("cat"), 13).length == 13
+    assert prefix_cache.match(KEY, prompt("dog"), 13).length == 3
+    assert (
+        prefix_cache.match(KEY, prompt("cat", 9), 14).length == 3
+    )  # another scale of the same one
+    keep(prefix_cache, model, prompt("cow", 9))
+    assert prefix_cache.match(KEY, prompt("cow", 8), 13).length == 3
     for inside in range(4, 11):
-        assert store.match(KEY, prompt("cat"), inside).length == 3
-    assert store.match(KEY, prompt("cat"), 11).length == 11
+        assert prefix_cache.match(KEY, prompt("cat"), inside).length == 3
+    assert prefix_cache.match(KEY, prompt("cat"), 11).length == 11
     assert all(t >= 0 for t in prompt("cat")[:3] + prompt("cat")[-3:])
 
 
@@ -336,39 +343,39 @@ def test_neighbouring_images_keep_their_borders() -> None:
 
 
 def test_an_entry_larger_than_the_budget_is_not_kept_and_evicts_nothing() -> None:
-    store = PrefixStore(budget=lambda: 2000)
+    prefix_cache = PrefixCache(budget=lambda: 2000)
     model = SyntheticModel("kv")
-    keep(store, model, list(range(1, 41)))
-    before = store.nbytes
-    keep(store, model, list(range(1000, 1200)))
-    assert store.nbytes == before
-    assert store.report()["refused"] == 1
-    assert store.match(KEY, list(range(1, 41)), 39).length == 39
+    keep(prefix_cache, model, list(range(1, 41)))
+    before = prefix_cache.nbytes
+    keep(prefix_cache, model, list(range(1000, 1200)))
+    assert prefix_cache.nbytes == before
+    assert prefix_cache.report()["refused"] == 1
+    assert prefix_cache.match(KEY, list(range(1, 41)), 39).length == 39
 
 
 def test_room_is_made_before_keeping() -> None:
     model = SyntheticModel("kv")
     seen = []
-    store = PrefixStore(budget=lambda: seen.append(store.nbytes) or 3000)
+    prefix_cache = PrefixCache(budget=lambda: seen.append(prefix_cache.nbytes) or 3000)
     for first in range(0, 10_000, 500):
-        keep(store, model, list(range(first + 1, first + 101)))
-        store.check_integrity()
+        keep(prefix_cache, model, list(range(first + 1, first + 101)))
+        prefix_cache.check_integrity()
     assert max(seen) <= 3000
-    assert store.nbytes > 2000
+    assert prefix_cache.nbytes > 2000
 
 
 def test_a_shrinking_budget_is_met() -> None:
     model = SyntheticModel("kv")
     budget = [10_000]
-    store = PrefixStore(budget=lambda: budget[0])
+    prefix_cache = PrefixCache(budget=lambda: budget[0])
     for first in (1, 1000, 2000):
-        keep(store, model, list(range(first, first + 100)))
+        keep(prefix_cache, model, list(range(first, first + 100)))
     budget[0] = 3000
-    assert store.evict_to(budget[0]) > 0
-    assert store.nbytes <= 3000
-    assert store.evict_to(0) > 0
-    assert store.nbytes == 0
-    store.check_integrity()
+    assert prefix_cache.evict_to(budget[0]) > 0
+    assert prefix_cache.nbytes <= 3000
+    assert prefix_cache.evict_to(0) > 0
+    assert prefix_cache.nbytes == 0
+    prefix_cache.check_integrity()
 
 
 def one_size(first: int) -> list[int]:
@@ -377,61 +384,61 @@ def one_size(first: int) -> list[int]:
 
 def test_the_longest_unused_goes_first() -> None:
     model = SyntheticModel("kv")
-    store = PrefixStore(budget=lambda: UNLIMITED)
+    prefix_cache = PrefixCache(budget=lambda: UNLIMITED)
     for first in (1, 1000, 2000):
-        keep(store, model, one_size(first))
-    keep(store, model, one_size(1))
-    store.evict_to(store.nbytes - 1)
-    alive = [store.match(KEY, one_size(first), 99).length for first in (1, 1000, 2000)]
+        keep(prefix_cache, model, one_size(first))
+    keep(prefix_cache, model, one_size(1))
+    prefix_cache.evict_to(prefix_cache.nbytes - 1)
+    alive = [prefix_cache.match(KEY, one_size(first), 99).length for first in (1, 1000, 2000)]
     assert alive == [99, 0, 99]
 
 
 def test_a_conversation_that_went_on_outlives_a_newer_one_off() -> None:
     model = SyntheticModel("kv")
-    store = PrefixStore(budget=lambda: UNLIMITED)
-    keep(store, model, one_size(1))
-    keep(store, model, list(range(1, 151)))
-    keep(store, model, list(range(1000, 1050)))
-    store.evict_to(store.nbytes - 1)
-    assert store.match(KEY, list(range(1, 151)), 149).length == 149
-    assert store.match(KEY, list(range(1000, 1050)), 49).length == 0
+    prefix_cache = PrefixCache(budget=lambda: UNLIMITED)
+    keep(prefix_cache, model, one_size(1))
+    keep(prefix_cache, model, list(range(1, 151)))
+    keep(prefix_cache, model, list(range(1000, 1050)))
+    prefix_cache.evict_to(prefix_cache.nbytes - 1)
+    assert prefix_cache.match(KEY, list(range(1, 151)), 149).length == 149
+    assert prefix_cache.match(KEY, list(range(1000, 1050)), 49).length == 0
 
 
 def test_a_pinned_path_outlives_newer_ones() -> None:
     model = SyntheticModel("kv")
-    store = PrefixStore(budget=lambda: UNLIMITED)
-    keep(store, model, one_size(1), session="s")
+    prefix_cache = PrefixCache(budget=lambda: UNLIMITED)
+    keep(prefix_cache, model, one_size(1), session="s")
     for first in (1000, 2000, 3000):
-        keep(store, model, one_size(first))
-    store.evict_to(store.nbytes // 4)
-    assert store.match(KEY, one_size(1), 99).length == 99
+        keep(prefix_cache, model, one_size(first))
+    prefix_cache.evict_to(prefix_cache.nbytes // 4)
+    assert prefix_cache.match(KEY, one_size(1), 99).length == 99
     # the pin moves on with the session
-    keep(store, model, one_size(5000), session="s")
-    keep(store, model, one_size(6000))
-    keep(store, model, one_size(7000))
-    store.evict_to(store.nbytes // 4)
-    alive = [store.match(KEY, one_size(first), 99).length for first in (1, 5000)]
+    keep(prefix_cache, model, one_size(5000), session="s")
+    keep(prefix_cache, model, one_size(6000))
+    keep(prefix_cache, model, one_size(7000))
+    prefix_cache.evict_to(prefix_cache.nbytes // 4)
+    alive = [prefix_cache.match(KEY, one_size(first), 99).length for first in (1, 5000)]
     assert alive == [0, 99]
-    store.check_integrity()
+    prefix_cache.check_integrity()
 
 
-def test_what_is_evicted_is_freed_though_its_session_is_remembered(store) -> None:
-    keep(store, SyntheticModel("hybrid"), [1, 2, 3, 4], session="s")
-    node = store.match(KEY, [1, 2, 3, 4, 5], 4).path[-1]
-    held = [weakref.ref(node.segment), weakref.ref(node.checkpoint)]
-    store.evict_to(0)
+def test_what_is_evicted_is_freed_though_its_session_is_remembered(prefix_cache) -> None:
+    keep(prefix_cache, SyntheticModel("hybrid"), [1, 2, 3, 4], session="s")
+    node = prefix_cache.match(KEY, [1, 2, 3, 4, 5], 4).path[-1]
+    held = [weakref.ref(node.segment), weakref.ref(node.snapshot)]
+    prefix_cache.evict_to(0)
     gc.collect()
     assert [ref() for ref in held] == [None, None]
 
 
 def test_tails_go_before_the_prefix_they_share() -> None:
     model = SyntheticModel("kv")
-    store = PrefixStore(budget=lambda: UNLIMITED)
+    prefix_cache = PrefixCache(budget=lambda: UNLIMITED)
     shared = list(range(1, 200))
     for tail in range(4):
-        keep(store, model, [*shared, *one_size(1000 * (tail + 1))])
-    store.evict_to(store.nbytes - 100 * 24 * 4 + 1)
-    assert store.match(KEY, [*shared, 7], 199).length == 199
+        keep(prefix_cache, model, [*shared, *one_size(1000 * (tail + 1))])
+    prefix_cache.evict_to(prefix_cache.nbytes - 100 * 24 * 4 + 1)
+    assert prefix_cache.match(KEY, [*shared, 7], 199).length == 199
 
 
 @pytest.mark.parametrize("layers", ["kv", "hybrid"])
@@ -440,10 +447,10 @@ def test_side_requests_do_not_evict_the_main_chat(layers) -> None:
     traffic = Traffic(1).side_requests(turns=8, titles=4)
     model = SyntheticModel(layers, state_units=200)
     chat = [r for r in traffic if len(r.prompt) > 1000]
-    alone = PrefixStore(budget=lambda: UNLIMITED)
+    alone = PrefixCache(budget=lambda: UNLIMITED)
     for request in chat:
         serve(alone, model, request)
-    tight = PrefixStore(budget=lambda: int(alone.nbytes * 1.15))
+    tight = PrefixCache(budget=lambda: int(alone.nbytes * 1.15))
     for request in traffic:
         serve(tight, model, request)
     total = sum(len(r.prompt) for r in chat)
@@ -453,7 +460,7 @@ def test_side_requests_do_not_evict_the_main_chat(layers) -> None:
     assert tight.report()["reused_tokens"] >= 0.7 * total
 
 
-def test_lists_of_caches_are_opened(store) -> None:
+def test_lists_of_caches_are_opened(prefix_cache) -> None:
     def make() -> list:
         return [CacheList(KVCache(), ArraysCache(1)), KVCache()]
 
@@ -466,8 +473,8 @@ def test_lists_of_caches_are_opened(store) -> None:
 
     cache = make()
     feed(cache, range(1, 6))
-    store.insert(KEY, range(1, 6), cache, {})
-    row = store.restore(store.match(KEY, range(1, 7), 5), make)
+    prefix_cache.insert(KEY, range(1, 6), cache, {})
+    row = prefix_cache.restore(prefix_cache.match(KEY, range(1, 7), 5), make)
     assert row[0][0].offset == row[1].offset == 5
     assert row[0][1][0].tolist() == [[5.0, 5.0, 5.0]]
     assert row[1].values[0, 0, :5, 0].tolist() == [-1, -2, -3, -4, -5]
@@ -482,104 +489,106 @@ class Opaque:
         self.extra = {"a": [None, (1, "x")]}
 
 
-def test_an_unknown_class_is_kept_whole(store) -> None:
+def test_an_unknown_class_is_kept_whole(prefix_cache) -> None:
     cache = [KVCache(), Opaque()]
     cache[0].update_and_fetch(mx.ones((1, 1, 3, 2)), mx.ones((1, 1, 3, 2)))
     cache[1].total, cache[1].steps = mx.array([3.0]), 3
-    store.insert(KEY, [1, 2, 3], cache, {})
+    prefix_cache.insert(KEY, [1, 2, 3], cache, {})
     cache[1].total[0] = 9
-    row = store.restore(store.match(KEY, [1, 2, 3, 4], 3), lambda: [KVCache(), Opaque()])
+    row = prefix_cache.restore(
+        prefix_cache.match(KEY, [1, 2, 3, 4], 3), lambda: [KVCache(), Opaque()]
+    )
     assert (row[1].total.item(), row[1].steps, row[1].extra) == (3.0, 3, {"a": [None, (1, "x")]})
-    assert store.match(KEY, [1, 2, 9, 9], 3).length == 0
+    assert prefix_cache.match(KEY, [1, 2, 9, 9], 3).length == 0
 
 
-def test_what_cannot_be_kept_is_refused_and_said_once(store, caplog) -> None:
+def test_what_cannot_be_kept_is_refused_and_said_once(prefix_cache, caplog) -> None:
     odd = Opaque()
     odd.extra = object()
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            assert store.checkpoint([odd]) is None
-            store.insert(KEY, [1, 2], [odd], {})
-    assert store.nbytes == 0
-    assert store.report()["refused"] == 2
+            assert prefix_cache.snapshot([odd]) is None
+            prefix_cache.insert(KEY, [1, 2], [odd], {})
+    assert prefix_cache.nbytes == 0
+    assert prefix_cache.report()["refused"] == 2
     assert len(caplog.records) == 1
-    store.check_integrity()
+    prefix_cache.check_integrity()
 
 
-def test_a_row_of_another_dtype_is_refused(store) -> None:
+def test_a_row_of_another_dtype_is_refused(prefix_cache) -> None:
     model = SyntheticModel("kv")
-    keep(store, model, [1, 2, 3])
+    keep(prefix_cache, model, [1, 2, 3])
     half = [KVCache(), KVCache()]
     for layer in half:
         layer.update_and_fetch(mx.ones((1, 1, 4, 1), mx.float16), mx.ones((1, 1, 4, 1), mx.float16))
-    store.insert(KEY, [1, 2, 3, 4], half, {})
-    assert store.match(KEY, [1, 2, 3, 4, 5], 4).length == 3
+    prefix_cache.insert(KEY, [1, 2, 3, 4], half, {})
+    assert prefix_cache.match(KEY, [1, 2, 3, 4, 5], 4).length == 3
 
 
-def test_a_cache_with_too_few_tokens_is_an_error(store) -> None:
+def test_a_cache_with_too_few_tokens_is_an_error(prefix_cache) -> None:
     model = SyntheticModel("kv")
     with pytest.raises(ValueError, match="holds 3 tokens, not 4"):
-        store.insert(KEY, [1, 2, 3, 4], cold(model, [1, 2, 3], 3), {})
+        prefix_cache.insert(KEY, [1, 2, 3, 4], cold(model, [1, 2, 3], 3), {})
 
 
-def test_a_fresh_cache_of_another_make_is_an_error(store) -> None:
-    keep(store, SyntheticModel("kv"), [1, 2, 3])
-    match = store.match(KEY, [1, 2, 3], 2)
+def test_a_fresh_cache_of_another_make_is_an_error(prefix_cache) -> None:
+    keep(prefix_cache, SyntheticModel("kv"), [1, 2, 3])
+    match = prefix_cache.match(KEY, [1, 2, 3], 2)
     with pytest.raises(ValueError, match="not what was stored"):
-        store.restore(match, lambda: [ArraysCache(1), KVCache()])
+        prefix_cache.restore(match, lambda: [ArraysCache(1), KVCache()])
 
 
-def test_a_cache_ahead_of_its_tokens(store) -> None:
+def test_a_cache_ahead_of_its_tokens(prefix_cache) -> None:
     """A step in flight: append-only layers are cut, states of a later token are not used."""
     ids = list(range(1, 13))
     for layers, usable in (("kv", 11), ("hybrid", 5)):
-        key, model = StoreKey(layers), SyntheticModel(layers, state_units=4)
+        key, model = CacheKey(layers), SyntheticModel(layers, state_units=4)
         cache = model.make_cache()
         model.feed(cache, as_ids(ids), 0, 5)
-        state = store.checkpoint(cache)
+        state = prefix_cache.snapshot(cache)
         model.feed(cache, as_ids(ids), 5, 12)
-        store.insert(key, ids[:11], cache, {} if state is None else {5: state})
-        match = store.match(key, ids, 11)
+        prefix_cache.insert(key, ids[:11], cache, {} if state is None else {5: state})
+        match = prefix_cache.match(key, ids, 11)
         assert match.length == usable
-        restored = store.restore(match, model.make_cache)
+        restored = prefix_cache.restore(match, model.make_cache)
         assert same(contents(restored), contents(cold(model, ids, usable)))
 
 
-def test_restore_leaves_room(store) -> None:
+def test_restore_leaves_room(prefix_cache) -> None:
     model = SyntheticModel("kv")
-    keep(store, model, list(range(1, 301)))
-    match = store.match(KEY, list(range(1, 301)), 299)
-    row = store.restore(match, model.make_cache, room=700)
+    keep(prefix_cache, model, list(range(1, 301)))
+    match = prefix_cache.match(KEY, list(range(1, 301)), 299)
+    row = prefix_cache.restore(match, model.make_cache, room=700)
     assert row[0].keys.shape[2] == 1024
     assert row[0].offset == 299
 
 
-def test_report_and_clear(store) -> None:
+def test_report_and_clear(prefix_cache) -> None:
     model = SyntheticModel("hybrid", state_units=4)
-    keep(store, model, list(range(1, 11)), session="s")
-    keep(store, model, list(range(1, 21)))
-    report = store.report()
+    keep(prefix_cache, model, list(range(1, 11)), session="s")
+    keep(prefix_cache, model, list(range(1, 21)))
+    report = prefix_cache.report()
     assert report["lookups"] == 2
     assert report["prompt_tokens"] == 30
     assert report["reused_tokens"] == 10
     assert report["hit_rate"] == pytest.approx(1 / 3)
     assert (report["entries"], report["nodes"], report["sessions"]) == (1, 2, 1)
-    store.clear()
-    assert store.nbytes == 0
-    assert store.report()["nodes"] == 0
-    store.check_integrity()
+    prefix_cache.clear()
+    assert prefix_cache.nbytes == 0
+    assert prefix_cache.report()["nodes"] == 0
+    prefix_cache.check_integrity()
 
 
-def test_integrity_check_sees_a_wrong_count(store) -> None:
-    keep(store, SyntheticModel("kv"), [1, 2, 3])
-    store._bytes += 1
+def test_integrity_check_sees_a_wrong_count(prefix_cache) -> None:
+    keep(prefix_cache, SyntheticModel("kv"), [1, 2, 3])
+    prefix_cache._bytes += 1
     with pytest.raises(AssertionError, match="counts"):
-        store.check_integrity()
+        prefix_cache.check_integrity()
 
 
-def test_many_sessions_lose_the_oldest_pin(store) -> None:
+def test_many_sessions_lose_the_oldest_pin(prefix_cache) -> None:
     model = SyntheticModel("kv")
     for number in range(260):
-        keep(store, model, [number + 1, 2, 3], session=str(number))
-    assert store.report()["sessions"] == 256
-    store.check_integrity()
+        keep(prefix_cache, model, [number + 1, 2, 3], session=str(number))
+    assert prefix_cache.report()["sessions"] == 256
+    prefix_cache.check_integrity()
