@@ -12,11 +12,13 @@ from .errors import (
 )
 from .hookspecs import API_VERSION, hookimpl
 from .records import (
+    CallGrammar,
     Features,
     LoadedModel,
     LoadOptions,
     MediaItem,
     MediaSpan,
+    MessageGrammar,
     ModelFamily,
     ModelInfo,
     OnDemand,
@@ -24,6 +26,7 @@ from .records import (
     Prompt,
     ReasoningParser,
     SamplingDefaults,
+    TaggedArguments,
     Tokenizer,
     ToolCall,
     ToolParser,
@@ -34,6 +37,7 @@ __version__ = "0.1.0"
 __all__ = [
     "API_VERSION",
     "BadRequest",
+    "CallGrammar",
     "ContextTooLong",
     "Features",
     "LoadOptions",
@@ -42,6 +46,7 @@ __all__ = [
     "MediaError",
     "MediaItem",
     "MediaSpan",
+    "MessageGrammar",
     "ModelFamily",
     "ModelInfo",
     "ModelNotFound",
@@ -52,6 +57,7 @@ __all__ = [
     "ReasoningParser",
     "RequestFailed",
     "SamplingDefaults",
+    "TaggedArguments",
     "Tokenizer",
     "ToolCall",
     "ToolParser",

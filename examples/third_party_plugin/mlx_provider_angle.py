@@ -1,6 +1,8 @@
 import json
 
-from mlx_provider import ToolCall, ToolParser, hookimpl
+from mlx_provider import CallGrammar, ToolCall, ToolParser, hookimpl
+
+GRAMMAR = CallGrammar.json("<call>", "</call>", key="args")
 
 
 def parse(text, tools):
@@ -8,6 +10,10 @@ def parse(text, tools):
     return [ToolCall(call["name"], json.dumps(call["args"]))]
 
 
+def detect(template):
+    return "<call>" in template
+
+
 @hookimpl
 def mlx_tool_parsers():
-    yield ToolParser("angle", "<call>", "</call>", parse, lambda template: "<call>" in template)
+    yield ToolParser("angle", "<call>", "</call>", parse, detect, grammar=GRAMMAR)

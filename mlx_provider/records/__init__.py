@@ -2,6 +2,7 @@
 
 from .blocks import read_block, scan_block
 from .claims import claimed, through
+from .grammar import CallGrammar, MessageGrammar, TaggedArguments
 from .marked import read_marked, report_call
 from .model import (
     Features,
@@ -22,12 +23,14 @@ from .reading import Emit, NotACall, Reading, Rest, TextEnded, TextReader
 from .turn_ends import read_turn_ends
 
 __all__ = [
+    "CallGrammar",
     "Emit",
     "Features",
     "LoadOptions",
     "LoadedModel",
     "MediaItem",
     "MediaSpan",
+    "MessageGrammar",
     "ModelFamily",
     "ModelInfo",
     "NotACall",
@@ -38,6 +41,7 @@ __all__ = [
     "ReasoningParser",
     "Rest",
     "SamplingDefaults",
+    "TaggedArguments",
     "TextEnded",
     "TextReader",
     "Tokenizer",

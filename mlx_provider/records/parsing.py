@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from .grammar import CallGrammar, MessageGrammar
 from .reading import Reading, TextReader
 
 Tools = Sequence[Mapping[str, Any]]
@@ -78,6 +79,22 @@ class ToolParser:
     """Reads a complete reply, thoughts and answer included, instead of marked blocks in it."""
     rank: int = 0
     """Of several parsers that detect a template, the one with the highest rank is taken."""
+    turn_ends: tuple[str, ...] = ()
+    """Ends of turns that are no text directly behind a call; models spell them out there."""
+    grammar: CallGrammar | None = None
+    """How calls are written, for `tool_choice: required` and named tools. `None`: as JSON objects
+    of `name` and `arguments` between `start` and `end`. Either way a request whose forced call
+    this parser would not read back is refused with status 400."""
+    fallback: Literal["", "read", "write"] = ""
+    """Its part where a chat template shows no known format: to `read` calls of whatever format
+    the model chooses, or to be the one that it is made to `write`. By rank, as in detection."""
+
+    def call_grammar(self) -> CallGrammar:
+        """How calls are written."""
+        if self.grammar is not None:
+            return self.grammar
+        start = f"{self.start}\n" if self.start else ""
+        return CallGrammar.json(start, f"\n{self.end}" if self.end else "")
 
     def openers(self) -> tuple[str, ...]:
         """Every text that may open a call anywhere in a reply."""
@@ -109,11 +126,7 @@ class ReasoningParser:
     unmarked: Literal["wait", "reasoning", "content"] = "wait"
     """What text before any marker is when nobody knows how the prompt ended. `wait`: hold it
     until a marker tells; thoughts if it is a closer, else content."""
-    calls: tuple[tuple[str, str], ...] = (
-        ("<tool_call>", "{<"),
-        ("<function=", ""),
-        ("<minimax:tool_call>", ""),
-    )
+    calls: tuple[tuple[str, str], ...] = ()
     """Openers of calls that end a thought even where no tool parser is at work, each with the
     characters that must follow it (after white space); empty: any."""
     prefix: str = ""
@@ -121,7 +134,7 @@ class ReasoningParser:
     header: str = ""
     """Word that the format writes after an opener, before the thoughts, and that is no thought."""
     hidden: tuple[str, ...] = ()
-    """Markers of the answer that are no text (`<|START_TEXT|>`)."""
+    """Markers around the answer that are no text."""
     unmarked_call: Literal["content", "reasoning"] = "content"
     """With `wait`: what the held text is when a call follows it."""
     aliases: tuple[str, ...] = ()
@@ -131,6 +144,8 @@ class ReasoningParser:
     """Further text that must be readable although it may be special tokens."""
     rank: int = 0
     """Of several parsers that detect a template, the one with the highest rank is taken."""
+    grammar: MessageGrammar | None = None
+    """How messages are written, for structured output of a format that addresses every one."""
 
     def openers(self) -> tuple[str, ...]:
         """Every text that opens a thought."""

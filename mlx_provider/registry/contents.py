@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from typing import Any, TypeVar
 
@@ -12,6 +12,7 @@ import pluggy
 from .. import hookspecs
 from ..errors import PluginError
 from ..records import ModelFamily, ReasoningParser, ToolParser
+from .texts import check_texts
 
 R = TypeVar("R", ModelFamily, ToolParser, ReasoningParser)
 
@@ -90,18 +91,4 @@ def _check(record: object, hook: str, kind: type[R]) -> None:
         if not callable(getattr(record, field)):
             raise PluginError(f"{kind.__name__} {record.name!r}: {field} is not callable")
     if not isinstance(record, ModelFamily):
-        _check_texts(record)
-
-
-def _check_texts(record: ToolParser | ReasoningParser) -> None:
-    """Replies are searched for these; what is no text would fail in the middle of one."""
-    for field in fields(record):
-        value = getattr(record, field.name)
-        texts = (value,) if field.type == "str" else value
-        if field.type not in ("str", "tuple[str, ...]"):
-            continue
-        if not isinstance(texts, tuple) or not all(isinstance(text, str) for text in texts):
-            wanted = "text" if field.type == "str" else "a tuple of texts"
-            raise PluginError(
-                f"{type(record).__name__} {record.name!r}: {field.name} is not {wanted}"
-            )
+        check_texts(record, f"{kind.__name__} {record.name!r}: ")

@@ -10,7 +10,7 @@ _MARKS = re.compile(r"[-_. ]")
 
 
 def canonical(name: str) -> str:
-    """What `Some-Format`, `some_format` and `someformat` have in common."""
+    """What `My-Format`, `my_format` and `myformat` have in common."""
     return _MARKS.sub("", name).lower()
 
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import EntryPoint
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ..errors import UnsupportedModel
 from ..isolation import Isolation
@@ -100,6 +100,14 @@ class PluginRegistry:
         At equal rank a third party's goes before ours.
         """
         return self._detect(self._tool_parsers, template)
+
+    def fallback_tool_parser(self, part: Literal["read", "write"]) -> ToolParser | None:
+        """The highest-ranking tool parser with that part where a template shows no known format.
+
+        At equal rank a third party's goes before ours.
+        """
+        found = (each for each, _ in self._tool_parsers.preferred() if each.fallback == part)
+        return max(found, key=lambda each: each.rank, default=None)
 
     def detect_reasoning_parser(self, template: str) -> ReasoningParser | None:
         """The highest-ranking reasoning parser that recognises a chat template.

@@ -40,8 +40,6 @@ from .weight_account import WeightAccount
 
 log = logging.getLogger(__name__)
 
-ANY_FORMAT = "auto"
-FORCED_FORMAT = "hermes"
 CHOSEN = ("bfloat16", "float16")
 """Dtypes of weights in which not every device runs every layer (experts on a CPU, mlx 0.32.4)."""
 MASK_THREADS = 2
@@ -238,7 +236,6 @@ class Models:
 
     def _view(self, loaded: Loaded, name: str, kind: str, options: ModelOptions) -> Served:
         info = loaded.info
-        tools = self._registry.tool_parsers
         tool = options.tool_parser or info.tool_parser
         thought = options.reasoning_parser or info.reasoning_parser
         template = info.chat_template or ""
@@ -260,8 +257,8 @@ class Models:
             tool_parser=calls,
             reasoning_parser=thoughts,
             layout=layout_of(partial(_rendered, loaded.model), thoughts, calls),
-            any_parser=tools.get(ANY_FORMAT),
-            forced_parser=tools.get(FORCED_FORMAT),
+            any_parser=self._registry.fallback_tool_parser("read"),
+            forced_parser=self._registry.fallback_tool_parser("write"),
         )
 
     def _check_parsers(self, options: ModelOptions) -> None:

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..chat.constraints.readable import check_readable
-from ..chat.constraints.shapes import MESSAGES, CallShape, shape_for
 from ..chat.constraints.thoughts import Thoughts
 from ..chat.output.turn_layout import NO_LAYOUT, TurnLayout
 from ..engine.request import RowConstraint
@@ -45,15 +44,17 @@ def form_of(served: Served, request: GenerateRequest, text: str) -> Form:
     reasoning = served.reasoning_parser if chat else None
     opened = reasoning is not None and _opened(text, reasoning)
     tools = _tool_parser(served, request) if chat else None
-    messages = MESSAGES.get(reasoning.name) if reasoning else None
+    messages = reasoning.grammar if reasoning else None
     structure = None
     if _demands(request):
-        shape = _shape(request, tools) if tools else None
+        if tools is not None:
+            check_readable(request, tools)
+        calls = tools.call_grammar() if tools else None
         thoughts = None
         if reasoning is not None and reasoning.closers():
             barred = tools.openers() if tools else ()
             thoughts = Thoughts(reasoning.start, reasoning.closers(), opened, barred)
-        structure = served.grammar.structure(request, shape, thoughts, messages)
+        structure = served.grammar.structure(request, calls, thoughts, messages)
     warnings = list(structure.warnings) if structure else []
     if tools is not None and served.tool_parser is None:
         shown = "the model's chat template shows no known tool format"
@@ -64,13 +65,6 @@ def form_of(served: Served, request: GenerateRequest, text: str) -> Form:
     openers = reasoning.openers() if reasoning else ()
     layout = served.layout.behind(text, openers, begins=_begins(request))
     return Form(tools, reasoning, opened, structure, end, tuple(warnings), layout)
-
-
-def _shape(request: GenerateRequest, tools: ToolParser) -> CallShape:
-    """How calls look that the grammar writes. Raises `BadRequest` for what could not be read."""
-    shape = shape_for((tools.name, *tools.aliases), tools.start, tools.end)
-    check_readable(request, tools, shape)
-    return shape
 
 
 def _tool_parser(served: Served, request: GenerateRequest) -> ToolParser | None:

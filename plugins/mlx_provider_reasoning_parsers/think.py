@@ -6,6 +6,11 @@ from dataclasses import replace
 
 from mlx_provider import ReasoningParser
 
+CALL = ("<minimax:tool_call>", "")
+DSML = ("<｜DSML｜", "")
+CALLS = (("<tool_call>", "{<"), ("<function=", ""), CALL)
+"""What models of many families call with, whoever taught them."""
+
 QWEN3 = ReasoningParser(
     name="qwen3",
     start="<think>",
@@ -15,14 +20,12 @@ QWEN3 = ReasoningParser(
         *("think", "qwen3_5", "qwen", "olmo3", "smollm3", "deepseek_r1_distill", "mimo"),
         *("interns1",),
     ),
+    calls=CALLS,
 )
 """Also the generic one: unmarked text is the answer, unless a closer follows it."""
 
 ALWAYS = replace(QWEN3, unmarked="reasoning", detect=lambda template: False)
 """Models that always think first: their template writes the opener, or they may leave it out."""
-
-CALL = ("<minimax:tool_call>", "")
-DSML = ("<｜DSML｜", "")
 
 
 def _step(template: str) -> bool:

@@ -7,6 +7,7 @@ them along.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from mlx_provider import ReasoningParser, ToolParser, hookimpl
 
@@ -27,6 +28,7 @@ from . import (
     step3,
     ui_tars,
 )
+from .turn_ends import TURN_ENDS
 
 mlx_provider_api = 1
 
@@ -53,7 +55,8 @@ MODULES = (
 def mlx_tool_parsers() -> Iterable[ToolParser]:
     """Every format of this package."""
     for module in MODULES:
-        yield from module.parsers()
+        for parser in module.parsers():
+            yield replace(parser, turn_ends=TURN_ENDS)
 
 
 @hookimpl

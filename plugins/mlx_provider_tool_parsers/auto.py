@@ -101,5 +101,7 @@ def parsers() -> tuple[ToolParser, ...]:
             scan=scan,
             markers=_markers(),
             aliases=("generic",),
+            grammar=json_blocks.HERMES.grammar,
+            fallback="read",
         ),
     )

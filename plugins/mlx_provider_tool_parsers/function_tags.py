@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlx_provider import ToolParser
+from mlx_provider import CallGrammar, TaggedArguments, ToolParser
 from mlx_provider.records import Reading, TextReader, Tools
 
 from .blocks import JsonBlock
@@ -12,6 +12,19 @@ QWEN3_CODER = TagFormat()
 _JSON = JsonBlock(openers=("<tool_call>",), end="</tool_call>")
 SEED_OSS = TagFormat(blocks=("<seed:tool_call>",), block_end="</seed:tool_call>", bare=False)
 NEMOTRON = TagFormat(undeclared=False, forgiving=False)
+
+_WRITTEN = CallGrammar(
+    "<tool_call>\n<function={name}>\n",
+    "</function>\n</tool_call>",
+    between="\n",
+    tagged=TaggedArguments("<parameter=", ">\n", "\n</parameter>\n"),
+)
+_SEED_WRITTEN = CallGrammar(
+    "<seed:tool_call>\n<function={name}>\n",
+    "</function>\n</seed:tool_call>",
+    between="\n",
+    tagged=TaggedArguments("<parameter=", ">", "</parameter>\n"),
+)
 
 
 def scan_coder(reader: TextReader, tools: Tools) -> Reading[None]:
@@ -43,6 +56,7 @@ def parsers() -> tuple[ToolParser, ...]:
             ),
             markers=("</function>", "<parameter=", "</parameter>"),
             rank=2,
+            grammar=_WRITTEN,
         ),
         ToolParser(
             name="seed_oss",
@@ -52,6 +66,7 @@ def parsers() -> tuple[ToolParser, ...]:
             detect=lambda template: "<seed:tool_call>" in template,
             aliases=("seed",),
             rank=3,
+            grammar=_SEED_WRITTEN,
         ),
         ToolParser(
             name="nemotron",
@@ -62,5 +77,6 @@ def parsers() -> tuple[ToolParser, ...]:
             detect=lambda template: "nemotron" in template.lower() and "<function=" in template,
             aliases=("nemotron3", "nemotron_v3"),
             rank=3,
+            grammar=_WRITTEN,
         ),
     )

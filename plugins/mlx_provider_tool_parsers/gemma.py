@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from mlx_provider import ToolParser
+from mlx_provider import CallGrammar, TaggedArguments, ToolParser
 from mlx_provider.records import (
     Emit,
     NotACall,
@@ -46,6 +46,12 @@ class GemmaFormat:
             if not (yield from reader.at("call:")):
                 break
         yield from reader.accept(self.end)
+
+    def written(self) -> CallGrammar:
+        """Keys are bare, texts between quotes of their own, in which nothing is escaped."""
+        text = (self.quote, self.quote)
+        tagged = TaggedArguments("", ":", "", between=",", text=text, escapes=False)
+        return CallGrammar(f"{self.start}call:{{name}}{{", f"}}{self.end}", tagged=tagged)
 
 
 @dataclass
@@ -170,6 +176,7 @@ def parsers() -> tuple[ToolParser, ...]:
             markers=(GEMMA4.quote,),
             detect=lambda template: "<|tool_call>" in template,
             rank=3,
+            grammar=GEMMA4.written(),
         ),
         ToolParser(
             name="functiongemma",
@@ -180,5 +187,6 @@ def parsers() -> tuple[ToolParser, ...]:
             detect=lambda template: "<start_function_call>" in template,
             aliases=("function_gemma",),
             rank=3,
+            grammar=FUNCTION_GEMMA.written(),
         ),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from mlx_provider import ReasoningParser, ToolParser
+from mlx_provider import CallGrammar, MessageGrammar, ReasoningParser, ToolParser
 from mlx_provider.records import Emit, NotACall, Reading, TextEnded, TextReader, Tools
 
 from .edges import Edges
@@ -154,6 +154,11 @@ def parsers() -> tuple[ToolParser, ...]:
             detect=_speaks,
             aliases=("gpt-oss", "gpt_oss", "openai"),
             rank=3,
+            grammar=CallGrammar(
+                f"{CHANNEL}commentary to=functions.{{name}} {CONSTRAIN}json{MESSAGE}",
+                "",
+                between=None,
+            ),
         ),
     )
 
@@ -170,5 +175,11 @@ def reasoning_parsers() -> tuple[ReasoningParser, ...]:
             detect=_speaks,
             aliases=("gpt-oss", "gpt_oss", "openai", "openai_gptoss"),
             rank=3,
+            grammar=MessageGrammar(
+                f"{CHANNEL}analysis{MESSAGE}",
+                END,
+                f"{START}assistant",
+                f"{CHANNEL}final{MESSAGE}",
+            ),
         ),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlx_provider import ToolParser
+from mlx_provider import CallGrammar, TaggedArguments, ToolParser
 
 from .tagged import TagFormat
 
@@ -20,6 +20,20 @@ def invoke(block: str, prefix: str = "", **fields: object) -> TagFormat:
     )
 
 
+def invocations(form: TagFormat, *, marked: bool = False) -> CallGrammar:
+    """Invocations in a block; `marked`: every parameter tells whether it is text."""
+    text, other = ('" string="true">', '" string="false">') if marked else ("", '">')
+    return CallGrammar(
+        f'{form.call} name="{{name}}">\n',
+        f"{form.call_end}\n",
+        f"{form.blocks[0]}\n",
+        form.block_end,
+        tagged=TaggedArguments(
+            f'{form.key} name="', other, f"{form.value_end}\n", text_key_after=text
+        ),
+    )
+
+
 MINIMAX_M2 = invoke("minimax:tool_call")
 DOTS = invoke("dots_function_call", bare=False)
 DSML = "｜DSML｜"
@@ -31,13 +45,14 @@ DEEPSEEK_V4 = invoke(
 )
 
 
-def _parser(name: str, form: TagFormat, **fields: object) -> ToolParser:
+def _parser(name: str, form: TagFormat, *, marked: bool = False, **fields: object) -> ToolParser:
     return ToolParser(
         name=name,
         start=form.blocks[0],
         end=form.block_end,
         scan=form.scan,
         markers=(form.call, form.call_end, form.key, form.value_end),
+        grammar=invocations(form, marked=marked),
         **fields,  # type: ignore[arg-type]
     )
 
@@ -57,12 +72,14 @@ def parsers() -> tuple[ToolParser, ...]:
         _parser(
             "deepseek_v32",
             DEEPSEEK_V32,
+            marked=True,
             detect=lambda template: "｜DSML｜function_calls" in template,
             rank=3,
         ),
         _parser(
             "deepseek_v4",
             DEEPSEEK_V4,
+            marked=True,
             detect=lambda template: "｜DSML｜tool_calls" in template,
             aliases=("dsml", "deepseek_v4_0731"),
             rank=3,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlx_provider import ToolParser
+from mlx_provider import CallGrammar, ToolParser
 from mlx_provider.records import NotACall, Reading, TextReader, Tools
 
 from .blocks import JsonBlock, json_block
@@ -17,6 +17,7 @@ _LLAMA = JsonBlock(openers=("<|python_tag|>", "{", "[{"))
 _BEFORE_ROLE = ("<|message_sep|>\n\n", "<|message_sep|>\n", "<|message_sep|>", "")
 """The prompt may have begun the header, and models write its line ends or not."""
 _NAMED = TagFormat(blocks=(), block_end="")
+_IN_TAGS = CallGrammar.json("<tool_call>\n", "\n</tool_call>")
 
 
 def scan_qwen(reader: TextReader, tools: Tools) -> Reading[None]:
@@ -71,6 +72,8 @@ HERMES = ToolParser(
     detect=lambda template: "<tool_call>" in template and "name" in template,
     aliases=("nous", "json_tools", "ernie45", "ernie", "granite4"),
     rank=1,
+    grammar=_IN_TAGS,
+    fallback="write",
 )
 
 
@@ -86,6 +89,7 @@ def parsers() -> tuple[ToolParser, ...]:
             cut="drop",
             scan=scan_qwen,
             aliases=("qwen3", "qwen2_5"),
+            grammar=_IN_TAGS,
         ),
         json_block(
             "longcat",
@@ -93,6 +97,7 @@ def parsers() -> tuple[ToolParser, ...]:
             "</longcat_tool_call>",
             detect=lambda template: "<longcat_tool_call>" in template,
             rank=2,
+            grammar=CallGrammar.json("<longcat_tool_call>\n", "\n</longcat_tool_call>"),
         ),
         json_block(
             "jamba",
@@ -101,6 +106,7 @@ def parsers() -> tuple[ToolParser, ...]:
             detect=lambda template: "<tool_calls>[" in template or "<tool_calls>\\n" in template,
             aliases=("hunyuan_a13b", "hunyuan", "minimax_m1"),
             rank=2,
+            grammar=CallGrammar.json_list("<tool_calls>", "</tool_calls>"),
         ),
         json_block(
             "granite",
@@ -110,6 +116,7 @@ def parsers() -> tuple[ToolParser, ...]:
             detect=lambda template: "<|tool_call|>" in template,
             aliases=("granite3",),
             rank=2,
+            grammar=CallGrammar.json_list("<|tool_call|>", ""),
         ),
         json_block(
             "granite_20b_fc",
@@ -117,6 +124,7 @@ def parsers() -> tuple[ToolParser, ...]:
             "",
             detect=lambda template: "<function_call>" in template,
             rank=2,
+            grammar=CallGrammar.json("<function_call>", ""),
         ),
         json_block(
             "internlm",
@@ -125,6 +133,9 @@ def parsers() -> tuple[ToolParser, ...]:
             detect=lambda template: "<|action_start|>" in template,
             aliases=("internlm2", "interns1"),
             rank=2,
+            grammar=CallGrammar.json(
+                "<|action_start|><|plugin|>", "<|action_end|>", key="parameters"
+            ),
         ),
         json_block(
             "phi4_mini_json",
@@ -133,6 +144,7 @@ def parsers() -> tuple[ToolParser, ...]:
             detect=lambda template: "functools[" in template or "<|/tool_call|>" in template,
             aliases=("phi4", "phi4_mini"),
             rank=3,
+            grammar=CallGrammar.json_list("functools", ""),
         ),
         json_block(
             "gigachat3",
@@ -145,6 +157,7 @@ def parsers() -> tuple[ToolParser, ...]:
             detect=lambda template: "function call<|role_sep|>" in template,
             aliases=("gigachat",),
             rank=2,
+            grammar=CallGrammar.json("<|function_call|>", ""),
         ),
         ToolParser(
             name="llama3_json",
@@ -156,6 +169,7 @@ def parsers() -> tuple[ToolParser, ...]:
             detect=lambda template: "<|python_tag|>" in template,
             aliases=("llama", "llama3", "llama3_1", "llama3_2", "llama4_json"),
             rank=2,
+            grammar=CallGrammar.json("", "", key="parameters"),
         ),
         json_block(
             "xlam",
@@ -164,6 +178,7 @@ def parsers() -> tuple[ToolParser, ...]:
             fence="```",
             detect=lambda template: "xlam" in template.lower(),
             rank=2,
+            grammar=CallGrammar.json_list("", ""),
         ),
         json_block(
             "nemotron_json",
@@ -171,5 +186,6 @@ def parsers() -> tuple[ToolParser, ...]:
             "</TOOLCALL>",
             detect=lambda template: "<TOOLCALL>" in template,
             rank=3,
+            grammar=CallGrammar.json_list("<TOOLCALL>", "</TOOLCALL>"),
         ),
     )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from mlx_provider import ToolParser
+from mlx_provider import CallGrammar, TaggedArguments, ToolParser
 from mlx_provider.records import NotACall, Reading, TextEnded, TextReader, Tools, claimed, through
 
 from .blocks import JsonBlock
@@ -143,6 +143,16 @@ HY_V3 = Keyed("tool_calls", separator="tool_sep", unknown="string", undeclared="
 HY_V3_OPEN = replace(HY_V3, suffix=":opensource")
 _TAGS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
+_PAIRS = TaggedArguments("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n")
+_WRITTEN = CallGrammar("<tool_call>{name}\n", "</tool_call>", between="\n", tagged=_PAIRS)
+_HY_V3_WRITTEN = CallGrammar(
+    "<tool_call>{name}<tool_sep>\n",
+    "</tool_call>\n",
+    "<tool_calls>\n",
+    "</tool_calls>",
+    tagged=_PAIRS,
+)
+
 
 def scan_hy_v3(reader: TextReader, tools: Tools) -> Reading[None]:
     """The published weights write `:opensource` into every tag."""
@@ -164,6 +174,7 @@ def parsers() -> tuple[ToolParser, ...]:
             detect=lambda template: "<arg_key>" in template,
             aliases=("glm", "glm4", "glm45", "glm46", "glm4_moe"),
             rank=3,
+            grammar=_WRITTEN,
         ),
         ToolParser(
             name="poolside_v1",
@@ -175,6 +186,7 @@ def parsers() -> tuple[ToolParser, ...]:
             detect=lambda template: "<arg_key>" in template and "poolside" in template.lower(),
             aliases=("poolside",),
             rank=4,
+            grammar=_WRITTEN,
         ),
         ToolParser(
             name="hy_v3",
@@ -187,5 +199,6 @@ def parsers() -> tuple[ToolParser, ...]:
             markers=(*_TAGS, "<tool_sep>", "</tool_call>"),
             detect=lambda template: "<tool_sep" in template,
             rank=4,
+            grammar=_HY_V3_WRITTEN,
         ),
     )

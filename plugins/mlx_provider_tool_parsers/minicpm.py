@@ -6,7 +6,7 @@ import html
 import json
 import re
 
-from mlx_provider import ToolCall, ToolParser
+from mlx_provider import CallGrammar, TaggedArguments, ToolCall, ToolParser
 from mlx_provider.records import (
     Emit,
     NotACall,
@@ -139,5 +139,10 @@ def parsers() -> tuple[ToolParser, ...]:
             detect=lambda template: "<function name=" in template and "<param name=" in template,
             aliases=("minicpm",),
             rank=3,
+            grammar=CallGrammar(
+                '<function name="{name}">',
+                "</function>",
+                tagged=TaggedArguments('<param name="', '"><![CDATA[', "]]></param>"),
+            ),
         ),
     )

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlx_provider import ToolCall, ToolParser
+from mlx_provider import CallGrammar, TaggedArguments, ToolCall, ToolParser
 from mlx_provider.records import Reading, TextReader, Tools, claimed, read_marked
 
 from .schema import as_json, functions, schema_types
@@ -125,5 +125,12 @@ def parsers() -> tuple[ToolParser, ...]:
             detect=lambda template: PREFIX in template,
             markers=(PREFIX,),
             rank=4,
+            grammar=CallGrammar(
+                f'{PREFIX}<invoke name="{{name}}">',
+                f"{PREFIX}</invoke>",
+                OPEN,
+                CLOSE,
+                tagged=TaggedArguments(f"{PREFIX}<", ">", f"{PREFIX}</{{key}}>"),
+            ),
         ),
     )

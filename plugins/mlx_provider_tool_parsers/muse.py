@@ -15,7 +15,8 @@ from mlx_provider.records import (
     scan_block,
 )
 
-from .invoke_tags import invoke
+from .invoke_tags import invocations, invoke
+from .turn_ends import TURN_ENDS
 
 FORM = invoke("atem:function_calls", "atem:", bare=False, lines=False, forgiving=False)
 START, MESSAGE, ENDS = "<|start|>", "<|message|>", ("<|eom|>", "<|eot|>")
@@ -83,7 +84,7 @@ def _body(
         called = yield from read_block(reader, scan, CALLS, block, emit)
         reader.forget_marks()
         if called and ends is not ENDS:
-            space = yield from read_turn_ends(reader, (START, block))
+            space = yield from read_turn_ends(reader, TURN_ENDS, (START, block))
             emit(space if (yield from reader.peek()) else "")
 
 
@@ -98,6 +99,7 @@ CALLS = ToolParser(
     detect=_speaks,
     aliases=("muse_glimmer", "muse_spark", "atem"),
     rank=3,
+    grammar=invocations(FORM),
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from mlx_provider import ToolParser
+from mlx_provider import CallGrammar, ToolParser
 from mlx_provider.records import NotACall, Reading, TextReader, Tools, claimed, through
 
 from .blocks import JsonBlock
@@ -86,6 +86,7 @@ def parsers() -> tuple[ToolParser, ...]:
             detect=lambda template: PREFIX in template,
             aliases=("apertus2509",),
             rank=3,
+            grammar=CallGrammar('{"{name}": ', "}", f"{PREFIX}[", f"]{SUFFIX}", between=", "),
         ),
         ToolParser(
             name="functionary",
@@ -97,5 +98,6 @@ def parsers() -> tuple[ToolParser, ...]:
             detect=lambda template: ">>>all" in template or ">>>${" in template,
             aliases=("meetkai",),
             rank=3,
+            grammar=CallGrammar("<function={name}>", "</function>"),
         ),
     )

@@ -7,7 +7,7 @@ import json
 import re
 from typing import Any
 
-from mlx_provider import ToolCall, ToolParser
+from mlx_provider import CallGrammar, TaggedArguments, ToolCall, ToolParser
 from mlx_provider.records import (
     NotACall,
     Reading,
@@ -188,6 +188,11 @@ def _between(reader: TextReader, start: str, end: str, tools: Tools) -> Reading[
     yield from claimed(reading) if begun else reading
 
 
+def _written(start: str, end: str, between: str = ", ") -> CallGrammar:
+    keywords = TaggedArguments("", "=", "", between=", ", text=None, keywords=True)
+    return CallGrammar("{name}(", ")", start, end, between, keywords)
+
+
 def parsers() -> tuple[ToolParser, ...]:
     """Every format of this module."""
     return (
@@ -200,6 +205,7 @@ def parsers() -> tuple[ToolParser, ...]:
             detect=lambda template: "<|python_start|>" in template,
             aliases=("pythonic", "llama4"),
             rank=3,
+            grammar=_written("[", "]"),
         ),
         ToolParser(
             name="lfm2",
@@ -210,6 +216,7 @@ def parsers() -> tuple[ToolParser, ...]:
             scan=scan_lfm2,
             detect=lambda template: "<|tool_call_start|>" in template,
             rank=3,
+            grammar=_written("<|tool_call_start|>[", "]<|tool_call_end|>"),
         ),
         ToolParser(
             name="olmo3",
@@ -218,5 +225,6 @@ def parsers() -> tuple[ToolParser, ...]:
             scan=scan_olmo3,
             detect=lambda template: "<function_calls>" in template,
             rank=2,
+            grammar=_written("<function_calls>", "</function_calls>", between="\n"),
         ),
     )

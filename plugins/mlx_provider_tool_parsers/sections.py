@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mlx_provider import ToolParser
+from mlx_provider import CallGrammar, ToolParser
 from mlx_provider.records import NotACall, Reading, TextReader, Tools, claimed, through
 
 from .blocks import JsonBlock
@@ -122,6 +122,12 @@ def scan_mistral(reader: TextReader, tools: Tools) -> Reading[None]:
     yield from read_call(reader, name)
 
 
+def _written(section: Section, before: str, after: str, between: str = "") -> CallGrammar:
+    begin, end = section.begin[0], section.end[0]
+    before, after = section.call + before, after + section.call_end
+    return CallGrammar(before, after, begin, end, between)
+
+
 def _section(name: str, section: Section, **fields: object) -> ToolParser:
     return ToolParser(
         name=name,
@@ -144,6 +150,9 @@ def parsers() -> tuple[ToolParser, ...]:
             detect=lambda template: "<｜tool▁sep｜>" in template and "```json" in template,
             aliases=("deepseek_r1", "deepseek_r1_0528", "deepseek"),
             rank=3,
+            grammar=_written(
+                DEEPSEEK_V3, "function<｜tool▁sep｜>{name}\n```json\n", "\n```", between="\n"
+            ),
         ),
         _section(
             "deepseek_v31",
@@ -151,6 +160,7 @@ def parsers() -> tuple[ToolParser, ...]:
             after="drop",
             detect=lambda template: "<｜tool▁sep｜>" in template,
             rank=2,
+            grammar=_written(DEEPSEEK_V31, "{name}<｜tool▁sep｜>", ""),
         ),
         _section(
             "kimi_k2",
@@ -159,6 +169,7 @@ def parsers() -> tuple[ToolParser, ...]:
             detect=lambda template: "<|tool_calls_section_begin|>" in template,
             aliases=("kimi", "moonshot"),
             rank=3,
+            grammar=_written(KIMI_K2, "functions.{name}:{digits}<|tool_call_argument_begin|>", ""),
         ),
         ToolParser(
             name="mistral",
@@ -169,5 +180,6 @@ def parsers() -> tuple[ToolParser, ...]:
             detect=lambda template: "[TOOL_CALLS]" in template,
             aliases=("devstral", "magistral"),
             rank=2,
+            grammar=CallGrammar.json_list("[TOOL_CALLS]", ""),
         ),
     )

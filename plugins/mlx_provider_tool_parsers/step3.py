@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlx_provider import ToolParser
+from mlx_provider import CallGrammar, TaggedArguments, ToolParser
 from mlx_provider.records import NotACall, Reading, TextReader, Tools, claimed, through
 
 from .invoke_tags import invoke
@@ -10,6 +10,7 @@ from .json_text import CallObject, ignore
 from .tagged import read_call
 
 BEGIN, END = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
+CALL, CALL_END = "<｜tool_call_begin｜>", "<｜tool_call_end｜>"
 SEPARATOR = "<｜tool_sep｜>"
 FORM = invoke("", "steptml:", bare=True)
 
@@ -43,8 +44,15 @@ def parsers() -> tuple[ToolParser, ...]:
             end=END,
             scan=scan,
             atomic=True,
-            markers=("<｜tool_call_begin｜>", SEPARATOR, "<｜tool_call_end｜>"),
+            markers=(CALL, SEPARATOR, CALL_END),
             detect=lambda template: "steptml:invoke" in template,
             rank=3,
+            grammar=CallGrammar(
+                f'{CALL}function{SEPARATOR}{FORM.call} name="{{name}}">',
+                f"{FORM.call_end}{CALL_END}",
+                BEGIN,
+                END,
+                tagged=TaggedArguments(f'{FORM.key} name="', '">', FORM.value_end),
+            ),
         ),
     )

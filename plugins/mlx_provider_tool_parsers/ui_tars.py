@@ -11,7 +11,7 @@ import json
 import re
 from typing import Any
 
-from mlx_provider import ReasoningParser, ToolCall, ToolParser
+from mlx_provider import CallGrammar, ReasoningParser, ToolCall, ToolParser
 from mlx_provider.records import (
     NotACall,
     Reading,
@@ -28,6 +28,7 @@ from mlx_provider.records import (
 from .blocks import JsonBlock
 from .edges import Edges
 from .schema import functions, properties
+from .turn_ends import TURN_ENDS
 
 ACTION = "Action:"
 LABELS = ("Thought:", "Reflection:", "Action_Summary:")
@@ -215,7 +216,9 @@ CALLS = ToolParser(
     scan=scan,
     markers=("<|box_start|>", "<|box_end|>"),
     aliases=("ui_tars_1_5",),
+    grammar=CallGrammar.json(f"{ACTION}\n", ""),
 )
+"""Its own way of writing holds actions alone: a call of any tool is forced as a JSON object."""
 
 
 def read_ui_tars(reader: TextReader, tools: Tools | None) -> Reading[None]:
@@ -229,7 +232,7 @@ def read_ui_tars(reader: TextReader, tools: Tools | None) -> Reading[None]:
         called = yield from read_block(reader, scan, CALLS, ACTION, reader.content)
         reader.forget_marks()
         if called:
-            space = yield from read_turn_ends(reader, (ACTION,))
+            space = yield from read_turn_ends(reader, TURN_ENDS, (ACTION,))
             if not (yield from _thoughts(reader)) and (yield from reader.at(ACTION)) != ACTION:
                 reader.content(space)
 

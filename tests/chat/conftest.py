@@ -9,9 +9,9 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from mlx_provider.chat.constraints.compiler import Constraint, GrammarCompiler
-from mlx_provider.chat.constraints.shapes import CallShape
 from mlx_provider.chat.constraints.thoughts import AfterThoughts
 from mlx_provider.protocol.messages import GenerateRequest
+from mlx_provider.records import CallGrammar
 
 MARKERS = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<think>", "</think>"]
 WORDS = ['{"', '": ', '", "', "name", "arguments", "true", "ing", "\n  ", "}}", " the", '"]']
@@ -52,8 +52,8 @@ class ByteModel:
     def request(self, **given: Any) -> GenerateRequest:
         return GenerateRequest(model="m", messages=[{"role": "user", "content": "x"}], **given)
 
-    def started(self, shape: CallShape | None = None, **given: Any) -> Holds:
-        structure = self.compiler.structure(self.request(**given), shape)
+    def started(self, calls: CallGrammar | None = None, **given: Any) -> Holds:
+        structure = self.compiler.structure(self.request(**given), calls)
         assert structure is not None
         return structure.constraint
 

@@ -12,10 +12,11 @@ from pydantic import ValidationError
 
 from mlx_provider.chat.constraints.compiler import GrammarCompiler, Structure
 from mlx_provider.chat.constraints.request import Form
-from mlx_provider.chat.constraints.shapes import SHAPES, Messages
 from mlx_provider.chat.constraints.thoughts import AfterThoughts, Thoughts
 from mlx_provider.errors import BadRequest, RequestFailed
+from mlx_provider.records import CallGrammar, MessageGrammar
 
+HERMES = CallGrammar.json("<tool_call>\n", "\n</tool_call>")
 DATA = Path(__file__).parents[1] / "data" / "chat"
 CASES = [json.loads(line) for line in (DATA / "json_schema.jsonl").read_text().splitlines()]
 
@@ -236,9 +237,9 @@ PING: dict[str, Any] = {"type": "function", "function": {"name": "ping"}}
 
 def test_plain_text_needs_no_grammar(model: Any) -> None:
     for given in ({}, {"response_format": {"type": "text"}}, {"tools": [PING]}):
-        assert model.compiler.structure(model.request(**given), SHAPES["hermes"]) is None
+        assert model.compiler.structure(model.request(**given), HERMES) is None
     none = model.request(tools=[PING], tool_choice="none", response_format={"type": "json_object"})
-    structure = model.compiler.structure(none, SHAPES["hermes"])
+    structure = model.compiler.structure(none, HERMES)
     assert structure is not None
     assert not model.accepts(structure.constraint, "<tool_call>")
 
@@ -335,7 +336,7 @@ def test_keywords_that_can_be_said_otherwise(
 
 def thinking(model: Any, opened: bool, **given: Any) -> AfterThoughts:
     thoughts = Thoughts("<think>", ("</think>",), opened, barred=("<tool_call>",))
-    structure = model.compiler.structure(model.request(**given), SHAPES["hermes"], thoughts)
+    structure = model.compiler.structure(model.request(**given), HERMES, thoughts)
     assert isinstance(structure, Structure)
     assert isinstance(structure.constraint, AfterThoughts)
     return structure.constraint
@@ -398,7 +399,7 @@ def test_a_word_that_reaches_beyond_the_marker(model: Any) -> None:
     assert model.accepts(constraint, "[null]")
 
 
-ADDRESSED = Messages("<think>", "</think>", "next", "<final>")
+ADDRESSED = MessageGrammar("<think>", "</think>", "next", "<final>")
 
 
 def test_a_format_that_addresses_every_message(model: Any) -> None:
@@ -412,7 +413,7 @@ def test_a_format_that_addresses_every_message(model: Any) -> None:
         ),
     ):
         asked = model.request(**given)
-        structure = model.compiler.structure(asked, SHAPES["hermes"], messages=ADDRESSED)
+        structure = model.compiler.structure(asked, HERMES, messages=ADDRESSED)
         assert structure is not None
         assert model.accepts(structure.constraint.fork(), text)
         assert model.accepts(structure.constraint.fork(), f"<think>Well {{</think>next{text}")

@@ -8,12 +8,25 @@ import jsonschema
 import pytest
 
 from mlx_provider.chat.constraints.readable import check_readable, empty_call, read_calls
-from mlx_provider.chat.constraints.shapes import SHAPES, shape_for
 from mlx_provider.chat.constraints.tagged import whole_text
 from mlx_provider.chat.output.reply import Reply
 from mlx_provider.errors import BadRequest
-from mlx_provider.records import ToolCall, ToolParser
+from mlx_provider.records import CallGrammar, ToolCall, ToolParser
 from mlx_provider_tool_parsers import mlx_tool_parsers
+
+
+@cache
+def parsers() -> dict[str, ToolParser]:
+    return {
+        name: parser for parser in mlx_tool_parsers() for name in (*parser.aliases, parser.name)
+    }
+
+
+def grammar(name: str) -> CallGrammar:
+    return parsers()[name].call_grammar()
+
+
+FORMATS = sorted(parser.name for parser in mlx_tool_parsers())
 
 TREE: dict[str, Any] = {
     "$defs": {
@@ -78,7 +91,7 @@ def check_call(call: dict[str, Any]) -> None:
 
 
 def test_random_model_makes_a_required_call_200_times(model: Any) -> None:
-    first = model.started(SHAPES["hermes"], tools=TOOLS, tool_choice="required")
+    first = model.started(grammar("hermes"), tools=TOOLS, tool_choice="required")
     ended, several, names = 0, 0, set()
     for seed in range(200):
         text, done = model.sample(first.fork(), seed, 900)
@@ -106,7 +119,7 @@ def test_random_model_makes_a_required_call_200_times(model: Any) -> None:
     ],
 )
 def test_one_call_only(model: Any, given: dict[str, Any], names: set[str]) -> None:
-    first = model.started(SHAPES["hermes"], tools=TOOLS, **given)
+    first = model.started(grammar("hermes"), tools=TOOLS, **given)
     found = set()
     for seed in range(40):
         text, done = model.sample(first.fork(), seed, 900)
@@ -122,18 +135,18 @@ def test_allowed_tools(model: Any) -> None:
         "type": "allowed_tools",
         "allowed_tools": {"mode": "required", "tools": [{"type": "function", "name": "ping"}]},
     }
-    first = model.started(SHAPES["hermes"], tools=TOOLS, tool_choice=choice)
+    first = model.started(grammar("hermes"), tools=TOOLS, tool_choice=choice)
     text, _ = model.sample(first, 1, 400)
     assert {call["name"] for call in hermes_calls(text)} == {"ping"}
 
 
 def test_markers_are_written_as_special_tokens(model: Any) -> None:
-    constraint = model.started(SHAPES["hermes"], tools=TOOLS, tool_choice="required")
+    constraint = model.started(grammar("hermes"), tools=TOOLS, tool_choice="required")
     assert model.allowed(constraint) == [model.tokenizer.token_to_id("<tool_call>")]
 
 
 def test_markers_outside_the_vocabulary_are_written_as_text(model: Any) -> None:
-    constraint = model.started(SHAPES["longcat"], tools=[PING], tool_choice="required")
+    constraint = model.started(grammar("longcat"), tools=[PING], tool_choice="required")
     text = '<longcat_tool_call>\n{"name": "ping", "arguments": {}}\n</longcat_tool_call>'
     assert model.accepts(constraint, text)
 
@@ -163,25 +176,25 @@ FORMS: list[tuple[str, str]] = [
 @pytest.mark.parametrize(("name", "text"), FORMS)
 def test_every_format_takes_its_own_calls(model: Any, name: str, text: str) -> None:
     given: dict[str, Any] = {"tools": [GREP, PING], "tool_choice": "required"}
-    assert model.accepts(model.started(SHAPES[name], **given), text)
-    assert not model.accepts(model.started(SHAPES[name], **given), text.replace("ping", "pong", 1)
+    assert model.accepts(model.started(grammar(name), **given), text)
+    assert not model.accepts(model.started(grammar(name), **given), text.replace("ping", "pong", 1)
                        .replace("grep", "grab", 1))  # fmt: skip
-    assert not model.accepts(model.started(SHAPES[name], **given), "no call")
+    assert not model.accepts(model.started(grammar(name), **given), "no call")
 
 
-@pytest.mark.parametrize("name", sorted(SHAPES))
+@pytest.mark.parametrize("name", FORMATS)
 def test_random_model_ends_its_call_in_every_format(model: Any, name: str) -> None:
-    first = model.started(SHAPES[name], tools=[GREP, PING], tool_choice="required",
+    first = model.started(grammar(name), tools=[GREP, PING], tool_choice="required",
                     parallel_tool_calls=False)  # fmt: skip
     ends = [model.sample(first.fork(), seed, 700)[1] for seed in range(10)]
     assert all(ends)
 
 
 def test_an_unknown_format_is_json_between_its_markers(model: Any) -> None:
-    shape = shape_for(["strange"], "<call>", "</call>")
-    constraint = model.started(shape, tools=[PING], tool_choice="required")
+    strange = ToolParser("strange", "<call>", "</call>").call_grammar()
+    constraint = model.started(strange, tools=[PING], tool_choice="required")
     assert model.accepts(constraint, '<call>\n{"name": "ping", "arguments": {}}\n</call>')
-    assert shape_for(["alias", "hermes"]) is SHAPES["hermes"]
+    assert grammar("nous") is grammar("hermes")
 
 
 XML_TOOL: dict[str, Any] = {
@@ -228,7 +241,7 @@ def parameter(key: str, value: str) -> str:
 def test_tagged_arguments_follow_their_schema(model: Any, body: str, fits: bool) -> None:
     given: dict[str, Any] = {"tools": [XML_TOOL], "tool_choice": "required"}
     text = f"<tool_call>\n<function=put>\n{body}</function>\n</tool_call>"
-    assert model.accepts(model.started(SHAPES["qwen3_coder"], **given), text) is fits
+    assert model.accepts(model.started(grammar("qwen3_coder"), **given), text) is fits
 
 
 def tool(parameters: Any, **more: Any) -> dict[str, Any]:
@@ -242,10 +255,10 @@ def test_a_strict_tool_is_refused_where_another_is_held_in_part(
     with pytest.raises(BadRequest, match=r"tools\[0\]\.function\.parameters: 'uniqueItems' at #/p"):
         model.compiler.structure(
             model.request(tools=[tool(schema, strict=True)], tool_choice="required"),
-            SHAPES["hermes"],
+            grammar("hermes"),
         )
     structure = model.compiler.structure(
-        model.request(tools=[tool(schema)], tool_choice="required"), SHAPES["hermes"]
+        model.request(tools=[tool(schema)], tool_choice="required"), grammar("hermes")
     )
     assert structure is not None
     assert "uniqueItems" in structure.warnings[0]
@@ -256,7 +269,7 @@ def test_a_tool_schema_that_does_not_compile_is_held_as_any_object(
 ) -> None:
     broken = {"properties": {"a": {"$ref": "#/$defs/none"}}}
     structure = model.compiler.structure(
-        model.request(tools=[tool(broken)], tool_choice="required"), SHAPES["hermes"]
+        model.request(tools=[tool(broken)], tool_choice="required"), grammar("hermes")
     )
     assert structure is not None
     assert "not enforced" in structure.warnings[0]
@@ -275,14 +288,14 @@ def test_parameters_must_be_an_object(model: Any) -> None:
 def test_a_schema_beside_tools_leaves_the_choice(model: Any, name: str) -> None:
     given: dict[str, Any] = {"tools": [GREP, PING], "response_format": json_schema(POINT)}
     call = next(text for form, text in FORMS if form == name)
-    assert model.accepts(model.started(SHAPES[name], **given), '{"x":1,"on":true}')
-    assert model.accepts(model.started(SHAPES[name], **given), call)
-    assert not model.accepts(model.started(SHAPES[name], **given), "free text")
+    assert model.accepts(model.started(grammar(name), **given), '{"x":1,"on":true}')
+    assert model.accepts(model.started(grammar(name), **given), call)
+    assert not model.accepts(model.started(grammar(name), **given), "free text")
 
 
 def test_tokens_of_one_reply(model: Any) -> None:
     """Words of several characters pass where their bytes do, also across a rule's border."""
-    constraint = model.started(SHAPES["hermes"], tools=[SAVE], tool_choice="required")
+    constraint = model.started(grammar("hermes"), tools=[SAVE], tool_choice="required")
     text = (
         '<tool_call>\n{"name": "grep_tree", "arguments": {"kind": null, "size": 1, "children": []}}'
     )
@@ -330,13 +343,6 @@ MOVE: dict[str, Any] = {
 """Everything may be left out, and one key is a word of Python's."""
 
 
-@cache
-def parsers() -> dict[str, ToolParser]:
-    return {
-        name: parser for parser in mlx_tool_parsers() for name in (*parser.aliases, parser.name)
-    }
-
-
 def read_back(text: str, parser: ToolParser, tools: list[Any]) -> tuple[list[Any], str]:
     """Calls and content that the reply machine makes of a text."""
     reply = Reply(tools=tools, tool_parser=parser)
@@ -351,16 +357,12 @@ def read_back(text: str, parser: ToolParser, tools: list[Any]) -> tuple[list[Any
     )
 
 
-FORMATS = sorted(parser.name for parser in mlx_tool_parsers())
-
-
 @pytest.mark.parametrize("name", FORMATS)
 def test_parsers_read_what_the_grammar_writes(model: Any, name: str) -> None:
     tools = [GREP, PING, PUT, MOVE]
     schemas = {t["function"]["name"]: t["function"].get("parameters", True) for t in tools}
     parser = parsers()[name]
-    shape = shape_for((parser.name, *parser.aliases), parser.start, parser.end)
-    first = model.started(shape, tools=tools, tool_choice="required")
+    first = model.started(grammar(name), tools=tools, tool_choice="required")
     read = 0
     for seed in range(16):
         text, done = model.sample(first.fork(), seed, 600)
@@ -399,28 +401,26 @@ def test_patterns_for_the_whole_text(pattern: str, whole: str | None) -> None:
 def test_what_tags_cannot_hold_of_a_strict_tool_is_said(model: Any) -> None:
     schema = {"properties": {"a": {"type": "string", "format": "date"}}, "required": ["a"]}
     asked = model.request(tools=[tool(schema, strict=True)], tool_choice="required")
-    tagged = model.compiler.structure(asked, SHAPES["qwen3_coder"])
+    tagged = model.compiler.structure(asked, grammar("qwen3_coder"))
     assert "format 'date' is not enforced" in tagged.warnings[0]
-    assert model.compiler.structure(asked, SHAPES["hermes"]).warnings == ()
+    assert model.compiler.structure(asked, grammar("hermes")).warnings == ()
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_parser_reads_an_empty_call(name: str) -> None:
     parser = parsers()[name]
-    shape = shape_for((parser.name, *parser.aliases), parser.start, parser.end)
-    assert read_calls(empty_call(shape, "ping"), parser).names == ("ping",)
+    assert read_calls(empty_call(grammar(name), "ping"), parser).names == ("ping",)
 
 
 @pytest.mark.parametrize("name", ["llama4_pythonic", "lfm2", "olmo3"])
 def test_a_name_that_the_format_cannot_write_is_refused(model: Any, name: str) -> None:
     dashed = {"type": "function", "function": {"name": "get-it"}}
     parser = parsers()[name]
-    shape = shape_for((parser.name, *parser.aliases))
     asked = model.request(tools=[dashed, PING], tool_choice="required")
     with pytest.raises(BadRequest, match=rf"'get-it' cannot be enforced.*{name}"):
-        check_readable(asked, parser, shape)
+        check_readable(asked, parser)
     named = {"type": "function", "function": {"name": "ping"}}
-    check_readable(model.request(tools=[dashed, PING], tool_choice=named), parser, shape)
+    check_readable(model.request(tools=[dashed, PING], tool_choice=named), parser)
 
 
 def test_a_format_of_strangers_that_is_no_json_is_refused(model: Any) -> None:
@@ -432,4 +432,4 @@ def test_a_format_of_strangers_that_is_no_json_is_refused(model: Any) -> None:
     strange = ToolParser(name="strange", start="<<", end=">>", parse=parse)
     asked = model.request(tools=[PING], tool_choice="required")
     with pytest.raises(BadRequest, match="strange"):
-        check_readable(asked, strange, shape_for(["strange"], "<<", ">>"))
+        check_readable(asked, strange)

@@ -11,10 +11,9 @@ import pytest
 
 import mlx_provider_reasoning_parsers as reasoning_plugin
 import mlx_provider_tool_parsers as tool_plugin
-from mlx_provider.chat.constraints.shapes import Tagged, shape_for
 from mlx_provider.chat.output.reply import Reply
 from mlx_provider.protocol.messages import Delta
-from mlx_provider.records import ReasoningParser, ToolParser
+from mlx_provider.records import ReasoningParser, TaggedArguments, ToolParser
 
 
 @dataclass(frozen=True)
@@ -77,13 +76,13 @@ REASONING_PARSERS: dict[str, ReasoningParser] = _by_name(
 
 def written(parser: ToolParser, name: str, arguments: dict[str, Any]) -> str:
     """A call as a model of this format writes it."""
-    shape = shape_for((parser.name, *parser.aliases), parser.start, parser.end)
-    before = shape.before.replace("{name}", name).replace("{digits}", "0")
-    body = tagged(shape.tagged, arguments) if shape.tagged else json.dumps(arguments)
-    return shape.open + before + body + shape.after + shape.close
+    grammar = parser.call_grammar()
+    before = grammar.before.replace("{name}", name).replace("{digits}", "0")
+    body = tagged(grammar.tagged, arguments) if grammar.tagged else json.dumps(arguments)
+    return grammar.open + before + body + grammar.after + grammar.close
 
 
-def tagged(form: Tagged, arguments: dict[str, Any]) -> str:
+def tagged(form: TaggedArguments, arguments: dict[str, Any]) -> str:
     parts = []
     for key, value in arguments.items():
         after = form.value_after.replace("{key}", key)

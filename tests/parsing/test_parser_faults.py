@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from mlx_provider.chat.constraints.readable import check_readable
-from mlx_provider.chat.constraints.shapes import shape_for
 from mlx_provider.chat.output.reply import Reply
 from mlx_provider.cli.parse import answers
 from mlx_provider.errors import BadRequest
@@ -118,5 +117,5 @@ def test_a_call_that_the_parser_cannot_read_is_not_enforced(name: str) -> None:
     )
     parser = BROKEN[name]
     with pytest.raises(BadRequest, match=f"tool 'f' .*tool parser '{name}' failed") as caught:
-        check_readable(request, parser, shape_for((name,), parser.start, parser.end))
+        check_readable(request, parser)
     assert caught.value.param == "tools"

@@ -167,6 +167,37 @@ def test_a_parser_answers_to_its_aliases_but_a_name_goes_first(install_plugin: I
     assert registry.plugins[0].records["tool parser"] == ("hermes", "json")
 
 
+FALLBACKS = """
+from mlx_provider import ToolParser, hookimpl
+
+@hookimpl
+def mlx_tool_parsers():
+    for name, part, rank in {parsers!r}:
+        yield ToolParser(name, "<", ">", fallback=part, rank=rank)
+"""
+
+
+def test_parsers_say_which_serves_where_a_template_shows_no_format(install_plugin: Install) -> None:
+    ours = [("a", "", 9), ("b", "read", 0), ("c", "write", 1), ("d", "write", 0)]
+    names = [install_plugin("mlx-provider", FALLBACKS.format(parsers=ours), name="ours")]
+    registry = discover(*names)
+    read, write = registry.fallback_tool_parser("read"), registry.fallback_tool_parser("write")
+    assert read is not None
+    assert write is not None
+    assert (read.name, write.name) == ("b", "c")
+    theirs = [("e", "read", 0), ("f", "write", 0)]
+    names.append(install_plugin("mlx-provider-x", FALLBACKS.format(parsers=theirs)))
+    registry = discover(*names)
+    read, write = registry.fallback_tool_parser("read"), registry.fallback_tool_parser("write")
+    assert read is not None
+    assert write is not None
+    assert (read.name, write.name) == ("e", "c")
+    assert (
+        discover(install_plugin("mlx-provider-y", family("y", "1"))).fallback_tool_parser("read")
+        is None
+    )
+
+
 def test_the_highest_rank_wins_whoever_asks_for_it(install_plugin: Install) -> None:
     names = [
         install_plugin("mlx-provider", parsers("special", rank=1), name="ours"),

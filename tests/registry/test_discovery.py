@@ -21,6 +21,7 @@ def mlx_model_families():
     yield ModelFamily({name!r}, lambda config: {priority} * (config["model_type"] == {name!r}), str)
 """
 
+PARSER = "from mlx_provider import CallGrammar, TaggedArguments, ToolParser, hookimpl\n@hookimpl\n"
 BROKEN = {
     "import": ("import nowhere_to_be_found", "ModuleNotFoundError: No module named"),
     "syntax": ("def", "SyntaxError:"),
@@ -54,6 +55,25 @@ BROKEN = {
         "from mlx_provider import ReasoningParser, hookimpl\n@hookimpl\n"
         "def mlx_reasoning_parsers(): yield ReasoningParser('x', '<', '>', aliases=None)",
         "PluginError: ReasoningParser 'x': aliases is not a tuple",
+    ),
+    "no text in a grammar": (
+        f"{PARSER}def mlx_tool_parsers(): yield ToolParser("
+        "'x', '<', '>', grammar=CallGrammar('{name}', 3))",
+        "PluginError: ToolParser 'x': grammar.after is not text",
+    ),
+    "no grammar": (
+        f"{PARSER}def mlx_tool_parsers(): yield ToolParser('x', '<', '>', grammar='<')",
+        "PluginError: ToolParser 'x': grammar is not a CallGrammar",
+    ),
+    "no place for the name": (
+        f"{PARSER}def mlx_tool_parsers(): yield ToolParser("
+        "'x', '<', '>', grammar=CallGrammar('<', '>'))",
+        "PluginError: ToolParser 'x': grammar.before does not hold {name}, the place of",
+    ),
+    "one text of two": (
+        f"{PARSER}def mlx_tool_parsers(): yield ToolParser('x', '<', '>', grammar=CallGrammar("
+        "'{name}', '>', tagged=TaggedArguments('<', '>', '>', text=('<',))))",
+        "PluginError: ToolParser 'x': grammar.tagged.text is not two texts or None",
     ),
     "no name": (
         "from mlx_provider import ReasoningParser, hookimpl\n@hookimpl\n"

@@ -19,7 +19,6 @@ import pytest
 
 from mlx_provider.chat.constraints import trial as grammar_trial
 from mlx_provider.chat.constraints.compiler import GrammarCompiler
-from mlx_provider.chat.constraints.shapes import SHAPES, CallShape
 from mlx_provider.chat.constraints.tagged import whole_text
 from mlx_provider.chat.constraints.trial import Allowance, GrammarTrial
 from mlx_provider.config import EngineSettings
@@ -29,8 +28,11 @@ from mlx_provider.litellm.errors import to_litellm
 from mlx_provider.litellm.translate import generate_requests
 from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.protocol.messages import Delta, Done, Event, Failed, GenerateRequest
+from mlx_provider.records import CallGrammar
 from mlx_provider.serving.service import ChatService
+from mlx_provider_tool_parsers import mlx_tool_parsers
 
+PARSERS = {parser.name: parser for parser in mlx_tool_parsers()}
 MESSAGES = [{"role": "user", "content": "x"}]
 LATE = 'start: /[ab]{40}/ tail\ntail: (("c"{1000}){1000}){1000}'
 """Gives up once forty letters are written."""
@@ -134,14 +136,14 @@ def test_a_bomb_is_refused_with_its_reason(service: ChatService, bomb: str) -> N
     assert len(caught.value.message) < 1000
 
 
-@pytest.mark.parametrize("shape", [None, SHAPES["hermes"]])
+@pytest.mark.parametrize("calls", [None, PARSERS["hermes"].grammar])
 @pytest.mark.parametrize("bomb", TOOL_BOMBS)
 def test_a_bomb_in_a_strict_tool_is_refused(
-    compiler: GrammarCompiler, bomb: str, shape: CallShape | None
+    compiler: GrammarCompiler, bomb: str, calls: CallGrammar | None
 ) -> None:
     parameters, reason = TOOL_BOMBS[bomb]
     with pytest.raises(BadRequest, match=reason):
-        compiler.structure(request(**strict_tool(parameters)), shape)
+        compiler.structure(request(**strict_tool(parameters)), calls)
 
 
 def test_many_choices_are_a_grammar_too_long() -> None:
@@ -310,7 +312,7 @@ def test_many_small_bombs_of_one_request_have_one_allowance(
 # -- what is written for the compiler
 
 
-TAGGED = SHAPES["qwen3_coder"]
+TAGGED = PARSERS["qwen3_coder"].grammar
 SELF = {
     "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}},
     "properties": {"p": {"$ref": "#/$defs/a"}},

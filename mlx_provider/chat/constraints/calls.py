@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import BadRequest
+from ...records.grammar import CallGrammar
 from .literal import Function, Split, json_rule, literal
 from .schema import SchemaReader
-from .shapes import CallShape
 from .tagged import TaggedArgument, listed_parameters
 from .trial import MAX_GRAMMAR
 
@@ -71,10 +71,10 @@ def _parameters(
 
 
 @dataclass
-class CallGrammar:
+class CallRules:
     """Rules for calls of some functions in one format; the rule to start from is `calls`."""
 
-    shape: CallShape
+    grammar: CallGrammar
     functions: Sequence[Function]
     split: Split
     parallel: bool = True
@@ -84,25 +84,25 @@ class CallGrammar:
 
     def lark(self) -> str:
         """All rules, one a line."""
-        shape = self.shape
-        more = MAX_CALLS - 1 if self.parallel and shape.between is not None else 0
-        between = literal(shape.between or "", self.split)
+        grammar = self.grammar
+        more = MAX_CALLS - 1 if self.parallel and grammar.between is not None else 0
+        between = literal(grammar.between or "", self.split)
         tail = f" ({between} call){{0,{more}}}" if more else ""
-        opened, closed = literal(shape.open, self.split), literal(shape.close, self.split)
+        opened, closed = literal(grammar.open, self.split), literal(grammar.close, self.split)
         self.rules = [f"calls: {opened} call{tail} {closed}"]
         self.rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(self.functions))))
         for i, function in enumerate(self.functions):
-            before, after = self._before(function.name), literal(shape.after, self.split)
+            before, after = self._before(function.name), literal(grammar.after, self.split)
             self.rules.append(f"call_{i}: {before} {self._arguments(i, function)} {after}")
         return "\n".join(self.rules)
 
     def _before(self, name: str) -> str:
-        shown = json.dumps(name)[1:-1] if '"{name}"' in self.shape.before else name
-        pieces = self.shape.before.replace("{name}", shown).split("{digits}")
+        shown = json.dumps(name)[1:-1] if '"{name}"' in self.grammar.before else name
+        pieces = self.grammar.before.replace("{name}", shown).split("{digits}")
         return " /[0-9]{1,3}/ ".join(literal(piece, self.split) for piece in pieces)
 
     def _arguments(self, i: int, function: Function) -> str:
-        tags = self.shape.tagged
+        tags = self.grammar.tagged
         properties, required = listed_parameters(function.schema)
         if tags is None or (tags.keywords and not all(map(_is_keyword, properties))):
             self.rules.append(f"args_{i}: {json_rule(function.schema)}")

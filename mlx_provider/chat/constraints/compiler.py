@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from ...errors import BadRequest, GrammarFailed, RequestFailed
 from ...protocol.messages import GenerateRequest
+from ...records.grammar import CallGrammar, MessageGrammar
 from .request import Form, after_message, request_form
-from .shapes import CallShape, Messages
 from .thoughts import AfterThoughts, Thoughts
 from .trial import LIMITS, MAX_GRAMMAR, Allowance, GrammarTrial
 
@@ -183,20 +183,20 @@ class GrammarCompiler:
     def structure(
         self,
         request: GenerateRequest,
-        shape: CallShape | None = None,
+        calls: CallGrammar | None = None,
         thoughts: Thoughts | None = None,
-        messages: Messages | None = None,
+        messages: MessageGrammar | None = None,
     ) -> Structure | None:
         """What holds the reply to the form that the request demands; `None`: any text will do.
 
-        shape: how the model writes calls. thoughts: how it marks off what it thinks before.
+        calls: how the model writes them. thoughts: how it marks off what it thinks before.
         messages: how its format addresses thoughts and answers, where it addresses them.
         Raises `BadRequest` that names the parameter, and for schemas the keyword.
         """
         preface = messages.answer if messages else ""
         allowance = Allowance()
         form = request_form(
-            request, shape, self.split, lambda lark: self._made(lark, allowance).wrong, preface
+            request, calls, self.split, lambda lark: self._made(lark, allowance).wrong, preface
         )
         if form is None:
             return None

@@ -6,16 +6,15 @@ from dataclasses import dataclass
 
 from ...errors import BadRequest
 from ...protocol.messages import GenerateRequest
-from ...records import ToolParser
+from ...records import CallGrammar, ToolParser
 from ..output.reply import Reply
 from .request import demanded
-from .shapes import CallShape
 
 
-def check_readable(request: GenerateRequest, parser: ToolParser, shape: CallShape) -> None:
+def check_readable(request: GenerateRequest, parser: ToolParser) -> None:
     """Raise `BadRequest` for a tool that must be callable but whose calls would be lost.
 
-    A call without arguments is written in the shape and read by the parser.
+    A call without arguments is written in its grammar and read by the parser.
     """
     names = demanded(request)
     for tool in request.tools:
@@ -23,7 +22,7 @@ def check_readable(request: GenerateRequest, parser: ToolParser, shape: CallShap
         name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(name, str) or (names and name not in names):
             continue
-        found = read_calls(empty_call(shape, name), parser)
+        found = read_calls(empty_call(parser.call_grammar(), name), parser)
         if found.names != (name,):
             raise BadRequest(
                 f"tool {name!r} cannot be enforced: calls of it are not readable in this model's "
@@ -33,10 +32,10 @@ def check_readable(request: GenerateRequest, parser: ToolParser, shape: CallShap
             )
 
 
-def empty_call(shape: CallShape, name: str) -> str:
+def empty_call(grammar: CallGrammar, name: str) -> str:
     """A call without arguments."""
-    before = shape.before.replace("{name}", name).replace("{digits}", "0")
-    return shape.open + before + ("" if shape.tagged else "{}") + shape.after + shape.close
+    before = grammar.before.replace("{name}", name).replace("{digits}", "0")
+    return grammar.open + before + ("" if grammar.tagged else "{}") + grammar.after + grammar.close
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from typing import Any
 
 from ...errors import BadRequest
 from ...protocol.messages import GenerateRequest
-from .calls import CallGrammar, called_object, tool_functions
+from ...records.grammar import CallGrammar, MessageGrammar
+from .calls import CallRules, called_object, tool_functions
 from .literal import Split, json_rule, literal
 from .schema import SchemaReader
-from .shapes import CallShape, Messages, json_shape
 from .trial import MAX_GRAMMAR
 
 Compiles = Callable[[str], str]
@@ -33,21 +33,21 @@ class Form:
 
 def request_form(
     request: GenerateRequest,
-    shape: CallShape | None,
+    calls: CallGrammar | None,
     split: Split,
     compiles: Compiles,
     preface: str = "",
 ) -> Form | None:
     """The form that a request demands of its reply; `None`: any text will do.
 
-    shape: how the model's tool parser expects calls; `None`: as bare JSON objects. preface: what
+    calls: how the model's tool parser expects them; `None`: as bare JSON objects. preface: what
     the model's format writes before an answer. Raises `BadRequest` that names the parameter, and
     for schemas the keyword.
     """
     names = demanded(request)
     answer = _answer(request, compiles, literal(preface, split))
     optional = names is None
-    if optional and (answer is None or not answer.after_lead or not _may_call(request, shape)):
+    if optional and (answer is None or not answer.after_lead or not _may_call(request, calls)):
         return answer
     warnings: list[str] = []
     functions = tool_functions(
@@ -57,17 +57,17 @@ def request_form(
         warnings,
     )
     several = request.parallel_tool_calls and not (names and len(names) == 1)
-    calls = CallGrammar(shape or BARE_JSON, functions, split, several)
-    lark = f"start: calls\n{calls.lark()}"
+    rules = CallRules(calls or BARE_JSON, functions, split, several)
+    lark = f"start: calls\n{rules.lark()}"
     if optional and answer is not None:
-        lark = _answer_or(answer, calls, lark)
+        lark = _answer_or(answer, rules, lark)
     wrong = compiles(lark)
     if wrong:
         raise BadRequest(f"tools cannot be enforced: {wrong}", param="tools")
-    return Form(lark, (*warnings, *calls.warnings), after_lead=True)
+    return Form(lark, (*warnings, *rules.warnings), after_lead=True)
 
 
-def after_message(form: Form, messages: Messages, split: Split) -> Form:
+def after_message(form: Form, messages: MessageGrammar, split: Split) -> Form:
     """The form after a thought, for formats that address every message.
 
     Only where the end of a thought is a special token, which no text contains.
@@ -80,22 +80,22 @@ def after_message(form: Form, messages: Messages, split: Split) -> Form:
     return replace(form, lark=f"{lark}\nthought: {opened} THOUGHT {closed}\nTHOUGHT: /(?s:.*)/")
 
 
-BARE_JSON = json_shape("", "")
+BARE_JSON = CallGrammar.json("", "")
 
 
-def _may_call(request: GenerateRequest, shape: CallShape | None) -> bool:
-    return bool(request.tools) and shape is not None and request.tool_choice != "none"
+def _may_call(request: GenerateRequest, calls: CallGrammar | None) -> bool:
+    return bool(request.tools) and calls is not None and request.tool_choice != "none"
 
 
-def _answer_or(answer: Form, calls: CallGrammar, lark: str) -> str:
+def _answer_or(answer: Form, rules: CallRules, lark: str) -> str:
     """Either the answer or calls, as the model sees fit."""
-    if not (calls.shape.open + calls.shape.before).startswith("{"):
+    if not (rules.grammar.open + rules.grammar.before).startswith("{"):
         return f"{answer.lark.replace('start: answer', 'start: answer | calls', 1)}\n" + (
             lark.removeprefix("start: calls\n")
         )
     # Both begin alike: only as one schema can they be told apart later than at the first brace.
-    key = re.findall(r'"(\w+)"', calls.shape.before)[-1]
-    schemas = [answer.schema, *(called_object(f, key) for f in calls.functions)]
+    key = re.findall(r'"(\w+)"', rules.grammar.before)[-1]
+    schemas = [answer.schema, *(called_object(f, key) for f in rules.functions)]
     documents = {f"form{i}": schema for i, schema in enumerate(schemas)}
     moved = {
         name: SchemaReader("tools", root=f"#/$defs/{name}").read(schema)

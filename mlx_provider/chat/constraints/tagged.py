@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...records.grammar import TaggedArguments
 from .literal import Function, Split, json_rule, literal
 from .schema import SchemaReader
-from .shapes import Tagged
 
 _MAX_LISTED = 10_000
 """Values of one list of choices; a longer one is held as JSON."""
@@ -26,7 +26,7 @@ class TaggedArgument:
     name: str
     schema: Any
     function: Function
-    tags: Tagged
+    tags: TaggedArguments
     warnings: list[str] = field(default_factory=list)
 
     def rules(self, split: Split) -> list[str]:

@@ -262,7 +262,7 @@ class _Marked:
         self.dropping = parser.after == "drop" and reader.settled > start
         self.held = ""
         if reader.calls > before:
-            self.held = yield from read_turn_ends(reader, self.calls)
+            self.held = yield from read_turn_ends(reader, self.parser.turn_ends, self.calls)
         else:
             self.held = yield from reader.space()
         return True

@@ -1,0 +1,13 @@
+"""Ends of turns that models spell out as text behind their calls."""
+
+from __future__ import annotations
+
+TURN_ENDS = (
+    *("<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "</s>"),
+    *("<|end|>", "<|return|>", "<|call|>", "<|eom|>", "<|eot|>", "<|EOT|>", "<|eos|>", "<eos>"),
+    *("<end_of_turn>", "<turn|>", "<start_function_response>", "<|tool_response>", "<|eoa|>"),
+    *("<|message_sep|>", "<|observation|>", "<|user|>", "<|end_of_sentence|>", "<seed:eos>"),
+    *("<｜end▁of▁sentence｜>", "<｜hy_eos｜>", "<|END_OF_TURN_TOKEN|>", "<|assistant_end|>"),
+    *("</longcat_s>", "[e~[", "[EOS]", "[|endofturn|]", "<|endofresponse|>", "<|end_of_role|>"),
+)
+"""Of all families at once: models of one family learn the calls of another."""
