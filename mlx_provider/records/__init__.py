@@ -18,6 +18,7 @@ from .model import (
     SamplingDefaults,
     Tokenizer,
 )
+from .parameters import listed_parameters, resolved, type_of, value_types
 from .parsing import ReasoningParser, ToolCall, ToolParser, Tools
 from .reading import Emit, NotACall, Reading, Rest, TextEnded, TextReader
 from .turn_ends import read_turn_ends
@@ -49,10 +50,14 @@ __all__ = [
     "ToolParser",
     "Tools",
     "claimed",
+    "listed_parameters",
     "read_block",
     "read_marked",
     "read_turn_ends",
     "report_call",
+    "resolved",
     "scan_block",
     "through",
+    "type_of",
+    "value_types",
 ]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Literal
+
+from .parameters import value_types
 
 
 @dataclass(frozen=True)
@@ -21,10 +25,25 @@ class TaggedArguments:
     """What stands around a text value; `None`: it is written as a JSON string."""
     text_key_after: str = ""
     """`key_after` of a text value, where the format tells the two apart."""
-    escapes: bool = True
-    """Whether JSON strings inside values may hold escapes."""
+    untyped: Literal["text", "json"] = "text"
+    """How a value is written whose schema names no type."""
+    barred: tuple[str, ...] = ()
+    """Text that no text value may hold, since the parser reads more into it than text. What
+    closes a value is barred anyway."""
     keywords: bool = False
     """Keys are Python's keywords; a call with others is written with one JSON object."""
+
+    @property
+    def tells_text(self) -> bool:
+        """Whether a text value is written in another way than other values."""
+        return bool(self.text_key_after) or self.text not in (None, ("", ""))
+
+    def writes_text(self, schema: Any, root: Mapping[str, Any]) -> bool:
+        """Whether a value of this schema, which refers to `root`, may be written as bare text."""
+        types = value_types(schema, root)
+        if self.text is None:
+            return False
+        return "string" in types or (not types and self.untyped == "text")
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ _WRITTEN = CallGrammar(
     "<tool_call>\n<function={name}>\n",
     "</function>\n</tool_call>",
     between="\n",
-    tagged=TaggedArguments("<parameter=", ">\n", "\n</parameter>\n"),
+    tagged=TaggedArguments("<parameter=", ">\n", "\n</parameter>\n", barred=QWEN3_CODER.traps),
 )
 _SEED_WRITTEN = CallGrammar(
     "<seed:tool_call>\n<function={name}>\n",
     "</function>\n</seed:tool_call>",
     between="\n",
-    tagged=TaggedArguments("<parameter=", ">", "</parameter>\n"),
+    tagged=TaggedArguments("<parameter=", ">", "</parameter>\n", barred=SEED_OSS.traps),
 )
 
 

@@ -22,6 +22,7 @@ from .json_text import DEEPEST
 from .schema import as_json, types
 
 _NAME = re.compile(r"[\w.:/-]*")
+_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _BARE = re.compile(r"[^,{}\[\]]*")
 
 
@@ -49,9 +50,17 @@ class GemmaFormat:
 
     def written(self) -> CallGrammar:
         """Keys are bare, texts between quotes of their own, in which nothing is escaped."""
-        text = (self.quote, self.quote)
-        tagged = TaggedArguments("", ":", "", between=",", text=text, escapes=False)
-        return CallGrammar(f"{self.start}call:{{name}}{{", f"}}{self.end}", tagged=tagged)
+        opener = f"{self.start}call:"
+        tagged = TaggedArguments(
+            "",
+            ":",
+            "",
+            between=",",
+            text=(self.quote, self.quote),
+            untyped="json",
+            barred=(opener,),
+        )
+        return CallGrammar(f"{opener}{{name}}{{", f"}}{self.end}", tagged=tagged)
 
 
 @dataclass
@@ -115,11 +124,11 @@ class _Call:
 
     def key(self) -> Reading[str]:
         reader = self.reader
-        for quote in (self.form.quote, '"'):
-            if (yield from reader.accept(quote)):
-                key = yield from reader.until(quote)
-                reader.skip(len(quote))
-                break
+        quote = yield from reader.at(self.form.quote, '"')
+        if quote:
+            parts: list[str] = []
+            yield from self.quoted(parts.append, quote)
+            key = str(json.loads("".join(parts)))
         else:
             key = (yield from reader.until(":")).strip()
         yield from reader.space()
@@ -152,13 +161,23 @@ class _Call:
         def piece(text: str) -> None:
             emit(json.dumps(text, ensure_ascii=False)[1:-1])
 
-        inner = self.form.start + "call:"
-        while (found := (yield from reader.pass_until((quote, inner), piece))) == inner:
-            yield from reader.pass_until((self.form.end,), piece)
-        if not found:
-            raise TextEnded
+        # JSON strings tell their own end
+        other = "\\" if quote == '"' else self.form.start + "call:"
+        while (found := (yield from reader.pass_until((quote, other), piece))) != quote:
+            if not found:
+                raise TextEnded
+            if quote == '"':
+                yield from self.escaped(emit)
+            else:
+                yield from reader.pass_until((self.form.end,), piece)
         reader.skip(len(quote))
         emit('"')
+
+    def escaped(self, emit: Emit) -> Reading[None]:
+        """What JSON escapes; any other backslash stands for itself."""
+        reader = self.reader
+        found = _ESCAPE.match((yield from reader.peek(6)))
+        emit(reader.skip(len(found[0])) if found else "\\" + reader.skip(1))
 
 
 GEMMA4 = GemmaFormat("<|tool_call>", "<tool_call|>", '<|"|>')

@@ -29,7 +29,12 @@ def invocations(form: TagFormat, *, marked: bool = False) -> CallGrammar:
         f"{form.blocks[0]}\n",
         form.block_end,
         tagged=TaggedArguments(
-            f'{form.key} name="', other, f"{form.value_end}\n", text_key_after=text
+            f'{form.key} name="',
+            other,
+            f"{form.value_end}\n",
+            text_key_after=text,
+            untyped="json" if form.unknown == "json" else "text",
+            barred=form.traps,
         ),
     )
 

@@ -8,7 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlx_provider.records import Emit, NotACall, Reading, Rest, TextReader, claimed
+from mlx_provider.records import (
+    Emit,
+    NotACall,
+    Reading,
+    Rest,
+    TextEnded,
+    TextReader,
+    claimed,
+)
 
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 _SCALAR = re.compile(r"[-+.\w]*")
@@ -218,6 +226,28 @@ def read_whole(reader: TextReader) -> Reading[str]:
     parts: list[str] = []
     yield from read_json(reader, parts.append)
     return "".join(parts)
+
+
+def pass_json(reader: TextReader, end: str) -> Reading[str]:
+    """The JSON list, object or string that stands here, if `end` does behind it, as written.
+
+    Text in it that looks like `end` is then known to be no end. Empty: nothing was read.
+    """
+    mark, text = reader.mark(), ""
+    yield from reader.space()
+    if (yield from reader.at("{", "[", '"')):
+        try:
+            yield from read_json(reader, ignore)
+            yield from reader.space()
+            if (yield from reader.at(end)):
+                text = reader.between(mark, reader.position)
+        except (NotACall, TextEnded):
+            pass
+    if text:
+        reader.release()
+    else:
+        reader.rewind(mark)
+    return text
 
 
 def as_arguments(text: str) -> str:

@@ -10,7 +10,7 @@ from mlx_provider import CallGrammar, TaggedArguments, ToolParser
 from mlx_provider.records import NotACall, Reading, TextEnded, TextReader, Tools, claimed, through
 
 from .blocks import JsonBlock
-from .json_text import read_json
+from .json_text import pass_json, read_json
 from .schema import Unknown, accepts
 from .values import Arguments, Unreported
 
@@ -102,6 +102,8 @@ class Keyed:
         yield from reader.expect(self.tag("arg_value"))
         arguments.open(key)
         end, opener = self.tag("/arg_value"), self.tag("tool_call")
+        if not arguments.is_text:
+            arguments.piece((yield from pass_json(reader, end)))
         while True:
             found = yield from reader.pass_until((end, opener), arguments.piece)
             if not found:
@@ -143,14 +145,20 @@ HY_V3 = Keyed("tool_calls", separator="tool_sep", unknown="string", undeclared="
 HY_V3_OPEN = replace(HY_V3, suffix=":opensource")
 _TAGS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
-_PAIRS = TaggedArguments("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n")
+_PAIRS = TaggedArguments(
+    "<arg_key>",
+    "</arg_key>\n<arg_value>",
+    "</arg_value>\n",
+    untyped="json",
+    barred=("<tool_call>",),
+)
 _WRITTEN = CallGrammar("<tool_call>{name}\n", "</tool_call>", between="\n", tagged=_PAIRS)
 _HY_V3_WRITTEN = CallGrammar(
     "<tool_call>{name}<tool_sep>\n",
     "</tool_call>\n",
     "<tool_calls>\n",
     "</tool_calls>",
-    tagged=_PAIRS,
+    tagged=replace(_PAIRS, untyped="text"),
 )
 
 

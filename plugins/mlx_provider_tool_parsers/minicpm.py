@@ -18,8 +18,8 @@ from mlx_provider.records import (
     report_call,
 )
 
-from .json_text import read_whole
-from .schema import as_json, functions, properties, types
+from .json_text import pass_json, read_whole
+from .schema import as_json, functions, is_text, properties, types
 
 OPEN, CLOSE = "<function name=", "</function>"
 CDATA, CDATA_END = "<![CDATA[", "]]>"
@@ -37,7 +37,7 @@ def scan(reader: TextReader, tools: Tools) -> Reading[None]:
     quoted = (yield from reader.peek()) in ('"', "'")
     arguments: dict[str, str] = {}
     name = "" if quoted else (yield from _header(reader))
-    name = yield from claimed(_call(reader, name, arguments), _element(start))
+    name = yield from claimed(_call(reader, name, arguments, tools), _element(start))
     known = functions(tools)
     wrong = known and (name not in known or not properties(tools, name).keys() >= arguments.keys())
     if wrong:
@@ -55,7 +55,7 @@ def _header(reader: TextReader) -> Reading[str]:
     return next(name for name in found.groups() if name is not None).strip()
 
 
-def _call(reader: TextReader, name: str, arguments: dict[str, str]) -> Reading[str]:
+def _call(reader: TextReader, name: str, arguments: dict[str, str], tools: Tools) -> Reading[str]:
     """The name, if it is not read; then parameters, or one JSON object of them; the end."""
     name = name or (yield from _header(reader))
     yield from reader.space()
@@ -67,7 +67,8 @@ def _call(reader: TextReader, name: str, arguments: dict[str, str]) -> Reading[s
         key = yield from _header(reader)
         if key in arguments:
             raise NotACall("twice the same parameter")
-        arguments[key] = yield from _value(reader)
+        text = is_text(types(tools, name, key), "json")
+        arguments[key] = yield from _value(reader, text=text)
         yield from reader.space()
     yield from reader.expect(CLOSE)
     return name
@@ -81,7 +82,7 @@ def _written(tools: Tools, name: str, key: str, text: str) -> str:
     return as_json(text, types(tools, name, key), "json")
 
 
-def _value(reader: TextReader) -> Reading[str]:
+def _value(reader: TextReader, *, text: bool) -> Reading[str]:
     """Text without the white space around it, and CDATA sections as they stand. No tags."""
     plain: list[str] = []
     raw: list[str] = []
@@ -92,6 +93,8 @@ def _value(reader: TextReader) -> Reading[str]:
         yield from reader.expect(CDATA)
         raw.append(html.unescape("".join(plain).strip()))
         plain = []
+        if not text:
+            raw.append((yield from pass_json(reader, CDATA_END)))
         raw.append((yield from reader.until(CDATA_END)))
         reader.skip(len(CDATA_END))
     return "".join(raw) + html.unescape("".join(plain).strip())
@@ -142,7 +145,13 @@ def parsers() -> tuple[ToolParser, ...]:
             grammar=CallGrammar(
                 '<function name="{name}">',
                 "</function>",
-                tagged=TaggedArguments('<param name="', '"><![CDATA[', "]]></param>"),
+                tagged=TaggedArguments(
+                    '<param name="',
+                    '"><![CDATA[',
+                    "]]></param>",
+                    untyped="json",
+                    barred=(CDATA_END,),
+                ),
             ),
         ),
     )

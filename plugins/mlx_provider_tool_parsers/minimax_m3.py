@@ -9,9 +9,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlx_provider import CallGrammar, TaggedArguments, ToolCall, ToolParser
-from mlx_provider.records import Reading, TextReader, Tools, claimed, read_marked
+from mlx_provider.records import (
+    Reading,
+    TextReader,
+    Tools,
+    claimed,
+    listed_parameters,
+    read_marked,
+    resolved,
+    value_types,
+)
 
-from .schema import as_json, functions, schema_types
+from .schema import as_json, functions
 
 
 def _object(items: Any) -> str:
@@ -80,19 +89,20 @@ def parse(text: str, tools: Tools) -> list[ToolCall]:
         if match is None:
             raise ValueError("not an invocation")
         schema = functions(tools).get(match[1], {}).get("parameters")
-        calls.append(ToolCall(match[1], _members(node, schema or {})))
+        root = schema if isinstance(schema, Mapping) else {}
+        calls.append(ToolCall(match[1], _members(node, root, root)))
     if not calls:
         raise ValueError("no invocation")
     return calls
 
 
-def _members(node: _Node, schema: Any) -> str:
-    known = schema.get("properties", {}) if isinstance(schema, Mapping) else {}
-    other = schema.get("additionalProperties") if isinstance(schema, Mapping) else None
+def _members(node: _Node, schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
+    known = listed_parameters(schema)[0]
+    other = schema.get("additionalProperties")
     grouped: dict[str, list[str]] = {}
     for child in node.children:
         inner = known.get(child.tag, other if isinstance(other, Mapping) else {})
-        grouped.setdefault(child.tag, []).append(_json(child, inner))
+        grouped.setdefault(child.tag, []).append(_json(child, inner, root))
     return _object((k, v[0] if len(v) == 1 else _list(v)) for k, v in grouped.items())
 
 
@@ -100,8 +110,8 @@ def _list(items: Sequence[str]) -> str:
     return "[" + ", ".join(items) + "]"
 
 
-def _json(node: _Node, schema: Any) -> str:
-    wanted = schema_types(schema)
+def _json(node: _Node, inner: Any, root: Mapping[str, Any]) -> str:
+    wanted, schema = value_types(inner, root), resolved(inner, root)
     if wanted == {"string"}:
         return json.dumps(node.inside(), ensure_ascii=False)
     if not node.children:
@@ -109,9 +119,9 @@ def _json(node: _Node, schema: Any) -> str:
             return {"array": "[]", "object": "{}"}.get(min(wanted), "null")
         return as_json(node.text, wanted, "string")
     if "array" in wanted or {child.tag for child in node.children} == {"item"}:
-        items = schema.get("items", {}) if isinstance(schema, Mapping) else {}
-        return _list([_json(child, items) for child in node.children])
-    return _members(node, schema)
+        items = schema.get("items", {})
+        return _list([_json(child, items, root) for child in node.children])
+    return _members(node, schema, root)
 
 
 def parsers() -> tuple[ToolParser, ...]:
@@ -130,7 +140,7 @@ def parsers() -> tuple[ToolParser, ...]:
                 f"{PREFIX}</invoke>",
                 OPEN,
                 CLOSE,
-                tagged=TaggedArguments(f"{PREFIX}<", ">", f"{PREFIX}</{{key}}>"),
+                tagged=TaggedArguments(f"{PREFIX}<", ">", f"{PREFIX}</{{key}}>", barred=(PREFIX,)),
             ),
         ),
     )

@@ -11,6 +11,7 @@ from mlx_provider import CallGrammar, TaggedArguments, ToolCall, ToolParser
 from mlx_provider.records import (
     NotACall,
     Reading,
+    TextEnded,
     TextReader,
     Tools,
     claimed,
@@ -112,9 +113,13 @@ def read_list(reader: TextReader) -> Reading[str]:
     head = yield from reader.run(_HEAD)
     if not head or head[0].isdigit() or (yield from reader.peek()) != "(":
         raise NotACall("not a list of calls")
-    text += head
-    depth, quote = 1, ""
-    while depth:
+    return text + head + (yield from _balanced(reader, depth=1))
+
+
+def _balanced(reader: TextReader, depth: int) -> Reading[str]:
+    """Up to the bracket that closes the outermost of `depth` open ones; none in quotes counts."""
+    text, quote = "", ""
+    while True:
         character = yield from reader.char()
         text += character
         if quote:
@@ -124,10 +129,20 @@ def read_list(reader: TextReader) -> Reading[str]:
                 quote = ""
         elif character in "'\"":
             quote = character
-        elif character in "([{":
-            depth += 1
-        elif character in ")]}":
-            depth -= 1
+        else:
+            depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(character, 0)
+            if depth <= 0:
+                return text
+
+
+def _read_lines(reader: TextReader, end: str) -> Reading[str]:
+    """Calls one after the other, up to `end`, which stays unread."""
+    text = ""
+    while not (yield from reader.at(end)):
+        head = yield from reader.run(_HEAD)
+        yield from reader.expect("(")
+        text += f"{head}(" + (yield from _balanced(reader, depth=1)) + "\n"
+        yield from reader.space()
     return text
 
 
@@ -184,6 +199,8 @@ def _between(reader: TextReader, start: str, end: str, tools: Tools) -> Reading[
     head = yield from reader.run(_HEAD)
     begun = yield from reader.at("(" if head else "{")
     reader.rewind(mark)
+    if head and begun and (yield from _quoting(reader, start, end)):
+        return
     reading = read_marked(reader, (start,), end, _parse_marked, tools)
     yield from claimed(reading) if begun else reading
 
@@ -191,6 +208,26 @@ def _between(reader: TextReader, start: str, end: str, tools: Tools) -> Reading[
 def _written(start: str, end: str, between: str = ", ") -> CallGrammar:
     keywords = TaggedArguments("", "=", "", between=", ", text=None, keywords=True)
     return CallGrammar("{name}(", ")", start, end, between, keywords)
+
+
+def _quoting(reader: TextReader, start: str, end: str) -> Reading[bool]:
+    """Read a block of sound calls, in whose strings markers are text; False: it is none, unread."""
+    mark = reader.mark()
+    try:
+        yield from reader.expect(start)
+        yield from reader.space()
+        listed = yield from reader.at("[")
+        text = yield from read_list(reader) if listed else _read_lines(reader, end)
+        yield from reader.space()
+        yield from reader.expect(end)
+        calls = parse_calls(text)
+    except (NotACall, TextEnded, ValueError):
+        reader.rewind(mark)
+        return False
+    for call in calls:
+        report_call(reader, call)
+    reader.release()
+    return True
 
 
 def parsers() -> tuple[ToolParser, ...]:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from mlx_provider.records import Tools
+from mlx_provider.records import Tools, listed_parameters, type_of, value_types
 
 Unknown = Literal["string", "json"]
 """What a value is whose type no schema tells: text as it stands, or JSON where it is JSON."""
@@ -28,94 +28,13 @@ def accepts(tools: Tools) -> Callable[[str], bool]:
 
 def properties(tools: Tools, name: str) -> Mapping[str, Any]:
     """Property schemas of one tool's parameters."""
-    parameters = functions(tools).get(name, {}).get("parameters")
-    found = parameters.get("properties") if isinstance(parameters, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+    return listed_parameters(functions(tools).get(name, {}).get("parameters"))[0]
 
 
 def types(tools: Tools, name: str, key: str) -> frozenset[str]:
     """JSON types that a parameter may have; empty: its schema does not tell."""
-    schema = properties(tools, name).get(key)
     root = functions(tools).get(name, {}).get("parameters")
-    return frozenset(_types(schema, root if isinstance(root, Mapping) else {}, 0))
-
-
-def schema_types(schema: Any) -> frozenset[str]:
-    """JSON types that a schema allows, as far as it tells without references."""
-    return frozenset(_types(schema, {}, 0))
-
-
-def _types(schema: Any, root: Mapping[str, Any], depth: int) -> set[str]:
-    if not isinstance(schema, Mapping) or depth > 8:
-        return set()
-    found: set[str] = set()
-    declared = schema.get("type")
-    if isinstance(declared, str):
-        found.add(_json_type(declared))
-    elif isinstance(declared, list):
-        found.update(_json_type(x) for x in declared if isinstance(x, str))
-    if found:
-        return found
-    reference = schema.get("$ref")
-    if isinstance(reference, str):
-        return _types(_resolve(reference, root), root, depth + 1) or {"object"}
-    for word in ("anyOf", "oneOf", "allOf"):
-        for branch in schema.get(word) or ():
-            found |= _types(branch, root, depth + 1)
-    values = schema.get("enum", [schema["const"]] if "const" in schema else [])
-    return found | {_type_of(value) for value in values}
-
-
-_PREFIXES = {
-    "str": "string",
-    "text": "string",
-    "char": "string",
-    "varchar": "string",
-    "enum": "string",
-    "int": "integer",
-    "uint": "integer",
-    "long": "integer",
-    "short": "integer",
-    "unsigned": "integer",
-    "num": "number",
-    "float": "number",
-    "double": "number",
-    "bool": "boolean",
-    "dict": "object",
-    "map": "object",
-    "arr": "array",
-    "list": "array",
-    "tuple": "array",
-}
-
-
-def _json_type(name: str) -> str:
-    """The JSON type that tools written for other languages mean by `float32`, `List[str]` ..."""
-    lower = name.strip().lower()
-    return next((json_type for p, json_type in _PREFIXES.items() if lower.startswith(p)), lower)
-
-
-def _type_of(value: Any) -> str:
-    if isinstance(value, bool):
-        return "boolean"
-    if isinstance(value, str):
-        return "string"
-    if value is None:
-        return "null"
-    if isinstance(value, int):
-        return "integer"
-    if isinstance(value, float):
-        return "number"
-    return "object" if isinstance(value, Mapping) else "array"
-
-
-def _resolve(reference: str, root: Mapping[str, Any]) -> Any:
-    found: Any = root
-    for part in reference.removeprefix("#/").split("/"):
-        if not isinstance(found, Mapping):
-            return None
-        found = found.get(part.replace("~1", "/").replace("~0", "~"))
-    return found
+    return value_types(properties(tools, name).get(key), root if isinstance(root, Mapping) else {})
 
 
 def is_text(wanted: frozenset[str], unknown: Unknown) -> bool:
@@ -175,7 +94,7 @@ def _refuse(constant: str) -> Any:
 def _fits(literal: str, wanted: frozenset[str]) -> bool:
     if not wanted:
         return True
-    found = _type_of(json.loads(literal))
+    found = type_of(json.loads(literal))
     if found == "integer" and "number" in wanted:
         return True
     if found == "number" and "integer" in wanted:

@@ -52,7 +52,9 @@ def parsers() -> tuple[ToolParser, ...]:
                 f"{FORM.call_end}{CALL_END}",
                 BEGIN,
                 END,
-                tagged=TaggedArguments(f'{FORM.key} name="', '">', FORM.value_end),
+                tagged=TaggedArguments(
+                    f'{FORM.key} name="', '">', FORM.value_end, barred=FORM.traps
+                ),
             ),
         ),
     )

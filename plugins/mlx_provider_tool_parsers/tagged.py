@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mlx_provider.records import NotACall, Reading, TextEnded, TextReader, Tools, claimed, through
 
 from .blocks import JsonBlock
-from .json_text import ignore, read_json
+from .json_text import ignore, pass_json, read_json
 from .schema import Unknown, accepts, properties
 from .values import Arguments, Unreported
 
@@ -38,6 +38,11 @@ class TagFormat:
     @property
     def openers(self) -> tuple[str, ...]:
         return (*self.blocks, self.call) if self.bare else self.blocks
+
+    @property
+    def traps(self) -> tuple[str, ...]:
+        """Text in which the reader sees more than a value's text, beside what closes it."""
+        return (self.call, self.key) if self.forgiving else (self.call,)
 
     def scan(self, reader: TextReader, tools: Tools) -> Reading[None]:
         """Read a block of calls, or one call without a block."""
@@ -182,6 +187,8 @@ class _TagReader:
     def value(self, arguments: Arguments) -> Reading[None]:
         """Up to the closing tag that a further tag follows; another one is text."""
         form, reader = self.form, self.reader
+        if not arguments.is_text:
+            arguments.piece((yield from pass_json(reader, form.value_end)))
         ends = [form.value_end, form.call]
         if form.forgiving:
             ends += ["\n" + form.key, form.call_end]

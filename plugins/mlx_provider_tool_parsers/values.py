@@ -92,6 +92,11 @@ class Arguments:
         if text:
             self.report.arguments('"')
 
+    @property
+    def is_text(self) -> bool:
+        """Whether the open parameter's value is text, whatever it looks like."""
+        return self._text is not None
+
     def piece(self, text: str) -> None:
         """The next text of the open parameter's value."""
         if self._text is not None:

@@ -10,9 +10,10 @@ from typing import Any
 
 from ...errors import BadRequest
 from ...records.grammar import CallGrammar
+from ...records.parameters import listed_parameters
 from .literal import Function, Split, json_rule, literal
 from .schema import SchemaReader
-from .tagged import TaggedArgument, listed_parameters
+from .tagged import TaggedArgument
 from .trial import MAX_GRAMMAR
 
 MAX_CALLS = 16

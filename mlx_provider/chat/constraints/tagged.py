@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...records.grammar import TaggedArguments
+from ...records.parameters import resolved, value_types
 from .literal import Function, Split, json_rule, literal
 from .schema import SchemaReader
 
@@ -36,11 +37,18 @@ class TaggedArgument:
             listed = _listed_values(value, self.function.schema)
             if listed is not None:
                 return [f"{self.rule}: {self._listed(listed, split)}"]
-            if _takes_text(value, self.function.schema):
-                return self._text(value, split)
+        rule, root = self.rule, self.function.schema
+        if not self.tags.writes_text(value, root):
+            return self._json(rule, split)
+        if not self.tags.tells_text or value_types(value, root) == {"string"}:
+            return self._text(rule, value, split)
+        either = [f"{rule}: {rule}_t | {rule}_j"]
+        return either + self._text(f"{rule}_t", value, split) + self._json(f"{rule}_j", split)
+
+    def _json(self, rule: str, split: Split) -> list[str]:
         return [
-            f"{self.rule}: {self._key(split)} {self.rule}_json {self._after(split)}",
-            f"{self.rule}_json: {json_rule(self._document())}",
+            f"{rule}: {self._key(split)} {rule}_json {self._after(split)}",
+            f"{rule}_json: {json_rule(self._document())}",
         ]
 
     def _key(self, split: Split, *, text: bool = False) -> str:
@@ -65,13 +73,13 @@ class TaggedArgument:
             forms.append(f"{self._key(split)} ({' | '.join(map(json.dumps, others))})")
         return f"({' | '.join(forms)}) {self._after(split)}"
 
-    def _text(self, value: Mapping[str, Any], split: Split) -> list[str]:
+    def _text(self, rule: str, value: Mapping[str, Any], split: Split) -> list[str]:
         """A text up to the closing tag."""
         before, quote = self.tags.text or ("", "")
         closing = quote + self.tags.value_after.replace("{key}", self.name)
-        head = f"{self.rule}: {self._key(split, text=True)} {literal(before, split)}"
-        terminal = f"{self.rule}_TEXT".upper()
-        text = f"{terminal}: {self._text_pattern(value)}"
+        head = f"{rule}: {self._key(split, text=True)} {literal(before, split)}"
+        terminal = f"{rule}_TEXT".upper()
+        text = f"{terminal}: {self._text_pattern(value)}{self._without(closing.strip())}"
         first, *rest = split(closing)
         if isinstance(first, int):
             return [text, f"{head} {terminal} {literal(closing, split)}"]
@@ -80,17 +88,21 @@ class TaggedArgument:
         beyond = literal(closing[len(first) :], split) if rest else ""
         return [
             text,
-            f"{self.rule}_text[suffix={suffix}]: {terminal}",
-            f"{head} {self.rule}_text {beyond}",
+            f"{rule}_text[suffix={suffix}]: {terminal}",
+            f"{head} {rule}_text {beyond}",
         ]
+
+    def _without(self, closing: str) -> str:
+        """Holds a text to what the format's parser takes for text."""
+        barred = "|".join(map(plain_pattern, filter(None, (closing, *self.tags.barred))))
+        return f" & ~/(?s:.*)({barred})(?s:.*)/" if barred else ""
 
     def _document(self) -> dict[str, Any]:
         """The value's schema with what it refers to."""
         moved = SchemaReader("tools", root="#/$defs/root")
         value = moved.read(self.schema)
         document = value if isinstance(value, dict) else {} if value else {"anyOf": []}
-        whole = {**document, "$defs": {"root": moved.read(self.function.schema)}}
-        return whole if self.tags.escapes else without_escapes(whole)
+        return {**document, "$defs": {"root": moved.read(self.function.schema)}}
 
     def _text_pattern(self, schema: Mapping[str, Any]) -> str:
         """A regular expression for the text of a string."""
@@ -108,50 +120,6 @@ class TaggedArgument:
         if self.function.strict:
             where = f"tool {self.function.name!r}, parameter {self.name!r}"
             self.warnings.append(f"{where}: the {what} is not enforced in this model's call format")
-
-
-def listed_parameters(schema: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
-    """Parameters by name, and the names of those that must be given, through references."""
-    properties: dict[str, Any] = {}
-    required: set[str] = set()
-    for part in (resolved(schema, schema), schema, *schema.get("allOf", ())):
-        found = resolved(part, schema) if part is not schema else schema
-        properties.update(found.get("properties", {}))
-        required.update(found.get("required", ()))
-    return properties, required
-
-
-def resolved(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema that a chain of references ends at."""
-    for _ in range(20):
-        if not isinstance(schema, dict) or "$ref" not in schema:
-            break
-        target: Any = root
-        for word in schema["$ref"].split("/")[1:]:
-            key = word.replace("~1", "/").replace("~0", "~")
-            target = target.get(key) if isinstance(target, dict) else None
-        schema = target
-    return schema if isinstance(schema, dict) else {}
-
-
-def without_escapes(schema: Any) -> Any:
-    """The schema with strings that need no escapes in JSON, where it says nothing else of them."""
-    if isinstance(schema, list):
-        return [without_escapes(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    found = {
-        key: value if key in ("enum", "const") else without_escapes(value)
-        for key, value in schema.items()
-    }
-    kinds = schema.get("type")
-    told = {"enum", "const", "pattern", "format"} & set(schema)
-    if not told and (kinds == "string" or (isinstance(kinds, list) and "string" in kinds)):
-        found["pattern"] = _NO_ESCAPES
-    return found
-
-
-_NO_ESCAPES = r'^[^"\\\x00-\x1f]*$'
 
 
 def _listed_values(schema: dict[str, Any], root: Mapping[str, Any]) -> list[Any] | None:
@@ -193,18 +161,9 @@ def _joined(
     return values or None
 
 
-def _takes_text(schema: dict[str, Any], root: Mapping[str, Any]) -> bool:
-    """Whether a bare text may stand for the value."""
-    todo, known = [schema], set[int]()
-    while todo:
-        each = todo.pop()
-        kinds = each.get("type")
-        if kinds == "string" or (isinstance(kinds, list) and "string" in kinds):
-            return True
-        if id(each) not in known:
-            known.add(id(each))
-            todo += [resolved(b, root) for b in (*each.get("anyOf", ()), *each.get("oneOf", ()))]
-    return False
+def plain_pattern(text: str) -> str:
+    """An expression for this text alone, fit to stand between slashes."""
+    return re.sub(r"[!-/:;=?@\[-^`{-~]", r"\\\g<0>", text).replace("\n", "\\n")
 
 
 def whole_text(pattern: str) -> str | None:

@@ -1,0 +1,112 @@
+"""What a tool's schema says of its parameters, to writers and to readers of calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_KINDS = {
+    "string": ("str", "text", "char", "varchar", "enum"),
+    "integer": ("int", "uint", "long", "short", "unsigned"),
+    "number": ("num", "float", "double"),
+    "boolean": ("bool",),
+    "object": ("dict", "map"),
+    "array": ("arr", "list", "tuple"),
+}
+_PREFIXES = {prefix: kind for kind, prefixes in _KINDS.items() for prefix in prefixes}
+
+
+def listed_parameters(schema: Any) -> tuple[dict[str, Any], set[str]]:
+    """Parameters by name, and the names of those that must be given, through references."""
+    properties: dict[str, Any] = {}
+    required: set[str] = set()
+    for part in _parts(schema):
+        found, needed = part.get("properties"), part.get("required")
+        properties.update(found if isinstance(found, Mapping) else {})
+        if isinstance(needed, list):
+            required.update(name for name in needed if isinstance(name, str))
+    return properties, required
+
+
+def _parts(schema: Any) -> Iterator[Mapping[str, Any]]:
+    if not isinstance(schema, Mapping):
+        return
+    yield resolved(schema, schema)
+    yield schema
+    whole = schema.get("allOf")
+    for part in whole if isinstance(whole, list) else ():
+        yield resolved(part, schema)
+
+
+def resolved(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema that a chain of references within `root` ends at; empty: it ends at none."""
+    for _ in range(20):
+        if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
+            break
+        target: Any = root
+        for word in schema["$ref"].split("/")[1:]:
+            key = word.replace("~1", "/").replace("~0", "~")
+            target = target.get(key) if isinstance(target, Mapping) else None
+        schema = target
+    return schema if isinstance(schema, dict) else {}
+
+
+def value_types(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
+    """JSON types that a value may have; empty: its schema does not tell.
+
+    A reference to what tells none is taken for an object. Each schema is looked into once: many
+    may refer to one, or to themselves.
+    """
+    found, todo, known, refers = set[str](), [schema], set[int](), False
+    while todo:
+        each = todo.pop()
+        if not isinstance(each, Mapping) or id(each) in known:
+            continue
+        known.add(id(each))
+        kinds = _declared(each)
+        found |= kinds
+        if not kinds and isinstance(each.get("$ref"), str):
+            refers = True
+            todo.append(resolved(each, root))
+        elif not kinds:
+            found |= {type_of(value) for value in _listed(each)}
+            todo += _branches(each)
+    return frozenset(found or ({"object"} if refers else ()))
+
+
+def _declared(schema: Mapping[str, Any]) -> set[str]:
+    declared = schema.get("type")
+    names = declared if isinstance(declared, list) else [declared]
+    return {_json_type(name) for name in names if isinstance(name, str)}
+
+
+def _listed(schema: Mapping[str, Any]) -> list[Any]:
+    values = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    return values if isinstance(values, list) else []
+
+
+def _branches(schema: Mapping[str, Any]) -> Iterator[Any]:
+    for word in ("anyOf", "oneOf", "allOf"):
+        branches = schema.get(word)
+        yield from branches if isinstance(branches, list) else ()
+
+
+def _json_type(name: str) -> str:
+    """The JSON type that tools written for other languages mean by `float32`, `List[str]` ..."""
+    lower = name.strip().lower()
+    return next((kind for p, kind in _PREFIXES.items() if lower.startswith(p)), lower)
+
+
+def type_of(value: Any) -> str:
+    """The JSON type of a value; `integer` for a whole number."""
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, str):
+        return "string"
+    if value is None:
+        return "null"
+    if isinstance(value, int):
+        return "integer"
+    if isinstance(value, float):
+        return "number"
+    return "object" if isinstance(value, Mapping) else "array"
