@@ -7,8 +7,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from mlx_provider.chat.constraints.readable import check_readable, empty_call, read_calls
+from mlx_provider.chat.constraints.readable import check_readable, read_calls
 from mlx_provider.chat.constraints.tagged import whole_text
+from mlx_provider.chat.constraints.written import written_call
 from mlx_provider.chat.output.reply import Reply
 from mlx_provider.errors import BadRequest
 from mlx_provider.records import CallGrammar, ToolCall, ToolParser
@@ -409,7 +410,8 @@ def test_what_tags_cannot_hold_of_a_strict_tool_is_said(model: Any) -> None:
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_parser_reads_an_empty_call(name: str) -> None:
     parser = parsers()[name]
-    assert read_calls(empty_call(grammar(name), "ping"), parser).names == ("ping",)
+    text = written_call(grammar(name), "ping", {}, {})
+    assert read_calls(text, parser, []).calls == (("ping", ()),)
 
 
 @pytest.mark.parametrize("name", ["llama4_pythonic", "lfm2", "olmo3"])

@@ -11,9 +11,10 @@ import pytest
 
 import mlx_provider_reasoning_parsers as reasoning_plugin
 import mlx_provider_tool_parsers as tool_plugin
+from mlx_provider.chat.constraints.written import written_call
 from mlx_provider.chat.output.reply import Reply
 from mlx_provider.protocol.messages import Delta
-from mlx_provider.records import ReasoningParser, TaggedArguments, ToolParser
+from mlx_provider.records import ReasoningParser, ToolParser, type_of
 
 
 @dataclass(frozen=True)
@@ -76,23 +77,8 @@ REASONING_PARSERS: dict[str, ReasoningParser] = _by_name(
 
 def written(parser: ToolParser, name: str, arguments: dict[str, Any]) -> str:
     """A call as a model of this format writes it."""
-    grammar = parser.call_grammar()
-    before = grammar.before.replace("{name}", name).replace("{digits}", "0")
-    body = tagged(grammar.tagged, arguments) if grammar.tagged else json.dumps(arguments)
-    return grammar.open + before + body + grammar.after + grammar.close
-
-
-def tagged(form: TaggedArguments, arguments: dict[str, Any]) -> str:
-    parts = []
-    for key, value in arguments.items():
-        after = form.value_after.replace("{key}", key)
-        if isinstance(value, str) and form.text is not None:
-            text = form.text[0] + value + form.text[1]
-            parts.append(form.key_before + key + (form.text_key_after or form.key_after) + text)
-        else:
-            parts.append(form.key_before + key + form.key_after + json.dumps(value))
-        parts[-1] += after
-    return form.between.join(parts)
+    schema = {"properties": {key: {"type": type_of(value)} for key, value in arguments.items()}}
+    return written_call(parser.call_grammar(), name, arguments, schema)
 
 
 def tool(name: str, **types: str) -> dict[str, Any]:

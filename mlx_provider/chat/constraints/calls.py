@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import keyword
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import BadRequest
-from ...records.grammar import CallGrammar
+from ...records.grammar import CallGrammar, TaggedArguments
 from ...records.parameters import listed_parameters
 from .literal import Function, Split, json_rule, literal
 from .schema import SchemaReader
@@ -98,14 +98,14 @@ class CallRules:
         return "\n".join(self.rules)
 
     def _before(self, name: str) -> str:
-        shown = json.dumps(name)[1:-1] if '"{name}"' in self.grammar.before else name
-        pieces = self.grammar.before.replace("{name}", shown).split("{digits}")
+        before = self.grammar.before.replace("{name}", shown_name(self.grammar, name))
+        pieces = before.split("{digits}")
         return " /[0-9]{1,3}/ ".join(literal(piece, self.split) for piece in pieces)
 
     def _arguments(self, i: int, function: Function) -> str:
         tags = self.grammar.tagged
         properties, required = listed_parameters(function.schema)
-        if tags is None or (tags.keywords and not all(map(_is_keyword, properties))):
+        if tags is None or written_as_object(tags, properties):
             self.rules.append(f"args_{i}: {json_rule(function.schema)}")
             return f"args_{i}"
         names = {}
@@ -138,6 +138,17 @@ class CallRules:
             self.rules += [f"{rule}_{k}: {first}", f"{rule}_{k}_more: {next_one}"]
             rest, more = f"{rule}_{k}", f"{rule}_{k}_more"
         return rest
+
+
+def shown_name(grammar: CallGrammar, name: str) -> str:
+    """A tool's name as it stands in a call; in quotes it is a JSON text."""
+    quoted = '"{name}"' in grammar.before
+    return json.dumps(name, ensure_ascii=False)[1:-1] if quoted else name
+
+
+def written_as_object(tags: TaggedArguments, parameters: Iterable[str]) -> bool:
+    """Whether calls with these parameters are written with one JSON object all the same."""
+    return tags.keywords and not all(map(_is_keyword, parameters))
 
 
 def _is_keyword(name: str) -> bool:

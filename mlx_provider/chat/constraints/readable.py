@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 from ...errors import BadRequest
 from ...protocol.messages import GenerateRequest
-from ...records import CallGrammar, ToolParser
+from ...records import ToolParser, Tools, listed_parameters
 from ..output.reply import Reply
 from .request import demanded
+from .written import written_call
 
 
 def check_readable(request: GenerateRequest, parser: ToolParser) -> None:
     """Raise `BadRequest` for a tool that must be callable but whose calls would be lost.
 
-    A call without arguments is written in its grammar and read by the parser.
+    A call with all of its parameters is written by the grammar and read by the parser.
     """
     names = demanded(request)
     for tool in request.tools:
@@ -22,33 +24,51 @@ def check_readable(request: GenerateRequest, parser: ToolParser) -> None:
         name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(name, str) or (names and name not in names):
             continue
-        found = read_calls(empty_call(parser.call_grammar(), name), parser)
-        if found.names != (name,):
-            raise BadRequest(
-                f"tool {name!r} cannot be enforced: calls of it are not readable in this model's "
-                f"call format ({'; '.join(found.faults) or parser.name}); rename it, or leave "
-                "tool_choice at auto",
-                param="tools",
-            )
+        parameters = function.get("parameters")
+        schema = parameters if isinstance(parameters, dict) else {}
+        keys = tuple(listed_parameters(schema)[0])
+        text = written_call(parser.call_grammar(), name, dict.fromkeys(keys, "x"), schema)
+        found = read_calls(text, parser, request.tools)
+        if found.calls != ((name, keys),):
+            raise _unreadable(name, found, parser)
 
 
-def empty_call(grammar: CallGrammar, name: str) -> str:
-    """A call without arguments."""
-    before = grammar.before.replace("{name}", name).replace("{digits}", "0")
-    return grammar.open + before + ("" if grammar.tagged else "{}") + grammar.after + grammar.close
+def _unreadable(name: str, found: ReadCalls, parser: ToolParser) -> BadRequest:
+    lost = "its parameters" if [name] == [called for called, _ in found.calls] else "it"
+    return BadRequest(
+        f"tool {name!r} cannot be enforced: calls of it are not readable in this model's "
+        f"call format ({'; '.join(found.faults) or parser.name}); rename {lost}, or leave "
+        "tool_choice at auto",
+        param="tools",
+    )
 
 
 @dataclass(frozen=True)
 class ReadCalls:
-    """Names of the calls that a parser finds in a text, and what went wrong in it."""
+    """The calls that a parser finds in a text, and what went wrong in it."""
 
-    names: tuple[str, ...]
+    calls: tuple[tuple[str, tuple[str, ...]], ...]
+    """Name and parameters of each; no parameters where its arguments are no object."""
     faults: tuple[str, ...]
 
 
-def read_calls(text: str, parser: ToolParser) -> ReadCalls:
+def read_calls(text: str, parser: ToolParser, tools: Tools) -> ReadCalls:
     """Read a whole reply."""
-    reply = Reply(tool_parser=parser)
-    deltas = reply.push_text(text) + reply.finish("stop")[0]
-    names = (call.name for delta in deltas for call in delta.tool_calls)
-    return ReadCalls(tuple(name for name in names if name is not None), tuple(reply.faults))
+    reply = Reply(tool_parser=parser, tools=tools)
+    read: dict[int, list[str]] = {}
+    for delta in reply.push_text(text) + reply.finish("stop")[0]:
+        for piece in delta.tool_calls:
+            call = read.setdefault(piece.index, ["", ""])
+            call[0] += piece.name or ""
+            call[1] += piece.arguments
+    return ReadCalls(
+        tuple((name, _keys(text)) for name, text in read.values()), tuple(reply.faults)
+    )
+
+
+def _keys(arguments: str) -> tuple[str, ...]:
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        return ()
+    return tuple(value) if isinstance(value, dict) else ()
