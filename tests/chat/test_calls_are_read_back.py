@@ -65,11 +65,13 @@ def pieces(parser: ToolParser) -> list[str]:
     """Text that may mislead this format's parser."""
     grammar = parser.call_grammar()
     found = [*parser.visible(), grammar.open, grammar.close, grammar.after]
-    found += [grammar.before.replace("{name}", "put").replace("{digits}", "1")]
+    before = grammar.before.replace("{name}", "put").replace("{digits}", "1")
+    found.append(before)
     if (tags := grammar.tagged) is not None:
         key = f"{tags.key_before}note{tags.key_after}"
         after = tags.value_after.replace("{key}", "text")
-        found += [key, f"\n{key}", after, after.strip(), *tags.barred, tags.between]
+        found += [key, f"\n{key}", before + key, after, after.strip(), *tags.barred, tags.between]
+        found += [f"{after.strip()} {key}", f"{after.strip()}{grammar.after}"]
     return [piece for piece in found if piece]
 
 
@@ -155,6 +157,20 @@ def test_what_may_be_written_is_read_as_it_was_meant(
     constraint = model.started(parser.call_grammar(), tools=[TOOL], tool_choice="required")
     if model.accepts(constraint, text):
         assert read(text, parser, [TOOL]) == ([("put", meant(parser, arguments))], "")
+
+
+@pytest.mark.parametrize("name", sorted(PARSERS))
+def test_no_piece_of_a_format_misleads_its_parser(model: Any, name: str) -> None:
+    parser = PARSERS[name]
+    first = model.started(parser.call_grammar(), tools=[TOOL], tool_choice="required")
+    written = 0
+    for piece in pieces(parser):
+        for arguments in ({"text": f"a{piece}b", "note": ""}, {"note": piece}, {"list": [piece]}):
+            text = written_call(parser.call_grammar(), "put", arguments, SCHEMA)
+            if model.accepts(first.fork(), text) and not ("list" in arguments and name in PREFIXED):
+                assert read(text, parser, [TOOL]) == ([("put", meant(parser, arguments))], "")
+                written += 1
+    assert written or name in PREFIXED
 
 
 PLAIN = {
