@@ -26,9 +26,6 @@ ALLOWED = {
     "upstream/cpu_functions.py": "upstream's functions by their names",
     "upstream/gated_delta.py": "the upstream file whose functions are replaced",
     "upstream/patch_processors.py": "the upstream file whose processors are used",
-    "chat/constraints/shapes.py": "formats of tool calls",
-    "records/parsing.py": "the marker of one format of tool calls",
-    "records/turn_ends.py": "tokens that end a turn",
 }
 """Files that name one, and as what."""
 
