@@ -98,6 +98,7 @@ def new_engine(
     mixes: bool = False,
     scheduler: type[Scheduler] = Scheduler,
     costs: Costs | None = None,
+    grid: int = 1,
     max_chunk: int = 16,
     max_rows: int = 32,
     reserve: int = 64,
@@ -115,7 +116,7 @@ def new_engine(
     budget = Budget(row_bytes, available, lambda need: None, alone=available)
     return Engine(
         model,
-        scheduler(limits, budget, costs),
+        scheduler(limits, budget, costs, grid=grid),
         layout=layout,
         mixes=mixes,
         make_cache=fresh,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mlx_provider.engine.request import Phase, Request, Row, SamplingParams
 from mlx_provider.engine.scheduling.costs import Costs, Curve
-from mlx_provider.engine.scheduling.plan import Chunk, StepPlan
+from mlx_provider.engine.scheduling.plan import GRID, TAIL, Chunk, StepPlan
 from mlx_provider.engine.scheduling.scheduler import Budget, Limits, Scheduler
 from mlx_provider.errors import BadRequest, Overloaded
 from mlx_provider.protocol.event_queue import EventQueue
@@ -404,6 +404,37 @@ def test_chunks_end_at_cuts() -> None:
         stops.append(chunk.stop)
         ran(plan, chunk)
     assert stops == [30, 90, 100]
+
+
+@given(
+    length=st.integers(1, 3000),
+    cuts=st.lists(st.integers(1, 3000), max_size=4, unique=True).map(sorted),
+    resumed=st.booleans(),
+    slow=st.lists(st.floats(0.2, 5.0), min_size=60, max_size=60),
+    rows=st.integers(0, 2),
+)
+def test_with_recurrent_state_no_pass_ends_where_the_clock_says(
+    length: int, cuts: list[int], resumed: bool, slow: list[float], rows: int
+) -> None:
+    plan = scheduler(max_rows=9, max_chunk=512)
+    plan.grid = GRID
+    if rows:
+        beside_rows(plan, rows)
+    job = plan.submit(make(length), 0.0)
+    job.cuts = [cut for cut in cuts if cut < length]
+    if resumed and job.cuts:
+        job.done = job.cuts[0]
+    plan.admit(0.0)
+    before = job.done
+    for factor in slow:
+        chunk = plan.plan(0.0, stalled=10.0).chunk
+        if chunk is None:
+            break
+        assert chunk.stop % GRID == 0 or chunk.stop in (*job.cuts, length)
+        assert length - chunk.stop >= TAIL or chunk.stop in (*job.cuts, length)
+        ran(plan, chunk)
+        plan.costs.measured(1.0, factor)
+    assert job.done == length or job.done - before >= 60 * GRID
 
 
 def test_a_full_queue_says_how_long_it_is() -> None:

@@ -15,6 +15,13 @@ SMALL = (1, 2, 4, 8, 16)
 NEARLY = 0.9
 """Share of the best rate that is good enough for a prompt where a smaller chunk has it."""
 
+GRID = 64
+"""Where passes of a prompt with recurrent state may end, counted from its beginning: what its
+state is must not depend on how long passes happened to take. Recurrent rules compute tokens in
+chunks of their own, of which this is a multiple, and round otherwise where those lie otherwise."""
+TAIL = 32
+"""Tokens of a prompt's last pass there, at the least: kernels for fewer round otherwise, too."""
+
 
 @dataclass(frozen=True)
 class Chunk:
@@ -48,6 +55,18 @@ def widths(rows: int, most: int) -> list[int]:
     """Sizes of chunks with which a pass of `rows` fills whole tiles, ascending, at most `most`."""
     totals = [*SMALL, *range(TILE, rows + most + 1, TILE)]
     return [n - rows for n in totals if 0 < n - rows <= most]
+
+
+def grid_sizes(start: int, end: int, total: int, grid: int, most: int) -> list[int]:
+    """Sizes of chunks from `start` that end on the grid, or at `end`, ascending.
+
+    `end`: where the next chunk must end at the latest; `total`: tokens of the prompt. The first
+    one may be larger than `most`, where nothing smaller ends there.
+    """
+    stops = range((start // grid + 1) * grid, end, grid)
+    sizes = [stop - start for stop in stops if total - stop >= min(TAIL, grid)]
+    sizes.append(end - start)
+    return [n for n in sizes if n <= most] or sizes[:1]
 
 
 def best_size(sizes: Sequence[int], seconds: Callable[[int], float], target: float) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ...errors import BadRequest, Overloaded
 from ..request import Phase, PrefillJob, Request, Row
 from .costs import Costs
-from .plan import Chunk, StepPlan, best_size, widths
+from .plan import Chunk, StepPlan, best_size, grid_sizes, widths
 from .shared_prefix import awaits
 
 IDLE_STALL = 0.5
@@ -59,8 +59,12 @@ class Budget:
 class Scheduler:
     """Queue, admission and order. `now` is monotonic seconds throughout."""
 
-    def __init__(self, limits: Limits, budget: Budget, costs: Costs | None = None) -> None:
+    def __init__(
+        self, limits: Limits, budget: Budget, costs: Costs | None = None, *, grid: int = 1
+    ) -> None:
+        """`grid`: passes of a prompt end at multiples of so many tokens, and at its cuts."""
         self.limits = limits
+        self.grid = min(grid, limits.max_chunk)
         self.budget = budget
         self.costs = costs or Costs()
         self.waiting: list[PrefillJob] = []
@@ -203,11 +207,7 @@ class Scheduler:
 
     def _chunk(self, job: PrefillJob, mixed_with: tuple[Row, ...] = ()) -> Chunk:
         """The next tokens of a prompt, in a pass of their own or in that of the rows."""
-        left = self._until_cut(job)
-        most = min(left, self.limits.max_chunk)
-        sizes = widths(len(mixed_with), most)
-        if not sizes or most == left > sizes[-1]:
-            sizes.append(most)
+        sizes = self._sizes(job, len(mixed_with))
         if not self.running or (self._brief(job) and not mixed_with):
             target = self.limits.stall_target if self.running else IDLE_STALL
             fitting = [n for n in sizes if self._apart(job, n) <= target]
@@ -221,10 +221,16 @@ class Scheduler:
         size = best_size(sizes, seconds, self.limits.stall_target)
         return Chunk(job, job.done, job.done + size)
 
-    def _until_cut(self, job: PrefillJob) -> int:
-        cut = bisect_right(job.cuts, job.done)
-        stop = job.cuts[cut] if cut < len(job.cuts) else len(job.tokens)
-        return stop - job.done
+    def _sizes(self, job: PrefillJob, rows: int) -> list[int]:
+        """Tokens that the next chunk may have, ascending."""
+        cut, total = bisect_right(job.cuts, job.done), len(job.tokens)
+        end = job.cuts[cut] if cut < len(job.cuts) else total
+        if self.grid > 1:
+            return grid_sizes(job.done, end, total, self.grid, self.limits.max_chunk)
+        left = end - job.done
+        most = min(left, self.limits.max_chunk)
+        sizes = widths(rows, most)
+        return sizes if sizes and (sizes[-1] == most or most < left) else [*sizes, most]
 
     def _apart(self, job: PrefillJob, tokens: int) -> float:
         """Seconds of a pass over the next tokens of a prompt alone."""
