@@ -83,11 +83,15 @@ class SamplingParams:
         return not self.greedy and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
 
     @cached_property
+    def penalised(self) -> bool:
+        """Whether tokens that were written before are less likely."""
+        added = self.presence_penalty or self.frequency_penalty
+        return bool(added) or self.repetition_penalty != 1
+
+    @cached_property
     def plain(self) -> bool:
         """Greedy, with nothing that changes the logits. Asked for every row in every step."""
-        penalties = self.presence_penalty, self.frequency_penalty
-        changes = self.repetition_penalty != 1 or any(penalties) or self.logit_bias
-        return self.greedy and not changes
+        return self.greedy and not self.penalised and not self.logit_bias
 
 
 @dataclass(eq=False)
@@ -103,6 +107,9 @@ class Row:
     finish: FinishReason | None = None
     retry_alone: bool = False
     """Was in a device step that failed: decodes alone once before it joins others again."""
+
+    history: Any = None
+    """What the sampler counts for penalties, where there are any."""
 
     @property
     def length(self) -> int:

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlx_provider.engine.execution.sampler import CANDIDATES, draw
+from mlx_provider.engine.execution.sampler import MANY, draw
+from mlx_provider.engine.execution.truncation import BLOCK, best, threshold
 from mlx_provider.engine.request import Row, SamplingParams
 from mlx_provider.testing.driver import new_request
 
@@ -78,7 +79,7 @@ def kept_by_definition(values: np.ndarray, top_k: int, top_p: float, min_p: floa
 @pytest.mark.parametrize(
     ("top_k", "top_p", "min_p", "scale"),
     [(5, 1, 0, 3), (0, 0.7, 0, 3), (0, 1, 0.2, 3), (40, 0.8, 0.05, 2), (400, 1, 0, 0.01),
-     (0, 0.9, 0, 0.01)],
+     (0, 0.9, 0, 0.01), (400, 0.8, 0.5, 0.3), (0, 0.8, 0.1, 1), (200, 0.9, 0, 3)],
 )  # fmt: skip
 def test_only_tokens_that_the_definitions_keep_are_drawn(
     top_k: int, top_p: float, min_p: float, scale: float
@@ -86,7 +87,7 @@ def test_only_tokens_that_the_definitions_keep_are_drawn(
     values = logits(2, 1, scale)[0]
     allowed = kept_by_definition(np.array(values), top_k, top_p, min_p)
     if scale < 0.1:
-        assert len(allowed) > CANDIDATES, "the fallback beyond the candidates is what is tested"
+        assert len(allowed) > MANY
     params = {"temperature": 1.0, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     drawn = {one(values, row(seed=s, **params)) for s in range(300)}
     assert drawn <= allowed
@@ -136,3 +137,64 @@ def test_logprobs_are_those_of_the_raw_logits() -> None:
     token = drawn.tokens.tolist()[1]  # type: ignore[index]
     assert drawn.logprobs.drawn.item() == pytest.approx(raw[token], abs=1e-4)
     assert drawn.logprobs.top_ids.tolist()[0] == np.argsort(-raw)[:4].tolist()  # type: ignore[index]
+
+
+@pytest.mark.parametrize("count", [1, 20, 64])
+@pytest.mark.parametrize("vocab", [50, 64 * BLOCK * 3, 64 * BLOCK * 3 + 17])
+def test_the_best_are_found_without_sorting_all(vocab: int, count: int) -> None:
+    values = np.random.default_rng(count).normal(size=(3, vocab)).astype("f4")
+    values[1, vocab // 2 :] = -np.inf  # as a grammar leaves them
+    found = np.array(best(mx.array(values), count))
+    wanted = np.argsort(-values, axis=-1, kind="stable")[:, :count]
+    assert np.array_equal(
+        np.take_along_axis(values, found, -1), np.take_along_axis(values, wanted, -1)
+    )
+
+
+def test_a_threshold_leaves_as_much_weight_as_is_wanted() -> None:
+    values = np.random.default_rng(0).normal(0, 2, (4, 5000)).astype("f4")
+    weights = mx.softmax(mx.array(values), axis=-1)
+    wanted = mx.array([[0.1], [0.5], [0.95], [2.0]])
+    found = np.array(threshold(mx.array(values), weights, wanted))
+    mass = (np.array(weights) * (values >= found)).sum(-1)
+    assert np.all(mass[:3] >= [0.1, 0.5, 0.95])
+    assert np.all(mass[:3] - [0.1, 0.5, 0.95] < 0.02)
+    assert mass[3] == pytest.approx(1, abs=1e-3), "all there is, where that is too little"
+
+
+def test_penalties_count_what_was_written_since() -> None:
+    values = mx.zeros((VOCAB,))
+    values[7], values[8], values[9] = 2.0, 1.95, 1.9
+    growing = row(temperature=0, presence_penalty=0.06)
+    written = []
+    for _ in range(4):
+        written.append(one(values, growing))
+        growing.tokens.append(written[-1])
+    assert written == [7, 8, 7, 7]
+    again = row(temperature=0, presence_penalty=0.06, tokens=tuple(written))
+    assert one(values, again) == one(values, growing), "as if it had been counted at once"
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 0.0}, {"temperature": 0.7}, {"top_k": 20, "top_p": 0.95}, {"top_k": 100},
+        {"top_k": 1000}, {"top_p": 0.9}, {"min_p": 0.1}, {"repetition_penalty": 1.2},
+        {"temperature": 0.0, "presence_penalty": 1.0}, {"logit_bias": ((5, 1.0),)},
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("logprobs", [None, 3])
+def test_a_step_is_put_together_without_waiting_for_the_device(
+    params: dict[str, Any], logprobs: int | None
+) -> None:
+    """Whatever was computed would lie in memory: the logits alone take 16 MB."""
+    rows = [row(tokens=(5, 5, i), logprobs=logprobs, **params) for i in range(40)]
+    values = mx.random.normal((40, 100_000), key=mx.random.key(0))
+    mx.synchronize()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    drawn = draw(values, rows, [None] * 40)
+    allowed = 2**20 + 40 * 100_000 * bool(rows[0].history)  # which tokens a prompt has
+    assert mx.get_peak_memory() - before < allowed
+    mx.eval(drawn.arrays)
+    assert mx.get_peak_memory() - before > 15_000_000

@@ -1,30 +1,33 @@
 """Draw one token for every row in one graph, each row by its own parameters.
 
 A row's draw depends on its own logits, parameters, seed and position alone: the same in any
-company. Three kinds of rows share the graph: greedy rows take the maximum; truncated rows
-(top-k, top-p, min-p) draw among their best candidates; the rest draw from every token. Noise
-is Gumbel noise from a counter-based key (seed, position), so draws need no state.
+company. Nothing here waits for the device, so that the next step is launched while this one runs.
+Noise is Gumbel noise from a counter-based key (seed, position), so draws need no state.
 
-Order of changes to the logits: bias and penalties, grammar mask, temperature, top-k, top-p,
-min-p (as transformers 5 orders its logits processors). Logprobs are those of the raw logits.
+Order of changes to the logits: penalties, bias, grammar mask, temperature, top-k, top-p, min-p (as
+transformers 5 orders its logits processors). Logprobs are those of the raw logits.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
 from ..request import Row, SamplingParams
+from .penalties import penalised
+from .truncation import best, threshold
 
-CANDIDATES = 256
-"""Best tokens that a truncated row looks at before it falls back to sorting the vocabulary."""
+FEW, MANY = 64, 256
+"""Best tokens that are looked at for a top-k of so many or fewer; beyond, a threshold is sought."""
 
 Floats = NDArray[np.float32]
+Draw = Callable[[mx.array, Sequence[SamplingParams], mx.array], mx.array]
+"""(logits over temperature (R, vocab), parameters, keys (R, 2)) -> tokens (R,)."""
 
 
 @dataclass(frozen=True)
@@ -65,16 +68,14 @@ def draw(
     if all(map(_plain, rows)) and all(mask is None for mask in masks):
         tokens = mx.argmax(raw, axis=-1).astype(mx.int32)
         return Drawn(tokens, _logprobs(raw, tokens, rows))
-    changed = _masked(_adjusted(raw, rows), masks)
+    changed = _masked(_biased(penalised(raw, rows), rows), masks)
     tokens = mx.argmax(changed, axis=-1).astype(mx.int32)
-    for kind in (_draw_candidates, _draw_all):
-        wanted = [i for i, row in enumerate(rows) if _kind(row.request.params) is kind]
-        if wanted:
-            index = mx.array(wanted)
-            params = [rows[i].request.params for i in wanted]
-            keys = _keys([rows[i] for i in wanted])
-            chosen = kind(changed[index] / _column(p.temperature for p in params), params, keys)
-            tokens[index] = chosen.astype(mx.int32)
+    for kind, wanted in _kinds(rows).items():
+        index = mx.array(wanted)
+        params = [rows[i].request.params for i in wanted]
+        keys = _keys([rows[i] for i in wanted])
+        scaled = changed[index] / _column(p.temperature for p in params)
+        tokens[index] = DRAWS[kind](scaled, params, keys).astype(mx.int32)
     return Drawn(tokens, _logprobs(raw, tokens, rows))
 
 
@@ -83,51 +84,46 @@ def _plain(row: Row) -> bool:
     return row.request.params.plain and len(row.tokens) >= row.request.min_tokens
 
 
-def _kind(params: SamplingParams) -> object:
-    if params.greedy:
-        return None
-    return _draw_candidates if params.truncated else _draw_all
+def _kinds(rows: Sequence[Row]) -> dict[str, list[int]]:
+    """Which rows are drawn how; greedy ones are not drawn. Their parameters alone decide."""
+    found: dict[str, list[int]] = {}
+    for i, row in enumerate(rows):
+        params = row.request.params
+        if not params.greedy:
+            found.setdefault(_kind(params), []).append(i)
+    return found
+
+
+def _kind(params: SamplingParams) -> str:
+    if not params.truncated:
+        return "all"
+    if 0 < params.top_k <= MANY:
+        return "few" if params.top_k <= FEW else "many"
+    return "above"
 
 
 # -- changes to the logits
 
 
-def _adjusted(logits: mx.array, rows: Sequence[Row]) -> mx.array:
-    """Bias, penalties and forbidden stop tokens: sparse changes, one scatter."""
-    at_row, at_token, scale, shift = [], [], [], []
+def _biased(logits: mx.array, rows: Sequence[Row]) -> mx.array:
+    """Bias and forbidden stop tokens: sparse changes, one scatter."""
+    at_row, at_token, shift = [], [], []
     for i, row in enumerate(rows):
-        for token, (factor, offset) in _changes(row).items():
+        for token, offset in _offsets(row).items():
             at_row.append(i)
             at_token.append(token)
-            scale.append(factor)
             shift.append(offset)
     if not at_row:
         return logits
-    r, t = mx.array(at_row), mx.array(at_token)
-    divide, add = mx.array(scale, dtype=mx.float32), mx.array(shift, dtype=mx.float32)
-    old = logits[r, t]
-    new = mx.where(old > 0, old / divide, old * divide) + add
-    return logits.at[r, t].add(mx.where(add == -mx.inf, -mx.inf, new - old))
+    return logits.at[mx.array(at_row), mx.array(at_token)].add(mx.array(shift, dtype=mx.float32))
 
 
-def _changes(row: Row) -> dict[int, tuple[float, float]]:
-    """(divisor of a positive logit, addend) by token."""
-    params = row.request.params
-    changes: dict[int, tuple[float, float]] = {}
-    if params.repetition_penalty != 1:
-        for token in {*row.request.prompt.tokens, *row.tokens}:
-            changes[token] = (params.repetition_penalty, 0.0)
-    if params.presence_penalty or params.frequency_penalty:
-        for token, count in Counter(row.tokens).items():
-            factor, _ = changes.get(token, (1.0, 0.0))
-            penalty = params.presence_penalty + params.frequency_penalty * count
-            changes[token] = (factor, -penalty)
-    for token, bias in params.logit_bias:
-        factor, offset = changes.get(token, (1.0, 0.0))
-        changes[token] = (factor, offset + bias)
+def _offsets(row: Row) -> dict[int, float]:
+    """What is added to the logits of single tokens."""
+    offsets: dict[int, float] = dict(row.request.params.logit_bias)
     if len(row.tokens) < row.request.min_tokens:
-        changes |= dict.fromkeys(row.request.stop_tokens, (1.0, -np.inf))
-    return changes
+        offsets |= dict.fromkeys(row.request.stop_tokens, -np.inf)
+    return offsets
 
 
 def _masked(logits: mx.array, masks: Sequence[NDArray[np.uint32] | None]) -> mx.array:
@@ -150,60 +146,53 @@ def _draw_all(scaled: mx.array, params: Sequence[SamplingParams], keys: mx.array
     return mx.argmax(scaled + _noise(keys, scaled.shape[-1]), axis=-1)
 
 
-def _draw_candidates(
-    scaled: mx.array, params: Sequence[SamplingParams], keys: mx.array
-) -> mx.array:
-    """Draw among the tokens that top-k, top-p and min-p leave: (R, vocab) -> (R,).
-
-    The candidates hold everything that may be drawn unless the kept mass reaches beyond them;
-    only then, which a read-back decides per row, is that row's whole vocabulary sorted.
-    """
-    vocab = scaled.shape[-1]
-    total = mx.logsumexp(scaled, axis=-1, keepdims=True)
-    chosen, enough = _draw_best(scaled, total, params, keys, min(CANDIDATES, vocab))
-    if vocab <= CANDIDATES:
-        return chosen
-    short: list[int] = np.flatnonzero(~np.array(enough)).tolist()
-    if short:
-        index = mx.array(short)
-        whole, _ = _draw_best(
-            scaled[index], total[index], [params[i] for i in short], keys[index], vocab
-        )
-        chosen[index] = whole
-    return chosen
-
-
 def _draw_best(
-    scaled: mx.array, total: mx.array, params: Sequence[SamplingParams], keys: mx.array, count: int
-) -> tuple[mx.array, mx.array]:
-    """Draw among the best `count` tokens; and whether nothing beyond them could be drawn."""
-    vocab = scaled.shape[-1]
-    ids = (
-        mx.argsort(-scaled, axis=-1)
-        if count == vocab
-        else _sorted_by(scaled, mx.argpartition(-scaled, count - 1, axis=-1)[:, :count])
-    )
+    scaled: mx.array, params: Sequence[SamplingParams], keys: mx.array, *, count: int
+) -> mx.array:
+    """Draw among the tokens that top-k, top-p and min-p leave, of the best `count`."""
+    ids = best(scaled, count)
     values = mx.take_along_axis(scaled, ids, axis=-1)
-    rank = mx.arange(count)[None]
-    top_k = mx.array([p.top_k if p.top_k > 0 else vocab for p in params])[:, None]
-    kept = rank < top_k
+    rank = mx.arange(ids.shape[-1])[None]
+    kept = rank < mx.array([p.top_k for p in params])[:, None]
     # top-p counts the mass that top-k leaves
-    within = mx.where(kept, values, -mx.inf)
-    whole = mx.where(top_k < count, mx.logsumexp(within, axis=-1, keepdims=True), total)
-    probs = mx.exp(within - whole)
+    probs = mx.softmax(mx.where(kept, values, -mx.inf), axis=-1)
     before = mx.cumsum(probs, axis=-1) - probs
     kept = kept & (before < _column(p.top_p for p in params))
-    floor = mx.log(mx.maximum(_column(p.min_p for p in params), 1e-45))
-    kept = kept & (values - values[:, :1] >= floor)
+    kept = kept & (values - values[:, :1] >= _floor(params))
     kept = kept | (rank == 0)
-    noisy = mx.where(kept, values + _noise(keys, count), -mx.inf)
-    chosen = mx.take_along_axis(ids, mx.argmax(noisy, axis=-1, keepdims=True), axis=-1)[:, 0]
-    return chosen, ~kept[:, -1]
+    noisy = mx.where(kept, values + _noise(keys, count)[:, : ids.shape[-1]], -mx.inf)
+    return mx.take_along_axis(ids, mx.argmax(noisy, axis=-1, keepdims=True), axis=-1)[:, 0]
 
 
-def _sorted_by(scaled: mx.array, ids: mx.array) -> mx.array:
-    order = mx.argsort(-mx.take_along_axis(scaled, ids, axis=-1), axis=-1)
-    return mx.take_along_axis(ids, order, axis=-1)
+def _draw_above(scaled: mx.array, params: Sequence[SamplingParams], keys: mx.array) -> mx.array:
+    """Draw among the tokens above the logit where top-k, top-p and min-p end."""
+    highest = mx.max(scaled, axis=-1, keepdims=True)
+    least = highest + _floor(params)
+    kept = scaled
+    if any(p.top_k > 0 for p in params):
+        vocab = scaled.shape[-1]
+        wanted = _column(p.top_k if p.top_k > 0 else vocab for p in params)
+        found = threshold(scaled, mx.ones_like(scaled), wanted)
+        least = mx.maximum(least, found)
+        kept = mx.where(scaled >= found, scaled, -mx.inf)
+    if any(p.top_p < 1 for p in params):
+        found = threshold(scaled, mx.softmax(kept, axis=-1), _column(p.top_p for p in params))
+        least = mx.maximum(least, mx.where(_column(p.top_p for p in params) < 1, found, -mx.inf))
+    kept = (scaled >= least) | (scaled == highest)
+    return mx.argmax(mx.where(kept, scaled + _noise(keys, scaled.shape[-1]), -mx.inf), axis=-1)
+
+
+DRAWS: dict[str, Draw] = {
+    "all": _draw_all,
+    "few": partial(_draw_best, count=FEW),
+    "many": partial(_draw_best, count=MANY),
+    "above": _draw_above,
+}
+
+
+def _floor(params: Sequence[SamplingParams]) -> mx.array:
+    """Least distance of a logit from the highest that min-p allows, (R, 1)."""
+    return mx.log(mx.maximum(_column(p.min_p for p in params), 1e-45))
 
 
 def _noise(keys: mx.array, count: int) -> mx.array:
@@ -245,7 +234,7 @@ def _logprobs(raw: mx.array, tokens: mx.array, rows: Sequence[Row]) -> Logprobs 
     own = raw[index]
     own = own - mx.logsumexp(own, axis=-1, keepdims=True)
     count = max(1, *(rows[i].request.logprobs or 0 for i in wanted))
-    top_ids = _sorted_by(own, mx.argpartition(-own, count - 1, axis=-1)[:, :count])
+    top_ids = best(own, count)
     return Logprobs(
         rows=[rows[i] for i in wanted],
         drawn=mx.take_along_axis(own, tokens[index][:, None], axis=-1)[:, 0],
