@@ -28,6 +28,11 @@ class MemoryProfile:
     windows: tuple[tuple[int, int], ...] = ()
     """(window in tokens, bytes per token) of the layers that keep only the last ones."""
 
+    @property
+    def recurrent(self) -> bool:
+        """Whether layers keep a state, which every token changes."""
+        return self.state_bytes > 0
+
     def row_bytes(self, tokens: int) -> int:
         """Bytes allocated for a row of `tokens` tokens."""
         grown = -(-tokens // GROWTH) * GROWTH

@@ -23,6 +23,7 @@ from ..engine.prefix_cache.disk import DiskTier
 from ..engine.prefix_cache.policy import PrefixCachePolicy
 from ..engine.request_log import Recorder
 from ..engine.scheduling.costs import Costs
+from ..engine.scheduling.plan import GRID
 from ..engine.scheduling.scheduler import Budget, Limits, Scheduler
 from ..engine.worker import EngineWorker
 from ..errors import BadRequest, EngineDied, Forbidden, MLXProviderError, wrong_option
@@ -303,6 +304,7 @@ class Models:
                 self._limits(),
                 self._budget(loaded, kind, found.memory),
                 Costs(calibrate(model, make_cache)),
+                grid=GRID if found.memory.recurrent else 1,
             ),
             layout=found.layout,
             mixes=found.mixes,

@@ -12,6 +12,7 @@ from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.execution.calibration import calibrate
 from mlx_provider.engine.execution.probe import Probe, probe
 from mlx_provider.engine.scheduling.costs import Costs
+from mlx_provider.engine.scheduling.plan import GRID
 from mlx_provider.records import LoadedModel
 from mlx_provider.testing.driver import TokenOutput, new_engine, new_request
 from mlx_provider.upstream.stand_in import Pristine
@@ -77,6 +78,7 @@ def server_engine(model: LoadedModel, found: Probe, **more: Any) -> Engine:
         layout=found.layout,
         mixes=found.mixes,
         costs=Costs(calibrate(model, model.make_cache)),
+        grid=GRID if found.memory.recurrent else 1,
         max_chunk=s.max_chunk,
         max_rows=s.max_rows,
         reserve=s.output_reserve,

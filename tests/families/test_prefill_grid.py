@@ -1,0 +1,76 @@
+"""In the formats that users run, what a prompt gives does not depend on where its passes ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mlx_provider import LoadedModel, LoadOptions, PrefillChunk, Prompt
+from mlx_provider.engine.scheduling.plan import GRID, grid_sizes
+from mlx_provider.families.checkpoint import read_json
+from mlx_provider.registry import PluginRegistry
+from mlx_provider.testing.tiny_models import build
+
+FAMILIES = ("nemotron_h", "rwkv7", "qwen3_5_text", "qwen3_5", "qwen3", "gemma3_text")
+LENGTH = 300
+TOKENS = [(7 * i + 3) % 300 + 20 for i in range(LENGTH)]
+Load = Callable[[str, bool], LoadedModel]
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
+    """A tiny model by family, in bfloat16 or in 4 bits."""
+    registry = PluginRegistry.discover()
+
+    def made(family: str, quantised: bool) -> LoadedModel:
+        folder: Path = build(tmp_path_factory.mktemp("grid") / family, family, dtype="bfloat16")
+        served, _ = registry.family_for(read_json(folder / "config.json"))
+        model = served.load(folder, LoadOptions())
+        if quantised:
+            whole = model.model  # type: ignore[attr-defined]
+            text = getattr(whole, "language_model", whole)
+            nn.quantize(text, group_size=32, bits=4, class_predicate=_divisible)
+        return model
+
+    return made
+
+
+def _divisible(path: str, layer: nn.Module) -> bool:
+    return hasattr(layer, "to_quantized") and layer.weight.shape[-1] % 32 == 0
+
+
+def after(model: LoadedModel, stops: list[int]) -> mx.array:
+    """Logits after the prompt and after one more token, prefilled up to each of the stops."""
+    cache, start, logits = model.make_cache(), 0, mx.zeros(1)
+    for stop in stops:
+        logits = model.prefill(PrefillChunk(Prompt(TOKENS), start, stop, cache))
+        mx.eval(logits)
+        start = stop
+    more = model.decode(mx.array([7]), cache, mx.array([LENGTH]))
+    return mx.concatenate([logits.reshape(-1), more.reshape(-1)])
+
+
+@pytest.mark.parametrize("quantised", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_passes_on_the_grid_give_the_same_bits(load: Load, family: str, quantised: bool) -> None:
+    model = load(family, quantised)
+    whole = after(model, [LENGTH])
+
+    @settings(max_examples=6, suppress_health_check=list(HealthCheck))
+    @given(choices=st.lists(st.integers(0, 4), min_size=6, max_size=6))
+    def check(choices: list[int]) -> None:
+        stops, at = [], 0
+        for choice in choices:
+            if at < LENGTH:
+                sizes = grid_sizes(at, LENGTH, LENGTH, GRID, LENGTH)
+                at += sizes[choice % len(sizes)]
+                stops.append(at)
+        assert mx.array_equal(after(model, stops), whole)
+
+    check()
