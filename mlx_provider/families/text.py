@@ -12,6 +12,7 @@ import mlx.core as mx
 from ..errors import BadRequest
 from ..records import Features, LoadOptions, MediaItem, MediaSpan, ModelInfo, PrefillChunk, Prompt
 from ..upstream import cpu_functions, mlx_lm
+from ..upstream.ssm import one_step_size
 from . import logits
 from .attention import route
 from .caches import text_cache
@@ -99,6 +100,7 @@ def load_text(
     mx.eval(loaded.model.parameters())
     tokenizer = HFTokenizer(loaded.tokenizer, loaded.renderer)
     route(loaded.model)
+    one_step_size()
     cpu_functions.adopt(loaded.model)
     info = describe(
         path,
