@@ -28,7 +28,6 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from ...upstream import cpu_copy
 from ..memory import leaves
 from .arrays import ArrayPack
 from .snapshots import Snapshot, Unstorable
@@ -298,13 +297,14 @@ def _runs(layer: Any, parts: Sequence[list[Any]]) -> list[list[Any]]:
 
 
 def _fill(layers: Sequence[tuple[Any, list[list[Any]]]], length: int, room: int) -> list[Any]:
-    """Give layers the arrays that their runs make, all in one go. Returns those arrays."""
-    slacks = [_slack(layer, length, room) for layer, runs in layers for _ in runs]
-    joined = cpu_copy.joined([run for _, runs in layers for run in runs], slacks)
-    rest = iter(joined)
+    """Give each layer the arrays that its runs make. Returns all those arrays."""
+    made: list[Any] = []
     for layer, runs in layers:
-        _hand_over(layer, [next(rest) for _ in runs], length)
-    return joined
+        slack = _slack(layer, length, room)
+        joined = [_joined(run, slack) for run in runs]
+        _hand_over(layer, joined, length)
+        made += joined
+    return made
 
 
 def _slack(layer: Any, length: int, room: int) -> int:
@@ -312,6 +312,13 @@ def _slack(layer: Any, length: int, room: int) -> int:
     if kind(layer) is Kind.APPEND and hasattr(layer, "step"):  # grows in steps: spare one copy
         return int(-(-(length + max(1, room)) // layer.step) * layer.step - length)
     return 0
+
+
+def _joined(pieces: Sequence[Any], slack: int) -> Any:
+    """One array of the pieces, one after another along their token axis, and `slack` zeros."""
+    first = pieces[0]
+    zeros = mx.zeros((*first.shape[:-2], slack, first.shape[-1]), dtype=first.dtype)
+    return mx.contiguous(mx.concatenate([*pieces, zeros] if slack else [*pieces], axis=-2))
 
 
 def _hand_over(layer: Any, arrays: list[Any], length: int) -> None:
