@@ -10,7 +10,7 @@ import pluggy
 if TYPE_CHECKING:
     import typer
 
-    from .records import ModelFamily, ReasoningParser, ToolParser
+    from .records import Kernels, ModelFamily, ReasoningParser, ToolParser
 
 PROJECT = "mlx_provider"
 API_VERSION = 1
@@ -33,6 +33,11 @@ def mlx_tool_parsers() -> Iterable[ToolParser]:  # type: ignore[empty-body]
 @hookspec
 def mlx_reasoning_parsers() -> Iterable[ReasoningParser]:  # type: ignore[empty-body]
     """Yield the reasoning formats that this plugin reads."""
+
+
+@hookspec
+def mlx_kernels() -> Iterable[Kernels]:  # type: ignore[empty-body]
+    """Yield functions that compute faster on some device than those of upstream's models."""
 
 
 @hookspec

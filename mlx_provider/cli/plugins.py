@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from ..records import ModelFamily
+from ..records import Kernels, ModelFamily
 from ..registry import Plugin, PluginRegistry
 
 LABEL_WIDTH = 18
@@ -30,16 +30,20 @@ def plugins(
     if not registry.plugins:
         console.print("no plugins")
     for plugin in registry.plugins:
-        console.print(_described(plugin, registry.model_families))
+        console.print(_described(plugin, registry.model_families, registry.kernels))
 
 
-def _described(plugin: Plugin, families: Mapping[str, ModelFamily]) -> Text:
+def _described(
+    plugin: Plugin, families: Mapping[str, ModelFamily], kernels: Mapping[str, Kernels]
+) -> Text:
     text = Text(plugin.name, style="bold" if plugin.error is None else "bold red")
     text.append(f"  {plugin.distribution} {plugin.version}".rstrip(), style="not bold")
     lines = [("hooks", ", ".join(plugin.hooks))]
     lines += [(kind, ", ".join(names)) for kind, names in plugin.records.items()]
     own = plugin.records.get("model family", ())
     lines += [("serves", families[name].serves) for name in own if name in families]
+    own = plugin.records.get("kernels", ())
+    lines += [("serves", kernels[name].serves) for name in own if name in kernels]
     lines += [("note", note) for note in plugin.notes]
     lines.append(("error", plugin.error or ""))
     for label, content in lines:

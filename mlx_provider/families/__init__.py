@@ -15,6 +15,7 @@ here whatever upstream's model does not do differently:
 | `logits` | the output matrix for the tokens whose logits are wanted, and no others |
 | `caches` | a row's cache by mlx-lm or mlx-vlm, and the classes that it may consist of |
 | `expand` | weights in the dtype that the operator or the core chose |
+| `patching` | `patch`: a function of the family's in the place of one that upstream's model calls |
 | `trial` | `failure`: try at load what a model may not be able to do |
 | `vision.loading` | `load_model`: a model of mlx-vlm; `replaced`: mend its class meanwhile |
 | `vision.info` | `vision_info`: the same as `info`, with media and pixels |

@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from ..errors import BadRequest
 from ..records import Features, LoadOptions, MediaItem, MediaSpan, ModelInfo, PrefillChunk, Prompt
-from ..upstream import cpu_functions, mlx_lm
+from ..upstream import mlx_lm
 from ..upstream.ssm import one_step_size
 from . import logits
 from .attention import route
@@ -101,7 +101,6 @@ def load_text(
     tokenizer = HFTokenizer(loaded.tokenizer, loaded.renderer)
     route(loaded.model)
     one_step_size()
-    cpu_functions.adopt(loaded.model)
     info = describe(
         path,
         loaded.config,

@@ -1,8 +1,10 @@
 """What crosses the plugin seam."""
 
+from .attention import Part, Parts, Run, parts_of
 from .blocks import read_block, scan_block
 from .claims import claimed, through
 from .grammar import CallGrammar, MessageGrammar, TaggedArguments
+from .kernels import Function, Kernels, Replacement
 from .marked import read_marked, report_call
 from .model import (
     Features,
@@ -27,6 +29,8 @@ __all__ = [
     "CallGrammar",
     "Emit",
     "Features",
+    "Function",
+    "Kernels",
     "LoadOptions",
     "LoadedModel",
     "MediaItem",
@@ -36,11 +40,15 @@ __all__ = [
     "ModelInfo",
     "NotACall",
     "OnDemand",
+    "Part",
+    "Parts",
     "PrefillChunk",
     "Prompt",
     "Reading",
     "ReasoningParser",
+    "Replacement",
     "Rest",
+    "Run",
     "SamplingDefaults",
     "TaggedArguments",
     "TextEnded",
@@ -51,6 +59,7 @@ __all__ = [
     "Tools",
     "claimed",
     "listed_parameters",
+    "parts_of",
     "read_block",
     "read_marked",
     "read_turn_ends",

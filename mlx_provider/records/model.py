@@ -227,6 +227,13 @@ class LoadedModel(Protocol):
     def tokenizer(self) -> Tokenizer: ...
 
     @property
+    def model(self) -> Any:
+        """The `mlx.nn.Module` that computes, in whose modules kernels may replace functions.
+
+        Anything else: they do not.
+        """
+
+    @property
     def kv_layouts(self) -> Sequence[str]:
         """Layouts worth probing, best first, out of `grouped`, `merged`, `solo`."""
 

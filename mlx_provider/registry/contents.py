@@ -11,15 +11,16 @@ import pluggy
 
 from .. import hookspecs
 from ..errors import PluginError
-from ..records import ModelFamily, ReasoningParser, ToolParser
+from ..records import Kernels, ModelFamily, ReasoningParser, ToolParser
 from .texts import check_texts
 
-R = TypeVar("R", ModelFamily, ToolParser, ReasoningParser)
+R = TypeVar("R", ModelFamily, ToolParser, ReasoningParser, Kernels)
 
 CALLABLES: dict[type, tuple[str, ...]] = {
     ModelFamily: ("matches", "load"),
     ToolParser: ("parse", "detect"),
     ReasoningParser: ("detect",),
+    Kernels: ("matches", "replacements"),
 }
 """Fields that the core calls: checked here, not when the first request needs them."""
 
@@ -34,6 +35,7 @@ class Contents:
     model_families: tuple[ModelFamily, ...]
     tool_parsers: tuple[ToolParser, ...]
     reasoning_parsers: tuple[ReasoningParser, ...]
+    kernels: tuple[Kernels, ...]
 
 
 def load(entry_point: EntryPoint) -> Contents:
@@ -57,6 +59,7 @@ def load(entry_point: EntryPoint) -> Contents:
         _records(manager, "mlx_model_families", ModelFamily),
         _records(manager, "mlx_tool_parsers", ToolParser),
         _records(manager, "mlx_reasoning_parsers", ReasoningParser),
+        _records(manager, "mlx_kernels", Kernels),
     )
 
 
@@ -90,5 +93,7 @@ def _check(record: object, hook: str, kind: type[R]) -> None:
     for field in CALLABLES[kind]:
         if not callable(getattr(record, field)):
             raise PluginError(f"{kind.__name__} {record.name!r}: {field} is not callable")
+    if not isinstance(getattr(record, "rank", 0), int):
+        raise PluginError(f"{kind.__name__} {record.name!r}: rank is not a whole number")
     if not isinstance(record, ModelFamily):
         check_texts(record, f"{kind.__name__} {record.name!r}: ")

@@ -18,7 +18,7 @@ class Plugin:
     version: str
     hooks: tuple[str, ...] = ()
     records: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Names of its records by kind (`model family`, `tool parser`, `reasoning parser`)."""
+    """Names of its records by kind (`model family`, `tool parser`, `kernels` ...)."""
     error: str | None = None
     """Why nothing of this plugin is in use."""
     notes: tuple[str, ...] = ()

@@ -9,9 +9,9 @@ from dataclasses import replace
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from ..errors import UnsupportedModel
+from ..errors import PluginError, UnsupportedModel
 from ..isolation import Isolation
-from ..records import ModelFamily, ReasoningParser, ToolParser
+from ..records import Kernels, ModelFamily, ReasoningParser, Replacement, ToolParser
 from .catalog import Catalog, R
 from .contents import Contents, load
 from .discovery import installed, missing, selection
@@ -34,6 +34,7 @@ class PluginRegistry:
         self._families: Catalog[ModelFamily] = Catalog("model family")
         self._tool_parsers: Catalog[ToolParser] = Catalog("tool parser")
         self._reasoning_parsers: Catalog[ReasoningParser] = Catalog("reasoning parser")
+        self._kernels: Catalog[Kernels] = Catalog("kernels")
 
     @classmethod
     def discover(cls, environ: Mapping[str, str] = os.environ) -> PluginRegistry:
@@ -70,6 +71,10 @@ class PluginRegistry:
     def reasoning_parsers(self) -> dict[str, ReasoningParser]:
         """By name and alias."""
         return self._reasoning_parsers.spellings()
+
+    @property
+    def kernels(self) -> dict[str, Kernels]:
+        return self._kernels.names()
 
     def tool_parser(self, name: str) -> ToolParser:
         """By name or alias, however it is spelt. Raises `BadRequest`."""
@@ -116,6 +121,21 @@ class PluginRegistry:
         """
         return self._detect(self._reasoning_parsers, template)
 
+    def kernels_for(self, device: str, precision: str) -> tuple[str, list[Replacement]] | None:
+        """Name and replacements of the highest-ranking kernels for a device and a precision.
+
+        At equal rank a third party's go before ours. Those that fail are noted on their plugin,
+        and the next are asked.
+        """
+        preferred = sorted(self._kernels.preferred(), key=lambda owned: -owned[0].rank)
+        for kernels, owner in preferred:
+            with Isolation() as isolation:
+                if kernels.matches(device, precision):
+                    return kernels.name, _replacements(kernels)
+            if isolation.fault is not None:
+                self._note(owner.key, f"kernels {kernels.name!r} failed: {isolation.fault.told}")
+        return None
+
     def register_commands(self, cli: typer.Typer) -> None:
         """Let every plugin add commands; one that raises or takes a name in use adds none."""
         from .commands import adopt
@@ -139,16 +159,19 @@ class PluginRegistry:
         self._families.check(contents.model_families, plugin)
         self._tool_parsers.check(contents.tool_parsers, plugin)
         self._reasoning_parsers.check(contents.reasoning_parsers, plugin)
+        self._kernels.check(contents.kernels, plugin)
         records = {
             self._families.kind: tuple(r.name for r in contents.model_families),
             self._tool_parsers.kind: tuple(r.name for r in contents.tool_parsers),
             self._reasoning_parsers.kind: tuple(r.name for r in contents.reasoning_parsers),
+            self._kernels.kind: tuple(r.name for r in contents.kernels),
         }
         self._plugins[plugin.key] = replace(plugin, hooks=contents.hooks, records=records)
         self._managers[plugin.key] = contents.manager
         self._add(self._families, contents.model_families, plugin)
         self._add(self._tool_parsers, contents.tool_parsers, plugin)
         self._add(self._reasoning_parsers, contents.reasoning_parsers, plugin)
+        self._add(self._kernels, contents.kernels, plugin)
 
     def _add(self, catalog: Catalog[R], records: tuple[R, ...], plugin: Plugin) -> None:
         for name, owner in catalog.add(records, plugin).items():
@@ -188,3 +211,11 @@ class PluginRegistry:
         )
         off = ", ".join(plugin.name for plugin in self.plugins if plugin.error is not None)
         return f"{message}; plugins that failed to load: {off}" if off else message
+
+
+def _replacements(kernels: Kernels) -> list[Replacement]:
+    found = list(kernels.replacements())
+    for each in found:
+        if not isinstance(each, Replacement):
+            raise PluginError(f"replacements gave {type(each).__name__}, not Replacement")
+    return found

@@ -7,7 +7,14 @@ from dataclasses import fields
 from typing import Any
 
 from ..errors import PluginError
-from ..records import CallGrammar, MessageGrammar, ReasoningParser, TaggedArguments, ToolParser
+from ..records import (
+    CallGrammar,
+    Kernels,
+    MessageGrammar,
+    ReasoningParser,
+    TaggedArguments,
+    ToolParser,
+)
 
 Part = CallGrammar | MessageGrammar | TaggedArguments
 
@@ -40,7 +47,7 @@ TEXTS: dict[object, tuple[Callable[[object], bool], str]] = {
 """What a field may hold, and how that is called."""
 
 
-def check_texts(record: ToolParser | ReasoningParser | Part, where: str) -> None:
+def check_texts(record: ToolParser | ReasoningParser | Kernels | Part, where: str) -> None:
     """Raise `PluginError` for what is no text: it would fail in the middle of a reply."""
     for field in fields(record):
         value = getattr(record, field.name)

@@ -16,7 +16,7 @@ from ..invalid import bad_request
 from ..protocol.event_queue import EventQueue
 from ..protocol.messages import EVENT_BATCH, Accepted, Event, Failed, GenerateRequest
 from ..serving.interface import Service
-from ..upstream.cpu_heap import give_back
+from ..upstream.heap import give_back
 from .access import error_response
 from .activity import Activity
 from .body import Bodies

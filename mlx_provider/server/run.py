@@ -20,7 +20,7 @@ from ..errors import EngineUnavailable, MLXProviderError
 from ..protocol.messages import ErrorBody
 from ..serving.interface import Deliver, Service
 from ..upstream.blas import active, preload
-from ..upstream.cpu_heap import keep_freed
+from ..upstream.heap import keep_freed
 from ..upstream.installed import require_mlx
 from .access import own_names
 from .app import EngineApp

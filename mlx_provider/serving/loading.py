@@ -23,6 +23,7 @@ from ..isolation import Fault, Isolation
 from ..protocol.messages import ModelOptions
 from ..records import LoadedModel, LoadOptions, ModelFamily
 from ..registry import PluginRegistry
+from .kernels import equip
 from .model_pool import Plan
 from .served import Loaded
 from .weight_files import weights_dtype, weights_estimate
@@ -157,6 +158,7 @@ class Loading:
         if isinstance(made, MLXProviderError):
             _collect()
             raise made
+        equip(made, self._registry)
         info, taken = made.info, mx.get_active_memory() - before
         return Loaded(
             key=key,

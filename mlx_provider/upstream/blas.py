@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..cores import cores
 from ..errors import NotInstalled
 
 SYMBOL = "cblas_sgemm"
@@ -67,12 +68,6 @@ def candidates() -> Iterator[str]:
         yield from sorted(str(path) for path in (site / folder).glob("libopenblas*.so*"))
 
 
-def cores() -> int:
-    """CPU cores that this process may use: its affinity, cut by a container's quota."""
-    allowed = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return max(1, min(allowed, _quota() or allowed))
-
-
 def _load(path: str) -> bool:
     """Open the library for everybody, if it exports the plain symbol."""
     try:
@@ -89,15 +84,6 @@ def _bound_threads() -> None:
     # that spin under a quota are slower than one.
     if not any(os.environ.get(name) for name in THREAD_VARIABLES):
         os.environ["OPENBLAS_NUM_THREADS"] = str(cores())
-
-
-def _quota() -> int | None:
-    """Whole cores of the cgroup (version 2) that a container sees as its own."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return -(-int(quota) // int(period))
-    except (OSError, ValueError):
-        return None
 
 
 def _version(library: ctypes.CDLL) -> str:

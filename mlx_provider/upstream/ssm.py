@@ -12,7 +12,7 @@ import functools
 import sys
 from typing import Any
 
-from .stand_in import Function, stand_in
+from .patching import Function, patch
 
 STEP = 64
 
@@ -21,7 +21,7 @@ def one_step_size() -> None:
     """Replace the function in upstream's module, where a model has imported it. Idempotent."""
     module = sys.modules.get("mlx_lm.models.ssm")
     if module is not None:
-        stand_in([module], "ssm_attn", _stepped)
+        patch([module], "ssm_attn", _stepped)
 
 
 def _stepped(original: Function) -> Function:

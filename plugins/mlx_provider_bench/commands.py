@@ -198,11 +198,11 @@ def _preload() -> None:
     Raises `NotInstalled` where MLX is missing.
     """
     from mlx_provider.config import engine_settings
-    from mlx_provider.upstream import blas, cpu_heap
+    from mlx_provider.upstream import blas, heap
     from mlx_provider.upstream.installed import require_mlx
 
     blas.preload(engine_settings().blas)
-    cpu_heap.keep_freed()
+    heap.keep_freed()
     require_mlx()
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from mlx_provider.records import LoadedModel
-from mlx_provider.upstream.stand_in import Pristine
+from mlx_provider.upstream.patching import Unpatched
 
 from .models.random_weights import load
 from .subjects.batching import BatchGeneratorSubject, Job, Ours, Run, Subject, run
@@ -68,7 +68,7 @@ class Setting:
 
 def subjects(setting: Setting) -> list[Callable[[], Subject]]:
     """Fresh subjects over the same weights."""
-    inner = setting.model.model  # type: ignore[attr-defined]
+    inner = setting.model.model
     tuned = {"prefill_step_size": 256, "prefill_batch_size": 1}
     return [
         lambda: Ours(setting.model),
@@ -206,7 +206,7 @@ def bench_host(setting: Setting) -> Result:
     make_ours, *make_others = subjects(setting)
     ours = make_ours()  # its probe looks at the layouts that our own attention allows
     # what NumPy computes in MLX's place would count as the stepping thread's own time
-    with Pristine(setting.model.model):  # type: ignore[attr-defined]
+    with Unpatched(setting.model.model):
         sides = [ours, *(make() for make in make_others)]
         for side in sides:
             start(side, texts)

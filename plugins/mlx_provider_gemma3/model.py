@@ -21,7 +21,6 @@ from mlx_provider.families.vision.info import vision_info
 from mlx_provider.families.vision.language import head
 from mlx_provider.families.vision.model import VisionFeatures, VisionModel
 from mlx_provider.families.vision.prompt import Block, MediaMarks, Placed, no_media
-from mlx_provider.upstream import cpu_functions
 
 from .language import image_rows, load_gemma3, prefill, row_cache, set_window
 from .window import chosen_window
@@ -118,7 +117,6 @@ def load_gemma(folder: Path, options: LoadOptions) -> GemmaModel:
         variant=window.variant,
     )
     route(model.language_model)
-    cpu_functions.adopt(model)
     return GemmaModel(model, info, tokenizer, _marks(folder, images))
 
 

@@ -21,9 +21,10 @@ def load(folder: Path, options: LoadOptions) -> LoadedModel:
     """Load a checkpoint folder; an MTP head in it is left aside."""
     from mlx_provider.families.vision.patch_model import load_patch_model
     from mlx_provider.families.vision.patches import PatchTexts
-    from mlx_provider.upstream.gated_delta import fit_chunks
 
-    fit_chunks()
+    from .without_metal import patch_mlx_vlm
+
+    patch_mlx_vlm()
     texts = PatchTexts(
         image="<|image_pad|>",
         frames="<|video_pad|>",

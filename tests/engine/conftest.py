@@ -6,9 +6,11 @@ import pytest
 
 from mlx_provider import LoadOptions
 from mlx_provider.families.text import TextModel, load_text
+from mlx_provider.testing.kernels import equipped
 from mlx_provider.testing.tiny_models import build
 
 
 @pytest.fixture(scope="session")
 def qwen3(tmp_path_factory: pytest.TempPathFactory) -> TextModel:
-    return load_text(build(tmp_path_factory.mktemp("tiny") / "qwen3", "qwen3"), LoadOptions())
+    folder = build(tmp_path_factory.mktemp("tiny") / "qwen3", "qwen3")
+    return equipped(load_text(folder, LoadOptions()))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from mlx_provider import LoadedModel, LoadOptions, MediaItem, ModelFamily, Prompt
+from mlx_provider.testing.kernels import equipped
 from mlx_provider.testing.tiny_models import build
 
 PLUGINS = {
@@ -53,7 +54,7 @@ def load(folders: Folders) -> Load:
         family = family_of(PLUGINS[name])
         config: Mapping[str, Any] = json.loads((folders(name) / "config.json").read_text())
         assert family.matches(config) == 10
-        return family.load(folders(name), LoadOptions())
+        return equipped(family.load(folders(name), LoadOptions()))
 
     return loaded
 

@@ -23,8 +23,6 @@ NAMES = re.compile(
 """Architectures of mlx-lm, mlx-vlm and transformers, as they are written in names and in prose."""
 
 ALLOWED = {
-    "upstream/cpu_functions.py": "upstream's functions by their names",
-    "upstream/gated_delta.py": "the upstream file whose functions are replaced",
     "upstream/patch_processors.py": "the upstream file whose processors are used",
 }
 """Files that name one, and as what."""

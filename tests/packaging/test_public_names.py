@@ -22,11 +22,12 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 )
 EXEMPT = {tuple(line.split(" -> ")) for line in CONTRACT["ignore_imports"]}
 
-PUBLIC = {"errors", "families", "records"}
+PUBLIC = {"cores", "errors", "families", "records"}
 """Of the core's modules and packages, what plugins may import beside its root."""
 TOOLKIT = set(re.findall(r"^\| `([\w.]+)` \|", families.__doc__ or "", re.MULTILINE))
 IMPORTABLE = {
     "mlx_provider",
+    "mlx_provider.cores",
     "mlx_provider.errors",
     "mlx_provider.records",
     *(f"mlx_provider.families.{name}" for name in TOOLKIT),

@@ -10,6 +10,7 @@ import pytest
 
 from mlx_provider import LoadOptions
 from mlx_provider.families.text import TextModel, load_text
+from mlx_provider.testing.kernels import equipped
 from mlx_provider.testing.tiny_models import build
 
 
@@ -22,7 +23,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TextModel]:
         key = f"{family} {overrides}"
         if key not in loaded:
             folder: Path = tmp_path_factory.mktemp("tiny") / family
-            loaded[key] = load_text(build(folder, family, **overrides), LoadOptions())
+            loaded[key] = equipped(load_text(build(folder, family, **overrides), LoadOptions()))
         return loaded[key]
 
     return get

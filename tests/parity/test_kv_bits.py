@@ -26,6 +26,7 @@ from mlx_provider.testing.driver import (
     output_of,
     run,
 )
+from mlx_provider.testing.kernels import equipped
 from mlx_provider.testing.tiny_media import tiny_image
 from mlx_provider.testing.tiny_models import build, family_named
 from mlx_provider.upstream import mlx_lm
@@ -69,7 +70,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Load:
             overrides = WIDE.get(name, {"head_dim": 32})
             folder: Path = build(tmp_path_factory.mktemp("wide") / name, name, **overrides)
             family, _ = registry.family_for(read_json(folder / "config.json"))
-            loaded[name] = family.load(folder, LoadOptions())
+            loaded[name] = equipped(family.load(folder, LoadOptions()))
         return loaded[name]
 
     return get

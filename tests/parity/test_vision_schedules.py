@@ -29,6 +29,7 @@ from mlx_provider.testing.driver import (
     output_of,
     run,
 )
+from mlx_provider.testing.kernels import equipped
 from mlx_provider.testing.tiny_models import build
 
 FAMILIES = ("qwen3_vl", "qwen3_vl_moe", "gemma3", "qwen3_5", "qwen3_5_moe")
@@ -46,7 +47,7 @@ def vision(tmp_path_factory: pytest.TempPathFactory) -> Load:
             folder: Path = build(tmp_path_factory.mktemp("vision") / name, name)
             family, _ = registry.family_for(read_json(folder / "config.json"))
             assert family.name == name.removesuffix("_moe")
-            loaded[name] = family.load(folder, LoadOptions())
+            loaded[name] = equipped(family.load(folder, LoadOptions()))
         return loaded[name]
 
     return get

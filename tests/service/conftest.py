@@ -26,6 +26,7 @@ from mlx_provider.protocol.messages import (
     TokenLogprob,
     Usage,
 )
+from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.served import Served
 from mlx_provider.serving.service import ChatService
 from mlx_provider.testing.tiny_models import build
@@ -159,8 +160,10 @@ def make_service() -> Iterator[MakeService]:
     """Services with settings of their own, closed with the test."""
     made: list[ChatService] = []
 
-    def make(**settings: Any) -> tuple[ChatService, InProcessClient]:
-        service = ChatService(EngineSettings(**settings))
+    def make(
+        registry: PluginRegistry | None = None, **settings: Any
+    ) -> tuple[ChatService, InProcessClient]:
+        service = ChatService(EngineSettings(**settings), registry=registry)
         made.append(service)
         return service, InProcessClient(service)
 

@@ -11,7 +11,7 @@ from ...config import EngineSettings
 from ...errors import MediaError
 from ...records import MediaItem
 from ...records.pixels import LANCZOS, Size, scaled
-from ...upstream.cpu_heap import give_back
+from ...upstream.heap import give_back
 from ..messages.parts import MediaRef
 from .clip import Clip
 from .decode import Picture, fitting, open_picture, rgb_pixels

@@ -15,7 +15,6 @@ import numpy as np
 
 from ...errors import UnsupportedModel
 from ...records import LoadOptions
-from ...upstream import cpu_functions
 from ...upstream.mlx_vlm import embedded, has_mrope, language_logits, library
 from ..attention import route
 from .loading import load_model
@@ -34,7 +33,6 @@ def load_with_processor(folder: Path, options: LoadOptions) -> tuple[Any, Any]:
     if images is not None:
         processor.image_processor = images
     route(model.language_model)
-    cpu_functions.adopt(model)
     return model, processor
 
 

@@ -15,7 +15,6 @@ import mlx.core as mx
 import numpy as np
 
 from ...records import LoadOptions, MediaItem, MediaSpan, PrefillChunk, Prompt
-from ...upstream import cpu_functions
 from ..attention import route
 from ..caches import row_cache
 from ..checkpoint import read_json
@@ -128,5 +127,4 @@ def load_patch_model(folder: Path, options: LoadOptions, texts: PatchTexts) -> P
         place=media.place if sees else no_media,
     )
     route(model.language_model)
-    cpu_functions.adopt(model)
     return PatchVisionModel(model, info, tokenizer, marks)

@@ -124,9 +124,13 @@ def load(folder: Path, dtype: str) -> LoadedModel:
     from mlx_provider.families.checkpoint import read_json
     from mlx_provider.records import LoadOptions
     from mlx_provider.registry import PluginRegistry
+    from mlx_provider.serving.kernels import equip
 
-    family, _ = PluginRegistry.discover().family_for(read_json(folder / "config.json"))
-    return family.load(folder, LoadOptions(dtype=dtype))
+    registry = PluginRegistry.discover()
+    family, _ = registry.family_for(read_json(folder / "config.json"))
+    loaded = family.load(folder, LoadOptions(dtype=dtype))
+    equip(loaded, registry)
+    return loaded
 
 
 def _widen_vision(folder: Path) -> None:

@@ -15,7 +15,7 @@ from mlx_provider.engine.scheduling.costs import Costs
 from mlx_provider.engine.scheduling.plan import GRID
 from mlx_provider.records import LoadedModel
 from mlx_provider.testing.driver import TokenOutput, new_engine, new_request
-from mlx_provider.upstream.stand_in import Pristine
+from mlx_provider.upstream.patching import Unpatched
 
 WIDE = 2**50
 """A memory budget that never matters here."""
@@ -115,7 +115,7 @@ class BatchGeneratorSubject:
         from mlx_lm.generate import BatchGenerator
 
         self.name = name
-        self._pristine = Pristine(model)
+        self._unpatched = Unpatched(model)
         self._generator = BatchGenerator(model, max_tokens=1_000_000, **options)
         self._jobs: dict[int, Job] = {}
 
@@ -124,7 +124,7 @@ class BatchGeneratorSubject:
         self._jobs[uid] = job
 
     def step(self) -> None:
-        with self._pristine:
+        with self._unpatched:
             _, responses = self._generator.next()
         now = time.perf_counter()
         for response in responses:

@@ -1,16 +1,8 @@
-"""A CPU that MLX's build knows little of (any but Apple's, 0.32.4), and NumPy beside it there."""
+"""NumPy's threads beside those of MLX."""
 
 from __future__ import annotations
 
 import functools
-import sys
-
-import mlx.core as mx
-
-
-def in_use() -> bool:
-    """Whether the default device is a CPU outside of macOS: exponentials are slow there."""
-    return sys.platform != "darwin" and mx.default_device().type == mx.DeviceType.cpu
 
 
 @functools.cache

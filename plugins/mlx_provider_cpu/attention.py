@@ -1,4 +1,4 @@
-"""Attention on a CPU whose MLX build is slow at exponentials.
+"""Attention in NumPy, where MLX's build is slow at exponentials.
 
 Outside of macOS, MLX's CPU build (0.32.4, x86-64) takes some 20 ns for the exponential of one
 score, NumPy 2 ns: with a few hundred tokens of context that is most of what attention costs, with
@@ -12,13 +12,16 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from . import cpu_cores, cpu_device
+from mlx_provider.records import Part
+
+from . import shares
+from .numpy_threads import numpy_alone
 
 BLOCK = 1 << 18
 """Scores of one block: few enough to be at hand."""
@@ -34,25 +37,6 @@ WORTH = 1 << 12
 """Scores below which waiting for the keys costs more than it saves."""
 
 
-class Part(NamedTuple):
-    """Rows of a call's queries, and what they attend to."""
-
-    keys: Any
-    """(B, Hk, S, D)"""
-    values: Any
-    """(B, Hk, S, Dv)"""
-    mask: Any
-    """`None`, `"causal"`, or an array that broadcasts to (B, H, L, S): bool (may see) or float
-    (added)."""
-    rows: slice = slice(None)
-    turned: bool = False
-    """One row's tokens stand where others have rows."""
-
-    def of(self, x: Any) -> Any:
-        """Its rows of (rows, H, L, D), as (B, H, L, D)."""
-        return x[self.rows].swapaxes(0, 2) if self.turned else x[self.rows]
-
-
 def applies(queries: mx.array, parts: Sequence[Part], options: Mapping[str, Any]) -> bool:
     """Whether `attend(queries, parts, **options)` is right here, and faster.
 
@@ -60,8 +44,7 @@ def applies(queries: mx.array, parts: Sequence[Part], options: Mapping[str, Any]
     """
     arrays = [x for part in parts for x in (part.keys, part.values)]
     return (
-        cpu_device.in_use()
-        and options.keys() == {"scale"}
+        options.keys() == {"scale"}
         and all(_is_array(x) and x.dtype == mx.float32 for x in (queries, *arrays))
         and _scores(queries, parts) >= WORTH
     )
@@ -80,7 +63,7 @@ def attend(queries: mx.array, parts: Sequence[Part], *, scale: float) -> mx.arra
     Shapes: `queries` (B, H, L, D) with H a multiple of every Hk; the parts are all of its rows in
     their order. Returns (B, H, L, Dv).
     """
-    cpu_device.numpy_alone()
+    numpy_alone()
     mx.eval(queries, [[x for x in (p.keys, p.values, p.mask) if _is_array(x)] for p in parts])
     q = np.asarray(queries) * np.float32(scale)
     out = np.empty((*q.shape[:3], parts[0].values.shape[-1]), dtype=np.float32)
@@ -102,7 +85,7 @@ def _attend_part(part: Part, q: NDArray[np.float32], out: NDArray[np.float32]) -
         own = None if mask is None else mask[_narrowed(at, mask.shape)]
         _attend(q[at], k[at[:2]], v[at[:2]], causal, own, out[at])
 
-    cpu_cores.on_cores(attend_share, _shares((B, Hk, H // Hk), B * H * L * S))
+    shares.on_cores(attend_share, _shares((B, Hk, H // Hk), B * H * L * S))
 
 
 def _is_array(x: Any) -> bool:
@@ -151,7 +134,7 @@ def _shares(axes: tuple[int, int, int], scores: int) -> list[Share]:
     if scores < SHARED:
         return [everything]
     axis = max(range(3), key=lambda i: axes[i])
-    count = min(cpu_cores.count(), axes[axis])
+    count = min(shares.count(), axes[axis])
     edges = [axes[axis] * i // count for i in range(count + 1)]
     parts = [slice(a, b) for a, b in itertools.pairwise(edges)]
     return [tuple(part if i == axis else slice(None) for i in range(3)) for part in parts]

@@ -1,9 +1,9 @@
-"""The gated delta rule on a CPU, in NumPy: chunks of tokens at once, states from chunk to chunk.
+"""The gated delta rule in NumPy: chunks of tokens at once, states from chunk to chunk.
 
 The rule (Yang, Kautz and Hatamizadeh, "Gated Delta Networks", 2024): a state decays by `g`, forgets
 what it holds under a key as far as `beta` says, and learns the key's value instead. Within a chunk
 the tokens' corrections of one another are a unit triangular system, solved for all chunks together
-by halves. MLX's CPU build (0.32.4) spends its time on launching small operations there.
+by halves. MLX's CPU build (0.32.4) spends its time on launching small operations.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from . import cpu_device
+from .numpy_threads import numpy_alone
 
 CHUNK = 16
 """Tokens; a power of two."""
@@ -37,7 +37,7 @@ def gated_delta(
     Shapes, all float32: `q` and `k` (B, T, Hk, Dk), `v` (B, T, Hv, Dv) with Hv a multiple of Hk,
     `g` and `beta` (B, T, Hv), `state` as above.
     """
-    cpu_device.numpy_alone()
+    numpy_alone()
     mx.eval(q, k, v, g, beta, state)
     tokens, repeats = q.shape[1], v.shape[2] // k.shape[2]
     count = -(-tokens // CHUNK)
@@ -63,7 +63,7 @@ def gated_delta_step(
     state: mx.array,
 ) -> tuple[mx.array, mx.array]:
     """The same for one token of every row (T = 1), by the rule as it is written."""
-    cpu_device.numpy_alone()
+    numpy_alone()
     mx.eval(q, k, v, g, beta, state)
     repeats = v.shape[2] // k.shape[2]
     query, key = (np.repeat(np.asarray(x)[:, 0], repeats, 1) for x in (q, k))

@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import resource, sys
-from mlx_provider.upstream.cpu_heap import keep_freed
+from mlx_provider.upstream.heap import keep_freed
 if sys.argv[1] == "keep":
     assert keep_freed()
 import mlx.core as mx

@@ -9,10 +9,10 @@ import threading
 
 import pytest
 
-from mlx_provider.upstream import cpu_cores
+from mlx_provider_cpu import shares
 
 linux = pytest.mark.skipif(
-    sys.platform != "linux" or cpu_cores.count() < 2, reason="threads cannot be kept apart"
+    sys.platform != "linux" or shares.count() < 2, reason="threads cannot be kept apart"
 )
 
 
@@ -22,7 +22,7 @@ def test_every_share_is_done_and_the_first_here() -> None:
     def work(share: int) -> None:
         done[share] = threading.current_thread().name
 
-    cpu_cores.on_cores(work, range(7))
+    shares.on_cores(work, range(7))
     assert sorted(done) == list(range(7))
     assert done[0] == threading.current_thread().name
     assert all(done[share] != done[0] for share in range(1, 7))
@@ -35,14 +35,14 @@ def test_an_error_of_any_share_is_raised(bad: int) -> None:
             raise ValueError(share)
 
     with pytest.raises(ValueError, match=str(bad)):
-        cpu_cores.on_cores(work, range(3))
-    cpu_cores.on_cores(lambda share: None, range(3))
+        shares.on_cores(work, range(3))
+    shares.on_cores(lambda share: None, range(3))
 
 
 @linux
 def test_others_stay_off_the_core_of_the_thread_that_waits() -> None:
     before = os.sched_getaffinity(0)
-    cpu_cores.on_cores(lambda share: None, range(2))  # the threads are there
+    shares.on_cores(lambda share: None, range(2))  # the threads are there
     off: list[set[int]] = []
 
     def work(share: int) -> None:
@@ -52,7 +52,7 @@ def test_others_stay_off_the_core_of_the_thread_that_waits() -> None:
     try:
         for core in (min(before), max(before)):
             os.sched_setaffinity(0, {core})
-            cpu_cores.on_cores(work, range(2))
+            shares.on_cores(work, range(2))
             assert off.pop() == {core}
             assert os.sched_getaffinity(0) == {core}
     finally:
@@ -67,12 +67,12 @@ def test_where_the_system_refuses_the_work_is_done_all_the_same(
         raise PermissionError("not here")
 
     done: list[int] = []
-    crew = cpu_cores.Crew()
-    monkeypatch.setattr(cpu_cores, "_crew", lambda: crew)
+    crew = shares.Crew()
+    monkeypatch.setattr(shares, "_crew", lambda: crew)
     monkeypatch.setattr(os, "sched_setaffinity", refuse)
     with caplog.at_level(logging.WARNING):
-        cpu_cores.on_cores(done.append, range(3))
-        cpu_cores.on_cores(done.append, range(3))
+        shares.on_cores(done.append, range(3))
+        shares.on_cores(done.append, range(3))
     assert sorted(done) == [0, 0, 1, 1, 2, 2]
     assert {record.message for record in caplog.records} == {
         "threads cannot be kept apart (not here): attention may use one core"

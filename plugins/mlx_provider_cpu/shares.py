@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from . import blas
+from mlx_provider.cores import cores
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -41,7 +41,7 @@ def on_cores(work: Callable[[T], None], shares: Sequence[T]) -> None:
 @functools.cache
 def count() -> int:
     """Cores that this process may use."""
-    return blas.cores()
+    return cores()
 
 
 @functools.cache

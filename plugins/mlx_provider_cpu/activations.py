@@ -1,6 +1,6 @@
-"""Activations on a CPU whose MLX build is slow at exponentials: NumPy's, evaluated at once.
+"""Activations in NumPy, where MLX's build is slow at exponentials; evaluated at once.
 
-See `cpu_attention`: an exponential takes some 20 ns in MLX there and 2 ns in NumPy, and so does a
+See `attention`: an exponential takes some 20 ns in MLX there and 2 ns in NumPy, and so does a
 hyperbolic tangent. The formulas are those of `mlx.nn` (mlx/nn/layers/activations.py 0.32.4).
 """
 

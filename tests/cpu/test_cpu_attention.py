@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from threadpoolctl import ThreadpoolController
 
-from mlx_provider.upstream import cpu_attention, cpu_cores, cpu_device
-from mlx_provider.upstream.attention import Parts, Run, routed
-from mlx_provider.upstream.cpu_attention import Part
+from mlx_provider.records import Part, Parts, Run
+from mlx_provider.upstream.attention import routed
+from mlx_provider_cpu import attention as cpu_attention
+from mlx_provider_cpu import shares
+from mlx_provider_cpu.replacements import _attention
 
 
 def inputs(
@@ -59,7 +61,7 @@ def test_equal_for_every_mask_block_and_share(
         patch.setattr(cpu_attention, "BLOCK", block)
         patch.setattr(cpu_attention, "QUERIES", 1)
         patch.setattr(cpu_attention, "SHARED", 0)
-        patch.setattr(cpu_cores, "count", lambda: cores)
+        patch.setattr(shares, "count", lambda: cores)
         arrays = inputs(L, S, shared=shared, rows=rows, width=width)
         assert difference(arrays, masks[kind]) < 2e-5
 
@@ -75,7 +77,6 @@ def test_a_hidden_key_outweighs_nothing() -> None:
     assert difference([queries, keys, values], "causal") < 1e-4
 
 
-@pytest.mark.skipif(not cpu_device.in_use(), reason="MLX is fast there")
 def test_caches_of_one_call_are_attended_together() -> None:
     asked: list[tuple[int, ...]] = []
 
@@ -83,7 +84,7 @@ def test_caches_of_one_call_are_attended_together() -> None:
         asked.append(queries.shape)
         return mx.zeros((*queries.shape[:3], 6))
 
-    attend = routed(original)
+    attend = _attention(routed(original))
     rows, chunk = inputs(1, 50), inputs(12, 500, seed=1)
     few = mx.arange(50)[None] < 40
     queries = mx.concatenate([rows[0], chunk[0].swapaxes(0, 2)])
@@ -99,12 +100,11 @@ def test_caches_of_one_call_are_attended_together() -> None:
     assert asked == [(1, 4, 1, 8), (1, 4, 12, 8)]
 
 
-@pytest.mark.skipif(not cpu_device.in_use(), reason="MLX is fast there")
 def test_where_it_stands_in() -> None:
     def original(*args: object, **kwargs: object) -> str:
         return "original"
 
-    attend = routed(original)  # type: ignore[arg-type]
+    attend = _attention(routed(original))
     long, one, short = inputs(100, 100), inputs(1, 2000), inputs(20, 20)
     assert attend(*long, None, scale=1.0, mask="causal").shape == (1, 4, 100, 6)
     assert attend(*long, None, 1.0, "causal").shape == (1, 4, 100, 6)

@@ -1,0 +1,22 @@
+"""CPU cores that this process may use."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+
+def cores() -> int:
+    """Their number: this process's affinity, cut by a container's quota."""
+    allowed = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return max(1, min(allowed, _quota() or allowed))
+
+
+def _quota() -> int | None:
+    """Whole cores of the cgroup (version 2) that a container sees as its own."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return -(-int(quota) // int(period))
+    except (OSError, ValueError):
+        return None

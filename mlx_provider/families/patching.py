@@ -1,0 +1,9 @@
+"""A family's own function in the place of one of upstream's, for the models that call it.
+
+`patch(modules, name, make)`: `make(original)` is called wherever one of the modules calls `name`.
+Modules are shared by all models of an architecture, so the result must be right for any of them.
+"""
+
+from ..upstream.patching import patch
+
+__all__ = ["patch"]

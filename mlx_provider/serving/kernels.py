@@ -1,0 +1,81 @@
+"""Which kernels a loaded model computes with: chosen once, by device and precision."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..isolation import Isolation
+from ..records import Function, LoadedModel, Replacement
+from ..registry import PluginRegistry
+from ..upstream.patching import namespaces, patch, unpatch
+
+log = logging.getLogger(__name__)
+
+
+def device_kind() -> str:
+    """`cpu`, `metal` or `cuda`: where this process computes."""
+    if mx.default_device().type == mx.DeviceType.cpu:
+        return "cpu"
+    return "metal" if mx.metal.is_available() else "cuda"
+
+
+def equip(loaded: LoadedModel, registry: PluginRegistry) -> str | None:
+    """Let `loaded` compute with the kernels that fit it best (engine thread); their name.
+
+    `None`: there are none, and upstream's own functions are called. Kernels that fail here are told
+    in the log, and nothing of them stays.
+    """
+    model: Any = getattr(loaded, "model", None)
+    if not isinstance(model, nn.Module):
+        return None
+    chosen = registry.kernels_for(device_kind(), loaded.info.precision)
+    if chosen is None:
+        return None
+    name, replacements = chosen
+    with Isolation() as trying:
+        install(name, replacements, model)
+        log.info("it computes with kernels %s", name)
+        return name
+    remove(name, replacements, model)
+    if trying.fault is not None:
+        log.warning("kernels %s are left out: %s", name, trying.fault.told)
+    return None
+
+
+def install(name: str, replacements: Iterable[Replacement], model: nn.Module) -> None:
+    """Put replacements into the modules that `model`'s layers call them from. Idempotent."""
+    for each in replacements:
+        patch(
+            _modules(each, model), each.name, functools.partial(_made, each), key=(name, each.name)
+        )
+
+
+def remove(name: str, replacements: Iterable[Replacement], model: nn.Module) -> None:
+    """Undo `install`, for every model that shares modules with this one."""
+    for each in replacements:
+        unpatch(_modules(each, model), (name, each.name))
+
+
+def _made(each: Replacement, original: Function) -> Function | None:
+    """`None` for another function of that name."""
+    if (getattr(original, "__module__", ""), getattr(original, "__name__", "")) != (
+        each.module,
+        each.name,
+    ):
+        return None
+    return functools.wraps(original)(each.make(original))
+
+
+def _modules(each: Replacement, model: nn.Module) -> list[ModuleType]:
+    if not each.at_home:
+        return namespaces(model)
+    home = sys.modules.get(each.module)
+    return [] if home is None else [home]

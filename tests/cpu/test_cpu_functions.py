@@ -1,0 +1,163 @@
+"""NumPy's functions against upstream's, and where they take their place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from mlx.nn.layers import activations
+from mlx_lm.models import qwen3
+from mlx_lm.models.activations import precise_swiglu, swiglu
+from mlx_vlm.models import activations as vlm_activations
+from mlx_vlm.models.base import ensure_fused_sdpa
+from mlx_vlm.models.qwen3_5 import gated_delta, language
+
+from mlx_provider import LoadOptions
+from mlx_provider.families.text import load_text
+from mlx_provider.serving.kernels import _made, install, remove
+from mlx_provider.testing.tiny_models import build
+from mlx_provider.upstream.patching import Unpatched
+from mlx_provider_cpu import attention
+from mlx_provider_cpu.replacements import REPLACEMENTS
+from mlx_provider_qwen3_5 import load as load_qwen3_5
+
+Install = Callable[[Any], None]
+UPSTREAM = [
+    (activations.gelu_approx, 1),
+    (swiglu, 2),
+    (vlm_activations.swiglu, 2),
+    (precise_swiglu, 3),
+    (language._precise_swiglu, 3),
+]
+
+
+def unpatched(function: Any) -> Any:
+    """Another test's model may have had it replaced."""
+    while hasattr(function, "original"):
+        function = function.original
+    return function
+
+
+def ours_of(original: Any) -> Any:
+    made = [found for each in REPLACEMENTS if (found := _made(each, original)) is not None]
+    return made[0] if made else None
+
+
+@pytest.fixture
+def installed() -> Iterator[Install]:
+    """Put the replacements into a model's modules; they are taken out with the test."""
+    models: list[Any] = []
+
+    def put_in(model: Any) -> None:
+        models.append(model)
+        install("test", REPLACEMENTS, model)
+
+    yield put_in
+    for model in models:
+        remove("test", REPLACEMENTS, model)
+
+
+@pytest.mark.parametrize(("function", "arguments"), UPSTREAM)
+def test_large_arrays_are_ours_and_equal(function, arguments, monkeypatch):
+    original = unpatched(function)
+    asked = []
+    monkeypatch.setattr(mx, "eval", lambda *arrays, real=mx.eval: (asked.append(1), real(*arrays)))
+    ours = ours_of(original)
+    given = [8 * mx.random.normal((40, 512)) for _ in range(arguments)]
+    given[-1][0, :3] = mx.array([-200.0, 200.0, 0.0])
+    given[-2 if arguments > 1 else -1][0, :3] = mx.array([-200.0, 200.0, 0.0])
+    found = ours(*given)
+    assert asked
+    assert found.dtype == mx.float32
+    assert mx.allclose(found, original(*given), rtol=1e-5, atol=1e-6).item()
+
+
+@pytest.mark.parametrize(("function", "arguments"), UPSTREAM)
+def test_small_arrays_and_halves_are_upstreams(function, arguments):
+    original = unpatched(function)
+    ours = ours_of(original)
+    for shape, dtype in (((4, 16), mx.float32), ((40, 512), mx.bfloat16)):
+        given = [mx.random.normal(shape).astype(dtype) for _ in range(arguments)]
+        assert mx.array_equal(ours(*given), original(*given)).item()
+
+
+def test_vision_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    attend = attention.attend
+    monkeypatch.setattr(
+        attention, "attend", lambda *a, **k: (asked.append(a[0].shape[2]), attend(*a, **k))[1]
+    )
+    original = unpatched(ensure_fused_sdpa)
+    ours = ours_of(original)
+    for patches in (10, 300):
+        given = [mx.random.normal((1, 4, patches, 32)) for _ in range(3)]
+        expected = original(*given, 0.3)
+        assert mx.allclose(ours(*given, 0.3), expected, rtol=1e-4, atol=1e-5).item()
+    assert asked == [300]
+
+
+def test_a_function_of_the_same_name_is_left_alone() -> None:
+    def swiglu(x, gate, alpha):  # another one's
+        return x
+
+    assert ours_of(swiglu) is None
+
+
+def test_they_are_put_in_once_and_back(tmp_path: Path, installed: Install) -> None:
+    model = load_text(build(tmp_path / "model", "qwen3"), LoadOptions()).model
+    with Unpatched(model):
+        installed(model)
+        ours = qwen3.swiglu
+        assert ours is not swiglu
+        assert ours.original is swiglu
+        installed(model)
+        assert qwen3.swiglu is ours
+        remove("test", REPLACEMENTS, model)
+        assert qwen3.swiglu is swiglu
+    installed(model)
+    patched = qwen3.scaled_dot_product_attention
+    with Unpatched(model):
+        assert qwen3.scaled_dot_product_attention is unpatched(patched)
+    assert qwen3.scaled_dot_product_attention is patched
+
+
+def test_rows_apart_are_still_understood_below_them(tmp_path: Path, installed: Install) -> None:
+    """Whichever comes first: what is routed under a replacement stays routed."""
+    folder = build(tmp_path / "model", "qwen3")
+    model = load_text(folder, LoadOptions()).model
+    installed(model)
+    before = qwen3.scaled_dot_product_attention
+    load_text(folder, LoadOptions())
+    assert qwen3.scaled_dot_product_attention is before
+    remove("test", REPLACEMENTS, model)
+    assert qwen3.scaled_dot_product_attention.patch.__name__ == "routed"
+
+
+def test_a_hybrid_has_them_where_its_rule_is_called(tmp_path: Path, installed: Install) -> None:
+    model = load_qwen3_5(build(tmp_path / "model", "qwen3_5"), LoadOptions()).model
+    installed(model)
+    for module, names in (
+        (gated_delta, ("gated_delta_chunked", "gated_delta_ops")),
+        (language, ("_precise_swiglu", "swiglu", "scaled_dot_product_attention")),
+    ):
+        for name in names:
+            assert getattr(module, name).patch == ("test", name)
+
+
+def test_a_layer_of_mlx_calls_ours(installed: Install) -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.act = nn.GELU(approx="tanh")
+
+    block = Block()
+    x = mx.random.normal((40, 512))
+    with Unpatched(block):
+        expected = block.act(x)
+    installed(block)
+    assert hasattr(activations.gelu_approx, "patch")
+    assert mx.allclose(block.act(x), expected, rtol=1e-5, atol=1e-6).item()

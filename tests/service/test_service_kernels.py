@@ -1,0 +1,82 @@
+"""A stranger's kernels, in a service that loads a model."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from mlx_lm.models import llama
+
+from mlx_provider.registry import PluginRegistry
+
+Install = Callable[..., str]
+
+KERNELS = """
+from mlx_provider import Kernels, Replacement, hookimpl
+from mlx_provider.records import parts_of
+
+def counted(original):
+    def call(queries, keys, values, cache=None, *args, **named):
+        counted.asked.append(len(parts_of(keys, values, None)))
+        return original(queries, keys, values, cache, *args, **named)
+    return call
+
+counted.asked = []
+
+def broken(original):
+    raise RuntimeError("made for another version")
+
+def replacements():
+    yield Replacement("mlx_lm.models.base", "scaled_dot_product_attention", counted)
+    if {fails}:
+        yield Replacement("mlx_lm.models.activations", "swiglu", broken)
+
+@hookimpl
+def mlx_kernels():
+    yield Kernels("counting", lambda device, precision: True, replacements, rank=1)
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this puts into the module is gone with the test."""
+    for name in ("scaled_dot_product_attention", "swiglu"):
+        monkeypatch.setattr(llama, name, getattr(llama, name))
+
+
+def ask(
+    install_plugin: Install, make_service: Any, tiny_class: Any, build_tiny: Any, fails: bool
+) -> list[int]:
+    """Answer two prompts at once; how many parts each call of attention had."""
+    name = install_plugin("counting", KERNELS.format(fails=fails))
+    registry = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": f"text,{name}"})
+    service, client = make_service(registry=registry)
+    tiny = tiny_class(client, service, str(build_tiny("llama")))
+    first, second = (tiny.start(text, max_tokens=12) for text in ("Hello", "A lazy dog " * 200))
+    assert len(tiny.read(first).only.content) > 0
+    assert len(tiny.read(second).only.content) > 0
+    asked: list[int] = sys.modules[name].counted.asked
+    return asked
+
+
+def test_its_functions_are_called(
+    install_plugin: Install, make_service: Any, tiny_class: Any, build_tiny: Any
+) -> None:
+    asked = ask(install_plugin, make_service, tiny_class, build_tiny, fails=False)
+    assert asked
+
+
+def test_kernels_that_fail_leave_nothing_behind_and_the_model_serves(
+    install_plugin: Install,
+    make_service: Any,
+    tiny_class: Any,
+    build_tiny: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        asked = ask(install_plugin, make_service, tiny_class, build_tiny, fails=True)
+    assert not asked
+    assert "kernels counting are left out: RuntimeError: made for another version" in caplog.text
