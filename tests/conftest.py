@@ -7,6 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 
@@ -22,8 +23,13 @@ settings.load_profile("suite")
 InstallPlugin = Callable[..., str]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    about = "run without this plugin of ours, as if it were not installed"
+    parser.addoption("--without-plugin", action="append", default=[], metavar="NAME", help=about)
+
+
 @pytest.fixture(scope="session", autouse=True)
-def own_settings() -> Iterator[None]:
+def own_settings(request: pytest.FixtureRequest) -> Iterator[None]:
     """No test sees the user's settings, nor the user's engine.
 
     The folder is short: the path of a unix socket has some hundred bytes.
@@ -34,6 +40,10 @@ def own_settings() -> Iterator[None]:
             patch.delenv(name)
         patch.setenv("MLX_PROVIDER_RUNTIME_DIR", folder)
         patch.setenv("XDG_CONFIG_HOME", f"{folder}/config")
+        left_out = set(request.config.getoption("--without-plugin"))
+        if left_out:
+            kept = entry_points(group="mlx_provider").names - left_out
+            patch.setenv("MLX_PROVIDER_PLUGINS", ",".join(sorted(kept)))
         yield
     shutil.rmtree(folder, ignore_errors=True)
 

@@ -1,0 +1,20 @@
+"""What the engine's tests compute with."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from mlx_lm.models import activations
+from mlx_lm.models import qwen3 as module
+
+from mlx_provider.families.text import TextModel
+from mlx_provider.serving.kernels import device_kind
+
+
+def test_kernels_are_in_use_unless_they_are_left_out(
+    qwen3: TextModel, pytestconfig: pytest.Config
+) -> None:
+    left_out = "cpu" in pytestconfig.getoption("--without-plugin")
+    ours = device_kind() == "cpu" and sys.platform != "darwin" and not left_out
+    assert (module.swiglu is not activations.swiglu) == ours
