@@ -12,7 +12,8 @@ import functools
 import sys
 from typing import Any
 
-from .patching import Function, patch
+from ..records import Function
+from .patching import patch
 
 STEP = 64
 

@@ -12,7 +12,7 @@ from mlx_vlm.models.qwen3_5 import gated_delta, language
 from mlx_provider.upstream import attention
 from mlx_provider.upstream.patching import patch
 from mlx_provider_qwen3_5 import without_metal
-from mlx_provider_qwen3_5.without_metal import chunk_size, fitted, masked, patch_mlx_vlm
+from mlx_provider_qwen3_5.without_metal import fitted, masked, patch_mlx_vlm
 
 
 def upstreams(function: Any) -> Any:
@@ -46,10 +46,6 @@ def test_with_a_mask_too() -> None:
     _, ours = fitted(CHUNKED)(q, k, v, g, beta, state, mask)
     _, theirs = RECURRENCE(q, k, v, g, beta, state, mask)
     assert mx.allclose(ours, theirs, atol=1e-5)
-
-
-def test_chunks_grow_with_the_root_of_the_tokens() -> None:
-    assert [chunk_size(n) for n in (1, 64, 65, 256, 257, 1024, 10**6)] == [8, 8, 16, 16, 32, 32, 64]
 
 
 def test_rows_of_several_lengths_are_attended_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
