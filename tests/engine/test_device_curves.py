@@ -15,6 +15,7 @@ import pytest
 from mlx_provider.engine.request import Request, Row, SamplingParams
 from mlx_provider.engine.scheduling.costs import Costs, Curve
 from mlx_provider.engine.scheduling.pass_timer import PassTimer
+from mlx_provider.engine.scheduling.plan import LITTLE_MORE
 from mlx_provider.engine.scheduling.scheduler import Budget, Limits, Scheduler
 from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.records import Prompt
@@ -77,6 +78,9 @@ DEVICES = {
     ),
     "m5 max, 8b": Device(0.0085, 0.0115, per_key=147_456 / 560e9, per_pair=0.59e6 / 36e12),
     "h200, 8b": Device(0.0025, 0.003, rows=64, per_key=147_456 / 4.5e12, per_pair=0.59e6 / 400e12),
+    "m4 pro, hybrid 27b": Device(
+        0.056, 0.25, per_key=65_536 / 273e9, per_pair=0.3e6 / 6e12, mixes=False
+    ),
     "small cpu": Device(0.004, 0.002, rows=8, per_key=4e-9, per_pair=6e-9),
 }
 
@@ -154,6 +158,15 @@ def test_where_the_target_leaves_less_it_is_used_up(name: str) -> None:
         found = simulate(device, streams)
         assert found.rate >= least * idle
         assert found.worst <= 0.1 + 2 * HOST
+
+
+@pytest.mark.parametrize("streams", [1, 4])
+def test_where_not_even_one_token_fits_into_the_target_a_prompt_goes_on(streams: int) -> None:
+    """Its pass and that of the streams read the weights twice, for one token or for several."""
+    device = DEVICES["m4 pro, hybrid 27b"]
+    found = simulate(device, streams)
+    assert found.rate >= 0.3 * simulate(device, 0).rate
+    assert found.worst <= LITTLE_MORE * (device.seconds(streams, streams * STREAM) + device.weights)
 
 
 @pytest.mark.parametrize("name", DEVICES)

@@ -14,6 +14,9 @@ SMALL = (1, 2, 4, 8, 16)
 """Sizes below a tile: kernels for few rows take less than those for a whole one."""
 NEARLY = 0.9
 """Share of the best rate that is good enough for a prompt where a smaller chunk has it."""
+LITTLE_MORE = 1.5
+"""Times the stall of the smallest chunk that a larger one may take, whatever the target: with one
+token for each reading of the weights, a long prompt would take hours."""
 
 GRID = 64
 """Where passes of a prompt with recurrent state may end, counted from its beginning: what its
@@ -72,10 +75,10 @@ def grid_sizes(start: int, end: int, total: int, grid: int, most: int) -> list[i
 def best_size(sizes: Sequence[int], seconds: Callable[[int], float], target: float) -> int:
     """The smallest size with nearly the best rate among those within `target` seconds.
 
-    Where none keeps to the target, the smallest of all: somebody has to go on.
+    Where next to nothing keeps to the target, those that take little more than the smallest:
+    whoever decodes waits that long anyway.
     """
-    fitting = [n for n in sizes if seconds(n) <= target]
-    if not fitting:
-        return sizes[0]
+    longest = max(target, LITTLE_MORE * seconds(sizes[0]))
+    fitting = [n for n in sizes if seconds(n) <= longest]
     enough = NEARLY * max(n / seconds(n) for n in fitting)
     return next(n for n in fitting if n / seconds(n) >= enough)
