@@ -197,8 +197,8 @@ class Engine:
             self._pass_failed(left, chunk is not None, cause)
         if forward.logits is not None:
             self._draw_next(forward.rows, forward.logits)
-        if chunk is not None and forward.took_chunk:
-            self._mixed_in(chunk, forward.chunk_logits)
+        if chunk is not None and forward.took_chunk and chunk.job.cache is not None:
+            self._mixed_in(chunk, forward.chunk_logits)  # it has neither ended nor started again
         self._advanced = self.clock()
         self._quiet_steps += 1
         if self._quiet_steps > FORGIVEN_AFTER:
@@ -451,7 +451,8 @@ class Engine:
         self.batch.drop(running)
         self.scheduler.leave(running)
         if not request.unfinished:
-            self.scheduler.drop(request)
+            for job in self.scheduler.drop(request):
+                job.restart()  # whoever remembers its last passes keeps no cache alive
             request.features = {}
 
     def _keep(self, request: Request, running: Sequence[Row]) -> None:

@@ -220,7 +220,7 @@ class PrefillJob:
         return prompt.followed_by(self.tokens[len(prompt.tokens) :])
 
     def restart(self) -> None:
-        """Forget what was computed: a device failure has corrupted it."""
+        """Forget what was computed: a device failure has corrupted it, or nobody wants it."""
         self.cache, self.done, self.snapshots = None, 0, {}
 
     def held(self) -> list[Any]:

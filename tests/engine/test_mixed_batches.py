@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from mlx_provider import PrefillChunk
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.execution.mixed_batch import MixedBatches
 from mlx_provider.engine.execution.probe import probe
+from mlx_provider.engine.execution.sampler import draw
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Phase, PrefillJob, Request
 from mlx_provider.engine.scheduling.plan import Chunk
@@ -122,6 +124,49 @@ def test_a_cancelled_prompt_leaves_the_rows_alone(qwen3: TextModel) -> None:
     assert_as_alone(qwen3, *others)
 
 
+def test_a_cancelled_prompt_leaves_no_cache_behind(qwen3: TextModel) -> None:
+    """Which passes an error may come from is remembered longer than they last."""
+    engine = engine_of(qwen3)
+    others = streams(engine)
+    long = new_request(LONG, max_tokens=9)
+    engine.submit(long)
+    while not long.prefilled:
+        engine.step()
+    (job,) = engine.scheduler.waiting
+    left = weakref.ref(job.held()[0])
+    del job
+    for request in (long, *others):
+        engine.cancel(request)
+    engine.step()
+    assert engine.idle
+    assert left() is None
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("done", [1, len(LONG) - 30])
+def test_a_draw_that_fails_beside_a_chunk_is_drawn_again(
+    qwen3: TextModel, monkeypatch: pytest.MonkeyPatch, done: int, stored: bool
+) -> None:
+    """Also beside the last chunk of a prompt, whose prefill starts again."""
+    prefix_cache = PrefixCache(budget=lambda: 2**24) if stored else None
+    engine = engine_of(qwen3, prefix_cache=prefix_cache)
+    others = streams(engine)
+    long = new_request(LONG, max_tokens=9)
+    failures: list[int] = []
+
+    def fails(logits: mx.array, rows: Any, masks: Any) -> Any:
+        if len(rows) == len(others) and long.prefilled >= done and not failures:
+            failures.append(long.prefilled)
+            raise RuntimeError("[metal::malloc] out of memory")
+        return draw(logits, rows, masks)
+
+    monkeypatch.setattr("mlx_provider.engine.engine.draw", fails)
+    engine.submit(long)
+    run(engine)
+    assert failures
+    assert_as_alone(qwen3, *others, long)
+
+
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_failed_pass_is_run_again_and_nobody_notices(qwen3: TextModel, rows: int) -> None:
     failures: list[int] = []
@@ -196,6 +241,7 @@ def test_an_error_belongs_to_this_pass_or_the_one_before(qwen3: TextModel) -> No
     mixed.take_along(None)
     assert mixed.blame()
     assert (job.cache, job.done) == (None, 0)
+    assert not mixed.blame(), "it has started again"
     mixed.take_along(None)
     assert not mixed.blame()
 

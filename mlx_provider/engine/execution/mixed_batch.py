@@ -48,6 +48,7 @@ class MixedBatches:
     def blame(self) -> bool:
         """A pass has failed: prompts that took part start again. Whether any did."""
         jobs = [job for job in self._recent if job is not None]
+        self._recent = []
         for job in jobs:
             job.restart()
         if jobs:

@@ -142,11 +142,13 @@ class Scheduler:
         for row in rows:
             del self.running[row]
 
-    def drop(self, request: Request) -> None:
-        """Forget a request wherever it is."""
+    def drop(self, request: Request) -> list[PrefillJob]:
+        """Forget a request wherever it is; the prefills that end so."""
         request.phase = Phase.DONE
+        gone = [job for job in self.waiting if job.request is request]
         self.waiting = [job for job in self.waiting if job.request is not request]
         self.leave([row for row in request.rows if row in self.running])
+        return gone
 
     def retry(self, rows: Iterable[Row]) -> list[PrefillJob]:
         """Queue rows again whose caches a device failure has corrupted."""
