@@ -269,7 +269,7 @@ class Engine:
         with Isolation() as tried:
             logits = self._run_chunk(chunk, expected)
         if tried.fault is not None:
-            self._timer.failed()
+            self._timer.forget()
             job.cache = None  # corrupted: not for the prefix cache
             self._failed_by(job.request, "its prefill", tried.fault)
             return
@@ -280,15 +280,17 @@ class Engine:
         """Append the chunk to the row's cache; logits (vocab,) if it is the last one."""
         job, request = chunk.job, chunk.job.request
         prompt, cache = job.prompt, job.held()
-        for span in prompt.spans:
-            if span.start < chunk.stop and span.end > chunk.start:
-                self._embed(request, span)
+        media = [s for s in prompt.spans if s.start < chunk.stop and s.end > chunk.start]
+        for span in media:
+            self._embed(request, span)
         self._timer.launched(expected, self.clock())
         logits = self.model.prefill(
             PrefillChunk(prompt, chunk.start, chunk.stop, cache, request.features)
         )
         last = chunk.stop == len(job.tokens)
         mx.eval(logits if last else arrays(cache))
+        if media:  # a family may run a whole image with its first tokens, and the others for free
+            self._timer.forget()
         self._timer.ended(self.clock())
         self._passed(chunk)
         return logits if last else None
@@ -408,7 +410,7 @@ class Engine:
         """Rows whose caches are corrupted start again from their committed tokens, each alone."""
         told = fault.told
         log.warning("a decode step of %d rows failed (%s); they are run again", len(rows), told)
-        self._timer.failed()
+        self._timer.forget()
         self.batch.drop(rows)
         self._queued_again(self.scheduler.retry(rows))
         self._quiet_steps = 0

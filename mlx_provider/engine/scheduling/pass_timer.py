@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .costs import Costs
+from .costs import SPIKE, Costs
 
 
 class PassTimer:
@@ -19,6 +19,8 @@ class PassTimer:
 
     def launched(self, expected: float, now: float) -> None:
         """A pass was handed to the device."""
+        if now - self._since > SPIKE * sum(self._launched):
+            self._launched.clear()  # ended long ago: nobody asked, or an image was embedded
         if not self._launched:
             self._since = now
         self._launched.append(expected)
@@ -30,6 +32,6 @@ class PassTimer:
         del self._launched[:done]
         self._since = now
 
-    def failed(self) -> None:
+    def forget(self) -> None:
         """What is on the device tells nothing about time."""
         self._launched.clear()

@@ -1,0 +1,66 @@
+"""Which times tell what passes cost, and which do not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlx_provider import MediaSpan, PrefillChunk
+from mlx_provider.engine.scheduling.costs import Costs, Curve
+from mlx_provider.engine.scheduling.pass_timer import PassTimer
+from mlx_provider.families.text import TextModel
+from mlx_provider.testing.driver import new_engine, new_request, run
+
+CURVE = Curve(((1, 0.01), (256, 0.2)))
+
+
+@pytest.mark.parametrize("idle", [0.0, 60.0])
+def test_time_in_which_nothing_ran_is_nobodys(idle: float) -> None:
+    """The last pass of a reply that ends is never waited for."""
+    costs, now = Costs(CURVE), 0.0
+    timer = PassTimer(costs)
+    for _ in range(40):
+        now += idle
+        timer.launched(0.2, now)  # a prompt
+        now += 0.2
+        timer.ended(now)
+        for _ in range(3):  # a short reply
+            timer.launched(0.01, now)
+            timer.ended(now, left=1)
+            now += 0.01
+    assert costs.pace == pytest.approx(1, rel=0.1)
+
+
+@dataclass
+class RunsAhead:
+    """All of an image passes with its first tokens, as in models that attend to it both ways."""
+
+    inner: TextModel
+    now: float = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def embed(self, span: MediaSpan) -> Any:
+        self.now += 0.7
+        return mx.zeros(1)
+
+    def prefill(self, chunk: PrefillChunk) -> mx.array:
+        (span,) = chunk.prompt.spans
+        ahead = span.start < chunk.start < span.end
+        self.now += 1e-4 if ahead else CURVE.seconds(chunk.stop - chunk.start)
+        return self.inner.prefill(chunk)
+
+
+def test_what_an_image_takes_is_no_measure_of_text(qwen3: TextModel) -> None:
+    model, costs = RunsAhead(qwen3), Costs(CURVE)
+    engine = new_engine(model, max_chunk=16, costs=costs, clock=lambda: model.now)  # type: ignore[arg-type]
+    request = new_request([30] * 640, max_tokens=1)
+    image = MediaSpan(80, 560, "image", None)
+    request.prompt = replace(request.prompt, spans=[image])
+    engine.submit(request)
+    run(engine)
+    assert costs.pace == pytest.approx(1, rel=0.05)
