@@ -121,7 +121,12 @@ class Engine:
         self._expire()
         self._admit()
         now = self.clock()
-        plan = self.scheduler.plan(now, mixes=self._mixed.allowed, stalled=now - self._advanced)
+        plan = self.scheduler.plan(
+            now,
+            mixes=self._mixed.allowed,
+            stalled=now - self._advanced,
+            passes=self.batch.passes,
+        )
         if plan.rows:
             self._decode(plan)
             self._make_room()

@@ -9,8 +9,10 @@ import mlx.core as mx
 import pytest
 
 from mlx_provider import MediaSpan, PrefillChunk
+from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.scheduling.costs import Costs, Curve
 from mlx_provider.engine.scheduling.pass_timer import PassTimer
+from mlx_provider.engine.scheduling.plan import StepPlan
 from mlx_provider.families.text import TextModel
 from mlx_provider.testing.driver import new_engine, new_request, run
 
@@ -64,3 +66,22 @@ def test_what_an_image_takes_is_no_measure_of_text(qwen3: TextModel) -> None:
     engine.submit(request)
     run(engine)
     assert costs.pace == pytest.approx(1, rel=0.05)
+
+
+@pytest.mark.parametrize(("layout", "passes"), [("solo", 3), ("merged", 2), ("grouped", 1)])
+def test_rows_that_decode_in_several_passes_are_expected_to_take_as_long(
+    qwen3: TextModel, monkeypatch: pytest.MonkeyPatch, layout: str, passes: int
+) -> None:
+    """Else a device that does what it did when it was timed would seem to be slow at everything."""
+    plans: list[StepPlan] = []
+    decode = Engine._decode
+    monkeypatch.setattr(Engine, "_decode", lambda e, plan: [plans.append(plan), decode(e, plan)])
+    costs = Costs(Curve(((1, 0.01), (256, 0.011)), per_key=1e-5))
+    engine = new_engine(qwen3, layout=layout, max_chunk=512, costs=costs, clock=lambda: 0.0)
+    for length in (10, 12, 400):
+        engine.submit(new_request([30] * length, max_tokens=6))
+    while len(engine.scheduler.running) < 3:
+        engine.step()
+    engine.step()
+    keys = sum(row.length for row in plans[-1].rows) - 3  # a token each has come since
+    assert plans[-1].pass_seconds == pytest.approx(passes * 0.01 + keys * 1e-5, rel=0.01)

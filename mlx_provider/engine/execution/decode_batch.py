@@ -61,6 +61,11 @@ class DecodeBatch:
         self.layout = layout
         self._pending: dict[Row, Pending] = {}
 
+    @property
+    def passes(self) -> int:
+        """Forward passes that one token of every row takes."""
+        return 1 if self.layout.name == "grouped" else max(1, len(self.layout.passes()))
+
     def join(self, row: Row, cache: list[Any], drawn: Drawn, *, committed: bool = False) -> None:
         """Let a row in with its own cache and first drawn token."""
         self.layout.add(row, cache)

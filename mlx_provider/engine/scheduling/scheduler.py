@@ -170,21 +170,23 @@ class Scheduler:
 
     # -- the plan
 
-    def plan(self, now: float, *, mixes: bool = False, stalled: float = 0.0) -> StepPlan:
+    def plan(
+        self, now: float, *, mixes: bool = False, stalled: float = 0.0, passes: int = 1
+    ) -> StepPlan:
         """What the next step runs; changes nothing.
 
         `mixes`: chunks may share the pass of rows that decode; `stalled`: seconds for which those
-        have waited for their token.
+        have waited for their token; `passes`: forward passes that one token of each takes.
         """
         rows = tuple(self.running)
-        alone = self._seconds() if rows else 0.0
+        alone = self._seconds(passes=passes) if rows else 0.0
         job = next((job for job in self._by_urgency(now) if job.admitted), None)
         if job is None:
             return StepPlan(rows, pass_seconds=alone)
         if rows and mixes and job.text_follows:
             chunk = self._chunk(job, rows)
             return StepPlan(rows, chunk, mixed=True, pass_seconds=self._seconds(chunk))
-        chunk = self._chunk(job)
+        chunk = self._chunk(job, beside=alone)
         apart = self._apart(job, chunk.size)
         if rows and self._precedes(job) and stalled + apart <= self.limits.stall_target:
             return StepPlan((), chunk, chunk_seconds=apart)
@@ -207,15 +209,16 @@ class Scheduler:
     def _brief(self, job: PrefillJob) -> bool:
         return self._apart(job, job.cost) <= BRIEF * self.limits.stall_target
 
-    def _chunk(self, job: PrefillJob, mixed_with: tuple[Row, ...] = ()) -> Chunk:
-        """The next tokens of a prompt, in a pass of their own or in that of the rows."""
+    def _chunk(
+        self, job: PrefillJob, mixed_with: tuple[Row, ...] = (), beside: float = 0.0
+    ) -> Chunk:
+        """The next tokens of a prompt, in the pass of the rows, or in their own `beside` that."""
         sizes = self._sizes(job, len(mixed_with))
         if not self.running or (self._brief(job) and not mixed_with):
             target = self.limits.stall_target if self.running else IDLE_STALL
             fitting = [n for n in sizes if self._apart(job, n) <= target]
             return Chunk(job, job.done, job.done + max(fitting, default=sizes[0]))
         keys = sum(row.length for row in mixed_with)
-        beside = 0.0 if mixed_with else self._seconds()
 
         def seconds(size: int) -> float:
             return beside + self.costs.pass_of(len(mixed_with), keys, size, job.done)
@@ -238,11 +241,12 @@ class Scheduler:
         """Seconds of a pass over the next tokens of a prompt alone."""
         return self.costs.pass_of(0, 0, tokens, max(job.done, len(job.tokens) - job.cost))
 
-    def _seconds(self, chunk: Chunk | None = None) -> float:
-        """Seconds of the pass of the rows that decode, and of a chunk that is mixed in."""
+    def _seconds(self, chunk: Chunk | None = None, passes: int = 1) -> float:
+        """Seconds of the passes of the rows that decode, and of a chunk that is mixed in."""
         keys = sum(row.length for row in self.running)
         size, depth = (0, 0) if chunk is None else (chunk.size, chunk.start)
-        return self.costs.pass_of(len(self.running), keys, size, depth)
+        rows = -(-len(self.running) // passes)
+        return passes * self.costs.pass_of(rows, keys // passes, size, depth)
 
     # -- memory
 
