@@ -34,8 +34,10 @@ def calibrate(model: LoadedModel, make_cache: MakeCache) -> Curve:
     began = time.perf_counter()
     short: list[tuple[int, float]] = []
     deep: list[tuple[int, float]] = []
+    # a learnt position beyond the context is read from whatever lies behind the others
+    context = model.info.context_length
     with Isolation() as tried:
-        for width in WIDTHS:
+        for width in [n for n in WIDTHS if REPEATS * n <= context]:
             short.append((width, _timed(model, make_cache(), 0, width)))
             if time.perf_counter() - began > ENOUGH:
                 break
@@ -44,7 +46,8 @@ def calibrate(model: LoadedModel, make_cache: MakeCache) -> Curve:
     if len(short) < 2:
         return UNMEASURED
     with Isolation() as tried:
-        if time.perf_counter() - began <= ENOUGH:
+        fits = DEPTH + REPEATS * max(DEEP_WIDTHS) <= context
+        if fits and time.perf_counter() - began <= ENOUGH:
             deep = [(n, _timed(model, _deep(model, make_cache), DEPTH, n)) for n in DEEP_WIDTHS]
     if tried.fault is not None:
         log.info("passes over a deep cache could not be timed: %s", tried.fault.told)
