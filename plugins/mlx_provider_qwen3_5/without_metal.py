@@ -61,4 +61,3 @@ def masked(original: Function) -> Function:
         return attend(queries, keys, values, cache=None, scale=scale, mask=seen)
 
     return call
-

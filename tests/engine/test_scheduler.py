@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mlx_provider.engine.request import Phase, Request, Row, SamplingParams
 from mlx_provider.engine.scheduling.costs import Costs, Curve
-from mlx_provider.engine.scheduling.plan import GRID, LITTLE_MORE, TAIL, Chunk, StepPlan
+from mlx_provider.engine.scheduling.plan import GRID, LITTLE_MORE, TAIL, Chunk, StepPlan, widths
 from mlx_provider.engine.scheduling.scheduler import Budget, Limits, Scheduler
 from mlx_provider.errors import BadRequest, Overloaded
 from mlx_provider.protocol.event_queue import EventQueue
@@ -298,7 +298,8 @@ def test_a_chunk_keeps_to_the_stall_target_and_is_worth_its_pass(
     assert step.chunk is not None
     assert step.mixed == mixes
     took = step.pass_seconds + step.chunk_seconds
-    least = curve.seconds(rows + 1) if mixes else curve.seconds(rows) + curve.seconds(1)
+    few = widths(rows if mixes else 0, 2048)[0]
+    least = curve.seconds(rows + few) if mixes else curve.seconds(rows) + curve.seconds(few)
     assert took <= max(target, LITTLE_MORE * least)
     half = step.chunk.size // 2
     if half > 16:
