@@ -17,7 +17,7 @@ def matches(device: str, precision: str) -> bool:
 
 def replacements() -> Iterable[Replacement]:
     """NumPy in place of what is slow there."""
-    from .replacements import REPLACEMENTS
+    from .functions import REPLACEMENTS
 
     return REPLACEMENTS
 

@@ -13,7 +13,7 @@ from mlx_provider.records import Part, Parts, Run
 from mlx_provider.upstream.attention import routed
 from mlx_provider_cpu import attention as cpu_attention
 from mlx_provider_cpu import shares
-from mlx_provider_cpu.replacements import _attention
+from mlx_provider_cpu.functions import _attention
 
 
 def inputs(

@@ -20,7 +20,9 @@ from mlx_provider.serving import kernels
 
 kernels.device_kind = lambda: sys.argv[1]
 loaded = SimpleNamespace(model=nn.GELU(approx="tanh"), info=SimpleNamespace(precision="float32"))
-name = kernels.equip(loaded, PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "cpu"}))
+environ = {"MLX_PROVIDER_PLUGINS": "cpu"}
+name = kernels.equip(loaded, PluginRegistry.discover(environ))
+assert kernels.equip(loaded, PluginRegistry.discover(environ)) == name  # discovered in use, too
 ours = sorted(module for module in sys.modules if module.startswith("mlx_provider_cpu"))
 heavy = sorted({"threadpoolctl", "mlx_vlm", "mlx_lm"} & sys.modules.keys())
 print(json.dumps([name, hasattr(activations.gelu_approx, "patch"), ours, heavy]))

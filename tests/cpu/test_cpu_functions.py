@@ -22,7 +22,7 @@ from mlx_provider.serving.kernels import _made, install, remove
 from mlx_provider.testing.tiny_models import build
 from mlx_provider.upstream.patching import Unpatched
 from mlx_provider_cpu import attention
-from mlx_provider_cpu.replacements import REPLACEMENTS
+from mlx_provider_cpu.functions import REPLACEMENTS
 from mlx_provider_qwen3_5 import load as load_qwen3_5
 
 Install = Callable[[Any], None]

@@ -9,7 +9,7 @@ import pytest
 from mlx_vlm.models.qwen3_5.gated_delta import gated_delta_ops
 
 from mlx_provider_cpu import gated_delta
-from mlx_provider_cpu.replacements import _delta_chunks, _delta_step
+from mlx_provider_cpu.functions import _delta_chunks, _delta_step
 
 
 def upstreams() -> Any:
