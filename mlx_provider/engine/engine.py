@@ -27,6 +27,7 @@ from .memory import arrays
 from .prefix_cache.policy import PrefixCachePolicy
 from .request import Phase, PrefillJob, Request, Row
 from .request_log import Recorder
+from .row_cache import grow_by
 from .scheduling.pass_timer import PassTimer
 from .scheduling.plan import Chunk, StepPlan
 from .scheduling.scheduler import Scheduler
@@ -155,10 +156,12 @@ class Engine:
                 self._begin(job)
 
     def _begin(self, job: PrefillJob) -> None:
+        room = self.scheduler.room(job)
         if self.prefix_cache is None:
             job.cache = self.make_cache()
+            grow_by(job.cache, room)
         else:
-            self.prefix_cache.begin(job)
+            self.prefix_cache.begin(job, room)
             self.recorder.tokens(prefilled=0, cached=job.done, decoded=0)
 
     def _make_room(self) -> None:
@@ -346,6 +349,7 @@ class Engine:
             with Isolation(partial(_not_kept, job.request)):
                 self.prefix_cache.keep_prefill(job)
         cache, job.cache = job.held(), None
+        grow_by(cache, self.scheduler.growth(job))
         self.scheduler.join(job)
         caches = [cache, *(copy.deepcopy(cache) for _ in job.rows[1:])]
         for row, own in zip(job.rows, caches, strict=True):

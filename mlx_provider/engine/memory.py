@@ -10,12 +10,12 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from .room import whole_steps
+
 RECOMMENDED_SHARE = 0.85
 """Share of Metal's recommended working set that we use."""
 HOST_SHARE = 0.7
 """Share of physical memory that we use where the device recommends nothing."""
-GROWTH = 256
-"""Upstream caches grow by this many tokens (mlx_lm/models/cache.py 0.32.2, `step`)."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class MemoryProfile:
 
     def row_bytes(self, tokens: int) -> int:
         """Bytes allocated for a row of `tokens` tokens."""
-        grown = -(-tokens // GROWTH) * GROWTH
+        grown = whole_steps(tokens)
         windowed = sum(min(grown, window) * each for window, each in self.windows)
         return self.state_bytes + grown * self.token_bytes + windowed
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from ..row_cache import grow_by
 from .disk import DiskTier
 from .eviction import evict
 from .insertion import LivePath, LoadedPath, Source, grow, grows_complete, prune
@@ -133,6 +134,8 @@ class PrefixCache:
         cache = make_cache()
         if match.length:
             rebuild(cache, match.segments, match.snapshot, length=match.length, room=room)
+        elif room:
+            grow_by(cache, room)
         for node in self._touch(match.path[-1] if match.path else None):
             node.hits += 1
         self._counters.lookups += 1

@@ -50,15 +50,13 @@ class PrefixCachePolicy:
         job.match = self._cache.match(self._key(job.request), job.ids, limit=len(job.ids) - 1)
         job.estimated_cached = job.match.length
 
-    def begin(self, job: PrefillJob) -> None:
-        """Give the job a cache with the longest stored prefix in it."""
+    def begin(self, job: PrefillJob, room: int) -> None:
+        """Give the job a cache for `room` tokens with the longest stored prefix in it."""
         if job.match is None or not self._cache.holds(job.match):
             self.look_up(job)
         match: Match = job.match
         job.match = None
-        job.cache = self._cache.restore(
-            match, self._make_cache, room=len(job.tokens) - match.length
-        )
+        job.cache = self._cache.restore(match, self._make_cache, room=room - match.length)
         job.done = match.length
         if len(job.tokens) == len(job.request.prompt.tokens):
             self._plan_snapshots(job)

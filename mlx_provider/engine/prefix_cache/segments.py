@@ -29,6 +29,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from ..memory import leaves
+from ..room import whole_steps
 from .arrays import ArrayPack
 from .snapshots import Snapshot, Unstorable
 
@@ -50,7 +51,7 @@ def kind(layer: Any) -> Kind:
     """The kind of one leaf of a row cache. Raises `Unstorable` where its state is out of reach."""
     if not hasattr(layer, "__dict__"):
         raise Unstorable(f"{type(layer).__name__} has no attributes to keep")
-    names = vars(layer).keys()
+    names = vars(layer).keys() - {"step"}  # of growth: none of its state
     if names in (KV, QUANTISED):
         return Kind.APPEND
     return Kind.WINDOW if names in (ROTATING, CHUNKED) else Kind.STATE
@@ -310,7 +311,7 @@ def _fill(layers: Sequence[tuple[Any, list[list[Any]]]], length: int, room: int)
 def _slack(layer: Any, length: int, room: int) -> int:
     """Tokens for which a layer's buffers have room behind `length`."""
     if kind(layer) is Kind.APPEND and hasattr(layer, "step"):  # grows in steps: spare one copy
-        return int(-(-(length + max(1, room)) // layer.step) * layer.step - length)
+        return whole_steps(length + max(1, room)) - length
     return 0
 
 

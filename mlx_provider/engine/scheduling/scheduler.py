@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from ...errors import BadRequest, Overloaded
 from ..request import Phase, PrefillJob, Request, Row
+from ..room import grown, growth
 from .costs import Costs
 from .plan import Chunk, StepPlan, best_size, grid_sizes, widths
 from .shared_prefix import awaits
@@ -278,6 +279,14 @@ class Scheduler:
         """Bytes to set aside for rows: what they hold and a reserve of output."""
         return sum(self.budget.row_bytes(self._tokens_reserved(row)) for row in rows)
 
+    def room(self, job: PrefillJob) -> int:
+        """Tokens for which a cache of its rows is to have room."""
+        return max(map(self._tokens_reserved, job.rows))
+
+    def growth(self, job: PrefillJob) -> int:
+        """Tokens by which a row grows once it has outgrown that."""
+        return growth(*self._first_room(job.request))
+
     def _fits(self, job: PrefillJob) -> bool:
         """Whether a prompt fits beside those that were let in, once others have made room."""
         rows = self.active_rows
@@ -293,8 +302,13 @@ class Scheduler:
         return len(row.tokens) >= self.limits.output_reserve
 
     def _tokens_reserved(self, row: Row) -> int:
-        reserve = min(row.request.max_tokens, self.limits.output_reserve)
-        return max(len(row.request.prompt.tokens) + reserve, row.length + 1)
+        first, longest = self._first_room(row.request)
+        return grown(first, longest, row.length + 1)
+
+    def _first_room(self, request: Request) -> tuple[int, int]:
+        """Tokens for which its rows get room at first, and those that they can come to at most."""
+        prompt, most = len(request.prompt.tokens), request.max_tokens
+        return prompt + min(most, self.limits.output_reserve), prompt + most
 
     # -- what is here
 

@@ -1,0 +1,23 @@
+"""How a row's cache comes by its buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .memory import leaves
+from .prefix_cache.segments import Kind, kind
+from .room import whole_steps
+
+
+def grow_by(cache: Sequence[Any], tokens: int) -> None:
+    """Let layers that keep every token allocate for `tokens` more when they next have to.
+
+    A fresh cache thus gets its buffers once, in the shape and dtype that the first pass brings:
+    upstream's caches allocate whole steps of `step` tokens (mlx_lm/models/cache.py 0.32.2,
+    `KVCache.update_and_fetch`, `QuantizedKVCache.update_and_fetch`) and write in place while there
+    is room. Windows never hold more than their window and a pass, recurrent states never grow.
+    """
+    for layer in leaves(cache):
+        if hasattr(layer, "step") and hasattr(layer, "__dict__") and kind(layer) is Kind.APPEND:
+            layer.step = whole_steps(tokens)
