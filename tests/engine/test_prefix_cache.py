@@ -592,3 +592,18 @@ def test_many_sessions_lose_the_oldest_pin(prefix_cache) -> None:
         keep(prefix_cache, model, [number + 1, 2, 3], session=str(number))
     assert prefix_cache.report()["sessions"] == 256
     prefix_cache.check_integrity()
+
+
+@pytest.mark.parametrize("layers", ["kv", "window", "hybrid"])
+def test_buffers_are_bounded_however_few_bytes_they_have(layers) -> None:
+    """Metal ends a process at a number of live buffers; the longest unused go."""
+    prefix_cache = PrefixCache(budget=lambda: UNLIMITED, max_buffers=12)
+    model = SyntheticModel(layers)
+    for first in range(1, 40):
+        ids = [first, *range(100, 120)]
+        keep(prefix_cache, model, ids, [7])
+        prefix_cache.check_integrity()
+        assert prefix_cache.report()["buffers"] <= 12
+        assert prefix_cache.match(KEY, [*ids, 5], 21).length == 21
+    assert prefix_cache.match(KEY, [39, *range(100, 120)], 21).length
+    assert not prefix_cache.match(KEY, [1, *range(100, 120)], 21).length

@@ -39,6 +39,10 @@ class Tokens:
     def nbytes(self) -> int:
         return 10 * len(self.ids)
 
+    @property
+    def buffers(self) -> int:
+        return 1
+
     def slice(self, start: int, stop: int) -> Tokens:
         return Tokens(self.ids[start:stop])
 

@@ -50,5 +50,10 @@ class ArrayPack:
         return ArrayPack(stacks, self.places)
 
     @property
+    def buffers(self) -> int:
+        """Device buffers that it holds."""
+        return len(self.stacks)
+
+    @property
     def nbytes(self) -> int:
         return sum(stack.nbytes for stack in self.stacks)

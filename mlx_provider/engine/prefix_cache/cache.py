@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -33,6 +33,10 @@ log = logging.getLogger(__name__)
 
 Layout = tuple[Any, ...]
 
+MAX_BUFFERS = 250_000
+"""Device buffers that the prefix cache may hold: half of the 499,000 at which MLX raises on Metal
+(mlx 0.32, backend/metal/allocator.cpp, `device_info()["resource_limit"]`). The other half is for
+weights, passes, and rows, which hold two to six per layer."""
 MAX_SESSIONS = 256
 """Sessions whose newest path is pinned; the one longest unused loses its pin first."""
 
@@ -82,13 +86,21 @@ class Counters:
 class PrefixCache:
     """All methods on the engine thread. `budget()`: bytes the prefix cache may hold right now."""
 
-    def __init__(self, *, budget: Callable[[], int], disk: DiskTier | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        budget: Callable[[], int],
+        disk: DiskTier | None = None,
+        max_buffers: int = MAX_BUFFERS,
+    ) -> None:
         self._budget = budget
+        self._max_buffers = max_buffers
         self._disk = disk
         self._roots: dict[CacheKey, Node] = {}
         self._layouts: dict[CacheKey, Layout] = {}
         self._sessions: OrderedDict[str, Node] = OrderedDict()
         self._bytes = 0
+        self._buffers = 0
         self._clock = 0
         self._state = object()
         """Another one whenever another match might be found."""
@@ -193,7 +205,9 @@ class PrefixCache:
             return
         self._counters.inserted += 1
         self._state = object()
+        self._buffers -= _buffers(leaf.path())
         gone = prune(leaf)
+        self._buffers += _buffers(leaf.path())
         self._bytes -= sum(size for _, size in gone)
         if session is not None:
             self._pin(session, leaf)
@@ -210,7 +224,7 @@ class PrefixCache:
         self._layouts.clear()
         self._sessions.clear()
         self._state = object()
-        self._bytes = 0
+        self._bytes = self._buffers = 0
         if self._disk is not None:
             self._disk.clear()
 
@@ -229,6 +243,7 @@ class PrefixCache:
             "snapshots": sum(node.snapshot is not None for node in everything),
             "tokens": sum(len(node.tokens) for node in everything),
             "bytes": self._bytes,
+            "buffers": self._buffers,
             "budget": self._budget(),
             "sessions": len(self._sessions),
             **vars(counters),
@@ -241,6 +256,9 @@ class PrefixCache:
         total = sum(check(root) for root in self._roots.values())
         if total != self._bytes:
             raise AssertionError(f"counts {self._bytes} bytes, holds {total}")
+        buffers = sum(_buffers(nodes(root)) for root in self._roots.values())
+        if buffers != self._buffers:
+            raise AssertionError(f"counts {self._buffers} buffers, holds {buffers}")
         if any(not root.children for root in self._roots.values()):
             raise AssertionError("an empty tree is kept")
         pinned = {s for root in self._roots.values() for n in nodes(root) for s in n.sessions}
@@ -266,10 +284,14 @@ class PrefixCache:
         self._roots[key] = root
         if layout is not None:
             self._layouts[key] = layout
+        before = _buffers(path)
         leaf, added = grow(root, found, ids, source)
         self._bytes += added
+        # where the path leaves a node, the lower part of that is beside it
+        self._buffers += _buffers({*path, *leaf.path()}) - before
         self._clock += added
         self._touch(leaf)
+        self._evict(0, frozenset(leaf.path()), buffers=self._buffers - self._max_buffers)
         return leaf
 
     def _fits_layout(self, key: CacheKey, layout: Layout | None) -> bool:
@@ -285,11 +307,15 @@ class PrefixCache:
             node.used = self._clock
         return path
 
-    def _evict(self, need: int, keep: frozenset[Node]) -> int:
-        if need <= 0:
+    def _evict(self, need: int, keep: frozenset[Node], buffers: int = 0) -> int:
+        if need <= 0 and buffers <= 0:
             return 0
-        freed = evict(self._roots.values(), need, clock=self._clock, held=self._bytes, keep=keep)
+        freed, dropped = evict(
+            self._roots.values(), need,
+            clock=self._clock, held=self._bytes, keep=keep, buffers=buffers,
+        )  # fmt: skip
         self._bytes -= freed
+        self._buffers -= dropped
         self._state = object()
         self._counters.evicted_bytes += freed
         self._roots = {key: root for key, root in self._roots.items() if root.children}
@@ -327,6 +353,10 @@ class PrefixCache:
         if reason not in self._told:
             self._told.add(reason)
             log.warning("prefix cache: %s", reason)
+
+
+def _buffers(of: Iterable[Node]) -> int:
+    return sum(node.buffers for node in of)
 
 
 def _resume(found: Walk, ids: Ids) -> tuple[int, Node | None]:

@@ -28,8 +28,9 @@ def evict(
     clock: int,
     held: int,
     keep: frozenset[Node] = frozenset(),
-) -> int:
-    """Free at least `need` bytes if there are as many; the bytes freed.
+    buffers: int = 0,
+) -> tuple[int, int]:
+    """Free at least `need` bytes and `buffers` buffers if there are as many; both as freed.
 
     Takes leaves, and snapshots of inner nodes, the least valuable first. Nodes
     in `keep` stay as they are. `clock`: now, on the clock of `Node.used`; `held`: bytes of all.
@@ -46,22 +47,25 @@ def evict(
         if node not in keep and (not node.children or node.snapshot is not None)
     ]
     heapq.heapify(heap)
-    freed = 0
-    while heap and freed < need:
+    freed = dropped = 0
+    while heap and (freed < need or dropped < buffers):
         _, _, leaf, node = heapq.heappop(heap)
         if leaf != (not node.children):
             continue  # has become a leaf since, and was entered again as one
         if not leaf:
-            freed += node.snapshot.nbytes if node.snapshot is not None else 0
+            if node.snapshot is not None:
+                freed += node.snapshot.nbytes
+                dropped += node.snapshot.buffers
             node.snapshot = None
             continue
         freed += node.nbytes
+        dropped += node.buffers
         remove(node)
         parent = node.parent
         bare = parent is not None and parent.parent is not None and not parent.children
         if parent is not None and bare and parent not in keep:
             heapq.heappush(heap, entry(parent))
-    return freed
+    return freed, dropped
 
 
 def value(node: Node, clock: int, held: int) -> float:

@@ -70,6 +70,10 @@ class Segment:
     def nbytes(self) -> int:
         return self.pack.nbytes
 
+    @property
+    def buffers(self) -> int:
+        return self.pack.buffers
+
     def slice(self, start: int, stop: int) -> Segment:
         """Tokens `start .. stop` of this segment, copied."""
         return Segment(stop - start, self.pack.cut(start, stop), self.layers)

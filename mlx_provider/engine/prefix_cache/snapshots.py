@@ -41,6 +41,10 @@ class Snapshot:
     def nbytes(self) -> int:
         return self.pack.nbytes
 
+    @property
+    def buffers(self) -> int:
+        return self.pack.buffers
+
 
 def encode(value: Any, arrays: list[Any]) -> Encoded:
     """Appends the arrays within `value` to `arrays`."""

@@ -20,6 +20,10 @@ class Part(Protocol):
     @property
     def nbytes(self) -> int: ...
 
+    @property
+    def buffers(self) -> int:
+        """Device buffers that it holds."""
+
     def slice(self, start: int, stop: int) -> Part:
         """Tokens `start .. stop` of it, as a payload of its own."""
 
@@ -29,6 +33,9 @@ class State(Protocol):
 
     @property
     def nbytes(self) -> int: ...
+
+    @property
+    def buffers(self) -> int: ...
 
 
 @dataclass(eq=False, slots=True)
@@ -61,6 +68,11 @@ class Node:
         payload = 0 if self.segment is None else self.segment.nbytes
         state = 0 if self.snapshot is None else self.snapshot.nbytes
         return payload + state + self.tokens.nbytes
+
+    @property
+    def buffers(self) -> int:
+        """Device buffers of its segment and its snapshot."""
+        return sum(part.buffers for part in (self.segment, self.snapshot) if part is not None)
 
     def path(self) -> list[Node]:
         """From the first node below the root down to this one."""
