@@ -20,7 +20,8 @@ class EngineSettings:
     """How one engine process behaves; every field has a variable `MLX_PROVIDER_<FIELD>`."""
 
     memory_limit: int | None = None
-    """Bytes for weights, live rows and prefix cache; unset: 85 % of what the device recommends."""
+    """Bytes for weights, live rows, their passes, MLX's free buffers and the prefix cache; unset:
+    85 % of what the device recommends or has."""
     max_rows: int = 64
     """Rows that decode together; further requests wait."""
     max_queue: int = 256
@@ -38,7 +39,7 @@ class EngineSettings:
     kv_layout: str = "auto"
     """`auto`, or the one layout to use: `grouped`, `merged`, `solo`."""
     prefix_bytes: int | None = None
-    """Byte budget of the prefix cache; unset: what live rows leave of `memory_limit`."""
+    """Byte budget of the prefix cache; unset: a share of what weights leave."""
     disk_cache: Path | None = None
     """Folder of the prefix cache's disk tier; unset: no disk tier."""
     disk_cache_bytes: int = 10 * 2**30

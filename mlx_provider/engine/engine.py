@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 FORGIVEN_AFTER = 256
 """Steps without a failure after which an earlier device failure no longer counts."""
+LONG_PREFILL = 2048
+"""Tokens of a prefill after which MLX's free buffers go back: decoding needs none of their size."""
 
 
 class Engine:
@@ -348,6 +350,8 @@ class Engine:
         if self.prefix_cache is not None:
             with Isolation(partial(_not_kept, job.request)):
                 self.prefix_cache.keep_prefill(job)
+        if job.request.prefilled >= LONG_PREFILL:
+            mx.clear_cache()
         cache, job.cache = job.held(), None
         grow_by(cache, self.scheduler.growth(job))
         self.scheduler.join(job)

@@ -13,9 +13,13 @@ from mlx.utils import tree_flatten
 from .room import whole_steps
 
 RECOMMENDED_SHARE = 0.85
-"""Share of Metal's recommended working set that we use."""
+"""Share of what the device recommends, or has of its own, that we use."""
 HOST_SHARE = 0.7
-"""Share of physical memory that we use where the device recommends nothing."""
+"""Share of the host's memory that we use where the device tells nothing of its own."""
+POOL = 2 * 2**30
+"""Most bytes of freed buffers that MLX keeps for the next ones."""
+POOL_SHARE = 1 / 16
+"""Share of the memory limit that they may be: the passes of a small machine are small, too."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +79,23 @@ def leaves(cache: Sequence[Any]) -> list[Any]:
 
 
 def memory_limit(chosen: int | None) -> int:
-    """Bytes that this process may use on the device."""
+    """Bytes that this process may use on the device.
+
+    Metal recommends a working set; CUDA tells its own memory alone (mlx 0.32, `device_info`).
+    """
     if chosen is not None:
         return chosen
-    recommended = mx.device_info().get("max_recommended_working_set_size")
-    if isinstance(recommended, int) and recommended > 0:
-        return int(RECOMMENDED_SHARE * recommended)
+    told = mx.device_info()
+    for name in ("max_recommended_working_set_size", "total_memory"):
+        own = told.get(name)
+        if isinstance(own, int) and own > 0:
+            return int(RECOMMENDED_SHARE * own)
     host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return int(HOST_SHARE * host)
+
+
+def pool_limit(limit: int) -> int:
+    """Bytes of freed buffers that MLX may keep where `limit` is all that there is."""
+    if mx.default_device().type == mx.DeviceType.cpu:
+        return 0  # the CPU's allocator keeps none (mlx 0.32, backend/no_gpu/allocator.cpp)
+    return min(POOL, int(POOL_SHARE * limit))

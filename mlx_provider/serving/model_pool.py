@@ -510,6 +510,6 @@ class ModelPool(Generic[T]):
 
 def _too_large(name: str, nbytes: int, limit: int) -> LoadFailed:
     return LoadFailed(
-        f"{name} has {nbytes} bytes of weights; the memory limit is {limit}: raise "
+        f"{name} has {nbytes} bytes of weights; the memory limit leaves {limit} for them: raise "
         "MLX_PROVIDER_MEMORY_LIMIT, or serve a smaller model"
     )

@@ -13,18 +13,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import mlx.core as mx
+
 from ..chat.output.turn_layout import layout_of
 from ..config import EngineSettings
 from ..engine.engine import Engine
 from ..engine.execution.calibration import calibrate
-from ..engine.memory import MemoryProfile, memory_limit
+from ..engine.execution.pass_memory import PassMemory, measure
+from ..engine.memory import MemoryProfile, memory_limit, pool_limit
 from ..engine.prefix_cache.cache import PrefixCache
 from ..engine.prefix_cache.disk import DiskTier
 from ..engine.prefix_cache.policy import PrefixCachePolicy
 from ..engine.request_log import Recorder
 from ..engine.scheduling.costs import Costs
 from ..engine.scheduling.plan import GRID
-from ..engine.scheduling.scheduler import Budget, Limits, Scheduler
+from ..engine.scheduling.scheduler import IDLE_STALL, Budget, Limits, Scheduler
 from ..engine.worker import EngineWorker
 from ..errors import BadRequest, EngineDied, Forbidden, MLXProviderError, wrong_option
 from ..families.checkpoint import named_context, read_json
@@ -45,6 +48,12 @@ CHOSEN = ("bfloat16", "float16")
 """Dtypes of weights in which not every device runs every layer (experts on a CPU, mlx 0.32.4)."""
 MASK_THREADS = 2
 """Threads that compute grammar masks beside the device's step."""
+PREFIX_SHARE = 1 / 3
+"""Of what weights leave, for the prefix cache unless its size is chosen: other programs stay in
+memory as long as requests do not need the rest."""
+PREFIX_LEAST = 2 * 2**30
+"""Bytes that the prefix cache may have nevertheless, up to half of what weights leave: less holds
+no agent's prompt."""
 ALIASES = 64
 """Names and choices of options that are remembered for one model."""
 
@@ -92,6 +101,7 @@ class Models:
         self._worker = worker
         self._recorder = recorder
         self._prefix_cache: PrefixCache | None = None
+        self._pool_before = mx.set_cache_limit(self._pool_limit)
         self._mask_pool = ThreadPoolExecutor(MASK_THREADS, thread_name_prefix="mlx-masks")
         self._own_context: dict[Path, int] = {}
         """Context lengths of folders that were loaded, by the model's own limit."""
@@ -101,10 +111,10 @@ class Models:
             feature_bytes=settings.feature_bytes,
             mask_pool=self._mask_pool,
             shrink_prefix_cache=self._shrink_prefix_cache,
-            limit=partial(memory_limit, settings.memory_limit),
+            limit=self._limit,
         )
         self.pool = ModelPool(
-            WeightAccount(partial(memory_limit, settings.memory_limit)),
+            WeightAccount(self._limit),
             self._loading.unload,
             patience=settings.model_wait,
         )
@@ -200,6 +210,7 @@ class Models:
         if kept is not None and self._worker.alive:
             self._worker.call(kept.close).result()
         self._mask_pool.shutdown(wait=False)
+        mx.set_cache_limit(self._pool_before)
 
     def forget(self) -> None:
         """Drop every model (their engine thread is gone)."""
@@ -298,12 +309,14 @@ class Models:
         )
         for note in (*model.info.notes, *found.notes):
             log.warning("%s: %s", loaded.name, note)
+        curve, limits = calibrate(model, make_cache), self._limits()
+        passes = measure(model, make_cache, curve, IDLE_STALL, limits.max_chunk)
         engine = Engine(
             model,
             Scheduler(
-                self._limits(),
-                self._budget(loaded, kind, found.memory),
-                Costs(calibrate(model, make_cache)),
+                limits,
+                self._budget(loaded, kind, found.memory, passes),
+                Costs(curve),
                 grid=GRID if found.memory.recurrent else 1,
             ),
             layout=found.layout,
@@ -323,8 +336,20 @@ class Models:
         s = self._settings
         return Limits(s.max_rows, s.max_queue, s.stall_target, s.max_chunk, s.output_reserve)
 
-    def _budget(self, loaded: Loaded, kind: str, memory: MemoryProfile) -> Budget:
+    @property
+    def _pool_limit(self) -> int:
+        """Bytes of freed buffers that MLX may keep."""
+        return pool_limit(memory_limit(self._settings.memory_limit))
+
+    def _limit(self) -> int:
+        """Bytes for weights, rows with their passes, and the prefix cache."""
+        return memory_limit(self._settings.memory_limit) - self._pool_limit
+
+    def _budget(
+        self, loaded: Loaded, kind: str, memory: MemoryProfile, passes: PassMemory
+    ) -> Budget:
         return Budget(
+            passing=passes,
             row_bytes=memory.row_bytes,
             available=partial(self._available, loaded, kind),
             reclaim=partial(self._reclaim, loaded, kind),
@@ -364,9 +389,10 @@ class Models:
 
     def _prefix_cache_budget(self) -> int:
         """Bytes that weights and live rows leave to the prefix cache."""
-        left = max(0, self.pool.free - self._live() - self._beside())
-        chosen = self._settings.prefix_bytes
-        return left if chosen is None else min(left, chosen)
+        free, chosen = max(0, self.pool.free), self._settings.prefix_bytes
+        if chosen is None:
+            chosen = max(int(PREFIX_SHARE * free), min(PREFIX_LEAST, free // 2))
+        return max(0, min(free - self._live() - self._beside(), chosen))
 
     def _shrink_prefix_cache(self) -> None:
         self._evict(self._prefix_cache_budget())

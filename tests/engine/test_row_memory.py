@@ -234,3 +234,15 @@ def test_batching_never_multiplies_the_room() -> None:
     group.filter([0, 2])
     assert group.keys.shape[2] <= spare
     assert group.extract(0).keys.shape[2] == 101
+
+
+@pytest.mark.parametrize(("prompt", "clears"), [(1000, 0), (5000, 1)])
+def test_free_buffers_go_back_after_a_long_prefill(
+    prompt: int, clears: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cleared = []
+    monkeypatch.setattr(mx, "clear_cache", lambda: cleared.append(1))
+    engine = new_engine(StandIn(), max_chunk=500)  # type: ignore[arg-type]
+    engine.submit(new_request([1] * prompt, max_tokens=2))
+    run(engine)
+    assert len(cleared) == clears

@@ -477,3 +477,22 @@ def test_a_prompt_that_does_not_fit_now_waits_and_lets_smaller_ones_pass() -> No
     chunk = next_chunk(plan, 2.0)
     assert chunk is not None
     assert chunk.job.request is big
+
+
+def test_a_pass_is_set_aside_once_for_all_rows() -> None:
+    """As wide as the longest prompt makes it; prompts wait for that, too."""
+    plan = scheduler(memory=800)
+    plan.budget = dataclasses.replace(plan.budget, passing=lambda tokens, rows: 3 * tokens + rows)
+    long, short = make(150), make(100)
+    assert plan.reservation(long.rows) == 154 + 450 + 1
+    assert plan.reservation([*long.rows, *short.rows]) == 154 + 104 + 450 + 2
+    assert plan.reservation([]) == 0
+    for request in (long, short, make(80)):  # each more urgent than the one before
+        plan.submit(request, 0)
+        assert plan.admit(0)
+    assert plan.live_bytes == 154 + 104 + 84 + 450 + 3
+    plan.submit(make(60), 0)
+    assert not plan.admit(0)
+    plan.check(make(190))
+    with pytest.raises(BadRequest):
+        plan.check(make(200))

@@ -214,7 +214,7 @@ def test_a_waiter_that_left_loads_nothing(shelf: MakeShelf) -> None:
 def test_what_never_fits_is_refused_by_its_figures(shelf: MakeShelf, expected: int) -> None:
     s = shelf(real={"huge": 100})
     s.use("a")
-    with pytest.raises(LoadFailed, match="100 bytes of weights; the memory limit is 25"):
+    with pytest.raises(LoadFailed, match="100 bytes of weights; the memory limit leaves 25"):
         s.pool.acquire("huge", lambda: s.plan("huge", expected))
     wait_for(lambda: s.account.total == 10)
     s.use("a")

@@ -48,7 +48,9 @@ def calibrate(model: LoadedModel, make_cache: MakeCache) -> Curve:
     with Isolation() as tried:
         fits = DEPTH + REPEATS * max(DEEP_WIDTHS) <= context
         if fits and time.perf_counter() - began <= ENOUGH:
-            deep = [(n, _timed(model, _deep(model, make_cache), DEPTH, n)) for n in DEEP_WIDTHS]
+            deep = [
+                (n, _timed(model, deep_cache(model, make_cache), DEPTH, n)) for n in DEEP_WIDTHS
+            ]
     if tried.fault is not None:
         log.info("passes over a deep cache could not be timed: %s", tried.fault.told)
     return Curve.through(short, deep, DEPTH)
@@ -56,7 +58,7 @@ def calibrate(model: LoadedModel, make_cache: MakeCache) -> Curve:
 
 def _timed(model: LoadedModel, cache: list[Any], start: int, width: int) -> float:
     """Seconds of the fastest of some passes over `width` tokens."""
-    prompt = Prompt(_ids(model, start + REPEATS * width))
+    prompt = Prompt(spread(model, start + REPEATS * width))
     took = []
     for _ in range(REPEATS):
         began = time.perf_counter()
@@ -67,10 +69,10 @@ def _timed(model: LoadedModel, cache: list[Any], start: int, width: int) -> floa
     return min(took)
 
 
-def _deep(model: LoadedModel, make_cache: MakeCache) -> list[Any]:
+def deep_cache(model: LoadedModel, make_cache: MakeCache) -> list[Any]:
     """A row cache that looks as if it held `DEPTH` tokens, without a pass over them."""
     cache = make_cache()
-    model.prefill(PrefillChunk(Prompt(_ids(model, 1)), 0, 1, cache))
+    model.prefill(PrefillChunk(Prompt(spread(model, 1)), 0, 1, cache))
     for layer in leaves(cache):
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
         if isinstance(keys, mx.array) and isinstance(values, mx.array):
@@ -84,6 +86,6 @@ def _longer(array: mx.array, tokens: int) -> mx.array:
     return mx.repeat(array[:, :, :1], tokens, axis=2)
 
 
-def _ids(model: LoadedModel, count: int) -> Sequence[int]:
+def spread(model: LoadedModel, count: int) -> Sequence[int]:
     """Ids spread over the vocabulary: experts and embeddings are read as in a real prompt."""
     return [(7919 * (i + 1)) % max(2, model.info.vocab_size) for i in range(count)]

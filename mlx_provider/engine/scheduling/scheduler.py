@@ -55,6 +55,8 @@ class Budget:
     """Whether other engines hold memory that will come back without any of this one's."""
     beside: Callable[[], int] = lambda: 0
     """Bytes that requests hold for a while beside their rows: images on their way to the model."""
+    passing: Callable[[int, int], int] = lambda tokens, rows: 0
+    """Bytes of a pass while it runs: of so many rows, and of a prompt of so many tokens."""
 
 
 class Scheduler:
@@ -276,8 +278,12 @@ class Scheduler:
         return self.active_rows > 1 or self.budget.others_go_on()
 
     def reservation(self, rows: Iterable[Row]) -> int:
-        """Bytes to set aside for rows: what they hold and a reserve of output."""
-        return sum(self.budget.row_bytes(self._tokens_reserved(row)) for row in rows)
+        """Bytes to set aside for rows: what they hold, a reserve of output, and their passes."""
+        rows = list(rows)
+        if not rows:
+            return 0
+        held = sum(self.budget.row_bytes(self._tokens_reserved(row)) for row in rows)
+        return held + self.budget.passing(max(map(self._tokens_to_run, rows)), len(rows))
 
     def room(self, job: PrefillJob) -> int:
         """Tokens for which a cache of its rows is to have room."""
@@ -293,13 +299,17 @@ class Scheduler:
         if rows + len(job.rows) > self.limits.max_rows:
             return False
         # images pass, so they keep nobody out who would run alone: they may be this prompt's own
-        need, beside = self.live_bytes + self.reservation(job.rows), self.budget.beside()
+        need, beside = self.reservation([*self._live(), *job.rows]), self.budget.beside()
         self.budget.reclaim(need + beside)
         return need + (beside if rows else 0) <= self.budget.available()
 
     def _outgrown(self, row: Row) -> bool:
         """Whether a row needs more than was set aside for it when it was admitted."""
         return len(row.tokens) >= self.limits.output_reserve
+
+    def _tokens_to_run(self, row: Row) -> int:
+        """Tokens of a row that are a prompt, or may become one again."""
+        return row.length if self._outgrown(row) else len(row.request.prompt.tokens)
 
     def _tokens_reserved(self, row: Row) -> int:
         first, longest = self._first_room(row.request)
@@ -325,8 +335,10 @@ class Scheduler:
     @property
     def live_bytes(self) -> int:
         """Bytes set aside for rows that decode or prefill."""
-        admitted = [row for job in self.waiting if job.admitted for row in job.rows]
-        return self.reservation([*admitted, *self.running])
+        return self.reservation(self._live())
+
+    def _live(self) -> list[Row]:
+        return [*(row for job in self.waiting if job.admitted for row in job.rows), *self.running]
 
     @property
     def idle(self) -> bool:

@@ -1,0 +1,94 @@
+"""At load time: what a forward pass takes while it runs, beyond what rows and weights keep."""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+from typing import Any
+
+import mlx.core as mx
+
+from ...isolation import Isolation
+from ...records import LoadedModel, PrefillChunk, Prompt
+from ..memory import arrays
+from ..row_cache import grow_by
+from ..scheduling.costs import Curve
+from .calibration import DEPTH, deep_cache, spread
+
+log = logging.getLogger(__name__)
+
+WIDTHS = (256, 64, 16)
+"""Tokens of the wide pass that is measured: the most that it may have within `BRIEF`."""
+BRIEF = 0.6
+"""Seconds of that pass: a slow machine should not load for long."""
+NARROW = 16
+"""Tokens of the deep pass that is measured. Fewer may run in kernels that keep no scores (mlx 0.32,
+backend/metal/scaled_dot_product_attention.cpp: `sdpa_vector` takes up to 8)."""
+
+MakeCache = Callable[[], list[Any]]
+
+
+@dataclass(frozen=True)
+class PassMemory:
+    """Bytes of passes over rows or a chunk, by what was measured and how large a chunk may get."""
+
+    row: float
+    """For each row that decodes."""
+    token: float
+    """For each further token."""
+    pair: float
+    """For each pair of a new token and a cached one; 0 where attention never holds its scores."""
+    widest: int
+    """Tokens of a chunk at most."""
+    pairs: float
+    """Pairs of a chunk at most: a deep one is narrow, as it keeps to its time."""
+
+    def __call__(self, tokens: int, rows: int) -> int:
+        """Bytes of the largest pass of so many rows, or over a prompt of so many tokens."""
+        chunk = min(self.widest, tokens)
+        scores = self.pair * min(chunk * tokens, self.pairs)
+        return int(self.row * rows + self.token * max(chunk, rows) + scores)
+
+
+def measure(
+    model: LoadedModel, make_cache: MakeCache, curve: Curve, seconds: float, most: int
+) -> PassMemory:
+    """Watch the peaks of passes of `model` on the engine thread. Never raises.
+
+    `seconds`, `most`: time and tokens that a chunk has at most.
+    """
+    width = next((n for n in WIDTHS if curve.seconds(n) <= BRIEF), WIDTHS[-1])
+    make = partial(_roomy, make_cache, DEPTH + NARROW)
+    one = several = behind = narrow = 0
+    with Isolation() as tried:
+        one = _taken(model, make(), 0, 1)
+        several = _taken(model, make(), 0, width)
+        narrow = _taken(model, make(), 0, NARROW)
+        behind = _taken(model, deep_cache(model, make), DEPTH, NARROW)
+    if tried.fault is not None:
+        log.warning("what a pass takes could not be measured: %s", tried.fault.told)
+    return PassMemory(
+        row=one,
+        token=max(0, several - one) / (width - 1),
+        pair=max(0, behind - narrow) / (NARROW * DEPTH),
+        widest=max(1, bisect_right(range(1, most + 1), seconds, key=curve.seconds)),
+        pairs=seconds / curve.per_pair if curve.per_pair > 0 else inf,
+    )
+
+
+def _roomy(make_cache: MakeCache, tokens: int) -> list[Any]:
+    cache = make_cache()
+    grow_by(cache, tokens)
+    return cache
+
+
+def _taken(model: LoadedModel, cache: list[Any], start: int, width: int) -> int:
+    """Bytes that a pass over `width` tokens held at its peak and gave back."""
+    prompt = Prompt(spread(model, start + width))
+    mx.reset_peak_memory()
+    mx.eval(model.prefill(PrefillChunk(prompt, start, start + width, cache)), arrays(cache))
+    return max(0, mx.get_peak_memory() - mx.get_active_memory())

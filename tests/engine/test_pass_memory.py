@@ -1,0 +1,86 @@
+"""What passes take while they run is measured, and set aside beside what rows hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlx_provider import LoadOptions
+from mlx_provider.engine import memory
+from mlx_provider.engine.execution.calibration import calibrate
+from mlx_provider.engine.execution.pass_memory import PassMemory, measure
+from mlx_provider.engine.execution.probe import probe
+from mlx_provider.engine.scheduling.costs import UNMEASURED
+from mlx_provider.families.text import load_text
+from mlx_provider.testing.driver import new_engine, new_request, run
+from mlx_provider.testing.tiny_models import build
+
+GIGA = 2**30
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt_oss", "nemotron_h"])
+def test_a_request_peaks_within_what_was_set_aside_for_it(family: str, tmp_path: Path) -> None:
+    model = load_text(build(tmp_path / "m", family), LoadOptions())
+    rows = probe(model, model.make_cache, ["solo"]).memory
+    curve = calibrate(model, model.make_cache)
+    passes = measure(model, model.make_cache, curve, seconds=100, most=256)
+    engine = new_engine(model, layout="solo", max_chunk=256, row_bytes=rows.row_bytes)
+    scheduler = engine.scheduler
+    scheduler.budget = replace(scheduler.budget, passing=passes)
+    request = new_request([5 + i % 90 for i in range(1500)], max_tokens=4)
+    reserved = scheduler.reservation(request.rows)
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    engine.submit(request)
+    run(engine)
+    peak = mx.get_peak_memory() - before
+    assert peak <= 1.2 * reserved
+    assert reserved <= 2 * peak
+    assert rows.row_bytes(1564) < 0.8 * peak  # or this shows nothing
+
+
+def test_a_deep_chunk_is_as_narrow_as_its_time_demands() -> None:
+    passes = PassMemory(row=10, token=100, pair=1, widest=64, pairs=64_000)
+    assert passes(10, 1) == 10 + 1000 + 100
+    assert passes(500, 2) == 20 + 6400 + 32_000
+    assert passes(100_000, 1) == 10 + 6400 + 64_000
+    assert passes(1, 200) == 2000 + 20_000 + 1
+
+
+def test_what_cannot_be_measured_takes_nothing() -> None:
+    """Loading goes on, with what the limit leaves beside the working set."""
+
+    class Broken:
+        info: Any = None
+
+    passes = measure(Broken(), list, UNMEASURED, 0.5, 2048)  # type: ignore[arg-type]
+    assert passes(10_000, 3) == 0
+    assert passes.pairs == inf
+
+
+def test_metal_recommends_cuda_tells_its_own_a_cpu_has_the_hosts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def limit(**told: Any) -> int:
+        monkeypatch.setattr(mx, "device_info", lambda: told)
+        return memory.memory_limit(None)
+
+    cuda = limit(total_memory=140 * GIGA, free_memory=3 * GIGA)
+    assert cuda == int(0.85 * 140 * GIGA)
+    metal = limit(max_recommended_working_set_size=40 * GIGA, memory_size=64 * GIGA)
+    assert metal == int(0.85 * 40 * GIGA)
+    assert 0 < limit(architecture="x86_64") < 2**44
+    assert memory.memory_limit(5) == 5
+
+
+def test_the_pool_is_a_small_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert memory.pool_limit(8 * GIGA) == 0  # of a CPU
+    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
+    assert memory.pool_limit(8 * GIGA) == GIGA // 2
+    assert memory.pool_limit(100 * GIGA) == 2 * GIGA

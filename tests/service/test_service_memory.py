@@ -1,0 +1,44 @@
+"""The memory limit's parts: weights and rows, MLX's free buffers, the prefix cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlx_provider.serving.models import Models
+
+GIGA = 2**30
+
+
+def models(make_service: Any, **settings: Any) -> Models:
+    service, _ = make_service(**settings)
+    found: Models = service._models
+    return found
+
+
+def test_the_pool_is_limited_and_in_the_accounts(
+    make_service: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
+    limits = [123]
+    monkeypatch.setattr(mx, "set_cache_limit", lambda n: (limits.append(n), limits[-2])[1])
+    served = models(make_service, memory_limit=16 * GIGA)
+    assert limits == [123, GIGA]
+    assert served.pool.free == served.pool.alone("any") == 15 * GIGA
+    served.close()
+    assert limits == [123, GIGA, 123]
+
+
+def test_the_prefix_cache_leaves_most_to_others(make_service: Any) -> None:
+    """Unless its size is chosen."""
+
+    def budget(**settings: Any) -> int:
+        return models(make_service, **settings)._prefix_cache_budget()
+
+    assert budget(memory_limit=30 * GIGA) == 10 * GIGA
+    assert budget(memory_limit=5 * GIGA) == 2 * GIGA
+    assert budget(memory_limit=3 * GIGA) == 3 * GIGA // 2
+    assert budget(memory_limit=30 * GIGA, prefix_bytes=20 * GIGA) == 20 * GIGA
+    assert budget(memory_limit=30 * GIGA, prefix_bytes=40 * GIGA) == 30 * GIGA
