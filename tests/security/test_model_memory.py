@@ -95,10 +95,17 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def test_more_models_than_memory(connect: MakeClient, folders: list[Path]) -> None:
+def test_more_models_than_memory(
+    connect: MakeClient, folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     client = connect(memory_limit=LIMIT)
     at_rest = mx.get_active_memory()
     mx.reset_peak_memory()
+    peaks: list[int] = []
+    reset = mx.reset_peak_memory  # a model that comes measures its passes
+    monkeypatch.setattr(
+        mx, "reset_peak_memory", lambda: (peaks.append(mx.get_peak_memory()), reset())
+    )
 
     def one_client(number: int) -> list[str]:
         outcomes = []
@@ -115,7 +122,7 @@ def test_more_models_than_memory(connect: MakeClient, folders: list[Path]) -> No
     assert len(outcomes) == CLIENTS * REQUESTS
     assert set(outcomes) <= {"Done", "later"}
     assert outcomes.count("Done") > len(outcomes) // 2
-    assert mx.get_peak_memory() - at_rest < LIMIT + STEP
+    assert max(*peaks, mx.get_peak_memory()) - at_rest < LIMIT + STEP
     wait_for(lambda: client.health().running == 0)
     assert mx.get_active_memory() - at_rest <= LIMIT
     for folder in folders[::3]:  # it serves whatever is asked for when idle, too
