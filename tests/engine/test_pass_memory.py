@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -57,7 +58,7 @@ def test_what_cannot_be_measured_takes_nothing() -> None:
     """Loading goes on, with what the limit leaves beside the working set."""
 
     class Broken:
-        info: Any = None
+        info = SimpleNamespace(context_length=4096, vocab_size=100)
 
     passes = measure(Broken(), list, UNMEASURED, 0.5, 2048)  # type: ignore[arg-type]
     assert passes(10_000, 3) == 0

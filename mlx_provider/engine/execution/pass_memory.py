@@ -61,19 +61,22 @@ def measure(
 
     `seconds`, `most`: time and tokens that a chunk has at most.
     """
-    width = next((n for n in WIDTHS if curve.seconds(n) <= BRIEF), WIDTHS[-1])
+    context = model.info.context_length
+    fitting = [n for n in WIDTHS if curve.seconds(n) <= BRIEF and n <= context]
+    width = fitting[0] if fitting else min(WIDTHS[-1], context)
     make = partial(_roomy, make_cache, DEPTH + NARROW)
     one = several = behind = narrow = 0
     with Isolation() as tried:
         one = _taken(model, make(), 0, 1)
         several = _taken(model, make(), 0, width)
-        narrow = _taken(model, make(), 0, NARROW)
-        behind = _taken(model, deep_cache(model, make), DEPTH, NARROW)
+        narrow = _taken(model, make(), 0, min(NARROW, context))
+        if context >= DEPTH + NARROW:
+            behind = _taken(model, deep_cache(model, make), DEPTH, NARROW)
     if tried.fault is not None:
         log.warning("what a pass takes could not be measured: %s", tried.fault.told)
     return PassMemory(
         row=one,
-        token=max(0, several - one) / (width - 1),
+        token=max(0, several - one) / max(1, width - 1),
         pair=max(0, behind - narrow) / (NARROW * DEPTH),
         widest=max(1, bisect_right(range(1, most + 1), seconds, key=curve.seconds)),
         pairs=seconds / curve.per_pair if curve.per_pair > 0 else inf,
