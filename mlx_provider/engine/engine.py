@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
 from typing import Any
@@ -86,9 +86,7 @@ class Engine:
         """Queue a request that passed the scheduler's `check`."""
         if request.phase is Phase.DONE:
             return  # cancelled before it arrived
-        job = self.scheduler.submit(request, self.clock())
-        if self.prefix_cache is not None:
-            self.prefix_cache.look_up(job)
+        self._look_up(self.scheduler.submit(request, self.clock()))
         self.recorder.request_queued()
         if request.deadline is not None:
             self._next_deadline = min(self._next_deadline, request.deadline)
@@ -157,14 +155,20 @@ class Engine:
             with self._isolated(job.request, "its prefill"):
                 self._begin(job)
 
+    def _look_up(self, job: PrefillJob) -> None:
+        if self.prefix_cache is not None:
+            with Isolation(partial(_not_cached, job.request)):
+                self.prefix_cache.look_up(job)
+
     def _begin(self, job: PrefillJob) -> None:
         room = self.scheduler.room(job)
-        if self.prefix_cache is None:
+        if self.prefix_cache is not None:
+            with Isolation(partial(_not_cached, job.request)):
+                self.prefix_cache.begin(job, room)
+                self.recorder.tokens(prefilled=0, cached=job.done, decoded=0)
+        if job.cache is None:
             job.cache = self.make_cache()
             grow_by(job.cache, room)
-        else:
-            self.prefix_cache.begin(job, room)
-            self.recorder.tokens(prefilled=0, cached=job.done, decoded=0)
 
     def _make_room(self) -> None:
         """Rows that have outgrown the memory: the youngest waits; what could not go on ends."""
@@ -176,13 +180,8 @@ class Engine:
                 continue
             self._keep(row.request, [row])
             self.batch.drop([row])
-            self._queued_again([self.scheduler.preempt(row)])
+            self._look_up(self.scheduler.preempt(row))
             row = self.scheduler.overflowing()
-
-    def _queued_again(self, jobs: Iterable[PrefillJob]) -> None:
-        if self.prefix_cache is not None:
-            for job in jobs:
-                self.prefix_cache.look_up(job)
 
     # -- decode
 
@@ -425,7 +424,8 @@ class Engine:
         log.warning("a decode step of %d rows failed (%s); they are run again", len(rows), told)
         self._timer.forget()
         self.batch.drop(rows)
-        self._queued_again(self.scheduler.retry(rows))
+        for job in self.scheduler.retry(rows):
+            self._look_up(job)
         self._quiet_steps = 0
         if self._mixed.blame():
             return
@@ -493,6 +493,10 @@ def _only(
         return rows, logits
     at = [i for i, ok in enumerate(wanted) if ok]
     return [rows[i] for i in at], logits[mx.array(at)] if at else logits[:0]
+
+
+def _not_cached(request: Request, fault: Fault) -> None:
+    log.error("request %s gets nothing from the prefix cache\n%s", request.id, fault.trace)
 
 
 def _not_kept(request: Request, fault: Fault) -> None:

@@ -161,15 +161,18 @@ def test_a_poisoned_row_fails_alone(qwen3: TextModel, layout: str) -> None:
     assert engine.scheduler.idle
 
 
+@pytest.mark.parametrize("part", ["insert", "match", "restore"])
 def test_a_broken_prefix_cache_costs_nobody_a_reply(
-    qwen3: TextModel, monkeypatch: pytest.MonkeyPatch
+    qwen3: TextModel, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
+    """Not even one that has to wait for memory, and is looked up again."""
+
     def broken(*args: Any, **more: Any) -> None:
         raise ValueError("prefix_cache exploded")
 
     prefix_cache = PrefixCache(budget=lambda: 2**24)
-    monkeypatch.setattr(prefix_cache, "insert", broken)
-    engine = new_engine(qwen3, prefix_cache=prefix_cache)
+    monkeypatch.setattr(prefix_cache, part, broken)
+    engine = new_engine(qwen3, prefix_cache=prefix_cache, available=lambda: 125, reserve=4)
     requests = start(engine, [[60 + i] * 50 for i in range(2)])
     run(engine)
     for request in requests:

@@ -18,7 +18,9 @@ def awaits(job: PrefillJob, others: Iterable[PrefillJob]) -> bool:
 
 def provides(leader: PrefillJob, job: PrefillJob) -> bool:
     """Whether `leader` will soon provide much of `job`'s prompt."""
-    if leader is job or leader.ids is None or leader.request.salt != job.request.salt:
+    if leader is job or leader.request.salt != job.request.salt:
+        return False
+    if leader.ids is None or job.ids is None:
         return False
     shared = common(leader.ids, job.ids)
     return min(shared, len(job.tokens) - 1) - job.estimated_cached > WORTH_WAITING
