@@ -12,12 +12,17 @@ from .file_limit import file_limit_kept
 with file_limit_kept():
     from mlx_lm.models.cache import (
         ArraysCache,
+        BatchKVCache,
+        BatchRotatingKVCache,
         KVCache,
         RotatingKVCache,
         make_prompt_cache,
     )
 
 __all__ = [
+    "ArraysCache",
+    "BatchKVCache",
+    "BatchRotatingKVCache",
     "KVCache",
     "RotatingKVCache",
     "StateCache",
@@ -32,11 +37,6 @@ class StateCache(ArraysCache):
     Upstream: `ArraysCache.update_window` and `update_recurrent`, mlx_vlm/models/cache.py 0.7.10,
     without the recording for speculation.
     """
-
-    def extract(self, idx: int) -> StateCache:
-        row = type(self)(len(self.cache))
-        row.cache = [None if a is None else a[idx : idx + 1] for a in self.cache]
-        return row
 
     def update_window(self, index: int, source: mx.array, width: int, *, lengths: Any) -> mx.array:
         """Keep the last `width` columns of `source` (per row: those before `lengths`)."""

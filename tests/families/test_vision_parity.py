@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from mlx_provider import LoadedModel, MediaItem, Prompt
-from mlx_provider.engine.execution.batch_layout import joined, merged
+from mlx_provider.engine.execution.grouped_kv import joined
 from mlx_provider.testing.tiny_greedy import (
     Started,
     continue_greedily,
@@ -20,6 +20,7 @@ from mlx_provider.testing.tiny_greedy import (
     start,
 )
 from mlx_provider.testing.tiny_media import tiny_image
+from mlx_provider.upstream.batch_caches import merged, rows_of
 
 QWEN = ["qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"]
 ALL = [*QWEN, "gemma3"]
@@ -97,7 +98,7 @@ def test_rows_of_any_kind_decode_together(name: str, load, ask) -> None:
     model = load(name)
     alone = [greedy(model, ask(model, *parts), COUNT) for parts in REQUESTS.values()]
     rows = started(model, ask)
-    cache = [merged(list(layer)) for layer in zip(*(row.cache for row in rows), strict=True)]
+    cache = merged([row.cache for row in rows])
     assert continue_greedily(model, rows, cache, COUNT) == alone
 
 
@@ -106,9 +107,9 @@ def test_groups_decode_in_one_pass(name: str, load, ask) -> None:
     model = load(name)
     alone = [greedy(model, ask(model, *parts), COUNT) for parts in REQUESTS.values()]
     rows = started(model, ask)
-    pair = [merged(list(layer)) for layer in zip(rows[0].cache, rows[1].cache, strict=True)]
+    pair = merged([row.cache for row in rows[:2]])
     caches, sizes = [pair, *(row.cache for row in rows[2:])], [2, *[1] * (len(rows) - 2)]
-    cache = [joined(list(layer), sizes) for layer in zip(*caches, strict=True)]
+    cache = joined(caches, sizes)
     assert continue_greedily(model, rows, cache, COUNT) == alone
 
 
@@ -120,9 +121,9 @@ def test_rows_join_and_leave_while_others_decode(name: str, load, ask) -> None:
     early = start(model, first)
     out = continue_greedily(model, [early], early.cache, 5)[0]
     late = start(model, second)
-    cache = [merged(list(layer)) for layer in zip(early.cache, late.cache, strict=True)]
+    cache = merged([early.cache, late.cache])
     both = continue_greedily(model, [early, late], cache, 5)
-    apart = [[layer.extract(i) for layer in cache] for i in range(2)]
+    apart = rows_of(cache, range(2))
     out += both[0] + continue_greedily(model, [early], apart[0], 5)[0]
     assert [out, both[1] + continue_greedily(model, [late], apart[1], 4)[0]] == alone
 

@@ -35,8 +35,11 @@ class ChunkKV:
     def __init__(self, inner: Any, tokens: int) -> None:
         self.inner = inner
         self.tokens = tokens
-        self.offset = mx.arange(inner.offset, inner.offset + tokens)
-        """Rotary offset of every token, (tokens,) int32."""
+
+    @property
+    def offset(self) -> range:
+        """Rotary offset of every token."""
+        return range(self.inner.offset, self.inner.offset + self.tokens)
 
     def make_mask(self, N: int, *args: Any, **kwargs: Any) -> Any:
         """What the tokens may see, as one chunk. `N`: the one token that a row has."""
@@ -44,7 +47,6 @@ class ChunkKV:
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Append (tokens, heads, 1, D) as (1, heads, tokens, D)."""
-        self.offset = self.offset + 1
         fetched: tuple[Any, Any] = self.inner.update_and_fetch(
             keys.swapaxes(0, 2), values.swapaxes(0, 2)
         )

@@ -1,0 +1,173 @@
+"""The caches of several groups of rows, seen by the model as one cache per layer.
+
+Attention is computed group by group (needs `upstream.attention.route`), recurrent state over all
+rows at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from ...upstream.attention import Parts, Run
+from ...upstream.batch_caches import RowCache
+from .piggyback import ChunkKV
+
+Count = int | range | mx.array
+"""Rotary offset of a part's rows: of its one row, of a chunk's tokens, or (rows,) int32."""
+
+
+def joined(caches: Sequence[RowCache], sizes: Sequence[int]) -> RowCache:
+    """The groups' caches, each of so many rows, layer by layer as the model shall see them.
+
+    Attention caches are shared with the groups; recurrent state moves, until it is `split`.
+    """
+    offsets = Offsets()
+    return [_joined(parts, sizes, offsets) for parts in zip(*caches, strict=True)]
+
+
+def split(together: RowCache, caches: Sequence[RowCache], sizes: Sequence[int]) -> None:
+    """Give the groups back what `joined` took."""
+    for layer, *parts in zip(together, *caches, strict=True):
+        _split(layer, parts, sizes)
+
+
+class Offsets:
+    """Rotary offsets of all rows, made once per step for all layers that count alike.
+
+    Layers do where their counts are equal numbers or the very same arrays; `merged` starts them
+    so, and here the arrays of one layer are handed to the next. A part's own sum is then never
+    computed.
+    """
+
+    def __init__(self) -> None:
+        self._made: tuple[list[Count], mx.array] | None = None
+        self._followed: tuple[list[Count], list[Count]] | None = None
+        """Counts before and after a layer's tokens."""
+
+    def of(self, counts: list[Count], sizes: Sequence[int]) -> mx.array:
+        """(all rows,) int32."""
+        if self._made is None or not _alike(counts, self._made[0]):
+            arrays = [_as_array(count, size) for count, size in zip(counts, sizes, strict=True)]
+            self._made = counts, mx.concatenate(arrays)
+        return self._made[1]
+
+    def advance(self, parts: Sequence[Any], before: list[Count]) -> None:
+        """The parts have just taken their tokens."""
+        after = [part.offset for part in parts]
+        if any(isinstance(a, mx.array) and a is b for a, b in zip(after, before, strict=True)):
+            self._made = self._followed = None  # changed in place: the same array counts on
+        elif self._followed is None or not _alike(before, self._followed[0]):
+            self._followed = before, after
+        else:
+            for part, count in zip(parts, self._followed[1], strict=True):
+                if isinstance(count, mx.array):
+                    part.offset = count
+
+
+def _alike(some: Sequence[Count], others: Sequence[Count]) -> bool:
+    """Whether they are known to be the same."""
+    return all(
+        a is b if isinstance(a, mx.array) or isinstance(b, mx.array) else a == b
+        for a, b in zip(some, others, strict=True)
+    )
+
+
+def _as_array(count: Count, size: int) -> mx.array:
+    if isinstance(count, mx.array):
+        return count
+    return mx.array([count] * size if isinstance(count, int) else list(count))
+
+
+class GroupedKV:
+    """The attention caches of one layer, one per group, seen by the model as one cache."""
+
+    def __init__(self, parts: Sequence[Any], sizes: Sequence[int], offsets: Offsets) -> None:
+        self.parts = parts
+        self.sizes = sizes
+        self.runs = runs(parts, sizes)
+        self._offsets = offsets
+        """Of all layers."""
+
+    @property
+    def offset(self) -> mx.array:
+        """Rotary offset of every row, (B,) int32."""
+        return self._offsets.of(self._counts(), self.sizes)
+
+    def make_mask(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """One mask per group."""
+        return [part.make_mask(*args, **kwargs) for part in self.parts]
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Parts, Parts]:
+        """Append each group's rows to its cache; keys and values per group."""
+        before = self._counts()
+        pairs = [
+            part.update_and_fetch(keys[run.rows], values[run.rows])
+            for part, run in zip(self.parts, self.runs, strict=True)
+        ]
+        self._offsets.advance(self.parts, before)
+        all_keys, all_values = (list(each) for each in zip(*pairs, strict=True))
+        return Parts(all_keys, self.runs), Parts(all_values, self.runs)
+
+    def _counts(self) -> list[Count]:
+        return [part.offset for part in self.parts]
+
+
+def runs(parts: Sequence[Any], sizes: Sequence[int]) -> list[Run]:
+    """Which rows of a layer each of its caches has."""
+    edges = itertools.accumulate(sizes, initial=0)
+    return [
+        Run(part.inner, slice(*rows), turned=True)
+        if isinstance(part, ChunkKV)
+        else Run(part, slice(*rows))
+        for part, rows in zip(parts, itertools.pairwise(edges), strict=True)
+    ]
+
+
+def _joined(parts: Sequence[Any], sizes: Sequence[int], offsets: Offsets) -> Any:
+    """One layer's caches of all groups."""
+    first = parts[0]
+    if hasattr(first, "caches"):
+        inner = zip(*(part.caches for part in parts), strict=True)
+        together = type(first)()
+        together.caches = tuple(_joined(each, sizes, offsets) for each in inner)
+        return together
+    if hasattr(first, "update_and_fetch"):
+        return GroupedKV(parts, sizes, offsets)
+    return _joined_state(parts, sizes)
+
+
+def _joined_state(parts: Sequence[Any], sizes: Sequence[int]) -> Any:
+    together = type(parts[0])(len(parts[0].cache))
+    states = zip(*(part.cache for part in parts), strict=True)
+    together.cache = [_stacked(each, sizes) for each in states]
+    for part in parts:  # else the groups would hold all of it once more
+        part.cache = [None] * len(part.cache)
+    return together
+
+
+def _stacked(states: Sequence[Any], sizes: Sequence[int]) -> Any:
+    """One state of all groups; zeros stand for one that a group does not have yet."""
+    known = next((state for state in states if state is not None), None)
+    if known is None:
+        return None
+    blank = known.shape[1:], known.dtype
+    return mx.concatenate(
+        [
+            mx.zeros((size, *blank[0]), blank[1]) if state is None else state
+            for state, size in zip(states, sizes, strict=True)
+        ]
+    )
+
+
+def _split(layer: Any, parts: Sequence[Any], sizes: Sequence[int]) -> None:
+    if hasattr(layer, "caches"):
+        inner: Iterable[Any] = zip(*(part.caches for part in parts), strict=True)
+        for own, each in zip(layer.caches, inner, strict=True):
+            _split(own, each, sizes)
+    elif not isinstance(layer, GroupedKV):
+        for part, run in zip(parts, runs(parts, sizes), strict=True):
+            part.cache = [None if a is None else a[run.rows] for a in layer.cache]

@@ -1,0 +1,103 @@
+"""Rows that decode, in groups whose caches are merged while that costs little.
+
+A merged cache is padded to its longest row and copied whole when a row joins or leaves. So rows
+share one only where they are about as long as each other, and only up to a bound of bytes; a row
+above it is a group of its own, whose cache nobody copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ...upstream.batch_caches import RowCache, mergeable, merged, rows_of
+from ..memory import MemoryProfile, profile
+from ..request import Row
+
+MAX_RATIO = 2.0
+"""Longest over shortest row of a group: padding costs memory and compute."""
+SHORT = 256
+"""Below this many tokens lengths count as similar whatever their ratio."""
+GROWN = 2
+"""Times its bound that a group may grow: each half of it then fits again."""
+
+
+@dataclass
+class Group:
+    """Rows of similar length; with one row `cache` is that row's own."""
+
+    rows: list[Row]
+    cache: RowCache
+    memory: MemoryProfile
+
+    def nbytes(self, *more: Row) -> int:
+        """Bytes of its cache, if these rows joined."""
+        rows = [*self.rows, *more]
+        return len(rows) * self.memory.row_bytes(max(row.length for row in rows))
+
+    def resembles(self, row: Row) -> bool:
+        """Whether `row` is close enough in length."""
+        lengths = [row.length, *(own.length for own in self.rows)]
+        return max(lengths) <= max(SHORT, MAX_RATIO * min(lengths))
+
+    def add(self, row: Row, cache: RowCache) -> None:
+        self.cache = merged([*self.caches(self.rows), cache])
+        self.rows.append(row)
+
+    def caches(self, rows: Sequence[Row]) -> list[RowCache]:
+        """Row caches of some of its rows; the group's own is left as it is."""
+        if len(self.rows) == 1:
+            return [self.cache for _ in rows]
+        return rows_of(self.cache, [self.rows.index(row) for row in rows])
+
+    def part(self, rows: list[Row]) -> Group:
+        """A group of some of its rows."""
+        if len(rows) == len(self.rows):
+            return self
+        caches = self.caches(rows)
+        return Group(rows, merged(caches) if len(caches) > 1 else caches[0], self.memory)
+
+
+@dataclass
+class Groups:
+    """All rows of a layout."""
+
+    bound: int
+    """Bytes up to which rows are merged."""
+    groups: list[Group] = field(default_factory=list)
+
+    def add(self, row: Row, cache: RowCache) -> None:
+        """Put a row into the group it fits best, or into one of its own."""
+        fits = [g for g in self.groups if self._admits(g, row)] if mergeable(cache) else []
+        if fits:
+            min(fits, key=lambda g: abs(g.rows[0].length - row.length)).add(row, cache)
+        else:
+            self.groups.append(Group([row], cache, profile(cache, row.length)))
+
+    def drop(self, rows: Sequence[Row]) -> None:
+        """Take rows out of their groups; empty groups go."""
+        gone = set(rows)
+        stay = [(g, [row for row in g.rows if row not in gone]) for g in self.groups]
+        self.groups = [group.part(left) for group, left in stay if left]
+
+    def cache_of(self, row: Row) -> RowCache:
+        """A cache of that row alone."""
+        group = next(g for g in self.groups if row in g.rows)
+        return group.caches([row])[0]
+
+    def halve(self) -> None:
+        """Part groups that have outgrown the bound, shorter rows from longer ones."""
+        while grown := self.outgrown:
+            rows = sorted(grown.rows, key=lambda row: row.length)
+            halves = rows[: len(rows) // 2], rows[len(rows) // 2 :]
+            at = self.groups.index(grown)
+            self.groups[at : at + 1] = [grown.part(half) for half in halves]
+
+    @property
+    def outgrown(self) -> Group | None:
+        """A group that is to be parted."""
+        limit = GROWN * self.bound
+        return next((g for g in self.groups if len(g.rows) > 1 and g.nbytes() > limit), None)
+
+    def _admits(self, group: Group, row: Row) -> bool:
+        return group.resembles(row) and group.nbytes(row) <= self.bound

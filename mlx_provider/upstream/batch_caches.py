@@ -1,0 +1,114 @@
+"""Row caches merged to batch caches, and rows out of them again, by mlx-lm's classes.
+
+Upstream's own ways (mlx_lm/models/cache.py 0.32.2) copy more than they must and wait for the
+device: `BatchKVCache.merge` leaves no room, so that the first token copies everything once more;
+`extract` copies a whole row; `filter` reads the paddings back in every layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from .cache_classes import ArraysCache, BatchKVCache, BatchRotatingKVCache, KVCache
+
+RowCache = list[Any]
+"""One entry per layer."""
+Offsets = dict[tuple[int, ...], mx.array]
+
+
+def mergeable(cache: Sequence[Any]) -> bool:
+    """Whether every layer of a row cache has an upstream batch form."""
+    return all(
+        mergeable(layer.caches) if hasattr(layer, "caches") else hasattr(type(layer), "merge")
+        for layer in cache
+    )
+
+
+def merged(rows: Sequence[RowCache]) -> RowCache:
+    """The rows as one batch, lazily: one batch cache per layer.
+
+    Layers whose rows have the same offsets share the array of them: it need not be computed, nor
+    compared, layer by layer.
+    """
+    offsets: Offsets = {}
+    return [_merged(layers, offsets) for layers in zip(*rows, strict=True)]
+
+
+def rows_of(batch: Sequence[Any], indices: Iterable[int]) -> list[RowCache]:
+    """Rows of a merged cache as caches of their own, lazily.
+
+    Keys and values are views, but for windows that have wrapped: whoever reads some tokens copies
+    those alone, and writing to a row leaves the batch as it is.
+    """
+    rings = [layer for layer in batch if isinstance(layer, BatchRotatingKVCache)]
+    mx.eval([[ring.left_padding, ring.offset] for ring in rings])  # else layer by layer
+    return [[_row(layer, index) for layer in batch] for index in indices]
+
+
+def _merged(rows: Sequence[Any], offsets: Offsets) -> Any:
+    """One layer of all rows."""
+    first = rows[0]
+    if hasattr(first, "caches"):
+        inner = zip(*(row.caches for row in rows), strict=True)
+        return _cache_list(first, [_merged(each, offsets) for each in inner])
+    plain = type(first) is KVCache and all(row.offset for row in rows)
+    batch = _merged_kv(rows) if plain else type(first).merge(rows)
+    if type(batch) in (BatchKVCache, BatchRotatingKVCache):  # others change theirs in place
+        counts = tuple(row.offset for row in rows)
+        batch.offset = offsets.setdefault(counts, mx.array(counts))
+    return batch
+
+
+def _merged_kv(rows: Sequence[KVCache]) -> BatchKVCache:
+    """Rows of at least a token each, with room for the next ones."""
+    longest = max(row.offset for row in rows)
+    batch = BatchKVCache([longest - row.offset for row in rows])
+    room = -(-(longest + 1) // batch.step) * batch.step
+    batch.keys = _padded([row.keys for row in rows], rows, longest, room)
+    batch.values = _padded([row.values for row in rows], rows, longest, room)
+    batch._idx = longest
+    return batch
+
+
+def _padded(
+    arrays: Sequence[mx.array], rows: Sequence[KVCache], longest: int, room: int
+) -> mx.array:
+    """(rows, heads, room, dim): every row's tokens end at `longest`."""
+    _, heads, _, dim = arrays[0].shape
+    together = mx.zeros((len(rows), heads, room, dim), dtype=arrays[0].dtype)
+    for i, (array, row) in enumerate(zip(arrays, rows, strict=True)):
+        together[i : i + 1, :, longest - row.offset : longest] = array[..., : row.offset, :]
+    return together
+
+
+def _row(layer: Any, index: int) -> Any:
+    """One row of one layer."""
+    if hasattr(layer, "caches"):
+        return _cache_list(layer, [_row(each, index) for each in layer.caches])
+    if isinstance(layer, ArraysCache):
+        state = type(layer)(len(layer.cache))
+        state.cache = [None if a is None else a[index : index + 1] for a in layer.cache]
+        return state
+    if type(layer) is BatchKVCache and layer.keys is not None:
+        return _kv_row(layer, index)
+    return layer.extract(index)
+
+
+def _kv_row(batch: BatchKVCache, index: int) -> KVCache:
+    paddings: list[int] = batch.left_padding.tolist()
+    start = paddings[index]
+    row = KVCache()
+    row.keys = batch.keys[index : index + 1, :, start : batch._idx]
+    row.values = batch.values[index : index + 1, :, start : batch._idx]
+    row.offset = batch._idx - start
+    return row
+
+
+def _cache_list(like: Any, caches: Iterable[Any]) -> Any:
+    """Another list of caches of the same class (`CacheList`)."""
+    together = type(like)()
+    together.caches = tuple(caches)
+    return together
