@@ -1,0 +1,282 @@
+"""Rows that join, leave and are stored at any time, across the bound of what is merged."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from mlx_vlm.models import cache as in_place
+
+from mlx_provider import LoadOptions
+from mlx_provider.engine.execution import batch_layout
+from mlx_provider.engine.execution.batch_layout import GroupedLayout, MergedLayout
+from mlx_provider.engine.execution.decode_batch import run_pass
+from mlx_provider.engine.execution.row_groups import GROWN
+from mlx_provider.engine.memory import arrays, profile
+from mlx_provider.engine.prefix_cache.cache import CacheKey, PrefixCache
+from mlx_provider.engine.request import Row
+from mlx_provider.families.text import TextModel, load_text
+from mlx_provider.records import PrefillChunk
+from mlx_provider.testing.driver import new_request
+from mlx_provider.testing.tiny_models import build
+from mlx_provider.upstream.cache_classes import KVCache
+
+Tiny = Callable[..., TextModel]
+Event = tuple[Any, ...]
+
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("join"), st.sampled_from([2, 40, 250, 270, 530]), st.booleans()),
+        st.tuples(st.just("leave"), st.integers(0, 9)),
+        st.tuples(st.just("store"), st.integers(0, 9)),
+        st.tuples(st.just("bound"), st.sampled_from([0.0, 1.9, 2.9, 6.9])),
+        st.tuples(st.just("steps"), st.integers(1, 9)),
+    ),
+    min_size=4,
+    max_size=14,
+)
+
+
+class Twins:
+    """Rows of a layout, and the same rows each by itself."""
+
+    def __init__(
+        self, model: TextModel, layout: GroupedLayout | MergedLayout, prefilled: dict[int, Any]
+    ) -> None:
+        self.model = model
+        self.layout = layout
+        self.prefilled = prefilled
+        self.alone: dict[Row, list[Any]] = {}
+        self.unit = 0
+        """Bytes of a short row."""
+
+    def play(self, events: Sequence[Event], tolerance: float) -> None:
+        for kind, *more in [("join", 40, False), ("join", 2, False), *events, ("steps", 2)]:
+            if kind == "join":
+                self.join(*more)
+            elif kind == "bound":
+                self.layout.rows.bound = int(more[0] * self.unit)
+            elif kind == "steps":
+                for _ in range(*more):
+                    self.step(tolerance)
+            elif self.alone:
+                row = list(self.alone)[more[0] % len(self.alone)]
+                self.store(row, tolerance)
+                if kind == "leave":
+                    self.layout.drop([row])
+                    del self.alone[row]
+
+    def join(self, length: int, roomy: bool) -> None:
+        """`roomy`: its buffers are made for many more tokens."""
+        request = new_request([20 + 7 * i % 300 for i in range(length)])
+        if length not in self.prefilled:
+            self.prefilled[length] = self.model.make_cache()
+            self.model.prefill(PrefillChunk(request.prompt, 0, length, self.prefilled[length]))
+            mx.eval(arrays(self.prefilled[length]))
+        (row,) = request.rows
+        cache, self.alone[row] = (copy.deepcopy(self.prefilled[length]) for _ in range(2))
+        self.unit = self.unit or profile(cache, length).row_bytes(1)
+        for layer in cache if roomy else []:
+            if type(layer) is KVCache:
+                room = [(0, 0), (0, 0), (0, 600), (0, 0)]
+                layer.keys, layer.values = (mx.pad(a, room) for a in (layer.keys, layer.values))
+        self.layout.add(row, cache)
+
+    def step(self, tolerance: float) -> None:
+        tokens = {row: 20 + 13 * row.length % 300 for row in self.alone}
+        passes = self.layout.passes()
+        limit = GROWN * self.layout.rows.bound
+        assert all(len(g.rows) == 1 or g.nbytes() <= limit for g in self.layout.rows.groups)
+        for each in passes:
+            found = self.decode(each.rows, each.cache, tokens)
+            for row, logits in zip(each.rows, found, strict=True):
+                self.compare(logits, self.decode([row], self.alone[row], tokens)[0], tolerance)
+        for row, token in tokens.items():
+            row.tokens.append(token)
+
+    def store(self, row: Row, tolerance: float) -> None:
+        """Its cache as a layout gives it goes on like the row's own; that one's stays behind."""
+        cache = self.layout.extract(row)
+        own = copy.deepcopy(self.alone[row])
+        if any(cache is group.cache for group in self.layout.rows.groups):
+            cache = copy.deepcopy(cache)
+        for token in (25, 61):
+            found, wanted = (self.decode([row], each, {row: token})[0] for each in (cache, own))
+            self.compare(found, wanted, tolerance)
+
+    def decode(self, rows: list[Row], cache: list[Any], tokens: dict[Row, int]) -> mx.array:
+        fed = mx.array([tokens[row] for row in rows], dtype=mx.int32)
+        at = mx.array([row.length for row in rows], dtype=mx.int32)
+        return self.model.decode(fed, cache, at)
+
+    def compare(self, found: mx.array, wanted: mx.array, tolerance: float) -> None:
+        assert mx.max(mx.abs(found.astype(mx.float32) - wanted.astype(mx.float32))) <= tolerance
+
+
+@pytest.mark.parametrize("layout", [GroupedLayout, MergedLayout])
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "qwen3_5_text"])
+def test_any_mix_of_lengths_decodes_as_alone(tiny: Tiny, family: str, layout: Any) -> None:
+    model = tiny(family)
+    prefilled: dict[int, Any] = {}
+
+    @settings(max_examples=5, suppress_health_check=list(HealthCheck))
+    @given(EVENTS)
+    def check(events: list[Event]) -> None:
+        Twins(model, layout(), prefilled).play(events, 1e-4)
+
+    check()
+
+
+@pytest.mark.parametrize(("family", "bits"), [("llama", 16), ("qwen3", 4)])
+def test_formats_that_users_run_decode_bit_by_bit_as_alone(
+    tmp_path: Path, family: str, bits: int
+) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 128}
+    model = load_text(build(tmp_path / "m", family, dtype="bfloat16", **sizes), LoadOptions())
+    if bits == 4:
+        nn.quantize(model.model, group_size=32, bits=4)
+    prefilled: dict[int, Any] = {}
+
+    @settings(max_examples=5, suppress_health_check=list(HealthCheck))
+    @given(EVENTS)
+    def check(events: list[Event]) -> None:
+        Twins(model, GroupedLayout(), prefilled).play(events, 0)
+
+    check()
+
+
+def test_caches_that_count_in_place_decode_in_groups(tiny: Tiny) -> None:
+    """mlx-vlm's own batch caches change their array of offsets (models/cache.py 0.7.10)."""
+    model = tiny("qwen3", num_hidden_layers=1)
+    twins = Twins(model, GroupedLayout(), {})
+    for length in (40, 30, 700, 600):
+        other = [in_place.KVCache() for _ in model.make_cache()]
+        prompt = new_request([20 + 7 * i % 300 for i in range(length)]).prompt
+        model.prefill(PrefillChunk(prompt, 0, length, other))
+        twins.prefilled[length] = other
+        twins.join(length, roomy=False)
+    for _ in range(4):
+        twins.step(1e-4)
+    assert len(twins.layout.rows.groups) == 2
+
+
+LONG = 2000
+FAMILIES = ("qwen3", "gemma3_text", "qwen3_5_text")
+
+
+def long_row(model: TextModel) -> tuple[Row, list[Any]]:
+    """A row whose attention layers hold many tokens; what they are does not matter."""
+    request = new_request([30] * (LONG + 5))
+    cache = model.make_cache()
+    model.prefill(PrefillChunk(request.prompt, 0, 5, cache))
+    for layer in cache:
+        if hasattr(layer, "update_and_fetch"):
+            _, heads, _, dim = layer.keys.shape
+            layer.update_and_fetch(*(mx.random.normal((1, heads, LONG, dim)) for _ in range(2)))
+    mx.eval(arrays(cache))
+    return request.rows[0], cache
+
+
+def step(model: TextModel, layout: GroupedLayout) -> None:
+    for each in layout.passes():
+        positions = [row.length for row in each.rows]
+        mx.eval(run_pass(model, each, mx.array([30] * len(each.rows)), positions))
+        for row in each.rows:
+            row.tokens.append(30)
+
+
+def allocated(work: Callable[[], None]) -> int:
+    """Bytes beyond those held before, at most."""
+    gc.collect()
+    held = mx.get_active_memory()
+    mx.reset_peak_memory()
+    work()
+    return max(0, mx.get_peak_memory() - held)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_store_copies_the_new_tokens_alone(tiny: Tiny, family: str, count: int) -> None:
+    model, layout = tiny(family), GroupedLayout()
+    rows = [long_row(model) for _ in range(count)]
+    first, cache = rows[0]
+    key, store = CacheKey("model"), PrefixCache(budget=lambda: 2**40)
+    ids = list(range(LONG + 9))
+    store.insert(key, ids[: LONG + 5], cache, {})
+    for row, own in rows:
+        layout.add(row, own)
+    del rows, cache, own
+    for _ in range(4):
+        step(model, layout)
+    assert len(layout.rows.groups) == 1
+    row_bytes = layout.rows.groups[0].nbytes() // count
+    stored = store.nbytes
+    assert allocated(lambda: store.insert(key, ids, layout.extract(first), {})) < row_bytes / 8
+    assert 0 < store.nbytes - stored < row_bytes / 8
+    assert allocated(lambda: step(model, layout)) < row_bytes / 2  # in place, as ever
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_nothing_is_copied_where_rows_above_the_bound_join_and_leave(
+    tiny: Tiny, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny(family)
+    rows = [long_row(model) for _ in range(4)]
+    row_bytes = profile(rows[0][1], LONG).row_bytes(LONG)
+    monkeypatch.setattr(batch_layout, "MERGED_BYTES", 2 * row_bytes - 1)
+    layout = GroupedLayout()
+    for row, cache in rows[:3]:
+        layout.add(row, cache)
+    step(model, layout)
+    (late, cache), leaver = rows[3], rows[1][0]
+    del rows
+
+    def traffic() -> None:
+        layout.add(late, cache)
+        step(model, layout)
+        layout.drop([leaver])
+        step(model, layout)
+
+    assert allocated(traffic) < row_bytes / 2
+    assert [len(each.rows) for each in layout.passes()] == [3]
+
+
+def test_a_group_that_outgrows_the_bound_is_halved(tiny: Tiny) -> None:
+    model = tiny("qwen3")
+    twins = Twins(model, GroupedLayout(), {})
+    for length in (40, 250, 60, 200):
+        twins.join(length, roomy=False)
+    groups = twins.layout.rows
+    assert [len(g.rows) for g in groups.groups] == [4]
+    groups.bound = 2 * twins.unit
+    twins.step(1e-4)
+    assert [len(g.rows) for g in groups.groups] == [4]
+    groups.bound = twins.unit
+    for _ in range(5):
+        twins.step(1e-4)
+    parted = [[row.length for row in g.rows] for g in groups.groups]
+    assert parted == [[46, 66], [206, 256]]  # the shorter rows and the longer ones
+    for _ in range(2):
+        twins.step(1e-4)
+    assert [len(g.rows) for g in groups.groups] == [2, 1, 1]
+
+
+def test_a_recurrent_state_is_held_once(tiny: Tiny) -> None:
+    model, layout = tiny("qwen3_5_text"), GroupedLayout()
+    for _ in range(3):
+        layout.add(*long_row(model))
+    layout.rows.bound = 0
+    step(model, layout)
+    states = [layer for g in layout.rows.groups for layer in g.cache if hasattr(layer, "cache")]
+    assert states
+    assert not arrays(states)
+    layout.drop([layout.rows.groups[0].rows[0]])
+    assert arrays([layer for layer in layout.rows.groups[0].cache if hasattr(layer, "cache")])
