@@ -48,6 +48,22 @@ def rows_of(batch: Sequence[Any], indices: Iterable[int]) -> list[RowCache]:
     return [[_row(layer, index) for layer in batch] for index in indices]
 
 
+def counting_alike(batch: Iterable[Any]) -> list[list[Any]]:
+    """Layers that share the array of their offsets, as `merged` leaves them."""
+    found: dict[int, list[Any]] = {}
+    for layer in batch:
+        if isinstance(getattr(layer, "offset", None), mx.array):
+            found.setdefault(id(layer.offset), []).append(layer)
+    return list(found.values())
+
+
+def columns(cache: Any) -> int:
+    """Tokens of a cache's longest row, its padding and what a window has let go included."""
+    if isinstance(cache.offset, mx.array):
+        return int(getattr(cache, "_offset", cache._idx))
+    return int(cache.offset)
+
+
 def _merged(rows: Sequence[Any], offsets: Offsets) -> Any:
     """One layer of all rows."""
     first = rows[0]

@@ -19,8 +19,9 @@ from mlx_provider.engine.execution import batch_layout
 from mlx_provider.engine.execution.batch_layout import Layout, make_layout
 from mlx_provider.engine.execution.decode_batch import run_pass
 from mlx_provider.families.text import TextModel, load_text
-from mlx_provider.testing.driver import new_request
+from mlx_provider.testing.driver import new_engine, new_request
 from mlx_provider.testing.tiny_models import build
+from mlx_provider_qwen3_5 import load
 
 LAYERS = 36
 VIEWS = {"Slice", "Reshape", "Transpose", "Broadcast", "Squeeze", "ExpandDims", "AsStrided",
@@ -58,15 +59,15 @@ def fused() -> Iterator[pytest.MonkeyPatch]:
 
 
 def filled(model: TextModel, lengths: list[int], layout: str = "grouped") -> Layout:
-    """Rows of these lengths, three steps on."""
+    """Rows of these lengths that joined one after another, a step between."""
     rows = make_layout(layout)
     for length in lengths:
         cache = model.make_cache()
         for layer in cache:  # what it holds does not matter
             layer.update_and_fetch(*(mx.zeros((1, 2, length, 16), mx.bfloat16) for _ in range(2)))
         rows.add(new_request([30] * length).rows[0], cache)
-    for _ in range(3):
-        mx.eval(step(model, rows))
+        for _ in range(2):
+            mx.eval(step(model, rows))
     return rows
 
 
@@ -77,12 +78,17 @@ def step(model: TextModel, layout: Layout) -> list[mx.array]:
     ]
 
 
+def nodes(folder: Path, *arrays: mx.array) -> list[str]:
+    """Operations that are still to be run for these arrays, but views."""
+    graph = folder / "step.dot"
+    mx.export_to_dot(str(graph), *arrays)
+    names = re.findall(r'label ?= ?"([A-Za-z0-9_]+)"', graph.read_text())
+    return [name for name in names if len(name) > 1 and name not in VIEWS]  # arrays have a letter
+
+
 def kernels(model: TextModel, layout: Layout, folder: Path) -> int:
     """Those of the next step."""
-    graph = folder / "step.dot"
-    mx.export_to_dot(str(graph), *step(model, layout))
-    names = re.findall(r'label ?= ?"([A-Za-z0-9_]+)"', graph.read_text())
-    return sum(len(name) > 1 and name not in VIEWS for name in names)  # arrays have one letter
+    return len(nodes(folder, *step(model, layout)))
 
 
 def test_rows_apart_launch_little_more_than_rows_together(
@@ -97,3 +103,19 @@ def test_rows_apart_launch_little_more_than_rows_together(
     eight = filled(deep, ALIKE)
     assert len(eight.passes()) == 1
     assert kernels(deep, eight, tmp_path) <= 2.05 * together
+
+
+@pytest.mark.parametrize("lengths", [(5, 20, 40), (5, 20, 700, 800)])
+def test_a_step_leaves_nothing_to_compute(tmp_path: Path, lengths: tuple[int, ...]) -> None:
+    """Not even where the model, which is given its positions, never asks for the offsets."""
+    model = load(build(tmp_path / "model", "qwen3_5"), LoadOptions())
+    engine = new_engine(model, max_chunk=1024)
+    for length in lengths:
+        engine.submit(new_request([20] * length, max_tokens=100))
+    for _ in range(20):
+        engine.step()
+    groups = engine.batch.layout.rows.groups
+    counts = [layer.offset for g in groups for layer in g.cache if hasattr(layer, "offset")]
+    asked = [count for count in counts if isinstance(count, mx.array)]
+    assert asked
+    assert not nodes(tmp_path, *asked)

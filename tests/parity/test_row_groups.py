@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mlx_vlm.models import cache as in_place
+from mlx_vlm.models.base import cache_position_offset
 
 from mlx_provider import LoadOptions
 from mlx_provider.engine.execution import batch_layout
@@ -247,6 +248,21 @@ def test_nothing_is_copied_where_rows_above_the_bound_join_and_leave(
 
     assert allocated(traffic) < row_bytes / 2
     assert [len(each.rows) for each in layout.passes()] == [3]
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text"])
+def test_a_model_learns_the_length_without_waiting(
+    tiny: Tiny, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twins = Twins(tiny(family), GroupedLayout(), {})
+    for length in (40, 30, 270):
+        twins.join(length, roomy=False)
+    twins.step(1e-4)
+    (cache,) = [each.cache for each in twins.layout.passes()]
+    asked: list[mx.array] = []
+    monkeypatch.setattr(mx.array, "item", lambda array: asked.append(array) or 0)
+    assert {cache_position_offset(layer) for layer in cache} == {271}
+    assert not asked
 
 
 def test_a_group_that_outgrows_the_bound_is_halved(tiny: Tiny) -> None:

@@ -134,7 +134,7 @@ class GroupedLayout:
         if len(groups) < 2:
             return [Pass(group.rows, group.cache) for group in groups]
         if self._joined is None:
-            self._joined = joined([g.cache for g in groups], self._sizes())
+            self._joined = joined(self._caches(), self._sizes())
         return [Pass(self._all_rows(), self._joined)]
 
     def extract(self, row: Row) -> RowCache:
@@ -145,14 +145,20 @@ class GroupedLayout:
         """All groups and a chunk, which has attention layers alone: nothing is to be split."""
         count = len(chunk.tokens)
         piggybacked = [as_rows(layer, count) for layer in chunk.cache]
-        caches = [*(g.cache for g in self.rows.groups), piggybacked]
-        return Pass(self._all_rows(), joined(caches, [*self._sizes(), count]), chunk)
+        cache = joined([*self._caches(), piggybacked], [*self._sizes(), count])
+        return Pass(self._all_rows(), cache, chunk)
 
     def _split(self) -> None:
         """Give every group its recurrent state back before groups change."""
         if self._joined is not None:
             split(self._joined, [g.cache for g in self.rows.groups], self._sizes())
         self._joined = None
+
+    def _caches(self) -> list[RowCache]:
+        """Of the groups, for a pass over all of them."""
+        for group in self.rows.groups:
+            group.share_offsets()
+        return [group.cache for group in self.rows.groups]
 
     def _sizes(self) -> list[int]:
         return [len(group.rows) for group in self.rows.groups]

@@ -12,6 +12,7 @@ from ...isolation import Fault, Isolation
 from ...records import LoadedModel
 from ..request import Row
 from .batch_layout import Layout, Pass
+from .grouped_kv import offsets
 from .piggyback import PiggybackedChunk
 from .sampler import Drawn
 
@@ -85,7 +86,7 @@ class DecodeBatch:
         for each in self.layout.passes(chunk):
             with Isolation() as tried:
                 out = self._run(each)
-                mx.async_eval(out)  # type: ignore[no-untyped-call]
+                mx.async_eval(out, offsets(each.cache))  # type: ignore[no-untyped-call]
             if tried.fault is not None:
                 failed.append((list(each.rows), tried.fault))
                 continue

@@ -13,7 +13,8 @@ from typing import Any
 import mlx.core as mx
 
 from ...upstream.attention import Parts, Run
-from ...upstream.batch_caches import RowCache
+from ...upstream.batch_caches import RowCache, columns
+from ..memory import leaves
 from .piggyback import ChunkKV
 
 Count = int | range | mx.array
@@ -25,14 +26,26 @@ def joined(caches: Sequence[RowCache], sizes: Sequence[int]) -> RowCache:
 
     Attention caches are shared with the groups; recurrent state moves, until it is `split`.
     """
-    offsets = Offsets()
-    return [_joined(parts, sizes, offsets) for parts in zip(*caches, strict=True)]
+    counted = Offsets()
+    return [_joined(parts, sizes, counted) for parts in zip(*caches, strict=True)]
 
 
 def split(together: RowCache, caches: Sequence[RowCache], sizes: Sequence[int]) -> None:
     """Give the groups back what `joined` took."""
     for layer, *parts in zip(together, *caches, strict=True):
         _split(layer, parts, sizes)
+
+
+def offsets(cache: RowCache) -> list[mx.array]:
+    """Those on the device. Whoever runs a pass evaluates them with it: where a model is given its
+    positions nothing else does, and each step would leave a sum behind in every layer."""
+    parts = [p for each in leaves(cache) for p in (each.parts if _grouped(each) else [each])]
+    counts = [getattr(part, "offset", None) for part in parts]
+    return [count for count in counts if isinstance(count, mx.array)]
+
+
+def _grouped(layer: Any) -> bool:
+    return isinstance(layer, GroupedKV)
 
 
 class Offsets:
@@ -85,17 +98,26 @@ def _as_array(count: Count, size: int) -> mx.array:
 class GroupedKV:
     """The attention caches of one layer, one per group, seen by the model as one cache."""
 
-    def __init__(self, parts: Sequence[Any], sizes: Sequence[int], offsets: Offsets) -> None:
+    def __init__(self, parts: Sequence[Any], sizes: Sequence[int], counted: Offsets) -> None:
         self.parts = parts
         self.sizes = sizes
         self.runs = runs(parts, sizes)
-        self._offsets = offsets
+        self._counted = counted
         """Of all layers."""
 
     @property
     def offset(self) -> mx.array:
         """Rotary offset of every row, (B,) int32."""
-        return self._offsets.of(self._counts(), self.sizes)
+        return self._counted.of(self._counts(), self.sizes)
+
+    @property
+    def _offset(self) -> int:
+        """Tokens of the longest row, padding included.
+
+        Under this name mlx-vlm looks for it, and reads `offset` back where there is none
+        (`cache_position_offset`, models/base.py 0.7.10).
+        """
+        return max(columns(run.cache) for run in self.runs)
 
     def make_mask(self, *args: Any, **kwargs: Any) -> list[Any]:
         """One mask per group."""
@@ -108,7 +130,7 @@ class GroupedKV:
             part.update_and_fetch(keys[run.rows], values[run.rows])
             for part, run in zip(self.parts, self.runs, strict=True)
         ]
-        self._offsets.advance(self.parts, before)
+        self._counted.advance(self.parts, before)
         all_keys, all_values = (list(each) for each in zip(*pairs, strict=True))
         return Parts(all_keys, self.runs), Parts(all_values, self.runs)
 
@@ -127,16 +149,16 @@ def runs(parts: Sequence[Any], sizes: Sequence[int]) -> list[Run]:
     ]
 
 
-def _joined(parts: Sequence[Any], sizes: Sequence[int], offsets: Offsets) -> Any:
+def _joined(parts: Sequence[Any], sizes: Sequence[int], counted: Offsets) -> Any:
     """One layer's caches of all groups."""
     first = parts[0]
     if hasattr(first, "caches"):
         inner = zip(*(part.caches for part in parts), strict=True)
         together = type(first)()
-        together.caches = tuple(_joined(each, sizes, offsets) for each in inner)
+        together.caches = tuple(_joined(each, sizes, counted) for each in inner)
         return together
     if hasattr(first, "update_and_fetch"):
-        return GroupedKV(parts, sizes, offsets)
+        return GroupedKV(parts, sizes, counted)
     return _joined_state(parts, sizes)
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from ...upstream.batch_caches import RowCache, mergeable, merged, rows_of
-from ..memory import MemoryProfile, profile
+from ...upstream.batch_caches import RowCache, counting_alike, mergeable, merged, rows_of
+from ..memory import MemoryProfile, leaves, profile
 from ..request import Row
 
 MAX_RATIO = 2.0
@@ -22,13 +23,15 @@ GROWN = 2
 """Times its bound that a group may grow: each half of it then fits again."""
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Group:
     """Rows of similar length; with one row `cache` is that row's own."""
 
     rows: list[Row]
     cache: RowCache
     memory: MemoryProfile
+    alike: list[list[Any]]
+    """Layers that count alike."""
 
     def nbytes(self, *more: Row) -> int:
         """Bytes of its cache, if these rows joined."""
@@ -40,22 +43,34 @@ class Group:
         lengths = [row.length, *(own.length for own in self.rows)]
         return max(lengths) <= max(SHORT, MAX_RATIO * min(lengths))
 
-    def add(self, row: Row, cache: RowCache) -> None:
-        self.cache = merged([*self.caches(self.rows), cache])
-        self.rows.append(row)
-
     def caches(self, rows: Sequence[Row]) -> list[RowCache]:
         """Row caches of some of its rows; the group's own is left as it is."""
         if len(self.rows) == 1:
             return [self.cache for _ in rows]
         return rows_of(self.cache, [self.rows.index(row) for row in rows])
 
+    def joined_by(self, row: Row, cache: RowCache) -> Group:
+        """The group with one row more."""
+        return group_of([*self.rows, row], [*self.caches(self.rows), cache], self.memory)
+
     def part(self, rows: list[Row]) -> Group:
         """A group of some of its rows."""
         if len(rows) == len(self.rows):
             return self
-        caches = self.caches(rows)
-        return Group(rows, merged(caches) if len(caches) > 1 else caches[0], self.memory)
+        return group_of(rows, self.caches(rows), self.memory)
+
+    def share_offsets(self) -> None:
+        """Layers that count alike have one array of offsets again, after passes of the group alone,
+        in which each has counted for itself."""
+        for first, *others in self.alike:
+            for layer in others:
+                layer.offset = first.offset
+
+
+def group_of(rows: list[Row], caches: Sequence[RowCache], memory: MemoryProfile) -> Group:
+    """Rows and their caches, merged where there are several."""
+    together = merged(caches) if len(caches) > 1 else caches[0]
+    return Group(rows, together, memory, counting_alike(leaves(together)))
 
 
 @dataclass
@@ -68,11 +83,13 @@ class Groups:
 
     def add(self, row: Row, cache: RowCache) -> None:
         """Put a row into the group it fits best, or into one of its own."""
-        fits = [g for g in self.groups if self._admits(g, row)] if mergeable(cache) else []
+        groups = self.groups
+        fits = [i for i, g in enumerate(groups) if self._admits(g, row)] if mergeable(cache) else []
         if fits:
-            min(fits, key=lambda g: abs(g.rows[0].length - row.length)).add(row, cache)
+            at = min(fits, key=lambda i: abs(groups[i].rows[0].length - row.length))
+            groups[at] = groups[at].joined_by(row, cache)
         else:
-            self.groups.append(Group([row], cache, profile(cache, row.length)))
+            groups.append(group_of([row], [cache], profile(cache, row.length)))
 
     def drop(self, rows: Sequence[Row]) -> None:
         """Take rows out of their groups; empty groups go."""
