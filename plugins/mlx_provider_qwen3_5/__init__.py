@@ -22,9 +22,11 @@ def load(folder: Path, options: LoadOptions) -> LoadedModel:
     from mlx_provider.families.vision.patch_model import load_patch_model
     from mlx_provider.families.vision.patches import PatchTexts
 
-    from .without_metal import patch_mlx_vlm
+    from .padded_attention import attend_padded_rows_at_once
+    from .without_metal import take_smaller_chunks
 
-    patch_mlx_vlm()
+    take_smaller_chunks()
+    attend_padded_rows_at_once()
     texts = PatchTexts(
         image="<|image_pad|>",
         frames="<|video_pad|>",

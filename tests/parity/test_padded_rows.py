@@ -16,10 +16,9 @@ from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from mlx_provider.testing.tiny_models import build
 from mlx_provider.upstream import attention
 from mlx_provider.upstream.batch_caches import merged
-from mlx_provider.upstream.stand_in import stand_in
+from mlx_provider.upstream.patching import patch
 from mlx_provider_qwen3_5 import load
-
-NAME, KERNEL = attention.PADDED, attention.PADDED_KERNEL
+from mlx_provider_qwen3_5.padded_attention import KERNEL, PADDED, masked
 
 
 @pytest.fixture
@@ -49,10 +48,11 @@ def padded(lengths: list[int], size: int) -> tuple[list[mx.array], dict[str, Any
 @pytest.fixture
 def functions() -> tuple[Callable[..., mx.array], Callable[..., mx.array]]:
     """Ours and upstream's; the module calls our attention, as after every load."""
-    stand_in([language], attention.NAME, attention.routed)
-    original = getattr(language, NAME)
-    original = getattr(original, "pristine", original)
-    return attention.masked(original), original
+    patch([language], attention.NAME, attention.routed)
+    original = getattr(language, PADDED)
+    while hasattr(original, "original"):
+        original = original.original
+    return masked(original), original
 
 
 def test_rows_of_several_lengths_are_attended_in_one_call(functions, gathers) -> None:

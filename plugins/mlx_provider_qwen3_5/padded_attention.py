@@ -1,0 +1,48 @@
+"""Rows of several lengths in one cache, attended in one call.
+
+Where mlx-vlm 0.7.10 (models/qwen3_5/language.py, `_qwen3_5_left_padded_attention`) has no kernel
+for them (never on CUDA, on Metal only while rows are about as long as each other) it copies the
+keys and values of the rows of each length and attends length after length, in every layer and
+step. One call with a mask does the same: on a CPU a step of 8 rows takes 0.4 of the time in
+float32, 0.7 in bfloat16.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import mlx.core as mx
+
+from mlx_provider.families.patching import patch
+from mlx_provider.records import Function
+
+ATTENTION = "scaled_dot_product_attention"
+PADDED, KERNEL = "_qwen3_5_left_padded_attention", "_qwen3_5_ragged_decode_attention"
+
+
+def attend_padded_rows_at_once() -> None:
+    """Replace the function in upstream's module. Idempotent."""
+    from mlx_vlm.models.qwen3_5 import language
+
+    patch([language], PADDED, masked)
+
+
+def masked(original: Function) -> Function:
+    """Attention of one token of each left-padded row, for all rows at once."""
+    module = original.__globals__
+
+    @functools.wraps(original)
+    def attend(
+        queries: mx.array, keys: Any, values: Any, *, cache: Any, scale: float, mask: Any
+    ) -> Any:
+        paddings = getattr(cache, "_qwen3_5_decode_left_padding", None)
+        if paddings is None or queries.shape[2] > 1 or not isinstance(keys, mx.array):
+            return original(queries, keys, values, cache=cache, scale=scale, mask=mask)
+        found = module[KERNEL](queries, keys, values, paddings, scale)
+        if found is not None:
+            return found
+        seen = mx.arange(keys.shape[2]) >= mx.array(paddings)[:, None, None, None]
+        return module[ATTENTION](queries, keys, values, cache=None, scale=scale, mask=seen)
+
+    return attend
