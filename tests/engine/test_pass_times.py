@@ -36,6 +36,22 @@ def test_time_in_which_nothing_ran_is_nobodys(idle: float) -> None:
     assert costs.pace == pytest.approx(1, rel=0.1)
 
 
+@pytest.mark.parametrize(("slower", "other"), [(0.5, 0), (1, 0), (4, 0), (1, 0.1), (1, 0.5)])
+def test_passes_of_another_engine_are_not_ours(slower: float, other: float) -> None:
+    """A pass runs while the host prepares the next; other engines' passes come behind it."""
+    costs, now, free = Costs(CURVE), 0.0, 0.0
+    timer = PassTimer(costs)
+    for _ in range(80):
+        timer.launched(costs.pass_of(64, 0), now)
+        ended, free = free, max(free, now) + slower * CURVE.seconds(64)
+        now = max(now + 0.002, ended)
+        timer.ended(now, left=1)
+        if other:
+            now = free = max(now, free) + other
+        now += 0.002
+    assert costs.pace == pytest.approx(slower, rel=0.1)
+
+
 @dataclass
 class RunsAhead:
     """All of an image passes with its first tokens, as in models that attend to it both ways."""

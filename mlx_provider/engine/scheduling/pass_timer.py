@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .costs import SPIKE, Costs
+from .costs import Costs
 
 
 class PassTimer:
@@ -19,8 +19,9 @@ class PassTimer:
 
     def launched(self, expected: float, now: float) -> None:
         """A pass was handed to the device."""
-        if now - self._since > SPIKE * sum(self._launched):
-            self._launched.clear()  # ended long ago: nobody asked, or an image was embedded
+        if now - self._since > sum(self._launched):
+            # ended, nobody knows when: the engine was idle, or another ran, or an image came
+            self._launched.clear()
         if not self._launched:
             self._since = now
         self._launched.append(expected)
