@@ -1,41 +1,39 @@
 """At load time: which layout gives a row the same logits as alone, and what a row costs.
 
 Padding, merging and masks are where upstream's batching goes silently wrong (10 of 64 mlx-lm
-families under padded prefill). A layout that does not reproduce solo logits on three short
+families under padded prefill). A layout that does not reproduce solo logits on four short
 prompts is not used, and the reason is told. The same holds for chunks of a prompt that are mixed
-into the pass of rows that decode.
+into the pass of rows that decode. What counts as the same is measured, too: see `noise`.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 
 from ...isolation import Isolation
 from ...protocol.event_queue import EventQueue
-from ...records import LoadedModel, PrefillChunk, Prompt
-from ..memory import MemoryProfile, arrays, profile
+from ...records import LoadedModel, Prompt
+from ..memory import MemoryProfile, profile
 from ..request import Request, Row, RowOutput, SamplingParams
+from . import solo_rows
 from .batch_layout import Layout, make_layout
 from .decode_batch import run_pass
 from .piggyback import PiggybackedChunk, can_share_a_pass
+from .solo_rows import CHUNK_ENDS, CHUNK_START, CHUNKED_LENGTH, STEPS, ByStep, MakeCache, SoloRow
 
-log = logging.getLogger(__name__)
-
-LENGTHS = (5, 11, 270)
-"""Two prompts that share a group, and one that needs its own."""
-ROPE_DELTAS = (0, 4, 9)
+LENGTHS = (5, 11, 270, 283)
+"""Prompts of two groups with two rows each, all of unlike lengths."""
+ROPE_DELTAS = (0, 4, 9, 2)
 """Their rotary deltas, as images would leave them: each row's position must be its own."""
-STEPS = 3
-CHUNKS = (5, 7)
-"""Sizes of the piggybacked chunks: a second one must find what the first one left."""
-TOLERANCE = {"float32": 1e-3, "low": 0.25}
-"""Largest difference of log-probabilities among the likely tokens."""
-LIKELY = 16
+APART = 2
+"""The step before which one row of each group leaves; it comes back after it."""
 
 
 @dataclass(frozen=True)
@@ -48,130 +46,141 @@ class Probe:
     """Why a better layout is not used."""
     mixes: bool = False
     """Whether chunks of prompts may share the pass of rows that decode."""
+    noise_floor: float = 0.0
+    """Largest difference of a likely token's log-probability between a row in company and the same
+    row alone, which only the device's rounding makes; 0 where rows decode alone."""
 
 
-def probe(model: LoadedModel, make_cache: Callable[[], list[Any]], layouts: Sequence[str]) -> Probe:
+def probe(model: LoadedModel, make_cache: MakeCache, layouts: Sequence[str]) -> Probe:
     """Try `layouts`, best first, on the engine thread; `solo` needs no proof."""
-    prompts = [_tokens(model, length, start) for start, length in enumerate(LENGTHS)]
-    longest = _prefilled(model, make_cache, prompts[-1])
-    memory = profile(longest, len(prompts[-1]))
-    solo = _run(model, make_cache, make_layout("solo"), prompts)
+    prompts = [solo_rows.some_tokens(model, length, i) for i, length in enumerate(LENGTHS)]
+    together = list(itertools.takewhile(lambda name: name != "solo", layouts))
+    if not together:
+        return Probe("solo", _memory(solo_rows.prefilled(model, make_cache, prompts[-1])), ())
+    rows = [
+        solo_rows.decoding(model, make_cache, tokens, delta)
+        for tokens, delta in zip(prompts, ROPE_DELTAS, strict=True)
+    ]
+    longest = rows[-1].cache
+    memory = _memory(longest)
     notes = []
-    for name in layouts:
-        if name == "solo":
-            break
-        with Isolation() as tried:
-            found = _run(model, make_cache, make_layout(name), prompts)
-            worst = max(_distance(a, b) for a, b in zip(solo, found, strict=True))
-        if tried.fault is not None:
-            notes.append(f"layout {name!r} is not used: {tried.fault.told}")
+    for name in together:
+        found = _judged(rows, partial(_together, model, rows, name))
+        if found.problem:
+            notes.append(f"layout {name!r} is not used: {found.problem}")
             continue
-        if worst <= TOLERANCE[model.info.precision]:
-            mixes = name == "grouped" and can_share_a_pass(longest)
-            if mixes and (problem := _mixed_problem(model, make_cache, prompts, solo)):
-                mixes = False
-                notes.append(f"chunks run in forward passes of their own: {problem}")
-            return Probe(name, memory, tuple(notes), mixes)
-        notes.append(f"layout {name!r} is not used: logprobs differ from solo by {worst:.3g}")
+        mixed = UNTRIED
+        if name == "grouped" and can_share_a_pass(longest):
+            mixed = _mixing(model, make_cache, rows)
+            if mixed.problem:
+                notes.append(f"chunks run in forward passes of their own: {mixed.problem}")
+        floor = max(found.widest, mixed.widest)
+        return Probe(name, memory, tuple(notes), mixed.passed, floor)
     return Probe("solo", memory, tuple(notes))
 
 
-def _tokens(model: LoadedModel, length: int, start: int) -> list[int]:
-    """Ids spread over the vocabulary, without those that end a reply."""
-    usable = max(2, model.info.vocab_size)
-    ids = ((7919 * (i + 1) + 104729 * start) % usable for i in range(2 * length))
-    return [i for i in ids if i not in model.info.stop_tokens][:length]
+def _memory(longest: list[Any]) -> MemoryProfile:
+    return profile(longest, LENGTHS[-1])
 
 
-def _prefilled(
-    model: LoadedModel, make_cache: Callable[[], list[Any]], tokens: list[int]
-) -> list[Any]:
-    cache = make_cache()
-    model.prefill(PrefillChunk(Prompt(tokens), 0, len(tokens), cache))
-    mx.eval(arrays(cache))
-    return cache
+@dataclass(frozen=True)
+class Judgement:
+    """Of rows that ran together."""
+
+    passed: bool
+    problem: str = ""
+    """Why they may not."""
+    widest: float = 0.0
+    """Largest difference of a likely token's log-probability from alone, where they may."""
 
 
-def _run(
-    model: LoadedModel,
-    make_cache: Callable[[], list[Any]],
-    layout: Layout,
-    prompts: Sequence[list[int]],
-) -> list[mx.array]:
-    """Logits of every prompt after fixed tokens; the second leaves and comes back on the way."""
-    rows = [_row(tokens, d) for tokens, d in zip(prompts, ROPE_DELTAS, strict=True)]
-    for row in rows:
-        layout.add(row, _prefilled(model, make_cache, list(row.request.prompt.tokens)))
-    out: list[mx.array] = []
-    for step in range(STEPS):
-        if step == STEPS - 1:
-            leaver = rows[1]
-            cache = layout.extract(leaver)
-            layout.drop([leaver])
-            layout.add(leaver, cache)
-        out += _step(model, layout, rows, step)
-    return out
+UNTRIED = Judgement(False)
 
 
-def _mixed_problem(
-    model: LoadedModel,
-    make_cache: Callable[[], list[Any]],
-    prompts: Sequence[list[int]],
-    solo: Sequence[mx.array],
-) -> str:
-    """Why the last prompt may not be prefilled in the passes of the others; empty: it may."""
-    *others, tokens = prompts
-    layout = make_layout("grouped")
-    rows = [_row(t, d) for t, d in zip(others, ROPE_DELTAS, strict=False)]
-    for row in rows:
-        layout.add(row, _prefilled(model, make_cache, list(row.request.prompt.tokens)))
-    start = len(tokens) - sum(CHUNKS)
-    mixed, apart = (_prefilled(model, make_cache, tokens[:start]) for _ in range(2))
-    worst = 0.0
+def _judged(rows: Sequence[SoloRow], run: Callable[[], Sequence[ByStep]]) -> Judgement:
+    """What `run` gives by row, held against the same rows alone. Never raises."""
     with Isolation() as tried:
-        for step, count in enumerate(CHUNKS):
-            stop = start + count
-            chunk = PiggybackedChunk(tokens[start:stop], range(start, stop), mixed)
-            *found, after = _step(model, layout, rows, step, chunk)
-            expected = model.prefill(PrefillChunk(Prompt(tokens), start, stop, apart))
-            wanted = [*solo[step * len(prompts) :][: len(rows)], expected]
-            pairs = zip([*found, after], wanted, strict=True)
-            worst = max(worst, *(_distance(b, a) for a, b in pairs))
-            start = stop
+        pairs = list(zip(rows, run(), strict=True))
+        problems = [problem for row, found in pairs if (problem := row.problem(found))]
+        widest = max(row.widest(found) for row, found in pairs)
     if tried.fault is not None:
-        return tried.fault.told
-    return "" if worst <= TOLERANCE[model.info.precision] else f"logprobs differ by {worst:.3g}"
+        return Judgement(False, tried.fault.told)
+    return Judgement(False, problems[0]) if problems else Judgement(True, widest=widest)
+
+
+def _mixing(model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow]) -> Judgement:
+    """Whether chunks of one more prompt may share the passes of `rows`."""
+    with Isolation() as tried:
+        tokens = solo_rows.some_tokens(model, CHUNKED_LENGTH, len(rows))
+        chunked = solo_rows.chunked(model, make_cache, tokens)
+    if tried.fault is not None:
+        return Judgement(False, tried.fault.told)
+    return _judged([*rows, chunked], partial(_mixed, model, rows, chunked))
+
+
+def _together(model: LoadedModel, rows: Sequence[SoloRow], name: str) -> list[ByStep]:
+    """Logits of the rows in a layout; one of each group decodes apart on the way."""
+    layout, apart = make_layout(name), make_layout("solo")
+    found = _joined(layout, rows)
+    leave = list(found)[1::2]
+    for step in range(STEPS):
+        if step == APART:
+            _move(leave, layout, apart)
+        if step == APART + 1:
+            _move(leave, apart, layout)
+        _step(model, layout, found)
+        _step(model, apart, found)
+    return list(found.values())
+
+
+def _mixed(model: LoadedModel, rows: Sequence[SoloRow], chunked: SoloRow) -> list[ByStep]:
+    """Logits of the rows in passes that took chunks along, and those of the chunks' row."""
+    layout = make_layout("grouped")
+    found = _joined(layout, rows)
+    cache, after, start = deepcopy(chunked.cache), [], CHUNK_START
+    for stop in CHUNK_ENDS:
+        tokens = chunked.tokens[start:stop]
+        chunk = PiggybackedChunk(tokens, range(start, stop), cache)
+        after.append(_step(model, layout, found, chunk)[-1])
+        start = stop
+    after += solo_rows.decoded(model, cache, chunked.tokens[start:], start)
+    return [*found.values(), after]
+
+
+def _joined(layout: Layout, rows: Sequence[SoloRow]) -> dict[Row, list[mx.array]]:
+    """The rows, let into a layout, each with its logits so far."""
+    found: dict[Row, list[mx.array]] = {}
+    for each, delta in zip(rows, ROPE_DELTAS, strict=True):
+        row = _row(each.tokens, delta)
+        layout.add(row, deepcopy(each.cache))
+        found[row] = []
+    return found
+
+
+def _move(rows: Sequence[Row], layout: Layout, other: Layout) -> None:
+    """Let rows go on in another layout."""
+    for row in rows:
+        other.add(row, layout.extract(row))
+    layout.drop(rows)
 
 
 def _step(
     model: LoadedModel,
     layout: Layout,
-    rows: list[Row],
-    step: int,
+    found: Mapping[Row, list[mx.array]],
     chunk: PiggybackedChunk | None = None,
-) -> list[mx.array]:
-    """Logits (vocab,) of every row, then those after the chunk."""
-    found: dict[Row, mx.array] = {}
-    after: list[mx.array] = []
+) -> mx.array:
+    """One token for each of the layout's rows; logits (B, vocab) of the last pass."""
+    logits = mx.array([])
     for each in layout.passes(chunk):
-        tokens = [row.request.prompt.tokens[step] for row in each.rows]
+        tokens = [row.request.prompt.tokens[len(row.tokens)] for row in each.rows]
         at = [row.length + row.request.prompt.rope_delta for row in each.rows]
         logits = run_pass(model, each, mx.array(tokens, dtype=mx.int32), at)
         mx.eval(logits)
-        found |= {row: logits[i] for i, row in enumerate(each.rows)}
-        if each.chunk is not None:
-            after.append(logits[-1])
-    for row in rows:
-        row.tokens.append(row.request.prompt.tokens[step])
-    return [*(found[row] for row in rows), *after]
-
-
-def _distance(a: mx.array, b: mx.array) -> float:
-    """Largest log-probability difference among the tokens likely by `a`."""
-    first, second = (x.astype(mx.float32) - mx.logsumexp(x.astype(mx.float32)) for x in (a, b))
-    likely = mx.argpartition(-first, min(LIKELY, first.size) - 1)[:LIKELY]
-    worst: float = mx.max(mx.abs(first[likely] - second[likely])).item()  # type: ignore[assignment]
-    return worst if worst == worst else float("inf")
+        for i, (row, token) in enumerate(zip(each.rows, tokens, strict=True)):
+            found[row].append(logits[i])
+            row.tokens.append(token)
+    return logits
 
 
 def _row(tokens: list[int], delta: int) -> Row:
