@@ -19,6 +19,7 @@ from ..isolation import Fault, Isolation
 from ..protocol.messages import Event, Finish, FinishReason
 from ..records import LoadedModel, MediaSpan, PrefillChunk
 from .execution.batch_layout import make_layout
+from .execution.circuit_breaker import CircuitBreaker
 from .execution.decode_batch import DecodeBatch, Logprob, read_drawn
 from .execution.mixed_batch import MixedBatches
 from .execution.sampler import Drawn, draw
@@ -36,8 +37,6 @@ from .token_names import TokenNames
 
 log = logging.getLogger(__name__)
 
-FORGIVEN_AFTER = 256
-"""Steps without a failure after which an earlier device failure no longer counts."""
 LONG_PREFILL = 2048
 """Tokens of a prefill after which MLX's free buffers go back: decoding needs none of their size."""
 
@@ -67,7 +66,10 @@ class Engine:
         self.features = features or FeatureCache(0)
         self.prefix_cache = prefix_cache
         self.clock = clock
+        self._best_layout = layout
         self.batch = DecodeBatch(model, make_layout(layout))
+        self._together = CircuitBreaker()
+        """Of rows that decode together."""
         self._mixed = MixedBatches(mixes)
         self._timer = PassTimer(scheduler.costs)
         self._names = TokenNames(model.tokenizer)
@@ -75,8 +77,6 @@ class Engine:
         """No request can expire before this time."""
         self._advanced = 0.0
         """When the rows that decode last got a token."""
-        self._failures = 0
-        self._quiet_steps = 0
         self._corrupted: set[Row] = set()
         """Rows of this step whose caches are not what they should be."""
 
@@ -115,6 +115,11 @@ class Engine:
         """Nothing runs or waits, and every event has been handed out."""
         return self.scheduler.idle and self.output.empty
 
+    @property
+    def mixes(self) -> bool:
+        """Whether chunks of prompts may share the pass of rows that decode."""
+        return self._together.closed and self._mixed.allowed
+
     # -- the step
 
     def step(self) -> list[Post]:
@@ -123,10 +128,7 @@ class Engine:
         self._admit()
         now = self.clock()
         plan = self.scheduler.plan(
-            now,
-            mixes=self._mixed.allowed,
-            stalled=now - self._advanced,
-            passes=self.batch.passes,
+            now, mixes=self.mixes, stalled=now - self._advanced, passes=self.batch.passes
         )
         if plan.rows:
             self._decode(plan)
@@ -209,10 +211,10 @@ class Engine:
         if chunk is not None and forward.took_chunk and chunk.job.cache is not None:
             self._mixed_in(chunk, forward.chunk_logits)  # it has neither ended nor started again
         self._advanced = self.clock()
-        self._quiet_steps += 1
-        if self._quiet_steps > FORGIVEN_AFTER:
-            self._failures = 0
-            self._mixed.forgive()
+        if not forward.failed:
+            self._mixed.passed()
+            if self._together.passed(used=len(forward.rows) > 1):
+                self._go_together()
 
     def _draw_next(self, rows: Sequence[Row], logits: mx.array) -> None:
         running = [row in self.scheduler.running for row in rows]
@@ -426,22 +428,33 @@ class Engine:
         self.batch.drop(rows)
         for job in self.scheduler.retry(rows):
             self._look_up(job)
-        self._quiet_steps = 0
-        if self._mixed.blame():
+        if self._mixed.blame() or self._best_layout == "solo":
             return
-        self._failures += 1
-        if self._failures > 1 and self.batch.layout.name != "solo":
+        if self._together.failed():
             self._go_solo()
 
     def _go_solo(self) -> None:
-        """Batching itself fails: rows decode one by one from now on."""
-        log.error("decoding together failed %d times: rows decode alone now", self._failures)
-        solo = make_layout("solo")
+        """Batching itself fails: rows decode one by one until it is tried again."""
+        failures = self._together.failures
+        log.error("decoding together failed %d times: rows decode alone now", failures)
+        self._go_on_in("solo")
+
+    def _go_together(self) -> None:
+        """Batching is tried again; where rows cannot even be merged, they go on alone."""
+        with Isolation() as tried:
+            self._go_on_in(self._best_layout)
+        if tried.fault is None:
+            log.info("rows decode together again, with layout %s", self._best_layout)
+        elif self._together.failed():
+            log.warning("rows cannot decode together yet: %s", tried.fault.told)
+
+    def _go_on_in(self, name: str) -> None:
+        """Let the rows go on in another layout."""
+        layout = make_layout(name)
         for each in self.batch.layout.passes():
             for row in each.rows:
-                solo.add(row, self.batch.layout.extract(row))
-        self.batch.layout = solo
-        self._mixed.possible = False
+                layout.add(row, self.batch.layout.extract(row))
+        self.batch.layout = layout
 
     # -- endings
 

@@ -6,12 +6,10 @@ import logging
 
 from ..request import PrefillJob
 from ..scheduling.plan import Chunk
+from .circuit_breaker import CircuitBreaker
 from .piggyback import PiggybackedChunk
 
 log = logging.getLogger(__name__)
-
-TOLERATED = 1
-"""Failed passes after which chunks are still mixed in."""
 
 
 class MixedBatches:
@@ -19,16 +17,15 @@ class MixedBatches:
 
     def __init__(self, possible: bool) -> None:
         """`possible`: what the probe found."""
-        self.possible = possible
-        """Only where rows decode in one pass."""
-        self._failed = 0
+        self._possible = possible
+        self._breaker = CircuitBreaker()
         self._recent: list[PrefillJob | None] = []
         """Whose chunks were in the last pass and in this one: an error of either may show now."""
 
     @property
     def allowed(self) -> bool:
         """Whether the next pass may take a chunk along."""
-        return self.possible and self._failed <= TOLERATED
+        return self._possible and self._breaker.closed
 
     def take_along(self, chunk: Chunk | None) -> PiggybackedChunk | None:
         """What the next pass computes beside its rows."""
@@ -51,13 +48,14 @@ class MixedBatches:
         self._recent = []
         for job in jobs:
             job.restart()
-        if jobs:
-            self._failed += 1
-        if jobs and self._failed == TOLERATED + 1:
-            log.error("mixed passes failed %d times: chunks run in passes of their own now",
-                      self._failed)  # fmt: skip
+        if jobs and self._breaker.failed():
+            log.error(
+                "mixed passes failed %d times: chunks run in passes of their own now",
+                self._breaker.failures,
+            )
         return bool(jobs)
 
-    def forgive(self) -> None:
-        """Nothing has failed for long."""
-        self._failed = 0
+    def passed(self) -> None:
+        """The last pass has not failed."""
+        if self._breaker.passed(used=self._recent[-1] is not None):
+            log.info("chunks are mixed into the passes of rows that decode again")

@@ -1,0 +1,197 @@
+"""What was given up after failures is tried again, rarer each time; no row loses anything."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlx_provider.engine.engine import Engine
+from mlx_provider.engine.execution import circuit_breaker
+from mlx_provider.engine.execution.batch_layout import GroupedLayout
+from mlx_provider.engine.execution.circuit_breaker import CircuitBreaker
+from mlx_provider.engine.request import Request
+from mlx_provider.families.text import TextModel
+from mlx_provider.testing.driver import alone, new_engine, new_request, output_of, run
+
+WAIT = 8
+
+
+@pytest.fixture(autouse=True)
+def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(circuit_breaker, "FIRST_WAIT", WAIT)
+
+
+def steps_until_tried(breaker: CircuitBreaker) -> int:
+    steps = 1
+    while not breaker.passed(used=False):
+        steps += 1
+        assert steps < 1000
+    return steps
+
+
+def test_it_opens_at_the_second_failure_and_waits_twice_as_long_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(circuit_breaker, "LONGEST_WAIT", 4 * WAIT)
+    breaker = CircuitBreaker()
+    assert (breaker.failed(), breaker.closed) == (False, True)
+    for wait in (WAIT, 2 * WAIT, 4 * WAIT, 4 * WAIT):
+        assert (breaker.failed(), breaker.closed) == (True, False)
+        assert steps_until_tried(breaker) == wait
+        assert breaker.closed
+
+
+def test_a_failure_of_what_stands_in_begins_the_wait_anew() -> None:
+    breaker = CircuitBreaker()
+    assert [breaker.failed(), breaker.failed()] == [False, True]
+    assert not any(breaker.passed(used=False) for _ in range(WAIT - 1))
+    assert not breaker.failed()
+    assert steps_until_tried(breaker) == WAIT
+
+
+def test_steps_that_use_it_make_failures_forgotten_and_waits_short() -> None:
+    breaker = CircuitBreaker()
+    breaker.failed()
+    assert not any(breaker.passed(used=False) for _ in range(9 * WAIT))
+    assert breaker.failed(), "steps that did not use it say nothing of it"
+    steps_until_tried(breaker)
+    assert not any(breaker.passed(used=True) for _ in range(2 * WAIT))
+    assert [breaker.failed(), breaker.failed()] == [False, True]
+    assert steps_until_tried(breaker) == WAIT
+
+
+@dataclass
+class Failing:
+    """A model whose passes fail as told, and that notes how many tokens they had."""
+
+    inner: TextModel
+    fails: Callable[[int], bool]
+    sizes: list[int] = field(default_factory=list)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def decode(self, tokens: mx.array, *args: Any) -> mx.array:
+        self.sizes.append(tokens.size)
+        logits = self.inner.decode(tokens, *args)
+        if self.fails(tokens.size):
+            raise RuntimeError("[metal] command buffer failed")
+        return logits
+
+
+def streams(engine: Engine, count: int = 3, max_tokens: int = 60) -> list[Request]:
+    requests = [new_request([30 + i] * (6 + 9 * i), max_tokens=max_tokens) for i in range(count)]
+    for request in requests:
+        engine.submit(request)
+    return requests
+
+
+def assert_as_alone(model: TextModel, requests: list[Request]) -> None:
+    for request in requests:
+        assert output_of(request).tokens == output_of(alone(model, request)).tokens
+
+
+@pytest.mark.parametrize("layout", ["grouped", "merged"])
+def test_rows_decode_together_again_once_that_works(qwen3: TextModel, layout: str) -> None:
+    broken = [True]
+    model = Failing(qwen3, lambda size: broken[0] and size > 1)
+    engine = new_engine(model, layout=layout)  # type: ignore[arg-type]
+    requests = streams(engine)
+    while engine.batch.layout.name != "solo":
+        engine.step()
+    broken[0] = False
+    while engine.batch.layout.name == "solo":
+        engine.step()
+    decoding = list(engine.scheduler.running)
+    assert len(decoding) == 3
+    model.sizes.clear()
+    engine.step()
+    assert model.sizes == [3], "the rows that decoded alone share a pass, and none starts anew"
+    run(engine)
+    assert engine.batch.layout.name == layout
+    assert_as_alone(qwen3, requests)
+
+
+def test_each_try_that_fails_makes_the_next_one_rarer(qwen3: TextModel) -> None:
+    model = Failing(qwen3, lambda size: size > 1)
+    engine = new_engine(model)  # type: ignore[arg-type]
+    requests = streams(engine, max_tokens=150)
+    run(engine)
+    tries = [at for at, size in enumerate(model.sizes) if size > 1]
+    between = [b - a for a, b in itertools.pairwise(tries[1:])]
+    assert len(between) >= 2
+    assert all(b > 1.5 * a for a, b in itertools.pairwise(between))
+    assert_as_alone(qwen3, requests)
+
+
+def test_rows_that_cannot_be_merged_go_on_alone(
+    qwen3: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = [True]
+    model = Failing(qwen3, lambda size: broken[0] and size > 1)
+    engine = new_engine(model)  # type: ignore[arg-type]
+    requests = streams(engine)
+    while engine.batch.layout.name != "solo":
+        engine.step()
+    broken[0] = False
+    add, refused = GroupedLayout.add, []
+
+    def refuse(layout: GroupedLayout, *args: Any) -> None:
+        if layout.groups and not refused:
+            refused.append(args)
+            raise MemoryError("no room to merge")
+        add(layout, *args)
+
+    monkeypatch.setattr(GroupedLayout, "add", refuse)
+    run(engine)
+    assert refused
+    assert engine.batch.layout.name == "grouped"
+    assert_as_alone(qwen3, requests)
+
+
+def test_chunks_are_mixed_in_again_once_that_works(qwen3: TextModel) -> None:
+    broken = [True]
+    model = Failing(qwen3, lambda size: broken[0] and size > 3)
+    engine = new_engine(model, mixes=True, max_chunk=32)  # type: ignore[arg-type]
+    requests = streams(engine, max_tokens=120)
+    while len(engine.scheduler.running) < 3:
+        engine.step()
+    for word in (100, 200, 300):
+        requests.append(new_request([word + i % 50 for i in range(90)], max_tokens=2))
+        engine.submit(requests[-1])
+        if word == 300:
+            broken[0] = False
+            model.sizes.clear()
+        while requests[-1].unfinished:
+            engine.step()
+        assert engine.mixes == (word == 300), word
+        for _ in range(2 * WAIT if word == 200 else 0):
+            engine.step()
+    run(engine)
+    assert max(model.sizes) > 3
+    assert engine.batch.layout.name == "grouped"
+    assert_as_alone(qwen3, requests)
+
+
+def test_a_model_that_only_decodes_alone_has_nothing_to_go_back_to(qwen3: TextModel) -> None:
+    engine = new_engine(qwen3, layout="solo")
+    requests = streams(engine)
+    read, failures = engine.batch.read, [0]
+
+    def fails() -> Any:
+        if failures[0] < 3 and len(engine.scheduler.running) > 1:
+            failures[0] += 1
+            raise RuntimeError("[metal] command buffer failed")
+        return read()
+
+    engine.batch.read = fails  # type: ignore[method-assign]
+    layout = engine.batch.layout
+    run(engine)
+    assert failures[0] == 3
+    assert engine.batch.layout is layout
+    assert_as_alone(qwen3, requests)
