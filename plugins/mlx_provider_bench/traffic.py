@@ -18,6 +18,8 @@ import numpy as np
 
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.prefix_cache.key import CacheKey, Ids, as_ids
+from mlx_provider.engine.prefix_cache.placement import places
+from mlx_provider.records import Prompt
 
 STATE_UNITS = 3000
 """Size of one recurrent state in token units (35B hybrid: 63 MB against 20 kB per token)."""
@@ -98,18 +100,16 @@ def serve(prefix_cache: PrefixCache, model: SyntheticModel, request: SimRequest)
     match = prefix_cache.match(key, prompt, len(prompt) - 1)
     cache = prefix_cache.restore(match, model.make_cache)
     at, snapshots = match.length, {}
-    for end in request.ends:
-        if end <= at:
-            continue
-        model.feed(cache, ids, at, end)
-        at = end
-        snapshot = prefix_cache.snapshot(cache)
+    for stop in places(Prompt(request.prompt, snapshot_points=request.ends), at, match.branch):
+        model.feed(cache, ids, at, stop)
+        at = stop
+        snapshot = prefix_cache.snapshot(cache, inside=stop not in request.ends)
         if snapshot is not None:
-            snapshots[end] = snapshot
+            snapshots[stop] = snapshot
     model.feed(cache, ids, at, len(prompt))
     prefix_cache.insert(key, prompt, cache, snapshots)  # others may share it while this one decodes
     model.feed(cache, ids, len(prompt), len(ids))
-    prefix_cache.insert(key, ids, cache, {})
+    prefix_cache.insert(key, ids, cache, {}, prompted=len(prompt))
     return match.length
 
 
@@ -175,6 +175,27 @@ class Traffic:
             requests.append(SimRequest(history + TAIL, (len(history),), self.tokens(200)))
         return requests
 
+    def questions(
+        self, documents: int = 3, fan: int = 5, *, system: int = 1000, context: int = 8000
+    ) -> list[SimRequest]:
+        """Documents in turn, each with several questions, which end the document's own message."""
+        shared, requests = self.tokens(system), []
+        texts = [self.tokens(context) for _ in range(documents)]
+        for _ in range(fan):
+            for text in texts:
+                prompt = shared + text + self.tokens(60)
+                ends = (system, len(prompt))
+                requests.append(SimRequest(prompt + TAIL, ends, self.tokens(200)))
+        return requests
+
+    def excerpts(self, fan: int = 6, *, context: int = 8000, after: int = 3000) -> list[SimRequest]:
+        """One long text, each time with another long one behind it in the same message."""
+        text, requests = self.tokens(context), []
+        for _ in range(fan):
+            prompt = text + self.tokens(after)
+            requests.append(SimRequest(prompt + TAIL, (len(prompt),), self.tokens(200)))
+        return requests
+
     def side_requests(self, turns: int = 12, titles: int = 3) -> list[SimRequest]:
         """One long chat; after every turn a few short requests of another make (titles)."""
         requests: list[SimRequest] = []
@@ -198,6 +219,8 @@ def scenarios(seed: int = 0) -> dict[str, list[SimRequest]]:
         "agent, 30 % tokenised another way": traffic.agent(rewritten=0.3),
         "8-way branch on 8k": traffic.branches(),
         "long chat with side requests": traffic.side_requests(),
+        "5 questions about each of 3 documents": traffic.questions(),
+        "6 long texts behind one of 8k": traffic.excerpts(),
     }
 
 

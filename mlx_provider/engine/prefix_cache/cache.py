@@ -15,13 +15,14 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, cast
 
 from ..row_cache import grow_by
 from .disk import DiskTier
-from .eviction import evict
-from .insertion import LivePath, LoadedPath, Source, grow, grows_complete, prune
+from .eviction import evict, value
+from .insertion import LivePath, LoadedPath, Source, attach, grow, grows_complete, prune
 from .key import CacheKey, Ids, as_ids, key_tokens, outside_spans
 from .segments import Kind, Segment, rebuild, row_parts, strictest, take_snapshot
 from .snapshots import Snapshot, Unstorable
@@ -51,6 +52,8 @@ class Match:
     """Tokens of the whole prompt."""
     shared: int
     """Tokens in common with the closest stored path; more than `length` where state is missing."""
+    branch: int
+    """Those after which this prompt leaves another one; 0 where it does not."""
     diverged_at: int | None
     """First position that differs from that path; `None`: the path ended, or nothing differs."""
     stored_token: int | None
@@ -120,11 +123,10 @@ class PrefixCache:
         """
         ids = as_ids(tokens)
         limit = max(0, min(limit, len(ids)))
-        root = self._roots.get(key) or new_root()
-        found = walk(root, ids, limit)
+        found = self._walk(key, ids[:limit])
         best = _resume(found, ids)
         if best[0] < limit and self._load(key, ids, limit, found, best[0]):
-            found = walk(self._roots[key], ids, limit)
+            found = self._walk(key, ids[:limit])
             best = _resume(found, ids)
         return _match(found, len(ids), *best, state=self._state)
 
@@ -150,6 +152,8 @@ class PrefixCache:
             grow_by(cache, room)
         for node in self._touch(match.path[-1] if match.path else None):
             node.hits += 1
+        if match.stateful is not None:
+            match.stateful.resumed += 1
         self._counters.lookups += 1
         self._counters.prompt_tokens += match.asked
         self._counters.reused_tokens += match.length
@@ -163,17 +167,21 @@ class PrefixCache:
             self._tell(str(reason))
             return Kind.APPEND
 
-    def snapshot(self, cache: list[Any], at: int | None = None) -> Snapshot | None:
+    def snapshot(
+        self, cache: list[Any], at: int | None = None, *, inside: bool = False
+    ) -> Snapshot | None:
         """A copy of what cannot be cut out of a longer row later: states, and windows.
 
-        `at`: as they were after that many tokens (`take_snapshot` says when that can be had).
+        `at`: as they were after that many tokens (`take_snapshot` says when that can be had);
+        `inside`: that is not at the end of a message, so it is the first to go.
         `None` where every layer can be cut at any time, or where there is nothing to be had.
         """
         try:
-            return take_snapshot(cache, at)
+            found = take_snapshot(cache, at)
         except (Unstorable, ValueError) as reason:
             self._tell(str(reason))
             return None
+        return None if found is None else replace(found, inside=inside)
 
     def insert(
         self,
@@ -182,21 +190,26 @@ class PrefixCache:
         cache: list[Any],
         snapshots: Mapping[int, Snapshot],
         *,
+        prompted: int | None = None,
         session: str | None = None,
     ) -> None:
         """Keep a row: `tokens` are all that the cache holds, as key ids. The cache stays as it is.
 
-        `snapshots` by token count. A cache of append-only layers may hold more tokens. Makes
-        room first; an entry larger than the budget, or of an unknown make, is not stored.
-        Raises `ValueError` if the cache holds fewer tokens.
+        `snapshots` by token count, those inside messages only where nothing better has to go for
+        them; `prompted`: tokens before the reply, if that is among them. A cache of append-only
+        layers may hold more tokens. Makes room first; an entry larger than the budget, or of an
+        unknown make, is not stored. Raises `ValueError` if the cache holds fewer tokens.
         """
         ids = as_ids(tokens)
-        states = {at: state for at, state in snapshots.items() if 0 < at <= len(ids)}
+        ends = {n: s for n, s in snapshots.items() if 0 < n <= len(ids) and not s.inside}
+        inside = {n: s for n, s in snapshots.items() if n <= len(ids) and s.inside}
+        before = len(ids) if prompted is None else prompted
+        shared = self._walk(key, ids).shared if inside else 0
         try:
             row = row_parts(cache, len(ids))
             if not row.exact and not row.complete:  # its state is of a later token
-                ids = ids[: max(states, default=0)]
-            leaf = self._grow(key, ids, LivePath(row, cache, states), layout=row.layout)
+                ids = ids[: max(ends, default=0)]
+            leaf = self._grow(key, ids, LivePath(row, cache, ends, before), layout=row.layout)
         except Unstorable as reason:
             self._tell(str(reason))
             leaf = None
@@ -205,6 +218,8 @@ class PrefixCache:
             return
         self._counters.inserted += 1
         self._state = object()
+        for at in sorted(inside, reverse=True):
+            self._offer(leaf, at, inside[at], wanted=at <= shared)
         self._buffers -= _buffers(leaf.path())
         gone = prune(leaf)
         self._buffers += _buffers(leaf.path())
@@ -277,7 +292,7 @@ class PrefixCache:
         complete = grows_complete(found, source)
         need = source.bytes_beyond(found.shared, len(ids), complete=complete)
         need += ids[found.shared :].nbytes
-        if sum(node.nbytes for node in path) + need > self._budget():
+        if sum(map(_bytes_to_stay, path)) + need > self._budget():
             return None
         self._evict(self._bytes + need - self._budget(), frozenset(path))
         self._state = object()
@@ -294,6 +309,25 @@ class PrefixCache:
         self._evict(0, frozenset(leaf.path()), buffers=self._buffers - self._max_buffers)
         return leaf
 
+    def _walk(self, key: CacheKey, ids: Ids) -> Walk:
+        return walk(self._roots.get(key) or new_root(), ids, len(ids))
+
+    def _offer(self, leaf: Node, at: int, state: Snapshot, *, wanted: bool) -> None:
+        """Keep a state inside a message, unless all that could go for it is worth more."""
+        before = _buffers(leaf.path())
+        node = attach(leaf, at, state, wanted=wanted)
+        if node is None:
+            return
+        self._buffers += _buffers(leaf.path()) - before
+        self._bytes += state.nbytes
+        self._clock += state.nbytes
+        worth = value(node, self._clock, self._bytes)
+        self._evict(self._bytes - self._budget(), frozenset(leaf.path()), below=worth)
+        if self._bytes > self._budget():
+            node.snapshot = None
+            self._bytes -= state.nbytes
+            self._buffers -= state.buffers
+
     def _fits_layout(self, key: CacheKey, layout: Layout | None) -> bool:
         if layout is None or self._layouts.get(key, layout) == layout:
             return True
@@ -307,12 +341,14 @@ class PrefixCache:
             node.used = self._clock
         return path
 
-    def _evict(self, need: int, keep: frozenset[Node], buffers: int = 0) -> int:
+    def _evict(
+        self, need: int, keep: frozenset[Node], *, buffers: int = 0, below: float = inf
+    ) -> int:
         if need <= 0 and buffers <= 0:
             return 0
         freed, dropped = evict(
-            self._roots.values(), need,
-            clock=self._clock, held=self._bytes, keep=keep, buffers=buffers,
+            self._roots.values(), need, clock=self._clock, held=self._bytes, keep=keep,
+            buffers=buffers, below=below,
         )  # fmt: skip
         self._bytes -= freed
         self._buffers -= dropped
@@ -359,6 +395,11 @@ def _buffers(of: Iterable[Node]) -> int:
     return sum(node.buffers for node in of)
 
 
+def _bytes_to_stay(node: Node) -> int:
+    """Bytes of a node that is in use: without its snapshot where that is a guess."""
+    return node.nbytes - (node.snapshot.nbytes if node.snapshot and node.guessed else 0)
+
+
 def _resume(found: Walk, ids: Ids) -> tuple[int, Node | None]:
     """How many tokens a row can resume with, and the node whose snapshot that takes."""
     usable = outside_spans(ids, found.shared)
@@ -378,5 +419,13 @@ def _resume(found: Walk, ids: Ids) -> tuple[int, Node | None]:
 def _match(found: Walk, asked: int, length: int, stateful: Node | None, state: object) -> Match:
     used = tuple(node for node, _ in found.steps if node.start < length)
     return Match(
-        length, asked, found.shared, found.diverged_at, found.stored_token, used, stateful, state
+        length,
+        asked,
+        found.shared,
+        found.branch,
+        found.diverged_at,
+        found.stored_token,
+        used,
+        stateful,
+        state,
     )

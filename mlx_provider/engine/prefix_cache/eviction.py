@@ -5,11 +5,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 from itertools import count
+from math import inf
 
 from .tree import Node, nodes, remove
 
 Entry = tuple[float, int, bool, Node]
-"""Value, order of entry, whether it is a leaf, node."""
+"""Value, order of entry, whether all of it would go, node."""
 
 ATTENTION_DEPTH = 8192
 """Tokens after which recomputing one costs about twice as much as at the start."""
@@ -17,6 +18,8 @@ PINNED = 16
 """How much longer the newest path of a session is kept."""
 PROVEN = 3
 """Hits up to which a node gains weight."""
+GUESS = 0.1
+"""Chance that anybody resumes from a snapshot inside a message from which nobody has."""
 FRESH = 0.3
 """Disuse, as a share of the prefix cache, below which it matters little."""
 
@@ -29,28 +32,33 @@ def evict(
     held: int,
     keep: frozenset[Node] = frozenset(),
     buffers: int = 0,
+    below: float = inf,
 ) -> tuple[int, int]:
     """Free at least `need` bytes and `buffers` buffers if there are as many; both as freed.
 
-    Takes leaves, and snapshots of inner nodes, the least valuable first. Nodes
-    in `keep` stay as they are. `clock`: now, on the clock of `Node.used`; `held`: bytes of all.
+    Takes leaves, and snapshots of inner nodes, the least valuable first, of less value than
+    `below`. Nodes in `keep` lose nothing but guesses. `clock`: now, on the clock of `Node.used`;
+    `held`: bytes of all.
     """
     order = count()
 
+    def whole(node: Node) -> bool:
+        return not node.children and node not in keep
+
     def entry(node: Node) -> Entry:
-        return value(node, clock, held), next(order), not node.children, node
+        return value(node, clock, held), next(order), whole(node), node
 
     heap = [
         entry(node)
         for root in roots
         for node in nodes(root)
-        if node not in keep and (not node.children or node.snapshot is not None)
+        if node.guessed or (node not in keep and (not node.children or node.snapshot is not None))
     ]
     heapq.heapify(heap)
     freed = dropped = 0
-    while heap and (freed < need or dropped < buffers):
+    while heap and (freed < need or dropped < buffers) and heap[0][0] < below:
         _, _, leaf, node = heapq.heappop(heap)
-        if leaf != (not node.children):
+        if leaf != whole(node):
             continue  # has become a leaf since, and was entered again as one
         if not leaf:
             if node.snapshot is not None:
@@ -84,14 +92,22 @@ def value(node: Node, clock: int, held: int) -> float:
     if node.children and node.snapshot is not None:
         size = node.snapshot.nbytes
     cost = recompute * (1 + node.stop / ATTENTION_DEPTH)
-    weight = (1 + min(node.hits, PROVEN)) * (PINNED if node.sessions else 1)
+    if node.guessed:  # rows that came by had no use for it
+        weight = GUESS / (1 + node.hits)
+    else:
+        weight = (1 + min(node.hits, PROVEN)) * (PINNED if node.sessions else 1)
     disuse = (clock - node.used) / max(1, held)
     return cost * weight / max(1, size) / (FRESH + disuse)
 
 
 def resumable_before(node: Node) -> int:
-    """The last position above the node's end from which its path could be resumed."""
+    """The last position above the node's end from which its path could be resumed.
+
+    Guesses go first, so they count for one another alone.
+    """
     above = node.parent
-    while above is not None and above.snapshot is None and not above.complete:
+    while above is not None and not above.complete:
+        if above.snapshot is not None and (node.guessed or not above.guessed):
+            break
         above = above.parent
     return 0 if above is None else above.stop

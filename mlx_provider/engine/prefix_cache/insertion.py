@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from math import inf
 from typing import Any, Protocol
 
 from .key import Ids
+from .placement import INSIDE, RECENT
 from .segments import RowParts, Segment, take_snapshot
 from .snapshots import Snapshot
 from .tree import Node, Walk, add, split
 
 MAX_EDGE = 2048
 """Tokens of one node: bounds what a split copies, and lets a long tail go piece by piece."""
-RECENT = 3
-"""Snapshots kept per path besides the first, which is the end of the system prompt."""
 NEAR = 16
 """Tokens that are cheaper to compute again than to keep a state for."""
 
@@ -27,6 +27,10 @@ class Source(Protocol):
     @property
     def complete(self) -> bool:
         """Its segments hold every layer."""
+
+    @property
+    def prompted(self) -> float:
+        """Tokens before a reply, as far as is known."""
 
     def states(self, *, complete: bool) -> Mapping[int, Snapshot]:
         """Snapshots by token count; none are needed where segments are complete."""
@@ -48,6 +52,8 @@ class LivePath:
     row: RowParts
     cache: list[Any]
     given: Mapping[int, Snapshot]
+    prompted: int
+    """Tokens before the reply."""
 
     @property
     def complete(self) -> bool:
@@ -66,7 +72,7 @@ class LivePath:
         return tokens + sum(state.nbytes for state in self.states(complete=complete).values())
 
     def bounds(self) -> set[int]:
-        return set()
+        return {self.prompted}
 
     def cut(self, start: int, stop: int, *, complete: bool) -> Segment:
         return self.row.cut(start, stop, complete=complete)
@@ -79,6 +85,7 @@ class LoadedPath:
     parts: Mapping[int, Segment]
     complete: bool
     given: Mapping[int, Snapshot]
+    prompted: float = inf
 
     def states(self, *, complete: bool) -> Mapping[int, Snapshot]:
         return {} if complete else self.given
@@ -118,9 +125,10 @@ def grow(root: Node, found: Walk, ids: Ids, source: Source) -> tuple[Node, int]:
     for start, stop in pairwise(cuts):
         segment = source.cut(start, stop, complete=complete)
         parent = add(parent, ids[start:stop], segment, complete=complete)
-        parent.hits = continued
+        parent.hits, parent.generated = continued, start >= source.prompted
         added += parent.nbytes
-    return parent, added + sum(_attach(parent, at, state) for at, state in states.items())
+    attached = [attach(parent, at, state) for at, state in states.items()]
+    return parent, added + sum(n.snapshot.nbytes for n in attached if n and n.snapshot)
 
 
 def _cuts(start: int, stop: int, wanted: set[int]) -> list[int]:
@@ -130,34 +138,53 @@ def _cuts(start: int, stop: int, wanted: set[int]) -> list[int]:
     return sorted({at for at in wanted | edges if start < at < stop} | {start, stop})
 
 
-def _attach(leaf: Node, at: int, state: Snapshot) -> int:
-    """Put a state at token `at` of the path to `leaf`; the bytes added."""
+def attach(leaf: Node, at: int, state: Snapshot, *, wanted: bool = False) -> Node | None:
+    """Put a state at token `at` of the path to `leaf`; the node that has it, if it had none.
+
+    `wanted`: those tokens were stored already, so a row would have resumed there.
+    """
     node = next((node for node in leaf.path() if node.start < at <= node.stop), None)
     if node is None or node.complete:
-        return 0
+        return None
     if at < node.stop:
         node = split(node, at - node.start)
     if node.snapshot is not None:
-        return 0
-    node.snapshot = state
-    return state.nbytes
+        return None
+    node.snapshot, node.resumed = state, int(wanted)
+    return node
 
 
 def prune(leaf: Node) -> list[tuple[int, int]]:
-    """Drop snapshots of a path but its first and its last; (position, bytes) of each.
+    """Drop snapshots of a path but `1 + RECENT + INSIDE`; (position, bytes) of each.
 
-    One that stands close behind another spares next to nothing (the end of the prompt, right
-    after the end of the last message), so it goes too once the path leads on.
+    Stay those at the ends of its first message and of its last ones, and of those inside messages
+    the most resumed, the last first.
     """
     holders = [node for node in leaf.path() if node.snapshot is not None]
-    spaced = holders[:1]
-    for node in holders[1:]:
-        if node.stop - spaced[-1].stop >= NEAR or node is holders[-1]:
-            spaced.append(node)
-    kept = {*spaced[:1], *spaced[1:][-RECENT:]}
+    ends = _spaced([node for node in holders if not _inside(node)])
+    kept = {*ends[:1], *ends[1:][-RECENT:]}
+    others = sorted(filter(_inside, holders), key=lambda node: (node.resumed, node.stop))
+    kept |= {*others[-INSIDE:]}
     gone = []
     for node in holders:
         if node.snapshot is not None and node not in kept:
             gone.append((node.stop, node.snapshot.nbytes))
             node.snapshot = None
     return gone
+
+
+def _spaced(holders: list[Node]) -> list[Node]:
+    """Without those that spare next to nothing, but for the last.
+
+    The end of the prompt stands right after the end of the last message, so it goes once the
+    path leads on.
+    """
+    spaced = holders[:1]
+    for node in holders[1:]:
+        if node.stop - spaced[-1].stop >= NEAR or node is holders[-1]:
+            spaced.append(node)
+    return spaced
+
+
+def _inside(holder: Node) -> bool:
+    return holder.snapshot is not None and holder.snapshot.inside

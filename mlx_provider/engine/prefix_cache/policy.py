@@ -8,19 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from ...records import LoadedModel, Prompt
+from ...records import LoadedModel
 from ..request import PrefillJob, Request, Row
 from .cache import CacheKey, Match, PrefixCache, key_tokens
 from .key import Ids, as_ids
+from .placement import GRID, ends_of, places
 from .segments import Kind
 
 log = logging.getLogger(__name__)
 
 WORTH_KEEPING = 32
 """Fewer tokens of a cancelled prefill are not stored."""
-WORTH_A_PASS = 64
-"""Tokens that a snapshot must spare beyond the state before it, to be worth a pass of its own:
-reading the weights once more costs as much time as some tens to hundreds of tokens."""
 AROUND = 8
 """Tokens shown on either side of the place where a prompt left the stored path."""
 
@@ -59,23 +57,26 @@ class PrefixCachePolicy:
         job.cache = self._cache.restore(match, self._make_cache, room=room - match.length)
         job.done = match.length
         if len(job.tokens) == len(job.request.prompt.tokens):
-            self._plan_snapshots(job)
+            self._plan_snapshots(job, match)
             job.request.cached = match.length
             job.request.explanation = self._explained(job, match)
 
-    def _plan_snapshots(self, job: PrefillJob) -> None:
+    def _plan_snapshots(self, job: PrefillJob, match: Match) -> None:
         """Where snapshots are taken; a pass must end there where a layer keeps a state."""
+        ends_passes = self._strictest is Kind.STATE
         if self._strictest is not Kind.APPEND:
-            job.keeps = cuts_of(job.request.prompt, job.done)
-        if self._strictest is Kind.STATE:
+            grid = GRID if ends_passes else 1
+            job.keeps = places(job.request.prompt, match.length, match.branch, grid=grid)
+        if ends_passes:
             job.cuts = job.keeps
 
     def passed(self, job: PrefillJob, start: int) -> None:
         """Take the planned snapshots of a pass that has just brought `job` on from `start`."""
         for at in job.keeps:
             if start < at <= job.done:
-                exact = at == job.done
-                snapshot = self._cache.snapshot(job.held(), None if exact else at)
+                inside = at not in ends_of(job.request.prompt)
+                within = None if at == job.done else at
+                snapshot = self._cache.snapshot(job.held(), within, inside=inside)
                 if snapshot is not None:
                     job.snapshots[at] = snapshot
 
@@ -93,7 +94,14 @@ class PrefixCachePolicy:
     def _insert(
         self, request: Request, ids: Ids, cache: list[Any], snapshots: dict[int, Any]
     ) -> None:
-        self._cache.insert(self._key(request), ids, cache, snapshots, session=request.session)
+        self._cache.insert(
+            self._key(request),
+            ids,
+            cache,
+            snapshots,
+            prompted=len(request.prompt.tokens),
+            session=request.session,
+        )
 
     def _key(self, request: Request) -> CacheKey:
         return CacheKey(self._model.info.fingerprint, self._kv, request.salt)
@@ -112,18 +120,3 @@ class PrefixCachePolicy:
     def _text(self, tokens: Sequence[int]) -> str:
         real = [t for t in tokens if t >= 0]
         return self._model.tokenizer.decode(real, skip_special=False) if real else "<media>"
-
-
-def cuts_of(prompt: Prompt, done: int = 0) -> tuple[int, ...]:
-    """Where state is worth keeping: message ends, and image ends for another question.
-
-    Image ends always are; message ends only if they spare more than a pass costs, counted from
-    the last state there is. `done`: tokens with which the row resumes.
-    """
-    images = {span.end for span in prompt.spans}
-    cuts: list[int] = []
-    for end in sorted(images | {*prompt.snapshot_points}):
-        far = end - max(cuts, default=done) >= WORTH_A_PASS
-        if done < end < len(prompt.tokens) and (far or end in images):
-            cuts.append(end)
-    return tuple(cuts)

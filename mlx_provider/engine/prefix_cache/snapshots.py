@@ -24,6 +24,8 @@ class Snapshot:
 
     layers: Mapping[int, Encoded]
     pack: ArrayPack
+    inside: bool = False
+    """Taken inside a message, in case another prompt leaves this one there."""
 
     @classmethod
     def of(cls, attributes: Mapping[int, Mapping[str, Any]]) -> Snapshot:

@@ -37,6 +37,10 @@ class State(Protocol):
     @property
     def buffers(self) -> int: ...
 
+    @property
+    def inside(self) -> bool:
+        """Not at the end of a message."""
+
 
 @dataclass(eq=False, slots=True)
 class Node:
@@ -56,6 +60,10 @@ class Node:
     """The prefix cache's clock at the last use: bytes taken in so far, plus one per use."""
     hits: int = 0
     """How often a row was restored through it; starts at 1 where it continued a stored path."""
+    generated: bool = False
+    """Its tokens are a reply's: a prompt that leaves it has spelt the reply another way."""
+    resumed: int = 0
+    """How often a row was resumed from its snapshot, or would have been had there been one."""
     sessions: set[str] = field(default_factory=set)
     """Sessions whose newest path leads through it."""
 
@@ -73,6 +81,11 @@ class Node:
     def buffers(self) -> int:
         """Device buffers of its segment and its snapshot."""
         return sum(part.buffers for part in (self.segment, self.snapshot) if part is not None)
+
+    @property
+    def guessed(self) -> bool:
+        """Its snapshot is a guess: nobody is known to have needed one there."""
+        return self.snapshot is not None and self.snapshot.inside and not self.resumed
 
     def path(self) -> list[Node]:
         """From the first node below the root down to this one."""
@@ -95,6 +108,8 @@ class Walk:
     """First position that differs from the closest stored path; `None`: none does."""
     stored_token: int | None
     """What stands there in the stored path."""
+    branch: int = 0
+    """`diverged_at`, where another prompt goes on there; 0 where at most a reply does."""
 
 
 def new_root() -> Node:
@@ -109,16 +124,19 @@ def walk(root: Node, ids: Ids, limit: int) -> Walk:
     while at < limit:
         child = node.children.get(int(ids[at]))
         if child is None:
-            newest = max(node.children.values(), key=lambda c: c.used, default=None)
+            others = node.children.values()
+            newest = max(others, key=lambda c: c.used, default=None)
             stored = None if newest is None else int(newest.tokens[0])
-            return Walk(tuple(steps), at, None if stored is None else at, stored)
+            branch = 0 if all(other.generated for other in others) else at
+            return Walk(tuple(steps), at, None if stored is None else at, stored, branch)
         agreed = common(child.tokens, ids[at:limit])
         steps.append((child, agreed))
         at += agreed
         if agreed < len(child.tokens):
             differs = at < limit
             stored = int(child.tokens[agreed]) if differs else None
-            return Walk(tuple(steps), at, at if differs else None, stored)
+            branch = at if differs and not child.generated else 0
+            return Walk(tuple(steps), at, at if differs else None, stored, branch)
         node = child
     return Walk(tuple(steps), at, None, None)
 
@@ -145,6 +163,7 @@ def split(node: Node, at: int) -> Node:
         complete=node.complete,
         used=node.used,
         hits=node.hits,
+        generated=node.generated,
         sessions=set(node.sessions),
     )
     node.segment = node.segment.slice(at, len(node.tokens))

@@ -1,0 +1,108 @@
+"""Prompts that part inside a message reuse what they share, in every kind of cache, exactly."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlx_provider import LoadedModel, LoadOptions, MediaItem
+from mlx_provider.engine.engine import Engine
+from mlx_provider.engine.prefix_cache.cache import PrefixCache
+from mlx_provider.engine.request import Request
+from mlx_provider.families.checkpoint import read_json
+from mlx_provider.families.text import TextModel
+from mlx_provider.families.tokenizer.hf_tokenizer import common_length
+from mlx_provider.registry import PluginRegistry
+from mlx_provider.testing.driver import new_engine, new_request, output_of, run
+from mlx_provider.testing.tiny_models import build
+
+FAMILIES = ("llama", "qwen3", "gemma3_text", "gpt_oss", "qwen3_5_text", "nemotron_h", "rwkv7")
+TOLERANCE = 1e-4
+WORDS = "north river stone seven lamp under glass every morning table".split()
+QUESTIONS = ("Which is the first?", "How many are there?", "Name the last one.", "Why seven?")
+
+
+def document(words: int) -> str:
+    return " ".join(WORDS[(i * i + i // 7) % len(WORDS)] for i in range(words))
+
+
+def ask(engine: Engine, content: Any, media: list[MediaItem] | None = None) -> Request:
+    messages = [{"role": "user", "content": content}]
+    prompt = engine.model.prepare(messages, tools=[], media=media or [], variables={})
+    request = new_request(prompt.tokens, max_tokens=6, logprobs=1)
+    request.prompt = prompt
+    engine.submit(request)
+    run(engine)
+    return request
+
+
+def assert_as_cold(model: LoadedModel, request: Request) -> None:
+    twin = new_request(request.prompt.tokens, max_tokens=6, logprobs=1)
+    twin.prompt = request.prompt
+    engine = new_engine(model, layout="solo", max_chunk=4096)
+    engine.submit(twin)
+    run(engine)
+    got, want = output_of(request), output_of(twin)
+    assert got.tokens == want.tokens
+    for mine, theirs in zip(got.logprobs, want.logprobs, strict=True):
+        assert abs(mine.logprob - theirs.logprob) <= TOLERANCE
+
+
+def reused(request: Request) -> float:
+    return request.cached / len(request.prompt.tokens)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_same_document_other_question(tiny: Callable[..., TextModel], family: str) -> None:
+    """The second hits a guess, the third where the second was seen to part from the first."""
+    model = tiny(family)
+    prefix_cache = PrefixCache(budget=lambda: 2**26)
+    engine = new_engine(model, prefix_cache=prefix_cache, max_chunk=256)
+    text = document(200)
+    first, second, third = (ask(engine, f"{text}\n{each}") for each in QUESTIONS[:3])
+    assert first.cached == 0
+    assert reused(second) >= 0.85
+    assert reused(third) >= 0.9
+    for request in (first, second, third):
+        assert_as_cold(model, request)
+    prefix_cache.check_integrity()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prompts_that_part_early(tiny: Callable[..., TextModel], family: str) -> None:
+    """In the middle of a message, far from any guess: the third resumes there."""
+    model = tiny(family)
+    prefix_cache = PrefixCache(budget=lambda: 2**26)
+    engine = new_engine(model, prefix_cache=prefix_cache, max_chunk=96)
+    text = document(60)
+    asked = [ask(engine, f"{text}\n{each} " + each[::-1] * 12) for each in QUESTIONS[:3]]
+    shared = common_length(asked[1].prompt.tokens, asked[2].prompt.tokens)
+    assert shared < 0.7 * len(asked[2].prompt.tokens)
+    assert shared - 64 < asked[2].cached <= shared
+    for request in asked:
+        assert_as_cold(model, request)
+
+
+@pytest.mark.parametrize("family", ["gemma3", "qwen3_5"])
+def test_same_image_other_question_with_words_between(
+    family: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = build(tmp_path_factory.mktemp("branches") / family, family)
+    chosen, _ = PluginRegistry.discover({}).family_for(read_json(folder / "config.json"))
+    model = chosen.load(folder, LoadOptions())
+    pixels = np.random.default_rng(1).integers(0, 256, (64, 96, 3), dtype=np.uint8)
+    item = MediaItem.of("image", pixels, hashlib.sha256(pixels.tobytes()).hexdigest())
+    engine = new_engine(model, prefix_cache=PrefixCache(budget=lambda: 2**26), max_chunk=256)
+    text = document(300)
+    asked = [
+        ask(engine, [{"type": "image"}, {"type": "text", "text": f"{text}\n{each}"}], [item])
+        for each in QUESTIONS[:3]
+    ]
+    assert reused(asked[1]) >= 0.85
+    assert reused(asked[2]) >= 0.9
+    for request in asked:
+        assert_as_cold(model, request)
