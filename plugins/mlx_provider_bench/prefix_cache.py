@@ -1,9 +1,10 @@
 """`mlx-provider bench prefix`: what a stored prefix saves, for four kinds of cache.
 
-Time to first token of a long prompt cold, repeated, and with another question at its end; a
-conversation of six turns over a document; the prefix cache's lookup and its hit rates over agent
-traffic; with peers, the same prompts through three servers over HTTP. Models are random, greedy
-tokens are compared with a cold run everywhere: a fast wrong answer shows as such.
+Time to first token of a long prompt cold, repeated, and with another question at its end, in a
+message of its own or in the document's; a conversation of six turns over a document; the prefix
+cache's lookup and its hit rates over agent traffic; with peers, the same prompts through three
+servers over HTTP. Models are random, greedy tokens are compared with a cold run everywhere: a fast
+wrong answer shows as such.
 """
 
 from __future__ import annotations
@@ -165,7 +166,8 @@ def _first_tokens(
     another = _hits(subject, other)
     cold = min(first.first, truth.first)
     repeat = median(one.first for one in repeats)
-    checked = [*((one, first) for one in repeats), (next_turn[0][0], truth)]
+    inside = _same_message(subject, size)
+    checked = [*((one, first) for one in repeats), (next_turn[0][0], truth), *inside[1]]
     checked += [] if truth_other is None else [(another[0][0], truth_other)]
     row = {
         "variant": variant,
@@ -176,10 +178,31 @@ def _first_tokens(
         "cold_over_repeat": _speedup(cold / repeat, first.prompt_tokens),
         "next_turn": _hit(next_turn, cold),
         "other_question": _hit(another, cold),
+        "same_message": inside[0],
         "same_tokens": f"{sum(a.tokens == b.tokens for a, b in checked)}/{len(checked)}",
     }
     texts = [subject.model.tokenizer.decode(one.tokens) for one in (first, truth)]
     return row, list(zip((base, turn[0]), texts, strict=True))
+
+
+def _same_message(subject: Subject, size: int) -> tuple[Result, list[tuple[Timed, Timed]]]:
+    """Three questions, each at the end of one document's message; the last, and itself cold."""
+    base = Asked(
+        document(subject.model, size, seed=size + 1),
+        "Which colour is the circle?",
+        image=size + 1 if subject.image else None,
+        joined=True,
+    )
+    asked = [base, base.asking("Is it raining in Paris?"), base.asking("How many squares?")]
+    first, second, third = (subject.ask(subject.warm, each) for each in asked)
+    row: Result = {
+        "seconds": [one.first for one in (first, second, third)],
+        "reused": [round(one.cached / one.prompt_tokens, 3) for one in (first, second, third)],
+        "cold_over_hit": round(first.first / third.first, 2),
+    }
+    if size > ALL_COLD:
+        return row, []
+    return row, [(third, subject.ask(subject.cold, asked[2]))]
 
 
 Hits = tuple[Sequence[Timed], Sequence[tuple[float, float]]]
@@ -274,6 +297,7 @@ _TTFT = {
     "cold/other": "other_question.cold_over_hit",
     "other/suffix": "other_question.over_suffix",
     "other computed": "other_question.computed",
+    "same message": "same_message.reused",
     "equal": "same_tokens",
 }
 _TALK = {"variant": "variant", "cold/cached": "cold_over_cached", "equal": "same_tokens"}

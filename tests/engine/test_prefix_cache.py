@@ -58,7 +58,9 @@ def cold(model: SyntheticModel, ids, length: int, steps: int = 3) -> list:
     return cache
 
 
-def keep(prefix_cache, model, ids, ends=(), *, key=KEY, session=None) -> Match:
+def keep(
+    prefix_cache, model, ids, ends=(), *, key=KEY, session=None, inside=frozenset(), prompted=None
+) -> Match:
     """Serve `ids` as a prompt with message ends; everything is kept."""
     match = prefix_cache.match(key, ids, len(ids) - 1)
     cache = prefix_cache.restore(match, model.make_cache)
@@ -66,9 +68,10 @@ def keep(prefix_cache, model, ids, ends=(), *, key=KEY, session=None) -> Match:
     for end in [e for e in (*sorted(ends), len(ids)) if e > at]:
         model.feed(cache, as_ids(ids), at, end)
         at = end
-        if (state := prefix_cache.snapshot(cache)) is not None:
+        state = prefix_cache.snapshot(cache, inside=at in inside)
+        if state is not None:
             states[at] = state
-    prefix_cache.insert(key, ids, cache, states, session=session)
+    prefix_cache.insert(key, ids, cache, states, prompted=prompted, session=session)
     return match
 
 
@@ -109,9 +112,11 @@ class CacheAgainstList(RuleBasedStateMachine):
         key=st.sampled_from([KEY, CacheKey("other")]),
         ids=st.lists(st.integers(1, 3), min_size=2, max_size=24),
         ends=st.sets(st.integers(1, 24), max_size=3),
+        inside=st.sets(st.integers(1, 24), max_size=9),
+        prompted=st.integers(1, 24),
         session=st.sampled_from([None, "a", "b"]),
     )
-    def serve_one(self, key, ids, ends, session) -> None:
+    def serve_one(self, key, ids, ends, inside, prompted, session) -> None:
         limit = len(ids) - 1
         match = self.prefix_cache.match(key, ids, limit)
         known = self.kept[key]
@@ -123,7 +128,16 @@ class CacheAgainstList(RuleBasedStateMachine):
             assert match.length == best
         self.compare(match, ids)
         kept = [end for end in ends if end < len(ids)]
-        keep(self.prefix_cache, self.model, ids, kept, key=key, session=session)
+        keep(
+            self.prefix_cache,
+            self.model,
+            ids,
+            kept,
+            key=key,
+            session=session,
+            inside=inside - {len(ids)},
+            prompted=prompted,
+        )
         known.append(ids)
         if self.roomy:  # everything just kept can be resumed at its end
             assert self.prefix_cache.match(key, [*ids, 9], len(ids)).length == len(ids)

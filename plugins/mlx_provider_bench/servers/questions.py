@@ -32,6 +32,8 @@ class Asked:
     image_edge: int = IMAGE_EDGE
     turns: tuple[tuple[str, str], ...] = ()
     """Earlier questions and their replies."""
+    joined: bool = False
+    """The question ends the document's own message; there are no turns."""
 
     def asking(self, question: str) -> Asked:
         """The same document with another question."""
@@ -44,9 +46,12 @@ class Asked:
 
 def words_of(asked: Asked, image: Mapping[str, Any] | None) -> list[dict[str, Any]]:
     """Messages; `image`: the part that stands for the image."""
-    opening: Any = asked.document
+    text = f"{asked.document}\n{asked.question}" if asked.joined else asked.document
+    opening: Any = text
     if asked.image is not None:
-        opening = [dict(image or {}), {"type": "text", "text": asked.document}]
+        opening = [dict(image or {}), {"type": "text", "text": text}]
+    if asked.joined:
+        return [{"role": "user", "content": opening}]
     messages = [
         {"role": "user", "content": opening},
         {"role": "assistant", "content": "I have read it."},
