@@ -142,7 +142,7 @@ def test_rows_that_cannot_be_merged_go_on_alone(
     add, refused = GroupedLayout.add, []
 
     def refuse(layout: GroupedLayout, *args: Any) -> None:
-        if layout.groups and not refused:
+        if layout.rows.groups and not refused:
             refused.append(args)
             raise MemoryError("no room to merge")
         add(layout, *args)

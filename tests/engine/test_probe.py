@@ -14,8 +14,8 @@ import pytest
 from mlx_lm.models.cache import ArraysCache, BatchKVCache, BatchRotatingKVCache, RotatingKVCache
 
 from mlx_provider import LoadOptions
-from mlx_provider.engine.execution import batch_layout, probe, solo_rows
-from mlx_provider.engine.execution.batch_layout import GroupedKV
+from mlx_provider.engine.execution import batch_layout, grouped_kv, probe, row_groups, solo_rows
+from mlx_provider.engine.execution.grouped_kv import GroupedKV
 from mlx_provider.engine.execution.piggyback import ChunkKV
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.testing.tiny_models import build
@@ -79,7 +79,7 @@ def kernels() -> Iterator[Kernels]:
             patch.setattr(kind, "__call__", lambda layer, x: own.linear(layer, x))
         patch.setattr(mx.fast, "scaled_dot_product_attention", attention)
         # Two groups of two rows each, as the lengths make that a device is probed with.
-        patch.setattr(batch_layout, "SHORT", 16)
+        patch.setattr(row_groups, "SHORT", 16)
         patch.setattr(probe, "LENGTHS", (5, 11, 40, 47))
         yield own
 
@@ -182,17 +182,18 @@ def no_mask(patch: Patch) -> None:
 
 
 def merging(change: Callable[[Any], None]) -> Callable[[Patch], None]:
-    """What merged rows are changed to."""
+    """What merged rows are changed to, layer by layer."""
 
     def bug(patch: Patch) -> None:
-        merge = BatchKVCache.merge
+        merge = row_groups.merged
 
-        def merged(caches: Sequence[Any]) -> Any:
-            cache = merge(caches)
-            change(cache)
-            return cache
+        def merged(rows: Sequence[Any]) -> list[Any]:
+            batch = merge(rows)
+            for layer in batch:
+                change(layer)
+            return batch
 
-        patch.setattr(BatchKVCache, "merge", staticmethod(merged))
+        patch.setattr(row_groups, "merged", merged)
 
     return bug
 
@@ -230,7 +231,7 @@ def values_swapped(cache: Any) -> None:
 
 
 def last_token_lost(cache: Any) -> None:
-    cache.keys[:, :, -1:] = 0
+    cache.keys[:, :, cache._idx - 1 : cache._idx] = 0
 
 
 def rows_share_keys(cache: Any) -> None:
@@ -238,32 +239,37 @@ def rows_share_keys(cache: Any) -> None:
 
 
 def leaves_without_its_last_token(patch: Patch) -> None:
-    extract = BatchKVCache.extract
+    extract = row_groups.rows_of
 
-    def extracted(cache: Any, index: int) -> Any:
-        own = extract(cache, index)
-        own.offset -= 1
-        return own
+    def extracted(batch: Sequence[Any], indices: Iterable[int]) -> list[Any]:
+        rows = extract(batch, indices)
+        for layer in itertools.chain(*rows):
+            layer.offset -= 1
+        return rows
 
-    patch.setattr(BatchKVCache, "extract", extracted)
+    patch.setattr(row_groups, "rows_of", extracted)
 
 
 def another_row_leaves(patch: Patch) -> None:
-    extract = BatchKVCache.extract
-    patch.setattr(BatchKVCache, "extract", lambda c, i: extract(c, (i + 1) % c.left_padding.size))
+    extract = row_groups.rows_of
+
+    def extracted(batch: Sequence[Any], indices: Iterable[int]) -> list[Any]:
+        size = batch[0].left_padding.size
+        return extract(batch, [(index + 1) % size for index in indices])
+
+    patch.setattr(row_groups, "rows_of", extracted)
 
 
 def comes_back_without_its_last_token(patch: Patch) -> None:
-    """Merging knows only how long rows were when they came out of prefill."""
-    merge = BatchKVCache.merge
+    add, known = row_groups.Groups.add, set()
 
-    def merged(caches: Sequence[Any]) -> Any:
-        for cache in caches:
-            if cache.keys.shape[2] > cache.offset:
-                cache.offset -= 1
-        return merge(caches)
+    def added(groups: row_groups.Groups, row: Any, cache: list[Any]) -> None:
+        for layer in cache if row in known else ():
+            layer.offset -= 1
+        known.add(row)
+        add(groups, row, cache)
 
-    patch.setattr(BatchKVCache, "merge", staticmethod(merged))
+    patch.setattr(row_groups.Groups, "add", added)
 
 
 def groups_share_offsets(patch: Patch) -> None:
@@ -324,12 +330,16 @@ def chunk_turned(update: Any, cache: ChunkKV, keys: mx.array, values: mx.array) 
     return update(cache, keys[::-1], values[::-1])
 
 
-def chunk_at(move: Callable[[ChunkKV], mx.array]) -> Callable[[Patch], None]:
-    def moved(init: Any, cache: ChunkKV, *args: Any) -> None:
-        init(cache, *args)
-        cache.offset = move(cache)
+def chunk_at(position: Callable[[int, int], list[int]]) -> Callable[[Patch], None]:
+    """position: (tokens before the chunk, tokens of it) -> what they are taken to stand at."""
 
-    return chunk_method("__init__", moved)
+    def bug(patch: Patch) -> None:
+        def moved(cache: ChunkKV) -> mx.array:
+            return mx.array(position(cache.inner.offset, cache.tokens))
+
+        patch.setattr(ChunkKV, "offset", property(moved))
+
+    return bug
 
 
 def sees(more: int | None) -> Callable[[Patch], None]:
@@ -347,8 +357,8 @@ def sees(more: int | None) -> Callable[[Patch], None]:
 CHUNK_BUGS = {
     "a chunk's last token missing": chunk_method("update_and_fetch", chunk_ends_early),
     "a chunk's tokens turned": chunk_method("update_and_fetch", chunk_turned),
-    "a chunk a position too late": chunk_at(lambda cache: cache.offset + 1),
-    "a chunk at one position": chunk_at(lambda cache: cache.offset[:1] + 0 * cache.offset),
+    "a chunk a position too late": chunk_at(lambda at, count: list(range(at + 1, at + count + 1))),
+    "a chunk at one position": chunk_at(lambda at, count: [at] * count),
     "a chunk sees its end": sees(None),
     "a chunk sees a token ahead": sees(1),
     "a chunk does not see itself": sees(-1),
@@ -415,17 +425,16 @@ def states_shared(patch: Patch) -> None:
 
 def states_stay_behind(patch: Patch) -> None:
     """What groups computed together is lost when one of them changes."""
-    patch.setattr(batch_layout, "split", lambda layer, parts, sizes: None)
+    patch.setattr(batch_layout, "split", lambda together, caches, sizes: None)
 
 
 def states_of_groups_swapped(patch: Patch) -> None:
-    extend = ArraysCache.extend
+    stack = grouped_kv._stacked
 
-    def extended(cache: Any, other: Any) -> None:
-        extend(cache, other)
-        cache.cache = [mx.roll(each, 1, axis=0) for each in cache.cache]
+    def stacked(states: Sequence[Any], sizes: Sequence[int]) -> Any:
+        return mx.roll(stack(states, sizes), 1, axis=0)
 
-    patch.setattr(ArraysCache, "extend", extended)
+    patch.setattr(grouped_kv, "_stacked", stacked)
 
 
 OTHER_BUGS = {
