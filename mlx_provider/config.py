@@ -50,6 +50,9 @@ class EngineSettings:
     """Bytes of request bodies that are read and prepared at once; the largest one, too."""
     media_bytes: int = 2**30
     """Bytes of images at once: half while they are decoded, half while they wait for prefill."""
+    measurements: str = "auto"
+    """File of what is measured of a model at load, for the next time: `auto`, in the runtime
+    folder; `off`: none; else its path."""
     blas: str = "auto"
     """`auto`: load an optimised BLAS where one is found; `bundled`: MLX's own; else a path."""
     log_level: str = "info"
@@ -76,6 +79,10 @@ class Runtime:
     @property
     def lock(self) -> Path:
         return self.folder / "engine.lock"
+
+    @property
+    def measurements(self) -> Path:
+        return self.folder / "measurements.json"
 
     @property
     def log(self) -> Path:
@@ -122,6 +129,7 @@ _KINDS: dict[str, str] = {
     "feature_bytes": "bytes",
     "body_bytes": "bytes",
     "media_bytes": "bytes",
+    "measurements": "text",
     "blas": "text",
     "log_level": "text",
     "models_file": "path",

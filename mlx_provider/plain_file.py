@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import tempfile
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,6 +23,30 @@ def open_own(path: Path, flags: int = os.O_RDONLY) -> int:
         os.close(descriptor)
         raise PermissionError(errno.EPERM, "belongs to another user", os.fspath(path))
     return descriptor
+
+
+def read_own(path: Path, limit: int) -> bytes:
+    """This user's own file of at most `limit` bytes. Raises `OSError` else."""
+    with os.fdopen(open_own(path), "rb") as file:
+        return _all(file, path, limit)
+
+
+def replace_own(path: Path, data: bytes) -> None:
+    """Make `data` the content of a file of this user's alone; readers see all of it or none.
+
+    Makes the folder where there is none. Raises `OSError`, also where others may write to it.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    state = path.parent.stat()
+    if state.st_uid != os.getuid() or state.st_mode & 0o022:
+        raise PermissionError(errno.EPERM, "others may write to its folder", os.fspath(path))
+    descriptor, draft = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        Path(draft).replace(path)
+    finally:
+        Path(draft).unlink(missing_ok=True)
 
 
 def read_bounded(path: Path, limit: int) -> bytes:

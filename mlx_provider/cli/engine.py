@@ -106,6 +106,7 @@ def described(health: Health, changed: list[str]) -> list[str]:
         f"model {m.model}: {m.family} of plugin {m.plugin}, context {m.context_length}"
         for m in health.models
     ]
+    lines += [f"decoding of {m.model}: {m.decoding}" for m in health.models]
     lines += [f"note of {m.model}: {note}" for m in health.models for note in m.notes]
     return [*lines, *(f"out of date: {each}" for each in changed)]
 

@@ -303,11 +303,32 @@ class ModelStatus(_Wire):
     model_type: str
     context_length: int
     kv_layout: str
+    mixed_prefill: bool = False
+    """Chunks of prompts share the passes of rows that decode."""
+    noise_floor: float = 0.0
+    """Largest difference of a likely token's log-probability that was measured at load between a
+    row in company and alone."""
     vision: bool
     weights_bytes: int
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     notes: list[str] = Field(default_factory=list)
+
+    @property
+    def decoding(self) -> str:
+        """How its rows decode, for people."""
+        return batching(self.kv_layout, self.mixed_prefill, self.noise_floor)
+
+
+def batching(layout: str, mixed_prefill: bool, noise_floor: float) -> str:
+    """How rows of a model decode, for people."""
+    if layout == "solo":
+        return "rows decode alone"
+    chunks = "with" if mixed_prefill else "apart from"
+    return (
+        f"rows decode together ({layout}), {chunks} chunks of prompts, "
+        f"log-probabilities within {noise_floor:.2g} of alone"
+    )
 
 
 class Health(_Wire):

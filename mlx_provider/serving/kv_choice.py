@@ -26,20 +26,24 @@ def kv_kind(options: ModelOptions) -> str:
     return f"{options.kv_bits} bits of {options.kv_group_size}" if options.kv_bits else ""
 
 
-def tried(
-    model: LoadedModel, options: ModelOptions, layouts: Sequence[str]
-) -> tuple[MakeCache, Probe]:
-    """The maker of row caches, and what the probe finds with them (engine thread).
+def cache_maker(model: LoadedModel, options: ModelOptions) -> MakeCache:
+    """What makes row caches as they are wanted."""
+    if options.kv_bits is None:
+        return model.make_cache
+    return partial(_quantised, model, options.kv_bits, options.kv_group_size)
+
+
+def tried(model: LoadedModel, options: ModelOptions, layouts: Sequence[str]) -> Probe:
+    """What the probe finds with such caches (engine thread).
 
     Raises `BadRequest` that names the option with which the model does not run.
     """
-    bits, group = options.kv_bits, options.kv_group_size
-    if bits is None:
-        return model.make_cache, probe(model, model.make_cache, layouts)
-    _check_group(_head_sizes(model), group)
-    make_cache = partial(_quantised, model, bits, group)
+    make_cache = cache_maker(model, options)
+    if options.kv_bits is None:
+        return probe(model, make_cache, layouts)
+    _check_group(_head_sizes(model), options.kv_group_size)
     with Isolation() as trying:
-        return make_cache, probe(model, make_cache, layouts)
+        return probe(model, make_cache, layouts)
     reason = trying.fault.told if trying.fault is not None else ""
     why = f"this model does not run with a quantised KV cache ({reason}): leave kv_bits out"
     raise wrong_option("kv_bits", why)

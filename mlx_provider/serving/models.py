@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
@@ -32,12 +32,13 @@ from ..engine.worker import EngineWorker
 from ..errors import BadRequest, EngineDied, Forbidden, MLXProviderError, wrong_option
 from ..families.checkpoint import named_context, read_json
 from ..isolation import Isolation
-from ..protocol.messages import ModelOptions, ModelStatus
+from ..protocol.messages import ModelOptions, ModelStatus, batching
 from ..records import LoadedModel
 from ..registry import PluginRegistry
 from .hub import folder_of
-from .kv_choice import kv_kind, tried
+from .kv_choice import cache_maker, kv_kind, tried
 from .loading import Loading, WeightsKey, told
+from .measurements import Measured, Measurements, circumstances
 from .model_pool import Lease, ModelPool
 from .served import Loaded, Running, Served
 from .weight_account import WeightAccount
@@ -100,6 +101,7 @@ class Models:
         self._registry = registry
         self._worker = worker
         self._recorder = recorder
+        self._measurements = Measurements.chosen(settings.measurements)
         self._prefix_cache: PrefixCache | None = None
         self._pool_before = mx.set_cache_limit(self._pool_limit)
         self._mask_pool = ThreadPoolExecutor(MASK_THREADS, thread_name_prefix="mlx-masks")
@@ -304,12 +306,13 @@ class Models:
     def _running(self, loaded: Loaded, kind: str, options: ModelOptions) -> Running:
         model = loaded.model
         chosen = self._settings.kv_layout
-        make_cache, found = tried(
-            model, options, model.kv_layouts if chosen == "auto" else (chosen,)
-        )
+        layouts = model.kv_layouts if chosen == "auto" else (chosen,)
+        make_cache = cache_maker(model, options)
+        measured = self._measured(loaded, kind, options, layouts)
+        found = measured.probe
         for note in (*model.info.notes, *found.notes):
             log.warning("%s: %s", loaded.name, note)
-        curve, limits = calibrate(model, make_cache), self._limits()
+        curve, limits = measured.curve, self._limits()
         passes = measure(model, make_cache, curve, IDLE_STALL, limits.max_chunk)
         engine = Engine(
             model,
@@ -327,8 +330,28 @@ class Models:
             features=loaded.features,
         )
         self._worker.add(engine)
-        log.info("%s runs with layout %s%s", loaded.name, found.layout, kind and f", KV in {kind}")
+        log.info(
+            "%s: %s%s",
+            loaded.name,
+            batching(found.layout, found.mixes, found.noise_floor),
+            kind and f", KV in {kind}",
+        )
         return Running(engine, found)
+
+    def _measured(
+        self, loaded: Loaded, kind: str, options: ModelOptions, layouts: Sequence[str]
+    ) -> Measured:
+        """What was measured in the same circumstances before, else what is measured here."""
+        plugins = [str(plugin) for plugin in self._registry.plugins]
+        key = circumstances(loaded, kind, layouts, plugins)
+        known = self._measurements.find(key)
+        if known is not None:
+            return known
+        found = tried(loaded.model, options, layouts)
+        curve = calibrate(loaded.model, cache_maker(loaded.model, options))
+        measured = Measured(found, curve)
+        self._measurements.keep(key, measured)
+        return measured
 
     # -- memory
 

@@ -141,6 +141,8 @@ class Served:
             model_type=info.model_type,
             context_length=info.context_length,
             kv_layout=running.engine.batch.layout.name,
+            mixed_prefill=running.engine.mixes,
+            noise_floor=running.probe.noise_floor,
             vision="image" in info.media,
             weights_bytes=info.weights_bytes,
             tool_parser=self.tool_parser.name if self.tool_parser else None,

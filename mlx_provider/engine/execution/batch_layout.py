@@ -19,6 +19,8 @@ from .grouped_kv import joined, split
 from .piggyback import PiggybackedChunk, as_rows
 from .row_groups import Groups
 
+LAYOUTS = ("grouped", "merged", "solo")
+"""Best first."""
 MERGED_BYTES = 1 << 29
 """Of a group that a row may join: the copy is a few milliseconds of what memory can move."""
 PASS_BYTES = 1 << 32

@@ -49,6 +49,8 @@ class Probe:
     noise_floor: float = 0.0
     """Largest difference of a likely token's log-probability between a row in company and the same
     row alone, which only the device's rounding makes; 0 where rows decode alone."""
+    conclusive: bool = True
+    """Nothing was left out because it failed, as it may not do another time."""
 
 
 def probe(model: LoadedModel, make_cache: MakeCache, layouts: Sequence[str]) -> Probe:
@@ -63,20 +65,22 @@ def probe(model: LoadedModel, make_cache: MakeCache, layouts: Sequence[str]) -> 
     ]
     longest = rows[-1].cache
     memory = _memory(longest)
-    notes = []
+    notes, failed = [], False
     for name in together:
         found = _judged(rows, partial(_together, model, rows, name))
+        failed |= found.failed
         if found.problem:
             notes.append(f"layout {name!r} is not used: {found.problem}")
             continue
         mixed = UNTRIED
         if name == "grouped" and can_share_a_pass(longest):
             mixed = _mixing(model, make_cache, rows)
+            failed |= mixed.failed
             if mixed.problem:
                 notes.append(f"chunks run in forward passes of their own: {mixed.problem}")
         floor = max(found.widest, mixed.widest)
-        return Probe(name, memory, tuple(notes), mixed.passed, floor)
-    return Probe("solo", memory, tuple(notes))
+        return Probe(name, memory, tuple(notes), mixed.passed, floor, conclusive=not failed)
+    return Probe("solo", memory, tuple(notes), conclusive=not failed)
 
 
 def _memory(longest: list[Any]) -> MemoryProfile:
@@ -92,6 +96,8 @@ class Judgement:
     """Why they may not."""
     widest: float = 0.0
     """Largest difference of a likely token's log-probability from alone, where they may."""
+    failed: bool = False
+    """They did not get through."""
 
 
 UNTRIED = Judgement(False)
@@ -104,7 +110,7 @@ def _judged(rows: Sequence[SoloRow], run: Callable[[], Sequence[ByStep]]) -> Jud
         problems = [problem for row, found in pairs if (problem := row.problem(found))]
         widest = max(row.widest(found) for row, found in pairs)
     if tried.fault is not None:
-        return Judgement(False, tried.fault.told)
+        return Judgement(False, tried.fault.told, failed=True)
     return Judgement(False, problems[0]) if problems else Judgement(True, widest=widest)
 
 
@@ -114,7 +120,7 @@ def _mixing(model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow]) 
         tokens = solo_rows.some_tokens(model, CHUNKED_LENGTH, len(rows))
         chunked = solo_rows.chunked(model, make_cache, tokens)
     if tried.fault is not None:
-        return Judgement(False, tried.fault.told)
+        return Judgement(False, tried.fault.told, failed=True)
     return _judged([*rows, chunked], partial(_mixed, model, rows, chunked))
 
 

@@ -1,0 +1,127 @@
+"""What was measured of models on this device, kept in a file for the next load."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import mlx.core as mx
+from pydantic import TypeAdapter, ValidationError
+
+from .. import __version__
+from ..config import PREFIX, runtime
+from ..engine.execution.batch_layout import LAYOUTS
+from ..engine.execution.probe import Probe
+from ..engine.scheduling.costs import UNMEASURED, Curve
+from ..plain_file import read_own, replace_own
+from ..upstream import blas
+from .served import Loaded
+
+log = logging.getLogger(__name__)
+
+LARGEST = 2**20
+"""Bytes of the file."""
+ENTRIES = 64
+"""Models and kinds of KV cache in it; the oldest goes first."""
+UPSTREAM = ("mlx", "mlx-lm", "mlx-vlm")
+FORMAT = 1
+"""Of what is measured and how; another one is another measurement."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Of one model with one kind of KV cache."""
+
+    probe: Probe
+    curve: Curve
+
+    @property
+    def lasts(self) -> bool:
+        """Whether the same would be measured again: nothing failed that may work another time."""
+        return self.probe.conclusive and self.curve != UNMEASURED
+
+    @property
+    def sound(self) -> bool:
+        """Whether it can be what this version has written."""
+        numbers = [self.probe.noise_floor, self.curve.per_key, self.curve.per_pair]
+        numbers += [number for width in self.curve.widths for number in width]
+        return (
+            self.probe.layout in LAYOUTS
+            and bool(self.curve.widths)
+            and all(math.isfinite(number) and number >= 0 for number in numbers)
+        )
+
+
+_FILE = TypeAdapter(dict[str, Measured])
+
+
+class Measurements:
+    """Belongs to the engine thread; other processes may share the file."""
+
+    def __init__(self, file: Path | None) -> None:
+        """`None`: nothing is kept."""
+        self._file = file
+
+    @classmethod
+    def chosen(cls, setting: str, environ: Mapping[str, str] = os.environ) -> Measurements:
+        """By `EngineSettings.measurements`."""
+        if setting == "auto":
+            return cls(runtime(environ).measurements)
+        return cls(None if setting == "off" else Path(setting).expanduser())
+
+    def find(self, key: str) -> Measured | None:
+        """What was kept under a key of `circumstances`."""
+        found = self._read().get(key)
+        return found if found is not None and found.sound else None
+
+    def keep(self, key: str, measured: Measured) -> None:
+        """For the next load. A file that cannot be written is told in the log and no more."""
+        if self._file is None or not measured.lasts:
+            return
+        entries = self._read()
+        entries.pop(key, None)
+        newest = dict([*entries.items(), (key, measured)][-ENTRIES:])
+        try:
+            replace_own(self._file, _FILE.dump_json(newest))
+        except OSError as error:
+            log.warning("what was measured is not kept in %s: %s", self._file, error.strerror)
+
+    def _read(self) -> dict[str, Measured]:
+        """All entries; none of a file that is missing, broken, too large, or another user's."""
+        if self._file is None:
+            return {}
+        try:
+            return _FILE.validate_json(read_own(self._file, LARGEST))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValidationError) as error:
+            log.warning("%s is not used: %s", self._file, " ".join(str(error).split()))
+            return {}
+
+
+def circumstances(loaded: Loaded, kind: str, layouts: Sequence[str], plugins: Sequence[str]) -> str:
+    """A digest of all that a measurement depends on: model, KV cache, software and device."""
+    device = mx.device_info()
+    switches = {n: v for n, v in os.environ.items() if n.startswith("MLX_") and PREFIX not in n}
+    parts = (
+        loaded.info.fingerprint,
+        (loaded.plugin, loaded.family, kind, *layouts),
+        (FORMAT, __version__, *map(_installed, UPSTREAM), *plugins),
+        (mx.default_device(), device.get("device_name"), device.get("architecture")),
+        (platform.platform(), blas.active(), sorted(switches.items())),
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

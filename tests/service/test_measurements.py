@@ -1,0 +1,272 @@
+"""What was measured at a load is known at the next one, where nothing has changed."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlx_provider.config import EngineSettings, engine_settings
+from mlx_provider.engine.execution.probe import Probe
+from mlx_provider.engine.memory import MemoryProfile
+from mlx_provider.engine.scheduling.costs import UNMEASURED, Curve
+from mlx_provider.protocol.messages import ModelOptions, ModelStatus
+from mlx_provider.serving import kv_choice, measurements, models
+from mlx_provider.serving.measurements import Measured, Measurements
+from mlx_provider.serving.served import Served
+
+PROBE = Probe("grouped", MemoryProfile(8, 64, ((24, 16),)), ("a note",), True, 0.031)
+MEASURED = Measured(PROBE, Curve([(1, 0.001), (8, 0.002)], 1e-9, 1e-12))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "measurements.json"
+
+
+# -- loading a model
+
+
+Load = Callable[..., Served]
+
+
+@pytest.fixture
+def load(make_service: Any, file: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
+    """Load a model in a service of its own; `load.measured` counts what was measured for it."""
+    counted: list[str] = []
+
+    def counting(module: Any, name: str) -> None:
+        original = getattr(module, name)
+
+        def call(*args: Any) -> Any:
+            counted.append(name)
+            return original(*args)
+
+        monkeypatch.setattr(module, name, call)
+
+    counting(kv_choice, "probe")
+    counting(models, "calibrate")
+
+    def run(folder: Path, options: ModelOptions | None = None, **settings: Any) -> Served:
+        counted.clear()
+        service, _ = make_service(**{"measurements": str(file), **settings})
+        with service._models.use(str(folder), options or ModelOptions()) as use:
+            return use.served
+
+    run.measured = counted  # type: ignore[attr-defined]
+    return run
+
+
+@pytest.fixture(scope="module")
+def folder(build_tiny: Any) -> Path:
+    return build_tiny("qwen3", head_dim=32)
+
+
+def test_the_second_load_measures_nothing(load: Any, folder: Path, file: Path) -> None:
+    first = load(folder)
+    assert load.measured == ["probe", "calibrate"]
+    second = load(folder)
+    assert load.measured == []
+    assert second.running.probe == first.running.probe
+    assert second.engine.scheduler.costs.curve == first.engine.scheduler.costs.curve
+    assert (second.engine.batch.layout.name, second.engine.mixes) == ("grouped", True)
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert file.parent.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["weights", "kv_bits", "layout", "upstream", "version", "device", "plugin", "switch"],
+)
+def test_anything_that_differs_is_measured_anew(
+    load: Any, build_tiny: Any, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    own = build_tiny("qwen3", head_dim=32)
+    load(own)
+    options, settings = None, {}
+    if change == "weights":
+        os.utime(own / "model.safetensors", ns=(1, 1))
+    elif change == "kv_bits":
+        options = ModelOptions(kv_bits=8, kv_group_size=32)
+    elif change == "layout":
+        settings["kv_layout"] = "merged"
+    elif change == "upstream":
+        monkeypatch.setattr(measurements, "_installed", lambda package: "99")
+    elif change == "version":
+        monkeypatch.setattr(measurements, "__version__", "99")
+    elif change == "device":
+        info = {"device_name": "another", "architecture": "another"}
+        monkeypatch.setattr(measurements.mx, "device_info", lambda: info)
+    elif change == "plugin":
+        from mlx_provider.registry.plugin import Plugin
+
+        monkeypatch.setattr(Plugin, "__str__", lambda plugin: f"{plugin.name} 99")
+    else:
+        monkeypatch.setenv("MLX_ENABLE_TF32", "0")
+    load(own, options, **settings)
+    assert load.measured == ["probe", "calibrate"]
+    load(own, options, **settings)
+    assert load.measured == []
+
+
+def test_it_can_be_switched_off(load: Any, folder: Path, file: Path) -> None:
+    for _ in range(2):
+        load(folder, measurements="off")
+        assert load.measured == ["probe", "calibrate"]
+    assert not file.parent.exists()
+
+
+def test_a_broken_file_is_measured_over(load: Any, folder: Path, file: Path) -> None:
+    file.parent.mkdir(mode=0o700)
+    file.write_text('{"half": ')
+    load(folder)
+    assert load.measured == ["probe", "calibrate"]
+    load(folder)
+    assert load.measured == []
+
+
+def test_the_status_tells_how_rows_decode(load: Any, folder: Path) -> None:
+    for layout, decoding in (
+        ("auto", "rows decode together (grouped), with chunks of prompts, log-probabilities"),
+        ("merged", "rows decode together (merged), apart from chunks of prompts, log-prob"),
+        ("solo", "rows decode alone"),
+    ):
+        served = load(folder, kv_layout=layout)
+        status: ModelStatus = served.status
+        assert status.decoding.startswith(decoding)
+        assert status.mixed_prefill is (layout == "auto")
+        assert status.noise_floor == served.running.probe.noise_floor < 1e-3
+
+
+def test_the_log_tells_it_at_load(
+    load: Any, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "mlx_provider"):
+        served = load(folder)
+    assert f"{folder.name}: {served.status.decoding}" in caplog.messages
+
+
+# -- the file
+
+
+def test_entries_are_kept_apart_and_the_oldest_goes(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measurements, "ENTRIES", 3)
+    kept = Measurements(file)
+    for name in "abcad":
+        kept.keep(name, replace(MEASURED, probe=replace(PROBE, notes=(name,))))
+    found = {name: kept.find(name) for name in "abcd"}
+    assert found["b"] is None
+    assert {n: f.probe.notes for n, f in found.items() if f} == {n: (n,) for n in "acd"}
+    assert found["a"] == replace(MEASURED, probe=replace(PROBE, notes=("a",)))
+
+
+@pytest.mark.parametrize(
+    "measured",
+    [
+        replace(MEASURED, curve=UNMEASURED),
+        replace(MEASURED, probe=replace(PROBE, conclusive=False)),
+    ],
+    ids=["not timed", "a layout failed"],
+)
+def test_what_may_work_another_time_is_not_kept(file: Path, measured: Measured) -> None:
+    Measurements(file).keep("key", measured)
+    assert Measurements(file).find("key") is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"grouped"', '"sideways"'),
+        ("0.031", "NaN"),
+        ("0.031", '"much"'),
+        ("[[1,0.001],[8,0.002]]", "[]"),
+        ("0.002", "-0.002"),
+        ('"token_bytes"', '"other_bytes"'),
+    ],
+)
+def test_an_entry_that_cannot_be_is_ignored(file: Path, old: str, new: str) -> None:
+    kept = Measurements(file)
+    kept.keep("key", MEASURED)
+    written = file.read_text()
+    assert old in written
+    file.write_text(written.replace(old, new))
+    assert kept.find("key") is None
+    kept.keep("key", MEASURED)
+    assert kept.find("key") == MEASURED
+
+
+def planted_link(file: Path) -> None:
+    (file.parent / "elsewhere").write_bytes(file.read_bytes())
+    file.unlink()
+    file.symlink_to(file.parent / "elsewhere")
+
+
+def planted_pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+def grown(file: Path) -> None:
+    file.write_text(file.read_text() + " " * measurements.LARGEST)
+
+
+@pytest.mark.parametrize("plant", [planted_link, planted_pipe, grown])
+def test_a_file_that_is_not_ours_is_neither_read_nor_written_through(
+    file: Path, plant: Callable[[Path], None]
+) -> None:
+    kept = Measurements(file)
+    kept.keep("key", MEASURED)
+    plant(file)
+    elsewhere = file.parent / "elsewhere"
+    before = elsewhere.read_bytes() if elsewhere.exists() else b""
+    assert kept.find("key") is None
+    kept.keep("key", MEASURED)
+    assert kept.find("key") == MEASURED
+    assert (elsewhere.read_bytes() if elsewhere.exists() else b"") == before
+
+
+def test_another_users_file_is_not_read(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Measurements(file)
+    kept.keep("key", MEASURED)
+    monkeypatch.setattr(os, "getuid", lambda: file.stat().st_uid + 1)
+    assert kept.find("key") is None
+    kept.keep("other", MEASURED)
+    monkeypatch.undo()
+    assert kept.find("other") is None
+
+
+def test_a_folder_that_others_may_write_to_is_not_used(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file.parent.mkdir()
+    file.parent.chmod(0o777)
+    Measurements(file).keep("key", MEASURED)
+    assert not list(file.parent.iterdir())
+    assert "others may write to its folder" in caplog.text
+
+
+def test_a_path_that_cannot_be_made_is_told_and_no_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    Measurements(tmp_path / "file" / "below").keep("key", MEASURED)
+    assert "is not kept" in caplog.text
+
+
+def test_the_setting_names_the_file(tmp_path: Path) -> None:
+    environ = {"MLX_PROVIDER_RUNTIME_DIR": str(tmp_path)}
+    for value, expected in (
+        (None, tmp_path / "measurements.json"),
+        ("off", None),
+        ("~/measured", Path("~/measured").expanduser()),
+    ):
+        given = environ if value is None else {**environ, "MLX_PROVIDER_MEASUREMENTS": value}
+        assert Measurements.chosen(engine_settings(given).measurements, given)._file == expected
+    assert EngineSettings().measurements == "auto"
