@@ -172,7 +172,7 @@ def test_a_broken_prefix_cache_costs_nobody_a_reply(
 
     prefix_cache = PrefixCache(budget=lambda: 2**24)
     monkeypatch.setattr(prefix_cache, part, broken)
-    engine = new_engine(qwen3, prefix_cache=prefix_cache, available=lambda: 125, reserve=4)
+    engine = new_engine(qwen3, prefix_cache=prefix_cache, available=lambda: 300, reserve=4)
     requests = start(engine, [[60 + i] * 50 for i in range(2)])
     run(engine)
     for request in requests:

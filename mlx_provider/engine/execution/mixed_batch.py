@@ -57,5 +57,6 @@ class MixedBatches:
 
     def passed(self) -> None:
         """The last pass has not failed."""
-        if self._breaker.passed(used=self._recent[-1] is not None):
+        used = any(job is not None for job in self._recent[-1:])
+        if self._breaker.passed(used=used):
             log.info("chunks are mixed into the passes of rows that decode again")
