@@ -54,6 +54,7 @@ def installed() -> Iterator[Install]:
 
     def put_in(model: Any) -> None:
         models.append(model)
+        remove("cpu", REPLACEMENTS, model)  # which an engine of another test may have left
         install("test", REPLACEMENTS, model)
 
     yield put_in
