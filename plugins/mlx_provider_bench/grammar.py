@@ -156,7 +156,7 @@ def _row(
 ) -> Result:
     count, name = side
     added = best[side] / best[base] - 1
-    free = [a == b for a, b in zip(runs[side].tokens, runs[base].tokens, strict=True)][count:]
+    free = _alike(runs[side].tokens, runs[base].tokens)[count:]
     held = [
         _follows(constraint, tokens)
         for constraint, tokens in zip(
@@ -170,8 +170,14 @@ def _row(
         "added": against(added, TARGET, at_least=False) if name == "pooled" else round(added, 3),
         "valid": f"{sum(held)}/{count}",
         "free_rows_unchanged": f"{sum(free)}/{len(free)}",
-        "as_pooled": runs[side].tokens == runs[(count, "pooled")].tokens,
+        "as_pooled": all(_alike(runs[side].tokens, runs[(count, "pooled")].tokens)),
     }
+
+
+def _alike(some: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) -> list[bool]:
+    """By row: the same tokens as far as both go, since rows may wait for others at the start."""
+    pairs = zip(some, others, strict=True)
+    return [all(map(int.__eq__, a, b)) for a, b in pairs]
 
 
 def _run(setting: Setting, count: int, compiler: GrammarCompiler) -> Run:
