@@ -80,7 +80,7 @@ def kernels() -> Iterator[Kernels]:
         patch.setattr(mx.fast, "scaled_dot_product_attention", attention)
         # Two groups of two rows each, as the lengths make that a device is probed with.
         patch.setattr(row_groups, "SHORT", 16)
-        patch.setattr(probe, "LENGTHS", (5, 11, 40, 47))
+        patch.setattr(probe, "LENGTHS", (5, 11, 33, 40))
         yield own
 
 
@@ -92,17 +92,18 @@ def deep(kernels: Kernels, tmp_path_factory: pytest.TempPathFactory) -> Deep:
     """A random bfloat16 model by seed; the odd ones are quantised to 4 bit."""
     known: dict[Any, TextModel] = {}
 
-    def get(seed: int, family: str = "llama", layers: int = LAYERS, **config: Any) -> TextModel:
+    def get(seed: int, family: str = "qwen3", layers: int = LAYERS) -> TextModel:
         key = seed, family, layers
         if key not in known:
             folder = tmp_path_factory.mktemp("deep") / family
-            build(folder, family, seed=seed, num_hidden_layers=layers, **config)
+            sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": layers}
+            build(folder, family, seed=seed, **sizes)
             model = load_text(folder, LoadOptions(dtype="bfloat16"))
             if seed % 2:
                 nn.quantize(model.model, group_size=32, bits=4)
                 mx.eval(model.model.parameters())
             for name, layer in model.model.named_modules():
-                if name.endswith(("o_proj", "down_proj", "lm_head")):
+                if name.endswith(("o_proj", "out_proj", "down_proj")):
                     kernels.noisy.add(id(layer))
             known[key] = model
         return known[key]
@@ -146,14 +147,11 @@ Probed = Callable[..., probe.Probe]
 def test_noise_of_kernels_leaves_the_best_layout(deep: Deep, probed: Probed, seed: int) -> None:
     found = probed(deep(seed))
     assert (found.layout, found.mixes, found.notes) == ("grouped", True, ())
-    assert 0.02 < found.noise_floor < 2
+    assert 0.1 < found.noise_floor < 2
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_padding_may_round_where_the_width_of_a_batch_does_not(
-    deep: Deep, probed: Probed, seed: int
-) -> None:
-    found = probed(deep(seed), 0.0, padded=1e-6)
+def test_padding_may_round_where_the_width_of_a_batch_does_not(deep: Deep, probed: Probed) -> None:
+    found = probed(deep(1, layers=12), 0.0, padded=1e-6)
     assert (found.layout, found.mixes, found.notes) == ("grouped", True, ())
     assert found.noise_floor > 0.02
 

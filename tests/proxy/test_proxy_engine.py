@@ -48,6 +48,13 @@ def test_greedy_text_is_the_same_every_way(client, raw, own_engine):
         assert "[DONE]" in list(events.iter_lines())[-2:][0]
 
 
+def test_health_tells_how_rows_decode(own_engine):
+    (model,) = own_engine.health().models
+    assert model.decoding.startswith("rows decode together (grouped), with chunks of prompts, ")
+    assert 0 <= model.noise_floor < 1e-2
+    assert runtime().measurements.stat().st_mode & 0o777 == 0o600
+
+
 def test_text_completion(client, own_engine):
     asked = {"model": "demo", "prompt": "Once upon a time", "temperature": 0, "max_tokens": 8}
     whole = client.completions.create(**asked)

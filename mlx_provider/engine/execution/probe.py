@@ -32,7 +32,7 @@ LENGTHS = (5, 11, 270, 283)
 """Prompts of two groups with two rows each, all of unlike lengths."""
 ROPE_DELTAS = (0, 4, 9, 2)
 """Their rotary deltas, as images would leave them: each row's position must be its own."""
-APART = 2
+APART = 1
 """The step before which one row of each group leaves; it comes back after it."""
 
 

@@ -16,7 +16,7 @@ from ...records import LoadedModel, PrefillChunk, Prompt
 from ..memory import arrays
 from . import noise
 
-STEPS = 5
+STEPS = 4
 """Tokens that a row decodes."""
 EQUAL = 4
 """Equal rows of which the noise is taken,"""
