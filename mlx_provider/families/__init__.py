@@ -12,6 +12,7 @@ here whatever upstream's model does not do differently:
 | `tokenizer` | `load_tokenizer`: tokens and the chat template; what a client sends stays text |
 | `info` | `describe`: the `ModelInfo` of a model; stop tokens, bytes, precision |
 | `attention` | `route`: rows of any length decode in one call |
+| `recurrent` | `route`: chunks of a prompt in the pass of rows that decode, of hybrid models |
 | `logits` | the output matrix for the tokens whose logits are wanted, and no others |
 | `caches` | a row's cache by mlx-lm or mlx-vlm, and the classes that it may consist of |
 | `expand` | weights in the dtype that the operator or the core chose |

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from ..errors import BadRequest
 from ..records import Features, LoadOptions, MediaItem, MediaSpan, ModelInfo, PrefillChunk, Prompt
 from ..upstream import mlx_lm
 from ..upstream.ssm import one_step_size
-from . import logits
+from . import logits, recurrent
 from .attention import route
 from .caches import text_cache
 from .expand import expand
@@ -100,6 +101,7 @@ def load_text(
     mx.eval(loaded.model.parameters())
     tokenizer = HFTokenizer(loaded.tokenizer, loaded.renderer)
     route(loaded.model)
+    recurrent.route(partial(_one_token, loaded.model), text_cache(loaded.model))
     one_step_size()
     info = describe(
         path,
@@ -113,6 +115,11 @@ def load_text(
     bounded = tokenizer.within(info.context_length)
     backbone = logits.find_backbone(loaded.model, _some_logits)
     return TextModel(loaded.model, bounded, info, ("grouped", "merged", "solo"), backbone)
+
+
+def _one_token(model: Any, cache: list[Any]) -> mx.array:
+    found: mx.array = model(mx.array([[1]]), cache=cache)
+    return found
 
 
 def _some_logits(model: Any) -> mx.array:

@@ -15,7 +15,7 @@ from typing import Any
 from ..records import Function
 from .patching import patch
 
-STEP = 64
+STEP = 32
 
 
 def one_step_size() -> None:

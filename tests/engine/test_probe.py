@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from mlx_provider.engine.execution.grouped_kv import GroupedKV
 from mlx_provider.engine.execution.piggyback import ChunkKV
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.testing.tiny_models import build
+from mlx_provider.upstream.recurrent import StateRun
 
 LAYERS = 36
 Patch = pytest.MonkeyPatch
@@ -453,6 +455,39 @@ def test_errors_of_windows_and_states_are_found(
     assert probed(model).layout == "grouped"
     break_it(monkeypatch)
     assert finds_layout_bug(probed, model)
+
+
+def state_run(changed: Callable[[StateRun], StateRun]) -> Callable[[Patch], None]:
+    """`changed` gives what a recurrent layer takes for a chunk's states."""
+
+    def bug(patch: Patch) -> None:
+        def runs(*args: Any, **more: Any) -> StateRun:
+            run = StateRun(*args, **more)
+            return changed(run) if run.turned else run
+
+        patch.setattr(grouped_kv, "StateRun", runs)
+
+    return bug
+
+
+STATE_BUGS = {
+    "a chunk's state forgotten": state_run(lambda run: replace(run, cache=deepcopy(run.cache))),
+    "a chunk's tokens apart": state_run(lambda run: replace(run, turned=False)),
+    "a chunk of other rows": state_run(
+        lambda run: replace(run, rows=slice(run.rows.start - 1, run.rows.stop - 1))
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", STATE_BUGS)
+def test_errors_of_a_chunks_states_are_found(
+    deep: Deep, probed: Probed, monkeypatch: Patch, bug: str
+) -> None:
+    model = deep(0, "qwen3_5_text", layers=8)
+    assert probed(model).mixes
+    STATE_BUGS[bug](monkeypatch)
+    found = probed(model)
+    assert (found.layout, found.mixes) == ("grouped", False)
 
 
 @pytest.mark.sweep

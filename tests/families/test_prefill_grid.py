@@ -63,7 +63,7 @@ def test_passes_on_the_grid_give_the_same_bits(load: Load, family: str, quantise
     whole = after(model, [LENGTH])
 
     @settings(max_examples=4, suppress_health_check=list(HealthCheck))
-    @given(choices=st.lists(st.integers(0, 4), min_size=6, max_size=6))
+    @given(choices=st.lists(st.integers(0, 4), min_size=10, max_size=10))
     def check(choices: list[int]) -> None:
         stops, at = [], 0
         for choice in choices:

@@ -15,8 +15,8 @@ from typing import Protocol
 
 from ...upstream.batch_caches import RowCache
 from ..request import Row
-from .grouped_kv import joined, split
-from .piggyback import PiggybackedChunk, as_rows
+from .grouped_kv import beside, joined, split
+from .piggyback import PiggybackedChunk
 from .row_groups import Groups
 
 LAYOUTS = ("grouped", "merged", "solo")
@@ -130,25 +130,27 @@ class GroupedLayout:
         if self.rows.outgrown:
             self._split()
             self.rows.halve()
+        if not self.rows.groups:
+            return []
+        together = self._together()
+        if chunk is None:
+            return [Pass(self._all_rows(), together)]
+        sizes = self._sizes()
+        cache = beside(together, self._caches(), sizes, chunk.cache, len(chunk.tokens))
+        return [Pass(self._all_rows(), cache, chunk)]
+
+    def _together(self) -> RowCache:
+        """The cache of all groups."""
         groups = self.rows.groups
-        if chunk is not None and groups:
-            return [self._with(chunk)]
-        if len(groups) < 2:
-            return [Pass(group.rows, group.cache) for group in groups]
+        if len(groups) == 1:
+            return groups[0].cache
         if self._joined is None:
             self._joined = joined(self._caches(), self._sizes())
-        return [Pass(self._all_rows(), self._joined)]
+        return self._joined
 
     def extract(self, row: Row) -> RowCache:
         self._split()
         return self.rows.cache_of(row)
-
-    def _with(self, chunk: PiggybackedChunk) -> Pass:
-        """All groups and a chunk, which has attention layers alone: nothing is to be split."""
-        count = len(chunk.tokens)
-        piggybacked = [as_rows(layer, count) for layer in chunk.cache]
-        cache = joined([*self._caches(), piggybacked], [*self._sizes(), count])
-        return Pass(self._all_rows(), cache, chunk)
 
     def _split(self) -> None:
         """Give every group its recurrent state back before groups change."""

@@ -1,7 +1,7 @@
 """The caches of several groups of rows, seen by the model as one cache per layer.
 
 Attention is computed group by group (needs `upstream.attention.route`), recurrent state over all
-rows at once.
+rows at once, and over the tokens of a chunk apart (needs `upstream.recurrent.route`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import mlx.core as mx
 
 from ...upstream.attention import Parts, Run
 from ...upstream.batch_caches import RowCache, columns
+from ...upstream.recurrent import StateParts, StateRun
 from ..memory import leaves
 from .piggyback import ChunkKV
 
@@ -28,6 +29,21 @@ def joined(caches: Sequence[RowCache], sizes: Sequence[int]) -> RowCache:
     """
     counted = Offsets()
     return [_joined(parts, sizes, counted) for parts in zip(*caches, strict=True)]
+
+
+def beside(
+    together: RowCache,
+    caches: Sequence[RowCache],
+    sizes: Sequence[int],
+    chunk: RowCache,
+    tokens: int,
+) -> RowCache:
+    """The groups' caches, `together` where there are several, and that of a chunk of one row."""
+    counted, rows = Offsets(), sum(sizes)
+    return [
+        _beside(layer, parts, sizes, own, slice(rows, rows + tokens), counted)
+        for layer, *parts, own in zip(together, *caches, chunk, strict=True)
+    ]
 
 
 def split(together: RowCache, caches: Sequence[RowCache], sizes: Sequence[int]) -> None:
@@ -160,6 +176,23 @@ def _joined(parts: Sequence[Any], sizes: Sequence[int], counted: Offsets) -> Any
     if hasattr(first, "update_and_fetch"):
         return GroupedKV(parts, sizes, counted)
     return _joined_state(parts, sizes)
+
+
+def _beside(
+    layer: Any, parts: Sequence[Any], sizes: Sequence[int], own: Any, at: slice, counted: Offsets
+) -> Any:
+    """One layer's caches of all groups and of a chunk whose tokens stand `at` these rows."""
+    if hasattr(own, "caches"):
+        inner = zip(layer.caches, *(part.caches for part in parts), own.caches, strict=True)
+        both = type(own)()
+        both.caches = tuple(
+            _beside(each, groups, sizes, mine, at, counted) for each, *groups, mine in inner
+        )
+        return both
+    if hasattr(own, "update_and_fetch"):
+        tokens = at.stop - at.start
+        return GroupedKV([*parts, ChunkKV(own, tokens)], [*sizes, tokens], counted)
+    return StateParts([StateRun(layer, slice(0, at.start)), StateRun(own, at, turned=True)])
 
 
 def _joined_state(parts: Sequence[Any], sizes: Sequence[int]) -> Any:

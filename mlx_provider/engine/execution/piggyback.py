@@ -1,9 +1,8 @@
 """A piggybacked chunk: tokens of a prompt that share the forward pass of rows that decode.
 
 A pass over few tokens costs mostly what reading the weights costs, and rows that decode pay that
-anyway. To the model each token of the chunk is a row of its own; attention alone knows that they
-are one row's, since their keys belong to one cache. That leaves out recurrent layers, whose
-tokens need each other in every layer.
+anyway. To the model each token of the chunk is a row of its own; attention and recurrent layers
+alone know that they are one row's, since their keys and states belong to one cache.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from ...upstream.cache_classes import ArraysCache
 from ..memory import leaves
 
 
@@ -53,18 +53,11 @@ class ChunkKV:
         return fetched
 
 
-def as_rows(layer: Any, tokens: int) -> Any:
-    """One layer of a row cache, for a chunk of so many tokens."""
-    if not hasattr(layer, "caches"):
-        return ChunkKV(layer, tokens)
-    together = type(layer)()
-    together.caches = tuple(as_rows(each, tokens) for each in layer.caches)
-    return together
-
-
 def can_share_a_pass(cache: Sequence[Any]) -> bool:
-    """Whether every layer of a row cache is attention that counts its tokens."""
+    """Whether every layer of a row cache is attention that counts its tokens, or recurrent."""
     return all(
-        hasattr(layer, "update_and_fetch") and isinstance(layer.offset, int)
+        isinstance(layer.offset, int)
+        if hasattr(layer, "update_and_fetch")
+        else isinstance(layer, ArraysCache)
         for layer in leaves(cache)
     )

@@ -18,7 +18,7 @@ LITTLE_MORE = 1.5
 """Times the stall of the smallest chunk that a larger one may take, whatever the target: with one
 token for each reading of the weights, a long prompt would take hours."""
 
-GRID = 64
+GRID = 32
 """Where passes of a prompt with recurrent state may end, counted from its beginning: what its
 state is must not depend on how long passes happened to take. Recurrent rules compute tokens in
 chunks of their own, of which this is a multiple, and round otherwise where those lie otherwise."""
@@ -58,6 +58,11 @@ def widths(rows: int, most: int) -> list[int]:
     """Sizes of chunks with which a pass of `rows` fills whole tiles, ascending, at most `most`."""
     totals = [*SMALL, *range(TILE, rows + most + 1, TILE)]
     return [n - rows for n in totals if 0 < n - rows <= most]
+
+
+def in_tiles(width: int) -> int:
+    """The width that takes as long as `width` does: whole tiles, beyond the first."""
+    return width if width <= TILE else -(-width // TILE) * TILE
 
 
 def grid_sizes(start: int, end: int, total: int, grid: int, most: int) -> list[int]:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...errors import BadRequest, Overloaded
 from ..request import Phase, PrefillJob, Request, Row
 from ..room import grown, growth
 from .costs import Costs
-from .plan import Chunk, StepPlan, best_size, grid_sizes, widths
+from .plan import Chunk, StepPlan, best_size, grid_sizes, in_tiles, widths
 from .shared_prefix import awaits
 
 IDLE_STALL = 0.5
@@ -188,12 +188,22 @@ class Scheduler:
             return StepPlan(rows, pass_seconds=alone)
         if rows and mixes and job.text_follows:
             chunk = self._chunk(job, rows)
-            return StepPlan(rows, chunk, mixed=True, pass_seconds=self._seconds(chunk))
+            if self._pays_together(chunk, alone):
+                return StepPlan(rows, chunk, mixed=True, pass_seconds=self._seconds(chunk))
         chunk = self._chunk(job, beside=alone)
         apart = self._apart(job, chunk.size)
         if rows and self._precedes(job) and stalled + apart <= self.limits.stall_target:
             return StepPlan((), chunk, chunk_seconds=apart)
         return StepPlan(rows, chunk, pass_seconds=alone, chunk_seconds=apart)
+
+    def _pays_together(self, chunk: Chunk, alone: float) -> bool:
+        """Whether a chunk takes less in the pass of the rows than in one of its own.
+
+        It does, as the weights are read once, unless the rows spill over into one more tile.
+        """
+        rows = len(self.running)
+        tiles = replace(chunk, stop=chunk.start + in_tiles(rows + chunk.size) - rows)
+        return self._seconds(tiles) <= alone + self._apart(chunk.job, in_tiles(chunk.size))
 
     def _by_urgency(self, now: float) -> list[PrefillJob]:
         if len(self.waiting) < 2:

@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 from ...records import LoadOptions, MediaItem, MediaSpan, PrefillChunk, Prompt
-from ..attention import route
+from .. import attention, recurrent
 from ..caches import row_cache
 from ..checkpoint import read_json
 from ..logits import rows_at
@@ -126,5 +126,8 @@ def load_patch_model(folder: Path, options: LoadOptions, texts: PatchTexts) -> P
         reserved=texts.all,
         place=media.place if sees else no_media,
     )
-    route(model.language_model)
-    return PatchVisionModel(model, info, tokenizer, marks)
+    attention.route(model.language_model)
+    found = PatchVisionModel(model, info, tokenizer, marks)
+    one = mx.array([1])
+    recurrent.route(lambda cache: found.decode(one, cache, one), found.make_cache())
+    return found

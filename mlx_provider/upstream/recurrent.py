@@ -1,0 +1,128 @@
+"""Recurrent layers over rows that decode and tokens of one row in one call.
+
+mlx-lm's and mlx-vlm's recurrent modules take hidden states and an `ArraysCache`, and cannot know
+that some rows of a call are one row's tokens. `route` makes the classes of one model's modules
+understand `StateParts`: they then run once for the rows that decode and once for each other part,
+while everything around them, most of the weights, is read once for all.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from .cache_classes import ArraysCache
+
+MARK = "routes_state_parts"
+
+
+@dataclass(frozen=True)
+class StateRun:
+    """Rows of a call, and the states that belong to them."""
+
+    cache: Any
+    rows: slice
+    turned: bool = False
+    """They are one row's tokens, which stand where others have rows."""
+
+
+class StateParts:
+    """The states of one recurrent layer for all parts of a call, seen by the model as one cache."""
+
+    lengths = None
+    left_padding = None
+
+    def __init__(self, runs: Sequence[StateRun]) -> None:
+        self.runs = runs
+
+    def make_mask(self, N: int) -> None:
+        """Nothing is padded."""
+
+    def __getitem__(self, index: int) -> mx.array:
+        """A state that is only read: of every row, and of each token its row's."""
+        return mx.concatenate([self._rows(run, index) for run in self.runs])
+
+    def _rows(self, run: StateRun, index: int) -> mx.array:
+        state: mx.array = run.cache[index]
+        return mx.repeat(state, run.rows.stop - run.rows.start, axis=0) if run.turned else state
+
+
+def route(run: Callable[[list[Any]], Any], cache: list[Any]) -> None:
+    """Make the modules understand `StateParts` that ask `cache` for states while `run` has it.
+
+    `run` calls the model on one token with the cache it is given; nothing is computed. Idempotent.
+    """
+    if not any(isinstance(layer, ArraysCache) for layer in _leaves(cache)):
+        return
+    found: dict[type, None] = {}
+    run([_watched(layer, found) for layer in cache])
+    for kind in found:
+        if not getattr(kind.__call__, MARK, False):
+            setattr(kind, "__call__", routed(kind.__call__))  # noqa: B010
+
+
+def routed(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A module's call, with `StateParts` taken part by part."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not any(isinstance(each, StateParts) for each in (*args, *kwargs.values())):
+            return original(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
+        _, states, *_ = bound.arguments
+        cache = next(n for n, each in bound.arguments.items() if isinstance(each, StateParts))
+        hidden, parts = bound.arguments[states], bound.arguments[cache]
+        out = []
+        for part in parts.runs:
+            own = hidden[part.rows]
+            bound.arguments[states] = own.swapaxes(0, 1) if part.turned else own
+            bound.arguments[cache] = part.cache
+            found: mx.array = original(*bound.args, **bound.kwargs)
+            out.append(found.swapaxes(0, 1) if part.turned else found)
+        return mx.concatenate(out)
+
+    setattr(call, MARK, True)
+    return call
+
+
+def _leaves(cache: Sequence[Any]) -> Iterator[Any]:
+    for layer in cache:
+        yield from _leaves(layer.caches) if hasattr(layer, "caches") else [layer]
+
+
+def _watched(layer: Any, found: dict[type, None]) -> Any:
+    """The layer's cache, which notes the classes of modules that ask it for a state."""
+    if hasattr(layer, "caches"):
+        together = type(layer)()
+        together.caches = tuple(_watched(each, found) for each in layer.caches)
+        return together
+    if not isinstance(layer, ArraysCache):
+        return layer
+    kind = type(layer)
+
+    class Watched(kind):  # type: ignore[misc, valid-type]
+        def __getitem__(self, index: int) -> Any:
+            if (module := _asking(sys._getframe(1))) is not None:
+                found[module] = None
+            return super().__getitem__(index)
+
+    return Watched(len(layer.cache))
+
+
+def _asking(frame: FrameType | None) -> type | None:
+    """The class of the innermost module on the stack."""
+    while frame is not None:
+        module = frame.f_locals.get("self")
+        if isinstance(module, nn.Module):
+            return type(module)
+        frame = frame.f_back
+    return None
