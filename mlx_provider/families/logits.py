@@ -36,6 +36,19 @@ def rows_at(logits_at: mx.array | None) -> Keep:
     return lambda hidden: hidden if logits_at is None else hidden[logits_at]
 
 
+class Shown:
+    """Keeps positions as another `Keep` does, and shows their hidden states."""
+
+    def __init__(self, keep: Keep) -> None:
+        self._keep = keep
+        self.hidden = mx.zeros((0, 0, 0))
+        """Of the last call, (L, 1, hidden)."""
+
+    def __call__(self, hidden: mx.array) -> mx.array:
+        self.hidden = self._keep(hidden)
+        return self.hidden
+
+
 def find_backbone(model: Any, call: Callable[[Any], mx.array]) -> Path | None:
     """Attributes that lead to the part of `model` below its output matrix, found by trying.
 

@@ -73,6 +73,17 @@ class TextModel:
             found = logits.narrowed(self.model, self.backbone, keep)(tokens[:, None], cache=cache)
         return found[:, -1]
 
+    def decode_hidden(
+        self,
+        tokens: mx.array,
+        cache: list[Any],
+        positions: mx.array,
+        logits_at: mx.array | None = None,
+    ) -> tuple[mx.array, mx.array]:
+        shown = logits.Shown(logits.rows_at(logits_at))
+        found = logits.narrowed(self.model, self.backbone, shown)(tokens[:, None], cache=cache)
+        return found[:, -1], shown.hidden[:, -1]
+
 
 def load_text(
     path: Path,

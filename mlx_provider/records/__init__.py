@@ -18,6 +18,7 @@ from .model import (
     PrefillChunk,
     Prompt,
     SamplingDefaults,
+    ShowsHidden,
     Tokenizer,
 )
 from .parameters import listed_parameters, resolved, type_of, value_types
@@ -50,6 +51,7 @@ __all__ = [
     "Rest",
     "Run",
     "SamplingDefaults",
+    "ShowsHidden",
     "TaggedArguments",
     "TextEnded",
     "TextReader",

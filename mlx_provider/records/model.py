@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 from .pixels import BICUBIC, Size, scaled
 
@@ -277,6 +277,21 @@ class LoadedModel(Protocol):
         `logits_at`, (L,) int32, then says which are wanted: (L, vocab). The output matrix should
         be applied to no others (`mlx_provider.families.logits`).
         """
+
+
+@runtime_checkable
+class ShowsHidden(Protocol):
+    """A `LoadedModel` that hands out hidden states, as some drafters need them."""
+
+    def decode_hidden(
+        self,
+        tokens: mx.array,
+        cache: list[Any],
+        positions: mx.array,
+        logits_at: mx.array | None = None,
+    ) -> tuple[mx.array, mx.array]:
+        """As `decode`: logits (L, vocab), and the states (L, hidden) that the output matrix made
+        them from."""
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ __all__ = [
     "StateCache",
     "appended",
     "make_prompt_cache",
+    "take_back",
 ]
 
 
@@ -70,3 +71,19 @@ def appended(cache: Any, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         return ring
     found: tuple[Any, Any] = cache.update_and_fetch(keys, values)
     return found
+
+
+def take_back(cache: Any, tokens: int) -> None:
+    """Forget the last tokens of a row's attention cache, which came with others in one call.
+
+    A window then holds more than it needs, in order of position, and nothing of it is lost
+    (mlx_lm/models/cache.py 0.32.2, `RotatingKVCache._update_concat`); its own `trim` would refuse.
+    """
+    if not tokens:
+        return
+    if not isinstance(cache, RotatingKVCache):
+        cache.trim(tokens)
+        return
+    cache.keys, cache.values = (each[..., :-tokens, :] for each in (cache.keys, cache.values))
+    cache.offset -= tokens
+    cache._idx -= tokens

@@ -22,6 +22,8 @@ import mlx.nn as nn
 from .cache_classes import ArraysCache
 
 MARK = "routes_state_parts"
+MASK = "mask"
+"""What upstream's modules call their argument for the tokens that a row takes, (B, length)."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,43 @@ class StateRun:
     rows: slice
     turned: bool = False
     """They are one row's tokens, which stand where others have rows."""
+    prefixes: Prefixes | None = None
+    """Where the state after each of those tokens is kept; unset: after the last one, in `cache`."""
+
+
+class Prefixes:
+    """The states of one layer after each token of a row, of which the last may be taken back.
+
+    The layer runs over as many rows as there are tokens, each of which ends a token later.
+    """
+
+    def __init__(self, cache: ArraysCache, tokens: int) -> None:
+        self.cache = cache
+        """As it was before the tokens."""
+        self.tokens = tokens
+        self._after: ArraysCache | None = None
+
+    def rows(self) -> ArraysCache:
+        """A cache whose row i takes the first i + 1 tokens."""
+        if self._after is None:
+            self._after = type(self.cache)(len(self.cache.cache))
+            self._after.cache = [
+                None if state is None else mx.repeat(state, self.tokens, axis=0)
+                for state in self.cache.cache
+            ]
+            self._after.lengths = mx.arange(1, self.tokens + 1)
+        return self._after
+
+    def mask(self) -> mx.array:
+        """(tokens, tokens) bool: which tokens a row takes."""
+        return mx.tril(mx.ones((self.tokens, self.tokens), dtype=mx.bool_))
+
+    def keep(self, tokens: int) -> None:
+        """The first `tokens` stay."""
+        if self._after is not None:
+            self.cache.cache = [
+                None if state is None else state[tokens - 1 : tokens] for state in self._after.cache
+            ]
 
 
 class StateParts:
@@ -86,12 +125,23 @@ def routed(original: Callable[..., Any]) -> Callable[..., Any]:
             own = hidden[part.rows]
             bound.arguments[states] = own.swapaxes(0, 1) if part.turned else own
             bound.arguments[cache] = part.cache
+            before = dict(bound.arguments)
+            if part.prefixes is not None:
+                _over_prefixes(part.prefixes, bound.arguments, states, cache)
             found: mx.array = original(*bound.args, **bound.kwargs)
-            out.append(found.swapaxes(0, 1) if part.turned else found)
+            bound.arguments.update(before)
+            out.append(found[-1:].swapaxes(0, 1) if part.turned else found)
         return mx.concatenate(out)
 
     setattr(call, MARK, True)
     return call
+
+
+def _over_prefixes(prefixes: Prefixes, arguments: dict[str, Any], states: str, cache: str) -> None:
+    """Let a call run once for each number of tokens that may stay; the last row has them all."""
+    arguments[states] = mx.repeat(arguments[states], prefixes.tokens, axis=0)
+    arguments[cache] = prefixes.rows()
+    arguments[MASK] = prefixes.mask()
 
 
 def _leaves(cache: Sequence[Any]) -> Iterator[Any]:

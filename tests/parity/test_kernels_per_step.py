@@ -73,7 +73,9 @@ def filled(model: TextModel, lengths: list[int], layout: str = "grouped") -> Lay
 
 def step(model: TextModel, layout: Layout) -> list[mx.array]:
     return [
-        run_pass(model, each, mx.array([30] * len(each.rows)), [row.length for row in each.rows])
+        run_pass(
+            model, each, mx.array([30] * len(each.rows)), [row.length for row in each.rows]
+        ).logits
         for each in layout.passes()
     ]
 

@@ -189,7 +189,7 @@ def long_row(model: TextModel) -> tuple[Row, list[Any]]:
 def step(model: TextModel, layout: GroupedLayout) -> None:
     for each in layout.passes():
         positions = [row.length for row in each.rows]
-        mx.eval(run_pass(model, each, mx.array([30] * len(each.rows)), positions))
+        mx.eval(run_pass(model, each, mx.array([30] * len(each.rows)), positions).logits)
         for row in each.rows:
             row.tokens.append(30)
 

@@ -9,15 +9,16 @@ A row's cache is its own until another row joins its group, and again once it is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 from ...upstream.batch_caches import RowCache
 from ..request import Row
 from .grouped_kv import beside, joined, split
-from .piggyback import PiggybackedChunk
-from .row_groups import Groups
+from .piggyback import PiggybackedChunk, Turned
+from .row_groups import Group, Groups
 
 LAYOUTS = ("grouped", "merged", "solo")
 """Best first."""
@@ -28,14 +29,21 @@ PASS_BYTES = 1 << 32
 step, which is more than now and then a copy."""
 
 
+Widths = Mapping[Row, int]
+NO_DRAFTS: Widths = MappingProxyType({})
+
+
 @dataclass(frozen=True)
 class Pass:
     """Rows that one forward pass decodes, and the cache to call the model with."""
 
     rows: list[Row]
+    """Of one token each."""
     cache: RowCache
+    drafting: Sequence[Row] = ()
+    """Rows whose drafts come after those, each behind the row's own token."""
     chunk: PiggybackedChunk | None = None
-    """Its tokens come after the rows."""
+    """Its tokens come last."""
 
 
 class Layout(Protocol):
@@ -47,8 +55,17 @@ class Layout(Protocol):
     def drop(self, rows: Sequence[Row]) -> None:
         """Let rows leave; their caches are freed."""
 
-    def passes(self, chunk: PiggybackedChunk | None = None) -> list[Pass]:
-        """What to run for one token of every row; a chunk is taken along if `grouped`."""
+    def passes(
+        self, chunk: PiggybackedChunk | None = None, widths: Widths = NO_DRAFTS
+    ) -> list[Pass]:
+        """What to run for one token of every row; a chunk is taken along if `grouped`.
+
+        `widths`: tokens of the rows that take several, if `grouped`; `keep` says how many of
+        them stay, before anything else is asked of the row.
+        """
+
+    def keep(self, row: Row, tokens: int) -> None:
+        """Of what the row took in the last pass, the first `tokens` stay, one at the least."""
 
     def extract(self, row: Row) -> RowCache:
         """A cache of that row alone, of views: reading some tokens copies those alone.
@@ -79,8 +96,13 @@ class SoloLayout:
         for row in rows:
             del self._caches[row]
 
-    def passes(self, chunk: PiggybackedChunk | None = None) -> list[Pass]:
+    def passes(
+        self, chunk: PiggybackedChunk | None = None, widths: Widths = NO_DRAFTS
+    ) -> list[Pass]:
         return [Pass([row], cache) for row, cache in self._caches.items()]
+
+    def keep(self, row: Row, tokens: int) -> None:
+        """It took one."""
 
     def extract(self, row: Row) -> RowCache:
         return self._caches[row]
@@ -100,9 +122,14 @@ class MergedLayout:
     def drop(self, rows: Sequence[Row]) -> None:
         self.rows.drop(rows)
 
-    def passes(self, chunk: PiggybackedChunk | None = None) -> list[Pass]:
+    def passes(
+        self, chunk: PiggybackedChunk | None = None, widths: Widths = NO_DRAFTS
+    ) -> list[Pass]:
         self.rows.halve()
         return [Pass(group.rows, group.cache) for group in self.rows.groups]
+
+    def keep(self, row: Row, tokens: int) -> None:
+        """It took one."""
 
     def extract(self, row: Row) -> RowCache:
         return self.rows.cache_of(row)
@@ -116,7 +143,11 @@ class GroupedLayout:
     def __init__(self) -> None:
         self.rows = Groups(MERGED_BYTES)
         self._joined: RowCache | None = None
-        """The cache of all groups together while there are several; `None`: build it anew."""
+        """The cache of several groups together; `None`: build it anew."""
+        self._members: list[Group] = []
+        """The groups in it."""
+        self._drafted: dict[Row, Turned] = {}
+        """Rows that took several tokens in the last pass."""
 
     def add(self, row: Row, cache: RowCache) -> None:
         self._split()
@@ -125,47 +156,69 @@ class GroupedLayout:
     def drop(self, rows: Sequence[Row]) -> None:
         self._split()
         self.rows.drop(rows)
+        for row in rows:
+            self._drafted.pop(row, None)
 
-    def passes(self, chunk: PiggybackedChunk | None = None) -> list[Pass]:
-        if self.rows.outgrown:
-            self._split()
-            self.rows.halve()
+    def passes(
+        self, chunk: PiggybackedChunk | None = None, widths: Widths = NO_DRAFTS
+    ) -> list[Pass]:
+        self._part(widths)
         if not self.rows.groups:
             return []
-        together = self._together()
-        if chunk is None:
-            return [Pass(self._all_rows(), together)]
-        sizes = self._sizes()
-        cache = beside(together, self._caches(), sizes, chunk.cache, len(chunk.tokens))
-        return [Pass(self._all_rows(), cache, chunk)]
+        groups = [g for g in self.rows.groups if g.rows[0] not in widths]
+        together = self._together(groups) if groups else None
+        rows = [row for group in groups for row in group.rows]
+        turned = [self._turned(row, tokens) for row, tokens in widths.items()]
+        if chunk is not None:
+            turned.append(Turned(chunk.cache, len(chunk.tokens)))
+        if not turned and together is not None:
+            return [Pass(rows, together)]
+        cache = beside(together, _caches(groups), _sizes(groups), turned)
+        return [Pass(rows, cache, tuple(widths), chunk)]
 
-    def _together(self) -> RowCache:
-        """The cache of all groups."""
-        groups = self.rows.groups
-        if len(groups) == 1:
-            return groups[0].cache
-        if self._joined is None:
-            self._joined = joined(self._caches(), self._sizes())
-        return self._joined
+    def keep(self, row: Row, tokens: int) -> None:
+        if row in self._drafted:
+            self._drafted.pop(row).keep(tokens)
 
     def extract(self, row: Row) -> RowCache:
         self._split()
         return self.rows.cache_of(row)
 
+    def _part(self, widths: Widths) -> None:
+        """Groups that have outgrown their bound, and rows with drafts, are parted."""
+        shared = [row for row in widths if self.rows.shared(row)]
+        if self.rows.outgrown or shared:
+            self._split()
+            self.rows.halve()
+            self.rows.part(shared)
+
+    def _turned(self, row: Row, tokens: int) -> Turned:
+        self._drafted[row] = Turned(self.rows.cache_of(row), tokens, drafts=True)
+        return self._drafted[row]
+
+    def _together(self, groups: list[Group]) -> RowCache:
+        """The cache of these groups."""
+        if self._members != groups:
+            self._split()
+        if len(groups) == 1:
+            return groups[0].cache
+        if self._joined is None:
+            self._joined, self._members = joined(_caches(groups), _sizes(groups)), groups
+        return self._joined
+
     def _split(self) -> None:
         """Give every group its recurrent state back before groups change."""
         if self._joined is not None:
-            split(self._joined, [g.cache for g in self.rows.groups], self._sizes())
-        self._joined = None
+            split(self._joined, [g.cache for g in self._members], _sizes(self._members))
+        self._joined, self._members = None, []
 
-    def _caches(self) -> list[RowCache]:
-        """Of the groups, for a pass over all of them."""
-        for group in self.rows.groups:
-            group.share_offsets()
-        return [group.cache for group in self.rows.groups]
 
-    def _sizes(self) -> list[int]:
-        return [len(group.rows) for group in self.rows.groups]
+def _caches(groups: Sequence[Group]) -> list[RowCache]:
+    """Of groups, for a pass over all of them."""
+    for group in groups:
+        group.share_offsets()
+    return [group.cache for group in groups]
 
-    def _all_rows(self) -> list[Row]:
-        return [row for group in self.rows.groups for row in group.rows]
+
+def _sizes(groups: Sequence[Group]) -> list[int]:
+    return [len(group.rows) for group in groups]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import mlx.core as mx
 
 from ...isolation import Fault, Isolation
-from ...records import LoadedModel
+from ...records import LoadedModel, ShowsHidden
 from ..request import Row
 from .batch_layout import Layout, Pass
 from .grouped_kv import offsets
@@ -29,11 +30,17 @@ Read = tuple[Row, int, Logprob | None]
 """A token that was drawn for a row."""
 
 
+Drafts = Mapping[Row, Sequence[int]]
+"""Tokens that may follow a row's next one."""
+NO_DRAFTS: Drafts = MappingProxyType({})
+
+
 @dataclass(frozen=True)
 class Forward:
     """Logits after the pending tokens: (B, vocab) in the order of `rows`; and what failed."""
 
     rows: list[Row]
+    """A row with drafts stands here once for each of its positions."""
     logits: mx.array | None
     failed: list[tuple[list[Row], Fault]]
     """Rows whose pass failed, with what it raised; their caches are corrupted."""
@@ -41,6 +48,10 @@ class Forward:
     """Whether the piggybacked chunk is on its way, too."""
     chunk_logits: mx.array | None = None
     """(vocab,) after the chunk, where it ends its prompt."""
+    drafts: Drafts = field(default_factory=dict)
+    """Those that the pass took along."""
+    hidden: mx.array | None = None
+    """States from which the logits were made, (B, hidden), where a drafter is shown them."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +63,8 @@ class Pending:
     """Among the drawn ones."""
     committed: bool
     """It was read already."""
+    drafts: Sequence[int] = ()
+    """Drafts that its pass took along: the next token, then one for each of them that holds."""
 
 
 class DecodeBatch:
@@ -60,6 +73,8 @@ class DecodeBatch:
     def __init__(self, model: LoadedModel, layout: Layout) -> None:
         self.model = model
         self.layout = layout
+        self.shows_hidden = False
+        """Whether passes hand out the hidden states behind their logits."""
         self._pending: dict[Row, Pending] = {}
 
     @property
@@ -79,51 +94,96 @@ class DecodeBatch:
         for row in rows:
             self._pending.pop(row, None)
 
-    def forward(self, chunk: PiggybackedChunk | None = None) -> Forward:
-        """Launch the model on the pending token of every row, and on a chunk; does not wait."""
+    def forward(self, chunk: PiggybackedChunk | None = None, drafts: Drafts = NO_DRAFTS) -> Forward:
+        """Launch the model on the pending token of every row, and on a chunk; does not wait.
+
+        drafts: behind the pending tokens of rows whose tokens were all read.
+        """
         rows: list[Row] = []
-        logits, failed, took_chunk, after_chunk = [], [], False, None
-        for each in self.layout.passes(chunk):
+        logits, hidden, failed, took_chunk, after_chunk = [], [], [], False, None
+        widths = {row: 1 + len(own) for row, own in drafts.items()}
+        for each in self.layout.passes(chunk, widths):
             with Isolation() as tried:
-                out = self._run(each)
-                mx.async_eval(out, offsets(each.cache))  # type: ignore[no-untyped-call]
+                out = self._run(each, drafts)
+                mx.async_eval(out.logits, offsets(each.cache))  # type: ignore[no-untyped-call]
             if tried.fault is not None:
-                failed.append((list(each.rows), tried.fault))
+                failed.append(([*each.rows, *each.drafting], tried.fault))
                 continue
-            rows.extend(each.rows)
+            took = positions(each, widths)
+            rows.extend(took)
             if each.chunk is not None:
                 took_chunk = True
-                after_chunk = out[-1] if each.chunk.ends_prompt else None
-                out = out[: len(each.rows)]
-            logits.append(out)
-        joined = _joined(logits) if logits else None
-        return Forward(rows, joined, failed, took_chunk, after_chunk)
+                after_chunk = out.logits[-1] if each.chunk.ends_prompt else None
+            logits.append(out.logits[: len(took)])
+            if out.hidden is not None:
+                hidden.append(out.hidden[: len(took)])
+        return Forward(
+            rows,
+            _joined(logits) if logits else None,
+            failed,
+            took_chunk,
+            after_chunk,
+            drafts,
+            _joined(hidden) if hidden else None,
+        )
 
-    def _run(self, each: Pass) -> mx.array:
+    def _run(self, each: Pass, drafts: Drafts) -> Output:
         pending = [self._pending[row] for row in each.rows]
         # the token about to be cached is mostly not committed yet: its position is the row's length
         at = [
             row.length - next_one.committed + row.request.prompt.rope_delta
             for row, next_one in zip(each.rows, pending, strict=True)
         ]
-        return run_pass(self.model, each, _tokens(pending), at)
+        tokens = [_tokens(pending)] if pending else []
+        for row in each.drafting:
+            own = [row.tokens[-1], *drafts[row]]
+            tokens.append(mx.array(own, dtype=mx.int32))
+            first = row.length - 1 + row.request.prompt.rope_delta
+            at += range(first, first + len(own))
+        return run_pass(self.model, each, _joined(tokens), at, hidden=self.shows_hidden)
 
     def read(self) -> list[Read]:
         """Wait for the pending tokens and take them, one per row.
 
         Raises whatever the device raises; the tokens then stay pending.
         """
-        due: dict[Drawn, dict[Row, int]] = {}
-        for row, pending in self._pending.items():
-            if not pending.committed:
-                due.setdefault(pending.drawn, {})[row] = pending.index
-        found = [read for drawn, rows in due.items() for read in read_drawn(drawn, rows)]
+        found = [read for _, reads in self._read() for read in reads]
         self._pending = {}
         return found
 
-    def drawn(self, rows: Sequence[Row], drawn: Drawn) -> None:
+    def catch_up(self) -> list[tuple[Row, list[Read]]]:
+        """As `read`, before the tokens were handed to the model: each row's draws that hold.
+
+        Whoever commits them says of each what stays of its pass, by `keep`.
+        """
+        found = self._read()
+        for row, reads in found:
+            before = self._pending[row]
+            self._pending[row] = replace(
+                before, index=before.index + len(reads) - 1, committed=True, drafts=()
+            )
+        return found
+
+    def keep(self, row: Row, tokens: int) -> None:
+        """Of the tokens of the last pass, the first ones are the row's."""
+        self.layout.keep(row, tokens)
+
+    @property
+    def drafted(self) -> bool:
+        """Whether a pass with drafts was not read yet: `catch_up` must come first."""
+        return any(pending.drafts for pending in self._pending.values())
+
+    def _read(self) -> list[tuple[Row, list[Read]]]:
+        due: dict[Drawn, dict[Row, Pending]] = {}
+        for row, pending in self._pending.items():
+            if not pending.committed:
+                due.setdefault(pending.drawn, {})[row] = pending
+        return [each for drawn, rows in due.items() for each in _that_hold(drawn, rows)]
+
+    def drawn(self, rows: Sequence[Row], drawn: Drawn, drafts: Drafts = NO_DRAFTS) -> None:
         """Take the next tokens of rows that are in; launch their computation."""
-        self._pending |= {row: Pending(drawn, i, False) for i, row in enumerate(rows)}
+        for i, row in reversed(list(enumerate(rows))):
+            self._pending[row] = Pending(drawn, i, False, drafts.get(row, ()))
         mx.async_eval(drawn.arrays)  # type: ignore[no-untyped-call]
 
     def cached_tokens(self, row: Row) -> int:
@@ -132,17 +192,42 @@ class DecodeBatch:
         return len(row.tokens) - (pending is not None and pending.committed)
 
 
+@dataclass(frozen=True)
+class Output:
+    """What a pass gives after the tokens whose logits are wanted."""
+
+    logits: mx.array
+    """(B, vocab)"""
+    hidden: mx.array | None = None
+    """(B, hidden)"""
+
+
 def run_pass(
-    model: LoadedModel, each: Pass, tokens: mx.array, positions: Iterable[int]
-) -> mx.array:
-    """Logits after the rows' tokens, then after the chunk if that ends its prompt: (B, vocab)."""
-    at, chunk = list(positions), each.chunk
-    if chunk is None:
-        return model.decode(tokens, each.cache, mx.array(at, dtype=mx.int32))
-    tokens = mx.concatenate([tokens, mx.array(list(chunk.tokens), dtype=tokens.dtype)])
-    at += chunk.positions
-    wanted = [*range(len(each.rows)), *([len(at) - 1] if chunk.ends_prompt else [])]
-    return model.decode(tokens, each.cache, mx.array(at, dtype=mx.int32), mx.array(wanted))
+    model: LoadedModel,
+    each: Pass,
+    tokens: mx.array,
+    positions: Iterable[int],
+    *,
+    hidden: bool = False,
+) -> Output:
+    """What follows the rows' tokens and drafts, then the chunk if that ends its prompt."""
+    at, chunk, wanted = list(positions), each.chunk, None
+    if chunk is not None:
+        rows = len(at)
+        tokens = mx.concatenate([tokens, mx.array(list(chunk.tokens), dtype=tokens.dtype)])
+        at += chunk.positions
+        wanted = mx.array([*range(rows), *([len(at) - 1] if chunk.ends_prompt else [])])
+    places = mx.array(at, dtype=mx.int32)
+    if hidden and isinstance(model, ShowsHidden):
+        return Output(*model.decode_hidden(tokens, each.cache, places, wanted))
+    if wanted is None:
+        return Output(model.decode(tokens, each.cache, places))
+    return Output(model.decode(tokens, each.cache, places, wanted))
+
+
+def positions(each: Pass, widths: Mapping[Row, int]) -> list[Row]:
+    """Whose the logits of a pass are, those of its chunk apart."""
+    return [*each.rows, *(row for row in each.drafting for _ in range(widths[row]))]
 
 
 def read_drawn(drawn: Drawn, rows: dict[Row, int]) -> list[Read]:
@@ -152,7 +237,24 @@ def read_drawn(drawn: Drawn, rows: dict[Row, int]) -> list[Read]:
     """
     logprobs = _read_logprobs(drawn)
     tokens: list[int] = drawn.tokens.tolist()  # type: ignore[assignment]
-    return [(row, tokens[i], logprobs.get(row)) for row, i in rows.items()]
+    return [(row, tokens[i], logprobs.get(i)) for row, i in rows.items()]
+
+
+def _that_hold(drawn: Drawn, rows: dict[Row, Pending]) -> list[tuple[Row, list[Read]]]:
+    """Of each row the next token, and those after drafts that were drawn just so."""
+    logprobs = _read_logprobs(drawn)
+    tokens: list[int] = drawn.tokens.tolist()  # type: ignore[assignment]
+    found = []
+    for row, pending in rows.items():
+        at = pending.index
+        reads = [(row, tokens[at], logprobs.get(at))]
+        for draft in pending.drafts:
+            if draft != tokens[at]:
+                break
+            at += 1
+            reads.append((row, tokens[at], logprobs.get(at)))
+        found.append((row, reads))
+    return found
 
 
 def _tokens(pending: Sequence[Pending]) -> mx.array:
@@ -172,7 +274,8 @@ def _joined(arrays: list[mx.array]) -> mx.array:
     return arrays[0] if len(arrays) == 1 else mx.concatenate(arrays)
 
 
-def _read_logprobs(drawn: Drawn) -> dict[Row, Logprob]:
+def _read_logprobs(drawn: Drawn) -> dict[int, Logprob]:
+    """Those that were asked for, by the index among the drawn tokens."""
     asked = drawn.logprobs
     if asked is None:
         return {}
@@ -180,6 +283,8 @@ def _read_logprobs(drawn: Drawn) -> dict[Row, Logprob]:
     ids: list[list[int]] = asked.top_ids.tolist()  # type: ignore[assignment]
     tops: list[list[float]] = asked.top.tolist()  # type: ignore[assignment]
     return {
-        row: Logprob(value, tuple(zip(i, t, strict=True))[: row.request.logprobs])
-        for row, value, i, t in zip(asked.rows, values, ids, tops, strict=True)
+        at: Logprob(value, tuple(zip(i, t, strict=True))[:count])
+        for at, count, value, i, t in zip(
+            asked.indices, asked.counts, values, ids, tops, strict=True
+        )
     }

@@ -14,9 +14,9 @@ import mlx.core as mx
 
 from ...upstream.attention import Parts, Run
 from ...upstream.batch_caches import RowCache, columns
-from ...upstream.recurrent import StateParts, StateRun
+from ...upstream.recurrent import Prefixes, StateParts, StateRun
 from ..memory import leaves
-from .piggyback import ChunkKV
+from .piggyback import ChunkKV, Turned
 
 Count = int | range | mx.array
 """Rotary offset of a part's rows: of its one row, of a chunk's tokens, or (rows,) int32."""
@@ -32,17 +32,18 @@ def joined(caches: Sequence[RowCache], sizes: Sequence[int]) -> RowCache:
 
 
 def beside(
-    together: RowCache,
+    together: RowCache | None,
     caches: Sequence[RowCache],
     sizes: Sequence[int],
-    chunk: RowCache,
-    tokens: int,
+    turned: Sequence[Turned],
 ) -> RowCache:
-    """The groups' caches, `together` where there are several, and that of a chunk of one row."""
-    counted, rows = Offsets(), sum(sizes)
+    """The groups' caches, `together` where there are any, and those of rows with several tokens."""
+    layers = zip(*caches, *(each.cache for each in turned), strict=True)
+    first = together if together is not None else [None] * len(turned[0].cache)
     return [
-        _beside(layer, parts, sizes, own, slice(rows, rows + tokens), counted)
-        for layer, *parts, own in zip(together, *caches, chunk, strict=True)
+        _beside(layer, parts, sizes, turned, counted)
+        for counted in [Offsets()]
+        for layer, parts in zip(first, layers, strict=True)
     ]
 
 
@@ -179,20 +180,40 @@ def _joined(parts: Sequence[Any], sizes: Sequence[int], counted: Offsets) -> Any
 
 
 def _beside(
-    layer: Any, parts: Sequence[Any], sizes: Sequence[int], own: Any, at: slice, counted: Offsets
+    layer: Any,
+    parts: Sequence[Any],
+    sizes: Sequence[int],
+    turned: Sequence[Turned],
+    counted: Offsets,
 ) -> Any:
-    """One layer's caches of all groups and of a chunk whose tokens stand `at` these rows."""
-    if hasattr(own, "caches"):
-        inner = zip(layer.caches, *(part.caches for part in parts), own.caches, strict=True)
-        both = type(own)()
-        both.caches = tuple(
-            _beside(each, groups, sizes, mine, at, counted) for each, *groups, mine in inner
-        )
+    """One layer's caches of all groups, which have the states of `layer`, and of turned rows."""
+    last = parts[-1]
+    if hasattr(last, "caches"):
+        states = layer.caches if layer is not None else [None] * len(last.caches)
+        inner = zip(states, *(part.caches for part in parts), strict=True)
+        both = type(last)()
+        both.caches = tuple(_beside(one, more, sizes, turned, counted) for one, *more in inner)
         return both
-    if hasattr(own, "update_and_fetch"):
-        tokens = at.stop - at.start
-        return GroupedKV([*parts, ChunkKV(own, tokens)], [*sizes, tokens], counted)
-    return StateParts([StateRun(layer, slice(0, at.start)), StateRun(own, at, turned=True)])
+    groups, own = parts[: len(sizes)], parts[len(sizes) :]
+    tokens = [each.tokens for each in turned]
+    if hasattr(last, "update_and_fetch"):
+        chunks = [ChunkKV(cache, count) for cache, count in zip(own, tokens, strict=True)]
+        return GroupedKV([*groups, *chunks], [*sizes, *tokens], counted)
+    edges = itertools.pairwise(itertools.accumulate(tokens, initial=sum(sizes)))
+    runs_of_turned = [
+        _turned_state(each, cache, slice(*at))
+        for each, cache, at in zip(turned, own, edges, strict=True)
+    ]
+    rows = [StateRun(layer, slice(0, sum(sizes)))] if sizes else []
+    return StateParts([*rows, *runs_of_turned])
+
+
+def _turned_state(row: Turned, cache: Any, at: slice) -> StateRun:
+    prefixes = None
+    if row.drafts:
+        prefixes = Prefixes(cache, row.tokens)
+        row.states.append(prefixes)
+    return StateRun(cache, at, turned=True, prefixes=prefixes)
 
 
 def _joined_state(parts: Sequence[Any], sizes: Sequence[int]) -> Any:

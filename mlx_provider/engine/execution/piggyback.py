@@ -8,12 +8,13 @@ alone know that they are one row's, since their keys and states belong to one ca
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 
-from ...upstream.cache_classes import ArraysCache
+from ...upstream.cache_classes import ArraysCache, take_back
+from ...upstream.recurrent import Prefixes
 from ..memory import leaves
 
 
@@ -27,6 +28,28 @@ class PiggybackedChunk:
     cache: list[Any]
     ends_prompt: bool = True
     """Logits are wanted after its last token."""
+
+
+@dataclass
+class Turned:
+    """Tokens of one row that stand where others have rows."""
+
+    cache: list[Any]
+    """The row's own."""
+    tokens: int
+    drafts: bool = False
+    """The last ones may be taken back: see `keep`."""
+    states: list[Prefixes] = field(default_factory=list)
+    """Of recurrent layers, filled by the pass."""
+
+    def keep(self, tokens: int) -> None:
+        """Of the tokens of a pass the first ones stay in the cache, one at the least."""
+        for layer in leaves(self.cache):
+            if hasattr(layer, "update_and_fetch"):
+                take_back(layer, self.tokens - tokens)
+        for each in self.states:
+            each.keep(tokens)
+        self.states = []
 
 
 class ChunkKV:

@@ -32,6 +32,10 @@ LENGTHS = (5, 11, 270, 283)
 """Prompts of two groups with two rows each, all of unlike lengths."""
 ROPE_DELTAS = (0, 4, 9, 2)
 """Their rotary deltas, as images would leave them: each row's position must be its own."""
+DRAFTED = ((1, 2, 0, 1), (3, 1), (0, 1, 2))
+"""Of the first rows: tokens of each pass that are right, behind which come wrong ones; 0: the row
+takes one token as others do."""
+WRONG = 2
 APART = 1
 """The step before which one row of each group leaves; it comes back after it."""
 
@@ -46,6 +50,8 @@ class Probe:
     """Why a better layout is not used."""
     mixes: bool = False
     """Whether chunks of prompts may share the pass of rows that decode."""
+    drafts: bool = False
+    """Whether a row may take several tokens in a pass, of which the last are taken back."""
     noise_floor: float = 0.0
     """Largest difference of a likely token's log-probability between a row in company and the same
     row alone, which only the device's rounding makes; 0 where rows decode alone."""
@@ -72,14 +78,25 @@ def probe(model: LoadedModel, make_cache: MakeCache, layouts: Sequence[str]) -> 
         if found.problem:
             notes.append(f"layout {name!r} is not used: {found.problem}")
             continue
-        mixed = UNTRIED
+        mixed = drafted = UNTRIED
         if name == "grouped" and can_share_a_pass(longest):
             mixed = _mixing(model, make_cache, rows)
-            failed |= mixed.failed
             if mixed.problem:
                 notes.append(f"chunks run in forward passes of their own: {mixed.problem}")
-        floor = max(found.widest, mixed.widest)
-        return Probe(name, memory, tuple(notes), mixed.passed, floor, conclusive=not failed)
+            drafted = _judged(rows, partial(_drafted, model, rows))
+            if drafted.problem:
+                notes.append(f"nothing is drafted: {drafted.problem}")
+            failed |= mixed.failed | drafted.failed
+        floor = max(found.widest, mixed.widest, drafted.widest)
+        return Probe(
+            name,
+            memory,
+            tuple(notes),
+            mixed.passed,
+            drafted.passed,
+            floor,
+            conclusive=not failed,
+        )
     return Probe("solo", memory, tuple(notes), conclusive=not failed)
 
 
@@ -153,6 +170,49 @@ def _mixed(model: LoadedModel, rows: Sequence[SoloRow], chunked: SoloRow) -> lis
     return [*found.values(), after]
 
 
+def _drafted(model: LoadedModel, rows: Sequence[SoloRow]) -> list[ByStep]:
+    """Logits of the rows where some take several tokens in a pass, of which the last are wrong."""
+    layout = make_layout("grouped")
+    found = _joined(layout, rows)
+    drafting = list(found)[: len(DRAFTED)]
+    for step in range(max(map(len, DRAFTED))):
+        kept = {
+            row: own[step]
+            for row, own in zip(drafting, DRAFTED, strict=True)
+            if step < len(own) and own[step]
+        }
+        _draft(model, layout, found, kept)
+    return [each[:STEPS] for each in found.values()]
+
+
+def _draft(
+    model: LoadedModel,
+    layout: Layout,
+    found: Mapping[Row, list[mx.array]],
+    kept: Mapping[Row, int],
+) -> None:
+    """One pass: of the drafting rows' tokens the first ones are right, and stay."""
+    widths = {row: max(2, count + WRONG) for row, count in kept.items()}
+    (each,) = layout.passes(widths=widths)
+    tokens: list[int] = []
+    at: list[int] = []
+    for row in [*each.rows, *each.drafting]:
+        count = widths.get(row, 1)
+        right = list(row.request.prompt.tokens[len(row.tokens) :][: kept.get(row, 1)])
+        tokens += [*right, *(right[-1:] * (count - len(right)))]
+        first = row.length + row.request.prompt.rope_delta
+        at += range(first, first + count)
+    logits = run_pass(model, each, mx.array(tokens, dtype=mx.int32), at).logits
+    mx.eval(logits)
+    start = 0
+    for row in [*each.rows, *each.drafting]:
+        stay = kept.get(row, 1)
+        found[row] += [logits[start + i] for i in range(stay)]
+        row.tokens += row.request.prompt.tokens[len(row.tokens) :][:stay]
+        layout.keep(row, stay)
+        start += widths.get(row, 1)
+
+
 def _joined(layout: Layout, rows: Sequence[SoloRow]) -> dict[Row, list[mx.array]]:
     """The rows, let into a layout, each with its logits so far."""
     found: dict[Row, list[mx.array]] = {}
@@ -181,7 +241,7 @@ def _step(
     for each in layout.passes(chunk):
         tokens = [row.request.prompt.tokens[len(row.tokens)] for row in each.rows]
         at = [row.length + row.request.prompt.rope_delta for row in each.rows]
-        logits = run_pass(model, each, mx.array(tokens, dtype=mx.int32), at)
+        logits = run_pass(model, each, mx.array(tokens, dtype=mx.int32), at).logits
         mx.eval(logits)
         for i, (row, token) in enumerate(zip(each.rows, tokens, strict=True)):
             found[row].append(logits[i])

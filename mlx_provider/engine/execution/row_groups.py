@@ -97,6 +97,20 @@ class Groups:
         stay = [(g, [row for row in g.rows if row not in gone]) for g in self.groups]
         self.groups = [group.part(left) for group, left in stay if left]
 
+    def shared(self, row: Row) -> bool:
+        """Whether a row's cache is merged with others."""
+        return any(row in g.rows and len(g.rows) > 1 for g in self.groups)
+
+    def part(self, rows: Sequence[Row]) -> None:
+        """Give each of these rows a group of its own."""
+        if rows:
+            own = [group_of([row], [self.cache_of(row)], self._memory_of(row)) for row in rows]
+            self.drop(rows)
+            self.groups += own
+
+    def _memory_of(self, row: Row) -> MemoryProfile:
+        return next(g.memory for g in self.groups if row in g.rows)
+
     def cache_of(self, row: Row) -> RowCache:
         """A cache of that row alone."""
         group = next(g for g in self.groups if row in g.rows)

@@ -32,9 +32,12 @@ Draw = Callable[[mx.array, Sequence[SamplingParams], mx.array], mx.array]
 
 @dataclass(frozen=True)
 class Logprobs:
-    """Raw log-probabilities for the rows that ask; row i of the arrays is `rows[i]`."""
+    """Raw log-probabilities for the rows that ask: row i of the arrays is the drawn token
+    `indices[i]`."""
 
-    rows: list[Row]
+    indices: list[int]
+    counts: list[int]
+    """How many of the best ones are asked for."""
     drawn: mx.array
     """(R,) of the drawn token."""
     top_ids: mx.array
@@ -233,10 +236,11 @@ def _logprobs(raw: mx.array, tokens: mx.array, rows: Sequence[Row]) -> Logprobs 
     index = mx.array(wanted)
     own = raw[index]
     own = own - mx.logsumexp(own, axis=-1, keepdims=True)
-    count = max(1, *(rows[i].request.logprobs or 0 for i in wanted))
-    top_ids = best(own, count)
+    counts = [rows[i].request.logprobs or 0 for i in wanted]
+    top_ids = best(own, max(1, *counts))
     return Logprobs(
-        rows=[rows[i] for i in wanted],
+        indices=wanted,
+        counts=counts,
         drawn=mx.take_along_axis(own, tokens[index][:, None], axis=-1)[:, 0],
         top_ids=top_ids,
         top=mx.take_along_axis(own, top_ids, axis=-1),

@@ -76,11 +76,21 @@ class PatchVisionModel(VisionModel):
         positions: mx.array,
         logits_at: mx.array | None = None,
     ) -> mx.array:
+        return self.decode_hidden(tokens, cache, positions, logits_at)[0]
+
+    def decode_hidden(
+        self,
+        tokens: mx.array,
+        cache: list[Any],
+        positions: mx.array,
+        logits_at: mx.array | None = None,
+    ) -> tuple[mx.array, mx.array]:
         language = self.model.language_model
-        hidden = language.model(
+        states = language.model(
             tokens[:, None], cache=cache, position_ids=step_positions(positions)
         )
-        return head(language, rows_at(logits_at)(hidden))[:, -1]
+        kept = rows_at(logits_at)(states)
+        return head(language, kept)[:, -1], kept[:, -1]
 
 
 def _deepstack(chunk: PrefillChunk, parts: Sequence[Any]) -> dict[str, Any]:
