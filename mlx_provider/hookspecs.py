@@ -10,7 +10,7 @@ import pluggy
 if TYPE_CHECKING:
     import typer
 
-    from .records import Kernels, ModelFamily, ReasoningParser, ToolParser
+    from .records import Drafter, Kernels, ModelFamily, ReasoningParser, ToolParser
 
 PROJECT = "mlx_provider"
 API_VERSION = 1
@@ -38,6 +38,11 @@ def mlx_reasoning_parsers() -> Iterable[ReasoningParser]:  # type: ignore[empty-
 @hookspec
 def mlx_kernels() -> Iterable[Kernels]:  # type: ignore[empty-body]
     """Yield functions that compute faster on some device than those of upstream's models."""
+
+
+@hookspec
+def mlx_drafters() -> Iterable[Drafter]:  # type: ignore[empty-body]
+    """Yield ways to guess what a row says next, which the model checks several at a time."""
 
 
 @hookspec

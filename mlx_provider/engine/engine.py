@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import inf
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import MLXProviderError, RequestTimedOut
 from ..isolation import Fault, Isolation
@@ -20,7 +19,7 @@ from ..protocol.messages import Event, Finish, FinishReason
 from ..records import LoadedModel, MediaSpan, PrefillChunk
 from .execution.batch_layout import make_layout
 from .execution.circuit_breaker import CircuitBreaker
-from .execution.decode_batch import DecodeBatch, Logprob, read_drawn
+from .execution.decode_batch import NO_DRAFTS, DecodeBatch, Drafts, Forward, Logprob, read_drawn
 from .execution.mixed_batch import MixedBatches
 from .execution.sampler import Drawn, draw
 from .feature_cache import FeatureCache
@@ -32,6 +31,8 @@ from .row_cache import grow_by
 from .scheduling.pass_timer import PassTimer
 from .scheduling.plan import Chunk, StepPlan
 from .scheduling.scheduler import Scheduler
+from .speculation.ahead import Mask, ahead, masks_ahead
+from .speculation.speculation import Speculation
 from .step_output import Post, StepOutput
 from .token_names import TokenNames
 
@@ -55,6 +56,7 @@ class Engine:
         recorder: Recorder,
         prefix_cache: PrefixCachePolicy | None = None,
         features: FeatureCache | None = None,
+        speculation: Speculation | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`layout`, `mixes`: what the probe found."""
@@ -66,8 +68,10 @@ class Engine:
         self.features = features or FeatureCache(0)
         self.prefix_cache = prefix_cache
         self.clock = clock
+        self.speculation = speculation
         self._best_layout = layout
         self.batch = DecodeBatch(model, make_layout(layout))
+        self.batch.shows_hidden = speculation is not None and speculation.hidden
         self._together = CircuitBreaker()
         """Of rows that decode together."""
         self._mixed = MixedBatches(mixes)
@@ -77,6 +81,8 @@ class Engine:
         """No request can expire before this time."""
         self._advanced = 0.0
         """When the rows that decode last got a token."""
+        self._read_at = 0.0
+        """When the device had nothing to do, as tokens were read that drafts needed."""
         self._corrupted: set[Row] = set()
         """Rows of this step whose caches are not what they should be."""
 
@@ -181,33 +187,36 @@ class Engine:
                 row = self.scheduler.overflowing()
                 continue
             self._keep(row.request, [row])
-            self.batch.drop([row])
+            self._drop([row])
             self._look_up(self.scheduler.preempt(row))
             row = self.scheduler.overflowing()
 
     # -- decode
 
     def _decode(self, plan: StepPlan) -> None:
-        """One token for every row, and a chunk that is mixed into their pass."""
+        """One token for every row, or several, and a chunk that is mixed into their pass.
+
+        The pass is launched before the last one's tokens are read, unless those are needed for
+        drafts: the device then waits meanwhile.
+        """
         chunk = plan.chunk if plan.mixed else None
-        self._timer.launched(plan.pass_seconds, self.clock())
-        forward = self.batch.forward(self._mixed.take_along(chunk))
-        self._corrupted = {row for rows, _ in forward.failed for row in rows}
-        with Isolation() as reading:
-            read = self.batch.read()
-        if reading.fault is not None:
-            self._corrupted = set(self.scheduler.running)
-            self._retry(list(self.scheduler.running), reading.fault)
+        wanted = self._wanted(plan)
+        caught_up = bool(wanted) or self.batch.drafted
+        if caught_up and not self._catch_up():
             return
-        now = self.clock()
-        self._timer.ended(now, left=1)
-        for row, token, logprob in read:
-            self._commit(row, token, logprob, now)
+        drafts = self._guessed(wanted)
+        self._timer.launched(self._seconds(plan, drafts), self.clock())
+        forward = self.batch.forward(self._mixed.take_along(chunk), drafts)
+        if drafts and self.speculation is not None:
+            self.speculation.waited(self.clock() - self._read_at)
+        self._corrupted = {row for rows, _ in forward.failed for row in rows}
+        if not caught_up and not self._read():
+            return
         for rows, cause in forward.failed:
             left = [row for row in rows if row.finish is None]
             self._pass_failed(left, chunk is not None, cause)
         if forward.logits is not None:
-            self._draw_next(forward.rows, forward.logits)
+            self._draw_next(forward, forward.logits)
         if chunk is not None and forward.took_chunk and chunk.job.cache is not None:
             self._mixed_in(chunk, forward.chunk_logits)  # it has neither ended nor started again
         self._advanced = self.clock()
@@ -216,30 +225,121 @@ class Engine:
             if self._together.passed(used=len(forward.rows) > 1):
                 self._go_together()
 
-    def _draw_next(self, rows: Sequence[Row], logits: mx.array) -> None:
-        running = [row in self.scheduler.running for row in rows]
-        rows, logits = _only(running, rows, logits)
-        masks, ready = self._masks(rows)
-        masks = [mask for mask, ok in zip(masks, ready, strict=True) if ok]
-        rows, logits = _only(ready, rows, logits)
-        if not rows:
-            return
-        with Isolation(partial(self._retry, rows)):
-            self.batch.drawn(rows, draw(logits, rows, masks))
+    def _read(self) -> bool:
+        """Take the tokens of the last pass, while the next one runs."""
+        with Isolation() as reading:
+            read = self.batch.read()
+        if reading.fault is not None:
+            return self._unreadable(reading.fault)
+        now = self.clock()
+        self._timer.ended(now, left=1)
+        for row, token, logprob in read:
+            self._commit(row, token, logprob, now)
+        return True
 
-    def _masks(self, rows: Sequence[Row]) -> tuple[list[NDArray[np.uint32] | None], list[bool]]:
+    def _catch_up(self) -> bool:
+        """Take the tokens of the last pass before the next one is launched."""
+        with Isolation() as reading:
+            found = self.batch.catch_up()
+        if reading.fault is not None:
+            return self._unreadable(reading.fault)
+        now = self._read_at = self.clock()
+        self._timer.ended(now)
+        for row, drafts, reads in found:
+            if drafts and self.speculation is not None:
+                self.speculation.held(row, drafts, len(reads) - 1)
+            for stay, (_, token, logprob) in enumerate(reads, 1):
+                if row.finish is None:
+                    self.batch.keep(row, stay)
+                    self._commit(row, token, logprob, now)
+        return True
+
+    def _unreadable(self, fault: Fault) -> bool:
+        self._corrupted = set(self.scheduler.running)
+        self._retry(list(self.scheduler.running), fault)
+        return False
+
+    # -- drafts
+
+    def _wanted(self, plan: StepPlan) -> dict[Row, int]:
+        """For whom drafts are worth it in this step, and how many."""
+        if self.speculation is None or not self._drafts:
+            return {}
+        return self.speculation.wanted(plan.rows, partial(self._wider, plan))
+
+    @property
+    def _drafts(self) -> bool:
+        """Whether rows may take several tokens in a pass."""
+        return self._together.closed and self.batch.layout.name == "grouped"
+
+    def _wider(self, plan: StepPlan, tokens: int) -> float:
+        """Seconds of a step's pass with so many drafts."""
+        return plan.pass_seconds + self.scheduler.wider(plan, tokens)
+
+    def _seconds(self, plan: StepPlan, drafts: Drafts) -> float:
+        return self._wider(plan, sum(map(len, drafts.values())))
+
+    def _guessed(self, wanted: dict[Row, int]) -> Drafts:
+        """What rows may say next, as far as their grammars let it through."""
+        if self.speculation is None or not wanted:
+            return NO_DRAFTS
+        guessed = self.speculation.propose(wanted)
+        return {
+            row: own for row, tokens in guessed.items() if (own := self._let_through(row, tokens))
+        }
+
+    def _let_through(self, row: Row, drafts: Sequence[int]) -> Sequence[int]:
+        if row.constraint is None:
+            return drafts
+        with self._isolated(row.request, "its grammar") as work:
+            row.masks = masks_ahead(row.constraint, drafts)
+        return () if work.fault is not None else drafts[: len(row.masks) - 1]
+
+    def _draw_next(self, forward: Forward, logits: mx.array) -> None:
+        """Draw after every position of the rows: of those with drafts, as if these held."""
+        self._show(forward)
+        drafts = forward.drafts
+        places: Sequence[Place] = list(_places(forward.rows))
+        running = [row in self.scheduler.running for row in forward.rows]
+        places, logits = _only(running, places, logits)
+        masks, ready = self._masks(places, drafts)
+        masks = [mask for mask, ok in zip(masks, ready, strict=True) if ok]
+        places, logits = _only(ready, places, logits)
+        if not places:
+            return
+        rows = [row for row, _ in places]
+        with Isolation(partial(self._retry, list(dict.fromkeys(rows)))):
+            drawn = [ahead(row, drafts.get(row, ())[:at]) for row, at in places]
+            self.batch.drawn(rows, draw(logits, drawn, masks), drafts)
+
+    def _show(self, forward: Forward) -> None:
+        """Let the drafter have the hidden states that it needs."""
+        if forward.hidden is None or self.speculation is None:
+            return
+        for at, (row, place) in enumerate(_places(forward.rows)):
+            if not place:
+                end = at + 1 + len(forward.drafts.get(row, ()))
+                self.speculation.show(row, forward.hidden[at:end])
+
+    def _masks(
+        self, places: Sequence[Place], drafts: Drafts = NO_DRAFTS
+    ) -> tuple[list[Mask | None], list[bool]]:
         """Grammar masks; a grammar that fails ends its request alone."""
-        masks: list[NDArray[np.uint32] | None] = []
+        masks: list[Mask | None] = []
         ready = []
-        for row in rows:
+        for row, at in places:
             mask, ok = None, row.finish is None
-            if ok and row.constraint is not None:
+            if ok and row.constraint is not None and row in drafts:
+                mask = row.masks[at]
+            elif ok and row.constraint is not None:
                 with self._isolated(row.request, "its grammar") as work:
                     mask = row.constraint.mask()
                 ok = work.fault is None
             masks.append(mask)
             ready.append(ok)
-        return masks, [ok and row.finish is None for ok, row in zip(ready, rows, strict=True)]
+        return masks, [
+            ok and row.finish is None for ok, (row, _) in zip(ready, places, strict=True)
+        ]
 
     def _commit(self, row: Row, token: int, logprob: Logprob | None, now: float) -> None:
         """Take a drawn token: text out, and the row's end where it is reached."""
@@ -379,7 +479,7 @@ class Engine:
 
     def _draw_one(self, row: Row, logits: mx.array) -> Drawn | None:
         """The next token of one row; `None`: its request has failed."""
-        masks, ready = self._masks([row])
+        masks, ready = self._masks([(row, 0)])
         if not ready[0]:
             return None
         with self._isolated(row.request, "its sampling") as work:
@@ -425,7 +525,7 @@ class Engine:
         told = fault.told
         log.warning("a decode step of %d rows failed (%s); they are run again", len(rows), told)
         self._timer.forget()
-        self.batch.drop(rows)
+        self._drop(rows)
         for job in self.scheduler.retry(rows):
             self._look_up(job)
         if self._mixed.blame() or self._best_layout == "solo":
@@ -453,7 +553,7 @@ class Engine:
         layout = make_layout(name)
         for each in self.batch.layout.passes():
             for row in each.rows:
-                layout.add(row, self.batch.layout.extract(row))
+                layout.add(row, self.batch.extract(row))
         self.batch.layout = layout
 
     # -- endings
@@ -476,12 +576,18 @@ class Engine:
         """Free what rows hold: their place in the batch, or their prefill."""
         running = [row for row in rows if row in self.scheduler.running]
         self._keep(request, running)
-        self.batch.drop(running)
+        self._drop(running)
         self.scheduler.leave(running)
         if not request.unfinished:
             for job in self.scheduler.drop(request):
                 job.restart()  # whoever remembers its last passes keeps no cache alive
             request.features = {}
+
+    def _drop(self, rows: Sequence[Row]) -> None:
+        """Let rows out of the batch, for good or until they have started again."""
+        self.batch.drop(rows)
+        if self.speculation is not None:
+            self.speculation.forget(rows)
 
     def _keep(self, request: Request, running: Sequence[Row]) -> None:
         """Leave what rows and prefills of a request have computed to the prefix cache."""
@@ -491,21 +597,32 @@ class Engine:
             for row in running:
                 cached = self.batch.cached_tokens(row)
                 if cached and row not in self._corrupted:
-                    own = self.batch.layout.extract(row)
+                    own = self.batch.extract(row)
                     self.prefix_cache.keep_row(row, row.tokens[:cached], own)
             for job in self.scheduler.waiting:
                 if job.request is request and not request.unfinished:
                     self.prefix_cache.keep_prefill(job)
 
 
+Place = tuple[Row, int]
+"""A row, and how many of its drafts stand before a position."""
+
+
+def _places(rows: Sequence[Row]) -> Iterator[Place]:
+    seen: Counter[Row] = Counter()
+    for row in rows:
+        yield row, seen[row]
+        seen[row] += 1
+
+
 def _only(
-    wanted: Sequence[bool], rows: Sequence[Row], logits: mx.array
-) -> tuple[Sequence[Row], mx.array]:
-    """Some of the rows, and their logits (B, vocab)."""
+    wanted: Sequence[bool], places: Sequence[Place], logits: mx.array
+) -> tuple[Sequence[Place], mx.array]:
+    """Some of the positions, and their logits (B, vocab)."""
     if all(wanted):
-        return rows, logits
+        return places, logits
     at = [i for i, ok in enumerate(wanted) if ok]
-    return [rows[i] for i in at], logits[mx.array(at)] if at else logits[:0]
+    return [places[i] for i in at], logits[mx.array(at)] if at else logits[:0]
 
 
 def _not_cached(request: Request, fault: Fault) -> None:

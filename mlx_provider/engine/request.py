@@ -56,6 +56,9 @@ class RowConstraint(Protocol):
     def finished(self) -> bool:
         """Nothing but the end may follow."""
 
+    def fork(self) -> RowConstraint | None:
+        """An independent one in the same state; `None`: what follows cannot be foreseen."""
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -110,6 +113,8 @@ class Row:
 
     history: Any = None
     """What the sampler counts for penalties, where there are any."""
+    masks: list[Any] = field(default_factory=list)
+    """What the grammar lets through before and after each of its drafts, while it has any."""
 
     @property
     def length(self) -> int:
@@ -138,6 +143,8 @@ class Request:
     """How many alternatives to report per token; `None`: no logprobs."""
     salt: str = ""
     session: str | None = None
+    drafts: bool = True
+    """Whether tokens may be guessed ahead for it."""
     deadline: float | None = None
     """Monotonic time after which the request ends in `RequestTimedOut`."""
 
@@ -146,6 +153,10 @@ class Request:
     """Prompt tokens that came from the prefix cache."""
     prefilled: int = 0
     """Prompt tokens that were computed."""
+    drafted: int = 0
+    """Tokens that were guessed,"""
+    accepted: int = 0
+    """and those of them that held."""
     explanation: str = ""
     """Why the prefix cache did not have more of the prompt."""
     features: dict[str, Any] = field(default_factory=dict)

@@ -3,6 +3,7 @@
 from .attention import Part, Parts, Run, parts_of
 from .blocks import read_block, scan_block
 from .claims import claimed, through
+from .drafter import Drafter, Drafting, DraftOptions, DraftRow
 from .grammar import CallGrammar, MessageGrammar, TaggedArguments
 from .kernels import Function, Kernels, Replacement
 from .marked import read_marked, report_call
@@ -28,6 +29,10 @@ from .turn_ends import read_turn_ends
 
 __all__ = [
     "CallGrammar",
+    "DraftOptions",
+    "DraftRow",
+    "Drafter",
+    "Drafting",
     "Emit",
     "Features",
     "Function",

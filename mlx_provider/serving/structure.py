@@ -105,6 +105,26 @@ def _ends_with(text: str, openers: Sequence[str]) -> bool:
     return any(tail.endswith(opener) for opener in openers)
 
 
+FORESEEN = 8
+"""Tokens for which one may look ahead."""
+
+
+class Unbound:
+    """A reply that nothing holds."""
+
+    finished = False
+
+    def mask(self) -> None:
+        """Every token is allowed."""
+
+    def advance(self, token: int) -> None:
+        """Nothing changes."""
+
+    def fork(self) -> Unbound:
+        """It has no state."""
+        return self
+
+
 class ThinkingBudget:
     """Ends a thought that has used up its tokens: only the end marker may follow then."""
 
@@ -141,6 +161,12 @@ class ThinkingBudget:
     @property
     def finished(self) -> bool:
         return self._inner is not None and self._inner.finished
+
+    def fork(self) -> RowConstraint | None:
+        """Where the budget cannot end within a few tokens, what holds the answer."""
+        if self._forcing or (self._thinking and self._left <= FORESEEN):
+            return None
+        return Unbound() if self._inner is None else self._inner.fork()
 
     @property
     def _forcing(self) -> bool:

@@ -65,7 +65,8 @@ class Layout(Protocol):
         """
 
     def keep(self, row: Row, tokens: int) -> None:
-        """Of what the row took in the last pass, the first `tokens` stay, one at the least."""
+        """Of what the row took in the last pass, the first `tokens` stay, one at the least; the
+        last word before anything else is asked counts."""
 
     def extract(self, row: Row) -> RowCache:
         """A cache of that row alone, of views: reading some tokens copies those alone.
@@ -147,26 +148,30 @@ class GroupedLayout:
         self._members: list[Group] = []
         """The groups in it."""
         self._drafted: dict[Row, Turned] = {}
-        """Rows that took several tokens in the last pass."""
+        """Rows that took several tokens in the last pass,"""
+        self._kept: dict[Row, int] = {}
+        """and how many of them stay."""
 
     def add(self, row: Row, cache: RowCache) -> None:
         self._split()
-        self.rows.add(row, cache)
+        self.rows.add(row, cache, apart=self._drafted)  # nobody knows yet what they hold
 
     def drop(self, rows: Sequence[Row]) -> None:
         self._split()
         self.rows.drop(rows)
         for row in rows:
             self._drafted.pop(row, None)
+            self._kept.pop(row, None)
 
     def passes(
         self, chunk: PiggybackedChunk | None = None, widths: Widths = NO_DRAFTS
     ) -> list[Pass]:
+        self._settle()
         self._part(widths)
         if not self.rows.groups:
             return []
         groups = [g for g in self.rows.groups if g.rows[0] not in widths]
-        together = self._together(groups) if groups else None
+        together = self._together(groups)
         rows = [row for group in groups for row in group.rows]
         turned = [self._turned(row, tokens) for row, tokens in widths.items()]
         if chunk is not None:
@@ -178,11 +183,18 @@ class GroupedLayout:
 
     def keep(self, row: Row, tokens: int) -> None:
         if row in self._drafted:
-            self._drafted.pop(row).keep(tokens)
+            self._kept[row] = tokens
 
     def extract(self, row: Row) -> RowCache:
+        self._settle()
         self._split()
         return self.rows.cache_of(row)
+
+    def _settle(self) -> None:
+        """Let drafts that did not hold go."""
+        for row, tokens in self._kept.items():
+            self._drafted.pop(row).keep(tokens)
+        self._kept.clear()
 
     def _part(self, widths: Widths) -> None:
         """Groups that have outgrown their bound, and rows with drafts, are parted."""
@@ -196,12 +208,12 @@ class GroupedLayout:
         self._drafted[row] = Turned(self.rows.cache_of(row), tokens, drafts=True)
         return self._drafted[row]
 
-    def _together(self, groups: list[Group]) -> RowCache:
-        """The cache of these groups."""
+    def _together(self, groups: list[Group]) -> RowCache | None:
+        """The cache of these groups; `None`: there are none."""
         if self._members != groups:
             self._split()
-        if len(groups) == 1:
-            return groups[0].cache
+        if len(groups) < 2:
+            return groups[0].cache if groups else None
         if self._joined is None:
             self._joined, self._members = joined(_caches(groups), _sizes(groups)), groups
         return self._joined

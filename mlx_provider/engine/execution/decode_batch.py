@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from ...isolation import Fault, Isolation
 from ...records import LoadedModel, ShowsHidden
+from ...upstream.batch_caches import RowCache
 from ..request import Row
 from .batch_layout import Layout, Pass
 from .grouped_kv import offsets
@@ -151,22 +152,31 @@ class DecodeBatch:
         self._pending = {}
         return found
 
-    def catch_up(self) -> list[tuple[Row, list[Read]]]:
-        """As `read`, before the tokens were handed to the model: each row's draws that hold.
+    def catch_up(self) -> list[tuple[Row, int, list[Read]]]:
+        """As `read`, before the tokens were handed to the model: each row's draws that hold, and
+        how many drafts it had.
 
         Whoever commits them says of each what stays of its pass, by `keep`.
         """
-        found = self._read()
-        for row, reads in found:
+        found = []
+        for row, reads in self._read():
             before = self._pending[row]
-            self._pending[row] = replace(
-                before, index=before.index + len(reads) - 1, committed=True, drafts=()
-            )
+            at = before.index + len(reads) - 1
+            self._pending[row] = replace(before, index=at, committed=True, drafts=())
+            found.append((row, len(before.drafts), reads))
         return found
 
     def keep(self, row: Row, tokens: int) -> None:
         """Of the tokens of the last pass, the first ones are the row's."""
         self.layout.keep(row, tokens)
+
+    def extract(self, row: Row) -> RowCache:
+        """A cache of that row alone, see `Layout`; what it guessed and nobody has read is gone."""
+        pending = self._pending.get(row)
+        if pending is not None and pending.drafts:
+            self._pending[row] = replace(pending, drafts=())
+            self.layout.keep(row, 1)
+        return self.layout.extract(row)
 
     @property
     def drafted(self) -> bool:

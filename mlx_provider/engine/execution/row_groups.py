@@ -7,7 +7,7 @@ above it is a group of its own, whose cache nobody copies.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,10 +81,13 @@ class Groups:
     """Bytes up to which rows are merged."""
     groups: list[Group] = field(default_factory=list)
 
-    def add(self, row: Row, cache: RowCache) -> None:
-        """Put a row into the group it fits best, or into one of its own."""
+    def add(self, row: Row, cache: RowCache, apart: Collection[Row] = ()) -> None:
+        """Put a row into the group it fits best, or into one of its own; not beside those `apart`,
+        each in a group of its own."""
         groups = self.groups
-        fits = [i for i, g in enumerate(groups) if self._admits(g, row)] if mergeable(cache) else []
+        may = mergeable(cache) and row not in apart
+        open_to = [i for i, g in enumerate(groups) if may and g.rows[0] not in apart]
+        fits = [i for i in open_to if self._admits(groups[i], row)]
         if fits:
             at = min(fits, key=lambda i: abs(groups[i].rows[0].length - row.length))
             groups[at] = groups[at].joined_by(row, cache)

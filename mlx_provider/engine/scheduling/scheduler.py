@@ -261,6 +261,12 @@ class Scheduler:
         rows = -(-len(self.running) // passes)
         return passes * self.costs.pass_of(rows, keys // passes, size, depth)
 
+    def wider(self, plan: StepPlan, tokens: int) -> float:
+        """Seconds that a step's pass takes longer with so many tokens more, beside few keys."""
+        chunk = plan.chunk.size if plan.chunk is not None and plan.mixed else 0
+        width = len(plan.rows) + chunk
+        return self.costs.pass_of(width + tokens, 0) - self.costs.pass_of(width, 0)
+
     # -- memory
 
     def overflowing(self) -> Row | None:

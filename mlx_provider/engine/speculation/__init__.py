@@ -1,0 +1,1 @@
+"""Drafts: who gets how many, and what of them held."""

@@ -1,0 +1,163 @@
+"""Drafts of the rows of one engine: asked for, handed out, and judged by what held."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+
+from ...isolation import Isolation
+from ...records import Drafting, DraftRow
+from ..execution.circuit_breaker import CircuitBreaker
+from ..request import Row
+from .policy import Policy, RowOdds
+
+log = logging.getLogger(__name__)
+
+KEPT = 64
+"""States of a row that are kept for a drafter which is not asked: one that is, goes on from where
+it is asked again."""
+
+
+@dataclass
+class Followed:
+    """A row that may draft."""
+
+    odds: RowOdds = field(default_factory=RowOdds)
+    seen: DraftRow | None = None
+    """As the drafter knows it, from its first drafts on."""
+    shown: list[mx.array] = field(default_factory=list)
+    """Hidden states, (1, hidden) or more, that the drafter was not shown yet."""
+    drawn_from: mx.array | None = None
+    """Those of its last pass with drafts, until it is known what held."""
+
+
+class Speculation:
+    """Belongs to the engine thread."""
+
+    def __init__(
+        self,
+        drafting: Drafting,
+        *,
+        hidden: bool = False,
+        media: bool = True,
+        policy: Policy | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`hidden`, `media`: see `Drafter`."""
+        self.hidden = hidden
+        self.policy = policy or Policy()
+        self._drafting = drafting
+        self._media = media
+        self._clock = clock
+        self._rows: dict[Row, Followed] = {}
+        self._guessing = 0.0, 0
+        """Seconds of the last guesses, and their rounds."""
+        self._breaker = CircuitBreaker()
+        """Of the drafter."""
+
+    def wanted(self, rows: Sequence[Row], seconds: Callable[[int], float]) -> dict[Row, int]:
+        """Drafts that are worth their place, for rows that may draft and where there are any.
+
+        seconds: of a pass with so many tokens more than rows.
+        """
+        if not self._breaker.closed:
+            self._breaker.passed(used=False)
+            return {}
+        followed = [row for row in rows if self._may(row)]
+        for row in followed:
+            self._rows.setdefault(row, Followed())
+        able = [row for row in followed if self._knows(row)]
+        known = [self._rows[row].odds for row in able]
+        counts = self.policy.wanted(known, len(rows) - len(able), seconds)
+        self.policy.rested(known)
+        left = [row.request.max_tokens - len(row.tokens) - 1 for row in able]
+        found = zip(able, counts, left, strict=True)
+        return {row: min(count, most) for row, count, most in found if min(count, most) > 0}
+
+    def propose(self, wanted: Mapping[Row, int]) -> dict[Row, Sequence[int]]:
+        """The drafter's guesses; none of whom it has none for. Never raises."""
+        began = self._clock()
+        asked = [self._asked(row, count) for row, count in wanted.items() if row.finish is None]
+        rows = [row for row in wanted if row.finish is None]
+        with Isolation() as tried:
+            guesses = self._drafting.propose(asked)
+            drafts = {
+                row: [int(token) for token in own][: wanted[row]]
+                for row, own in zip(rows, guesses, strict=True)
+            }
+        if tried.fault is not None:
+            log.error("the drafter failed; rows go on without\n%s", tried.fault.trace)
+            self._breaker.failed()
+            self._rows.clear()
+            return {}
+        self._breaker.passed(used=True)
+        for row, own in drafts.items():
+            if not own:
+                self.policy.learn(self._rows[row].odds, 0, 0)
+        rounds = max((len(own) for own in drafts.values()), default=0)
+        self._guessing = self._clock() - began, rounds
+        return {row: own for row, own in drafts.items() if own}
+
+    def waited(self, seconds: float) -> None:
+        """For so long the device had nothing to do before a pass with drafts."""
+        guessing, rounds = self._guessing
+        self.policy.timed(max(0.0, seconds - guessing), guessing, rounds)
+
+    def show(self, row: Row, hidden: mx.array) -> None:
+        """States (1 + drafts, hidden) from which a row's next tokens are drawn."""
+        own = self._rows.get(row)
+        if own is None:
+            return
+        if hidden.shape[0] > 1:
+            own.drawn_from = hidden
+        else:
+            _keep(own, hidden)
+
+    def held(self, row: Row, drafts: int, held: int) -> None:
+        """Of a row's drafts the first `held` did."""
+        row.request.drafted += drafts
+        row.request.accepted += held
+        own = self._rows.get(row)
+        if own is None:
+            return
+        self.policy.learn(own.odds, drafts, held)
+        if own.drawn_from is not None:
+            _keep(own, own.drawn_from[: held + 1])
+            own.drawn_from = None
+
+    def forget(self, rows: Sequence[Row]) -> None:
+        """These rows decode no more, or start again."""
+        for row in rows:
+            self._rows.pop(row, None)
+
+    def _may(self, row: Row) -> bool:
+        request = row.request
+        if not request.drafts or row.finish is not None or not row.tokens:
+            return False
+        return self._media or not request.prompt.spans
+
+    def _knows(self, row: Row) -> bool:
+        """Whether the drafter has what it needs to guess."""
+        return not self.hidden or bool(self._rows[row].shown)
+
+    def _asked(self, row: Row, count: int) -> DraftRow:
+        own = self._rows[row]
+        if own.seen is None:
+            own.seen = DraftRow(row.all_tokens)
+        seen = own.seen
+        seen.tokens.extend(row.tokens[len(seen.tokens) - len(row.request.prompt.tokens) :])
+        seen.wanted = count
+        seen.hidden = mx.concatenate(own.shown) if own.shown else None
+        seen.fresh = 0 if seen.hidden is None else seen.hidden.shape[0]
+        own.shown = []
+        return seen
+
+
+def _keep(own: Followed, hidden: mx.array) -> None:
+    if len(own.shown) >= KEPT:
+        own.shown = []
+    own.shown.append(hidden)

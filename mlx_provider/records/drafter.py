@@ -1,0 +1,71 @@
+"""Drafters: who guesses what a row will say next, so that one pass can check several tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+    from .model import LoadedModel
+
+
+@dataclass(eq=False)
+class DraftRow:
+    """One row for which drafts are wanted, as a drafter sees it."""
+
+    tokens: list[int]
+    """Prompt and reply so far; it grows. Of the last one no layer of the model has seen anything
+    yet."""
+    wanted: int = 0
+    """Drafts that may be proposed at most, 1 to 7."""
+    fresh: int = 0
+    """Last tokens whose `hidden` the drafter is shown for the first time."""
+    hidden: mx.array | None = None
+    """(fresh, hidden size): the states from which the model has drawn those tokens, where the
+    drafter asks for them. A token is missing between two calls where nobody drafted."""
+    state: Any = None
+    """The drafter's own, from one call to the next."""
+
+
+class Drafting(Protocol):
+    """A drafter at work for one loaded model. Every call is on the engine thread."""
+
+    def propose(self, rows: Sequence[DraftRow]) -> Sequence[Sequence[int]]:
+        """Tokens that may follow each row's last one, in the order of `rows`; at most `wanted`.
+
+        A wrong guess costs time alone, a fault its drafts: nobody loses an answer. Whatever it
+        computes must be as short as a step, however long the prompt: return nothing meanwhile.
+        """
+
+
+@dataclass(frozen=True)
+class DraftOptions:
+    """What the operator says about drafts."""
+
+    model: Path | None = None
+    """The folder of a smaller model of the same vocabulary."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Drafter:
+    """A way to draft."""
+
+    name: str
+    refuses: Callable[[Path, LoadedModel, DraftOptions], str]
+    """(the checkpoint's folder, the model in memory, options) -> why it cannot draft for it, in
+    one line for the operator; empty: it can. Reads no weights."""
+    start: Callable[[Path, LoadedModel, DraftOptions], Drafting]
+    """Get ready (engine thread). Raises errors of `mlx_provider.errors`."""
+    hidden: bool = False
+    """It must be shown hidden states: the model has to be a `ShowsHidden`."""
+    media: bool = True
+    """It may draft for prompts that hold images."""
+    automatic: int = 0
+    """Rank among those taken where the operator names none; 0: never."""
+    serves: str = ""
+    """One line for people."""
