@@ -248,6 +248,7 @@ class Engine:
         for row, drafts, reads in found:
             if drafts and self.speculation is not None:
                 self.speculation.held(row, drafts, len(reads) - 1)
+                self.recorder.drafts(drafts, len(reads) - 1)
             for stay, (_, token, logprob) in enumerate(reads, 1):
                 if row.finish is None:
                     self.batch.keep(row, stay)

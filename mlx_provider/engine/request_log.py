@@ -18,6 +18,7 @@ class Recorder(Protocol):
     def tokens(self, prefilled: int, cached: int, decoded: int) -> None: ...
     def first_token(self, seconds: float) -> None: ...
     def inter_token(self, seconds: float) -> None: ...
+    def drafts(self, drafted: int, accepted: int) -> None: ...
     def evicted(self, n: int) -> None: ...
     def set_state(
         self, queued: int, running: int, active_memory: int, prefix_cache_bytes: int
@@ -51,6 +52,8 @@ def log_line(request: Request, reason: str, now: float) -> str:
         "no token" if request.first_token is None else f"first token {times.first_token:.3f} s",
         f"{request.completion_tokens} tokens, {times.tokens_per_second:.1f} tok/s",
     ]
+    if request.drafted:
+        parts.append(f"{request.accepted} of {request.drafted} drafts held")
     return "; ".join(
         [f"request {request.id}: {reason}", ", ".join(parts), *filter(None, [request.explanation])]
     )

@@ -66,6 +66,8 @@ class StepOutput:
             cached_tokens=request.cached,
             completion_tokens=request.completion_tokens,
             reasoning_tokens=request.reasoning_tokens,
+            drafted_tokens=request.drafted,
+            accepted_tokens=request.accepted,
         )
         self.post(request, [Done(usage=usage, timings=timings_of(request, now))])
         self.recorder.request_finished(reason)

@@ -26,7 +26,9 @@ def usage_of(usage: Usage) -> LiteLLMUsage:
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
         prompt_tokens_details=PromptTokensDetailsWrapper(cached_tokens=cached),
         completion_tokens_details=CompletionTokensDetailsWrapper(
-            reasoning_tokens=usage.reasoning_tokens
+            reasoning_tokens=usage.reasoning_tokens,
+            accepted_prediction_tokens=usage.accepted_tokens,
+            rejected_prediction_tokens=usage.drafted_tokens - usage.accepted_tokens,
         ),
     )
 

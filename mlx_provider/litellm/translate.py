@@ -27,7 +27,7 @@ SAMPLING = (
     "frequency_penalty",
     "logit_bias",
 )
-PLAIN = ("n", "min_tokens", "stop_token_ids")
+PLAIN = ("n", "min_tokens", "stop_token_ids", "drafts")
 
 
 def generate_requests(call: Call) -> list[GenerateRequest]:

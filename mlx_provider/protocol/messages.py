@@ -75,6 +75,12 @@ class ModelOptions(_Wire):
     unseen_media: Literal["omit", "refuse"] | None = None
     """What becomes of images that the model cannot see; `None`: `refuse` where `modality` is
     `text`, else `omit`."""
+    drafter: str = "auto"
+    """Who guesses tokens ahead: a name; `auto`: the best that can; `off`: nobody."""
+    draft_model: str | None = None
+    """Folder of a smaller model of the same vocabulary, for the drafter `model`."""
+    draft_tokens: int | None = Field(None, ge=1, le=7)
+    """Tokens that are guessed ahead at most."""
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     allow_private_media: bool = False
@@ -90,6 +96,7 @@ OWNERS_ALONE = frozenset(
         "adapter",
         "allow_file_media",
         "allow_private_media",
+        "draft_model",
         "dtype",
         "extra",
         "modality",
@@ -150,6 +157,8 @@ class GenerateRequest(_Wire):
     n: int = Field(1, ge=1, le=128)
     max_tokens: int | None = Field(None, ge=1)
     min_tokens: int = Field(0, ge=0)
+    drafts: bool = True
+    """Whether tokens may be guessed ahead; they are the same either way."""
     stop: StopStrings = Field(default_factory=list)
     stop_token_ids: TokenIds = Field(default_factory=list)
     logprobs: bool = False
@@ -233,6 +242,10 @@ class Usage(_Wire):
     cached_tokens: int = 0
     completion_tokens: int
     reasoning_tokens: int = 0
+    drafted_tokens: int = 0
+    """Tokens that were guessed ahead,"""
+    accepted_tokens: int = 0
+    """and those of them that held."""
 
 
 class Timings(_Wire):
@@ -306,6 +319,8 @@ class ModelStatus(_Wire):
     mixed_prefill: bool = False
     """Chunks of prompts share the passes of rows that decode."""
     noise_floor: float = 0.0
+    drafter: str = ""
+    """Who guesses tokens ahead; empty: nobody."""
     """Largest difference of a likely token's log-probability that was measured at load between a
     row in company and alone."""
     vision: bool

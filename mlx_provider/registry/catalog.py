@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Generic, TypeVar
 
 from ..errors import BadRequest, PluginError
-from ..records import Kernels, ModelFamily, ReasoningParser, ToolParser
+from ..records import Drafter, Kernels, ModelFamily, ReasoningParser, ToolParser
 from .names import canonical, near
 from .plugin import Plugin
 
-R = TypeVar("R", ModelFamily, ToolParser, ReasoningParser, Kernels)
+R = TypeVar("R", ModelFamily, ToolParser, ReasoningParser, Kernels, Drafter)
 
 
 class Catalog(Generic[R]):
@@ -18,7 +18,7 @@ class Catalog(Generic[R]):
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        """For people: `model family`, `tool parser`, `reasoning parser`, `kernels`."""
+        """For people: `model family`, `tool parser`, `reasoning parser`, `kernels`, `drafter`."""
         self._owned: dict[str, tuple[R, Plugin]] = {}
         """By canonical name."""
 
@@ -78,5 +78,7 @@ class Catalog(Generic[R]):
         yield from sorted(self._owned.values(), key=lambda owned: owned[1].ours)
 
 
-def _spellings(record: ModelFamily | ToolParser | ReasoningParser | Kernels) -> set[str]:
+def _spellings(
+    record: ModelFamily | ToolParser | ReasoningParser | Kernels | Drafter,
+) -> set[str]:
     return {canonical(name) for name in (record.name, *getattr(record, "aliases", ()))}

@@ -11,16 +11,17 @@ import pluggy
 
 from .. import hookspecs
 from ..errors import PluginError
-from ..records import Kernels, ModelFamily, ReasoningParser, ToolParser
+from ..records import Drafter, Kernels, ModelFamily, ReasoningParser, ToolParser
 from .texts import check_texts
 
-R = TypeVar("R", ModelFamily, ToolParser, ReasoningParser, Kernels)
+R = TypeVar("R", ModelFamily, ToolParser, ReasoningParser, Kernels, Drafter)
 
 CALLABLES: dict[type, tuple[str, ...]] = {
     ModelFamily: ("matches", "load"),
     ToolParser: ("parse", "detect"),
     ReasoningParser: ("detect",),
     Kernels: ("matches", "replacements"),
+    Drafter: ("refuses", "start"),
 }
 """Fields that the core calls: checked here, not when the first request needs them."""
 
@@ -36,6 +37,7 @@ class Contents:
     tool_parsers: tuple[ToolParser, ...]
     reasoning_parsers: tuple[ReasoningParser, ...]
     kernels: tuple[Kernels, ...]
+    drafters: tuple[Drafter, ...]
 
 
 def load(entry_point: EntryPoint) -> Contents:
@@ -60,6 +62,7 @@ def load(entry_point: EntryPoint) -> Contents:
         _records(manager, "mlx_tool_parsers", ToolParser),
         _records(manager, "mlx_reasoning_parsers", ReasoningParser),
         _records(manager, "mlx_kernels", Kernels),
+        _records(manager, "mlx_drafters", Drafter),
     )
 
 

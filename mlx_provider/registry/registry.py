@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ..errors import PluginError, UnsupportedModel
 from ..isolation import Isolation
-from ..records import Kernels, ModelFamily, ReasoningParser, Replacement, ToolParser
+from ..records import Drafter, Kernels, ModelFamily, ReasoningParser, Replacement, ToolParser
 from .catalog import Catalog, R
 from .contents import Contents, load
 from .discovery import installed, missing, selection
@@ -35,6 +35,7 @@ class PluginRegistry:
         self._tool_parsers: Catalog[ToolParser] = Catalog("tool parser")
         self._reasoning_parsers: Catalog[ReasoningParser] = Catalog("reasoning parser")
         self._kernels: Catalog[Kernels] = Catalog("kernels")
+        self._drafters: Catalog[Drafter] = Catalog("drafter")
 
     @classmethod
     def discover(cls, environ: Mapping[str, str] = os.environ) -> PluginRegistry:
@@ -75,6 +76,19 @@ class PluginRegistry:
     @property
     def kernels(self) -> dict[str, Kernels]:
         return self._kernels.names()
+
+    @property
+    def drafters(self) -> dict[str, Drafter]:
+        return self._drafters.names()
+
+    def drafter(self, name: str) -> Drafter:
+        """By name, however it is spelt. Raises `BadRequest`."""
+        return self._drafters.named(name, "drafter")
+
+    def automatic_drafters(self) -> list[Drafter]:
+        """Those to try where the operator names none, best first; a third party's before ours."""
+        found = [drafter for drafter, _ in self._drafters.preferred() if drafter.automatic]
+        return sorted(found, key=lambda drafter: -drafter.automatic)
 
     def tool_parser(self, name: str) -> ToolParser:
         """By name or alias, however it is spelt. Raises `BadRequest`."""
@@ -160,11 +174,13 @@ class PluginRegistry:
         self._tool_parsers.check(contents.tool_parsers, plugin)
         self._reasoning_parsers.check(contents.reasoning_parsers, plugin)
         self._kernels.check(contents.kernels, plugin)
+        self._drafters.check(contents.drafters, plugin)
         records = {
             self._families.kind: tuple(r.name for r in contents.model_families),
             self._tool_parsers.kind: tuple(r.name for r in contents.tool_parsers),
             self._reasoning_parsers.kind: tuple(r.name for r in contents.reasoning_parsers),
             self._kernels.kind: tuple(r.name for r in contents.kernels),
+            self._drafters.kind: tuple(r.name for r in contents.drafters),
         }
         self._plugins[plugin.key] = replace(plugin, hooks=contents.hooks, records=records)
         self._managers[plugin.key] = contents.manager
@@ -172,6 +188,7 @@ class PluginRegistry:
         self._add(self._tool_parsers, contents.tool_parsers, plugin)
         self._add(self._reasoning_parsers, contents.reasoning_parsers, plugin)
         self._add(self._kernels, contents.kernels, plugin)
+        self._add(self._drafters, contents.drafters, plugin)
 
     def _add(self, catalog: Catalog[R], records: tuple[R, ...], plugin: Plugin) -> None:
         for name, owner in catalog.add(records, plugin).items():

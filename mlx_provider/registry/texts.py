@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import PluginError
 from ..records import (
     CallGrammar,
+    Drafter,
     Kernels,
     MessageGrammar,
     ReasoningParser,
@@ -47,7 +48,9 @@ TEXTS: dict[object, tuple[Callable[[object], bool], str]] = {
 """What a field may hold, and how that is called."""
 
 
-def check_texts(record: ToolParser | ReasoningParser | Kernels | Part, where: str) -> None:
+def check_texts(
+    record: ToolParser | ReasoningParser | Kernels | Drafter | Part, where: str
+) -> None:
     """Raise `PluginError` for what is no text: it would fail in the middle of a reply."""
     for field in fields(record):
         value = getattr(record, field.name)

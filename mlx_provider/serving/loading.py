@@ -162,6 +162,7 @@ class Loading:
         info, taken = made.info, mx.get_active_memory() - before
         return Loaded(
             key=key,
+            folder=key.folder,
             name=key.folder.name,
             family=family.name,
             plugin=plugin,

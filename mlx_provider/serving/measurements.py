@@ -31,7 +31,7 @@ LARGEST = 2**20
 ENTRIES = 64
 """Models and kinds of KV cache in it; the oldest goes first."""
 UPSTREAM = ("mlx", "mlx-lm", "mlx-vlm")
-FORMAT = 1
+FORMAT = 2
 """Of what is measured and how; another one is another measurement."""
 
 

@@ -31,6 +31,8 @@ class EngineMetrics:
         self._prefilled = self._counter("prompt_tokens_prefilled", "Prompt tokens computed.")
         self._cached = self._counter("prompt_tokens_cached", "Prompt tokens from the prefix cache.")
         self._decoded = self._counter("tokens_decoded", "Tokens generated.")
+        self._drafted = self._counter("tokens_drafted", "Tokens that were guessed ahead.")
+        self._accepted = self._counter("tokens_accepted", "Guessed tokens that held.")
         self._evicted = self._counter("prefix_cache_evictions", "Entries the prefix cache dropped.")
         self._first_token = self._histogram(
             "first_token_seconds", "From acceptance to the first token.", FIRST_TOKEN_BUCKETS
@@ -85,6 +87,11 @@ class EngineMetrics:
     def evicted(self, n: int) -> None:
         """The prefix cache dropped `n` entries."""
         self._evicted.inc(n)
+
+    def drafts(self, drafted: int, accepted: int) -> None:
+        """So many tokens were guessed ahead, and so many of them held."""
+        self._drafted.inc(drafted)
+        self._accepted.inc(accepted)
 
     def exposition(self) -> bytes:
         """Everything in Prometheus' text format."""

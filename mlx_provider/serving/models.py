@@ -35,6 +35,7 @@ from ..isolation import Isolation
 from ..protocol.messages import ModelOptions, ModelStatus, batching
 from ..records import LoadedModel
 from ..registry import PluginRegistry
+from .drafting import UNNAMED, check_draft_model, draft_kind, speculation_of
 from .hub import folder_of
 from .kv_choice import cache_maker, kv_kind, tried
 from .loading import Loading, WeightsKey, told
@@ -235,7 +236,7 @@ class Models:
         return replace(key, context_length=options.context_length) if longer else key
 
     def _served(self, loaded: Loaded, name: str, options: ModelOptions) -> Served:
-        kind = kv_kind(options)
+        kind = " ".join(filter(None, [kv_kind(options), draft_kind(options)]))
         if kind not in loaded.running:
             self._worker.call(partial(self._start, loaded, kind, options)).result()
         wanted = (options.context_length, options.tool_parser, options.reasoning_parser)
@@ -282,8 +283,11 @@ class Models:
                 self._registry.tool_parser(options.tool_parser)
             if options.reasoning_parser:
                 self._registry.reasoning_parser(options.reasoning_parser)
+            if options.drafter not in UNNAMED:
+                self._registry.drafter(options.drafter)
         except BadRequest as error:
             raise wrong_option(error.param or "", error.message) from None
+        check_draft_model(options)
 
     # -- engines (engine thread)
 
@@ -308,10 +312,14 @@ class Models:
         chosen = self._settings.kv_layout
         layouts = model.kv_layouts if chosen == "auto" else (chosen,)
         make_cache = cache_maker(model, options)
-        measured = self._measured(loaded, kind, options, layouts)
+        measured = self._measured(loaded, options, layouts)
         found = measured.probe
         for note in (*model.info.notes, *found.notes):
             log.warning("%s: %s", loaded.name, note)
+        speculation, drafter = None, ""
+        if found.drafts:
+            folder = loaded.folder
+            speculation, drafter = speculation_of(self._registry, folder, model, options)
         curve, limits = measured.curve, self._limits()
         passes = measure(model, make_cache, curve, IDLE_STALL, limits.max_chunk)
         engine = Engine(
@@ -326,24 +334,26 @@ class Models:
             mixes=found.mixes,
             make_cache=make_cache,
             recorder=self._recorder,
-            prefix_cache=PrefixCachePolicy(self._shared_prefix_cache(), model, kind, make_cache),
+            prefix_cache=PrefixCachePolicy(
+                self._shared_prefix_cache(), model, kv_kind(options), make_cache
+            ),
             features=loaded.features,
+            speculation=speculation,
         )
         self._worker.add(engine)
         log.info(
-            "%s: %s%s",
+            "%s: %s%s%s",
             loaded.name,
             batching(found.layout, found.mixes, found.noise_floor),
-            kind and f", KV in {kind}",
+            drafter and f", drafts by {drafter}",
+            kv_kind(options) and f", KV in {kv_kind(options)}",
         )
-        return Running(engine, found)
+        return Running(engine, found, drafter)
 
-    def _measured(
-        self, loaded: Loaded, kind: str, options: ModelOptions, layouts: Sequence[str]
-    ) -> Measured:
+    def _measured(self, loaded: Loaded, options: ModelOptions, layouts: Sequence[str]) -> Measured:
         """What was measured in the same circumstances before, else what is measured here."""
         plugins = [str(plugin) for plugin in self._registry.plugins]
-        key = circumstances(loaded, kind, layouts, plugins)
+        key = circumstances(loaded, kv_kind(options), layouts, plugins)
         known = self._measurements.find(key)
         if known is not None:
             return known

@@ -73,6 +73,7 @@ def _request(
         min_tokens=wire.min_tokens,
         stop_tokens=info.stop_tokens | frozenset(wire.stop_token_ids),
         logprobs=wire.top_logprobs if wire.logprobs else None,
+        drafts=wire.drafts,
         salt=namespace(wire),
         session=wire.session,
         deadline=arrived + wire.timeout if wire.timeout else None,

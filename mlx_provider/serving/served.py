@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ..chat.constraints.compiler import GrammarCompiler
@@ -25,6 +26,8 @@ class Running:
 
     engine: Engine
     probe: Probe
+    drafter: str = ""
+    """Who guesses tokens ahead; empty: nobody."""
     arriving: int = 0
     """Requests that were let in but have not reached the engine thread."""
 
@@ -34,6 +37,7 @@ class Loaded:
     """The weights of one folder, once for every name and option that leaves them as they are."""
 
     key: Hashable
+    folder: Path
     name: str
     """Its folder's."""
     family: str
@@ -143,6 +147,7 @@ class Served:
             kv_layout=running.engine.batch.layout.name,
             mixed_prefill=running.engine.mixes,
             noise_floor=running.probe.noise_floor,
+            drafter=running.drafter,
             vision="image" in info.media,
             weights_bytes=info.weights_bytes,
             tool_parser=self.tool_parser.name if self.tool_parser else None,

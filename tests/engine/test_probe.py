@@ -263,11 +263,11 @@ def another_row_leaves(patch: Patch) -> None:
 def comes_back_without_its_last_token(patch: Patch) -> None:
     add, known = row_groups.Groups.add, set()
 
-    def added(groups: row_groups.Groups, row: Any, cache: list[Any]) -> None:
+    def added(groups: row_groups.Groups, row: Any, cache: list[Any], **more: Any) -> None:
         for layer in cache if row in known else ():
             layer.offset -= 1
         known.add(row)
-        add(groups, row, cache)
+        add(groups, row, cache, **more)
 
     patch.setattr(row_groups.Groups, "add", added)
 

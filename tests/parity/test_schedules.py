@@ -13,6 +13,7 @@ from mlx_provider.engine.execution.probe import probe
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Phase, Request, SamplingParams
 from mlx_provider.engine.scheduling.scheduler import Scheduler
+from mlx_provider.engine.speculation.speculation import Speculation
 from mlx_provider.families.text import TextModel
 from mlx_provider.testing.driver import (
     Alternating,
@@ -21,6 +22,7 @@ from mlx_provider.testing.driver import (
     new_request,
     output_of,
 )
+from mlx_provider.testing.oracle import Eager, Oracle
 
 FAMILIES = (
     "llama", "qwen3", "gemma3_text", "gpt_oss", "qwen3_5_text", "nemotron_h", "jamba", "rwkv7",
@@ -99,7 +101,10 @@ def run_schedule(
     *,
     scheduler: type[Scheduler] = Alternating,
     mixes: bool = False,
+    guessed: float | None = None,
 ) -> list[Request]:
+    """`guessed`: share of the drafts that are right; unset: nothing is drafted."""
+    requests = [request_of(a) for a in arrivals]
     engine = new_engine(
         model,
         layout=layout,
@@ -107,8 +112,8 @@ def run_schedule(
         scheduler=scheduler,
         max_chunk=chunk,
         prefix_cache=prefix_cache,
+        speculation=None if guessed is None else guessing(model, requests, guessed),
     )
-    requests = [request_of(a) for a in arrivals]
     last = max(a.step + (a.cancel_after or 0) for a in arrivals)
     step = 0
     while step <= last or not engine.idle:
@@ -122,6 +127,15 @@ def run_schedule(
         assert step < 2000, "a request never ends"
     assert all(request.phase is Phase.DONE for request in requests)
     return requests
+
+
+def guessing(model: TextModel, requests: list[Request], share: float) -> Speculation:
+    """Drafts for every row in every number, by one who knows what comes."""
+    oracle = Oracle(share)
+    for request in requests:
+        for row, answer in zip(request.rows, alone(model, request).rows, strict=True):
+            oracle.learn([*row.request.prompt.tokens, *answer.tokens])
+    return Speculation(oracle, policy=Eager())
 
 
 def check_against_solo(model: TextModel, arrivals: list[Arrival], requests: list[Request]) -> None:
@@ -150,13 +164,25 @@ def test_any_schedule_gives_what_each_request_gets_alone(tiny: Tiny, family: str
         chunk=st.sampled_from([16, 32, 64]),
         stored=st.booleans(),
         scheduler=st.sampled_from([Scheduler, Alternating]),
+        guessed=st.sampled_from([None, 0.4, 0.9] if found.drafts else [None]),
     )
     def check(
-        arrivals: list[Arrival], chunk: int, stored: bool, scheduler: type[Scheduler]
+        arrivals: list[Arrival],
+        chunk: int,
+        stored: bool,
+        scheduler: type[Scheduler],
+        guessed: float | None,
     ) -> None:
         kept = prefix_cache if stored else None
         requests = run_schedule(
-            model, arrivals, found.layout, chunk, kept, scheduler=scheduler, mixes=found.mixes
+            model,
+            arrivals,
+            found.layout,
+            chunk,
+            kept,
+            scheduler=scheduler,
+            mixes=found.mixes,
+            guessed=guessed,
         )
         check_against_solo(model, arrivals, requests)
         prefix_cache.check_integrity()
@@ -201,3 +227,25 @@ def test_quantised_kv_rows_decode_together_as_alone(tiny: Tiny, bits: int) -> No
     for request in requests:
         want = alone(model, request, make_cache=make_cache)
         assert output_of(request).tokens == output_of(want).tokens
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9])
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "gpt_oss", "qwen3_5_text"])
+def test_drafts_change_nobodys_tokens(tiny: Tiny, family: str, share: float) -> None:
+    model = tiny(family)
+    arrivals = [
+        Arrival(0, 40, 0, 25, 2, 0, None, None),
+        Arrival(1, 7, 1, 30, 1, 3, None, None),
+        Arrival(2, 90, 2, 12, 1, 4, None, None),
+        Arrival(4, 1, 3, 20, 1, 2, 6, None),
+        Arrival(9, 40, 0, 9, 1, 1, None, None),
+        Arrival(9, 40, 0, 9, 1, 5, None, 4),
+    ]
+    kept = PrefixCache(budget=lambda: 2**20)
+    for prefix_cache in (None, kept, kept):
+        requests = run_schedule(
+            model, arrivals, "grouped", 32, prefix_cache, mixes=True, guessed=share
+        )
+        check_against_solo(model, arrivals, requests)
+        accepted = sum(request.accepted for request in requests)
+        assert 0.1 < accepted / sum(request.drafted for request in requests) < 0.95

@@ -1,0 +1,48 @@
+"""A drafter that knows the answers, and is wrong as often as it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..engine.speculation.policy import Policy, RowOdds
+from ..records import DraftRow
+
+
+class Oracle:
+    """Guesses from known replies; see `Drafting`."""
+
+    def __init__(self, share: float, vocab: int = 256, seed: int = 0) -> None:
+        """`share` of the guesses are right; wrong ones are below `vocab`."""
+        self.share = share
+        self._vocab = vocab
+        self._known: list[list[int]] = []
+        self._random = np.random.default_rng(seed)
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        """A prompt with its reply."""
+        self._known.append(list(tokens))
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[list[int]]:
+        """As many as are wanted, where the text so far is known."""
+        return [[self._guess(token) for token in self._next(row)] for row in rows]
+
+    def _next(self, row: DraftRow) -> list[int]:
+        size = len(row.tokens)
+        found = (text for text in self._known if text[:size] == row.tokens)
+        return next(found, [])[size : size + row.wanted]
+
+    def _guess(self, token: int) -> int:
+        return token if self._random.random() < self.share else (token + 1) % self._vocab
+
+
+class Eager(Policy):
+    """Wants drafts whatever they cost, another number at every step."""
+
+    steps = 0
+
+    def wanted(self, rows: Sequence[RowOdds], others: int, seconds: object) -> list[int]:
+        """0 to `most` for each row, all of them in turn."""
+        self.steps += 1
+        return [(self.steps + 3 * i) % (self.most + 1) for i in range(len(rows))]
