@@ -85,7 +85,13 @@ def _started(
 ) -> Speculation:
     policy = Policy() if options.draft_tokens is None else Policy(most=options.draft_tokens)
     drafting = drafter.start(folder, model, given)
-    return Speculation(drafting, hidden=drafter.hidden, media=drafter.media, policy=policy)
+    return Speculation(
+        drafting,
+        vocab=model.info.vocab_size,
+        hidden=drafter.hidden,
+        media=drafter.media,
+        policy=policy,
+    )
 
 
 def _folder(name: str) -> Path:

@@ -135,7 +135,7 @@ def guessing(model: TextModel, requests: list[Request], share: float) -> Specula
     for request in requests:
         for row, answer in zip(request.rows, alone(model, request).rows, strict=True):
             oracle.learn([*row.request.prompt.tokens, *answer.tokens])
-    return Speculation(oracle, policy=Eager())
+    return Speculation(oracle, vocab=model.info.vocab_size, policy=Eager())
 
 
 def check_against_solo(model: TextModel, arrivals: list[Arrival], requests: list[Request]) -> None:

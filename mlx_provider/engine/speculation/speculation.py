@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import mlx.core as mx
 
@@ -42,12 +43,14 @@ class Speculation:
         self,
         drafting: Drafting,
         *,
+        vocab: int,
         hidden: bool = False,
         media: bool = True,
         policy: Policy | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`hidden`, `media`: see `Drafter`."""
+        """`vocab`: tokens that the model knows; `hidden`, `media`: see `Drafter`."""
+        self._vocab = vocab
         self.hidden = hidden
         self.policy = policy or Policy()
         self._drafting = drafting
@@ -86,7 +89,7 @@ class Speculation:
         with Isolation() as tried:
             guesses = self._drafting.propose(asked)
             drafts = {
-                row: [int(token) for token in own][: wanted[row]]
+                row: list(takewhile(self._known, map(int, own)))[: wanted[row]]
                 for row, own in zip(rows, guesses, strict=True)
             }
         if tried.fault is not None:
@@ -139,6 +142,9 @@ class Speculation:
         if not request.drafts or row.finish is not None or not row.tokens:
             return False
         return self._media or not request.prompt.spans
+
+    def _known(self, token: int) -> bool:
+        return 0 <= token < self._vocab
 
     def _knows(self, row: Row) -> bool:
         """Whether the drafter has what it needs to guess."""

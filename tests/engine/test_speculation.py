@@ -1,0 +1,297 @@
+"""Drafts in the engine: what goes wrong with them costs nobody an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_provider import LoadedModel
+from mlx_provider.engine.engine import Engine
+from mlx_provider.engine.prefix_cache.cache import PrefixCache
+from mlx_provider.engine.request import Request, SamplingParams
+from mlx_provider.engine.speculation.ahead import allows, masks_ahead
+from mlx_provider.engine.speculation.speculation import Speculation
+from mlx_provider.families.text import TextModel
+from mlx_provider.protocol.messages import Failed
+from mlx_provider.records import DraftRow
+from mlx_provider.testing.driver import alone, new_engine, new_request, output_of, run
+from mlx_provider.testing.oracle import Eager, Oracle
+
+PROMPTS = [[(31 * i + 7 * j) % 300 + 20 for j in range(5 + 17 * i)] for i in range(5)]
+
+
+def asked(**more: Any) -> list[Request]:
+    return [new_request(tokens, max_tokens=24, **more) for tokens in PROMPTS]
+
+
+def drafted(model: LoadedModel, drafting: Any, **more: Any) -> Engine:
+    """An engine that drafts in every step, whatever it costs."""
+    speculation = Speculation(drafting, vocab=model.info.vocab_size, policy=Eager())
+    return new_engine(model, mixes=True, speculation=speculation, **more)
+
+
+def knowing(model: LoadedModel, requests: Sequence[Request], share: float = 0.8) -> Oracle:
+    oracle = Oracle(share)
+    for request in requests:
+        for row in alone(model, request).rows:
+            oracle.learn([*request.prompt.tokens, *row.tokens])
+    return oracle
+
+
+def serve(engine: Engine, requests: Sequence[Request]) -> None:
+    for request in requests:
+        engine.submit(request)
+        engine.step()
+    run(engine)
+
+
+def assert_as_alone(model: LoadedModel, requests: Sequence[Request]) -> None:
+    for request in requests:
+        assert output_of(request).tokens == output_of(alone(model, request)).tokens
+
+
+class Raising:
+    calls = 0
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[list[int]]:
+        self.calls += 1
+        raise RuntimeError("no guess")
+
+
+def test_a_drafter_that_raises_costs_nobody_an_answer(qwen3: TextModel) -> None:
+    drafting, requests = Raising(), asked()
+    serve(drafted(qwen3, drafting), requests)
+    assert_as_alone(qwen3, requests)
+    assert 0 < drafting.calls < 5  # then it is left alone for a while
+
+
+@pytest.mark.parametrize(
+    "guess",
+    [
+        lambda row: [-1, 2**40, 7],
+        lambda row: [5] * 100,
+        lambda row: [row.tokens[-1]] * row.wanted,
+        lambda row: np.array([383, 384, 385]),
+        lambda row: [],
+    ],
+    ids=["no tokens", "too many", "wrong", "beyond the vocabulary", "none"],
+)
+def test_what_a_drafter_says_is_not_believed(
+    qwen3: TextModel, guess: Callable[[DraftRow], Any]
+) -> None:
+    class Lying:
+        def propose(self, rows: Sequence[DraftRow]) -> list[Any]:
+            return [guess(row) for row in rows]
+
+    requests = asked()
+    serve(drafted(qwen3, Lying()), requests)
+    assert_as_alone(qwen3, requests)
+
+
+def test_guesses_for_other_rows_than_were_asked_for_are_none(qwen3: TextModel) -> None:
+    class Short:
+        def propose(self, rows: Sequence[DraftRow]) -> list[list[int]]:
+            return [[1]] * (len(rows) + 1)
+
+    requests = asked()
+    serve(drafted(qwen3, Short()), requests)
+    assert_as_alone(qwen3, requests)
+    assert not any(request.drafted for request in requests)
+
+
+def test_right_drafts_save_steps(qwen3: TextModel) -> None:
+    def steps(engine: Engine, requests: Sequence[Request]) -> int:
+        for request in requests:
+            engine.submit(request)
+        count = 0
+        while not engine.idle:
+            engine.step()
+            count += 1
+        return count
+
+    requests, plain = asked(), asked()
+    with_drafts = steps(drafted(qwen3, knowing(qwen3, requests, share=1.0)), requests)
+    assert_as_alone(qwen3, requests)
+    assert all(request.accepted == request.drafted > 12 for request in requests)
+    assert with_drafts < 0.7 * steps(new_engine(qwen3, mixes=True), plain)
+
+
+def test_a_client_that_wants_no_drafts_has_none(qwen3: TextModel) -> None:
+    requests = asked()
+    requests[1].drafts = False
+    serve(drafted(qwen3, knowing(qwen3, requests)), requests)
+    assert_as_alone(qwen3, requests)
+    assert [request.drafted > 0 for request in requests] == [True, False, True, True, True]
+
+
+def test_nothing_is_drafted_where_rows_decode_alone(qwen3: TextModel) -> None:
+    requests = asked()
+    serve(drafted(qwen3, knowing(qwen3, requests), layout="solo"), requests)
+    assert_as_alone(qwen3, requests)
+    assert not any(request.drafted for request in requests)
+
+
+def test_rows_that_wait_for_memory_go_on_as_alone(qwen3: TextModel) -> None:
+    requests = asked()
+    room = [10_000]
+    engine = drafted(qwen3, knowing(qwen3, requests), available=lambda: room[0], reserve=4)
+    for request in requests:
+        engine.submit(request)
+    for _ in range(12):
+        engine.step()
+    room[0] = 260
+    engine.step()
+    assert engine.scheduler.queued
+    run(engine)
+    assert_as_alone(qwen3, requests)
+
+
+def test_a_pass_with_drafts_that_fails_is_run_again(qwen3: TextModel) -> None:
+    class Failing:
+        fail = False
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(qwen3, name)
+
+        def decode(self, tokens: mx.array, *args: Any) -> mx.array:
+            logits = qwen3.decode(tokens, *args)
+            if self.fail and tokens.size > 6:
+                self.fail = False
+                raise RuntimeError("[metal] command buffer failed")
+            return logits
+
+    requests, model = asked(), Failing()
+    engine = drafted(model, knowing(qwen3, requests))  # type: ignore[arg-type]
+    for request in requests:
+        engine.submit(request)
+    for _ in range(9):
+        engine.step()
+    model.fail = True
+    run(engine)
+    assert not model.fail
+    assert_as_alone(qwen3, requests)
+
+
+def test_what_was_drafted_and_cancelled_is_kept_as_far_as_it_held(qwen3: TextModel) -> None:
+    kept = PrefixCache(budget=lambda: 2**24)
+    request = new_request(PROMPTS[3], max_tokens=60)
+    engine = drafted(qwen3, knowing(qwen3, [request], share=0.6), prefix_cache=kept)
+    engine.submit(request)
+    while len(request.rows[0].tokens) < 30:
+        engine.step()
+    engine.cancel(request)
+    run(engine)
+    again = new_request([*PROMPTS[3], *request.rows[0].tokens, 7], max_tokens=9)
+    engine.submit(again)
+    run(engine)
+    assert again.cached >= len(PROMPTS[3]) + 28
+    assert_as_alone(qwen3, [again])
+
+
+def test_greedy_and_sampled_rows_have_the_logprobs_they_have_alone(qwen3: TextModel) -> None:
+    requests = asked(logprobs=3)
+    for i, request in enumerate(requests[1:]):
+        request.params = SamplingParams(temperature=0.9, top_k=30, seed=i)
+    serve(drafted(qwen3, knowing(qwen3, requests)), requests)
+    for request in requests:
+        mine, theirs = output_of(request), output_of(alone(qwen3, request))
+        assert mine.tokens == theirs.tokens
+        for own, other in zip(mine.logprobs, theirs.logprobs, strict=True):
+            assert own.logprob == pytest.approx(other.logprob, abs=1e-4)
+
+
+def test_drawn_tokens_have_the_distribution_that_they_have_without_drafts(
+    qwen3: TextModel,
+) -> None:
+    """The same seeds draw the same tokens, so all that could differ is who accepts what."""
+    params = [SamplingParams(temperature=1.3, seed=i) for i in range(24)]
+    requests = [new_request(PROMPTS[1], max_tokens=6, params=each) for each in params]
+    serve(drafted(qwen3, knowing(qwen3, requests, share=0.5), max_rows=32), requests)
+    assert_as_alone(qwen3, requests)
+    assert sum(request.drafted for request in requests) > 40
+
+
+# -- grammars
+
+
+class Counting:
+    """Allows the tokens that a rule names after so many others."""
+
+    def __init__(self, rule: Callable[[int], set[int]], taken: int = 0) -> None:
+        self.rule = rule
+        self.taken = taken
+        self.finished = False
+
+    def mask(self) -> Any:
+        words = np.zeros(12, np.uint32)
+        for token in self.rule(self.taken):
+            words[token // 32] |= np.uint32(1 << token % 32)
+        return words
+
+    def advance(self, token: int) -> None:
+        assert token in self.rule(self.taken)
+        self.taken += 1
+
+    def fork(self) -> Counting:
+        return Counting(self.rule, self.taken)
+
+
+def held(at: int) -> set[int]:
+    return {40 + at % 7, 60 + at % 3, 90}
+
+
+def test_drafts_keep_to_the_grammar(qwen3: TextModel) -> None:
+    def constrained() -> list[Request]:
+        requests = asked()
+        for request in requests[::2]:
+            request.rows[0].constraint = Counting(held)
+        return requests
+
+    plain, requests = constrained(), constrained()
+    oracle = Oracle(0.7)
+    for request in plain:
+        engine = new_engine(qwen3, layout="solo")
+        engine.submit(request)
+        run(engine)
+        oracle.learn([*request.prompt.tokens, *request.rows[0].tokens])
+    serve(drafted(qwen3, oracle), requests)
+    for request, other in zip(requests, plain, strict=True):
+        assert output_of(request).tokens == output_of(other).tokens
+        assert request.accepted > 0
+
+
+def test_masks_ahead_end_where_the_grammar_does_not_let_a_draft_through() -> None:
+    constraint = Counting(held)
+    masks = masks_ahead(constraint, [40, 41, 99, 43])
+    assert len(masks) == 3
+    assert constraint.taken == 0
+    assert [allows(mask, 42) for mask in masks] == [False, False, True]
+
+
+def test_a_grammar_that_cannot_look_ahead_has_no_drafts(qwen3: TextModel) -> None:
+    class Blind(Counting):
+        def fork(self) -> Any:
+            return None
+
+    requests = asked()
+    requests[0].rows[0].constraint = Blind(held)
+    serve(drafted(qwen3, Oracle(1.0)), requests)
+    assert requests[0].drafted == 0
+    assert len(output_of(requests[0]).tokens) == 24
+
+
+def test_a_grammar_that_fails_ahead_ends_its_request_alone(qwen3: TextModel) -> None:
+    class Broken(Counting):
+        def fork(self) -> Any:
+            raise ValueError("no fork")
+
+    requests = asked()
+    oracle = knowing(qwen3, requests)
+    requests[2].rows[0].constraint = Broken(lambda at: set(range(384)))
+    serve(drafted(qwen3, oracle), requests)
+    assert_as_alone(qwen3, [request for i, request in enumerate(requests) if i != 2])
+    assert any(isinstance(event, Failed) for event in requests[2].events.get(timeout=1))
