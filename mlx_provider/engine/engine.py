@@ -81,6 +81,8 @@ class Engine:
         """No request can expire before this time."""
         self._advanced = 0.0
         """When the rows that decode last got a token."""
+        self._behind = 0
+        """Chunks on the device that were launched after the last pass of the rows."""
         self._read_at = 0.0
         """When the device had nothing to do, as tokens were read that drafts needed."""
         self._corrupted: set[Row] = set()
@@ -140,7 +142,7 @@ class Engine:
             self._decode(plan)
             self._make_room()
         if plan.chunk is not None and not plan.mixed:
-            self._prefill(plan.chunk, plan.chunk_seconds)
+            self._prefill(plan)
         return self.output.take()
 
     def _expire(self) -> None:
@@ -219,6 +221,7 @@ class Engine:
             self._draw_next(forward, forward.logits)
         if chunk is not None and forward.took_chunk and chunk.job.cache is not None:
             self._mixed_in(chunk, forward.chunk_logits)  # it has neither ended nor started again
+        self._behind = 0
         self._advanced = self.clock()
         if not forward.failed:
             self._mixed.passed()
@@ -232,7 +235,7 @@ class Engine:
         if reading.fault is not None:
             return self._unreadable(reading.fault)
         now = self.clock()
-        self._timer.ended(now, left=1)
+        self._timer.ended(now, left=1 + self._behind)
         for row, token, logprob in read:
             self._commit(row, token, logprob, now)
         return True
@@ -244,7 +247,7 @@ class Engine:
         if reading.fault is not None:
             return self._unreadable(reading.fault)
         now = self._read_at = self.clock()
-        self._timer.ended(now)
+        self._timer.ended(now, left=self._behind)
         for row, drafts, reads in found:
             if drafts and self.speculation is not None:
                 self.speculation.held(row, drafts, len(reads) - 1)
@@ -373,13 +376,16 @@ class Engine:
 
     # -- prefill
 
-    def _prefill(self, chunk: Chunk, expected: float) -> None:
-        """A chunk in a forward pass of its own."""
+    def _prefill(self, plan: StepPlan) -> None:
+        """The chunk in a forward pass of its own."""
+        chunk = plan.chunk
+        if chunk is None:
+            return
         job = chunk.job
-        if job not in self.scheduler.waiting:
-            return  # its request has ended in this step
+        if job not in self.scheduler.waiting or job.cache is None:
+            return  # in this step its request has ended, or starts again
         with Isolation() as tried:
-            logits = self._run_chunk(chunk, expected)
+            logits = self._run_chunk(chunk, plan)
         if tried.fault is not None:
             self._timer.forget()
             job.cache = None  # corrupted: not for the prefix cache
@@ -388,22 +394,29 @@ class Engine:
         if logits is not None:
             self._join(job, logits)
 
-    def _run_chunk(self, chunk: Chunk, expected: float) -> mx.array | None:
+    def _run_chunk(self, chunk: Chunk, plan: StepPlan) -> mx.array | None:
         """Append the chunk to the row's cache; logits (vocab,) if it is the last one."""
         job, request = chunk.job, chunk.job.request
         prompt, cache = job.prompt, job.held()
         media = [s for s in prompt.spans if s.start < chunk.stop and s.end > chunk.start]
         for span in media:
             self._embed(request, span)
-        self._timer.launched(expected, self.clock())
+        self._timer.launched(plan.chunk_seconds, self.clock())
         logits = self.model.prefill(
             PrefillChunk(prompt, chunk.start, chunk.stop, cache, request.features)
         )
         last = chunk.stop == len(job.tokens)
-        mx.eval(logits if last else arrays(cache))
-        if media:  # a family may run a whole image with its first tokens, and the others for free
-            self._timer.forget()
-        self._timer.ended(self.clock())
+        if plan.rows and self.scheduler.running and not media and not last:
+            # the next token's pass comes behind it without a gap
+            mx.async_eval(arrays(cache))  # type: ignore[no-untyped-call]
+            self._mixed.ran_apart(job)
+            self._behind += 1
+        else:
+            mx.eval(logits if last else arrays(cache))
+            if media:  # a family may run a whole image with its first tokens, others for free
+                self._timer.forget()
+            self._timer.ended(self.clock())
+            self._behind = 0
         self._passed(chunk)
         return logits if last else None
 

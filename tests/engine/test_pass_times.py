@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
 from mlx_provider import MediaSpan, PrefillChunk
+from mlx_provider.engine import engine as engine_module
 from mlx_provider.engine.engine import Engine
+from mlx_provider.engine.request import Phase
 from mlx_provider.engine.scheduling.costs import Costs, Curve
 from mlx_provider.engine.scheduling.pass_timer import PassTimer
 from mlx_provider.engine.scheduling.plan import StepPlan
 from mlx_provider.families.text import TextModel
-from mlx_provider.testing.driver import new_engine, new_request, run
+from mlx_provider.testing.driver import (
+    Alternating,
+    alone,
+    new_engine,
+    new_request,
+    output_of,
+    run,
+)
 
 CURVE = Curve(((1, 0.01), (256, 0.2)))
 
@@ -101,3 +112,72 @@ def test_rows_that_decode_in_several_passes_are_expected_to_take_as_long(
     engine.step()
     keys = sum(row.length for row in plans[-1].rows) - 3  # a token each has come since
     assert plans[-1].pass_seconds == pytest.approx(passes * 0.01 + keys * 1e-5, rel=0.01)
+
+
+@dataclass
+class Device:
+    """Runs passes one after the other; the host waits where it asks for a result."""
+
+    inner: TextModel
+    launched: list[str] = field(default_factory=list)
+    waits: int = 0
+    """How often the engine has waited for what it launched."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def prefill(self, chunk: PrefillChunk) -> mx.array:
+        self.launched.append("chunk")
+        return self.inner.prefill(chunk)
+
+    def decode(self, *args: Any) -> mx.array:
+        self.launched.append("rows")
+        return self.inner.decode(*args)
+
+
+def test_a_chunk_behind_the_rows_is_not_waited_for(
+    qwen3: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Device(qwen3)
+    engine = new_engine(device, max_chunk=16, scheduler=Alternating)  # type: ignore[arg-type]
+    stream, long = new_request([30] * 8, max_tokens=40), new_request([40] * 200, max_tokens=3)
+    engine.submit(stream)
+    while not engine.scheduler.running:
+        engine.step()
+    engine.submit(long)
+    engine.step()
+    waits = partial(setattr, device, "waits")
+    own = SimpleNamespace(**vars(mx) | {"eval": lambda *a: [waits(device.waits + 1), mx.eval(*a)]})
+    monkeypatch.setattr(engine_module, "mx", own)
+    while long.phase is not Phase.DECODE:
+        engine.step()
+    assert device.launched.count("chunk") >= 10
+    assert device.waits == 1, "for the last one, whose logits are wanted"
+    run(engine)
+    for request in (stream, long):
+        assert output_of(request).tokens == output_of(alone(qwen3, request)).tokens
+
+
+def test_a_chunk_behind_the_rows_that_fails_is_run_again(qwen3: TextModel) -> None:
+    """Nobody waits for it, so its error shows where the rows' tokens are read."""
+    engine = new_engine(qwen3, max_chunk=16, scheduler=Alternating)
+    stream, long = new_request([30] * 8, max_tokens=40), new_request([40] * 200, max_tokens=3)
+    engine.submit(stream)
+    while not engine.scheduler.running:
+        engine.step()
+    engine.submit(long)
+    while not long.prefilled:
+        engine.step()
+    read = engine.batch.read
+
+    def failing() -> Any:
+        engine.batch.read = read  # type: ignore[method-assign]
+        raise RuntimeError("[metal] command buffer failed")
+
+    engine.batch.read = failing  # type: ignore[method-assign]
+    (job,) = engine.scheduler.waiting
+    engine.step()
+    assert job.done == 0
+    run(engine)
+    for request in (stream, long):
+        assert output_of(request).tokens == output_of(alone(qwen3, request)).tokens

@@ -21,6 +21,9 @@ class MixedBatches:
         self._breaker = CircuitBreaker()
         self._recent: list[PrefillJob | None] = []
         """Whose chunks were in the last pass and in this one: an error of either may show now."""
+        self._apart: list[tuple[int, PrefillJob]] = []
+        """Whose chunks ran behind a pass of the rows and were not waited for, by its number."""
+        self._passes = 0
 
     @property
     def allowed(self) -> bool:
@@ -30,6 +33,8 @@ class MixedBatches:
     def take_along(self, chunk: Chunk | None) -> PiggybackedChunk | None:
         """What the next pass computes beside its rows."""
         self._recent = [*self._recent[-1:], None if chunk is None else chunk.job]
+        self._passes += 1
+        self._apart = [(at, job) for at, job in self._apart if at >= self._passes - 2]
         if chunk is None:
             return None
         job = chunk.job
@@ -42,12 +47,16 @@ class MixedBatches:
             ends_prompt=chunk.stop == len(job.tokens),
         )
 
+    def ran_apart(self, job: PrefillJob) -> None:
+        """A chunk is on its way in a pass of its own, behind the last one of the rows."""
+        self._apart.append((self._passes, job))
+
     def blame(self) -> bool:
-        """A pass has failed: prompts that took part start again. Whether any did."""
+        """A pass has failed: prompts that took part start again. Whether any shared it."""
         jobs = [job for job in self._recent if job is not None]
-        self._recent = []
-        for job in jobs:
+        for job in [*jobs, *(job for _, job in self._apart)]:
             job.restart()
+        self._recent, self._apart = [], []
         if jobs and self._breaker.failed():
             log.error(
                 "mixed passes failed %d times: chunks run in passes of their own now",
