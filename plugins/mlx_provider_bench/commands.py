@@ -49,6 +49,31 @@ def engine(
     _show(result)
 
 
+class DevicePart(StrEnum):
+    kernels = "kernels"
+    scheduler = "scheduler"
+    allocator = "allocator"
+    noise = "noise"
+
+
+@bench.command()
+def device(
+    part: Annotated[
+        list[DevicePart] | None, typer.Option(help="Repeat for several; all by default.")
+    ] = None,
+    hidden: Hidden = 256,
+    layers: Layers = 6,
+    dtype: Dtype = "float32",
+) -> None:
+    """Machines that one does not have: launches, the scheduler, memory, kernels that round."""
+    _preload()
+    from .device import Plan
+    from .device import bench as measure
+
+    parts = [p.value for p in part or list(DevicePart)]
+    _print(measure(Plan(parts, hidden, layers, dtype)))
+
+
 @bench.command()
 def traffic() -> None:
     """Hit rates of the prefix cache over agent-like traffic, and its lookup time (no model)."""

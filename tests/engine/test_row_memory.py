@@ -1,14 +1,7 @@
-"""What a row's cache allocates and copies, as MLX's allocator on a Mac would see it.
-
-Only shapes matter, so a stand-in model appends tiny keys and values, and they are scaled up to an
-8B model: 36 layers, 8 KV heads of 128, 16 bits, 4.6 GB of weights.
-"""
+"""What a row's cache allocates and copies, as MLX's allocator on a Mac would see it."""
 
 from __future__ import annotations
 
-import bisect
-from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -21,108 +14,31 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
 )
 
-from mlx_provider import PrefillChunk
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.room import grown, growth
 from mlx_provider.engine.row_cache import grow_by
+from mlx_provider.testing.allocator_replay import (
+    DIM,
+    LAYERS,
+    TOKEN_ROW_BYTES,
+    WEIGHTS,
+    Replay,
+    StandIn,
+    cold_prefill,
+)
 from mlx_provider.testing.driver import new_engine, new_request, run
 
-LAYERS, DIM, VOCAB = 4, 8, 16
-TOKEN_BYTES = 8 * 128 * 2
-"""Of the keys of one layer of the model that is stood in for; of its values, too."""
-BUFFERS = 2 * 36
-WEIGHTS = 4_600_000_000
 PROMPT, RESERVE = 32_000, 512
-
-
-@dataclass
-class Pool:
-    """MLX's buffer cache (0.32.2, backend/metal/allocator.cpp): a freed buffer is taken again only
-    for a size within two pages of its own, or half of it."""
-
-    page = 16_384
-    limit: float = 46e9
-    free: list[int] = field(default_factory=list)
-    active: int = WEIGHTS
-    peak: int = WEIGHTS
-    fresh: int = 0
-
-    def malloc(self, size: int) -> int:
-        size = -(-size // self.page) * self.page
-        at = bisect.bisect_left(self.free, size)
-        if at < len(self.free) and self.free[at] < min(2 * size, size + 2 * self.page):
-            size = self.free.pop(at)
-        else:
-            while self.free and self.active + sum(self.free) + size > self.limit:
-                self.free.pop(0)
-            self.fresh += size
-        self.active += size
-        self.peak = max(self.peak, self.active + sum(self.free))
-        return size
-
-    def give_back(self, size: int) -> None:
-        self.active -= size
-        bisect.insort(self.free, size)
-
-
-@dataclass
-class Replay:
-    """Buffers of one row, sized up after each pass."""
-
-    pool: Pool = field(default_factory=Pool)
-    copied: int = 0
-    room: int = 0
-    held: list[int] = field(default_factory=list)
-
-    def passed(self, cache: list[Any], before: int) -> None:
-        rooms = {a.shape[2] for layer in cache for a in (layer.keys, layer.values)}
-        (room,) = rooms
-        if room == self.room:
-            return
-        old, self.held, self.room = self.held, [], room
-        for at in range(BUFFERS):  # a layer's buffers are freed as the next layer allocates
-            self.held.append(self.pool.malloc(room * TOKEN_BYTES))
-            if old:
-                self.copied += before * TOKEN_BYTES
-                self.pool.give_back(old[at])
-
-
-@dataclass
-class StandIn:
-    """A model of nothing but a cache."""
-
-    replay: Replay = field(default_factory=Replay)
-    info = SimpleNamespace(fingerprint="stand-in", vocab_size=VOCAB, stop_tokens=frozenset())
-    tokenizer = SimpleNamespace(decode=lambda tokens, skip_special: "")
-
-    def make_cache(self) -> list[Any]:
-        return [KVCache() for _ in range(LAYERS)]
-
-    def prefill(self, chunk: PrefillChunk) -> mx.array:
-        return self._pass(chunk.cache, chunk.stop - chunk.start)[0]
-
-    def decode(self, tokens: mx.array, cache: list[Any], *_: Any) -> mx.array:
-        return self._pass(cache, 1)
-
-    def _pass(self, cache: list[Any], tokens: int) -> mx.array:
-        before = cache[0].offset
-        new = mx.ones((1, 1, tokens, DIM), mx.float16)
-        mx.eval([layer.update_and_fetch(new, new) for layer in cache])
-        self.replay.passed(cache, before)
-        return mx.zeros((1, VOCAB))
 
 
 @pytest.mark.parametrize("chunk", [2048, 320])
 def test_a_cold_prefill_copies_nothing(chunk: int) -> None:
-    model = StandIn()
-    engine = new_engine(model, max_chunk=chunk, reserve=RESERVE)  # type: ignore[arg-type]
-    engine.submit(new_request([1] * PROMPT, max_tokens=RESERVE))
-    run(engine)
-    kv = PROMPT * BUFFERS * TOKEN_BYTES
-    assert model.replay.room >= PROMPT + RESERVE - 1
-    assert model.replay.copied == 0
-    assert model.replay.pool.peak <= 1.3 * (WEIGHTS + kv)
-    assert model.replay.pool.fresh <= 1.05 * kv
+    found = cold_prefill(PROMPT, RESERVE, chunk)
+    kv = PROMPT * TOKEN_ROW_BYTES
+    assert found.room >= PROMPT + RESERVE - 1
+    assert found.copied == 0
+    assert found.pool.peak <= 1.3 * (WEIGHTS + kv)
+    assert found.pool.fresh <= 1.05 * kv
 
 
 def test_real_buffers_are_written_in_place() -> None:

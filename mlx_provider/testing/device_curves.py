@@ -1,0 +1,254 @@
+"""The scheduler on the curves of devices that people have: a prompt beside streams, no clock.
+
+Curves are estimates from published figures; what a chip reads and computes is apart from what a
+model needs of it. Nothing here imports mlx.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Protocol
+
+from ..engine.request import Request, Row, SamplingParams
+from ..engine.scheduling.costs import Costs, Curve
+from ..engine.scheduling.pass_timer import PassTimer
+from ..engine.scheduling.plan import GRID
+from ..engine.scheduling.scheduler import Budget, Limits, Scheduler
+from ..protocol.event_queue import EventQueue
+from ..records import Prompt
+from .driver import TokenOutput
+
+PROMPT = 16_000
+STREAM = 8_000
+"""Tokens that each stream holds."""
+HOST = 0.002
+"""Seconds in which a step is launched."""
+WIDTHS = (1, 4, 8, 12, 16, 32, 64, 256)
+DEPTH = 2048
+"""Of the deep cache over which a device is measured."""
+WIDE = 2**50
+"""Memory without end."""
+SCATTERED = 0.15
+"""Share of all experts whose reading takes as long as that of the few that one token takes."""
+MAX_CHUNK = 2048
+STRETCH = 512
+"""Prompt tokens over which costs count as even."""
+
+
+class Device(Protocol):
+    """A model on a chip."""
+
+    @property
+    def mixes(self) -> bool:
+        """Whether chunks may share the pass of rows that decode."""
+
+    @property
+    def grid(self) -> int:
+        """Where passes of a prompt may end."""
+
+    def seconds(self, rows: int, keys: int, chunk: int = 0, depth: int = 0) -> float:
+        """What a pass of `rows` that hold `keys` tokens, and of a chunk behind `depth`, takes."""
+
+    def measured(self) -> Curve:
+        """What the engine would find at load."""
+
+
+@dataclass(frozen=True)
+class Chip:
+    """What a device reads and computes in a second."""
+
+    bytes: float
+    """Of weights and keys."""
+    products: float
+    """Floating-point operations of quantised matrix products, in full tiles."""
+    attention: float
+    """Those of attention over a long cache."""
+    tile: int = 32
+    """Rows of a tile of matrix products; a part of one takes as long as all of it."""
+    vector: int = 13
+    """Fewer rows than this take no tile: five of them cost what one costs."""
+    launches: float = 0.0
+    """Seconds of a pass that are neither reading nor computing."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """What one pass needs."""
+
+    weights: float
+    """Bytes that every pass reads."""
+    products: float
+    """Floating-point operations of a token."""
+    key: float
+    """Bytes of a cached token."""
+    pair: float
+    """Floating-point operations of a new token and a cached one."""
+    experts: float = 0.0
+    """Bytes of all experts, of which a token takes 8 in 128."""
+    scattered: float = 1.6
+    """Times longer that products of few tokens for each of many experts take."""
+    recurrent: float = 0.0
+    """Share of the weights that recurrent layers have: rows and a chunk in one pass read it each."""
+
+
+CHIPS = {
+    "M3 Max": Chip(bytes=390e9, products=11.5e12, attention=9e12),
+    "M5 Max": Chip(bytes=560e9, products=46e12, attention=36e12),
+    "H200": Chip(4.6e12, products=350e12, attention=400e12, tile=64, launches=0.0015),
+}
+"""M3 Max: 40 cores; M5 Max: 1.4 times its bandwidth, 4 times its compute."""
+MODELS = {
+    "dense 8B": Model(weights=4.7e9, products=16.2e9, key=147_456, pair=0.59e6),
+    "30B-A3B": Model(1.5e9, 6.4e9, 98_304, pair=0.8e6, experts=15.6e9),
+    "hybrid 9B": Model(5.0e9, 17.3e9, 32_768, pair=0.15e6, recurrent=0.2),
+}
+"""In 4 bit."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A device that is known from its figures."""
+
+    chip: Chip
+    model: Model
+
+    @property
+    def grid(self) -> int:
+        return GRID if self.model.recurrent else 1
+
+    @property
+    def mixes(self) -> bool:
+        return True
+
+    def seconds(self, rows: int, keys: int, chunk: int = 0, depth: int = 0) -> float:
+        again = self.model.recurrent * self.model.weights if rows and chunk else 0.0
+        keys_read = self._attention(keys, chunk, depth) + again / self.chip.bytes
+        return self.chip.launches + self._products(rows + chunk) + keys_read
+
+    def _attention(self, keys: int, chunk: int, depth: int) -> float:
+        read = self.model.key * (keys + (depth if chunk else 0)) / self.chip.bytes
+        return read + self.model.pair * chunk * depth / self.chip.attention
+
+    def measured(self) -> Curve:
+        short = [(n, self.seconds(0, 0, n, 0)) for n in WIDTHS]
+        deep = [(n, self.seconds(0, 0, n, DEPTH)) for n in (1, 64)]
+        return Curve.through(short, deep, DEPTH)
+
+    def _products(self, width: int) -> float:
+        chip, model = self.chip, self.model
+        once = model.weights / chip.bytes
+        if model.experts:
+            taken = max(SCATTERED, 1 - (1 - 8 / 128) ** width) * model.experts / chip.bytes
+            return once + taken + model.scattered * width * model.products / chip.products
+        if width < chip.vector:
+            return once * max(1, 0.85 * ceil(width / 5))
+        tile = chip.tile * model.products / chip.products
+        return max(once, tile * ceil(width / chip.tile))
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A device that was timed more closely than the engine does at load."""
+
+    passes: Curve
+    known: Curve
+    """What the engine finds at load."""
+    mixes: bool
+    grid: int
+
+    def seconds(self, rows: int, keys: int, chunk: int = 0, depth: int = 0) -> float:
+        return Costs(self.passes).pass_of(rows, keys, chunk, depth)
+
+    def measured(self) -> Curve:
+        return self.known
+
+
+@dataclass(frozen=True)
+class Outcome:
+    rate: float
+    """Prompt tokens a second."""
+    pace: float
+    """Tokens a second of each stream, while the prompt is prefilled."""
+    worst: float
+    """Longest gap between two tokens of a stream, seconds."""
+
+
+def simulate(
+    device: Device, streams: int, target: float = 0.1, *, grid: int | None = None
+) -> Outcome:
+    """A prompt beside streams, on a device that runs one pass after the other.
+
+    `grid`: another one than the device's own.
+    """
+    costs = Costs(device.measured())
+    budget = Budget(lambda tokens: tokens, lambda: WIDE, lambda need: None, lambda: WIDE)
+    limits = Limits(64, 256, target, MAX_CHUNK, 2048)
+    scheduler = Scheduler(limits, budget, costs, grid=device.grid if grid is None else grid)
+    timer = PassTimer(costs)
+    for _ in range(streams):
+        job = scheduler.submit(_request(STREAM), 0.0)
+        scheduler.admit(0.0)
+        scheduler.join(job)
+        scheduler.decode(job.rows[0])
+    now = free = read = 0.0
+    behind = 0
+    gaps: list[float] = []
+    job = scheduler.submit(_request(PROMPT), now)
+    while job.remaining:
+        scheduler.admit(now)
+        plan = scheduler.plan(now, mixes=device.mixes, stalled=now - read)
+        keys = sum(row.length for row in plan.rows)
+        size = plan.chunk.size if plan.chunk is not None else 0
+        ended = free
+        behind, waited = 0, behind
+        if plan.rows:
+            timer.launched(plan.pass_seconds, now)
+            mixed = (size, job.done) if plan.mixed else (0, 0)
+            free = max(free, now + HOST) + device.seconds(len(plan.rows), keys, *mixed)
+            now = max(now + HOST, ended)
+            timer.ended(now, left=1 + waited)
+            gaps.append(now - read)
+            read = now
+        if plan.chunk is not None and not plan.mixed:
+            timer.launched(plan.chunk_seconds, now)
+            free = max(free, now + HOST) + device.seconds(0, 0, size, job.done)
+            behind = 1
+            if not plan.rows:
+                now, behind = free, 0
+                timer.ended(now)
+        job.done += size
+    took = max(now, free)
+    return Outcome(PROMPT / took, len(gaps) / took, max(gaps[2:], default=0.0))
+
+
+def pace_alone(device: Device, streams: int) -> float:
+    """Tokens a second of each stream while no prompt is there."""
+    return 1 / max(HOST, device.seconds(streams, streams * STREAM))
+
+
+def reachable(device: Device, streams: int, target: float) -> float:
+    """Prompt tokens a second of chunks of which each is the best within `target`, on any grid.
+
+    About what no scheduler can pass that adds a chunk to each step.
+    """
+    took = 0.0
+    sizes = {*range(1, 65), *(n - s for n in range(64, MAX_CHUNK + 1, 32) for s in (0, streams))}
+    for depth in range(0, PROMPT, STRETCH):
+        costs = {n: _step_seconds(device, streams, n, depth) for n in sizes}
+        fitting = [n for n in sizes if costs[n] <= target] or [1]
+        took += STRETCH * min(costs[n] / n for n in fitting)
+    return PROMPT / took
+
+
+def _step_seconds(device: Device, streams: int, chunk: int, depth: int) -> float:
+    keys = streams * STREAM
+    if device.mixes:
+        return device.seconds(streams, keys, chunk, depth)
+    return device.seconds(0, 0, chunk, depth) + (device.seconds(streams, keys) if streams else 0)
+
+
+def _request(length: int) -> Request:
+    made = Request("r", Prompt([1] * length), SamplingParams(), 1000, EventQueue())
+    made.rows = [Row(made, 0, TokenOutput())]
+    return made
