@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import gc
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import mlx_lm.utils
-import mlx_vlm.utils
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear
@@ -23,31 +20,12 @@ from mlx_provider.protocol.messages import ModelOptions
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.loading import WeightsKey
 from mlx_provider.serving.weight_files import weights_dtype, weights_estimate
+from mlx_provider.testing.quantised import FILE, GROUP, quantise
 from mlx_provider.testing.tiny_greedy import start
-from mlx_provider.testing.tiny_models import build, family_named
+from mlx_provider.testing.tiny_models import build
 
 FAMILIES = ("qwen3", "deepseek_v3", "gpt_oss", "qwen3_vl", "qwen3_5_moe")
 """Text, latent attention with experts, experts with biases, vision, vision with experts."""
-GROUP = 32
-FILE = "model.safetensors"
-
-
-def quantised(folder: Path, family: str, *, dtype: mx.Dtype = mx.float32) -> Path:
-    """The folder as mlx-lm's and mlx-vlm's converters leave it, in four bits."""
-    vision = family_named(family).library == "mlx_vlm"
-    model = mlx_vlm.utils.load_model(folder) if vision else mlx_lm.utils.load_model(folder)[0]
-    model.set_dtype(dtype)
-    nn.quantize(model, class_predicate=takes, group_size=GROUP, bits=4)
-    weights = dict(tree_flatten(model.parameters()))
-    mx.eval(weights)
-    mx.save_safetensors(str(folder / FILE), weights, metadata={"format": "mlx"})
-    config = read_json(folder / "config.json") | {"quantization": {"group_size": GROUP, "bits": 4}}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
-
-def takes(name: str, layer: Any) -> bool:
-    return hasattr(layer, "to_quantized") and layer.weight.shape[-1] % GROUP == 0
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +36,7 @@ def four_bits(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
     def get(name: str) -> Path:
         if name not in known:
             folder = build(tmp_path_factory.mktemp("four") / name, name)
-            known[name] = quantised(folder, name)
+            known[name] = quantise(folder, name, dtype="float32")
         return known[name]
 
     return get
@@ -107,7 +85,7 @@ def test_sixteen_bits_become_thirty_two(family: str, tmp_path: Path) -> None:
 
 
 def test_products_are_not_rounded_to_the_scales(tmp_path: Path) -> None:
-    folder = quantised(build(tmp_path / "m", "qwen3"), "qwen3", dtype=mx.bfloat16)
+    folder = quantise(build(tmp_path / "m", "qwen3"), "qwen3", dtype="bfloat16")
     saved = mx.load(str(folder / FILE))
     assert isinstance(saved, dict)
     name = "model.layers.0.mlp.up_proj"

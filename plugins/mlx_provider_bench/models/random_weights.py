@@ -119,8 +119,8 @@ def write_model(folder: Path, family: str, dtype: str, hidden: int, layers: int)
     return path
 
 
-def load(folder: Path, dtype: str) -> LoadedModel:
-    """Load a folder in this process, through whichever family claims it."""
+def load(folder: Path, dtype: str | None) -> LoadedModel:
+    """Load a folder in this process, through whichever family claims it; `dtype` unset: its own."""
     from mlx_provider.families.checkpoint import read_json
     from mlx_provider.records import LoadOptions
     from mlx_provider.registry import PluginRegistry

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +14,12 @@ import httpx
 from mlx_provider.errors import RequestFailed
 from mlx_provider.protocol.messages import EVENT_BATCH, Delta, Done, Event, Failed
 
-from .processes import Server
+from .processes import Dialect, Server
 
 Messages = Sequence[dict[str, Any]]
 TIMEOUT = 1800.0
+THINKING = {"enable_thinking": True}
+"""mlx-vlm's server turns thinking off unless told, which changes the prompt."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,11 @@ class Client:
 
     def ask(self, messages: Messages, max_tokens: int) -> Answer:
         """Greedy reply. Raises `RequestFailed` with what the server said."""
-        ours = self.server.kind.dialect == "generate"
-        path, body = (_generate if ours else _chat)(str(self.server.folder), messages, max_tokens)
-        read: Callable[[Iterator[str]], Iterator[Piece]] = _our_pieces if ours else _chat_pieces
+        dialect = self.server.kind.dialect
+        path, body = _REQUESTS[dialect](self.server.model, messages, max_tokens)
+        read: Callable[[Iterator[str]], Iterator[Piece]] = (
+            _our_pieces if dialect == "generate" else _chat_pieces
+        )
         text, first, tokens, cached = "", 0.0, 0, 0
         began = time.perf_counter()
         try:
@@ -99,7 +103,7 @@ def _generate(model: str, messages: Messages, max_tokens: int) -> tuple[str, dic
     return "/v1/generate", body | {"sampling": {"temperature": 0}}
 
 
-def _chat(model: str, messages: Messages, max_tokens: int) -> tuple[str, dict[str, Any]]:
+def _gateway(model: str, messages: Messages, max_tokens: int) -> tuple[str, dict[str, Any]]:
     return "/v1/chat/completions", {
         "model": model,
         "messages": list(messages),
@@ -107,9 +111,19 @@ def _chat(model: str, messages: Messages, max_tokens: int) -> tuple[str, dict[st
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
-        # mlx-vlm's server turns thinking off unless told, which changes the prompt
-        "enable_thinking": True,
     }
+
+
+def _chat(model: str, messages: Messages, max_tokens: int) -> tuple[str, dict[str, Any]]:
+    path, body = _gateway(model, messages, max_tokens)
+    return path, body | THINKING
+
+
+_REQUESTS: Mapping[Dialect, Callable[[str, Messages, int], tuple[str, dict[str, Any]]]] = {
+    "generate": _generate,
+    "chat": _chat,
+    "gateway": _gateway,
+}
 
 
 def _our_pieces(lines: Iterator[str]) -> Iterator[Piece]:

@@ -24,7 +24,7 @@ import httpx
 from mlx_provider.config import PREFIX
 from mlx_provider.errors import EngineUnavailable
 
-Dialect = Literal["generate", "chat"]
+Dialect = Literal["generate", "chat", "gateway"]
 START_LIMIT = 300.0
 """Seconds for Python, MLX and the weights on a busy machine."""
 STOP_LIMIT = 10.0
@@ -39,8 +39,9 @@ class Kind:
 
     name: str
     dialect: Dialect
-    """`generate`: our `/v1/generate`; `chat`: OpenAI's `/v1/chat/completions`."""
-    module: str
+    """`generate`: our `/v1/generate`; `chat`: OpenAI's `/v1/chat/completions`, with what the
+    peers need told; `gateway`: the same through LiteLLM, which is told it in its config."""
+    module: str = ""
     arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     images: bool = True
@@ -87,10 +88,16 @@ class Server:
     folder: Path
     key: str
     """Which ours needs and others ignore."""
+    alias: str = ""
+    """What the model is called; unset: its folder's path."""
 
     @property
     def headers(self) -> dict[str, str]:
         return {"authorization": f"Bearer {self.key}"}
+
+    @property
+    def model(self) -> str:
+        return self.alias or str(self.folder)
 
     def reset(self) -> None:
         """Empty its prefix cache. Raises `httpx.HTTPError`."""
