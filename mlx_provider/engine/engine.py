@@ -81,8 +81,8 @@ class Engine:
         """No request can expire before this time."""
         self._advanced = 0.0
         """When the rows that decode last got a token."""
-        self._behind = 0
-        """Chunks on the device that were launched after the last pass of the rows."""
+        self._behind: list[float] = []
+        """Expected seconds of chunks that were launched after the last pass of the rows."""
         self._read_at = 0.0
         """When the device had nothing to do, as tokens were read that drafts needed."""
         self._corrupted: set[Row] = set()
@@ -136,7 +136,10 @@ class Engine:
         self._admit()
         now = self.clock()
         plan = self.scheduler.plan(
-            now, mixes=self.mixes, stalled=now - self._advanced, passes=self.batch.passes
+            now,
+            mixes=self.mixes,
+            stalled=now - self._advanced + sum(self._behind),
+            passes=self.batch.passes,
         )
         if plan.rows:
             self._decode(plan)
@@ -221,7 +224,7 @@ class Engine:
             self._draw_next(forward, forward.logits)
         if chunk is not None and forward.took_chunk and chunk.job.cache is not None:
             self._mixed_in(chunk, forward.chunk_logits)  # it has neither ended nor started again
-        self._behind = 0
+        self._behind = []
         self._advanced = self.clock()
         if not forward.failed:
             self._mixed.passed()
@@ -235,7 +238,7 @@ class Engine:
         if reading.fault is not None:
             return self._unreadable(reading.fault)
         now = self.clock()
-        self._timer.ended(now, left=1 + self._behind)
+        self._timer.ended(now, left=1 + len(self._behind))
         for row, token, logprob in read:
             self._commit(row, token, logprob, now)
         return True
@@ -247,7 +250,7 @@ class Engine:
         if reading.fault is not None:
             return self._unreadable(reading.fault)
         now = self._read_at = self.clock()
-        self._timer.ended(now, left=self._behind)
+        self._timer.ended(now, left=len(self._behind))
         for row, drafts, reads in found:
             if drafts and self.speculation is not None:
                 self.speculation.held(row, drafts, len(reads) - 1)
@@ -410,13 +413,13 @@ class Engine:
             # the next token's pass comes behind it without a gap
             mx.async_eval(arrays(cache))  # type: ignore[no-untyped-call]
             self._mixed.ran_apart(job)
-            self._behind += 1
+            self._behind.append(plan.chunk_seconds)
         else:
             mx.eval(logits if last else arrays(cache))
             if media:  # a family may run a whole image with its first tokens, others for free
                 self._timer.forget()
             self._timer.ended(self.clock())
-            self._behind = 0
+            self._behind = []
         self._passed(chunk)
         return logits if last else None
 

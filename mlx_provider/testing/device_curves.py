@@ -89,7 +89,7 @@ class Model:
     scattered: float = 1.6
     """Times longer that products of few tokens for each of many experts take."""
     recurrent: float = 0.0
-    """Share of the weights that recurrent layers have: rows and a chunk in one pass read it each."""
+    """Share of the weights in recurrent layers, which rows and a chunk in one pass read each."""
 
 
 CHIPS = {
@@ -191,31 +191,31 @@ def simulate(
         scheduler.admit(0.0)
         scheduler.join(job)
         scheduler.decode(job.rows[0])
-    now = free = read = 0.0
-    behind = 0
+    now = free = rows_ended = read = 0.0
+    behind: list[float] = []
     gaps: list[float] = []
     job = scheduler.submit(_request(PROMPT), now)
     while job.remaining:
         scheduler.admit(now)
-        plan = scheduler.plan(now, mixes=device.mixes, stalled=now - read)
+        plan = scheduler.plan(now, mixes=device.mixes, stalled=now - read + sum(behind))
         keys = sum(row.length for row in plan.rows)
         size = plan.chunk.size if plan.chunk is not None else 0
-        ended = free
-        behind, waited = 0, behind
+        ended = rows_ended
         if plan.rows:
             timer.launched(plan.pass_seconds, now)
             mixed = (size, job.done) if plan.mixed else (0, 0)
             free = max(free, now + HOST) + device.seconds(len(plan.rows), keys, *mixed)
-            now = max(now + HOST, ended)
-            timer.ended(now, left=1 + waited)
+            now, rows_ended = max(now + HOST, ended), free
+            timer.ended(now, left=1 + len(behind))
+            behind = []
             gaps.append(now - read)
             read = now
         if plan.chunk is not None and not plan.mixed:
             timer.launched(plan.chunk_seconds, now)
             free = max(free, now + HOST) + device.seconds(0, 0, size, job.done)
-            behind = 1
+            behind.append(plan.chunk_seconds)
             if not plan.rows:
-                now, behind = free, 0
+                now, behind = free, []
                 timer.ended(now)
         job.done += size
     took = max(now, free)
