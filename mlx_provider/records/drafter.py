@@ -34,11 +34,13 @@ class DraftRow:
 class Drafting(Protocol):
     """A drafter at work for one loaded model. Every call is on the engine thread."""
 
-    def propose(self, rows: Sequence[DraftRow]) -> Sequence[Sequence[int]]:
+    def propose(self, rows: Sequence[DraftRow]) -> Sequence[Sequence[int] | None]:
         """Tokens that may follow each row's last one, in the order of `rows`; at most `wanted`.
 
-        A wrong guess costs time alone, a fault its drafts: nobody loses an answer. Whatever it
-        computes must be as short as a step, however long the prompt: return nothing meanwhile.
+        None at all: the row is asked for again after a while, the later the oftener. `None`: it is
+        asked for again at the next step; whatever is computed must be as short as a step, so that
+        a long prompt is read in pieces. A wrong guess costs time alone, a fault its drafts: nobody
+        loses an answer.
         """
 
 

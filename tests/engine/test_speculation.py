@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -76,9 +77,10 @@ def test_a_drafter_that_raises_costs_nobody_an_answer(qwen3: TextModel) -> None:
         lambda row: [5] * 100,
         lambda row: [row.tokens[-1]] * row.wanted,
         lambda row: np.array([383, 384, 385]),
+        lambda row: itertools.repeat(7),
         lambda row: [],
     ],
-    ids=["no tokens", "too many", "wrong", "beyond the vocabulary", "none"],
+    ids=["no tokens", "too many", "wrong", "beyond the vocabulary", "without end", "none"],
 )
 def test_what_a_drafter_says_is_not_believed(
     qwen3: TextModel, guess: Callable[[DraftRow], Any]
@@ -101,6 +103,31 @@ def test_guesses_for_other_rows_than_were_asked_for_are_none(qwen3: TextModel) -
     serve(drafted(qwen3, Short()), requests)
     assert_as_alone(qwen3, requests)
     assert not any(request.drafted for request in requests)
+
+
+def test_a_drafter_that_is_not_ready_for_a_row_is_asked_again_at_the_next_step(
+    qwen3: TextModel,
+) -> None:
+    class Reading:
+        calls = 0
+
+        def propose(self, rows: Sequence[DraftRow]) -> list[list[int] | None]:
+            self.calls += 1
+            return [None] * len(rows)
+
+    def calls_of(drafting: Reading) -> int:
+        request = new_request(PROMPTS[1], max_tokens=24)
+        speculation = Speculation(drafting, vocab=qwen3.info.vocab_size)
+        serve(new_engine(qwen3, speculation=speculation), [request])
+        assert_as_alone(qwen3, [request])
+        return drafting.calls
+
+    class Silent(Reading):
+        def propose(self, rows: Sequence[DraftRow]) -> list[list[int] | None]:
+            self.calls += 1
+            return [[] for _ in rows]
+
+    assert calls_of(Silent()) < 12 < calls_of(Reading())
 
 
 def test_right_drafts_save_steps(qwen3: TextModel) -> None:

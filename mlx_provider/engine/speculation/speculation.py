@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import islice, takewhile
 
 import mlx.core as mx
 
@@ -58,7 +58,7 @@ class Speculation:
         self._clock = clock
         self._rows: dict[Row, Followed] = {}
         self._guessing = 0.0, 0
-        """Seconds of the last guesses, and their rounds."""
+        """Seconds of the last guesses, and their rounds; 0 where others were got ready for."""
         self._breaker = CircuitBreaker()
         """Of the drafter."""
 
@@ -89,8 +89,9 @@ class Speculation:
         with Isolation() as tried:
             guesses = self._drafting.propose(asked)
             drafts = {
-                row: list(takewhile(self._known, map(int, own)))[: wanted[row]]
+                row: self._checked(own, wanted[row])
                 for row, own in zip(rows, guesses, strict=True)
+                if own is not None
             }
         if tried.fault is not None:
             log.error("the drafter failed; rows go on without\n%s", tried.fault.trace)
@@ -101,7 +102,8 @@ class Speculation:
         for row, own in drafts.items():
             if not own:
                 self.policy.learn(self._rows[row].odds, 0, 0)
-        rounds = max((len(own) for own in drafts.values()), default=0)
+        all_ready = len(drafts) == len(rows)
+        rounds = max(map(len, drafts.values()), default=0) if all_ready else 0
         self._guessing = self._clock() - began, rounds
         return {row: own for row, own in drafts.items() if own}
 
@@ -142,6 +144,10 @@ class Speculation:
         if not request.drafts or row.finish is not None or not row.tokens:
             return False
         return self._media or not request.prompt.spans
+
+    def _checked(self, guesses: Sequence[int], count: int) -> list[int]:
+        """As many as were wanted, up to the first that is no token."""
+        return list(takewhile(self._known, map(int, islice(guesses, count))))
 
     def _known(self, token: int) -> bool:
         return 0 <= token < self._vocab
