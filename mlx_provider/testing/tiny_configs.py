@@ -205,6 +205,13 @@ def _qwen3_5_text(ids: Mapping[str, int]) -> Config:
     return _HYBRID | {"model_type": "qwen3_5", "mtp_num_hidden_layers": 0}
 
 
+def _qwen3_next(ids: Mapping[str, int]) -> Config:
+    flat = {k: v for k, v in _HYBRID.items() if k != "rope_parameters"}
+    sparse = _SPARSE | {"shared_expert_intermediate_size": 32, "mtp_num_hidden_layers": 0}
+    rope = {"rope_theta": 10000.0, "partial_rotary_factor": 0.25}
+    return flat | sparse | rope | {"model_type": "qwen3_next"}
+
+
 def _qwen_media(ids: Mapping[str, int], model_type: str, deepstack: list[int]) -> Config:
     vision = {
         "model_type": model_type,
@@ -388,6 +395,7 @@ FAMILIES: tuple[TinyFamily, ...] = (
     TinyFamily("gemma3_text", GEMMA, (_WINDOW, _KV) * 2, _gemma3_text),
     TinyFamily("gpt_oss", QWEN, (_WINDOW, _KV) * 2, _gpt_oss),
     TinyFamily("qwen3_5_text", QWEN, (_STATE, _KV) * 2, _qwen3_5_text),
+    TinyFamily("qwen3_next", QWEN, (_STATE, _KV) * 2, _qwen3_next),
     TinyFamily("nemotron_h", QWEN, (_STATE, _KV, _STATE), _nemotron_h),
     TinyFamily("jamba", QWEN, (_STATE, _KV) * 2, _jamba),
     TinyFamily("rwkv7", QWEN, (_STATE,) * 3, _rwkv7),

@@ -37,6 +37,7 @@ def build(
     seed: int = 0,
     dtype: str = "float32",
     emit_special: bool = False,
+    foreseeable: bool = False,
     generation: Mapping[str, Any] | None = None,
     **overrides: Any,
 ) -> Path:
@@ -45,6 +46,8 @@ def build(
     `overrides` replace values of `config.json`: in `text_config` where the family has one and
     the key stands there, else in `vision_config`, else at the top. `emit_special`: leave the
     output rows of special tokens random, so that greedy decoding may end by itself.
+    `foreseeable`: what follows a token hangs mostly on that token, and an MTP head, which
+    `mtp_num_hidden_layers=1` gives to a hybrid family, often guesses it.
     `generation`: further entries of `generation_config.json`.
     """
     chosen = family_named(family)
@@ -55,7 +58,10 @@ def build(
     config |= {"eos_token_id": eos, "pad_token_id": ids[chosen.dialect.pad], "torch_dtype": dtype}
     if chosen.dialect.bos:
         config["bos_token_id"] = ids[chosen.dialect.bos]
-    _write_weights(folder, chosen, config, ids, seed=seed, dtype=dtype, mute=not emit_special)
+    weights = model_parameters(chosen.library, config, seed, foreseeable=foreseeable)
+    if not emit_special:
+        _mute(weights, ids)
+    _write_weights(folder, weights, dtype)
     _write_json(folder / "config.json", config)
     _write_json(folder / "generation_config.json", {"eos_token_id": eos} | dict(generation or {}))
     for name, content in (chosen.processor or {}).items():
@@ -72,28 +78,23 @@ def _overridden(config: dict[str, Any], overrides: Mapping[str, Any]) -> dict[st
     return result
 
 
-def _write_weights(
-    folder: Path,
-    family: TinyFamily,
-    config: Mapping[str, Any],
-    ids: Mapping[str, int],
-    *,
-    seed: int,
-    dtype: str,
-    mute: bool,
-) -> None:
+def _mute(weights: dict[str, Any], ids: Mapping[str, int]) -> None:
+    """Let no special token be drawn."""
     import mlx.core as mx
 
-    weights = model_parameters(family.library, config, seed)
-    if mute:
-        head = _head_name(weights)
-        # a tied head is the input embedding too, so its rows only shrink
-        factor = 0.0 if "lm_head" in head else 0.1
-        rows = mx.ones((weights[head].shape[0], 1))
-        known = ids[""]
-        silent = [*(i for t, i in ids.items() if t), *range(known, weights[head].shape[0])]
-        rows[mx.array(silent)] = factor
-        weights[head] = weights[head] * rows
+    head = _head_name(weights)
+    # a tied head is the input embedding too, so its rows only shrink
+    factor = 0.0 if "lm_head" in head else 0.1
+    rows = mx.ones((weights[head].shape[0], 1))
+    known = ids[""]
+    silent = [*(i for t, i in ids.items() if t), *range(known, weights[head].shape[0])]
+    rows[mx.array(silent)] = factor
+    weights[head] = weights[head] * rows
+
+
+def _write_weights(folder: Path, weights: Mapping[str, Any], dtype: str) -> None:
+    import mlx.core as mx
+
     kind = getattr(mx, dtype)
     cast = {k: v if k.endswith("A_log") else v.astype(kind) for k, v in weights.items()}
     mx.eval(list(cast.values()))

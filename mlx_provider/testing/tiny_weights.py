@@ -20,10 +20,17 @@ Array = NDArray[np.float64]
 
 SHARPNESS = 2.0
 """Scale of queries and keys: flat attention would draw every context to the same tokens."""
+FAINT = 0.15
+"""Scale of what the layers of a foreseeable model add."""
 
 
-def model_parameters(library: str, config: Mapping[str, Any], seed: int) -> Parameters:
-    """Names and values for a checkpoint of `config`, named as the library's model names them."""
+def model_parameters(
+    library: str, config: Mapping[str, Any], seed: int, *, foreseeable: bool = False
+) -> Parameters:
+    """Names and values for a checkpoint of `config`, named as the library's model names them.
+
+    `foreseeable`: see `build`.
+    """
     import mlx.core as mx
 
     shapes = _shapes(library, config)
@@ -45,6 +52,8 @@ def model_parameters(library: str, config: Mapping[str, Any], seed: int) -> Para
             value *= 0.2 / math.sqrt(shape[-1])
         if name == "model.output_norm.weight":  # afm7: its tied head leaves flat logits
             value *= 5.0
+        if foreseeable:
+            value = _foreseeable(name, value)
         found[name] = mx.array(value.astype(np.float32))
     return found
 
@@ -52,32 +61,47 @@ def model_parameters(library: str, config: Mapping[str, Any], seed: int) -> Para
 def _shapes(library: str, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     from mlx.utils import tree_flatten
 
-    copy = json.loads(json.dumps(config))
+    model = _model(library, json.loads(json.dumps(config)))
+    found = {name: tuple(value.shape) for name, value in tree_flatten(model.parameters())}
+    if config.get("text_config", config).get("mtp_num_hidden_layers"):
+        found |= _mtp_head(found)
+    return found
+
+
+def _model(library: str, config: dict[str, Any]) -> Any:
     module = importlib.import_module(f"{library}.models.{config['model_type']}")
     if library == "mlx_lm":
-        models = [module.Model(module.ModelArgs.from_dict(copy))]
-        prefixes = [""]
-    else:
-        from mlx_vlm.utils import update_module_configs
+        return module.Model(module.ModelArgs.from_dict(config))
+    from mlx_vlm.utils import update_module_configs
 
-        arguments = module.ModelConfig.from_dict(copy)
-        arguments = update_module_configs(arguments, module, copy, ["text", "vision"])
-        models, prefixes = [module.Model(arguments)], [""]
-        if copy["text_config"].get("mtp_num_hidden_layers"):
-            models.append(_mtp_head(copy["text_config"]))
-            prefixes.append("mtp.")
-    return {
-        prefix + name: tuple(value.shape)
-        for prefix, model in zip(prefixes, models, strict=True)
-        for name, value in tree_flatten(model.parameters())
+    arguments = module.ModelConfig.from_dict(config)
+    return module.Model(update_module_configs(arguments, module, config, ["text", "vision"]))
+
+
+def _mtp_head(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """A layer like the last one with attention, and what joins its two inputs."""
+    last = [name for name in shapes if name.endswith("self_attn.q_proj.weight")][-1]
+    layer = last.removesuffix("self_attn.q_proj.weight")
+    copied = {
+        "mtp.layers.0." + name.removeprefix(layer): shape
+        for name, shape in shapes.items()
+        if name.startswith(layer)
     }
+    hidden = shapes[f"{layer}input_layernorm.weight"][0]
+    norms = ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
+    joined = {f"mtp.{norm}.weight": (hidden,) for norm in norms}
+    return copied | joined | {"mtp.fc.weight": (hidden, 2 * hidden)}
 
 
-def _mtp_head(text: dict[str, Any]) -> Any:
-    from mlx_vlm.speculative.drafters import qwen3_5_mtp
-
-    head = {"model_type": "qwen3_5_mtp", "text_config": text}
-    return qwen3_5_mtp.Model(qwen3_5_mtp.ModelConfig.from_dict(head))
+def _foreseeable(name: str, value: Array) -> Array:
+    """Layers add little to what a token's embedding says of the next one, and the head of drafts
+    passes that embedding on."""
+    if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
+        return FAINT * value
+    if name == "mtp.fc.weight":
+        hidden = len(value)
+        return np.concatenate([np.eye(hidden), np.zeros((hidden, hidden))], axis=1)
+    return value
 
 
 def _is_norm(name: str, shape: tuple[int, ...]) -> bool:

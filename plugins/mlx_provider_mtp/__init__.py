@@ -1,0 +1,50 @@
+"""Drafts by the head that a checkpoint brings along: multi-token prediction of Qwen3.5 and
+Qwen3-Next, dense and with experts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlx_provider import LoadedModel, hookimpl
+from mlx_provider.records import Drafter, DraftOptions
+
+if TYPE_CHECKING:
+    from mlx_provider.records import Drafting
+
+mlx_provider_api = 1
+NAME = "mtp"
+RANK = 2
+"""A trained head guesses better than what the text repeats."""
+
+
+def refuses(folder: Path, model: LoadedModel, options: DraftOptions) -> str:
+    """Why this checkpoint has no head that can be used; from its names and config alone."""
+    from .checkpoint import problem
+    from .head import language_of
+
+    if language_of(model.model) is None:
+        return "the model is not one of mlx-lm's or mlx-vlm's"
+    return problem(folder)
+
+
+def start(folder: Path, model: LoadedModel, options: DraftOptions) -> Drafting:
+    """Read the head. Raises `BadRequest` where its weights do not fit."""
+    from .drafting import HeadDrafting
+    from .head import load_head
+
+    return HeadDrafting(load_head(folder, model.model), folder.name)
+
+
+@hookimpl
+def mlx_drafters() -> Iterable[Drafter]:
+    """The MTP head."""
+    yield Drafter(
+        NAME,
+        refuses,
+        start,
+        hidden=True,
+        automatic=RANK,
+        serves="MTP heads of Qwen3.5 and Qwen3-Next, where the checkpoint has kept them",
+    )

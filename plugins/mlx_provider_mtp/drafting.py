@@ -1,0 +1,142 @@
+"""Guesses for all rows at once: the head sees what was said since, then its own guesses."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import mlx.core as mx
+
+from mlx_provider.records import DraftRow
+
+from .head import BoundHead
+from .row_states import RowStates, States
+
+log = logging.getLogger(__name__)
+
+TRIED = 500
+"""First guesses after which a head is judged."""
+CHANCE = 0.02
+"""Share of them below which it knows nothing of the text."""
+
+
+@dataclass
+class Known:
+    """What is kept of a row from one call to the next."""
+
+    states: RowStates = field(default_factory=RowStates)
+    guess: tuple[int, int] | None = None
+    """Where the first of its last guesses stands, and what it was."""
+
+
+@dataclass
+class Judged:
+    """How many first guesses held, to tell a head that is of no use."""
+
+    name: str
+    tried: int = 0
+    held: int = 0
+
+    def add(self, held: bool) -> None:
+        """One more; says so once where they hold as seldom as by chance."""
+        self.tried += 1
+        self.held += held
+        if self.tried == TRIED and self.held < CHANCE * TRIED:
+            log.warning(
+                "the MTP head of %s drafts at chance: %d of %d first guesses held; it was not "
+                "trained, or not with these weights. Set drafter: off, or another one",
+                self.name,
+                self.held,
+                self.tried,
+            )
+
+
+class HeadDrafting:
+    """See `Drafting`."""
+
+    def __init__(self, head: BoundHead, name: str) -> None:
+        """`name`: of the checkpoint."""
+        self.head = head
+        self.judged = Judged(name)
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[list[int]]:
+        """Greedy guesses, by one pass of the head for each; the device is waited for once."""
+        able = [row for row in rows if row.fresh and row.hidden is not None]
+        if not able:
+            return [[] for _ in rows]
+        guesses = dict(zip(map(id, able), self._guess(able), strict=True))
+        return [guesses.get(id(row), []) for row in rows]
+
+    def _guess(self, rows: Sequence[DraftRow]) -> list[list[int]]:
+        known = [self._known(row) for row in rows]
+        hidden = self._take_in(rows, known)
+        at, drawn = list(range(len(rows))), []
+        for step in range(1, 1 + max(row.wanted for row in rows)):
+            tokens = mx.argmax(self.head.logits(hidden), axis=-1)
+            drawn.append((at, tokens))
+            stay = [i for i, which in enumerate(at) if rows[which].wanted > step]
+            if not stay:
+                break
+            if len(stay) < len(at):
+                at, keep = [at[i] for i in stay], mx.array(stay)
+                tokens, hidden = tokens[keep], hidden[keep]
+            hidden = self._pass(
+                [known[which] for which in at],
+                [1] * len(at),
+                [len(rows[which].tokens) + step - 2 for which in at],
+                tokens,
+                hidden,
+            )
+        for row, own in zip(rows, known, strict=True):
+            own.states.forget(row.wanted - 1)
+        return _read(rows, known, drawn)
+
+    def _known(self, row: DraftRow) -> Known:
+        if row.state is None:
+            row.state = Known()
+        known: Known = row.state
+        if known.guess is not None and known.guess[0] < len(row.tokens):
+            place, token = known.guess
+            self.judged.add(row.tokens[place] == token)
+        known.states.bound()
+        return known
+
+    def _take_in(self, rows: Sequence[DraftRow], known: Sequence[Known]) -> mx.array:
+        """Show the head what it has not seen; the states (rows, hidden) after each last token."""
+        sizes = [row.fresh for row in rows]
+        tokens = [token for row in rows for token in row.tokens[-row.fresh :]]
+        # a pair stands where its state does, one before its token
+        places = [
+            place
+            for row in rows
+            for place in range(len(row.tokens) - row.fresh - 1, len(row.tokens) - 1)
+        ]
+        hidden = mx.concatenate([row.hidden for row in rows])  # type: ignore[arg-type]
+        after = self._pass(known, sizes, places, mx.array(tokens), hidden)
+        return after[mx.array([end - 1 for end in accumulate(sizes)])]
+
+    def _pass(
+        self,
+        known: Sequence[Known],
+        sizes: Sequence[int],
+        positions: Sequence[int],
+        tokens: mx.array,
+        hidden: mx.array,
+    ) -> mx.array:
+        states = States([each.states for each in known], sizes, positions)
+        return self.head.after(tokens, hidden, states)
+
+
+def _read(
+    rows: Sequence[DraftRow], known: Sequence[Known], drawn: list[tuple[list[int], mx.array]]
+) -> list[list[int]]:
+    """Wait for the guesses of all rounds at once."""
+    flat: list[int] = mx.concatenate([tokens for _, tokens in drawn]).tolist()  # type: ignore[assignment]
+    guesses: list[list[int]] = [[] for _ in rows]
+    for which, token in zip((w for at, _ in drawn for w in at), flat, strict=True):
+        guesses[which].append(token)
+    for row, own, each in zip(rows, known, guesses, strict=True):
+        own.guess = len(row.tokens), each[0]
+    return guesses

@@ -1,0 +1,141 @@
+"""The head: what joins a state and the token after it, one layer, and the model's own matrices."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from mlx_provider import BadRequest
+from mlx_provider.families import attention
+from mlx_provider.families.expand import expand
+from mlx_provider.families.vision.language import head as output_matrix
+from mlx_provider.families.vision.positions import step_positions
+
+from .checkpoint import Tensors, read
+from .row_states import States
+
+MODES = {(4, 32): "mxfp4", (4, 16): "nvfp4", (8, 32): "mxfp8"}
+"""Of quantised weights without biases, by bits and group size (mlx 0.32.4)."""
+
+
+class Head(nn.Module):
+    """Guesses the token after the next one.
+
+    Published with Qwen3-Next (transformers leaves it out; vLLM's `qwen3_next_mtp.py` runs it): the
+    norms of a token's embedding and of the state that it was drawn from, side by side, become the
+    input of a layer, and its output, normed, is the state for the token after.
+    """
+
+    def __init__(self, layer: nn.Module, hidden: int, eps: float) -> None:
+        super().__init__()
+        self.fc = nn.Linear(2 * hidden, hidden, bias=False)
+        self.pre_fc_norm_embedding = nn.RMSNorm(hidden, eps)
+        self.pre_fc_norm_hidden = nn.RMSNorm(hidden, eps)
+        self.layers = [layer]
+        self.norm = nn.RMSNorm(hidden, eps)
+
+    def __call__(self, embedded: mx.array, hidden: mx.array, states: States) -> mx.array:
+        """States (T, hidden) for T tokens of some rows, of embeddings and states (T, hidden)."""
+        pair = self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)
+        joined = self.fc(mx.concatenate(pair, axis=-1))[:, None]
+        (layer,) = self.layers
+        more = {}
+        if "position_ids" in inspect.signature(type(layer).__call__).parameters:  # mlx-vlm's
+            more["position_ids"] = step_positions(states.offset)
+        found: mx.array = self.norm(layer(joined, mask=states.masks, cache=states, **more))
+        return found[:, 0]
+
+
+class BoundHead:
+    """A head with the embedding and the output matrix of the model that it was trained with."""
+
+    def __init__(self, head: Head, language: Any) -> None:
+        self.module = head
+        self._language = language
+
+    def after(self, tokens: mx.array, hidden: mx.array, states: States) -> mx.array:
+        """States (T, hidden) after T tokens, each drawn from the state beside it."""
+        return self.module(self._language.model.embed_tokens(tokens), hidden, states)
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """(T, vocab)"""
+        return output_matrix(self._language, hidden)
+
+
+def language_of(model: Any) -> Any:
+    """The text model of mlx-lm's or mlx-vlm's whole one; `None`: it is neither."""
+    language = getattr(model, "language_model", model)
+    below = getattr(language, "model", None)
+    parts = hasattr(language, "args") and hasattr(below, "embed_tokens") and hasattr(below, "norm")
+    return language if parts else None
+
+
+def load_head(folder: Path, model: Any) -> BoundHead:
+    """The head of a checkpoint, in memory, for the model of mlx-lm or mlx-vlm that it holds.
+
+    The head stays quantised where it is stored so, unless the model is spread out in float32.
+    Raises `BadRequest` where its weights do not fit.
+    """
+    language = language_of(model)
+    head = _blank(language)
+    dtype = language.model.norm.weight.dtype
+    tensors = read(folder, dtype)
+    _quantise_like(head, tensors)
+    _check(head, tensors)
+    head.load_weights(list(tensors.items()))
+    if dtype == mx.float32 and not _quantised(language):
+        expand(head, "float32")
+    head.eval()
+    mx.eval(head.parameters())
+    attention.route(head)
+    return BoundHead(head, language)
+
+
+def _blank(language: Any) -> Head:
+    """A head whose layer is as the model's own layers with attention are; nothing is computed."""
+    layers = language.model.layers
+    at = next(i for i, layer in enumerate(layers) if not layer.is_linear)
+    args = language.args
+    return Head(type(layers[at])(args, at), args.hidden_size, args.rms_norm_eps)
+
+
+def _quantise_like(head: Head, tensors: Tensors) -> None:
+    """Make those layers quantised that are stored so, in the form that their shapes tell.
+
+    A config's quantisation, layer by layer or for all, gives the same, and is not always kept with
+    a head that was added later.
+    """
+    nn.quantize(head, class_predicate=partial(_form, tensors))
+
+
+def _form(tensors: Tensors, name: str, layer: Any) -> dict[str, Any] | bool:
+    """How a layer is quantised; `False`: it is not."""
+    weight, scales = tensors.get(f"{name}.weight"), tensors.get(f"{name}.scales")
+    if weight is None or scales is None or not hasattr(layer, "to_quantized"):
+        return False
+    inputs = layer.weight.shape[-1]
+    bits, group = 32 * weight.shape[-1] // inputs, inputs // scales.shape[-1]
+    affine = f"{name}.biases" in tensors
+    mode = "affine" if affine else MODES.get((bits, group), "affine")
+    return {"group_size": group, "bits": bits, "mode": mode}
+
+
+def _quantised(language: Any) -> bool:
+    return any(name.endswith(".scales") for name, _ in tree_flatten(language.parameters()))
+
+
+def _check(head: Head, tensors: Mapping[str, mx.array]) -> None:
+    """Raises `BadRequest` for the first tensor that is missing, left over or of another shape."""
+    wanted = {name: value.shape for name, value in tree_flatten(head.parameters())}
+    for name in sorted(wanted.keys() | tensors.keys()):
+        have = tensors[name].shape if name in tensors else None
+        if have != wanted.get(name):
+            told = f"mtp.{name} is {have or 'missing'}, and should be {wanted.get(name) or 'absent'}"
+            raise BadRequest(f"the MTP head does not fit its model: {told}", param="drafter")

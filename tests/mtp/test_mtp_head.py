@@ -1,0 +1,154 @@
+"""The head itself: upstream's numbers, every form that checkpoints store it in, and its bytes."""
+
+from __future__ import annotations
+
+import gc
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+from mlx_vlm.speculative.drafters import qwen3_5_mtp
+
+from mlx_provider import BadRequest
+from mlx_provider.families.checkpoint import read_json
+from mlx_provider.records import DraftOptions, DraftRow
+from mlx_provider.testing.tiny_models import build
+from mlx_provider_mtp import refuses, start
+from mlx_provider_mtp.checkpoint import read
+from mlx_provider_mtp.drafting import HeadDrafting
+from mlx_provider_mtp.head import load_head
+from mlx_provider_mtp.row_states import WINDOW
+
+TinyModels = Callable[..., Any]
+FAMILIES = ("qwen3_5_text", "qwen3_5", "qwen3_5_moe", "qwen3_next")
+FILE = "model.safetensors"
+NONE = DraftOptions()
+
+
+def stored(folder: Path) -> dict[str, mx.array]:
+    weights: Any = mx.load(str(folder / FILE))
+    return {name: value for name, value in weights.items() if name.startswith("mtp.")}
+
+
+def upstream(tiny: Any) -> Any:
+    """mlx-vlm's own drafter with the same weights, bound to the same model."""
+    config = read_json(tiny.folder / "config.json")
+    text = config.get("text_config", config)
+    rope = {
+        "type": "default",
+        "mrope_section": [2, 1, 1],
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.25,
+    }
+    text = text | {"rope_parameters": rope, "num_experts": text.get("num_experts", 0)}
+    given = {"model_type": "qwen3_5_mtp", "text_config": text}
+    model = qwen3_5_mtp.Model(qwen3_5_mtp.ModelConfig.from_dict(given))
+    weights = [(n.removeprefix("mtp."), v) for n, v in stored(tiny.folder).items()]
+    model.load_weights(weights)
+    model.bind(tiny.model.model)
+    return model
+
+
+def row(rng: np.random.Generator, tokens: int, fresh: int, hidden: int = 64) -> DraftRow:
+    states = mx.array(rng.standard_normal((fresh, hidden)).astype(np.float32))
+    text = rng.integers(20, 300, tokens).tolist()
+    return DraftRow(text, wanted=3, fresh=fresh, hidden=states)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_those_of_mlx_vlm(tiny: TinyModels, family: str) -> None:
+    """A pass over fresh tokens, another one behind it, and the head's own guesses after both."""
+    found = tiny(family)
+    ours = start(found.folder, found.model, NONE)
+    assert isinstance(ours, HeadDrafting)
+    seen: list[mx.array] = []
+    logits = ours.head.logits
+    ours.head.logits = lambda hidden: seen.append(logits(hidden)) or seen[-1]  # type: ignore
+    rng = np.random.default_rng(3)
+    given = row(rng, 9, 8)
+    want = upstream(found)
+    cache = want.make_cache()
+    fresh = (given.tokens[-8:], given.hidden)
+    for _ in range(2):
+        (guess,) = ours.propose([given])
+        want._cache, want._next_position = cache, cache[0].offset
+        state = want._forward_tokens(mx.array([fresh[0]]), fresh[1][None], mx.int32)[:, -1:]
+        for token, got in zip(guess, seen, strict=True):
+            expected = want._lm_head_fn(state)[0]
+            assert mx.max(mx.abs(got - expected)) < 1e-4
+            assert token == int(mx.argmax(expected))
+            state = want._forward_tokens(mx.array([[token]]), state, mx.int32)
+        cache[0].trim(3)
+        more = row(rng, 2, 2)
+        fresh = (more.tokens, more.hidden)
+        given.tokens, given.fresh, given.hidden = given.tokens + more.tokens, 2, more.hidden
+        seen.clear()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("bits", [16, 4])
+def test_rows_together_get_what_each_gets_alone(tiny: TinyModels, family: str, bits: int) -> None:
+    found = tiny(family, bits=bits)
+    together, apart = (start(found.folder, found.model, NONE) for _ in range(2))
+    rng = np.random.default_rng(5)
+    rows = [row(rng, 30 + 7 * i, 1 + 3 * i) for i in range(4)]
+    alone = [DraftRow(r.tokens, r.wanted, r.fresh, r.hidden) for r in rows]
+    for turn in range(3):
+        for i, (one, other) in enumerate(zip(rows, alone, strict=True)):
+            one.wanted = other.wanted = 1 + (i + turn) % 4
+        assert together.propose(rows) == [apart.propose([one])[0] for one in alone]
+        for one, other in zip(rows, alone, strict=True):
+            more = row(rng, 2, 2)
+            one.tokens = other.tokens = one.tokens + more.tokens
+            one.hidden = other.hidden = more.hidden
+            one.fresh = other.fresh = 2
+
+
+def test_a_row_without_states_gets_no_guess(tiny: TinyModels) -> None:
+    found = tiny("qwen3_5_text")
+    drafting = start(found.folder, found.model, NONE)
+    rng = np.random.default_rng(1)
+    blind = DraftRow([5, 6, 7], wanted=2)
+    assert drafting.propose([blind]) == [[]]
+    first, second = drafting.propose([blind, row(rng, 5, 2)])
+    assert (len(first), len(second)) == (0, 3)
+
+
+def test_what_is_kept_of_a_row_is_bounded(tiny: TinyModels) -> None:
+    found = tiny("qwen3_5_text")
+    drafting = start(found.folder, found.model, NONE)
+    rng = np.random.default_rng(2)
+    given, sizes = row(rng, 200, 100), []
+    for _ in range(60):
+        assert len(drafting.propose([given])[0]) == 3
+        cache = given.state.states.cache
+        sizes.append(cache.keys.shape[2])
+        more = row(rng, 100, 100)
+        given.tokens, given.hidden = given.tokens + more.tokens, more.hidden
+    assert max(sizes) <= 2 * WINDOW + 512
+    assert cache.offset >= WINDOW
+
+
+@pytest.mark.parametrize(
+    ("family", "bits"), [("qwen3_5_text", 16), ("qwen3_5", 4), ("qwen3_5_moe", 4)]
+)
+def test_no_byte_beyond_the_heads_own_tensors(tiny: TinyModels, family: str, bits: int) -> None:
+    found = tiny(family, bits=bits)
+    start(found.folder, found.model, NONE)  # what upstream's classes keep, they keep now
+    gc.collect()
+    mx.synchronize()
+    before = mx.get_active_memory()
+    drafting = start(found.folder, found.model, NONE)
+    assert isinstance(drafting, HeadDrafting)
+    gc.collect()
+    taken = mx.get_active_memory() - before
+    own = tree_flatten(drafting.head.module.parameters())
+    in_file = sum(value.nbytes for value in stored(found.folder).values())
+    assert sum(value.nbytes for _, value in own) == in_file
+    assert in_file <= taken <= in_file + 64 * len(own)  # allocations are rounded up
