@@ -18,17 +18,16 @@ Tensors = dict[str, mx.array]
 MODEL_TYPES = ("qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 HEAD = re.compile(r"^(?:(?:language_)?model\.)*mtp\.(?=\w)")
 """How names of its tensors begin: in the makers' files and in those of converters."""
-KNOWN = re.compile(
-    r"fc\.\w+|norm\.weight|pre_fc_norm_(?:embedding|hidden)\.weight|layers\.0\..+"
-)
+KNOWN = re.compile(r"fc\.\w+|norm\.weight|pre_fc_norm_(?:embedding|hidden)\.weight|layers\.0\..+")
 FORMS = ("weight", "bias", "scales", "biases", "gate_up_proj", "down_proj")
 """Last parts of names: experts may lie in one tensor without a name of its own."""
 EXPERT = re.compile(r"(?P<mlp>.+)\.experts\.(?P<index>\d+)\.(?P<rest>.+)")
 FUSED = re.compile(r"(?P<mlp>.+)\.experts\.(?P<part>gate_up|down)_proj(?:\.(?P<form>\w+))?")
-OUTSIDE = ("pre_fc_norm_embedding.weight", "pre_fc_norm_hidden.weight")
-"""Norms before the head's layer."""
-HALF = 0.5
-"""Between the means of gains that were stored with and without the one that is added to them."""
+GAIN = re.compile(r".*norm\.weight|pre_fc_norm_\w+\.weight")
+OFFSET_BELOW = 0.9
+"""Of the mean of the gains in the head's layer, which tells how they are stored: those of Qwen3.5
+to 3.8 have 0.4 to 0.6 less one, and 1.3 or more with it. Gains before the layer may be small
+either way, and the last one large."""
 
 
 def problem(folder: Path) -> str:
@@ -52,10 +51,8 @@ def read(folder: Path, dtype: mx.Dtype) -> Tensors:
     found: Tensors = {}
     for path, names in _files(folder).items():
         stored: Any = mx.load(str(path))
-        own = {short: stored[name] for name, short in names.items()}
-        floats = {n: _cast(value, dtype) for n, value in own.items()}
-        found |= _gains(floats, raw=_format(path) == "pt")
-    return _together(found)
+        found |= {short: _cast(stored[name], dtype) for name, short in names.items()}
+    return _together(_gains(found))
 
 
 def _files(folder: Path) -> dict[Path, dict[str, str]]:
@@ -72,36 +69,18 @@ def _names(path: Path) -> dict[str, str]:
         return {}  # loading the model has told what is wrong with it, or it is not of the model
 
 
-def _format(path: Path) -> str | None:
-    with safe_open(path, framework="numpy") as file:
-        return (file.metadata() or {}).get("format")
-
-
 def _cast(value: mx.array, dtype: mx.Dtype) -> mx.array:
     return value.astype(dtype) if mx.issubdtype(value.dtype, mx.floating) else value
 
 
-def _gains(tensors: Tensors, *, raw: bool) -> Tensors:
-    """Makers store gains of norms less one (`raw`), and most converters add it again; some have
-    left it out for the head, or for its layer alone, which the values tell.
-
-    A layer's gains are about one. Those before the layer may be small, but are not negative: in
-    Qwen3.6-35B they are 0.27 and 0.49.
-    """
-    means = {n: float(mx.mean(v).item()) for n, v in tensors.items() if _is_gain(n, v)}
-    layer = [mean for name, mean in means.items() if name.startswith("layers.")]
-    layer_raw = bool(layer) and sum(layer) / len(layer) < HALF
-
-    def lacks_one(name: str) -> bool:
-        if raw or means[name] < 0:
-            return True
-        return layer_raw if name in OUTSIDE or name.startswith("layers.") else means[name] < HALF
-
-    return {n: v + 1 if n in means and lacks_one(n) else v for n, v in tensors.items()}
-
-
-def _is_gain(name: str, value: mx.array) -> bool:
-    return value.ndim == 1 and name.endswith("norm.weight") or name in OUTSIDE
+def _gains(tensors: Tensors) -> Tensors:
+    """Makers store gains of norms less one; some converters add it for the head, too, others not,
+    and nothing but the values tells."""
+    gains = [name for name, value in tensors.items() if value.ndim == 1 and GAIN.fullmatch(name)]
+    layer = [mx.mean(tensors[name]) for name in gains if name.startswith("layers.")]
+    if not layer or bool((mx.mean(mx.stack(layer)) >= OFFSET_BELOW).item()):
+        return tensors
+    return tensors | {name: tensors[name] + 1 for name in gains}
 
 
 def _together(tensors: Mapping[str, mx.array]) -> Tensors:

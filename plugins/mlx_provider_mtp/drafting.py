@@ -113,7 +113,7 @@ class HeadDrafting:
             for row in rows
             for place in range(len(row.tokens) - row.fresh - 1, len(row.tokens) - 1)
         ]
-        hidden = mx.concatenate([row.hidden for row in rows])  # type: ignore[arg-type]
+        hidden = mx.concatenate([row.hidden for row in rows if row.hidden is not None])
         after = self._pass(known, sizes, places, mx.array(tokens), hidden)
         return after[mx.array([end - 1 for end in accumulate(sizes)])]
 

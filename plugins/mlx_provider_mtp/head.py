@@ -25,7 +25,7 @@ MODES = {(4, 32): "mxfp4", (4, 16): "nvfp4", (8, 32): "mxfp8"}
 """Of quantised weights without biases, by bits and group size (mlx 0.32.4)."""
 
 
-class Head(nn.Module):
+class Head(nn.Module):  # type: ignore[misc]
     """Guesses the token after the next one.
 
     Published with Qwen3-Next (transformers leaves it out; vLLM's `qwen3_next_mtp.py` runs it): the
@@ -43,7 +43,7 @@ class Head(nn.Module):
 
     def __call__(self, embedded: mx.array, hidden: mx.array, states: States) -> mx.array:
         """States (T, hidden) for T tokens of some rows, of embeddings and states (T, hidden)."""
-        pair = self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)
+        pair = [self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)]
         joined = self.fc(mx.concatenate(pair, axis=-1))[:, None]
         (layer,) = self.layers
         more = {}
@@ -137,5 +137,7 @@ def _check(head: Head, tensors: Mapping[str, mx.array]) -> None:
     for name in sorted(wanted.keys() | tensors.keys()):
         have = tensors[name].shape if name in tensors else None
         if have != wanted.get(name):
-            told = f"mtp.{name} is {have or 'missing'}, and should be {wanted.get(name) or 'absent'}"
+            told = (
+                f"mtp.{name} is {have or 'missing'}, and should be {wanted.get(name) or 'absent'}"
+            )
             raise BadRequest(f"the MTP head does not fit its model: {told}", param="drafter")

@@ -15,8 +15,9 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_vlm.speculative.drafters import qwen3_5_mtp
 
-from mlx_provider import BadRequest
+from mlx_provider import BadRequest, LoadOptions
 from mlx_provider.families.checkpoint import read_json
+from mlx_provider.families.text import load_text
 from mlx_provider.records import DraftOptions, DraftRow
 from mlx_provider.testing.tiny_models import build
 from mlx_provider_mtp import refuses, start
@@ -62,14 +63,21 @@ def row(rng: np.random.Generator, tokens: int, fresh: int, hidden: int = 64) -> 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logits_are_those_of_mlx_vlm(tiny: TinyModels, family: str) -> None:
+def test_logits_are_those_of_mlx_vlm(
+    tiny: TinyModels, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A pass over fresh tokens, another one behind it, and the head's own guesses after both."""
     found = tiny(family)
     ours = start(found.folder, found.model, NONE)
     assert isinstance(ours, HeadDrafting)
     seen: list[mx.array] = []
     logits = ours.head.logits
-    ours.head.logits = lambda hidden: seen.append(logits(hidden)) or seen[-1]  # type: ignore
+
+    def watched(hidden: mx.array) -> mx.array:
+        seen.append(logits(hidden))
+        return seen[-1]
+
+    monkeypatch.setattr(ours.head, "logits", watched)
     rng = np.random.default_rng(3)
     given = row(rng, 9, 8)
     want = upstream(found)
@@ -143,6 +151,7 @@ def test_no_byte_beyond_the_heads_own_tensors(tiny: TinyModels, family: str, bit
     start(found.folder, found.model, NONE)  # what upstream's classes keep, they keep now
     gc.collect()
     mx.synchronize()
+    mx.clear_cache()  # a buffer that is taken up again may be larger than what it is for
     before = mx.get_active_memory()
     drafting = start(found.folder, found.model, NONE)
     assert isinstance(drafting, HeadDrafting)
@@ -152,3 +161,144 @@ def test_no_byte_beyond_the_heads_own_tensors(tiny: TinyModels, family: str, bit
     in_file = sum(value.nbytes for value in stored(found.folder).values())
     assert sum(value.nbytes for _, value in own) == in_file
     assert in_file <= taken <= in_file + 64 * len(own)  # allocations are rounded up
+
+
+def makers(tensors: dict[str, mx.array]) -> dict[str, mx.array]:
+    """As the makers publish it: gains less one, experts as one tensor or one by one."""
+    return {n: v - 1 if n.endswith("norm.weight") else v for n, v in tensors.items()} | {
+        n: tensors[n] - 1 for n in tensors if "pre_fc_norm" in n
+    }
+
+
+def fused(tensors: dict[str, mx.array]) -> dict[str, mx.array]:
+    own, mlp = dict(tensors), "mtp.layers.0.mlp"
+    gate, up, down = (
+        own.pop(f"{mlp}.switch_mlp.{part}_proj.weight") for part in ("gate", "up", "down")
+    )
+    return own | {
+        f"{mlp}.experts.gate_up_proj": mx.concatenate([gate, up], axis=-2),
+        f"{mlp}.experts.down_proj": down,
+    }
+
+
+def one_by_one(tensors: dict[str, mx.array]) -> dict[str, mx.array]:
+    return {
+        name.replace("switch_mlp", f"experts.{i}"): part
+        for name, value in tensors.items()
+        for i, part in (enumerate(value) if "switch_mlp" in name else [(0, value)])
+    }
+
+
+def within(tensors: dict[str, mx.array]) -> dict[str, mx.array]:
+    return {f"language_model.{name}": value for name, value in tensors.items()}
+
+
+def small_gains(tensors: dict[str, mx.array]) -> dict[str, mx.array]:
+    """Gains before the layer as small as trained ones are."""
+    return {n: v * 0.27 if "pre_fc_norm" in n else v for n, v in tensors.items()}
+
+
+PLAIN = [(makers,), (within,), (small_gains,), (small_gains, makers)]
+EXPERTS = [*PLAIN, (one_by_one,), (makers, one_by_one), (makers, fused)]
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        *(("qwen3_5", changes) for changes in PLAIN),
+        *((family, c) for family in ("qwen3_5_moe", "qwen3_next") for c in EXPERTS),
+    ],
+)
+def test_every_form_gives_the_same_head(
+    tiny: TinyModels, tmp_path: Path, family: str, changes: Any
+) -> None:
+    tensors = stored(tiny(family).folder)
+    before = small_gains(tensors) if small_gains in changes else tensors
+    for change in changes:
+        tensors = change(tensors)
+    halves = [{n: v for n, v in tensors.items() if ("norm" in n) is gain} for gain in (True, False)]
+    for name, half in zip(("model-00001", "mtp"), halves, strict=True):
+        mx.save_safetensors(str(tmp_path / f"{name}.safetensors"), half)
+    found = read(tmp_path, mx.float32)
+    want = {name.removeprefix("mtp."): value for name, value in before.items()}
+    assert found.keys() == want.keys()
+    assert all(mx.allclose(found[name], want[name], atol=1e-6) for name in want)
+
+
+def folder_with(tiny: Any, target: Path, tensors: dict[str, mx.array], **config: Any) -> Path:
+    """The checkpoint with another head."""
+    shutil.copytree(tiny.folder, target)
+    weights: Any = mx.load(str(target / FILE))
+    kept = {n: v for n, v in weights.items() if not n.startswith("mtp.")} | tensors
+    mx.eval(list(kept.values()))
+    mx.save_safetensors(str(target / FILE), kept, {"format": "mlx"})
+    changed = read_json(target / "config.json") | config
+    (target / "config.json").write_text(json.dumps(changed))
+    return target
+
+
+def test_a_checkpoint_without_a_head_is_refused(tiny: TinyModels, tmp_path: Path) -> None:
+    folder = build(tmp_path / "m", "qwen3_5_text")
+    assert refuses(folder, tiny("qwen3_5_text").model, NONE) == "no MTP head in the checkpoint"
+    assert refuses(tiny("qwen3_5_text").folder, tiny("qwen3_5_text").model, NONE) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "told"),
+    [
+        ("mtp.fc.weight_scale_inv", {}, "a form that is not known (fc.weight_scale_inv)"),
+        ("mtp.embed_tokens.weight", {}, "a form that is not known (embed_tokens.weight)"),
+        ("mtp.layers.1.norm.weight", {}, "a form that is not known (layers.1.norm.weight)"),
+        ("mtp.fc.bias", {"model_type": "mimo"}, "not one of Qwen3.5 or Qwen3-Next, but of mimo"),
+    ],
+)
+def test_a_head_that_cannot_be_read_is_refused_with_a_reason(
+    tiny: TinyModels, tmp_path: Path, name: str, config: dict[str, str], told: str
+) -> None:
+    found = tiny("qwen3_5_text")
+    tensors = stored(found.folder) | {name: mx.zeros((2,))}
+    folder = folder_with(found, tmp_path / "m", tensors, **config)
+    assert told in refuses(folder, found.model, NONE)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"mtp.fc.weight": None}, r"mtp.fc.weight is missing, and should be (64, 128)"),
+        ({"mtp.fc.weight": (64, 64)}, r"mtp.fc.weight is (64, 64), and should be (64, 128)"),
+        ({"mtp.fc.bias": (64,)}, r"mtp.fc.bias is (64,), and should be absent"),
+    ],
+)
+def test_weights_that_do_not_fit_are_told(
+    tiny: TinyModels, tmp_path: Path, change: dict[str, Any], told: str
+) -> None:
+    found = tiny("qwen3_5_text")
+    tensors = {n: v for n, v in stored(found.folder).items() if change.get(n, v) is not None}
+    tensors |= {name: mx.zeros(shape) for name, shape in change.items() if shape is not None}
+    folder = folder_with(found, tmp_path / "m", tensors)
+    with pytest.raises(BadRequest) as error:
+        load_head(folder, found.model.model)
+    assert told in str(error.value)
+
+
+def test_a_cpu_spreads_a_quantised_head_out(tiny: TinyModels) -> None:
+    found = tiny("qwen3_5_text", bits=4)
+    drafting = start(found.folder, load_text(found.folder, LoadOptions(dtype="float32")), NONE)
+    assert isinstance(drafting, HeadDrafting)
+    values = [value for _, value in tree_flatten(drafting.head.module.parameters())]
+    assert {value.dtype for value in values} == {mx.float32}
+
+
+def test_a_head_that_guesses_at_chance_is_told(
+    tiny: TinyModels, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = tiny("qwen3_5_text")
+    drafting = start(found.folder, found.model, NONE)
+    rng = np.random.default_rng(4)
+    rows = [row(rng, 20, 1) for _ in range(64)]
+    for _ in range(12):
+        drafting.propose(rows)
+        for each in rows:
+            each.tokens = [*each.tokens, 7]
+    (line,) = caplog.messages
+    assert "drafts at chance" in line
