@@ -42,14 +42,17 @@ class Head(nn.Module):  # type: ignore[misc]
         self.norm = nn.RMSNorm(hidden, eps)
 
     def __call__(self, embedded: mx.array, hidden: mx.array, states: States) -> mx.array:
-        """States (T, hidden) for T tokens of some rows, of embeddings and states (T, hidden)."""
+        """Of T tokens of some rows: states (T, hidden) from embeddings and states (T, hidden).
+
+        That of each row's last token is right; the others are not masked.
+        """
         pair = [self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)]
         joined = self.fc(mx.concatenate(pair, axis=-1))[:, None]
         (layer,) = self.layers
         more = {}
         if "position_ids" in inspect.signature(type(layer).__call__).parameters:  # mlx-vlm's
             more["position_ids"] = step_positions(states.offset)
-        found: mx.array = self.norm(layer(joined, mask=states.masks, cache=states, **more))
+        found: mx.array = self.norm(layer(joined, mask=None, cache=states, **more))
         return found[:, 0]
 
 

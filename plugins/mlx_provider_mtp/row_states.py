@@ -38,7 +38,8 @@ class RowStates:
 class States:
     """Of some rows, for one call of the layer; each takes one token or several.
 
-    To the layer each token is a row of its own, as where the model itself checks drafts.
+    To the layer each token is a row of its own, as where the model itself checks drafts. All see
+    all of their row: what comes out is right for the last of them, which is all that is used.
     """
 
     def __init__(
@@ -49,7 +50,6 @@ class States:
         self.runs = [
             Run(row.cache, slice(*at), turned=True) for row, at in zip(rows, edges, strict=True)
         ]
-        self.masks = [None if size == 1 else "causal" for size in sizes]
         self.offset = mx.array(list(positions), dtype=mx.int32)
         """(T,), under the name by which mlx-lm's layers ask for it."""
 

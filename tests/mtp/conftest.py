@@ -75,7 +75,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tiny]:
         key = f"{family} {bits} {more}"
         if key not in known:
             folder = tmp_path_factory.mktemp("mtp") / family
-            build(folder, family, foreseeable=True, mtp_num_hidden_layers=1, **more)
+            build(folder, family, **{"foreseeable": True, "mtp_num_hidden_layers": 1} | more)
             if bits == 4:
                 quantise(folder, family_named(family).library == "mlx_vlm")
             known[key] = Tiny(folder, load(folder))
