@@ -91,7 +91,9 @@ def served(
     model: LoadedModel, arrivals: Sequence[Arrival], drafting: Any = None, **more: Any
 ) -> list[Request]:
     if drafting is not None:
-        more["speculation"] = Speculation(drafting, hidden=True, policy=Eager())
+        more["speculation"] = Speculation(
+            drafting, vocab=model.info.vocab_size, hidden=True, policy=Eager()
+        )
     engine = new_engine(model, scheduler=Alternating, **more)
     requests = [request_of(model, arrival) for arrival in arrivals]
     last, step = max(each.step + (each.cancel_after or 0) for each in arrivals), 0
