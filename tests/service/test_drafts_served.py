@@ -1,0 +1,62 @@
+"""Who drafts for a served model: the operator's choice, and what client and operator are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mlx_provider.errors import BadRequest
+from mlx_provider.protocol.messages import ModelOptions
+
+MTP = {"foreseeable": True, "mtp_num_hidden_layers": 1}
+
+
+@pytest.fixture
+def model(make_service: Any, tiny_class: Any, build_tiny: Any) -> Any:
+    """A model with a head, on a service of its own."""
+    service, client = make_service()
+    return tiny_class(client, service, str(build_tiny("qwen3_5_text", **MTP)))
+
+
+def drafters(model: Any) -> set[str]:
+    return {status.drafter for status in model.client.health().models}
+
+
+def test_the_head_of_a_checkpoint_drafts_unless_it_is_switched_off(model: Any) -> None:
+    plain = model.ask(max_tokens=30, options=ModelOptions(drafter="off"))
+    assert drafters(model) == {""}
+    answer = model.ask(max_tokens=30)
+    assert drafters(model) == {"", "mtp"}
+    assert answer.only.content == plain.only.content
+    assert (plain.usage.drafted_tokens, plain.usage.accepted_tokens) == (0, 0)
+    assert answer.usage.drafted_tokens >= max(1, answer.usage.accepted_tokens)
+    assert len(model.service._models.pool.models()) == 1, "on the same weights"
+
+
+def test_a_client_may_have_no_drafts(model: Any) -> None:
+    assert model.ask(max_tokens=20, drafts=False).usage.drafted_tokens == 0
+
+
+def test_an_operator_bounds_the_drafts_and_reads_what_held(model: Any) -> None:
+    answer = model.ask(max_tokens=30, options=ModelOptions(draft_tokens=1))
+    told = model.service.metrics().decode()
+    assert answer.usage.drafted_tokens > 0
+    assert f"mlx_provider_tokens_drafted_total {float(answer.usage.drafted_tokens)}" in told
+    assert f"mlx_provider_tokens_accepted_total {float(answer.usage.accepted_tokens)}" in told
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"drafter": "eagles"}, "model_info.mlx.drafter"),
+        ({"drafter": "model"}, "model_info.mlx.drafter"),
+        ({"draft_model": "/nowhere"}, "model_info.mlx.draft_model"),
+    ],
+)
+def test_what_cannot_draft_is_refused_by_name(
+    model: Any, options: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(BadRequest) as refused:
+        model.ask(options=ModelOptions(**options))
+    assert told in f"{refused.value.param} {refused.value.message}"
