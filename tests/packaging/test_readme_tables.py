@@ -51,7 +51,7 @@ def test_plugins() -> None:
         brings += listed("tool parsers", [parser.name for parser in contents.tool_parsers])
         brings += listed("reasoning parsers", [p.name for p in contents.reasoning_parsers])
         brings += [f"kernels {kernels.serves}" for kernels in contents.kernels]
-        brings += [f"drafter `{each.name}` for {each.serves}" for each in contents.drafters]
+        brings += [f"drafter `{each.name}`: {each.serves}" for each in contents.drafters]
         brings += listed("command", commands(contents))
         expected.append(f"| `{name}` | {'; '.join(brings)} |")
     assert table("plugins") == expected, "\n".join(expected)

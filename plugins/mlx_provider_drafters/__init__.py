@@ -1,0 +1,52 @@
+"""Drafters that need nothing of the model's own: prompt lookup, and a smaller model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from mlx_provider import LoadedModel, hookimpl
+from mlx_provider.records import Drafter, Drafting, DraftOptions
+
+mlx_provider_api = 1
+
+
+@hookimpl
+def mlx_drafters() -> Iterator[Drafter]:
+    """A model that the operator names comes first, for somebody chose it for this one."""
+    yield Drafter(
+        "model",
+        refuses_model,
+        start_model,
+        media=False,
+        automatic=3,
+        serves="a smaller model of the same vocabulary guesses",
+    )
+    yield Drafter(
+        "lookup",
+        lambda folder, model, options: "",
+        start_lookup,
+        automatic=1,
+        serves="what followed the same words before, in the prompt or the reply",
+    )
+
+
+def refuses_model(folder: Path, model: LoadedModel, options: DraftOptions) -> str:
+    """Why the given model cannot draft; empty: it may."""
+    from .choice import problem
+
+    return problem(folder, options.model)
+
+
+def start_model(folder: Path, model: LoadedModel, options: DraftOptions) -> Drafting:
+    """Load the smaller model. Raises `BadRequest` for one that cannot take back what it read."""
+    from .choice import load
+
+    return load(options.model, model.info.vocab_size)
+
+
+def start_lookup(folder: Path, model: LoadedModel, options: DraftOptions) -> Drafting:
+    """Nothing to get ready."""
+    from .lookup import Lookup
+
+    return Lookup()

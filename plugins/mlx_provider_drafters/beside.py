@@ -1,0 +1,51 @@
+"""Rows of unlike lengths in one pass, each with a cache and some tokens of its own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from mlx_provider.records import Parts, Run
+
+
+def beside(caches: Sequence[list[Any]], counts: Sequence[int], positions: mx.array) -> list[Any]:
+    """The rows' caches as the model shall see them, layer by layer.
+
+    To the model each of a row's `counts` tokens is a row of its own; their positions, (tokens,)
+    int32, are the same in every layer.
+    """
+    edges = list(itertools.pairwise(itertools.accumulate(counts, initial=0)))
+    places = [slice(*edge) for edge in edges]
+    return [Beside(layer, places, positions) for layer in zip(*caches, strict=True)]
+
+
+class Beside:
+    """One layer; attention must be routed (`mlx_provider.families.attention`)."""
+
+    def __init__(self, caches: Sequence[Any], places: Sequence[slice], offset: mx.array) -> None:
+        self.offset = offset
+        self._runs = [
+            Run(cache, place, turned=True) for cache, place in zip(caches, places, strict=True)
+        ]
+
+    def make_mask(self, N: int, *args: Any, **kwargs: Any) -> list[Any]:
+        """One for each row. `N`: the one token that a row has to the model."""
+        return [run.cache.make_mask(_count(run), *args, **kwargs) for run in self._runs]
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Parts, Parts]:
+        """Append (tokens, heads, 1, D), to each row its own as (1, heads, tokens, D)."""
+        pairs = [
+            run.cache.update_and_fetch(
+                keys[run.rows].swapaxes(0, 2), values[run.rows].swapaxes(0, 2)
+            )
+            for run in self._runs
+        ]
+        all_keys, all_values = (list(each) for each in zip(*pairs, strict=True))
+        return Parts(all_keys, self._runs), Parts(all_values, self._runs)
+
+
+def _count(run: Run) -> int:
+    return int(run.rows.stop - run.rows.start)

@@ -1,0 +1,65 @@
+"""Whether a smaller model can guess for another one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mlx_provider import BadRequest, LoadOptions
+from mlx_provider.errors import MLXProviderError
+from mlx_provider.families.checkpoint import read_json
+from mlx_provider.families.matching import known_to_mlx_lm
+from mlx_provider.families.text import load_text
+
+from .draft_model import DraftModel
+from .row_context import longest
+
+AGREED = 0.99
+"""Share of all tokens that both models must know by the same number: releases of one line of
+models differ in a few added ones."""
+NONE_GIVEN = "it needs a smaller model of the same vocabulary: name its folder (draft_model)"
+
+
+def problem(folder: Path, draft: Path | None) -> str:
+    """Why the model in `draft` cannot guess for the one in `folder`; empty: it may."""
+    if draft is None:
+        return NONE_GIVEN
+    try:
+        if not known_to_mlx_lm(read_json(draft / "config.json")):
+            return f"{draft} holds no text model that mlx-lm has a class for"
+        return _unlike(vocabulary(folder), vocabulary(draft))
+    except MLXProviderError as error:
+        return error.message
+
+
+def load(draft: Path | None, vocab: int) -> DraftModel:
+    """The model in `draft`, for one of so many tokens. Raises `BadRequest`."""
+    if draft is None:
+        raise BadRequest(NONE_GIVEN, param="draft_model")
+    model = load_text(draft, LoadOptions())
+    if not longest(model.make_cache()):
+        told = "keeps states, or windows too short, of which the last tokens cannot be taken back"
+        raise BadRequest(f"{draft} cannot draft: its cache {told}", param="draft_model")
+    return DraftModel(model, vocab)
+
+
+def vocabulary(folder: Path) -> dict[str, int]:
+    """Number of each token, by tokenizer.json. Raises `BadRequest`."""
+    path = folder / "tokenizer.json"
+    content = read_json(path)
+    model = content.get("model")
+    listed = model.get("vocab") if isinstance(model, dict) else None
+    if not listed:
+        raise BadRequest(f"{path} names no tokens", param="draft_model")
+    if isinstance(listed, list):  # Unigram: [token, score]
+        listed = {token: number for number, (token, *_) in enumerate(listed)}
+    added: list[dict[str, Any]] = content.get("added_tokens") or []
+    return {**listed, **{each["content"]: each["id"] for each in added}}
+
+
+def _unlike(some: dict[str, int], others: dict[str, int]) -> str:
+    most = max(len(some), len(others))
+    agreed = len(some.items() & others.items())
+    if agreed >= AGREED * most:
+        return ""
+    return f"of {most:,} tokens the two models have {agreed:,} in common, {AGREED:.0%} are needed"

@@ -1,0 +1,129 @@
+"""Where a growing text has said the same before: chains of places over hashed n-grams.
+
+As in deflate (RFC 1951, section 4): a bucket has the last place of its n-grams, and each place
+names the one before it in the same bucket. A token costs the same however long the text is, and
+takes 8 bytes; a search looks at a bounded number of places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+LEAST = 3
+"""Tokens of the n-grams; of a prose text's pairs most are followed by something else."""
+LONGEST = 32
+"""Tokens up to which a longer match is better."""
+LOOKS = 64
+"""Places of a bucket that are looked at, the last ones."""
+BITS = 16
+"""Of a bucket's number."""
+FIRST = 1024
+"""Tokens for which there is room at the beginning."""
+
+Tokens = NDArray[np.int32]
+_FACTORS = np.array([0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D], np.uint32)  # odd, as for xxHash
+
+
+@dataclass(frozen=True)
+class Match:
+    """Tokens that end a text and stood in it before."""
+
+    place: int
+    """In the text, of what followed them there."""
+    length: int
+    """Tokens, counted up to `LONGEST`."""
+
+
+class Ngrams:
+    """A text, and the places in it that follow each of its n-grams."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._tokens: Tokens = np.empty(FIRST, np.int32)
+        self._before: Tokens = np.empty(FIRST, np.int32)
+        """The place before each in its bucket; -1: none."""
+        self._last: Tokens = np.full(1 << BITS, -1, np.int32)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes."""
+        return self._tokens.nbytes + self._before.nbytes + self._last.nbytes
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append to the text."""
+        start, self.size = self.size, self.size + len(tokens)
+        if self.size > len(self._tokens):
+            self._tokens = _grown(self._tokens, self.size)
+            self._before = _grown(self._before, self.size)
+        self._tokens[start : self.size] = tokens
+        if self.size > max(start, LEAST):
+            self._chain(max(start, LEAST))
+
+    def says(self, place: int, count: int) -> bool:
+        """Whether the text's last tokens are those from `place` on."""
+        end = self.size
+        return bool((self._tokens[place : place + count] == self._tokens[end - count : end]).all())
+
+    def longest(self) -> Match | None:
+        """The longest match of the text's end with what stands before, of such the last one."""
+        places = np.array(list(self._chained()), np.int32)
+        if not len(places):
+            return None
+        back = np.arange(1, LONGEST + 1)
+        at = places[:, None] - back
+        same = self._tokens[at.clip(0)] == self._tokens[(self.size - back).clip(0)]
+        lengths = np.logical_and.accumulate(same & (at >= 0), axis=1).sum(axis=1)
+        first = int(lengths.argmax())
+        length = int(lengths[first])
+        return Match(int(places[first]), length) if length >= LEAST else None
+
+    def follows(self, place: int, count: int) -> list[int]:
+        """Tokens from a place on; behind the end the same ones again."""
+        found: list[int] = self._tokens[place : min(self.size, place + count)].tolist()
+        period = len(found)
+        return [found[i % period] for i in range(count)]
+
+    def _chain(self, start: int) -> None:
+        """Enter the places from `start` on in their buckets."""
+        text = self._tokens[start - LEAST : self.size - 1].view(np.uint32)
+        places = np.arange(start, self.size, dtype=np.int32)
+        buckets = _buckets(text, len(places))
+        order = np.argsort(buckets, kind="stable")
+        places, buckets = places[order], buckets[order]
+        again = buckets[1:] == buckets[:-1]
+        before = self._last[buckets]
+        before[1:][again] = places[:-1][again]
+        self._before[places] = before
+        last = np.append(~again, True)
+        self._last[buckets[last]] = places[last]
+
+    def _chained(self) -> Iterator[int]:
+        if self.size < LEAST:
+            return
+        end = self._tokens[self.size - LEAST : self.size].view(np.uint32)
+        place = int(self._last[_buckets(end, 1)[0]])
+        for _ in range(LOOKS):
+            if place < 0:
+                return
+            yield place
+            place = int(self._before[place])
+
+
+def _buckets(text: NDArray[np.uint32], count: int) -> NDArray[np.uint16]:
+    """Of the first `count` n-grams of a text."""
+    mixed = text[:count] * _FACTORS[0]
+    for i in range(1, LEAST):
+        mixed ^= text[i : i + count] * _FACTORS[i]
+    mixed *= _FACTORS[0]
+    buckets: NDArray[np.uint16] = (mixed >> np.uint32(32 - BITS)).astype(np.uint16)
+    return buckets
+
+
+def _grown(array: Tokens, size: int) -> Tokens:
+    more = np.empty(max(size, 2 * len(array)), np.int32)
+    more[: len(array)] = array
+    return more

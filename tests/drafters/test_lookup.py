@@ -1,0 +1,121 @@
+"""Prompt lookup by itself: what it finds, and what that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlx_provider.records import DraftRow
+from mlx_provider_drafters.lookup import PIECE, Lookup
+from mlx_provider_drafters.ngrams import LEAST, LONGEST, Ngrams
+
+WORDS = st.lists(st.integers(0, 3), max_size=60)
+
+
+def guess(tokens: Sequence[int], wanted: int = 7) -> Sequence[int] | None:
+    (found,) = Lookup().propose([DraftRow(list(tokens), wanted=wanted)])
+    return found
+
+
+def test_what_followed_the_same_words_is_guessed() -> None:
+    said = [*range(100, 112), 7, 8, 9, 100, 101, 102, 103, 104]
+    assert guess(said) == [105, 106, 107]  # as many as the match is beyond two tokens
+
+
+def test_no_more_is_guessed_than_wanted() -> None:
+    assert guess([*range(20), 90, *range(12)], wanted=2) == [12, 13]
+
+
+@pytest.mark.parametrize("tokens", [[], [4], [4, 4], [1, 2, 3], [1, 2, 7, 1, 2], list(range(99))])
+def test_where_nothing_was_said_before_nothing_is_guessed(tokens: list[int]) -> None:
+    assert guess(tokens) == ()
+
+
+def test_the_longest_match_counts_and_of_such_the_last() -> None:
+    longest = [1, 2, 3, 4, 5, 50]
+    shorter = [9, 3, 4, 5, 60]
+    assert guess([*longest, *shorter, 2, 3, 4, 5], 1) == [50]
+    assert guess([*shorter, *longest, 2, 3, 4, 5], 1) == [50]
+    assert guess([*longest, *longest[:-1], 51, 7, 3, 4, 5], 1) == [51]
+
+
+def test_a_text_that_repeats_itself_goes_on_so() -> None:
+    assert guess([1, 2, 3] * 9) == [1, 2, 3, 1, 2, 3, 1]
+    assert guess([5] * 12) == [5] * 7
+
+
+def test_what_is_copied_goes_on_from_the_same_place() -> None:
+    """Though a later place has the same words, and another end."""
+    first, second = [*range(100, 160)], [*range(200, 203), *range(120, 124), 7]
+    lookup, row = Lookup(), DraftRow([*first, *second, 90, 100, 101, 102, 103], wanted=7)
+    for at in range(104, 150):
+        (drafts,) = lookup.propose([row])
+        assert drafts is not None
+        assert list(drafts) == list(range(at, at + len(drafts)))
+        row.tokens.append(at)
+
+
+def test_a_file_that_is_rewritten_costs_few_passes() -> None:
+    old = [int(token) for token in np.random.default_rng(3).integers(0, 40, 900)]
+    new = [*old[:200], 77, 78, *old[200:450], *old[480:700], 79, *old[701:]]
+    lookup, row = Lookup(), DraftRow([*old, 90, new[0]], wanted=7)
+    passes, done = 0, 1
+    while done < len(new):
+        drafts = (lookup.propose([row])[0] or ())[: len(new) - done]
+        held = 0
+        while held < len(drafts) and drafts[held] == new[done + held]:
+            held += 1
+        row.tokens += new[done : done + held + 1]
+        passes, done = passes + 1, done + held + 1
+    assert passes < len(new) / 5
+
+
+@given(text=WORDS, parts=st.lists(st.integers(1, 9), min_size=60, max_size=60))
+def test_a_text_is_found_the_same_however_it_came(text: list[int], parts: list[int]) -> None:
+    whole, pieces = Ngrams(), Ngrams()
+    whole.extend(text)
+    for start, stop in pairwise(np.cumsum([0, *parts]).tolist()):
+        pieces.extend(text[start:stop])
+    assert pieces.longest() == whole.longest()
+    assert pieces.size == len(text)
+
+
+@given(text=WORDS)
+def test_matches_are_those_of_a_plain_search(text: list[int]) -> None:
+    def length(place: int) -> int:
+        both = zip(reversed(text[:place]), reversed(text), strict=False)
+        return next((i for i, (a, b) in enumerate(both) if a != b), place)
+
+    ngrams = Ngrams()
+    ngrams.extend(text)
+    lengths = [min(LONGEST, length(place)) for place in range(len(text))]
+    found = ngrams.longest()
+    if found is None:
+        assert max(lengths, default=0) < LEAST
+    else:
+        assert found.length == max(lengths)
+        assert found.place == max(p for p, each in enumerate(lengths) if each == found.length)
+
+
+def test_a_long_prompt_is_read_in_pieces_and_takes_little_memory() -> None:
+    tokens = [int(token) for token in np.random.default_rng(0).integers(0, 9999, 4 * PIECE)]
+    row, lookup = DraftRow([*tokens, *tokens[70:90]], wanted=3), Lookup()
+    calls = 0
+    while (found := lookup.propose([row])[0]) is None:
+        calls += 1
+        assert row.state.text.size <= calls * PIECE
+    assert calls == 4
+    assert found == tokens[90:93]
+    assert row.state.text.nbytes < 20 * len(tokens)
+
+
+def test_rows_share_what_one_call_may_read() -> None:
+    rows = [DraftRow(list(range(PIECE - 9)), wanted=1), DraftRow([1, 2, 3] * 9, wanted=1)]
+    lookup = Lookup()
+    assert lookup.propose(rows) == [(), None]
+    assert lookup.propose(rows) == [(), [1]]
