@@ -1,0 +1,231 @@
+"""A smaller model by itself: who may guess for whom, what it reads, and what it takes back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlx_provider import BadRequest, LoadOptions
+from mlx_provider.families.text import TextModel, load_text
+from mlx_provider.records import DraftOptions, DraftRow
+from mlx_provider.testing.driver import alone, new_request, output_of
+from mlx_provider_drafters import mlx_drafters
+from mlx_provider_drafters.draft_model import PIECE, DraftModel
+
+Folders = Callable[..., Path]
+TEXT = [(31 * i) % 300 + 20 for i in range(600)]
+MODEL, LOOKUP = mlx_drafters()
+
+
+def refusal(folder: Path, model: TextModel, draft: Path | None) -> str:
+    return MODEL.refuses(folder, model, DraftOptions(draft))
+
+
+def plain(model: TextModel, tokens: Sequence[int], count: int) -> list[int]:
+    """What the model says by itself, greedily."""
+    request = new_request(list(tokens), max_tokens=count)
+    return output_of(alone(model, request)).tokens
+
+
+def ready(drafting: DraftModel, row: DraftRow) -> Sequence[int]:
+    for _ in range(40):
+        (found,) = drafting.propose([row])
+        if found is not None:
+            return found
+    raise AssertionError("never ready")
+
+
+# -- who may
+
+
+def test_the_first_choice_is_a_model_that_the_operator_names(
+    folder: Folders, qwen3: TextModel
+) -> None:
+    own, none = folder("qwen3"), DraftOptions()
+    assert "draft_model" in MODEL.refuses(own, qwen3, none)
+    assert MODEL.refuses(own, qwen3, DraftOptions(folder("qwen3", seed=1))) == ""
+    assert MODEL.automatic > LOOKUP.automatic > 0
+    assert LOOKUP.refuses(own, qwen3, none) == ""
+    with pytest.raises(BadRequest, match="draft_model"):
+        MODEL.start(own, qwen3, none)
+
+
+def test_a_model_of_other_words_is_refused_with_their_number(
+    folder: Folders, qwen3: TextModel
+) -> None:
+    told = refusal(folder("qwen3"), qwen3, folder("llama"))
+    assert "of 342 tokens the two models have 0 in common, 99% are needed" in told
+
+
+def test_a_few_added_tokens_are_no_other_vocabulary(
+    folder: Folders, qwen3: TextModel, tmp_path: Path
+) -> None:
+    def with_vocabulary(name: str, change: Callable[[dict[str, Any]], None]) -> Path:
+        content = json.loads((folder("qwen3") / "tokenizer.json").read_text())
+        change(content)
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps(content))
+        config = (folder("qwen3") / "config.json").read_text()
+        (tmp_path / name / "config.json").write_text(config)
+        return tmp_path / name
+
+    def add(content: dict[str, Any]) -> None:
+        content["added_tokens"].append({"id": 350, "content": "<new>"})
+
+    def move(content: dict[str, Any]) -> None:
+        content["model"]["vocab"] = {t: i + 1 for t, i in content["model"]["vocab"].items()}
+
+    def as_unigram(content: dict[str, Any]) -> None:
+        ordered = sorted(content["model"]["vocab"].items(), key=lambda each: each[1])
+        content["model"]["vocab"] = [[token, -1.0] for token, _ in ordered]
+
+    def none(content: dict[str, Any]) -> None:
+        content["model"] = {}
+
+    told = {
+        change.__name__: refusal(folder("qwen3"), qwen3, with_vocabulary(change.__name__, change))
+        for change in (add, move, as_unigram, none)
+    }
+    assert told["add"] == told["as_unigram"] == ""
+    assert "in common" in told["move"]
+    assert "names no tokens" in told["none"]
+
+
+@pytest.mark.parametrize("content", [None, "{", '{"model_type": "nobodys"}'])
+def test_what_is_no_model_is_refused_in_a_line(
+    folder: Folders, qwen3: TextModel, tmp_path: Path, content: str | None
+) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    told = refusal(folder("qwen3"), qwen3, tmp_path)
+    assert str(tmp_path) in told
+    assert "\n" not in told
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_text", "nemotron_h", "gemma3_text"])
+def test_a_cache_that_takes_nothing_back_is_refused(
+    folder: Folders, qwen3: TextModel, family: str
+) -> None:
+    """Recurrent states, and a window of 24 tokens."""
+    with pytest.raises(BadRequest, match="cannot be taken back"):
+        MODEL.start(folder("qwen3"), qwen3, DraftOptions(folder(family)))
+
+
+# -- what it guesses
+
+
+@pytest.fixture
+def drafting(qwen3: TextModel) -> DraftModel:
+    return DraftModel(qwen3, qwen3.info.vocab_size)
+
+
+def test_the_same_model_guesses_what_is_said(drafting: DraftModel, qwen3: TextModel) -> None:
+    said = plain(qwen3, TEXT[:30], 30)
+    row = DraftRow(TEXT[:30])
+    for at, row.wanted in [(1, 5), (6, 7), (8, 3), (12, 7), (20, 1), (21, 4)]:
+        row.tokens[30:] = said[:at]
+        assert ready(drafting, row) == said[at : at + row.wanted]
+
+
+def test_guesses_that_did_not_hold_leave_nothing_behind(
+    drafting: DraftModel, qwen3: TextModel
+) -> None:
+    row = DraftRow(TEXT[:50], wanted=7)
+    for more in ([300], [20, 21], [], [40], list(range(100, 140))):
+        row.tokens += more
+        assert ready(drafting, row) == plain(qwen3, row.tokens, 7)
+
+
+def test_rows_in_one_pass_are_guessed_as_alone(drafting: DraftModel, qwen3: TextModel) -> None:
+    rows = [DraftRow(TEXT[: 3 + 40 * i], wanted=1 + (3 * i) % 7) for i in range(6)]
+    for step in range(2):
+        for row in rows:
+            ready(drafting, row)
+            row.tokens += TEXT[step : step + 1 + len(row.tokens) % 8]
+        found = drafting.propose(rows)
+        assert drafting._together
+        assert found == [plain(qwen3, row.tokens, row.wanted) for row in rows]
+
+
+def test_rows_whose_attention_cannot_be_kept_apart_are_guessed_one_by_one(
+    qwen3: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def other(*args: Any) -> mx.array:
+        raise ValueError("Parts are no array")
+
+    monkeypatch.setattr(TextModel, "decode", other)
+    drafting = DraftModel(qwen3, qwen3.info.vocab_size)
+    rows = [DraftRow(TEXT[:n], wanted=n) for n in (4, 2, 7)]
+    assert drafting.propose(rows) == [plain_steps(qwen3, row) for row in rows]
+
+
+def plain_steps(model: TextModel, row: DraftRow) -> list[int]:
+    cache, tokens = model.make_cache(), list(row.tokens)
+    logits = model.model(mx.array(tokens)[None], cache=cache)
+    for _ in range(row.wanted):
+        tokens.append(int(mx.argmax(logits[0, -1]).item()))
+        logits = model.model(mx.array(tokens[-1:])[None], cache=cache)
+    return tokens[len(row.tokens) :]
+
+
+def test_no_token_is_guessed_that_the_larger_model_does_not_know(folder: Folders) -> None:
+    """Nor is one read that the smaller one does not know."""
+    small = load_text(folder("qwen3", seed=2, vocab_size=352), LoadOptions())
+    guesses = ready(DraftModel(small, 30), DraftRow([383, 1000, 5], wanted=7))
+    assert max(guesses) < 30
+    assert ready(DraftModel(small, 384), DraftRow([383, 5], wanted=1)) == plain(small, [351, 5], 1)
+
+
+# -- how much it reads
+
+
+def test_a_prompt_is_read_in_pieces_which_rows_share(
+    drafting: DraftModel, qwen3: TextModel
+) -> None:
+    long, short = DraftRow(TEXT[:580], wanted=1), DraftRow(TEXT[:30], wanted=1)
+    rows = [long, short]
+    assert drafting.propose(rows) == [None, None]
+    assert long.state.known == PIECE
+    assert short.state.known == 0
+    assert drafting.propose(rows) == [None, None]
+    assert drafting.propose(rows) == [plain(qwen3, row.tokens, 1) for row in rows]
+
+
+def test_of_a_long_row_the_last_tokens_count(folder: Folders, qwen3: TextModel) -> None:
+    drafting = DraftModel(qwen3, qwen3.info.vocab_size, context=128)
+    row = DraftRow(TEXT[:500], wanted=3)
+    assert ready(drafting, row) == plain(qwen3, row.tokens[-64:], 3)
+    begin = 500 - 64
+    for step in range(12):
+        row.tokens += [*ready(drafting, row)[:2], *range(step, step + 6)]
+        assert row.state.cache[0].offset <= 128
+    assert row.state.begin > begin
+    assert ready(drafting, row) == plain(qwen3, row.tokens[row.state.begin :], 3)
+
+
+def test_a_window_is_left_before_it_wraps(folder: Folders, qwen3: TextModel) -> None:
+    small = folder("gemma3_text", sliding_window=256)
+    model = load_text(small, LoadOptions())
+    drafting = DraftModel(model, model.info.vocab_size)
+    row = DraftRow([token % 250 for token in TEXT[:240]], wanted=7)
+    for _ in range(20):
+        row.tokens += [*ready(drafting, row)[:2], 33]
+    assert len(row.tokens) > 256
+    assert ready(drafting, row) == plain(model, row.tokens[row.state.begin :], 7)
+
+
+def test_rows_beyond_the_memory_wait_until_another_one_has_ended(qwen3: TextModel) -> None:
+    each = 3 * 2 * 2 * 16 * 4 * 512  # layers, keys and values, heads, dim, bytes; tokens
+    drafting = DraftModel(qwen3, 384, context=512, kv_bytes=2 * each)
+    rows = [DraftRow(TEXT[: 9 + i], wanted=1) for i in range(3)]
+    first, second, third = drafting.propose(rows)
+    assert first
+    assert second
+    assert third == ()
+    del rows[0]
+    assert all(drafting.propose(rows))

@@ -1,0 +1,201 @@
+"""Both drafters in the engine: nobody's tokens change, and what can be foreseen is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlx_provider import LoadOptions
+from mlx_provider.engine.engine import Engine
+from mlx_provider.engine.prefix_cache.cache import PrefixCache
+from mlx_provider.engine.request import Request, SamplingParams
+from mlx_provider.engine.speculation.speculation import Speculation
+from mlx_provider.families.text import TextModel, load_text
+from mlx_provider.records import Drafting, PrefillChunk
+from mlx_provider.testing.driver import alone, new_engine, new_request, output_of, run
+from mlx_provider.testing.oracle import Eager
+from mlx_provider_drafters.draft_model import DraftModel
+from mlx_provider_drafters.lookup import Lookup
+
+VOCAB = 384
+FILE = [20 + (i * i * 31 + i // 7) % 300 for i in range(150)]
+REWRITTEN = [*FILE[:40], 350, 351, *FILE[40:100], *FILE[104:]]
+TEXT = [*FILE, 352, 353, *REWRITTEN, *range(20, 320)]
+SENT = len(FILE) + 2
+"""Tokens of the text that are the prompt of whoever has the whole file rewritten."""
+
+
+@dataclass(frozen=True)
+class Reciting:
+    """A model that mostly says `TEXT`: at each position the token that stands there is likelier."""
+
+    inner: TextModel
+    likelier: float = 12.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def prefill(self, chunk: PrefillChunk) -> mx.array:
+        return self._pulled(self.inner.prefill(chunk), mx.array(chunk.stop))
+
+    def decode(
+        self, tokens: mx.array, cache: list[Any], positions: mx.array, at: mx.array | None = None
+    ) -> mx.array:
+        next_ones = positions + 1 if at is None else positions[at] + 1
+        return self._pulled(self.inner.decode(tokens, cache, positions, at), next_ones)
+
+    def _pulled(self, logits: mx.array, positions: mx.array) -> mx.array:
+        said = mx.array(TEXT)[mx.minimum(positions, len(TEXT) - 1)]
+        return logits + self.likelier * (mx.arange(VOCAB) == said[..., None])
+
+
+@pytest.fixture(scope="module")
+def reciting(qwen3: TextModel) -> Any:
+    return Reciting(qwen3)
+
+
+@pytest.fixture(params=["lookup", "same model", "other model"])
+def drafting(
+    request: pytest.FixtureRequest, qwen3: TextModel, folder: Callable[..., Path]
+) -> Drafting:
+    if request.param == "lookup":
+        return Lookup()
+    other = load_text(folder("qwen3", seed=4, num_hidden_layers=2), LoadOptions())
+    return DraftModel(qwen3 if request.param == "same model" else other, VOCAB)
+
+
+def drafted(model: Any, drafting: Drafting, *, eager: bool = True, **more: Any) -> Engine:
+    """An engine that drafts, `eager`ly or where it pays by the costs that are assumed, for no
+    time passes."""
+    policy = Eager() if eager else None
+    speculation = Speculation(drafting, vocab=VOCAB, policy=policy, clock=lambda: 0.0)
+    return new_engine(model, mixes=True, speculation=speculation, clock=lambda: 0.0, **more)
+
+
+def asked(lengths: Sequence[int], **more: Any) -> list[Request]:
+    return [new_request(TEXT[:length], max_tokens=24, **more) for length in lengths]
+
+
+def assert_as_alone(model: Any, requests: Sequence[Request]) -> None:
+    for request in requests:
+        for row, other in zip(request.rows, alone(model, request).rows, strict=True):
+            assert row.tokens == other.tokens[: len(row.tokens)]
+            assert len(row.tokens) == len(other.tokens) or row.finish == "cancelled"
+
+
+def decode(engine: Engine, request: Request, tokens: int) -> None:
+    while len(request.rows[0].tokens) < tokens:
+        engine.step()
+
+
+def test_a_row_by_itself(reciting: Any, drafting: Drafting) -> None:
+    requests = asked([SENT + 7])
+    engine = drafted(reciting, drafting)
+    engine.submit(requests[0])
+    run(engine)
+    assert_as_alone(reciting, requests)
+    assert requests[0].drafted > 0
+
+
+def test_rows_that_come_and_go(reciting: Any, drafting: Drafting) -> None:
+    """Staggered, sampled, of several choices, cancelled, preempted, found in the prefix cache."""
+    sampled = SamplingParams(temperature=1.2, top_p=0.95, seed=3)
+    requests = asked([SENT, 12, SENT + 60, 1])
+    requests += asked([SENT + 20], params=sampled, logprobs=2)
+    requests += asked([SENT + 33], params=sampled, n=2)
+    requests += asked([SENT], logprobs=1)
+    room = [10_000]
+    kept = PrefixCache(budget=lambda: 2**24)
+    engine = drafted(
+        reciting, drafting, prefix_cache=kept, max_chunk=64, reserve=4, available=lambda: room[0]
+    )
+    for request in requests:
+        engine.submit(request)
+        for _ in range(3):
+            engine.step()
+        if request is requests[2]:
+            decode(engine, request, 4)
+            engine.cancel(request)
+    decode(engine, requests[6], 4)
+    room[0] = 400
+    engine.step()
+    assert engine.scheduler.queued
+    room[0] = 10_000
+    run(engine)
+    again = asked([SENT, SENT + 60])
+    for request in again:
+        engine.submit(request)
+    run(engine)
+    assert all(request.cached > SENT - 2 for request in again)
+    assert requests[2].rows[0].finish == "cancelled"
+    assert_as_alone(reciting, [*requests, *again])
+    assert sum(request.drafted for request in requests) > 30
+    for request in (requests[4], requests[6]):
+        pairs = zip(
+            output_of(request).logprobs, output_of(alone(reciting, request)).logprobs, strict=True
+        )
+        for own, other in pairs:
+            assert own.logprob == pytest.approx(other.logprob, abs=1e-4)
+
+
+@pytest.mark.parametrize("drafting", ["lookup", "same model"], indirect=True)
+def test_six_rows_at_once(reciting: Any, drafting: Drafting) -> None:
+    requests = asked([SENT + 9 * i for i in range(6)])
+    engine = drafted(reciting, drafting)
+    for request in requests:
+        engine.submit(request)
+    run(engine)
+    assert_as_alone(reciting, requests)
+    assert all(request.drafted for request in requests)
+
+
+def steps(engine: Engine, requests: Sequence[Request]) -> int:
+    for request in requests:
+        engine.submit(request)
+    while engine.scheduler.waiting or engine.scheduler.queued:
+        engine.step()
+    count = 0
+    while not engine.idle:
+        engine.step()
+        count += 1
+    return count
+
+
+def test_a_rewritten_file_takes_half_of_the_steps_at_most(reciting: Any) -> None:
+    request = new_request(TEXT[:SENT], max_tokens=len(REWRITTEN))
+    taken = steps(drafted(reciting, Lookup(), eager=False), [request])
+    assert request.rows[0].tokens == REWRITTEN
+    assert taken <= len(REWRITTEN) / 2
+    assert request.accepted > 0.8 * request.drafted
+
+
+def test_what_says_nothing_twice_has_next_to_no_drafts(qwen3: TextModel) -> None:
+    request = new_request(TEXT[40:90], max_tokens=100)
+    run_through = steps(drafted(qwen3, Lookup(), eager=False), [request])
+    assert run_through <= 102
+    assert request.drafted < 10
+    assert_as_alone(qwen3, [request])
+
+
+def test_a_model_that_guesses_for_itself_is_nearly_always_right(qwen3: TextModel) -> None:
+    requests = [new_request(FILE[: 3 + 20 * i], max_tokens=32) for i in range(5)]
+    taken = steps(drafted(qwen3, DraftModel(qwen3, VOCAB), eager=False), requests)
+    assert_as_alone(qwen3, requests)
+    drafts = sum(request.drafted for request in requests)
+    assert sum(request.accepted for request in requests) > 0.97 * drafts > 80
+    assert taken < 25
+
+
+def test_what_a_row_has_taken_is_free_with_its_end(qwen3: TextModel) -> None:
+    drafting = DraftModel(qwen3, VOCAB, context=512, kv_bytes=1)
+    engine = drafted(qwen3, drafting)
+    for tokens in (FILE[:9], FILE[:12]):
+        request = new_request(tokens, max_tokens=9)
+        engine.submit(request)
+        run(engine)
+        assert request.drafted > 0
