@@ -15,6 +15,7 @@ from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request, SamplingParams
 from mlx_provider.engine.speculation.ahead import allows, masks_ahead
+from mlx_provider.engine.speculation.policy import RowOdds
 from mlx_provider.engine.speculation.speculation import Speculation
 from mlx_provider.families.text import TextModel
 from mlx_provider.protocol.messages import Failed
@@ -322,3 +323,31 @@ def test_a_grammar_that_fails_ahead_ends_its_request_alone(qwen3: TextModel) -> 
     serve(drafted(qwen3, oracle), requests)
     assert_as_alone(qwen3, [request for i, request in enumerate(requests) if i != 2])
     assert any(isinstance(event, Failed) for event in requests[2].events.get(timeout=1))
+
+
+class Always(Eager):
+    """Wants two drafts for every row in every step."""
+
+    def wanted(self, rows: Sequence[RowOdds], others: int, seconds: object) -> list[int]:
+        return [2] * len(rows)
+
+
+def test_a_drafter_that_is_shown_states_drafts_in_every_pass(qwen3: TextModel) -> None:
+    class Shown(Oracle):
+        def propose(self, rows: Sequence[DraftRow]) -> list[list[int]]:
+            for row in rows:
+                assert row.hidden is not None
+                row.state = (row.state or 0) + row.fresh
+                assert row.hidden.shape[0] == row.fresh > 0
+                assert row.state == len(row.tokens) - len(PROMPTS[1]) - 1  # none is missing
+            return super().propose(rows)
+
+    request = new_request(PROMPTS[1], max_tokens=32)
+    drafting = Shown(1.0)
+    drafting.learn([*PROMPTS[1], *output_of(alone(qwen3, request)).tokens])
+    vocab = qwen3.info.vocab_size
+    speculation = Speculation(drafting, vocab=vocab, hidden=True, policy=Always())
+    serve(new_engine(qwen3, speculation=speculation), [request])
+    assert_as_alone(qwen3, [request])
+    # one comes with the prompt, one with a pass that shows the first state, one is the last
+    assert request.accepted == request.drafted >= 2 * (32 - 3) // 3

@@ -153,8 +153,9 @@ class Speculation:
         return 0 <= token < self._vocab
 
     def _knows(self, row: Row) -> bool:
-        """Whether the drafter has what it needs to guess."""
-        return not self.hidden or bool(self._rows[row].shown)
+        """Whether the drafter has what it needs to guess, or will have once tokens are read."""
+        own = self._rows[row]
+        return not self.hidden or bool(own.shown) or own.drawn_from is not None
 
     def _asked(self, row: Row, count: int) -> DraftRow:
         own = self._rows[row]
@@ -165,7 +166,7 @@ class Speculation:
         seen.wanted = count
         seen.hidden = mx.concatenate(own.shown) if own.shown else None
         seen.fresh = 0 if seen.hidden is None else seen.hidden.shape[0]
-        own.shown = []
+        own.shown, own.drawn_from = [], None
         return seen
 
 
