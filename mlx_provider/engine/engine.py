@@ -17,12 +17,14 @@ from ..errors import MLXProviderError, RequestTimedOut
 from ..isolation import Fault, Isolation
 from ..protocol.messages import Event, Finish, FinishReason
 from ..records import LoadedModel, MediaSpan, PrefillChunk
-from .execution.batch_layout import make_layout
+from .execution.batch_layout import Layout, make_layout
 from .execution.circuit_breaker import CircuitBreaker
 from .execution.decode_batch import NO_DRAFTS, DecodeBatch, Drafts, Forward, Logprob, read_drawn
+from .execution.fixed_rows import FixedLayout
 from .execution.mixed_batch import MixedBatches
 from .execution.sampler import Drawn, draw
 from .feature_cache import FeatureCache
+from .fixed_shapes import FixedShapes
 from .memory import arrays
 from .prefix_cache.policy import PrefixCachePolicy
 from .request import Phase, PrefillJob, Request, Row
@@ -52,6 +54,7 @@ class Engine:
         *,
         layout: str,
         mixes: bool = False,
+        fixed: FixedShapes | None = None,
         make_cache: Callable[[], list[Any]],
         recorder: Recorder,
         prefix_cache: PrefixCachePolicy | None = None,
@@ -59,7 +62,7 @@ class Engine:
         speculation: Speculation | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`layout`, `mixes`: what the probe found."""
+        """`layout`, `mixes`: what the probe found; `fixed`: what passes look like instead."""
         self.model = model
         self.scheduler = scheduler
         self.make_cache = make_cache
@@ -70,11 +73,12 @@ class Engine:
         self.clock = clock
         self.speculation = speculation
         self._best_layout = layout
-        self.batch = DecodeBatch(model, make_layout(layout))
+        self._fixed = fixed
+        self.batch = DecodeBatch(model, self._layout(layout))
         self.batch.shows_hidden = speculation is not None and speculation.hidden
         self._together = CircuitBreaker()
         """Of rows that decode together."""
-        self._mixed = MixedBatches(mixes)
+        self._mixed = MixedBatches(mixes and fixed is None)
         self._timer = PassTimer(scheduler.costs)
         self._names = TokenNames(model.tokenizer)
         self._next_deadline = inf
@@ -305,19 +309,38 @@ class Engine:
     def _draw_next(self, forward: Forward, logits: mx.array) -> None:
         """Draw after every position of the rows: of those with drafts, as if these held."""
         self._show(forward)
-        drafts = forward.drafts
         places: Sequence[Place] = list(_places(forward.rows))
-        running = [row in self.scheduler.running for row in forward.rows]
+        running = [row in self.scheduler.running and not self._replays(row) for row, _ in places]
         places, logits = _only(running, places, logits)
-        masks, ready = self._masks(places, drafts)
+        suspect = [row.retry_alone for row, _ in places]
+        for (row, _), own in zip(*_only(suspect, places, logits), strict=True):
+            self._join_anew(row, own)
+        places, logits = _only([not each for each in suspect], places, logits)
+        masks, ready = self._masks(places, forward.drafts)
         masks = [mask for mask, ok in zip(masks, ready, strict=True) if ok]
         places, logits = _only(ready, places, logits)
-        if not places:
-            return
+        if places:
+            with Isolation(partial(self._retry, list(dict.fromkeys(row for row, _ in places)))):
+                self._draw(places, logits, masks, forward.drafts)
+
+    def _draw(
+        self,
+        places: Sequence[Place],
+        logits: mx.array,
+        masks: Sequence[Mask | None],
+        drafts: Drafts,
+    ) -> None:
         rows = [row for row, _ in places]
-        with Isolation(partial(self._retry, list(dict.fromkeys(rows)))):
+        if self._fixed is None:
             drawn = [ahead(row, drafts.get(row, ())[:at]) for row, at in places]
             self.batch.drawn(rows, draw(logits, drawn, masks), drafts)
+            return
+        for i, row in enumerate(rows):
+            self.batch.drawn([row], draw(logits[i : i + 1], [row], masks[i : i + 1]))
+
+    def _replays(self, row: Row) -> bool:
+        """Whether the next token of a row was committed before, and is run again."""
+        return self._fixed is not None and self.batch.replays(row)
 
     def _show(self, forward: Forward) -> None:
         """Let the drafter have the hidden states that it needs."""
@@ -475,7 +498,18 @@ class Engine:
         self.scheduler.join(job)
         caches = [cache, *(copy.deepcopy(cache) for _ in job.rows[1:])]
         for row, own in zip(job.rows, caches, strict=True):
-            self._join_row(row, own, logits)
+            if row.length > len(job.tokens):
+                self.scheduler.decode(row)
+                self.batch.join_again(row, own)
+            else:
+                self._join_row(row, own, logits)
+
+    def _join_anew(self, row: Row, logits: mx.array) -> None:
+        """A row that starts again after a failed step holds its committed tokens once more."""
+        cache = self.batch.layout.extract(row)
+        self.batch.drop([row])
+        self.scheduler.leave([row])
+        self._join_row(row, cache, logits)
 
     def _join_row(self, row: Row, cache: list[Any], logits: mx.array) -> None:
         drawn = self._draw_one(row, logits)
@@ -508,7 +542,7 @@ class Engine:
 
     def _prove(self, row: Row, cache: list[Any], drawn: Drawn) -> Drawn | None:
         """Decode a row of a failed step alone once; if that fails too, the row is what fails."""
-        alone = DecodeBatch(self.model, make_layout("solo"))
+        alone = DecodeBatch(self.model, self._layout("solo"))
         alone.join(row, cache, drawn)
         with self._isolated(row.request, "its decode step") as work:
             forward = alone.forward()
@@ -545,10 +579,14 @@ class Engine:
         self._drop(rows)
         for job in self.scheduler.retry(rows):
             self._look_up(job)
-        if self._mixed.blame() or self._best_layout == "solo":
+        if self._mixed.blame() or self._best_layout == "solo" or self._fixed:
             return
         if self._together.failed():
             self._go_solo()
+
+    def _layout(self, name: str) -> Layout:
+        """A new one, of this name unless passes are fixed."""
+        return make_layout(name) if self._fixed is None else FixedLayout(self._fixed.rows)
 
     def _go_solo(self) -> None:
         """Batching itself fails: rows decode one by one until it is tried again."""
@@ -567,7 +605,7 @@ class Engine:
 
     def _go_on_in(self, name: str) -> None:
         """Let the rows go on in another layout."""
-        layout = make_layout(name)
+        layout = self._layout(name)
         for each in self.batch.layout.passes():
             for row in each.rows:
                 layout.add(row, self.batch.extract(row))

@@ -23,9 +23,11 @@ class Run:
 class Parts(list[Any]):
     """Keys or values of several caches, in row order, and whose they are."""
 
-    def __init__(self, arrays: list[Any], runs: list[Run]) -> None:
+    def __init__(self, arrays: list[Any], runs: list[Run], *, apart: bool = False) -> None:
+        """`apart`: how one part is computed must not depend on the others that are there."""
         super().__init__(arrays)
         self.runs = runs
+        self.apart = apart
 
 
 class Part(NamedTuple):

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..engine.engine import Engine
+from ..engine.fixed_shapes import FixedShapes
 from ..engine.prefix_cache.cache import PrefixCache
 from ..engine.prefix_cache.policy import PrefixCachePolicy
+from ..engine.prefix_cache.whole_passes import WholePasses
 from ..engine.request import PrefillJob, Request, Row, SamplingParams
 from ..engine.scheduling.costs import Costs
 from ..engine.scheduling.scheduler import Budget, Limits, Scheduler
@@ -100,6 +102,7 @@ def new_engine(
     scheduler: type[Scheduler] = Scheduler,
     costs: Costs | None = None,
     grid: int = 1,
+    fixed: FixedShapes | None = None,
     max_chunk: int = 16,
     max_rows: int = 32,
     reserve: int = 64,
@@ -111,14 +114,17 @@ def new_engine(
 ) -> Engine:
     """An engine with its own scheduler; `max_chunk` small so that prompts take several steps."""
     fresh = make_cache or model.make_cache
-    if prefix_cache is not None:
+    if prefix_cache is not None and fixed is None:
         more["prefix_cache"] = PrefixCachePolicy(prefix_cache, model, "", fresh)
+    elif prefix_cache is not None and fixed is not None:
+        more["prefix_cache"] = WholePasses(prefix_cache, model, "", fresh, fixed)
     limits = Limits(max_rows, 1000, stall_target=0.1, max_chunk=max_chunk, output_reserve=reserve)
     budget = Budget(row_bytes, available, lambda need: None, alone=available)
     return Engine(
         model,
-        scheduler(limits, budget, costs, grid=grid),
+        scheduler(limits, budget, costs, grid=grid, fixed=fixed),
         layout=layout,
+        fixed=fixed,
         mixes=mixes,
         make_cache=fresh,
         recorder=SilentRecorder(),

@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlx_provider import Replacement
-from mlx_provider.records import Function, parts_of
+from mlx_provider.records import Function, Parts, parts_of
 
 from . import activations, attention, gated_delta
 
@@ -52,6 +52,11 @@ def _attention(original: Function) -> Function:
     ) -> Any:
         named = dict(zip(PARAMETERS, args, strict=False)) | kwargs
         parts = parts_of(keys, values, named.pop("mask", None))
+        if isinstance(keys, Parts) and keys.apart:
+            each = zip(parts, keys.runs, strict=True)
+            return mx.concatenate(
+                [call(p.of(queries), *p[:2], run.cache, **named, mask=p.mask) for p, run in each]
+            )
         if attention.applies(queries, parts, named):
             return attention.attend(queries, parts, **named)
         return original(queries, keys, values, cache, *args, **kwargs)

@@ -4,6 +4,8 @@
 - `merged`: rows of similar length share upstream's batch caches; one pass per such group.
 - `grouped`: groups in one pass, which reads the weights once for any mix of lengths.
 
+A fourth, for reproducible models, is in `fixed_rows`.
+
 A row's cache is its own until another row joins its group, and again once it is the last.
 """
 
@@ -44,6 +46,8 @@ class Pass:
     """Rows whose drafts come after those, each behind the row's own token."""
     chunk: PiggybackedChunk | None = None
     """Its tokens come last."""
+    fillers: int = 0
+    """Rows that nobody reads, after the others."""
 
 
 class Layout(Protocol):

@@ -66,6 +66,14 @@ class Pending:
     """It was read already."""
     drafts: Sequence[int] = ()
     """Drafts that its pass took along: the next token, then one for each of them that holds."""
+    behind: int = 0
+    """Committed tokens of the row after it, which are run again one by one."""
+
+    @classmethod
+    def again(cls, row: Row, behind: int) -> Pending:
+        """The committed token after which so many others stand."""
+        token = row.tokens[-1 - behind]
+        return cls(Drawn(mx.array([token], dtype=mx.int32), None), 0, True, behind=behind)
 
 
 class DecodeBatch:
@@ -88,6 +96,15 @@ class DecodeBatch:
         self.layout.add(row, cache)
         self._pending[row] = Pending(drawn, 0, committed)
 
+    def join_again(self, row: Row, cache: list[Any]) -> None:
+        """Let a row in whose cache holds its prompt alone; its committed tokens are run again."""
+        self.layout.add(row, cache)
+        self._pending[row] = Pending.again(row, len(row.tokens) - 1)
+
+    def replays(self, row: Row) -> bool:
+        """Whether the next token of a row is a committed one; asked after `read`."""
+        return row in self._pending
+
     def drop(self, rows: Sequence[Row]) -> None:
         """Let rows out; what is pending for them is forgotten."""
         if rows:
@@ -107,6 +124,8 @@ class DecodeBatch:
             with Isolation() as tried:
                 out = self._run(each, drafts)
                 mx.async_eval(out.logits, offsets(each.cache))  # type: ignore[no-untyped-call]
+                if any(row.retry_alone for row in each.rows[:1]):
+                    mx.eval(out.logits)  # what fails here is its own
             if tried.fault is not None:
                 failed.append(([*each.rows, *each.drafting], tried.fault))
                 continue
@@ -132,7 +151,7 @@ class DecodeBatch:
         pending = [self._pending[row] for row in each.rows]
         # the token about to be cached is mostly not committed yet: its position is the row's length
         at = [
-            row.length - next_one.committed + row.request.prompt.rope_delta
+            row.length - next_one.committed - next_one.behind + row.request.prompt.rope_delta
             for row, next_one in zip(each.rows, pending, strict=True)
         ]
         tokens = [_tokens(pending)] if pending else []
@@ -149,7 +168,8 @@ class DecodeBatch:
         Raises whatever the device raises; the tokens then stay pending.
         """
         found = [read for _, reads in self._read() for read in reads]
-        self._pending = {}
+        again = {row: pending.behind for row, pending in self._pending.items() if pending.behind}
+        self._pending = {row: Pending.again(row, behind - 1) for row, behind in again.items()}
         return found
 
     def catch_up(self) -> list[tuple[Row, int, list[Read]]]:
@@ -199,7 +219,9 @@ class DecodeBatch:
     def cached_tokens(self, row: Row) -> int:
         """Committed tokens of a row that its cache holds."""
         pending = self._pending.get(row)
-        return len(row.tokens) - (pending is not None and pending.committed)
+        if pending is None:
+            return len(row.tokens)
+        return len(row.tokens) - pending.committed - pending.behind
 
 
 @dataclass(frozen=True)
@@ -222,6 +244,11 @@ def run_pass(
 ) -> Output:
     """What follows the rows' tokens and drafts, then the chunk if that ends its prompt."""
     at, chunk, wanted = list(positions), each.chunk, None
+    if each.fillers:
+        first = [0] * each.fillers
+        tokens = mx.concatenate([tokens, mx.array(first, dtype=tokens.dtype)])
+        places = mx.array(at + first, dtype=mx.int32)
+        return Output(model.decode(tokens, each.cache, places)[: len(at)])
     if chunk is not None:
         rows = len(at)
         tokens = mx.concatenate([tokens, mx.array(list(chunk.tokens), dtype=tokens.dtype)])

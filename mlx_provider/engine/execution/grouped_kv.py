@@ -119,6 +119,8 @@ class GroupedKV:
         self.parts = parts
         self.sizes = sizes
         self.runs = runs(parts, sizes)
+        self.apart = False
+        """Rows of each group are attended as if there were no others."""
         self._counted = counted
         """Of all layers."""
 
@@ -149,7 +151,8 @@ class GroupedKV:
         ]
         self._counted.advance(self.parts, before)
         all_keys, all_values = (list(each) for each in zip(*pairs, strict=True))
-        return Parts(all_keys, self.runs), Parts(all_values, self.runs)
+        found = [Parts(each, self.runs, apart=self.apart) for each in (all_keys, all_values)]
+        return found[0], found[1]
 
     def _counts(self) -> list[Count]:
         return [part.offset for part in self.parts]

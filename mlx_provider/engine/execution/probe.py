@@ -151,8 +151,8 @@ def _together(model: LoadedModel, rows: Sequence[SoloRow], name: str) -> list[By
             _move(leave, layout, apart)
         if step == APART + 1:
             _move(leave, apart, layout)
-        _step(model, layout, found)
-        _step(model, apart, found)
+        one_step(model, layout, found)
+        one_step(model, apart, found)
     return list(found.values())
 
 
@@ -164,7 +164,7 @@ def _mixed(model: LoadedModel, rows: Sequence[SoloRow], chunked: SoloRow) -> lis
     for stop in CHUNK_ENDS:
         tokens = chunked.tokens[start:stop]
         chunk = PiggybackedChunk(tokens, range(start, stop), cache)
-        after.append(_step(model, layout, found, chunk)[-1])
+        after.append(one_step(model, layout, found, chunk)[-1])
         start = stop
     after += solo_rows.decoded(model, cache, chunked.tokens[start:], start)
     return [*found.values(), after]
@@ -217,7 +217,7 @@ def _joined(layout: Layout, rows: Sequence[SoloRow]) -> dict[Row, list[mx.array]
     """The rows, let into a layout, each with its logits so far."""
     found: dict[Row, list[mx.array]] = {}
     for each, delta in zip(rows, ROPE_DELTAS, strict=True):
-        row = _row(each.tokens, delta)
+        row = stand_in(each.tokens, delta)
         layout.add(row, deepcopy(each.cache))
         found[row] = []
     return found
@@ -230,7 +230,7 @@ def _move(rows: Sequence[Row], layout: Layout, other: Layout) -> None:
     layout.drop(rows)
 
 
-def _step(
+def one_step(
     model: LoadedModel,
     layout: Layout,
     found: Mapping[Row, list[mx.array]],
@@ -249,7 +249,8 @@ def _step(
     return logits
 
 
-def _row(tokens: list[int], delta: int) -> Row:
+def stand_in(tokens: list[int], delta: int) -> Row:
+    """A row of a request that nobody has sent."""
     prompt = Prompt(tokens, rope_delta=delta)
     request = Request("probe", prompt, SamplingParams(), STEPS + 1, EventQueue())
     row = Row(request, 0, _NO_TEXT)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...records import LoadedModel
+from ...records import LoadedModel, Prompt
 from ..request import PrefillJob, Request, Row
 from .cache import CacheKey, Match, PrefixCache, key_tokens
 from .key import Ids, as_ids
@@ -45,8 +45,12 @@ class PrefixCachePolicy:
             prompt = job.request.prompt
             after = job.tokens[len(prompt.tokens) :]
             job.ids = as_ids([*key_tokens(prompt), *after])
-        job.match = self._cache.match(self._key(job.request), job.ids, limit=len(job.ids) - 1)
+        job.match = self._match(self._key(job.request), job.ids)
         job.estimated_cached = job.match.length
+
+    def _match(self, key: CacheKey, ids: Ids) -> Match:
+        """The longest stored prefix that may be used."""
+        return self._cache.match(key, ids, limit=len(ids) - 1)
 
     def begin(self, job: PrefillJob, room: int) -> None:
         """Give the job a cache for `room` tokens with the longest stored prefix in it."""
@@ -58,8 +62,9 @@ class PrefixCachePolicy:
         job.done = match.length
         if len(job.tokens) == len(job.request.prompt.tokens):
             self._plan_snapshots(job, match)
-            job.request.cached = match.length
-            job.request.explanation = self._explained(job, match)
+            if not any(row.tokens for row in job.rows):  # one that starts again was counted
+                job.request.cached = match.length
+                job.request.explanation = self._explained(job, match)
 
     def _plan_snapshots(self, job: PrefillJob, match: Match) -> None:
         """Where snapshots are taken; a pass must end there where a layer keeps a state."""
@@ -74,11 +79,15 @@ class PrefixCachePolicy:
         """Take the planned snapshots of a pass that has just brought `job` on from `start`."""
         for at in job.keeps:
             if start < at <= job.done:
-                inside = at not in ends_of(job.request.prompt)
+                inside = at not in self._ends(job.request.prompt)
                 within = None if at == job.done else at
                 snapshot = self._cache.snapshot(job.held(), within, inside=inside)
                 if snapshot is not None:
                     job.snapshots[at] = snapshot
+
+    def _ends(self, prompt: Prompt) -> set[int]:
+        """Token counts at which a state is worth most."""
+        return ends_of(prompt)
 
     def keep_prefill(self, job: PrefillJob) -> None:
         """Store what a prefill, whole or cancelled, has computed."""

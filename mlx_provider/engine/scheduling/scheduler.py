@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from ...errors import BadRequest, Overloaded
+from ..fixed_shapes import FixedShapes
 from ..request import Phase, PrefillJob, Request, Row
 from ..room import grown, growth
 from .costs import Costs
@@ -63,11 +64,19 @@ class Scheduler:
     """Queue, admission and order. `now` is monotonic seconds throughout."""
 
     def __init__(
-        self, limits: Limits, budget: Budget, costs: Costs | None = None, *, grid: int = 1
+        self,
+        limits: Limits,
+        budget: Budget,
+        costs: Costs | None = None,
+        *,
+        grid: int = 1,
+        fixed: FixedShapes | None = None,
     ) -> None:
-        """`grid`: passes of a prompt end at multiples of so many tokens, and at its cuts."""
+        """`grid`: passes of a prompt end at multiples of so many tokens, and at its cuts;
+        `fixed`: what passes look like depends on no clock and no company."""
         self.limits = limits
         self.grid = min(grid, limits.max_chunk)
+        self.fixed = fixed
         self.budget = budget
         self.costs = costs or Costs()
         self.waiting: list[PrefillJob] = []
@@ -167,7 +176,9 @@ class Scheduler:
     def _again(self, row: Row, *, admitted: bool) -> PrefillJob:
         self.leave([row])
         arrived = row.request.arrived
-        job = PrefillJob(row.request, [row], row.all_tokens, arrived, admitted)
+        # where passes are fixed, its reply is what passes over rows give, not those over prompts
+        tokens = row.request.prompt.tokens if self.fixed else row.all_tokens
+        job = PrefillJob(row.request, [row], tokens, arrived, admitted)
         self.waiting.append(job)
         return job
 
@@ -241,6 +252,8 @@ class Scheduler:
 
     def _sizes(self, job: PrefillJob, rows: int) -> list[int]:
         """Tokens that the next chunk may have, ascending."""
+        if self.fixed:
+            return [self.fixed.size(job.done, len(job.tokens))]
         cut, total = bisect_right(job.cuts, job.done), len(job.tokens)
         end = job.cuts[cut] if cut < len(job.cuts) else total
         if self.grid > 1:
@@ -258,7 +271,7 @@ class Scheduler:
         """Seconds of the passes of the rows that decode, and of a chunk that is mixed in."""
         keys = sum(row.length for row in self.running)
         size, depth = (0, 0) if chunk is None else (chunk.size, chunk.start)
-        rows = -(-len(self.running) // passes)
+        rows = self.fixed.rows if self.fixed else -(-len(self.running) // passes)
         return passes * self.costs.pass_of(rows, keys // passes, size, depth)
 
     def wider(self, plan: StepPlan, tokens: int) -> float:

@@ -1,0 +1,100 @@
+"""At load time: whether a row gives the same bits at every place of a filled pass, beside anything.
+
+The products of a pass round by its shape alone, and each row's attention is its own. Should a
+device's kernels treat places unlike one another, or a model not take rows whose caches lie apart,
+each row of a reproducible model has a pass to itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from math import inf
+
+import mlx.core as mx
+
+from ...isolation import Isolation
+from ...records import LoadedModel
+from ..request import Row
+from . import solo_rows
+from .fixed_rows import FixedLayout
+from .probe import LENGTHS, ROPE_DELTAS, one_step, stand_in
+from .solo_rows import STEPS, ByStep, MakeCache, SoloRow
+
+ALONE = "each row decodes in a pass of its own"
+
+
+@dataclass(frozen=True)
+class Exact:
+    """How rows of a model are to be run so that they give the same bits in any company."""
+
+    rows: int
+    """Of every pass."""
+    cost: float = 1.0
+    """Times that a row alone waits as long for such a pass as for one of a single row."""
+    note: str = ""
+    """Why they are not as many as were wanted."""
+
+
+def exact_rows(model: LoadedModel, make_cache: MakeCache, wanted: int) -> Exact:
+    """`wanted` rows, or one (engine thread). Never raises."""
+    if wanted == 1:
+        return Exact(1)
+    with Isolation() as tried:
+        prompts = [solo_rows.some_tokens(model, length, i) for i, length in enumerate(LENGTHS)]
+        rows = [
+            solo_rows.decoding(model, make_cache, tokens, delta)
+            for tokens, delta in zip(prompts, ROPE_DELTAS, strict=True)
+        ]
+        problem = _problem(model, rows, wanted)
+        if problem:
+            return Exact(1, note=f"{ALONE}: {problem}")
+        single, filled = (_seconds(model, rows[0], size) for size in (1, wanted))
+        return Exact(wanted, filled / single)
+    return Exact(1, note=ALONE if tried.fault is None else f"{ALONE}: {tried.fault.told}")
+
+
+def _problem(model: LoadedModel, rows: Sequence[SoloRow], size: int) -> str:
+    """Why rows may not share passes of this size; empty: they may."""
+    filled = [_run(model, [i], rows, size)[0] for i in range(len(rows))]
+    wrong = next((p for row, own in zip(rows, filled, strict=True) if (p := row.problem(own))), "")
+    if wrong:
+        return wrong
+    order = [i % len(rows) for i in range(size)]
+    for several in (order, order[::-1]):
+        found = _run(model, several, rows, size)
+        for place, (i, own) in enumerate(zip(several, found, strict=True)):
+            if not all(map(_same, filled[i], own)):
+                return f"at place {place} of {size} its logits are not those that it gives alone"
+    return ""
+
+
+def _run(
+    model: LoadedModel, which: Sequence[int], rows: Sequence[SoloRow], size: int
+) -> list[ByStep]:
+    """Logits by step of some of the rows, in passes of `size`."""
+    layout, found = FixedLayout(size), dict[Row, list[mx.array]]()
+    for i in which:
+        row = stand_in(rows[i].tokens, ROPE_DELTAS[i])
+        layout.add(row, deepcopy(rows[i].cache))
+        found[row] = []
+    for _ in range(STEPS):
+        one_step(model, layout, found)
+    return list(found.values())
+
+
+def _seconds(model: LoadedModel, one: SoloRow, size: int) -> float:
+    """The shortest pass of one row, filled up to `size`."""
+    layout, row, best = FixedLayout(size), stand_in(one.tokens, ROPE_DELTAS[0]), inf
+    layout.add(row, deepcopy(one.cache))
+    for _ in range(STEPS):
+        began = time.perf_counter()
+        one_step(model, layout, {row: []})
+        best = min(best, time.perf_counter() - began)
+    return best
+
+
+def _same(one: mx.array, other: mx.array) -> bool:
+    return bool(mx.array_equal(one, other, equal_nan=True))

@@ -1,0 +1,130 @@
+"""A layout whose passes have one size, for models that are to be reproducible.
+
+Each row is a group of its own: it attends to its own keys alone, in arrays that no other row has a
+part in. Everything else is computed for `size` rows at once; fillers stand for those that are
+missing. Which place a row has, and beside whom, decides nothing (`exactness` sees to that at load).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from ...upstream.batch_caches import RowCache
+from ..memory import leaves
+from ..request import Row
+from .batch_layout import NO_DRAFTS, Pass, Widths
+from .grouped_kv import GroupedKV, joined, split
+from .piggyback import PiggybackedChunk
+
+
+class FillerKV:
+    """One layer's attention cache of rows that nobody reads: each sees its own token, and no other.
+
+    It keeps nothing, so it never grows.
+    """
+
+    offset = 0
+    """Every token is the first."""
+
+    def make_mask(self, *args: Any, **kwargs: Any) -> None:
+        """There is nothing to hide."""
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """The tokens' own."""
+        return keys, values
+
+
+def fillers(layer: Any) -> Any:
+    """One layer's cache of rows that fill a pass up, beside a row that has `layer`."""
+    if hasattr(layer, "caches"):
+        together = type(layer)()
+        together.caches = tuple(fillers(each) for each in layer.caches)
+        return together
+    # recurrent state begins with zeros where there is none, and its size stays
+    return FillerKV() if hasattr(layer, "update_and_fetch") else type(layer)(len(layer.cache))
+
+
+class Tile:
+    """Rows of one pass, filled up to its size."""
+
+    def __init__(self, rows: list[Row], caches: Sequence[RowCache], size: int) -> None:
+        self.rows = rows
+        self.missing = size - len(rows)
+        self._caches = list(caches)
+        self._sizes = [1] * len(rows)
+        if self.missing:
+            self._caches.append([fillers(layer) for layer in caches[0]])
+            self._sizes.append(self.missing)
+        self._together = joined(self._caches, self._sizes) if size > 1 else None
+        for layer in leaves(self._together or []):
+            if isinstance(layer, GroupedKV):
+                layer.apart = True
+
+    @property
+    def each(self) -> Pass:
+        """The pass of these rows."""
+        return Pass(self.rows, self._together or self._caches[0], fillers=self.missing)
+
+    def part(self) -> None:
+        """Give every row its recurrent state back."""
+        if self._together is not None:
+            split(self._together, self._caches, self._sizes)
+
+
+class FixedLayout:
+    """As many rows to a pass as there fit; one whose step has failed has a pass of its own."""
+
+    name = "fixed"
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._caches: dict[Row, RowCache] = {}
+        self._tiles: list[Tile] = []
+
+    def add(self, row: Row, cache: RowCache) -> None:
+        self._caches[row] = cache
+
+    def drop(self, rows: Sequence[Row]) -> None:
+        self._part(rows)
+        for row in rows:
+            del self._caches[row]
+
+    def passes(
+        self, chunk: PiggybackedChunk | None = None, widths: Widths = NO_DRAFTS
+    ) -> list[Pass]:
+        """Neither chunks nor drafts are ever taken along."""
+        wanted = self._arranged()
+        if wanted != [tile.rows for tile in self._tiles]:
+            self._part(
+                [row for tile in self._tiles if tile.rows not in wanted for row in tile.rows]
+            )
+            known = {tile.rows[0]: tile for tile in self._tiles}
+            self._tiles = [known.get(rows[0]) or self._tile(rows) for rows in wanted]
+        return [tile.each for tile in self._tiles]
+
+    def keep(self, row: Row, tokens: int) -> None:
+        """It took one."""
+
+    def extract(self, row: Row) -> RowCache:
+        self._part([row])
+        return self._caches[row]
+
+    def _arranged(self) -> list[list[Row]]:
+        """Rows by their passes."""
+        apart = [[row] for row in self._caches if row.retry_alone]
+        others = [row for row in self._caches if not row.retry_alone]
+        starts = range(0, len(others), self._size)
+        return [*apart, *(others[at : at + self._size] for at in starts)]
+
+    def _tile(self, rows: list[Row]) -> Tile:
+        return Tile(rows, [self._caches[row] for row in rows], self._size)
+
+    def _part(self, rows: Sequence[Row]) -> None:
+        """Take the tiles apart that have any of these rows."""
+        touched = set(rows)
+        for tile in [tile for tile in self._tiles if touched & {*tile.rows}]:
+            tile.part()
+            self._tiles.remove(tile)
