@@ -70,6 +70,8 @@ class ModelOptions(_Wire):
     dtype: Literal["auto", "native", "float32", "bfloat16", "float16"] = "auto"
     """Of the weights in memory; `native`: the checkpoint's; `auto`: that, but float32 on a CPU
     where it fits into memory."""
+    reproducible: bool = False
+    """Every pass has one size, so that a request gives the same tokens in any company."""
     modality: Literal["auto", "text"] = "auto"
     """`text`: serve a model that sees without the weights that see."""
     unseen_media: Literal["omit", "refuse"] | None = None
@@ -307,6 +309,27 @@ EVENT_BATCH: TypeAdapter[list[Event]] = TypeAdapter(list[Event])
 """One line of the stream: the events of one engine step for one request."""
 
 
+class FixedPasses(_Wire):
+    """Passes of a reproducible model, whoever is there."""
+
+    rows: int
+    """Of each one that decodes, fillers included."""
+    tokens: int
+    """Of each one of a prompt but the last."""
+    cost: float
+    """Times that a row alone waits as long for its next token as it would without."""
+
+    @property
+    def told(self) -> str:
+        """For people."""
+        rows = (
+            f"rows decode {self.rows} to a pass, filled up ({self.cost:.1f} times the time of one)"
+            if self.rows > 1
+            else "each row decodes in a pass of its own"
+        )
+        return f"reproducible: {rows}, prompts run in passes of {self.tokens} tokens"
+
+
 class ModelStatus(_Wire):
     """One loaded model, as `/v1/models` and `mlx-provider` show it."""
 
@@ -323,6 +346,8 @@ class ModelStatus(_Wire):
     """Who guesses tokens ahead; empty: nobody."""
     """Largest difference of a likely token's log-probability that was measured at load between a
     row in company and alone."""
+    reproducible: FixedPasses | None = None
+    """The operator has asked for it."""
     vision: bool
     weights_bytes: int
     tool_parser: str | None = None
@@ -332,6 +357,8 @@ class ModelStatus(_Wire):
     @property
     def decoding(self) -> str:
         """How its rows decode, for people."""
+        if self.reproducible is not None:
+            return self.reproducible.told
         return batching(self.kv_layout, self.mixed_prefill, self.noise_floor)
 
 

@@ -22,8 +22,14 @@ TRIAL = 4
 
 
 def kv_kind(options: ModelOptions) -> str:
-    """How the KV cache is kept: models of one kind share an engine, and the prefix cache's keys."""
+    """How the KV cache is kept."""
     return f"{options.kv_bits} bits of {options.kv_group_size}" if options.kv_bits else ""
+
+
+def engine_kind(options: ModelOptions) -> str:
+    """Requests of one kind share a model's engine, and the prefix cache's keys."""
+    kinds = (kv_kind(options), "reproducible" if options.reproducible else "")
+    return ", ".join(filter(None, kinds))
 
 
 def cache_maker(model: LoadedModel, options: ModelOptions) -> MakeCache:

@@ -24,6 +24,7 @@ from ..engine.memory import MemoryProfile, memory_limit, pool_limit
 from ..engine.prefix_cache.cache import PrefixCache
 from ..engine.prefix_cache.disk import DiskTier
 from ..engine.prefix_cache.policy import PrefixCachePolicy
+from ..engine.prefix_cache.whole_passes import WholePasses
 from ..engine.request_log import Recorder
 from ..engine.scheduling.costs import Costs
 from ..engine.scheduling.plan import GRID
@@ -37,10 +38,11 @@ from ..records import LoadedModel
 from ..registry import PluginRegistry
 from .drafting import UNNAMED, check_draft_model, draft_kind, speculation_of
 from .hub import folder_of
-from .kv_choice import cache_maker, kv_kind, tried
+from .kv_choice import cache_maker, engine_kind, kv_kind, tried
 from .loading import Loading, WeightsKey, told
 from .measurements import Measured, Measurements, circumstances
 from .model_pool import Lease, ModelPool
+from .reproducible import Reproducible
 from .served import Loaded, Running, Served
 from .weight_account import WeightAccount
 
@@ -236,7 +238,7 @@ class Models:
         return replace(key, context_length=options.context_length) if longer else key
 
     def _served(self, loaded: Loaded, name: str, options: ModelOptions) -> Served:
-        kind = " ".join(filter(None, [kv_kind(options), draft_kind(options)]))
+        kind = " ".join(filter(None, [engine_kind(options), draft_kind(options)]))
         if kind not in loaded.running:
             self._worker.call(partial(self._start, loaded, kind, options)).result()
         wanted = (options.context_length, options.tool_parser, options.reasoning_parser)
@@ -292,7 +294,7 @@ class Models:
     # -- engines (engine thread)
 
     def _start(self, loaded: Loaded, kind: str, options: ModelOptions) -> None:
-        """Probe the model with one kind of KV cache and start its engine, unless it is there."""
+        """Probe the model and start its engine of one kind, unless it is there."""
         problem = None if kind in loaded.running else self._problem(loaded, kind, options)
         if problem is not None:
             raise problem
@@ -312,48 +314,60 @@ class Models:
         chosen = self._settings.kv_layout
         layouts = model.kv_layouts if chosen == "auto" else (chosen,)
         make_cache = cache_maker(model, options)
-        measured = self._measured(loaded, options, layouts)
-        found = measured.probe
-        for note in (*model.info.notes, *found.notes):
-            log.warning("%s: %s", loaded.name, note)
+        plugins = [str(plugin) for plugin in self._registry.plugins]
+        kv = kv_kind(options)
+        key = circumstances(loaded, kv, layouts, plugins)
+        measured = self._measured(loaded, key, options, layouts)
+        found, curve, limits = measured.probe, measured.curve, self._limits()
+        fixed, prefixes = None, self._shared_prefix_cache()
+        policy = PrefixCachePolicy(prefixes, model, kv, make_cache)
         speculation, drafter = None, ""
-        if found.drafts:
+        if options.reproducible:
+            fixed = Reproducible.of(model, make_cache, found, limits)
+            limits = fixed.limits(limits)
+            # a stored prefix is to be what is computed here, by this software on this device
+            policy = WholePasses(prefixes, model, f"{kind}, {key}", make_cache, fixed.shapes)
+        elif found.drafts:
             folder = loaded.folder
             speculation, drafter = speculation_of(self._registry, folder, model, options)
-        curve, limits = measured.curve, self._limits()
         passes = measure(model, make_cache, curve, IDLE_STALL, limits.max_chunk)
+        shapes = fixed.shapes if fixed else None
         engine = Engine(
             model,
             Scheduler(
                 limits,
-                self._budget(loaded, kind, found.memory, passes),
+                self._budget(loaded, kind, found.memory, passes, fixed),
                 Costs(curve),
                 grid=GRID if found.memory.recurrent else 1,
+                fixed=shapes,
             ),
             layout=found.layout,
             mixes=found.mixes,
+            fixed=shapes,
             make_cache=make_cache,
             recorder=self._recorder,
-            prefix_cache=PrefixCachePolicy(
-                self._shared_prefix_cache(), model, kv_kind(options), make_cache
-            ),
+            prefix_cache=policy,
             features=loaded.features,
             speculation=speculation,
         )
         self._worker.add(engine)
-        log.info(
-            "%s: %s%s%s",
-            loaded.name,
-            batching(found.layout, found.mixes, found.noise_floor),
-            drafter and f", drafts by {drafter}",
-            kv_kind(options) and f", KV in {kv_kind(options)}",
-        )
-        return Running(engine, found, drafter)
+        running = Running(engine, found, fixed, drafter)
+        self._tell(loaded, running, kv)
+        return running
 
-    def _measured(self, loaded: Loaded, options: ModelOptions, layouts: Sequence[str]) -> Measured:
+    def _tell(self, loaded: Loaded, running: Running, kv: str) -> None:
+        """In the log, how rows decode and why not better."""
+        found, fixed = running.probe, running.reproducible
+        for note in (*loaded.info.notes, *running.notes):
+            log.warning("%s: %s", loaded.name, note)
+        how = fixed.told.told if fixed else batching(found.layout, found.mixes, found.noise_floor)
+        drafts = running.drafter and f", drafts by {running.drafter}"
+        log.info("%s: %s%s%s", loaded.name, how, drafts, kv and f", KV in {kv}")
+
+    def _measured(
+        self, loaded: Loaded, key: str, options: ModelOptions, layouts: Sequence[str]
+    ) -> Measured:
         """What was measured in the same circumstances before, else what is measured here."""
-        plugins = [str(plugin) for plugin in self._registry.plugins]
-        key = circumstances(loaded, kv_kind(options), layouts, plugins)
         known = self._measurements.find(key)
         if known is not None:
             return known
@@ -379,10 +393,15 @@ class Models:
         return memory_limit(self._settings.memory_limit) - self._pool_limit
 
     def _budget(
-        self, loaded: Loaded, kind: str, memory: MemoryProfile, passes: PassMemory
+        self,
+        loaded: Loaded,
+        kind: str,
+        memory: MemoryProfile,
+        passes: PassMemory,
+        fixed: Reproducible | None,
     ) -> Budget:
         return Budget(
-            passing=passes,
+            passing=fixed.passing(passes, memory.state_bytes) if fixed else passes,
             row_bytes=memory.row_bytes,
             available=partial(self._available, loaded, kind),
             reclaim=partial(self._reclaim, loaded, kind),

@@ -15,6 +15,7 @@ from ..engine.feature_cache import FeatureCache
 from ..errors import EngineDied
 from ..protocol.messages import ModelStatus
 from ..records import LoadedModel, ModelInfo, ReasoningParser, ToolParser
+from .reproducible import Reproducible
 
 WARMED = 4096
 """Namespaces that are known to have their warm prompts; the oldest gets them again."""
@@ -22,14 +23,21 @@ WARMED = 4096
 
 @dataclass(eq=False)
 class Running:
-    """One engine: the requests of a model whose KV cache is kept alike."""
+    """One engine: the requests of a model that are of one kind (`kv_choice.engine_kind`)."""
 
     engine: Engine
     probe: Probe
+    reproducible: Reproducible | None = None
     drafter: str = ""
     """Who guesses tokens ahead; empty: nobody."""
     arriving: int = 0
     """Requests that were let in but have not reached the engine thread."""
+
+    @property
+    def notes(self) -> list[str]:
+        """Why its rows do not run in the best way there is."""
+        own = self.reproducible.note if self.reproducible else ""
+        return [*self.probe.notes, *([own] if own else [])]
 
 
 @dataclass(eq=False)
@@ -49,7 +57,7 @@ class Loaded:
     grammar: GrammarCompiler
     _model: LoadedModel | None
     running: dict[str, Running] = field(default_factory=dict)
-    """Engines by the kind of their KV cache."""
+    """Engines by kind."""
     served: dict[Any, Served] = field(default_factory=dict)
     """What requests see, by name and options."""
 
@@ -88,7 +96,7 @@ class Served:
     name: str
     loaded: Loaded
     kind: str
-    """Of its KV cache."""
+    """Of its engine."""
     info: ModelInfo
     """The model's, with the context length that the operator chose."""
     tool_parser: ToolParser | None
@@ -138,6 +146,7 @@ class Served:
         info, running = self.info, self.loaded.running.get(self.kind)
         if running is None:
             return None
+        fixed = running.reproducible
         return ModelStatus(
             model=self.name,
             family=self.loaded.family,
@@ -148,11 +157,12 @@ class Served:
             mixed_prefill=running.engine.mixes,
             noise_floor=running.probe.noise_floor,
             drafter=running.drafter,
+            reproducible=fixed.told if fixed else None,
             vision="image" in info.media,
             weights_bytes=info.weights_bytes,
             tool_parser=self.tool_parser.name if self.tool_parser else None,
             reasoning_parser=self.reasoning_parser.name if self.reasoning_parser else None,
-            notes=[*info.notes, *running.probe.notes],
+            notes=[*info.notes, *running.notes],
         )
 
 

@@ -20,9 +20,11 @@ from ...records import LoadedModel
 from ..request import Row
 from . import solo_rows
 from .fixed_rows import FixedLayout
-from .probe import LENGTHS, ROPE_DELTAS, one_step, stand_in
+from .probe import one_step, stand_in
 from .solo_rows import STEPS, ByStep, MakeCache, SoloRow
 
+KINDS = ((11, 0), (270, 9))
+"""Tokens of the rows that are tried, and their rotary deltas."""
 ALONE = "each row decodes in a pass of its own"
 
 
@@ -43,16 +45,15 @@ def exact_rows(model: LoadedModel, make_cache: MakeCache, wanted: int) -> Exact:
     if wanted == 1:
         return Exact(1)
     with Isolation() as tried:
-        prompts = [solo_rows.some_tokens(model, length, i) for i, length in enumerate(LENGTHS)]
         rows = [
-            solo_rows.decoding(model, make_cache, tokens, delta)
-            for tokens, delta in zip(prompts, ROPE_DELTAS, strict=True)
+            solo_rows.decoding(model, make_cache, solo_rows.some_tokens(model, *kind), kind[1])
+            for kind in KINDS
         ]
         problem = _problem(model, rows, wanted)
         if problem:
             return Exact(1, note=f"{ALONE}: {problem}")
         single, filled = (_seconds(model, rows[0], size) for size in (1, wanted))
-        return Exact(wanted, filled / single)
+        return Exact(wanted, max(1.0, filled / single))
     return Exact(1, note=ALONE if tried.fault is None else f"{ALONE}: {tried.fault.told}")
 
 
@@ -77,7 +78,7 @@ def _run(
     """Logits by step of some of the rows, in passes of `size`."""
     layout, found = FixedLayout(size), dict[Row, list[mx.array]]()
     for i in which:
-        row = stand_in(rows[i].tokens, ROPE_DELTAS[i])
+        row = stand_in(rows[i].tokens, KINDS[i][1])
         layout.add(row, deepcopy(rows[i].cache))
         found[row] = []
     for _ in range(STEPS):
@@ -87,7 +88,7 @@ def _run(
 
 def _seconds(model: LoadedModel, one: SoloRow, size: int) -> float:
     """The shortest pass of one row, filled up to `size`."""
-    layout, row, best = FixedLayout(size), stand_in(one.tokens, ROPE_DELTAS[0]), inf
+    layout, row, best = FixedLayout(size), stand_in(one.tokens, KINDS[0][1]), inf
     layout.add(row, deepcopy(one.cache))
     for _ in range(STEPS):
         began = time.perf_counter()
