@@ -223,7 +223,7 @@ class Engine:
             return
         for rows, cause in forward.failed:
             left = [row for row in rows if row.finish is None]
-            self._pass_failed(left, chunk is not None, cause)
+            self._pass_failed(left, cause, alone=len(rows) == 1, mixed=chunk is not None)
         if forward.logits is not None:
             self._draw_next(forward, forward.logits)
         if chunk is not None and forward.took_chunk and chunk.job.cache is not None:
@@ -550,17 +550,19 @@ class Engine:
                 raise forward.failed[0][1].error
             mx.eval(forward.logits)
             ((_, token, logprob),) = alone.read()
+            alone.drop([row])  # its recurrent state is back in `cache`
         if work.fault is not None or forward.logits is None:
             return None
         row.retry_alone = False
         self._commit(row, token, logprob, self.clock())
         return None if row.finish is not None else self._draw_one(row, forward.logits[0])
 
-    def _pass_failed(self, rows: list[Row], mixed: bool, fault: Fault) -> None:
-        if mixed or len(rows) > 1:
-            self._retry(rows, fault)
-        elif rows:
-            self._failed_by(rows[0].request, "its decode step", fault)
+    def _pass_failed(self, left: list[Row], fault: Fault, *, alone: bool, mixed: bool) -> None:
+        """`left`: rows of the pass that have not ended meanwhile; `alone`: it had but one."""
+        if mixed or (left and not alone):
+            self._retry(left, fault)
+        elif left:
+            self._failed_by(left[0].request, "its decode step", fault)
 
     def _isolated(self, request: Request, part: str) -> Isolation:
         """Around a request's own work: whatever that raises ends this request alone."""

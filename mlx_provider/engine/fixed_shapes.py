@@ -37,7 +37,3 @@ class FixedShapes:
     def size(self, done: int, total: int) -> int:
         """Tokens of the pass after the first `done` of a prompt."""
         return min(self.whole(done) + self.tokens, total) - done
-
-    def passes(self, rows: int) -> int:
-        """Passes for one token of so many rows."""
-        return -(-rows // self.rows)

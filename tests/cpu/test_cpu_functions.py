@@ -18,6 +18,7 @@ from mlx_vlm.models.qwen3_5 import gated_delta, language
 
 from mlx_provider import LoadOptions
 from mlx_provider.families.text import load_text
+from mlx_provider.records import Part, Parts, Run
 from mlx_provider.serving.kernels import _made, install, remove
 from mlx_provider.testing.tiny_models import build
 from mlx_provider.upstream.patching import Unpatched
@@ -162,3 +163,25 @@ def test_a_layer_of_mlx_calls_ours(installed: Install) -> None:
     installed(block)
     assert hasattr(activations.gelu_approx, "patch")
     assert mx.allclose(block.act(x), expected, rtol=1e-5, atol=1e-6).item()
+
+
+def test_a_row_apart_is_attended_as_if_there_were_no_other() -> None:
+    """Whether NumPy is worth it is then a matter of its own keys."""
+    attend = ours_of(unpatched(qwen3.scaled_dot_product_attention))
+    mx.random.seed(3)
+    lengths = (9, 700, 40)
+    pairs = [[mx.random.normal((1, 2, n, 8)) for _ in range(2)] for n in lengths]
+    queries = mx.random.normal((3, 8, 1, 8))
+    runs = [Run(None, slice(i, i + 1)) for i in range(3)]
+    keys, values = (Parts(list(each), runs, apart=True) for each in zip(*pairs, strict=True))
+    found = attend(queries, keys, values, None, scale=0.3, mask=[None] * 3)
+    alone = [
+        attend(queries[i : i + 1], *pair, None, scale=0.3, mask=None)
+        for i, pair in enumerate(pairs)
+    ]
+    assert [attention._scores(queries[:1], [Part(*p, None)]) >= attention.WORTH for p in pairs] == [
+        False,
+        True,
+        False,
+    ]
+    assert mx.array_equal(found, mx.concatenate(alone))

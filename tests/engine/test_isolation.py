@@ -138,6 +138,22 @@ def test_a_failed_batch_step_is_run_again_and_nobody_notices(qwen3: TextModel) -
     assert engine.batch.layout.name == "grouped"
 
 
+def test_a_row_is_run_again_if_the_others_of_a_failed_step_just_ended(qwen3: TextModel) -> None:
+    model = Flaky(qwen3)
+    engine = new_engine(model)  # type: ignore[arg-type]
+    ending, staying = (
+        new_request(t, max_tokens=n) for t, n in zip(prompts(2), (9, 20), strict=True)
+    )
+    for request in (ending, staying):
+        engine.submit(request)
+    while len(output_of(ending).tokens) < 8:
+        engine.step()
+    model.fails_batches = 1
+    run(engine)
+    assert model.fails_batches == 0
+    assert_as_alone(qwen3, staying)
+
+
 def test_rows_decode_alone_after_batching_failed_again(qwen3: TextModel) -> None:
     model = Flaky(qwen3, fails_batches=10**9)
     engine = new_engine(model)  # type: ignore[arg-type]

@@ -1,0 +1,52 @@
+"""Rows share passes only where a device treats every place in them alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlx_provider import LoadedModel
+from mlx_provider.engine.execution.exactness import exact_rows
+
+
+class Uneven:
+    """A model that computes otherwise at the last place of a pass, or not at all."""
+
+    def __init__(self, inner: LoadedModel, noise: float, fails: bool = False) -> None:
+        self.inner = inner
+        self.noise = noise
+        self.fails = fails
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def decode(self, tokens: mx.array, cache: list[Any], positions: mx.array) -> mx.array:
+        if self.fails and tokens.size > 4:
+            raise RuntimeError("[metal] no such kernel")
+        logits = self.inner.decode(tokens, cache, positions)
+        last = mx.arange(tokens.size)[:, None] == tokens.size - 1
+        return mx.where(last & (tokens.size > 1), logits * (1 + self.noise), logits)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5_text"])
+def test_places_alike(load: Callable[..., LoadedModel], family: str) -> None:
+    found = exact_rows(load(family), load(family).make_cache, 5)
+    assert (found.rows, found.note) == (5, "")
+    assert found.cost >= 1
+
+
+@pytest.mark.parametrize(
+    ("noise", "fails", "told"),
+    [(1e-6, False, "at place 4 of 5 its logits are not"), (0.0, True, "no such kernel")],
+)
+def test_else_each_row_has_a_pass_of_its_own(
+    load: Callable[..., LoadedModel], noise: float, fails: bool, told: str
+) -> None:
+    model: Any = Uneven(load("qwen3"), noise, fails)
+    found = exact_rows(model, model.make_cache, 5)
+    assert found.rows == 1
+    assert found.note.startswith("each row decodes in a pass of its own: ")
+    assert told in found.note

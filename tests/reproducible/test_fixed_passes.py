@@ -1,0 +1,54 @@
+"""What is scheduled where passes are fixed: no clock, no company and no cut decides it."""
+
+from __future__ import annotations
+
+from mlx_provider.engine.fixed_shapes import FixedShapes
+from mlx_provider.engine.scheduling.costs import Costs
+from mlx_provider.engine.scheduling.scheduler import Budget, Limits, Scheduler
+from mlx_provider.testing.driver import new_request
+
+
+def scheduler(shapes: FixedShapes) -> Scheduler:
+    limits = Limits(64, 100, 0.1, shapes.tokens, 64)
+    budget = Budget(lambda tokens: tokens, lambda: 2**40, lambda need: None, lambda: 2**40)
+    return Scheduler(limits, budget, Costs(), grid=64, fixed=shapes)
+
+
+def test_sizes() -> None:
+    shapes = FixedShapes.within(max_rows=64, max_chunk=100)
+    assert (shapes.rows, shapes.tokens) == (8, 100)
+    assert FixedShapes.within(max_rows=2, max_chunk=2048) == FixedShapes(2, 256)
+    assert [shapes.size(done, 250) for done in (0, 100, 200, 240)] == [100, 100, 50, 10]
+    assert [shapes.whole(n) for n in (99, 100, 250)] == [0, 100, 200]
+
+
+def test_passes_of_a_prompt() -> None:
+    plan = scheduler(FixedShapes(8, 16))
+    job = plan.submit(new_request(range(20, 70)), 0.0)
+    job.admitted, job.cuts = True, [5, 21]
+    sizes = []
+    while job.done < len(job.tokens):
+        chunk = plan.plan(0.0).chunk
+        assert chunk is not None
+        sizes.append(chunk.size)
+        job.done = chunk.stop
+        plan.costs.pace *= 1000
+    assert sizes == [16, 16, 16, 2]
+
+
+def test_a_row_that_starts_again_has_its_prompt_prefilled_alone() -> None:
+    plan = scheduler(FixedShapes(8, 16))
+    request = new_request(range(20, 70))
+    (row,) = request.rows
+    for again in (plan.preempt, lambda row: plan.retry([row])[0]):
+        plan.running[row] = None
+        row.tokens = [7, 8, 9]
+        assert again(row).tokens == request.prompt.tokens
+
+
+def test_a_pass_of_rows_costs_what_a_full_one_does() -> None:
+    plan = scheduler(FixedShapes(8, 16))
+    (row,) = new_request([1] * 9).rows
+    plan.running[row] = None
+    full = plan.costs.pass_of(8, row.length)
+    assert plan.plan(0.0).pass_seconds == full > plan.costs.pass_of(1, row.length)

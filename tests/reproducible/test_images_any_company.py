@@ -1,0 +1,65 @@
+"""Images stay whole where passes have one size, and give the same bits from the prefix cache."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import pytest
+
+from mlx_provider import LoadedModel, MediaItem
+from mlx_provider.engine.fixed_shapes import FixedShapes
+from mlx_provider.engine.prefix_cache.cache import PrefixCache
+from mlx_provider.engine.request import Request
+from mlx_provider.testing.driver import new_engine, new_request, output_of, run
+from mlx_provider.testing.tiny_media import tiny_pixels
+
+SHAPES = FixedShapes(rows=3, tokens=32)
+
+
+def request_of(model: LoadedModel, before: int, after: str) -> Request:
+    pixels = tiny_pixels(1)
+    media = MediaItem.of("image", pixels, hashlib.sha256(pixels.tobytes()).hexdigest())
+    texts = [{"type": "text", "text": text} for text in ("look here " * before, after)]
+    content = [texts[0], {"type": "image"}, texts[1]]
+    prompt = model.prepare(
+        [{"role": "user", "content": content}], tools=[], media=[media], variables={}
+    )
+    request = new_request(prompt.tokens, max_tokens=6, logprobs=1)
+    request.prompt = prompt
+    return request
+
+
+@pytest.mark.parametrize("family", ["gemma3", "qwen3_5", "qwen2_vl"])
+@pytest.mark.parametrize("before", [4, 12], ids=["cut", "apart"])
+def test_an_image_gives_the_same_bits(
+    load: Callable[..., LoadedModel], family: str, before: int
+) -> None:
+    model = load(family)
+    cold = request_of(model, before, "what is it " * 9)
+    engine = new_engine(model, fixed=SHAPES, max_chunk=32)
+    engine.submit(cold)
+    run(engine)
+
+    engine = new_engine(
+        model, fixed=SHAPES, max_chunk=32, prefix_cache=PrefixCache(budget=lambda: 2**24)
+    )
+    requests = [
+        request_of(model, before, "who is it"),
+        new_request([30] * 50, max_tokens=30),
+        request_of(model, before, "what is it " * 9),
+        request_of(model, before, "what is it " * 9),
+    ]
+    for request in requests:
+        engine.submit(request)
+        for _ in range(9):
+            engine.step()
+    run(engine)
+    expected = output_of(cold)
+    for request in requests[2:]:
+        assert output_of(request).tokens == expected.tokens
+        assert output_of(request).logprobs == expected.logprobs
+    spans = cold.prompt.spans
+    assert requests[3].cached % 32 == 0
+    assert all(not span.start < requests[3].cached < span.end for span in spans)
+    assert requests[3].cached >= SHAPES.whole(spans[0].start)

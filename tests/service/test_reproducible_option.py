@@ -1,0 +1,92 @@
+"""The operator's option: an engine of its own on the same weights, and what is told of it."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlx_provider.engine.execution.exactness import Exact
+from mlx_provider.litellm.operator import engine_options, operator_options
+from mlx_provider.protocol.messages import ModelOptions
+from mlx_provider.serving import reproducible
+
+SAME = ModelOptions(reproducible=True)
+LONG = "The same long beginning of a question. " * 30
+
+
+def test_it_stands_in_the_config_entry() -> None:
+    chosen = operator_options({"model_info": {"mlx": {"reproducible": True}}})
+    assert engine_options(chosen) == SAME
+
+
+def test_weights_are_shared_and_prefixes_are_not(
+    make_service: Any, tiny_class: Any, build_tiny: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    service, client = make_service(max_chunk=64)
+    model = tiny_class(client, service, str(build_tiny("qwen3")))
+    with caplog.at_level(logging.INFO):
+        plain = model.ask(LONG, max_tokens=3)
+        first = model.ask(LONG, max_tokens=3, options=SAME)
+        again = model.ask(LONG, max_tokens=3, options=SAME)
+    assert (plain.usage.cached_tokens, first.usage.cached_tokens) == (0, 0)
+    assert again.usage.cached_tokens == (again.usage.prompt_tokens - 1) // 64 * 64 > 0
+    (loaded,) = service._models.pool.models()
+    assert sorted(loaded.running) == ["", "reproducible"]
+    status = next(s for s in client.health().models if s.reproducible)
+    assert (status.kv_layout, status.mixed_prefill) == ("fixed", False)
+    fixed = status.reproducible
+    assert (fixed.rows, fixed.tokens) == (8, 64)
+    told = f"reproducible: rows decode 8 to a pass, filled up ({fixed.cost:.1f} times the time of"
+    assert status.decoding.startswith(told)
+    assert status.decoding.endswith("prompts run in passes of 64 tokens")
+    assert f"{Path(model.model).name}: {status.decoding}" in caplog.messages
+
+
+def test_prefixes_on_disk_are_those_of_this_software(
+    make_service: Any,
+    tiny_class: Any,
+    build_tiny: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another version may round otherwise; nor is a plain model's prefix taken."""
+    folder = str(build_tiny("qwen3"))
+    cached = []
+    for options, version in ((ModelOptions(), "1"), (SAME, "1"), (SAME, "1"), (SAME, "2")):
+        installed = {"mlx": version}.get
+        monkeypatch.setattr("mlx_provider.serving.measurements._installed", installed)
+        service, client = make_service(max_chunk=64, kv_layout="solo", disk_cache=tmp_path / "disk")
+        answer = tiny_class(client, service, folder).ask(LONG, max_tokens=3, options=options)
+        cached.append(answer.usage.cached_tokens)
+        service.close()
+    assert cached[0] == cached[1] == cached[3] == 0
+    assert cached[2] > 0
+
+
+@pytest.mark.parametrize("settings", [{"max_rows": 1}, {"kv_layout": "solo"}])
+def test_rows_that_cannot_share_a_pass_have_one_each(
+    make_service: Any, tiny_class: Any, build_tiny: Any, settings: dict[str, Any]
+) -> None:
+    service, client = make_service(**settings)
+    model = tiny_class(client, service, str(build_tiny("qwen3")))
+    model.ask(max_tokens=2, options=SAME)
+    (status,) = client.health().models
+    told = (
+        "reproducible: each row decodes in a pass of its own, prompts run in passes of 256 tokens"
+    )
+    assert (status.decoding, status.notes) == (told, [])
+
+
+def test_a_note_tells_why(
+    make_service: Any, tiny_class: Any, build_tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uneven = Exact(1, note="places differ")
+    monkeypatch.setattr(reproducible, "exact_rows", lambda *args: uneven)
+    service, client = make_service()
+    model = tiny_class(client, service, str(build_tiny("qwen3")))
+    model.ask(max_tokens=2, options=SAME)
+    (status,) = client.health().models
+    assert status.notes == ["places differ"]
