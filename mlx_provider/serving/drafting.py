@@ -29,8 +29,10 @@ def draft_kind(options: ModelOptions) -> str:
     return f"{options.drafter} {options.draft_model or ''} {options.draft_tokens or ''}"
 
 
-def check_draft_model(options: ModelOptions) -> None:
-    """Before anything is loaded for the sake of a wrong name. Raises `BadRequest`."""
+def check_drafts(options: ModelOptions) -> None:
+    """Before anything is loaded for the sake of a wrong option. Raises `BadRequest`."""
+    if options.reproducible and (options.drafter not in UNNAMED or options.draft_model):
+        raise wrong_option("drafter", "passes of a reproducible model have no room for drafts")
     if options.draft_model is not None and not _folder(options.draft_model).is_dir():
         told = f"no folder {options.draft_model!r} on the engine's machine"
         raise wrong_option("draft_model", told)
@@ -66,12 +68,18 @@ def _first(
 ) -> tuple[Speculation | None, str]:
     for drafter in drafters:
         with Isolation() as tried:
-            if _problem(drafter, folder, model, given):
+            if problem := _problem(drafter, folder, model, given):
+                log.log(_loudness(given), "drafter %s is not used: %s", drafter.name, problem)
                 continue
             return _started(drafter, folder, model, given, options), drafter.name
         if tried.fault is not None:
             log.warning("drafter %s is left out: %s", drafter.name, tried.fault.told)
     return None, ""
+
+
+def _loudness(given: DraftOptions) -> int:
+    """Who has given a model to draft with wants to know why it does not."""
+    return logging.INFO if given.model is None else logging.WARNING
 
 
 def _problem(drafter: Drafter, folder: Path, model: LoadedModel, given: DraftOptions) -> str:

@@ -36,7 +36,7 @@ from ..isolation import Isolation
 from ..protocol.messages import ModelOptions, ModelStatus, batching
 from ..records import LoadedModel
 from ..registry import PluginRegistry
-from .drafting import UNNAMED, check_draft_model, draft_kind, speculation_of
+from .drafting import UNNAMED, check_drafts, draft_kind, speculation_of
 from .hub import folder_of
 from .kv_choice import cache_maker, engine_kind, kv_kind, tried
 from .loading import Loading, WeightsKey, told
@@ -289,7 +289,7 @@ class Models:
                 self._registry.drafter(options.drafter)
         except BadRequest as error:
             raise wrong_option(error.param or "", error.message) from None
-        check_draft_model(options)
+        check_drafts(options)
 
     # -- engines (engine thread)
 

@@ -13,7 +13,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from mlx_provider import BadRequest
-from mlx_provider.families import attention
+from mlx_provider.families.attention import route
 from mlx_provider.families.expand import expand
 from mlx_provider.families.vision.language import head as output_matrix
 from mlx_provider.families.vision.positions import step_positions
@@ -97,7 +97,7 @@ def load_head(folder: Path, model: Any) -> BoundHead:
         expand(head, "float32")
     head.eval()
     mx.eval(head.parameters())
-    attention.route(head)
+    route(head)
     return BoundHead(head, language)
 
 

@@ -1,0 +1,94 @@
+"""Which drafters are tried, in which order, and what becomes of those that fail."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mlx_provider.errors import BadRequest
+from mlx_provider.protocol.messages import ModelOptions
+from mlx_provider.registry import PluginRegistry
+from mlx_provider.serving.drafting import speculation_of
+
+Install = Callable[..., str]
+
+DRAFTER = """
+from mlx_provider import hookimpl
+from mlx_provider.records import Drafter
+
+class Guesses:
+    def propose(self, rows):
+        return [[] for row in rows]
+
+def start(folder, model, options):
+    {before}
+    return Guesses()
+
+@hookimpl
+def mlx_drafters():
+    yield Drafter("{name}", lambda folder, model, options: "{refuses}", start, hidden={hidden},
+                  automatic={automatic})
+"""
+
+
+def drafter(
+    name: str, automatic: int = 0, refuses: str = "", before: str = "pass", hidden: bool = False
+) -> str:
+    return DRAFTER.format(
+        name=name, automatic=automatic, refuses=refuses, before=before, hidden=hidden
+    )
+
+
+def discover(*names: str) -> PluginRegistry:
+    return PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": ",".join(names)})
+
+
+MODEL: Any = SimpleNamespace(info=SimpleNamespace(vocab_size=100))
+
+
+def chosen(registry: PluginRegistry, **options: Any) -> str:
+    _, name = speculation_of(registry, Path(), MODEL, ModelOptions(**options))
+    return name
+
+
+def test_the_best_that_can_is_taken_and_none_where_that_is_wanted(install_plugin: Install) -> None:
+    low = install_plugin("aaa", drafter("low", 1))
+    high = install_plugin("bbb", drafter("high", 2))
+    never = install_plugin("ccc", drafter("never"))
+    registry = discover(low, high, never)
+    assert chosen(registry) == "high"
+    assert chosen(registry, drafter="off") == ""
+    assert chosen(registry, drafter="never") == "never"
+    assert chosen(discover(never)) == ""
+
+
+@pytest.mark.parametrize(
+    "other", [{"refuses": "no head"}, {"before": "raise OSError('broken')"}, {"hidden": True}]
+)
+def test_one_that_cannot_leaves_it_to_the_next(
+    install_plugin: Install, other: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    able = install_plugin("aaa", drafter("able", 1))
+    other_name = install_plugin("bbb", drafter("other", 2, **other))
+    with caplog.at_level(logging.WARNING):
+        assert chosen(discover(able, other_name)) == "able"
+    assert ("drafter other is left out" in caplog.text) == ("before" in other)
+
+
+def test_one_that_is_named_says_why_it_cannot(install_plugin: Install) -> None:
+    registry = discover(install_plugin("aaa", drafter("headless", refuses="no head")))
+    with pytest.raises(BadRequest, match="headless cannot draft for this model: no head"):
+        chosen(registry, drafter="headless")
+    with pytest.raises(BadRequest, match="did you mean 'headless'"):
+        registry.drafter("headles")
+
+
+def test_a_third_party_goes_before_ours_at_equal_rank(install_plugin: Install) -> None:
+    ours = install_plugin("mlx-provider", drafter("ours", 1), name="ours")
+    theirs = install_plugin("aaa", drafter("theirs", 1))
+    assert chosen(discover(ours, theirs)) == "theirs"
