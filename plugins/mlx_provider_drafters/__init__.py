@@ -20,14 +20,14 @@ def mlx_drafters() -> Iterator[Drafter]:
         start_model,
         media=False,
         automatic=3,
-        serves="a smaller model of the same vocabulary guesses",
+        serves="any model, by a smaller one of the same vocabulary",
     )
     yield Drafter(
         "lookup",
         lambda folder, model, options: "",
         start_lookup,
         automatic=1,
-        serves="what followed the same words before, in the prompt or the reply",
+        serves="any model, by what followed the same words in the prompt or the reply",
     )
 
 
