@@ -1,4 +1,4 @@
-"""The command line of the benchmarks, in a process of its own."""
+"""The command line of the benchmarks, in a process of its own or in this one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
+
+from mlx_provider_bench import commands
 
 ROOT = Path(__file__).parents[2]
 Bench = Callable[..., dict[str, Any]]
@@ -36,11 +39,28 @@ def bench() -> Bench:
             env=os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1"},
         )
         assert done.returncode == 0, done.stderr
-        result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        assert {"device", "blas", "dtype", "load_average"} <= result.keys()
-        return result
+        return result_of(done.stdout)
 
     return run
+
+
+@pytest.fixture
+def bench_here(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """The same in this process, which has loaded another BLAS: for what computes little."""
+    monkeypatch.setattr(commands, "_preload", lambda: None)
+
+    def run(*arguments: str) -> dict[str, Any]:
+        done = CliRunner().invoke(commands.bench, arguments, catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return result_of(done.stdout)
+
+    return run
+
+
+def result_of(told: str) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads(told.splitlines()[-1])
+    assert {"device", "blas", "dtype", "load_average"} <= result.keys()
+    return result
 
 
 @pytest.fixture(scope="session")

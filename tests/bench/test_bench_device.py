@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from mlx_provider.engine.scheduling.costs import Curve
+from mlx_provider.testing import device_curves, kernel_noise, layout_bugs
 from mlx_provider.testing.device_curves import Timed
 from mlx_provider_bench import device
 from mlx_provider_bench.device import Plan
 
 
-def test_counted_and_replayed(bench: Callable[..., dict[str, Any]]) -> None:
-    result = bench("device", "--part", "kernels", "--part", "allocator")
+def test_counted_and_replayed(bench_here: Callable[..., dict[str, Any]]) -> None:
+    result = bench_here("device", "--part", "kernels", "--part", "allocator")
     assert result["missed"] == []
     launched, *others = result["kernels"]
     assert (launched["at_most"], launched["reached"]) == (730, True)
@@ -30,6 +31,7 @@ def test_every_device_and_model_is_held_to_the_same_targets(
     slow = Curve(((1, 0.5), (64, 0.6)))
     timed = Timed(slow, slow, mixes=True, grid=1)
     monkeypatch.setattr(device, "timed", lambda plan, family: timed)
+    monkeypatch.setattr(device_curves, "PROMPT", 2000)
     result = device.bench(Plan(["scheduler"]))
     rows = result["scheduler"]
     names = [row["what"].partition(":")[0] for row in rows[::5]]
@@ -43,11 +45,13 @@ def test_every_device_and_model_is_held_to_the_same_targets(
     assert "M3 Max, dense 8B: beside 4" not in result["missed"]
 
 
-def test_this_device_is_timed_as_it_serves() -> None:
+def test_this_device_is_timed_as_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "WIDTHS", (1, 8, 64))
+    monkeypatch.setattr(device, "REPEATS", 1)
     small = Plan([], hidden=64, layers=3)
     dense, hybrid = (device.timed(small, family) for family in device.HERE.values())
     assert (dense.mixes, dense.grid, hybrid.grid) == (True, 1, 64)
-    assert [n for n, _ in dense.passes.widths] == list(device.WIDTHS)
+    assert [n for n, _ in dense.passes.widths] == [1, 8, 64]
     assert 0 < dense.seconds(1, 100) <= dense.seconds(1, 100, 512, 4000)
 
 
@@ -64,8 +68,9 @@ def test_an_error_that_nobody_finds_is_told() -> None:
 
 
 def test_noise_and_errors_of_one_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mlx_provider.testing import layout_bugs
-
+    built = kernel_noise.NoisyDevice.model
+    shallow = lambda own, seed, family="qwen3", layers=4: built(own, seed, family, 4)  # noqa: E731
+    monkeypatch.setattr(kernel_noise.NoisyDevice, "model", shallow)
     monkeypatch.setattr(device, "SEEDS", range(1))
     for name in ("LAYOUT_BUGS", "CHUNK_BUGS", "OTHER_BUGS"):
         known = getattr(layout_bugs, name)

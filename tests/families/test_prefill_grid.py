@@ -56,13 +56,16 @@ def after(model: LoadedModel, stops: list[int]) -> mx.array:
     return mx.concatenate([logits.reshape(-1), more.reshape(-1)])
 
 
+@pytest.mark.parametrize("examples", [2, pytest.param(12, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("quantised", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_passes_on_the_grid_give_the_same_bits(load: Load, family: str, quantised: bool) -> None:
+def test_passes_on_the_grid_give_the_same_bits(
+    load: Load, family: str, quantised: bool, examples: int
+) -> None:
     model = load(family, quantised)
     whole = after(model, [LENGTH])
 
-    @settings(max_examples=4, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples, suppress_health_check=list(HealthCheck))
     @given(choices=st.lists(st.integers(0, 4), min_size=10, max_size=10))
     def check(choices: list[int]) -> None:
         stops, at = [], 0

@@ -151,14 +151,17 @@ def check_against_solo(model: TextModel, arrivals: list[Arrival], requests: list
                 assert abs(mine.logprob - theirs.logprob) <= tolerance
 
 
+@pytest.mark.parametrize("examples", [3, pytest.param(20, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_any_schedule_gives_what_each_request_gets_alone(tiny: Tiny, family: str) -> None:
+def test_any_schedule_gives_what_each_request_gets_alone(
+    tiny: Tiny, family: str, examples: int
+) -> None:
     model = tiny(family)
     found = probe(model, model.make_cache, model.kv_layouts)
     # kept from one example to the next, so that most prompts are found in it
     prefix_cache = PrefixCache(budget=lambda: 2**20)
 
-    @settings(max_examples=6, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples, suppress_health_check=list(HealthCheck))
     @given(
         arrivals=ARRIVALS,
         chunk=st.sampled_from([16, 32, 64]),

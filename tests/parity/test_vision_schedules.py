@@ -115,14 +115,15 @@ def reference(model: LoadedModel, request: Request) -> Request:
     return twin
 
 
+@pytest.mark.parametrize("examples", [3, pytest.param(15, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_text_and_images_in_any_schedule(vision: Load, family: str) -> None:
+def test_text_and_images_in_any_schedule(vision: Load, family: str, examples: int) -> None:
     model = vision(family)
     found = probe(model, model.make_cache, model.kv_layouts)
     assert found.layout != "solo"
     prefix_cache, features = PrefixCache(budget=lambda: 2**22), FeatureCache(2**20)
 
-    @settings(max_examples=5, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples, suppress_health_check=list(HealthCheck))
     @given(
         turns=TURNS,
         chunk=st.sampled_from([16, 48]),

@@ -6,10 +6,16 @@ import shlex
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
+import typer
+from typer.testing import CliRunner
+
+from mlx_provider.cli.demo import demo
+from mlx_provider.demo.stage import Stage
 
 CODE = "import typer; from mlx_provider.cli.demo import demo; typer.run(demo)"
 
@@ -25,16 +31,35 @@ def environ(tmp_path):
     return {**own, **dead, "HOME": str(tmp_path), "PYTHONPATH": paths, "COLUMNS": "200"}
 
 
-def test_every_check_passes(environ, tmp_path):
-    run = subprocess.run(
-        [sys.executable, "-c", CODE], env=environ, cwd=tmp_path, capture_output=True, text=True
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "Your name is Maria." in run.stdout
-    assert run.stdout.count("\nok ") == 6
-    assert "export OPENAI_BASE_URL=http://127.0.0.1:" in run.stdout
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(re.search(r"http://127\.0\.0\.1:\d+", run.stdout)[0], trust_env=False)
+@pytest.fixture
+def staged(proxy, own_engine, monkeypatch):
+    """The tests' own proxy and engine in the place of the demo's; what was begun and ended."""
+    seen = []
+
+    @contextmanager
+    def stage(port):
+        seen.append("begun")
+        yield Stage(proxy, own_engine)
+        seen.append("ended")
+
+    monkeypatch.setattr("mlx_provider.demo.stage.stage", stage)
+    monkeypatch.setattr(signal, "signal", lambda *handler: None)
+    return seen
+
+
+def test_every_check_passes_and_then_it_ends(staged):
+    app = typer.Typer()
+    app.command()(demo)
+    run = CliRunner().invoke(app, [], env={"COLUMNS": "200"})
+    assert run.exit_code == 0, run.output
+    assert_all_is_well(run.stdout)
+    assert staged == ["begun", "ended"]
+
+
+def assert_all_is_well(told):
+    assert "Your name is Maria." in told
+    assert told.count("\nok ") == 6
+    assert "export OPENAI_BASE_URL=http://127.0.0.1:" in told
 
 
 def sent_as_printed(told):
@@ -70,6 +95,7 @@ def test_keep_runs_until_it_is_told_to_end(environ, tmp_path):
         assert reply.json()["data"][0]["id"] == "demo"
         assert "Paris" in sent_as_printed(told)
         assert "It holds 4096 tokens" in told
+        assert_all_is_well(told)
         process.send_signal(signal.SIGTERM)
         process.stdout.read()
         assert process.wait(60) == 0

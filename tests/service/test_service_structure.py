@@ -105,13 +105,14 @@ KINDS: list[tuple[dict[str, Any], Any]] = [
 ]
 
 
-def test_two_hundred_constrained_rows_beside_free_ones(qwen: Any) -> None:
+@pytest.mark.parametrize("rows", [70, pytest.param(200, marks=pytest.mark.sweep)])
+def test_more_constrained_rows_than_decode_together_beside_free_ones(qwen: Any, rows: int) -> None:
     """All valid, or cut and said so; whoever decodes beside them is not touched."""
     free = {"logprobs": True, "max_tokens": 120}
     alone = [qwen.ask(f"Word {i}", **free).only.tokens for i in range(4)]
     beside = [qwen.start(f"Word {i}", **free) for i in range(4)]
     started = []
-    for seed in range(200):
+    for seed in range(rows):
         given, check = KINDS[seed % len(KINDS)]
         asked = {**given, "sampling": warm(seed), "max_tokens": 500}
         started.append((check, qwen.start(f"Run {seed}", **asked)))
@@ -123,7 +124,7 @@ def test_two_hundred_constrained_rows_beside_free_ones(qwen: Any) -> None:
             continue
         check(choice)
         whole += 1
-    assert whole >= 150
+    assert whole >= 0.75 * rows
 
 
 @pytest.mark.parametrize("limit", [1, 5, 12, 20])
