@@ -64,7 +64,7 @@ def load(make_service: Any, file: Path, monkeypatch: pytest.MonkeyPatch) -> Load
 
 @pytest.fixture(scope="module")
 def folder(build_tiny: Any) -> Path:
-    return build_tiny("qwen3", head_dim=32)
+    return build_tiny("qwen3", head_dim=32, num_hidden_layers=1)
 
 
 def test_the_second_load_measures_nothing(load: Any, folder: Path, file: Path) -> None:
@@ -86,7 +86,7 @@ def test_the_second_load_measures_nothing(load: Any, folder: Path, file: Path) -
 def test_anything_that_differs_is_measured_anew(
     load: Any, build_tiny: Any, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    own = build_tiny("qwen3", head_dim=32)
+    own = build_tiny("qwen3", head_dim=32, num_hidden_layers=1)
     load(own)
     options, settings = None, {}
     if change == "weights":

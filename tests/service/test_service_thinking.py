@@ -59,9 +59,10 @@ def spent(answer: Any, budget: int, marker: int) -> None:
     assert budget <= answer.usage.reasoning_tokens <= budget + marker
 
 
+@pytest.mark.parametrize("seeds", [4, pytest.param(16, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("budget", [1, 7, 20])
-def test_a_budget_ends_the_thought(thinker: Any, budget: int) -> None:
-    for seed in range(8):
+def test_a_budget_ends_the_thought(thinker: Any, budget: int, seeds: int) -> None:
+    for seed in range(seeds):
         answer = thinker.ask(sampling=warm(seed), thinking_budget=budget, max_tokens=60)
         spent(answer, budget, 10)
         assert answer.only.content
