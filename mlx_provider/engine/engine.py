@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
 from typing import Any
@@ -33,8 +32,9 @@ from .row_cache import grow_by
 from .scheduling.pass_timer import PassTimer
 from .scheduling.plan import Chunk, StepPlan
 from .scheduling.scheduler import Scheduler
-from .speculation.ahead import Mask, ahead, masks_ahead
+from .speculation.ahead import Mask, ahead
 from .speculation.speculation import Speculation
+from .speculation.step import DraftStep, Place, places
 from .step_output import Post, StepOutput
 from .token_names import TokenNames
 
@@ -71,11 +71,11 @@ class Engine:
         self.features = features or FeatureCache(0)
         self.prefix_cache = prefix_cache
         self.clock = clock
-        self.speculation = speculation
         self._best_layout = layout
         self._fixed = fixed
         self.batch = DecodeBatch(model, self._layout(layout))
-        self.batch.shows_hidden = speculation is not None and speculation.hidden
+        self._drafting = DraftStep(speculation, scheduler, recorder, self._isolated)
+        self.batch.shows_hidden = self._drafting.shows_hidden
         self._together = CircuitBreaker()
         """Of rows that decode together."""
         self._mixed = MixedBatches(mixes and fixed is None)
@@ -126,6 +126,11 @@ class Engine:
     def idle(self) -> bool:
         """Nothing runs or waits, and every event has been handed out."""
         return self.scheduler.idle and self.output.empty
+
+    @property
+    def _may_draft(self) -> bool:
+        """Whether rows may take several tokens in a pass."""
+        return self._together.closed and self.batch.layout.name == "grouped"
 
     @property
     def mixes(self) -> bool:
@@ -208,16 +213,18 @@ class Engine:
         The pass is launched before the last one's tokens are read, unless those are needed for
         drafts: the device then waits meanwhile.
         """
-        chunk = plan.chunk if plan.mixed else None
-        wanted = self._wanted(plan)
+        wanted = self._drafting.wanted(plan, possible=self._may_draft)
         caught_up = bool(wanted) or self.batch.drafted
         if caught_up and not self._catch_up():
             return
-        drafts = self._guessed(wanted)
-        self._timer.launched(self._seconds(plan, drafts), self.clock())
+        drafts = self._drafting.guessed(wanted)
+        chunk = plan.chunk if plan.mixed else None
+        if chunk is not None and chunk.job.cache is None:
+            chunk = None  # its request has ended meanwhile
+        self._timer.launched(self._drafting.seconds(plan, drafts), self.clock())
         forward = self.batch.forward(self._mixed.take_along(chunk), drafts)
-        if drafts and self.speculation is not None:
-            self.speculation.waited(self.clock() - self._read_at)
+        if drafts:
+            self._drafting.waited(self.clock() - self._read_at)
         self._corrupted = {row for rows, _ in forward.failed for row in rows}
         if not caught_up and not self._read():
             return
@@ -256,9 +263,7 @@ class Engine:
         now = self._read_at = self.clock()
         self._timer.ended(now, left=len(self._behind))
         for row, drafts, reads in found:
-            if drafts and self.speculation is not None:
-                self.speculation.held(row, drafts, len(reads) - 1)
-                self.recorder.drafts(drafts, len(reads) - 1)
+            self._drafting.held(row, drafts, len(reads) - 1)
             for stay, (_, token, logprob) in enumerate(reads, 1):
                 if row.finish is None:
                     self.batch.keep(row, stay)
@@ -270,58 +275,22 @@ class Engine:
         self._retry(list(self.scheduler.running), fault)
         return False
 
-    # -- drafts
-
-    def _wanted(self, plan: StepPlan) -> dict[Row, int]:
-        """For whom drafts are worth it in this step, and how many."""
-        if self.speculation is None or not self._drafts:
-            return {}
-        return self.speculation.wanted(plan.rows, partial(self._wider, plan))
-
-    @property
-    def _drafts(self) -> bool:
-        """Whether rows may take several tokens in a pass."""
-        return self._together.closed and self.batch.layout.name == "grouped"
-
-    def _wider(self, plan: StepPlan, tokens: int) -> float:
-        """Seconds of a step's pass with so many drafts."""
-        return plan.pass_seconds + self.scheduler.wider(plan, tokens)
-
-    def _seconds(self, plan: StepPlan, drafts: Drafts) -> float:
-        return self._wider(plan, sum(map(len, drafts.values())))
-
-    def _guessed(self, wanted: dict[Row, int]) -> Drafts:
-        """What rows may say next, as far as their grammars let it through."""
-        if self.speculation is None or not wanted:
-            return NO_DRAFTS
-        guessed = self.speculation.propose(wanted)
-        return {
-            row: own for row, tokens in guessed.items() if (own := self._let_through(row, tokens))
-        }
-
-    def _let_through(self, row: Row, drafts: Sequence[int]) -> Sequence[int]:
-        if row.constraint is None:
-            return drafts
-        with self._isolated(row.request, "its grammar") as work:
-            row.masks = masks_ahead(row.constraint, drafts)
-        return () if work.fault is not None else drafts[: len(row.masks) - 1]
-
     def _draw_next(self, forward: Forward, logits: mx.array) -> None:
         """Draw after every position of the rows: of those with drafts, as if these held."""
-        self._show(forward)
-        places: Sequence[Place] = list(_places(forward.rows))
-        running = [row in self.scheduler.running and not self._replays(row) for row, _ in places]
-        places, logits = _only(running, places, logits)
-        suspect = [row.retry_alone for row, _ in places]
-        for (row, _), own in zip(*_only(suspect, places, logits), strict=True):
+        self._drafting.show(forward)
+        wanted: Sequence[Place] = list(places(forward.rows))
+        running = [row in self.scheduler.running and not self._replays(row) for row, _ in wanted]
+        wanted, logits = _only(running, wanted, logits)
+        suspect = [row.retry_alone for row, _ in wanted]
+        for (row, _), own in zip(*_only(suspect, wanted, logits), strict=True):
             self._join_anew(row, own)
-        places, logits = _only([not each for each in suspect], places, logits)
-        masks, ready = self._masks(places, forward.drafts)
+        wanted, logits = _only([not each for each in suspect], wanted, logits)
+        masks, ready = self._masks(wanted, forward.drafts)
         masks = [mask for mask, ok in zip(masks, ready, strict=True) if ok]
-        places, logits = _only(ready, places, logits)
-        if places:
-            with Isolation(partial(self._retry, list(dict.fromkeys(row for row, _ in places)))):
-                self._draw(places, logits, masks, forward.drafts)
+        wanted, logits = _only(ready, wanted, logits)
+        if wanted:
+            with Isolation(partial(self._retry, list(dict.fromkeys(row for row, _ in wanted)))):
+                self._draw(wanted, logits, masks, forward.drafts)
 
     def _draw(
         self,
@@ -341,15 +310,6 @@ class Engine:
     def _replays(self, row: Row) -> bool:
         """Whether the next token of a row was committed before, and is run again."""
         return self._fixed is not None and self.batch.replays(row)
-
-    def _show(self, forward: Forward) -> None:
-        """Let the drafter have the hidden states that it needs."""
-        if forward.hidden is None or self.speculation is None:
-            return
-        for at, (row, place) in enumerate(_places(forward.rows)):
-            if not place:
-                end = at + 1 + len(forward.drafts.get(row, ()))
-                self.speculation.show(row, forward.hidden[at:end])
 
     def _masks(
         self, places: Sequence[Place], drafts: Drafts = NO_DRAFTS
@@ -643,8 +603,7 @@ class Engine:
     def _drop(self, rows: Sequence[Row]) -> None:
         """Let rows out of the batch, for good or until they have started again."""
         self.batch.drop(rows)
-        if self.speculation is not None:
-            self.speculation.forget(rows)
+        self._drafting.forget(rows)
 
     def _keep(self, request: Request, running: Sequence[Row]) -> None:
         """Leave what rows and prefills of a request have computed to the prefix cache."""
@@ -659,17 +618,6 @@ class Engine:
             for job in self.scheduler.waiting:
                 if job.request is request and not request.unfinished:
                     self.prefix_cache.keep_prefill(job)
-
-
-Place = tuple[Row, int]
-"""A row, and how many of its drafts stand before a position."""
-
-
-def _places(rows: Sequence[Row]) -> Iterator[Place]:
-    seen: Counter[Row] = Counter()
-    for row in rows:
-        yield row, seen[row]
-        seen[row] += 1
 
 
 def _only(

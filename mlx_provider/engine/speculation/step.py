@@ -1,0 +1,102 @@
+"""Drafts in a step of the engine: asked for, let through by grammars, judged."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+
+from ...isolation import Isolation
+from ..execution.decode_batch import NO_DRAFTS, Drafts, Forward
+from ..request import Request, Row
+from ..request_log import Recorder
+from ..scheduling.plan import StepPlan
+from ..scheduling.scheduler import Scheduler
+from .ahead import masks_ahead
+from .speculation import Speculation
+
+Place = tuple[Row, int]
+"""A row, and how many of its drafts stand before a position."""
+
+
+class DraftStep:
+    """Belongs to the engine thread. Without speculation nobody has drafts."""
+
+    def __init__(
+        self,
+        speculation: Speculation | None,
+        scheduler: Scheduler,
+        recorder: Recorder,
+        isolated: Callable[[Request, str], Isolation],
+    ) -> None:
+        """`isolated`: around a request's own work; whatever that raises ends this one alone."""
+        self._speculation = speculation
+        self._scheduler = scheduler
+        self._recorder = recorder
+        self._isolated = isolated
+
+    @property
+    def shows_hidden(self) -> bool:
+        """Whether the drafter must be shown hidden states."""
+        return self._speculation is not None and self._speculation.hidden
+
+    def wanted(self, plan: StepPlan, *, possible: bool) -> dict[Row, int]:
+        """For whom drafts are worth it in this step, and how many."""
+        if self._speculation is None or not possible:
+            return {}
+        return self._speculation.wanted(plan.rows, partial(self._wider, plan))
+
+    def guessed(self, wanted: Mapping[Row, int]) -> Drafts:
+        """What rows may say next, as far as their grammars let it through."""
+        if self._speculation is None or not wanted:
+            return NO_DRAFTS
+        guessed = self._speculation.propose(wanted)
+        let_through = {row: self._let_through(row, tokens) for row, tokens in guessed.items()}
+        return {row: drafts for row, drafts in let_through.items() if drafts}
+
+    def seconds(self, plan: StepPlan, drafts: Drafts) -> float:
+        """What the pass of a step is expected to take with these drafts."""
+        return self._wider(plan, sum(map(len, drafts.values())))
+
+    def waited(self, seconds: float) -> None:
+        """For so long the device had nothing to do before a pass with drafts."""
+        if self._speculation is not None:
+            self._speculation.waited(seconds)
+
+    def show(self, forward: Forward) -> None:
+        """Let the drafter have the hidden states that it needs."""
+        if forward.hidden is None or self._speculation is None:
+            return
+        for at, (row, place) in enumerate(places(forward.rows)):
+            if not place:
+                end = at + 1 + len(forward.drafts.get(row, ()))
+                self._speculation.show(row, forward.hidden[at:end])
+
+    def held(self, row: Row, drafts: int, held: int) -> None:
+        """Of a row's drafts the first `held` did."""
+        if drafts and self._speculation is not None:
+            self._speculation.held(row, drafts, held)
+            self._recorder.drafts(drafts, held)
+
+    def forget(self, rows: Sequence[Row]) -> None:
+        """These rows decode no more, or start again."""
+        if self._speculation is not None:
+            self._speculation.forget(rows)
+
+    def _wider(self, plan: StepPlan, tokens: int) -> float:
+        return plan.pass_seconds + self._scheduler.wider(plan, tokens)
+
+    def _let_through(self, row: Row, drafts: Sequence[int]) -> Sequence[int]:
+        if row.constraint is None:
+            return drafts
+        with self._isolated(row.request, "its grammar") as work:
+            row.masks = masks_ahead(row.constraint, drafts)
+        return () if work.fault is not None else drafts[: len(row.masks) - 1]
+
+
+def places(rows: Sequence[Row]) -> Iterator[Place]:
+    """The positions of a pass: a row with drafts stands there once for each."""
+    seen: Counter[Row] = Counter()
+    for row in rows:
+        yield row, seen[row]
+        seen[row] += 1
