@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,18 +11,21 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_provider import LoadedModel
+from mlx_provider import LoadedModel, LoadOptions
 from mlx_provider.engine.engine import Engine
+from mlx_provider.engine.memory import arrays
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request, SamplingParams
 from mlx_provider.engine.speculation.ahead import allows, masks_ahead
 from mlx_provider.engine.speculation.policy import RowOdds
 from mlx_provider.engine.speculation.speculation import Speculation
-from mlx_provider.families.text import TextModel
+from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.protocol.messages import Failed
 from mlx_provider.records import DraftRow
 from mlx_provider.testing.driver import alone, new_engine, new_request, output_of, run
+from mlx_provider.testing.kernels import equipped
 from mlx_provider.testing.oracle import Eager, Oracle
+from mlx_provider.testing.tiny_models import build
 
 PROMPTS = [[(31 * i + 7 * j) % 300 + 20 for j in range(5 + 17 * i)] for i in range(5)]
 
@@ -351,3 +355,37 @@ def test_a_drafter_that_is_shown_states_drafts_in_every_pass(qwen3: TextModel) -
     assert_as_alone(qwen3, [request])
     # one comes with the prompt, one with a pass that shows the first state, one is the last
     assert request.accepted == request.drafted >= 2 * (32 - 3) // 3
+
+
+# -- memory
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> TextModel:
+    folder = build(tmp_path_factory.mktemp("tiny") / "hybrid", "qwen3_5_text")
+    return equipped(load_text(folder, LoadOptions()))
+
+
+def test_memory_grows_by_what_a_row_keeps_and_no_more(hybrid: TextModel) -> None:
+    """States are recorded for one pass, and those of drafts that did not hold are gone with it."""
+
+    class Same:
+        def propose(self, rows: Sequence[DraftRow]) -> list[list[int]]:
+            return [[row.tokens[-1]] * row.wanted for row in rows]
+
+    request = new_request(PROMPTS[0], max_tokens=800)
+    engine = drafted(hybrid, Same())
+    engine.submit(request)
+
+    def used_at(tokens: int) -> int:
+        while len(request.rows[0].tokens) < tokens:
+            engine.step()
+        mx.synchronize()
+        gc.collect()
+        return mx.get_active_memory()
+
+    early, late = used_at(100), used_at(700)
+    row = engine.batch.extract(request.rows[0])
+    assert late - early <= 1.3 * sum(array.nbytes for array in arrays(row))
+    assert request.drafted > 500
+    engine.cancel(request)
