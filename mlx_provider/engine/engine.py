@@ -221,8 +221,9 @@ class Engine:
         chunk = plan.chunk if plan.mixed else None
         if chunk is not None and chunk.job.cache is None:
             chunk = None  # its request has ended meanwhile
-        self._timer.launched(self._drafting.seconds(plan, drafts), self.clock())
+        expected, began = self._drafting.seconds(plan, drafts), self.clock()
         forward = self.batch.forward(self._mixed.take_along(chunk), drafts)
+        self._timer.launched(expected, self.clock() if caught_up else began)
         if drafts:
             self._drafting.waited(self.clock() - self._read_at)
         self._corrupted = {row for rows, _ in forward.failed for row in rows}
@@ -261,7 +262,9 @@ class Engine:
         if reading.fault is not None:
             return self._unreadable(reading.fault)
         now = self._read_at = self.clock()
-        self._timer.ended(now, left=len(self._behind))
+        guessed = sum(drafts for _, drafts, _ in found)
+        times = self._timer.ended(now, left=len(self._behind), usual=not guessed)
+        self._drafting.passed(guessed, times)
         for row, drafts, reads in found:
             self._drafting.held(row, drafts, len(reads) - 1)
             for stay, (_, token, logprob) in enumerate(reads, 1):

@@ -43,7 +43,7 @@ def test_no_pass_reaches_beyond_the_context(qwen3: TextModel, context: int) -> N
 
 
 def test_what_fails_is_not_measured(qwen3: TextModel) -> None:
-    for fails_from, widths in ((1, ()), (8, ()), (256, WIDTHS[:-1])):
+    for fails_from, widths in ((1, ()), (4, ()), (256, WIDTHS[:-1])):
         model = Timed(qwen3, qwen3.info, fails_from)
         curve = calibrate(model, qwen3.make_cache)  # type: ignore[arg-type]
         assert tuple(n for n, _ in curve.widths) == widths or (curve is UNMEASURED and not widths)

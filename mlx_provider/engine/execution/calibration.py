@@ -16,7 +16,7 @@ from ..scheduling.costs import UNMEASURED, Curve
 
 log = logging.getLogger(__name__)
 
-WIDTHS = (1, 8, 16, 32, 64, 256)
+WIDTHS = (1, 4, 8, 16, 32, 64, 256)
 """Tokens of the passes: what a stream, a few streams, parts of a tile and whole tiles take."""
 DEEP_WIDTHS = (1, 64)
 DEPTH = 2048

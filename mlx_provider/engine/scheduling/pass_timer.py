@@ -26,12 +26,18 @@ class PassTimer:
             self._since = now
         self._launched.append(expected)
 
-    def ended(self, now: float, *, left: int = 0) -> None:
-        """All passes but the `left` newest have ended."""
+    def ended(self, now: float, *, left: int = 0, usual: bool = True) -> float:
+        """All passes but the `left` newest have ended; times as long as expected, 0: unknown.
+
+        `usual`: they tell at which pace the device runs.
+        """
         done = len(self._launched) - left
-        self._costs.measured(sum(self._launched[:done]), now - self._since)
+        expected, seconds = sum(self._launched[:done]), now - self._since
         del self._launched[:done]
         self._since = now
+        if usual:
+            self._costs.measured(expected, seconds)
+        return seconds / expected if expected > 0 else 0.0
 
     def forget(self) -> None:
         """What is on the device tells nothing about time."""

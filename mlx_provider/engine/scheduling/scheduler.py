@@ -278,7 +278,8 @@ class Scheduler:
         """Seconds that a step's pass takes longer with so many tokens more, beside few keys."""
         chunk = plan.chunk.size if plan.chunk is not None and plan.mixed else 0
         width = len(plan.rows) + chunk
-        return self.costs.pass_of(width + tokens, 0) - self.costs.pass_of(width, 0)
+        least, most = in_tiles(width), in_tiles(width + tokens)
+        return self.costs.pass_of(most, 0) - self.costs.pass_of(least, 0)
 
     # -- memory
 

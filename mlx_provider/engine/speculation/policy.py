@@ -1,43 +1,84 @@
 """How many drafts are worth their place in a pass. Imports no mlx.
 
-A draft costs what a wider pass costs, and saves a whole one where it holds. Both are known: the
-first from the curve that was timed at load, the second from what held of each row's last drafts.
+A draft costs what a wider pass costs, and saves a whole one where it holds. The first is known from
+the curve that was timed at load and from how long passes with drafts took beside it, the second
+from what held of each row's last drafts. Rows whose drafts are not worth it are tried again now and
+then, for which there is an allowance.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heapreplace
+from itertools import compress
+from math import log, log1p
 
 MOST = 7
 """Drafts of a row in one pass: fused attention takes 8 queries at most (Metal, mlx 0.32.4)."""
-MARGIN = 1.05
-"""Times the plain rate that drafting must promise: what is known of either is not exact."""
-DECAY = 0.9
-"""Weight of what held before at each new pass."""
+MARGIN = log(1.08)
+"""What drafting must promise, as the logarithm of a rate: what is known of it is not exact."""
+KEPT = 0.75
+"""Share of its pace that each row keeps, however much others gain by their drafts."""
+MEMORY = 24
+"""Drafts of a row that are remembered: few enough to notice soon that its text has changed."""
+LASTING = 200
+"""The same of all rows."""
+DOUBTED = 4.0
+"""The same once a draft has held after many that did not."""
 BELIEF = 2.0
-"""Tries that a row is credited with before its first, at what held for other rows."""
+"""Drafts that a row is credited with before its first, at what held for other rows."""
 HOPE = 0.7
 """Share of drafts that is expected to hold before anything is known."""
-LONGEST_REST = 64
-"""Steps after which a row that draws no gain is tried again, at the latest."""
+SUREST = 0.99
+GOOD = 0.9
+"""Share that may hold for a row that is tried."""
+TRIED = 1
+"""Drafts of a row in such a try: more would tell little more."""
+PATIENCE = 3
+"""Passes in a row without a draft that held, after which a row's drafts are tries."""
+AWAITED = 2
+"""Steps until it is known what held in a try: passes are planned before the last one is read."""
+LONGEST_REST = 32
+"""Steps between the tries of a row, at most, where the allowance lets it."""
+ALLOWANCE = 0.01
+"""Share of the time that tries may take."""
+SAVED = 6.0
+"""Plain steps that can be saved up for tries, and may be spent at first."""
+DECAY = 0.9
+"""Weight of known seconds at each new measurement."""
+SPIKE = 3.0
+"""Times what is known, above which a measurement is a disturbance, or was one."""
+QUICK = 0.7
+"""Weight of what is known of passes with drafts at each new one."""
+FORGOTTEN = 0.9995
+"""Share of what was measured that is left a step later: nobody may have tried it since."""
+LEAST = 0.8
+"""Times its expected duration that a pass with drafts takes at the least."""
 
 
 @dataclass
 class Odds:
     """How often drafts held, of late."""
 
+    memory: int = MEMORY
     held: float = 0.0
     tried: float = 0.0
 
     def learn(self, held: int, tried: int) -> None:
         """Of drafts in a row, the first `held` did; no draft behind a wrong one was tried."""
-        self.held = DECAY * self.held + held
-        self.tried = DECAY * self.tried + tried
+        kept = (1 - 1 / self.memory) ** tried
+        self.held = kept * self.held + held
+        self.tried = kept * self.tried + tried
+
+    def doubt(self) -> None:
+        """What was seen counts for little."""
+        kept = min(1.0, DOUBTED / max(self.tried, DOUBTED))
+        self.held, self.tried = kept * self.held, kept * self.tried
 
     def share(self, belief: float) -> float:
         """Expected share that holds; `belief`: what holds for others."""
-        return (self.held + BELIEF * belief) / (self.tried + BELIEF)
+        return min(SUREST, (self.held + BELIEF * belief) / (self.tried + BELIEF))
 
 
 @dataclass
@@ -45,18 +86,50 @@ class RowOdds:
     """What is known of one row."""
 
     odds: Odds = field(default_factory=Odds)
+    missed: int = 0
+    """Passes in a row for which it had no draft that held."""
     rest: int = 0
-    """Steps for which nothing is drafted for it."""
-    last_rest: int = 0
+    """Steps until it may be tried again."""
+    worth: float = 0.0
+    """Plain steps that are saved where the draft of its present try holds."""
 
-    def gained(self) -> None:
-        """Its drafts were worth it."""
-        self.rest = self.last_rest = 0
+    @property
+    def trusted(self) -> bool:
+        """Whether it may have drafts beyond tries."""
+        return self.missed < PATIENCE
 
-    def failed(self) -> None:
-        """There were no drafts, or none held: the next try comes later each time."""
-        self.last_rest = min(LONGEST_REST, max(1, 2 * self.last_rest))
-        self.rest = self.last_rest
+    def learn(self, held: int, tried: int) -> None:
+        """See `Odds`."""
+        if held and not self.trusted:
+            self.odds.doubt()  # its text may be of another kind now
+        self.odds.learn(held, tried)
+        self.missed = 0 if held else self.missed + 1
+        self.rest = 0 if self.trusted else min(LONGEST_REST, 2 ** (self.missed - PATIENCE))
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step with drafts takes."""
+
+    rows: int
+    """With or without drafts."""
+    seconds: Callable[[int], float]
+    """Of a pass with so many drafts."""
+    aside: float
+    per_draft: float
+
+    @property
+    def plain(self) -> float:
+        return self.seconds(0)
+
+    def took(self, drafts: int, rounds: int) -> float:
+        """Seconds of a step with so many drafts, of one row at most so many as there are rounds."""
+        if not drafts:
+            return self.plain
+        return self.seconds(drafts) + self.aside + self.per_draft * rounds
+
+    def seconds_with(self, counts: Sequence[int]) -> float:
+        return self.took(sum(counts), max(counts, default=0))
 
 
 @dataclass
@@ -64,65 +137,131 @@ class Policy:
     """What is known of all rows."""
 
     most: int = MOST
-    everyone: Odds = field(default_factory=Odds)
+    everyone: Odds = field(default_factory=lambda: Odds(LASTING))
     per_draft: float = 0.0
     """Seconds that one round of guesses takes."""
     aside: float = 0.0
     """Seconds for which the device idles in a step with drafts: tokens are read before it."""
+    saved: float = SAVED
+    """Plain steps that tries may cost."""
+    slower: dict[int, float] = field(default_factory=dict)
+    """Times its expected duration that a pass takes, by the bits of the number of its drafts."""
+    _paid_for: float = 0.0
+    """Seconds of a plain step, where this one is a try."""
 
     def wanted(
         self, rows: Sequence[RowOdds], others: int, seconds: Callable[[int], float]
     ) -> list[int]:
-        """Drafts for each of the rows, 0 to `most`: those with which most tokens come in a second.
+        """Drafts for each of the rows, 0 to `most`: those with which rows are fastest.
 
         others: rows that cannot draft; seconds: of a pass with so many tokens more than rows.
         """
-        none = [0] * len(rows)
-        awake = [i for i, row in enumerate(rows) if not row.rest]
-        if not awake:
-            return none
+        measured = self._measured(len(rows), seconds)
+        self._paid_for = 0.0
+        step = Step(len(rows) + others, measured, self.aside, self.per_draft)
         belief = self.everyone.share(HOPE)
-        shares = {i: min(0.99, rows[i].odds.share(belief)) for i in awake}
-        tokens = float(len(rows) + others)
-        best, best_rate = none, MARGIN * tokens / seconds(0)
-        counts, chance = list(none), dict(shares)
-        for extra in range(1, self.most * len(awake) + 1):
-            open_rows = [i for i in awake if counts[i] < self.most]
-            if not open_rows:
-                break
-            likeliest = max(open_rows, key=lambda i: chance[i])
-            tokens += chance[likeliest]
-            counts[likeliest] += 1
-            chance[likeliest] *= shares[likeliest]
-            rate = tokens / (seconds(extra) + self.aside + self.per_draft * max(counts))
-            if rate > best_rate:
-                best, best_rate = list(counts), rate
+        shares = [row.odds.share(belief) if row.trusted else 0.0 for row in rows]
+        best = self._best(shares, step)
+        due = [not (count or row.rest) for count, row in zip(best, rows, strict=True)]
+        if not any(due):
+            return best
+        hoped = [GOOD if d else share for d, share in zip(due, shares, strict=True)]
+        hopeful = self._best(hoped, step)
+        tries = [min(TRIED, count) if d else 0 for d, count in zip(due, hopeful, strict=True)]
+        counts = [count + more for count, more in zip(best, tries, strict=True)]
+        if not any(tries) or not self._afford(_price(counts, best, step)):
+            return best
+        self._paid_for = step.plain
+        for row in compress(rows, tries):
+            row.worth, row.rest = 1 / step.rows, AWAITED
+        return counts
+
+    def _measured(self, rows: int, seconds: Callable[[int], float]) -> Callable[[int], float]:
+        """What passes take, as far as some with about as many drafts were seen."""
+        times = [self._slower(bits) for bits in range((self.most * rows).bit_length() + 1)]
+        return lambda drafts: seconds(drafts) * times[drafts.bit_length()]
+
+    def _slower(self, bits: int) -> float:
+        """Of the passes seen with the most drafts up to so many; 1: none were seen."""
+        return next((self.slower[n] for n in range(bits, 0, -1) if n in self.slower), 1.0)
+
+    def _best(self, shares: Sequence[float], step: Step) -> list[int]:
+        """Drafts with which the product of all rows' rates is highest, if that gains enough.
+
+        Not the sum of the rates: rows whose drafts do not hold would pay for the others'.
+        """
+        counts, rounds, gain, plain = [0] * len(shares), 0, 0.0, step.plain
+        best, most = list(counts), step.rows * MARGIN
+        tokens = [1.0] * step.rows
+        likeliest = [(-log1p(share), at, share) for at, share in enumerate(shares) if share]
+        heapify(likeliest)
+        for drafts in range(1, self.most * len(likeliest) + 1):
+            added, at, chance = likeliest[0]
+            counts[at] += 1
+            tokens[at] += chance
+            gain -= added
+            rounds = max(rounds, counts[at])
+            chance *= shares[at] if counts[at] < self.most else 0.0
+            heapreplace(likeliest, (-log1p(chance / tokens[at]), at, chance))
+            longer = step.took(drafts, rounds) / plain
+            gained = gain - step.rows * log(longer)
+            if gained > most and min(tokens) >= KEPT * longer:
+                best, most = list(counts), gained
         return best
+
+    def _afford(self, price: float) -> bool:
+        """Pay so many plain steps for a try, if they have been saved up."""
+        if self.saved < min(price, SAVED):
+            return False
+        self.saved -= price
+        return True
 
     def rested(self, rows: Sequence[RowOdds]) -> None:
         """A step has passed."""
+        self.saved = min(SAVED, self.saved + ALLOWANCE)
+        self.aside *= FORGOTTEN
+        self.per_draft *= FORGOTTEN
+        for bits, times in self.slower.items():
+            self.slower[bits] = 1 + FORGOTTEN * (times - 1)
         for row in rows:
             row.rest = max(0, row.rest - 1)
 
     def learn(self, row: RowOdds, drafts: int, held: int) -> None:
-        """Of a row's drafts, so many held."""
-        if not drafts:
-            row.failed()
-            return
-        tried = min(drafts, held + 1)
-        row.odds.learn(held, tried)
+        """Of a row's drafts, so many held; 0 drafts: there were none to be had."""
+        tried = min(max(1, drafts), held + 1)
+        row.learn(held, tried)
         self.everyone.learn(held, tried)
-        if held:
-            row.gained()
-        else:
-            row.failed()
+        self.saved += held * row.worth
+        row.worth = 0.0
 
     def timed(self, aside: float, guessing: float, rounds: int) -> None:
         """A step with drafts left the device idle for `aside` seconds beside `guessing`."""
+        if self._paid_for:
+            unexpected = aside + guessing - self.aside - self.per_draft * rounds
+            self.saved -= max(0.0, unexpected) / self._paid_for
         self.aside = _followed(self.aside, aside)
         if rounds:
             self.per_draft = _followed(self.per_draft, guessing / rounds)
 
+    def passed(self, drafts: int, times: float) -> None:
+        """A pass with so many drafts took so many times as long as was expected."""
+        bits = drafts.bit_length()
+        known = self._slower(bits)
+        if bits in self.slower:  # the first one may have compiled kernels
+            known = QUICK * known + (1 - QUICK) * max(LEAST, min(times, SPIKE * known))
+        self.slower[bits] = known
+
+
+def _price(counts: Sequence[int], best: Sequence[int], step: Step) -> float:
+    """Plain steps that a step with tries takes longer than the best one.
+
+    Where there would be no drafts otherwise, the device idles before the next step, too.
+    """
+    longer = step.seconds_with(counts) - step.seconds_with(best)
+    return (longer + (0.0 if any(best) else step.aside)) / step.plain
+
 
 def _followed(known: float, seconds: float) -> float:
-    return seconds if not known else DECAY * known + (1 - DECAY) * seconds
+    if not known or SPIKE * seconds < known:
+        return seconds
+    return DECAY * known + (1 - DECAY) * min(seconds, SPIKE * known)

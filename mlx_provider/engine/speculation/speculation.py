@@ -112,6 +112,10 @@ class Speculation:
         guessing, rounds = self._guessing
         self.policy.timed(max(0.0, seconds - guessing), guessing, rounds)
 
+    def passed(self, drafts: int, times: float) -> None:
+        """A pass with so many drafts took so many times as long as was expected."""
+        self.policy.passed(drafts, times)
+
     def show(self, row: Row, hidden: mx.array) -> None:
         """States (1 + drafts, hidden) from which a row's next tokens are drawn."""
         own = self._rows.get(row)

@@ -63,6 +63,11 @@ class DraftStep:
         if self._speculation is not None:
             self._speculation.waited(seconds)
 
+    def passed(self, drafts: int, times: float) -> None:
+        """A pass with so many drafts took so many times what was expected."""
+        if drafts and times and self._speculation is not None:
+            self._speculation.passed(drafts, times)
+
     def show(self, forward: Forward) -> None:
         """Let the drafter have the hidden states that it needs."""
         if forward.hidden is None or self._speculation is None:

@@ -1,0 +1,300 @@
+"""Drafts on the curves of devices that people have: what the policy makes of them, no clock.
+
+Rows decode as the engine runs them: a pass is launched before the last one's tokens are read,
+unless it takes drafts along; the device then waits while the host reads, guesses and launches.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from ..engine.execution.calibration import DEEP_WIDTHS, DEPTH, WIDTHS
+from ..engine.request import Request, Row, SamplingParams
+from ..engine.scheduling.costs import Costs, Curve
+from ..engine.scheduling.pass_timer import PassTimer
+from ..engine.scheduling.plan import StepPlan
+from ..engine.scheduling.scheduler import Budget, Limits, Scheduler
+from ..engine.speculation.policy import Policy, RowOdds
+from ..protocol.event_queue import EventQueue
+from ..records import Prompt
+from .device_curves import CHIPS, MODELS, WIDE, Chip, Estimate, Model
+from .driver import TokenOutput
+
+ROWS = (1, 2, 4, 8, 16)
+STREAM = 2_000
+"""Tokens that each row holds."""
+WARM = 500
+"""Steps after which a rate is no longer that of a policy that learns."""
+STEPS = 1_500
+LAUNCHES = 118 * 3e-6
+"""Seconds of the kernels that one group of rows more takes in 36 layers."""
+NOTHING = -1.0
+"""Chance of a row for which there is no draft."""
+CPU = Chip(bytes=20e9, products=500e9, attention=500e9, tile=8, vector=0)
+SMALL = Model(weights=80e6, products=160e6, key=2_048, pair=16e3)
+"""A small model on a CPU without a GPU: 4 ms of reading, tiles of 8 rows."""
+
+Luck = Callable[[int], float]
+"""(tokens of the reply so far) -> chance that each next draft holds."""
+
+
+@dataclass(frozen=True)
+class Guessing:
+    """What one round of guesses takes: seconds, and a share of a pass of one token."""
+
+    seconds: float = 0.0
+    share: float = 0.0
+
+    def round(self, device: Estimate) -> float:
+        return self.seconds + self.share * device.seconds(1, STREAM)
+
+
+DRAFTERS = {
+    "lookup": Guessing(seconds=1e-4),
+    "MTP": Guessing(share=1 / 30),
+    "draft model": Guessing(share=1 / 8),
+}
+DEVICES: Mapping[str, Estimate] = {
+    "M3 Max, dense 8B": Estimate(CHIPS["M3 Max"], MODELS["dense 8B"]),
+    "M3 Max, 30B-A3B": Estimate(CHIPS["M3 Max"], MODELS["30B-A3B"]),
+    "M3 Max, hybrid 9B": Estimate(CHIPS["M3 Max"], MODELS["hybrid 9B"]),
+    "M5 Max, dense 8B": Estimate(CHIPS["M5 Max"], MODELS["dense 8B"]),
+    "H200, dense 8B": Estimate(CHIPS["H200"], MODELS["dense 8B"]),
+    "CPU, small": Estimate(CPU, SMALL),
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of rows that decode with drafts."""
+
+    ratio: float
+    """Times the tokens a second of the same rows without, once the policy has seen some steps."""
+    learning: float
+    """Plain steps lost until then; below 0: won."""
+    accepted: float
+    """Share of the drafts that held."""
+    drafted: float
+    """Drafts a step."""
+    slowest: float
+    """Times its plain rate that the slowest row has."""
+
+
+@dataclass
+class Draw:
+    """One row: how its drafts fall out."""
+
+    luck: Luck
+    dice: random.Random
+    odds: RowOdds = field(default_factory=RowOdds)
+    tokens: int = 0
+    drafts: int = 0
+    accepted: int = 0
+
+    def guess(self, wanted: int) -> int:
+        self.drafts = wanted if self.luck(self.tokens) >= 0 else 0
+        return self.drafts
+
+    def passed(self) -> int:
+        """Take what held of its drafts, and the token after."""
+        chance = self.luck(self.tokens)
+        fell = (at for at in range(self.drafts) if self.dice.random() >= chance)
+        held = next(fell, self.drafts)
+        self.tokens += 1 + held
+        self.accepted += held
+        return held
+
+
+@dataclass
+class Bench:
+    """Rows on a device, with the engine's own scheduler, costs and timer."""
+
+    device: Estimate
+    rows: Sequence[Draw]
+    guessing: Guessing
+    host: float
+    """Seconds of the host for each step: it reads tokens, and launches."""
+    policy: Policy | None
+    now: float = 0.0
+    free: float = 0.0
+    drafted: bool = False
+    """The last pass took drafts along, and was not read yet."""
+
+    def __post_init__(self) -> None:
+        self.costs = Costs(known(self.device))
+        self.scheduler = _decoding(len(self.rows), self.costs)
+        self.timer = PassTimer(self.costs)
+        self.keys = STREAM * len(self.rows)
+
+    def step(self) -> int:
+        """One pass; drafts that it took along."""
+        plan = self.scheduler.plan(self.now)
+        seconds = partial(self._seconds, plan)
+        wanted = self._wanted(seconds)
+        if not any(wanted) and not self.drafted:
+            self._pipelined(plan.pass_seconds)
+            return 0
+        self._catch_up()
+        drafts, rounds = self._guessed(wanted)
+        self.now += self.host
+        self.timer.launched(seconds(drafts), self.now)
+        self.free = self.now + self._pass([row.drafts for row in self.rows])
+        if drafts and self.policy is not None:
+            self.policy.timed(self.host, rounds * self.guessing.round(self.device), rounds)
+        self.drafted = drafts > 0
+        if not drafts:
+            self._take()
+        return drafts
+
+    def _seconds(self, plan: StepPlan, tokens: int) -> float:
+        return plan.pass_seconds + self.scheduler.wider(plan, tokens)
+
+    def _wanted(self, seconds: Callable[[int], float]) -> list[int]:
+        if self.policy is None:
+            return [0] * len(self.rows)
+        odds = [row.odds for row in self.rows]
+        counts = self.policy.wanted(odds, 0, seconds)
+        self.policy.rested(odds)
+        return counts
+
+    def _pipelined(self, expected: float) -> None:
+        """The next pass is launched while the last one runs."""
+        ended = self.free
+        self.timer.launched(expected, self.now)
+        self.free = max(self.free, self.now + self.host) + self.device.seconds(
+            len(self.rows), self.keys
+        )
+        self.now = max(self.now + self.host, ended)
+        self.timer.ended(self.now, left=1)
+        self._take()
+
+    def _pass(self, drafts: Sequence[int]) -> float:
+        """Seconds: of one pass, and of what rows with drafts have for themselves."""
+        together = self.device.seconds(len(drafts) + sum(drafts), self.keys)
+        return together + sum(apart(self.device, count) for count in drafts if count)
+
+    def _catch_up(self) -> None:
+        self.now = max(self.now, self.free)
+        drafts = sum(row.drafts for row in self.rows) if self.drafted else 0
+        times = self.timer.ended(self.now, usual=not drafts)
+        if drafts and self.policy is not None:
+            self.policy.passed(drafts, times)
+        if self.drafted:
+            self._take()
+        self.drafted = False
+
+    def _take(self) -> None:
+        for row in self.rows:
+            drafts, held = row.drafts, row.passed()
+            if drafts and self.policy is not None:
+                self.policy.learn(row.odds, drafts, held)
+            row.drafts = 0
+
+    def _guessed(self, wanted: Sequence[int]) -> tuple[int, int]:
+        """All drafts, and the rounds that they took."""
+        if not any(wanted) or self.policy is None:
+            return 0, 0
+        asked = [(row, count) for row, count in zip(self.rows, wanted, strict=True) if count]
+        found = [row.guess(count) for row, count in asked]
+        for (row, _), count in zip(asked, found, strict=True):
+            if not count:
+                self.policy.learn(row.odds, 0, 0)
+        rounds = max(found)
+        self.now += max(1, rounds) * self.guessing.round(self.device)
+        return sum(found), rounds
+
+
+def apart(device: Estimate, drafts: int) -> float:
+    """Seconds that a row with so many drafts adds to its pass, beside their width.
+
+    Its attention has kernels of its own; recurrent layers run over its tokens once for each number
+    of them that may stay.
+    """
+    recurrent = device.model.recurrent
+    again = recurrent * device.seconds(0, 0, (1 + drafts) ** 2) if recurrent else 0.0
+    return LAUNCHES + again
+
+
+def known(device: Estimate) -> Curve:
+    """What the engine finds at load: fewer widths than the device has steps."""
+    short = [(n, device.seconds(0, 0, n, 0)) for n in WIDTHS]
+    deep = [(n, device.seconds(0, 0, n, DEPTH)) for n in DEEP_WIDTHS]
+    return Curve.through(short, deep, DEPTH)
+
+
+def simulate(
+    device: Estimate,
+    luck: Sequence[Luck],
+    guessing: Guessing,
+    *,
+    host: float = 0.002,
+    steps: int = STEPS,
+    warm: int = WARM,
+    policy: Policy | None = None,
+    seed: int = 0,
+) -> Outcome:
+    """Rows of that luck, with drafts, beside the same rows without."""
+    rows = [Draw(each, random.Random(f"{seed}-{at}")) for at, each in enumerate(luck)]  # noqa: S311
+    bench = Bench(device, rows, guessing, host, policy or Policy())
+    plain = max(host, device.seconds(len(rows), STREAM * len(rows)))
+    drafts = held = 0
+    learning = 0.0
+    began, before = 0.0, [0] * len(rows)
+    for step in range(steps):
+        if step == warm:
+            learning = bench.now / plain - sum(row.tokens for row in rows) / len(rows)
+            began, before = bench.now, [row.tokens for row in rows]
+            drafts = 0
+            held = -sum(row.accepted for row in rows)
+        drafts += bench.step()
+    took = (bench.now - began) / plain
+    gained = [row.tokens - old for row, old in zip(rows, before, strict=True)]
+    held += sum(row.accepted for row in rows)
+    return Outcome(
+        ratio=sum(gained) / len(rows) / took,
+        learning=learning,
+        accepted=held / drafts if drafts else 0.0,
+        drafted=drafts / (steps - warm),
+        slowest=min(gained) / took,
+    )
+
+
+def reachable(device: Estimate, chance: float, guessing: Guessing, host: float, most: int) -> float:
+    """Times the plain rate that one row can have, if everything is known beforehand."""
+    plain = max(host, device.seconds(1, STREAM))
+
+    def rate(drafts: int) -> float:
+        tokens = sum(chance**held for held in range(drafts + 1))
+        took = device.seconds(1 + drafts, STREAM) + apart(device, drafts)
+        return tokens * plain / (took + host + drafts * guessing.round(device))
+
+    return max(rate(drafts) for drafts in range(1, most + 1))
+
+
+def steady(chance: float) -> Luck:
+    return lambda tokens: chance
+
+
+def turning(before: float, after: float, at: int) -> Luck:
+    """Another chance from some token on."""
+    return lambda tokens: before if tokens < at else after
+
+
+def copying(chance: float, copied: int, written: int) -> Luck:
+    """Text of which parts are found elsewhere; between them there is nothing to draft."""
+    return lambda tokens: chance if tokens % (copied + written) < copied else NOTHING
+
+
+def _decoding(rows: int, costs: Costs) -> Scheduler:
+    """A scheduler whose rows decode."""
+    budget = Budget(lambda tokens: tokens, lambda: WIDE, lambda need: None, lambda: WIDE)
+    scheduler = Scheduler(Limits(64, 256, 0.1, 2048, 2048), budget, costs)
+    for at in range(rows):
+        request = Request(f"{at}", Prompt([1] * STREAM), SamplingParams(), 1000, EventQueue())
+        request.rows = [Row(request, 0, TokenOutput())]
+        scheduler.join(scheduler.submit(request, 0.0))
+        scheduler.decode(request.rows[0])
+    return scheduler
