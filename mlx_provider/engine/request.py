@@ -203,6 +203,8 @@ class PrefillJob:
     """Ascending token counts whose states are worth keeping."""
     snapshots: dict[int, Any] = field(default_factory=dict)
     """States that were kept on the way, by token count."""
+    hidden: list[Any] = field(default_factory=list)
+    """Hidden states (n, hidden) after its last tokens so far, where a drafter is shown them."""
     ids: Any = None
     """The tokens as the prefix cache knows them, (tokens,) int64; `None`: there is no cache."""
     match: Any = None
@@ -232,7 +234,7 @@ class PrefillJob:
 
     def restart(self) -> None:
         """Forget what was computed: a device failure has corrupted it, or nobody wants it."""
-        self.cache, self.done, self.snapshots = None, 0, {}
+        self.cache, self.done, self.snapshots, self.hidden = None, 0, {}, []
 
     def held(self) -> list[Any]:
         """The cache. Raises `RuntimeError` before the prefill has begun."""

@@ -37,16 +37,17 @@ def rows_at(logits_at: mx.array | None) -> Keep:
 
 
 class Shown:
-    """Keeps positions as another `Keep` does, and shows their hidden states."""
+    """Keeps positions as another `Keep` does, and shows their hidden states, or other ones."""
 
-    def __init__(self, keep: Keep) -> None:
+    def __init__(self, keep: Keep, show: Keep | None = None) -> None:
         self._keep = keep
+        self._show = show or keep
         self.hidden = mx.zeros((0, 0, 0))
-        """Of the last call, (L, 1, hidden)."""
+        """Of the last call, what `show` keeps."""
 
     def __call__(self, hidden: mx.array) -> mx.array:
-        self.hidden = self._keep(hidden)
-        return self.hidden
+        self.hidden = self._show(hidden)
+        return self._keep(hidden)
 
 
 def find_backbone(model: Any, call: Callable[[Any], mx.array]) -> Path | None:

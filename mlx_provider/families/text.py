@@ -55,9 +55,7 @@ class TextModel:
         return text_cache(self.model)
 
     def prefill(self, chunk: PrefillChunk) -> mx.array:
-        tokens = mx.array(list(chunk.prompt.tokens[chunk.start : chunk.stop]))
-        narrowed = logits.narrowed(self.model, self.backbone, logits.last_token)
-        return narrowed(tokens[None], cache=chunk.cache)[0, -1]
+        return self._prefill(chunk, logits.last_token)
 
     def decode(
         self,
@@ -83,6 +81,15 @@ class TextModel:
         shown = logits.Shown(logits.rows_at(logits_at))
         found = logits.narrowed(self.model, self.backbone, shown)(tokens[:, None], cache=cache)
         return found[:, -1], shown.hidden[:, -1]
+
+    def prefill_hidden(self, chunk: PrefillChunk, last: int) -> tuple[mx.array, mx.array]:
+        shown = logits.Shown(logits.last_token, lambda hidden: hidden[:, -last:])
+        return self._prefill(chunk, shown), shown.hidden[0]
+
+    def _prefill(self, chunk: PrefillChunk, keep: logits.Keep) -> mx.array:
+        tokens = mx.array(list(chunk.prompt.tokens[chunk.start : chunk.stop]))
+        narrowed = logits.narrowed(self.model, self.backbone, keep)
+        return narrowed(tokens[None], cache=chunk.cache)[0, -1]
 
 
 def load_text(

@@ -23,10 +23,11 @@ class DraftRow:
     wanted: int = 0
     """Drafts that may be proposed at most, 1 to 7."""
     fresh: int = 0
-    """Last tokens whose `hidden` the drafter is shown for the first time."""
+    """Last tokens whose `hidden` the drafter is shown for the first time; at first some of the
+    prompt's, too."""
     hidden: mx.array | None = None
-    """(fresh, hidden size): the states from which the model has drawn those tokens, where the
-    drafter asks for them. A token is missing between two calls where nobody drafted."""
+    """(fresh, hidden size): the states before those tokens, from which the model has drawn them,
+    where the drafter asks for them. A token is missing between two calls where nobody drafted."""
     state: Any = None
     """The drafter's own, from one call to the next."""
 

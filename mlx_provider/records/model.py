@@ -293,6 +293,10 @@ class ShowsHidden(Protocol):
         """As `decode`: logits (L, vocab), and the states (L, hidden) that the output matrix made
         them from."""
 
+    def prefill_hidden(self, chunk: PrefillChunk, last: int) -> tuple[mx.array, mx.array]:
+        """As `prefill`: logits (vocab,), and the states (last, hidden) after the chunk's last
+        tokens."""
+
 
 @dataclass(frozen=True)
 class ModelFamily:

@@ -53,6 +53,8 @@ class Forward:
     """Those that the pass took along."""
     hidden: mx.array | None = None
     """States from which the logits were made, (B, hidden), where a drafter is shown them."""
+    chunk_hidden: mx.array | None = None
+    """That after the chunk, (1, hidden), where it ends its prompt."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,7 @@ class DecodeBatch:
         """
         rows: list[Row] = []
         logits, hidden, failed, took_chunk, after_chunk = [], [], [], False, None
+        chunk_hidden = None
         widths = {row: 1 + len(own) for row, own in drafts.items()}
         for each in self.layout.passes(chunk, widths):
             with Isolation() as tried:
@@ -137,6 +140,7 @@ class DecodeBatch:
             logits.append(out.logits[: len(took)])
             if out.hidden is not None:
                 hidden.append(out.hidden[: len(took)])
+                chunk_hidden = out.hidden[len(took) :] if after_chunk is not None else None
         return Forward(
             rows,
             _joined(logits) if logits else None,
@@ -145,6 +149,7 @@ class DecodeBatch:
             after_chunk,
             drafts,
             _joined(hidden) if hidden else None,
+            chunk_hidden,
         )
 
     def _run(self, each: Pass, drafts: Drafts) -> Output:

@@ -11,7 +11,7 @@ from itertools import islice, takewhile
 import mlx.core as mx
 
 from ...isolation import Isolation
-from ...records import Drafting, DraftRow
+from ...records import Drafting, DraftRow, Prompt
 from ..execution.circuit_breaker import CircuitBreaker
 from ..request import Row
 from .policy import Policy, RowOdds
@@ -31,7 +31,7 @@ class Followed:
     seen: DraftRow | None = None
     """As the drafter knows it, from its first drafts on."""
     shown: list[mx.array] = field(default_factory=list)
-    """Hidden states, (1, hidden) or more, that the drafter was not shown yet."""
+    """Hidden states, (n, hidden), that the drafter was not shown yet."""
     drawn_from: mx.array | None = None
     """Those of its last pass with drafts, until it is known what held."""
 
@@ -115,6 +115,15 @@ class Speculation:
     def passed(self, drafts: int, times: float) -> None:
         """A pass with so many drafts took so many times as long as was expected."""
         self.policy.passed(drafts, times)
+
+    def first_of(self, prompt: Prompt) -> int:
+        """Tokens of a prompt after which the drafter is shown hidden states: text at its end."""
+        media = max((span.end for span in prompt.spans), default=0)
+        return max(media, len(prompt.tokens) - KEPT) if self.hidden else len(prompt.tokens)
+
+    def begin(self, row: Row, hidden: Sequence[mx.array]) -> None:
+        """A row has drawn its first token behind these states, each (n, hidden), of its prompt."""
+        self._rows[row] = Followed(shown=list(hidden))
 
     def show(self, row: Row, hidden: mx.array) -> None:
         """States (1 + drafts, hidden) from which a row's next tokens are drawn."""

@@ -6,7 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
+import mlx.core as mx
+
 from ...isolation import Isolation
+from ...records import Prompt
 from ..execution.decode_batch import NO_DRAFTS, Drafts, Forward
 from ..request import Request, Row
 from ..request_log import Recorder
@@ -39,6 +42,16 @@ class DraftStep:
     def shows_hidden(self) -> bool:
         """Whether the drafter must be shown hidden states."""
         return self._speculation is not None and self._speculation.hidden
+
+    def shown_from(self, prompt: Prompt) -> int:
+        """Tokens of a prompt after which the drafter is shown hidden states."""
+        whole = len(prompt.tokens)
+        return whole if self._speculation is None else self._speculation.first_of(prompt)
+
+    def begin(self, row: Row, hidden: Sequence[mx.array]) -> None:
+        """A row has drawn its first token behind these states, each (n, hidden), of its prompt."""
+        if self._speculation is not None:
+            self._speculation.begin(row, hidden)
 
     def wanted(self, plan: StepPlan, *, possible: bool) -> dict[Row, int]:
         """For whom drafts are worth it in this step, and how many."""

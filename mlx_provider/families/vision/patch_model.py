@@ -58,6 +58,9 @@ class PatchVisionModel(VisionModel):
         return row_cache(self.model.language_model)
 
     def prefill(self, chunk: PrefillChunk) -> mx.array:
+        return self.prefill_hidden(chunk, 1)[0]
+
+    def prefill_hidden(self, chunk: PrefillChunk, last: int) -> tuple[mx.array, mx.array]:
         language = self.model.language_model
         parts = pieces(chunk)
         hidden = language.model(
@@ -67,7 +70,7 @@ class PatchVisionModel(VisionModel):
             position_ids=chunk_positions(chunk),
             **_deepstack(chunk, parts),
         )
-        return head(language, hidden[:, -1:])[0, 0]
+        return head(language, hidden[:, -1:])[0, 0], hidden[0, -last:]
 
     def decode(
         self,
