@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from corpus import Conversation
+from families import FAMILIES, LAYERS
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from words import CITIES, CODE_WORDS, NAMES
 
@@ -40,12 +41,11 @@ class Size:
 
     vocabulary: int = 1536
     hidden: int = 128
-    layers: int = 6
+    layers: int = LAYERS
     feed_forward: int = 384
     heads: int = 4
     key_value_heads: int = 2
     head_dim: int = 32
-    rope_sections: tuple[int, int, int] = (6, 5, 5)
     vision_depth: int = 2
     vision_hidden: int = 64
     vision_feed_forward: int = 128
@@ -126,9 +126,9 @@ def _processor_config() -> dict:
     }
 
 
-def _text_config(size: Size, vocabulary: int, end: int) -> dict:
+def _text_config(family: str, size: Size, vocabulary: int, end: int) -> dict:
     return {
-        "model_type": "qwen3_vl_text",
+        "model_type": f"{family}_text",
         "hidden_size": size.hidden,
         "num_hidden_layers": size.layers,
         "intermediate_size": size.feed_forward,
@@ -142,18 +142,13 @@ def _text_config(size: Size, vocabulary: int, end: int) -> dict:
         "hidden_act": "silu",
         "tie_word_embeddings": True,
         "eos_token_id": end,
-        "rope_theta": 10000.0,
-        "rope_scaling": {
-            "mrope_interleaved": True,
-            "mrope_section": list(size.rope_sections),
-            "rope_type": "default",
-        },
+        **FAMILIES[family].text,
     }
 
 
-def _vision_config(size: Size) -> dict:
+def _vision_config(family: str, size: Size) -> dict:
     return {
-        "model_type": "qwen3_vl",
+        "model_type": family,
         "depth": size.vision_depth,
         "hidden_size": size.vision_hidden,
         "intermediate_size": size.vision_feed_forward,
@@ -167,18 +162,18 @@ def _vision_config(size: Size) -> dict:
         "num_position_embeddings": 64,
         "hidden_act": "gelu_pytorch_tanh",
         "initializer_range": 0.02,
-        "deepstack_visual_indexes": [0],
+        **FAMILIES[family].vision,
     }
 
 
-def _model_config(tokenizer: Tokenizer, size: Size) -> dict:
+def _model_config(family: str, tokenizer: Tokenizer, size: Size) -> dict:
     token = tokenizer.token_to_id
     vocabulary = -(-tokenizer.get_vocab_size() // 64) * 64
     return {
-        "architectures": ["Qwen3VLForConditionalGeneration"],
-        "model_type": "qwen3_vl",
-        "text_config": _text_config(size, vocabulary, token("<|im_end|>")),
-        "vision_config": _vision_config(size),
+        "architectures": [FAMILIES[family].architecture],
+        "model_type": family,
+        "text_config": _text_config(family, size, vocabulary, token("<|im_end|>")),
+        "vision_config": _vision_config(family, size),
         "image_token_id": token("<|image_pad|>"),
         "video_token_id": token("<|video_pad|>"),
         "vision_start_token_id": token("<|vision_start|>"),
@@ -191,12 +186,11 @@ def _model_config(tokenizer: Tokenizer, size: Size) -> dict:
     }
 
 
-def write_files(folder: Path, conversations: list[Conversation], size: Size) -> None:
+def write_files(folder: Path, family: str, tokenizer: Tokenizer, size: Size) -> None:
     """Write every file of the checkpoint but its weights."""
-    tokenizer = make_tokenizer(conversations, size)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(TEMPLATE.read_text())
-    model = _model_config(tokenizer, size)
+    model = _model_config(family, tokenizer, size)
     processor = _processor_config()
     files = {
         "config.json": model,
