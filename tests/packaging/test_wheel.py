@@ -26,10 +26,10 @@ def test_every_source_file_is_in(files: set[str]) -> None:
     assert core | plugins <= files
 
 
-def test_the_demo_model_is_in(files: set[str]) -> None:
-    shipped = {
-        path.relative_to(ROOT).as_posix() for path in (ROOT / "mlx_provider/demo/model").iterdir()
-    }
+@pytest.mark.parametrize("model", ["model", "hybrid"])
+def test_the_demo_models_are_in(files: set[str], model: str) -> None:
+    folder = ROOT / "mlx_provider/demo" / model
+    shipped = {path.relative_to(ROOT).as_posix() for path in folder.iterdir()}
     assert shipped
     assert shipped <= files
 
