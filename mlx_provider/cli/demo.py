@@ -73,6 +73,7 @@ def _perform(running: Stage, console: Console) -> bool:
         console.print(Text(recall.text), "\n")
         checks = [same, recalled, *scenario.at_once(), scenario.see()]
     console.print(_account(running, story, recall))
+    console.print(_drafts(running))
     for check in checks:
         _print_check(check, console)
     return all(check.passed for check in checks)
@@ -93,6 +94,15 @@ def _account(running: Stage, story: Measured, recall: Measured) -> Table:
         "reused on the second turn": f"{recall.cached_tokens} of {recall.prompt_tokens} tokens",
     }.items():
         table.add_row(Text(name, style="dim"), Text(value))
+    return table
+
+
+def _drafts(running: Stage) -> Table:
+    """What a model with a draft head has guessed ahead."""
+    drafter, usage = running.drafted()
+    held = f"{usage.accepted_tokens} of {usage.drafted_tokens} guessed tokens held"
+    table = Table.grid(padding=(0, 2))
+    table.add_row(Text("guessed ahead", style="dim"), Text(f"{held} (demo-hybrid, by {drafter})"))
     return table
 
 

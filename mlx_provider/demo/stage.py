@@ -18,11 +18,14 @@ from ..client.connection import Connections
 from ..client.generation import EngineClient
 from ..config import PREFIX
 from ..errors import EngineUnavailable
-from ..protocol.messages import GenerateRequest, Health
+from ..protocol.messages import Done, GenerateRequest, Health, Sampling, Usage
 from .config import proxy_config, write_config
 from .proxy import Proxy, require_proxy, start_proxy
 
 MODEL = "demo"
+HYBRID = "demo-hybrid"
+"""A model with recurrent layers, and a head that drafts."""
+STORY = "Tell me a story."
 IDLE_TIMEOUT = 30
 """Seconds after which the engine ends by itself, should the demo be killed."""
 END_LIMIT = 10.0
@@ -38,6 +41,15 @@ class Stage:
     def health(self) -> Health:
         """State of the engine process."""
         return self.engine.health()
+
+    def drafted(self) -> tuple[str, Usage]:
+        """Who drafts for the model with a head, and what held in a story that it tells."""
+        messages = [{"role": "user", "content": STORY}]
+        greedy = Sampling(temperature=0)
+        asked = GenerateRequest(model=HYBRID, messages=messages, sampling=greedy, max_tokens=200)
+        usage = _told(self.engine, asked)
+        drafter = next(each.drafter for each in self.health().models if each.model == HYBRID)
+        return drafter, usage
 
 
 @contextmanager
@@ -79,10 +91,16 @@ def _in_thread(engine: EngineClient) -> Future[None]:
 def warm_up(engine: EngineClient) -> None:
     """One token from the model: the first request starts the engine process."""
     messages = [{"role": "user", "content": "Hi"}]
-    generation = engine.submit(GenerateRequest(model=MODEL, messages=messages, max_tokens=1))
-    while generation.get():
-        pass
+    _told(engine, GenerateRequest(model=MODEL, messages=messages, max_tokens=1))
+
+
+def _told(engine: EngineClient, request: GenerateRequest) -> Usage:
+    """Have a request answered to its end. Raises errors of `mlx_provider.errors`."""
+    generation, usage = engine.submit(request), Usage(prompt_tokens=0, completion_tokens=0)
+    while events := generation.get():
+        usage = next((event.usage for event in events if isinstance(event, Done)), usage)
     generation.close()
+    return usage
 
 
 def end_engine(engine: EngineClient) -> None:

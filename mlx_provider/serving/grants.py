@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from ..errors import BadRequest, Forbidden, ModelNotFound
 from ..plain_file import read_trusted
 from ..protocol.messages import OWNERS_ALONE, GenerateRequest, ModelOptions
-from .hub import DEMO, cache_root
+from .hub import DEMOS, cache_root
 
 LARGEST_FILE = 2**20
 REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(@[\w-][\w.-]*)?")
@@ -64,7 +64,7 @@ class Grants:
         )
 
     def _refuse_foreign_folder(self, model: str) -> None:
-        if model == DEMO or self._under_a_root(model):
+        if model in DEMOS or self._under_a_root(model):
             return
         if not REPOSITORY.fullmatch(model):
             raise ModelNotFound(

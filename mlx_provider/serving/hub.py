@@ -13,21 +13,22 @@ from ..errors import BadRequest, ModelNotFound
 
 log = logging.getLogger(__name__)
 
-DEMO = "demo"
+DEMOS = {"demo": "model", "demo-hybrid": "hybrid"}
+"""Models of this package, by name: their folders."""
 REACH = 0.8
 """Seconds in which the Hub must answer before it counts as out of reach."""
 PATTERNS = ["*.json", "*.safetensors", "*.py", "*.model", "*.tiktoken", "*.txt", "*.jinja"]
 
 
 def folder_of(model: str, *, repository: bool = False) -> Path:
-    """The folder of `model`: `demo`, a path, or a Hub repository `owner/name[@revision]`.
+    """The folder of `model`: one of `DEMOS`, a path, or a Hub repository `owner/name[@revision]`.
 
     `repository`: the last of these alone, though a folder has the same name.
     Downloads what is not on this machine. Raises `ModelNotFound` that lists what is, in under
     a second when the Hub is out of reach; `BadRequest` for a folder that is no model.
     """
-    if model == DEMO:
-        return Path(__file__).parents[1] / "demo" / "model"
+    if model in DEMOS:
+        return Path(__file__).parents[1] / "demo" / DEMOS[model]
     path = Path(model).expanduser()
     if not repository and path.is_dir():
         if not (path / "config.json").is_file():
@@ -110,7 +111,7 @@ def _known() -> str:
     """What could be named instead."""
     names = sorted(cached_models())
     listed = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
-    return f"; on this machine: {listed or 'none'}; `{DEMO}` always works"
+    return f"; on this machine: {listed or 'none'}; `demo` always works"
 
 
 def cached_models() -> list[str]:

@@ -59,6 +59,7 @@ def test_every_check_passes_and_then_it_ends(staged):
 def assert_all_is_well(told):
     assert "Your name is Maria." in told
     assert told.count("\nok ") == 6
+    assert re.search(r"[1-9]\d* of [1-9]\d* guessed tokens held \(demo-hybrid, by mtp\)", told)
     assert "export OPENAI_BASE_URL=http://127.0.0.1:" in told
 
 
