@@ -411,7 +411,7 @@ def test_chunks_end_at_cuts() -> None:
     length=st.integers(1, 3000),
     cuts=st.lists(st.integers(1, 3000), max_size=4, unique=True).map(sorted),
     resumed=st.booleans(),
-    slow=st.lists(st.floats(0.2, 5.0), min_size=60, max_size=60),
+    slow=st.lists(st.floats(0.2, 5.0), min_size=110, max_size=110),
     rows=st.integers(0, 2),
 )
 def test_with_recurrent_state_no_pass_ends_where_the_clock_says(
@@ -426,7 +426,6 @@ def test_with_recurrent_state_no_pass_ends_where_the_clock_says(
     if resumed and job.cuts:
         job.done = job.cuts[0]
     plan.admit(0.0)
-    before = job.done
     for factor in slow:
         chunk = plan.plan(0.0, stalled=10.0).chunk
         if chunk is None:
@@ -435,7 +434,7 @@ def test_with_recurrent_state_no_pass_ends_where_the_clock_says(
         assert length - chunk.stop >= TAIL or chunk.stop in (*job.cuts, length)
         ran(plan, chunk)
         plan.costs.measured(1.0, factor)
-    assert job.done == length or job.done - before >= 60 * GRID
+    assert job.done == length
 
 
 def test_a_full_queue_says_how_long_it_is() -> None:
