@@ -15,7 +15,7 @@ import mlx.core as mx
 from ..errors import MLXProviderError, RequestTimedOut
 from ..isolation import Fault, Isolation
 from ..protocol.messages import Event, Finish, FinishReason
-from ..records import LoadedModel, MediaSpan, PrefillChunk, ShowsHidden
+from ..records import LoadedModel, MediaSpan, PrefillChunk
 from .execution.batch_layout import Layout, make_layout
 from .execution.circuit_breaker import CircuitBreaker
 from .execution.decode_batch import NO_DRAFTS, DecodeBatch, Drafts, Forward, Logprob, read_drawn
@@ -393,7 +393,7 @@ class Engine:
             self._embed(request, span)
         self._timer.launched(plan.chunk_seconds, self.clock())
         given = PrefillChunk(prompt, chunk.start, chunk.stop, cache, request.features)
-        logits = self._prefilled(job, given)
+        logits = self._drafting.prefilled(self.model, job, given)
         last = chunk.stop == len(job.tokens)
         if plan.rows and self.scheduler.running and not media and not last:
             # the next token's pass comes behind it without a gap
@@ -408,15 +408,6 @@ class Engine:
             self._behind = []
         self._passed(chunk)
         return logits if last else None
-
-    def _prefilled(self, job: PrefillJob, chunk: PrefillChunk) -> mx.array:
-        """Logits after a chunk; hidden states are kept that a drafter is shown."""
-        shown = chunk.stop - max(chunk.start, self._drafting.shown_from(chunk.prompt))
-        if shown <= 0 or not isinstance(self.model, ShowsHidden):
-            return self.model.prefill(chunk)
-        logits, hidden = self.model.prefill_hidden(chunk, shown)
-        job.hidden.append(mx.contiguous(hidden))
-        return logits
 
     def _mixed_in(self, chunk: Chunk, logits: mx.array | None) -> None:
         """A chunk is on its way beside the rows; `logits` (vocab,) follow it if it is the last."""
@@ -475,13 +466,7 @@ class Engine:
                 self.batch.join_again(row, own)
             else:
                 self._join_row(row, own, logits)
-                self._show_prompt(row, job)
-
-    def _show_prompt(self, row: Row, job: PrefillJob) -> None:
-        """The drafter has the prompt's last states, from which the row's first token was drawn."""
-        follows = row.finish is None and row.length == len(job.tokens) + 1
-        if job.hidden and follows:
-            self._drafting.begin(row, job.hidden)
+                self._drafting.begin(row, job)
 
     def _join_anew(self, row: Row, logits: mx.array) -> None:
         """A row that starts again after a failed step holds its committed tokens once more."""

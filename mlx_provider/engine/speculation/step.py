@@ -9,9 +9,9 @@ from functools import partial
 import mlx.core as mx
 
 from ...isolation import Isolation
-from ...records import Prompt
+from ...records import LoadedModel, PrefillChunk, ShowsHidden
 from ..execution.decode_batch import NO_DRAFTS, Drafts, Forward
-from ..request import Request, Row
+from ..request import PrefillJob, Request, Row
 from ..request_log import Recorder
 from ..scheduling.plan import StepPlan
 from ..scheduling.scheduler import Scheduler
@@ -43,15 +43,22 @@ class DraftStep:
         """Whether the drafter must be shown hidden states."""
         return self._speculation is not None and self._speculation.hidden
 
-    def shown_from(self, prompt: Prompt) -> int:
-        """Tokens of a prompt after which the drafter is shown hidden states."""
-        whole = len(prompt.tokens)
-        return whole if self._speculation is None else self._speculation.first_of(prompt)
-
-    def begin(self, row: Row, hidden: Sequence[mx.array]) -> None:
-        """A row has drawn its first token behind these states, each (n, hidden), of its prompt."""
+    def prefilled(self, model: LoadedModel, job: PrefillJob, chunk: PrefillChunk) -> mx.array:
+        """Logits (vocab,) after a chunk; the job keeps the states that a drafter is shown."""
+        shown = 0
         if self._speculation is not None:
-            self._speculation.begin(row, hidden)
+            shown = chunk.stop - max(chunk.start, self._speculation.first_of(chunk.prompt))
+        if shown <= 0 or not isinstance(model, ShowsHidden):
+            return model.prefill(chunk)
+        logits, hidden = model.prefill_hidden(chunk, shown)
+        job.hidden.append(mx.contiguous(hidden))
+        return logits
+
+    def begin(self, row: Row, job: PrefillJob) -> None:
+        """A row has drawn its first token behind the last states of its prompt, unless it ended."""
+        follows = row.finish is None and row.length == len(job.tokens) + 1
+        if self._speculation is not None and job.hidden and follows:
+            self._speculation.begin(row, job.hidden)
 
     def wanted(self, plan: StepPlan, *, possible: bool) -> dict[Row, int]:
         """For whom drafts are worth it in this step, and how many."""
