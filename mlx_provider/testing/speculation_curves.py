@@ -117,7 +117,7 @@ class Bench:
     guessing: Guessing
     host: float
     """Seconds of the host for each step: it reads tokens, and launches."""
-    policy: Policy | None
+    policy: Policy
     now: float = 0.0
     free: float = 0.0
     drafted: bool = False
@@ -142,7 +142,7 @@ class Bench:
         self.now += self.host
         self.timer.launched(seconds(drafts), self.now)
         self.free = self.now + self._pass([row.drafts for row in self.rows])
-        if drafts and self.policy is not None:
+        if drafts:
             self.policy.timed(self.host, rounds * self.guessing.round(self.device), rounds)
         self.drafted = drafts > 0
         if not drafts:
@@ -153,8 +153,6 @@ class Bench:
         return plan.pass_seconds + self.scheduler.wider(plan, tokens)
 
     def _wanted(self, seconds: Callable[[int], float]) -> list[int]:
-        if self.policy is None:
-            return [0] * len(self.rows)
         odds = [row.odds for row in self.rows]
         counts = self.policy.wanted(odds, 0, seconds)
         self.policy.rested(odds)
@@ -180,7 +178,7 @@ class Bench:
         self.now = max(self.now, self.free)
         drafts = sum(row.drafts for row in self.rows) if self.drafted else 0
         times = self.timer.ended(self.now, usual=not drafts)
-        if drafts and self.policy is not None:
+        if drafts:
             self.policy.passed(drafts, times)
         if self.drafted:
             self._take()
@@ -189,13 +187,13 @@ class Bench:
     def _take(self) -> None:
         for row in self.rows:
             drafts, held = row.drafts, row.passed()
-            if drafts and self.policy is not None:
+            if drafts:
                 self.policy.learn(row.odds, drafts, held)
             row.drafts = 0
 
     def _guessed(self, wanted: Sequence[int]) -> tuple[int, int]:
         """All drafts, and the rounds that they took."""
-        if not any(wanted) or self.policy is None:
+        if not any(wanted):
             return 0, 0
         asked = [(row, count) for row, count in zip(self.rows, wanted, strict=True) if count]
         found = [row.guess(count) for row, count in asked]

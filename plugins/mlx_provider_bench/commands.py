@@ -245,6 +245,66 @@ def proxy(
     _print(measure(plan))
 
 
+class SpeculationPart(StrEnum):
+    rows = "rows"
+    newcomer = "newcomer"
+    rewrite = "rewrite"
+    curves = "curves"
+
+
+@bench.command()
+def speculation(
+    part: Annotated[
+        list[SpeculationPart] | None, typer.Option(help="Repeat for several; all by default.")
+    ] = None,
+    rows: Annotated[
+        list[int] | None, typer.Option(help="Rows that decode together; repeatable. 1 to 16.")
+    ] = None,
+    share: Annotated[
+        list[float] | None,
+        typer.Option(help="Drafts that hold on the random model, 0 to 1; repeatable."),
+    ] = None,
+    draft_tokens: Annotated[int, typer.Option(min=1, max=7, help="Drafts of a row.")] = 7,
+    reply: Annotated[int, typer.Option(help="Tokens of each reply.")] = 192,
+    rounds: Annotated[int, typer.Option(min=1, help="Runs of each side that count.")] = 3,
+    model: Annotated[
+        Path | None, typer.Option(help="A checkpoint's folder, in place of a random model.")
+    ] = None,
+    drafter: Annotated[str, typer.Option(help="Who guesses for the checkpoint.")] = "auto",
+    draft_model: Annotated[
+        str | None, typer.Option(help="Folder of a smaller model, for the drafter `model`.")
+    ] = None,
+    prompt: Annotated[
+        Path | None, typer.Option(help="A text from which the checkpoint's prompts are cut.")
+    ] = None,
+    hidden: Hidden = 256,
+    layers: Layers = 6,
+    dtype: Dtype = "float32",
+) -> None:
+    """Drafts: rates with and without, a newcomer's first token, a file rewritten, device curves."""
+    _preload()
+    from .speculation import Plan
+    from .speculation import bench as measure
+
+    default = Plan()
+    plan = Plan(
+        parts=[p.value for p in part or list(SpeculationPart)],
+        rows=rows or default.rows,
+        shares=share or default.shares,
+        most=draft_tokens,
+        reply=reply,
+        rounds=rounds,
+        hidden=hidden,
+        layers=layers,
+        dtype=dtype,
+        model=model,
+        drafter=drafter,
+        draft_model=draft_model,
+        prompt=prompt,
+    )
+    _print(measure(plan))
+
+
 @bench.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
 def compare(
     other: Annotated[Path, typer.Argument(help="Another checkout of this project.")],

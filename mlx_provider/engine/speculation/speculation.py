@@ -55,7 +55,7 @@ class Speculation:
         self.policy = policy or Policy()
         self._drafting = drafting
         self._media = media
-        self._clock = clock
+        self.clock = clock
         self._rows: dict[Row, Followed] = {}
         self._guessing = 0.0, 0
         """Seconds of the last guesses, and their rounds; 0 where others were got ready for."""
@@ -83,7 +83,7 @@ class Speculation:
 
     def propose(self, wanted: Mapping[Row, int]) -> dict[Row, Sequence[int]]:
         """The drafter's guesses; none of whom it has none for. Never raises."""
-        began = self._clock()
+        began = self.clock()
         asked = [self._asked(row, count) for row, count in wanted.items() if row.finish is None]
         rows = [row for row in wanted if row.finish is None]
         with Isolation() as tried:
@@ -104,7 +104,7 @@ class Speculation:
                 self.policy.learn(self._rows[row].odds, 0, 0)
         all_ready = len(drafts) == len(rows)
         rounds = max(map(len, drafts.values()), default=0) if all_ready else 0
-        self._guessing = self._clock() - began, rounds
+        self._guessing = self.clock() - began, rounds
         return {row: own for row, own in drafts.items() if own}
 
     def waited(self, seconds: float) -> None:

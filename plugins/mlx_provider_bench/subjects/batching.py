@@ -70,14 +70,17 @@ class TimedOutput(TokenOutput):
         return []
 
 
-def server_engine(model: LoadedModel, found: Probe, **more: Any) -> Engine:
-    """An engine with the limits of a server, and memory without end."""
+def server_engine(
+    model: LoadedModel, found: Probe, *, costs: Costs | None = None, **more: Any
+) -> Engine:
+    """An engine with the limits of a server, and memory without end; times its passes unless
+    `costs` are known."""
     s = EngineSettings()
     return new_engine(
         model,
         layout=found.layout,
         mixes=found.mixes,
-        costs=Costs(calibrate(model, model.make_cache)),
+        costs=costs or Costs(calibrate(model, model.make_cache)),
         grid=GRID if found.memory.recurrent else 1,
         max_chunk=s.max_chunk,
         max_rows=s.max_rows,
