@@ -285,10 +285,8 @@ class Engine:
         wanted: Sequence[Place] = list(places(forward.rows))
         running = [row in self.scheduler.running and not self._replays(row) for row, _ in wanted]
         wanted, logits = _only(running, wanted, logits)
-        suspect = [row.retry_alone for row, _ in wanted]
-        for (row, _), own in zip(*_only(suspect, wanted, logits), strict=True):
-            self._join_anew(row, own)
-        wanted, logits = _only([not each for each in suspect], wanted, logits)
+        if any(row.retry_alone for row, _ in wanted):
+            wanted, logits = self._join_anew(wanted, logits)
         masks, ready = self._masks(wanted, forward.drafts)
         masks = [mask for mask, ok in zip(masks, ready, strict=True) if ok]
         wanted, logits = _only(ready, wanted, logits)
@@ -468,12 +466,17 @@ class Engine:
                 self._join_row(row, own, logits)
                 self._drafting.begin(row, job)
 
-    def _join_anew(self, row: Row, logits: mx.array) -> None:
-        """A row that starts again after a failed step holds its committed tokens once more."""
-        cache = self.batch.layout.extract(row)
-        self.batch.drop([row])
-        self.scheduler.leave([row])
-        self._join_row(row, cache, logits)
+    def _join_anew(
+        self, wanted: Sequence[Place], logits: mx.array
+    ) -> tuple[Sequence[Place], mx.array]:
+        """Rows of a failed step that hold their committed tokens again join once more; the rest."""
+        suspect = [row.retry_alone for row, _ in wanted]
+        for (row, _), own in zip(*_only(suspect, wanted, logits), strict=True):
+            cache = self.batch.layout.extract(row)
+            self.batch.drop([row])
+            self.scheduler.leave([row])
+            self._join_row(row, cache, own)
+        return _only([not each for each in suspect], wanted, logits)
 
     def _join_row(self, row: Row, cache: list[Any], logits: mx.array) -> None:
         drawn = self._draw_one(row, logits)
