@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mlx_provider.engine.scheduling.costs import Curve
+from mlx_provider.engine.scheduling.plan import GRID
 from mlx_provider.testing import device_curves, kernel_noise, layout_bugs
 from mlx_provider.testing.device_curves import Timed
 from mlx_provider_bench import device
@@ -50,7 +51,7 @@ def test_this_device_is_timed_as_it_serves(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(device, "REPEATS", 1)
     small = Plan([], hidden=64, layers=3)
     dense, hybrid = (device.timed(small, family) for family in device.HERE.values())
-    assert (dense.mixes, dense.grid, hybrid.grid) == (True, 1, 64)
+    assert (dense.mixes, dense.grid, hybrid.grid) == (True, 1, GRID)
     assert [n for n, _ in dense.passes.widths] == [1, 8, 64]
     assert 0 < dense.seconds(1, 100) <= dense.seconds(1, 100, 512, 4000)
 
