@@ -42,6 +42,9 @@ class Eager(Policy):
 
     steps = 0
 
+    def __init__(self) -> None:
+        super().__init__(beside_prompts=True)
+
     def wanted(self, rows: Sequence[RowOdds], others: int, seconds: object) -> list[int]:
         """0 to `most` for each row, all of them in turn."""
         self.steps += 1

@@ -17,7 +17,7 @@ from mlx_provider.engine.memory import arrays
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request, SamplingParams
 from mlx_provider.engine.speculation.ahead import allows, masks_ahead
-from mlx_provider.engine.speculation.policy import RowOdds
+from mlx_provider.engine.speculation.policy import Policy, RowOdds
 from mlx_provider.engine.speculation.speculation import Speculation
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.protocol.messages import Failed
@@ -150,6 +150,29 @@ def test_right_drafts_save_steps(qwen3: TextModel) -> None:
     assert_as_alone(qwen3, requests)
     assert all(request.accepted == request.drafted > 12 for request in requests)
     assert with_drafts < 0.7 * steps(new_engine(qwen3, mixes=True), plain)
+
+
+def test_nothing_is_drafted_while_a_prompt_is_prefilled(qwen3: TextModel) -> None:
+    class Always(Policy):
+        def wanted(self, rows: Sequence[RowOdds], others: int, seconds: object) -> list[int]:
+            return [2] * len(rows)
+
+    first, newcomer = (new_request(PROMPTS[i], max_tokens=24) for i in (1, 4))
+    vocab = qwen3.info.vocab_size
+    speculation = Speculation(knowing(qwen3, [first]), vocab=vocab, policy=Always())
+    engine = new_engine(qwen3, mixes=True, speculation=speculation)
+    engine.submit(first)
+    while not first.drafted:
+        engine.step()
+    engine.submit(newcomer)
+    engine.step()  # it reads what was drafted before
+    before = first.drafted
+    while not newcomer.rows[0].tokens:
+        engine.step()
+        assert first.drafted == before
+    run(engine)
+    assert first.drafted > before
+    assert_as_alone(qwen3, [first, newcomer])
 
 
 def test_a_client_that_wants_no_drafts_has_none(qwen3: TextModel) -> None:

@@ -44,17 +44,20 @@ LONGEST_REST = 32
 ALLOWANCE = 0.01
 """Share of the time that tries may take."""
 SAVED = 6.0
-"""Plain steps that can be saved up for tries, and may be spent at first."""
-DECAY = 0.9
+"""Plain steps that can be saved up for tries, by drafts that hold too, and are given at first."""
+DECAY = 0.8
 """Weight of known seconds at each new measurement."""
 SPIKE = 3.0
 """Times what is known, above which a measurement is a disturbance, or was one."""
+RISE = 1.5
+"""The same of seconds on the host, where others' work disturbs more."""
 QUICK = 0.7
 """Weight of what is known of passes with drafts at each new one."""
-FORGOTTEN = 0.9995
+FORGOTTEN = 0.9998
 """Share of what was measured that is left a step later: nobody may have tried it since."""
-LEAST = 0.8
-"""Times its expected duration that a pass with drafts takes at the least."""
+LEAST = 0.1
+"""Times its expected duration that a pass with drafts takes at the least: where kernels run while
+they are launched, most of it is over by then."""
 
 
 @dataclass
@@ -137,6 +140,8 @@ class Policy:
     """What is known of all rows."""
 
     most: int = MOST
+    beside_prompts: bool = False
+    """Whether there may be drafts in a step that prefills: they make its first token come later."""
     everyone: Odds = field(default_factory=lambda: Odds(LASTING))
     per_draft: float = 0.0
     """Seconds that one round of guesses takes."""
@@ -146,8 +151,6 @@ class Policy:
     """Plain steps that tries may cost."""
     slower: dict[int, float] = field(default_factory=dict)
     """Times its expected duration that a pass takes, by the bits of the number of its drafts."""
-    _paid_for: float = 0.0
-    """Seconds of a plain step, where this one is a try."""
 
     def wanted(
         self, rows: Sequence[RowOdds], others: int, seconds: Callable[[int], float]
@@ -157,11 +160,20 @@ class Policy:
         others: rows that cannot draft; seconds: of a pass with so many tokens more than rows.
         """
         measured = self._measured(len(rows), seconds)
-        self._paid_for = 0.0
         step = Step(len(rows) + others, measured, self.aside, self.per_draft)
         belief = self.everyone.share(HOPE)
         shares = [row.odds.share(belief) if row.trusted else 0.0 for row in rows]
         best = self._best(shares, step)
+        counts = self._with_tries(rows, shares, best, step)
+        for row in compress(rows, counts):
+            row.worth = 1 / step.rows
+        return counts
+
+    def _with_tries(
+        self, rows: Sequence[RowOdds], shares: Sequence[float], best: list[int], step: Step
+    ) -> list[int]:
+        """Beside the best drafts one for each row that is due, if that may pay and is allowed."""
+        self._spend((step.seconds_with(best) - step.plain) / step.plain)
         due = [not (count or row.rest) for count, row in zip(best, rows, strict=True)]
         if not any(due):
             return best
@@ -171,10 +183,13 @@ class Policy:
         counts = [count + more for count, more in zip(best, tries, strict=True)]
         if not any(tries) or not self._afford(_price(counts, best, step)):
             return best
-        self._paid_for = step.plain
         for row in compress(rows, tries):
-            row.worth, row.rest = 1 / step.rows, AWAITED
+            row.rest = AWAITED
         return counts
+
+    def _spend(self, price: float) -> None:
+        """Drafts that are thought to pay need no allowance, and leave no debts."""
+        self.saved = max(self.saved - price, min(self.saved, 0.0))
 
     def _measured(self, rows: int, seconds: Callable[[int], float]) -> Callable[[int], float]:
         """What passes take, as far as some with about as many drafts were seen."""
@@ -231,14 +246,10 @@ class Policy:
         tried = min(max(1, drafts), held + 1)
         row.learn(held, tried)
         self.everyone.learn(held, tried)
-        self.saved += held * row.worth
-        row.worth = 0.0
+        self.saved = min(SAVED, self.saved + held * row.worth)
 
     def timed(self, aside: float, guessing: float, rounds: int) -> None:
         """A step with drafts left the device idle for `aside` seconds beside `guessing`."""
-        if self._paid_for:
-            unexpected = aside + guessing - self.aside - self.per_draft * rounds
-            self.saved -= max(0.0, unexpected) / self._paid_for
         self.aside = _followed(self.aside, aside)
         if rounds:
             self.per_draft = _followed(self.per_draft, guessing / rounds)
@@ -264,4 +275,4 @@ def _price(counts: Sequence[int], best: Sequence[int], step: Step) -> float:
 def _followed(known: float, seconds: float) -> float:
     if not known or SPIKE * seconds < known:
         return seconds
-    return DECAY * known + (1 - DECAY) * min(seconds, SPIKE * known)
+    return DECAY * known + (1 - DECAY) * min(seconds, RISE * known)

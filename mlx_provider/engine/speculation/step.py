@@ -64,6 +64,8 @@ class DraftStep:
         """For whom drafts are worth it in this step, and how many."""
         if self._speculation is None or not possible:
             return {}
+        if plan.chunk is not None and not self._speculation.policy.beside_prompts:
+            return {}
         return self._speculation.wanted(plan.rows, partial(self._wider, plan))
 
     def guessed(self, wanted: Mapping[Row, int]) -> Drafts:
