@@ -148,7 +148,7 @@ def test_the_log_tells_it_at_load(
 ) -> None:
     with caplog.at_level(logging.INFO, "mlx_provider"):
         served = load(folder)
-    assert f"{folder.name}: {served.status.decoding}" in caplog.messages
+    assert f"{folder.name}: {served.status.decoding}, drafts by lookup" in caplog.messages
 
 
 # -- the file

@@ -50,13 +50,13 @@ class Probe:
     """Why a better layout is not used."""
     mixes: bool = False
     """Whether chunks of prompts may share the pass of rows that decode."""
-    drafts: bool = False
-    """Whether a row may take several tokens in a pass, of which the last are taken back."""
     noise_floor: float = 0.0
     """Largest difference of a likely token's log-probability between a row in company and the same
     row alone, which only the device's rounding makes; 0 where rows decode alone."""
     conclusive: bool = True
     """Nothing was left out because it failed, as it may not do another time."""
+    drafts: bool = False
+    """Whether a row may take several tokens in a pass, of which the last are taken back."""
 
 
 def probe(model: LoadedModel, make_cache: MakeCache, layouts: Sequence[str]) -> Probe:
@@ -93,9 +93,9 @@ def probe(model: LoadedModel, make_cache: MakeCache, layouts: Sequence[str]) -> 
             memory,
             tuple(notes),
             mixed.passed,
-            drafted.passed,
             floor,
             conclusive=not failed,
+            drafts=drafted.passed,
         )
     return Probe("solo", memory, tuple(notes), conclusive=not failed)
 
