@@ -71,6 +71,10 @@ class TextModel:
             found = logits.narrowed(self.model, self.backbone, keep)(tokens[:, None], cache=cache)
         return found[:, -1]
 
+    @property
+    def shows_hidden(self) -> bool:
+        return self.backbone is not None
+
     def decode_hidden(
         self,
         tokens: mx.array,

@@ -51,6 +51,8 @@ class DraftOptions:
 
     model: Path | None = None
     """The folder of a smaller model of the same vocabulary."""
+    room: int | None = None
+    """Bytes that there are for what a drafter loads and keeps; `None`: as many as it will."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -64,6 +66,8 @@ class Drafter:
     one line for the operator; empty: it can. Reads no weights."""
     start: Callable[[Path, LoadedModel, DraftOptions], Drafting]
     """Get ready (engine thread). Raises errors of `mlx_provider.errors`."""
+    keeps: Callable[[Drafting], int] = field(default=lambda drafting: 0)
+    """Bytes that what it keeps of rows may come to take, beside what `start` has loaded."""
     hidden: bool = False
     """It must be shown hidden states: the model has to be a `ShowsHidden`."""
     media: bool = True

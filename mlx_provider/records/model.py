@@ -283,6 +283,10 @@ class LoadedModel(Protocol):
 class ShowsHidden(Protocol):
     """A `LoadedModel` that hands out hidden states, as some drafters need them."""
 
+    @property
+    def shows_hidden(self) -> bool:
+        """Whether this one does: what is below its output matrix may not be known."""
+
     def decode_hidden(
         self,
         tokens: mx.array,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+
+import mlx.core as mx
 
 from ..engine.speculation.policy import Policy
 from ..engine.speculation.speculation import Speculation
-from ..errors import wrong_option
+from ..errors import BadRequest, wrong_option
 from ..isolation import Isolation
 from ..protocol.messages import ModelOptions
 from ..records import Drafter, DraftOptions, LoadedModel, ShowsHidden
@@ -38,25 +41,44 @@ def check_drafts(options: ModelOptions) -> None:
         raise wrong_option("draft_model", told)
 
 
-def speculation_of(
-    registry: PluginRegistry, folder: Path, model: LoadedModel, options: ModelOptions
-) -> tuple[Speculation | None, str]:
-    """Speculation with the drafter that the operator names, else with the best that can, and the
-    drafter's name (engine thread).
+@dataclass(frozen=True)
+class Drafts:
+    """Who guesses ahead for a model."""
 
-    Raises `BadRequest` where the named one cannot.
+    speculation: Speculation | None = None
+    drafter: str = ""
+    """Its name; empty: nobody."""
+    nbytes: int = 0
+    """What it has loaded, and may come to keep of rows."""
+
+
+def drafts_of(
+    registry: PluginRegistry,
+    folder: Path,
+    model: LoadedModel,
+    options: ModelOptions,
+    room: int | None = None,
+) -> Drafts:
+    """With the drafter that the operator names, else with the best that can (engine thread).
+
+    room: bytes that it may take. Raises `BadRequest` where the named one cannot.
     """
     if options.drafter == OFF:
-        return None, ""
-    given = DraftOptions(
-        None if options.draft_model is None else _folder(options.draft_model), options.extra
-    )
-    if options.drafter != AUTO:
-        drafter = registry.drafter(options.drafter)
-        if problem := _problem(drafter, folder, model, given):
-            raise wrong_option("drafter", f"{drafter.name} cannot draft for this model: {problem}")
-        return _started(drafter, folder, model, given, options), drafter.name
-    return _first(registry.automatic_drafters(), folder, model, given, options)
+        return Drafts()
+    draft_model = None if options.draft_model is None else _folder(options.draft_model)
+    given = DraftOptions(draft_model, room, options.extra)
+    if options.drafter == AUTO:
+        return _first(registry.automatic_drafters(), folder, model, given, options)
+    drafter = registry.drafter(options.drafter)
+    try:
+        return _started(drafter, folder, model, given, options)
+    except Unfit as error:
+        told = f"{drafter.name} cannot draft for this model: {error.message}"
+        raise wrong_option("drafter", told) from None
+
+
+class Unfit(BadRequest):
+    """A drafter cannot guess for a model."""
 
 
 def _first(
@@ -65,16 +87,16 @@ def _first(
     model: LoadedModel,
     given: DraftOptions,
     options: ModelOptions,
-) -> tuple[Speculation | None, str]:
+) -> Drafts:
     for drafter in drafters:
         with Isolation() as tried:
-            if problem := _problem(drafter, folder, model, given):
-                log.log(_loudness(given), "drafter %s is not used: %s", drafter.name, problem)
-                continue
-            return _started(drafter, folder, model, given, options), drafter.name
-        if tried.fault is not None:
-            log.warning("drafter %s is left out: %s", drafter.name, tried.fault.told)
-    return None, ""
+            return _started(drafter, folder, model, given, options)
+        fault = tried.fault
+        if fault is not None and isinstance(fault.error, Unfit):
+            log.log(_loudness(given), "drafter %s is not used: %s", drafter.name, fault.error)
+        elif fault is not None:
+            log.warning("drafter %s is left out: %s", drafter.name, fault.told)
+    return Drafts()
 
 
 def _loudness(given: DraftOptions) -> int:
@@ -82,24 +104,32 @@ def _loudness(given: DraftOptions) -> int:
     return logging.INFO if given.model is None else logging.WARNING
 
 
-def _problem(drafter: Drafter, folder: Path, model: LoadedModel, given: DraftOptions) -> str:
-    if drafter.hidden and not isinstance(model, ShowsHidden):
-        return BLIND
-    return drafter.refuses(folder, model, given)
-
-
 def _started(
     drafter: Drafter, folder: Path, model: LoadedModel, given: DraftOptions, options: ModelOptions
-) -> Speculation:
+) -> Drafts:
+    """Raises `Unfit`, and what the drafter raises."""
+    if problem := _problem(drafter, folder, model, given):
+        raise Unfit(problem)
     policy = Policy() if options.draft_tokens is None else Policy(most=options.draft_tokens)
+    before = mx.get_active_memory()
     drafting = drafter.start(folder, model, given)
-    return Speculation(
+    nbytes = max(0, mx.get_active_memory() - before) + drafter.keeps(drafting)
+    if given.room is not None and nbytes > given.room:
+        raise Unfit(f"it takes {nbytes} bytes beside the model, which leaves {given.room}")
+    speculation = Speculation(
         drafting,
         vocab=model.info.vocab_size,
         hidden=drafter.hidden,
         media=drafter.media,
         policy=policy,
     )
+    return Drafts(speculation, drafter.name, nbytes)
+
+
+def _problem(drafter: Drafter, folder: Path, model: LoadedModel, given: DraftOptions) -> str:
+    if drafter.hidden and not (isinstance(model, ShowsHidden) and model.shows_hidden):
+        return BLIND
+    return drafter.refuses(folder, model, given)
 
 
 def _folder(name: str) -> Path:

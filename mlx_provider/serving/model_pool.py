@@ -241,6 +241,13 @@ class ModelPool(Generic[T]):
                 self._account.release(resident.key)
             self._advance()
 
+    def grown(self, key: Hashable) -> None:
+        """A model that is here takes other bytes than before."""
+        with self._changed:
+            resident = self._residents.get(key)
+            if resident is not None and resident.model is not None:
+                self._account.correct(key, resident.model.nbytes)
+
     def others_go_on(self, key: Hashable) -> bool:
         """Whether other models are in use whose requests will end without a byte of `key`'s."""
         with self._changed:

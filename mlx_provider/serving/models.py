@@ -36,7 +36,7 @@ from ..isolation import Isolation
 from ..protocol.messages import ModelOptions, ModelStatus, batching
 from ..records import LoadedModel
 from ..registry import PluginRegistry
-from .drafting import UNNAMED, check_drafts, draft_kind, speculation_of
+from .drafting import UNNAMED, Drafts, check_drafts, draft_kind, drafts_of
 from .hub import folder_of
 from .kv_choice import cache_maker, engine_kind, kv_kind, tried
 from .loading import Loading, WeightsKey, told
@@ -302,6 +302,7 @@ class Models:
     def _problem(self, loaded: Loaded, kind: str, options: ModelOptions) -> MLXProviderError | None:
         with Isolation() as trying:
             loaded.running[kind] = self._running(loaded, kind, options)
+            self.pool.grown(loaded.key)
         if trying.fault is None:
             return None
         if options.dtype in CHOSEN and not trying.fault.ours:
@@ -321,15 +322,15 @@ class Models:
         found, curve, limits = measured.probe, measured.curve, self._limits()
         fixed, prefixes = None, self._shared_prefix_cache()
         policy = PrefixCachePolicy(prefixes, model, kv, make_cache)
-        speculation, drafter = None, ""
+        drafts = Drafts()
         if options.reproducible:
             fixed = Reproducible.of(model, make_cache, found, limits)
             limits = fixed.limits(limits)
             # a stored prefix is to be what is computed here, by this software on this device
             policy = WholePasses(prefixes, model, f"{kind}, {key}", make_cache, fixed.shapes)
         elif found.drafts:
-            folder = loaded.folder
-            speculation, drafter = speculation_of(self._registry, folder, model, options)
+            room = (self.pool.free - self._live()) // 2  # the rest is for rows
+            drafts = drafts_of(self._registry, loaded.folder, model, options, room)
         passes = measure(model, make_cache, curve, IDLE_STALL, limits.max_chunk)
         shapes = fixed.shapes if fixed else None
         engine = Engine(
@@ -348,10 +349,10 @@ class Models:
             recorder=self._recorder,
             prefix_cache=policy,
             features=loaded.features,
-            speculation=speculation,
+            speculation=drafts.speculation,
         )
         self._worker.add(engine)
-        running = Running(engine, found, fixed, drafter)
+        running = Running(engine, found, fixed, drafts.drafter, drafts.nbytes)
         self._tell(loaded, running, kv)
         return running
 

@@ -30,6 +30,8 @@ class Running:
     reproducible: Reproducible | None = None
     drafter: str = ""
     """Who guesses tokens ahead; empty: nobody."""
+    drafter_bytes: int = 0
+    """That it takes beside the model's."""
     arriving: int = 0
     """Requests that were let in but have not reached the engine thread."""
 
@@ -71,7 +73,8 @@ class Loaded:
     @property
     def nbytes(self) -> int:
         """Bytes that it takes; those of its parameters where these are not all in memory yet."""
-        return max(self.taken, self.info.weights_bytes)
+        drafters = sum(each.drafter_bytes for each in list(self.running.values()))
+        return max(self.taken, self.info.weights_bytes) + drafters
 
     @property
     def live_bytes(self) -> int:

@@ -32,7 +32,7 @@ from mlx_provider.errors import MLXProviderError
 from mlx_provider.protocol.messages import ModelOptions
 from mlx_provider.records import Drafting, LoadedModel
 from mlx_provider.registry import PluginRegistry
-from mlx_provider.serving.drafting import speculation_of
+from mlx_provider.serving.drafting import drafts_of
 from mlx_provider.testing.driver import new_request
 from mlx_provider.testing.oracle import Oracle
 
@@ -123,7 +123,7 @@ class Setting:
         options = ModelOptions(
             drafter=name, draft_model=self.plan.draft_model, draft_tokens=self.plan.most
         )
-        found, _ = speculation_of(self.registry, self.folder, self.model, options)
+        found = drafts_of(self.registry, self.folder, self.model, options).speculation
         if found is None:
             raise MLXProviderError(f"no drafter can draft for {self.folder}")
         found.clock = clock or time.perf_counter

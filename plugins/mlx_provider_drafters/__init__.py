@@ -18,6 +18,7 @@ def mlx_drafters() -> Iterator[Drafter]:
         "model",
         refuses_model,
         start_model,
+        keeps=kept_by_model,
         media=False,
         automatic=3,
         serves="any model, by a smaller one of the same vocabulary",
@@ -35,14 +36,21 @@ def refuses_model(folder: Path, model: LoadedModel, options: DraftOptions) -> st
     """Why the given model cannot draft; empty: it may."""
     from .choice import problem
 
-    return problem(folder, options.model)
+    return problem(folder, options.model, options.room)
 
 
 def start_model(folder: Path, model: LoadedModel, options: DraftOptions) -> Drafting:
     """Load the smaller model. Raises `BadRequest` for one that cannot take back what it read."""
     from .choice import load
 
-    return load(options.model, model.info.vocab_size)
+    return load(options.model, model.info.vocab_size, options.room)
+
+
+def kept_by_model(drafting: Drafting) -> int:
+    """Bytes of the caches of all rows that it may follow."""
+    from .draft_model import DraftModel
+
+    return drafting.kv_bytes if isinstance(drafting, DraftModel) else 0
 
 
 def start_lookup(folder: Path, model: LoadedModel, options: DraftOptions) -> Drafting:

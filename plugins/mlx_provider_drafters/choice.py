@@ -11,7 +11,7 @@ from mlx_provider.families.checkpoint import read_json
 from mlx_provider.families.matching import known_to_mlx_lm
 from mlx_provider.families.text import load_text
 
-from .draft_model import DraftModel
+from .draft_model import KV_BYTES, DraftModel
 from .row_context import longest
 
 AGREED = 0.99
@@ -20,10 +20,19 @@ models differ in a few added ones."""
 NONE_GIVEN = "it needs a smaller model of the same vocabulary: name its folder (draft_model)"
 
 
-def problem(folder: Path, draft: Path | None) -> str:
-    """Why the model in `draft` cannot guess for the one in `folder`; empty: it may."""
+KV_SHARE = 4
+"""Part of the room for a draft model and its rows that the rows' caches may take at most."""
+
+
+def problem(folder: Path, draft: Path | None, room: int | None = None) -> str:
+    """Why the model in `draft` cannot guess for the one in `folder`; empty: it may.
+
+    room: bytes that it may take."""
     if draft is None:
         return NONE_GIVEN
+    weights = sum(path.stat().st_size for path in draft.glob("*.safetensors"))
+    if room is not None and weights > room:
+        return f"the weights in {draft} are {weights} bytes, there is room for {max(0, room)}"
     try:
         if not known_to_mlx_lm(read_json(draft / "config.json")):
             return f"{draft} holds no text model that mlx-lm has a class for"
@@ -32,7 +41,7 @@ def problem(folder: Path, draft: Path | None) -> str:
         return error.message
 
 
-def load(draft: Path | None, vocab: int) -> DraftModel:
+def load(draft: Path | None, vocab: int, room: int | None = None) -> DraftModel:
     """The model in `draft`, for one of so many tokens. Raises `BadRequest`."""
     if draft is None:
         raise BadRequest(NONE_GIVEN, param="draft_model")
@@ -40,7 +49,8 @@ def load(draft: Path | None, vocab: int) -> DraftModel:
     if not longest(model.make_cache()):
         told = "keeps states, or windows too short, of which the last tokens cannot be taken back"
         raise BadRequest(f"{draft} cannot draft: its cache {told}", param="draft_model")
-    return DraftModel(model, vocab)
+    most = KV_BYTES if room is None else min(KV_BYTES, room // KV_SHARE)
+    return DraftModel(model, vocab, kv_bytes=most)
 
 
 def vocabulary(folder: Path) -> dict[str, int]:

@@ -43,7 +43,10 @@ class DraftModel:
         self._shared = min(vocab, model.info.vocab_size)
         """Tokens that both know."""
         self._context = min(longest(model.make_cache()), context or model.info.context_length)
-        self._places = max(1, kv_bytes // (self._context * _token_bytes(model)))
+        each = self._context * _token_bytes(model)
+        self._places = max(1, kv_bytes // each)
+        self.kv_bytes = self._places * each
+        """That the caches of all followed rows take at most."""
         self._followed: WeakSet[RowContext] = WeakSet()
         """Rows that the engine still knows."""
         self._together = not failure(self._alike)

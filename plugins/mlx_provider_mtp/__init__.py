@@ -31,10 +31,18 @@ def refuses(folder: Path, model: LoadedModel, options: DraftOptions) -> str:
 
 def start(folder: Path, model: LoadedModel, options: DraftOptions) -> Drafting:
     """Read the head. Raises `BadRequest` where its weights do not fit."""
-    from .drafting import HeadDrafting
+    from .drafting import KV_BYTES, KV_SHARE, HeadDrafting
     from .head import load_head
 
-    return HeadDrafting(load_head(folder, model.model), folder.name)
+    most = KV_BYTES if options.room is None else min(KV_BYTES, options.room // KV_SHARE)
+    return HeadDrafting(load_head(folder, model.model), folder.name, kv_bytes=most)
+
+
+def kept(drafting: Drafting) -> int:
+    """Bytes of the keys and values of all rows that the head may follow."""
+    from .drafting import HeadDrafting
+
+    return drafting.kv_bytes if isinstance(drafting, HeadDrafting) else 0
 
 
 @hookimpl
@@ -44,6 +52,7 @@ def mlx_drafters() -> Iterable[Drafter]:
         NAME,
         refuses,
         start,
+        keeps=kept,
         hidden=True,
         automatic=RANK,
         serves="MTP heads of Qwen3.5 and Qwen3-Next, where the checkpoint has kept them",

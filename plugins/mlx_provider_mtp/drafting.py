@@ -6,16 +6,21 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from weakref import WeakSet
 
 import mlx.core as mx
 
 from mlx_provider.records import DraftRow
 
 from .head import BoundHead
-from .row_states import RowStates, States
+from .row_states import LONGEST, RowStates, States
 
 log = logging.getLogger(__name__)
 
+KV_BYTES = 2**29
+"""That keys and values of all rows may take; one row is always followed."""
+KV_SHARE = 4
+"""Part of the room for a head and its rows that they may take at most."""
 TRIED = 500
 """First guesses after which a head is judged."""
 CHANCE = 0.02
@@ -56,18 +61,31 @@ class Judged:
 class HeadDrafting:
     """See `Drafting`."""
 
-    def __init__(self, head: BoundHead, name: str) -> None:
-        """`name`: of the checkpoint."""
+    def __init__(self, head: BoundHead, name: str, *, kv_bytes: int = KV_BYTES) -> None:
+        """`name`: of the checkpoint; `kv_bytes`: for keys and values of all rows."""
         self.head = head
         self.judged = Judged(name)
+        each = LONGEST * head.token_bytes()
+        self._places = max(1, kv_bytes // each)
+        self.kv_bytes = self._places * each
+        """That keys and values of all followed rows take at most."""
+        self._followed: WeakSet[RowStates] = WeakSet()
+        """Of the rows that the engine still knows."""
 
     def propose(self, rows: Sequence[DraftRow]) -> list[list[int]]:
         """Greedy guesses, by one pass of the head for each; the device is waited for once."""
-        able = [row for row in rows if row.fresh and row.hidden is not None]
+        able = [row for row in rows if row.fresh and row.hidden is not None and self._room(row)]
         if not able:
             return [[] for _ in rows]
         guesses = dict(zip(map(id, able), self._guess(able), strict=True))
         return [guesses.get(id(row), []) for row in rows]
+
+    def _room(self, row: DraftRow) -> bool:
+        """Whether the row is followed, from now on if need be."""
+        if row.state is None and len(self._followed) < self._places:
+            row.state = Known()
+            self._followed.add(row.state.states)
+        return row.state is not None
 
     def _guess(self, rows: Sequence[DraftRow]) -> list[list[int]]:
         known = [self._known(row) for row in rows]
@@ -94,8 +112,6 @@ class HeadDrafting:
         return _read(rows, known, drawn)
 
     def _known(self, row: DraftRow) -> Known:
-        if row.state is None:
-            row.state = Known()
         known: Known = row.state
         if known.guess is not None and known.guess[0] < len(row.tokens):
             place, token = known.guess

@@ -19,7 +19,7 @@ from mlx_provider.families.vision.language import head as output_matrix
 from mlx_provider.families.vision.positions import step_positions
 
 from .checkpoint import Tensors, read
-from .row_states import States
+from .row_states import RowStates, States
 
 MODES = {(4, 32): "mxfp4", (4, 16): "nvfp4", (8, 32): "mxfp8"}
 """Of quantised weights without biases, by bits and group size (mlx 0.32.4)."""
@@ -66,6 +66,15 @@ class BoundHead:
     def after(self, tokens: mx.array, hidden: mx.array, states: States) -> mx.array:
         """States (T, hidden) after T tokens, each drawn from the state beside it."""
         return self.module(self._language.model.embed_tokens(tokens), hidden, states)
+
+    def token_bytes(self) -> int:
+        """Of one row's keys and values."""
+        seen = RowStates()
+        norm = self.module.norm.weight
+        state = mx.zeros((1, norm.shape[0]), norm.dtype)
+        mx.eval(self.after(mx.array([0]), state, States([seen], [1], [0])))
+        keys, values = seen.cache.keys, seen.cache.values
+        return int((keys.nbytes + values.nbytes) // keys.shape[2])
 
     def logits(self, hidden: mx.array) -> mx.array:
         """(T, vocab)"""

@@ -11,8 +11,10 @@ from mlx_provider.families.caches import KVCache
 from mlx_provider.records import Parts, Run
 
 WINDOW = 1024
-"""Tokens of a row that the head looks back on at least; twice as many are kept at most. Its states
-say much of what was before, and memory stays flat however long a reply is."""
+"""Tokens of a row that the head looks back on at least. Its states say much of what was before, and
+memory stays flat however long a reply is."""
+LONGEST = 2 * WINDOW
+"""Tokens of a row that are kept at most."""
 
 
 class RowStates:
@@ -27,7 +29,7 @@ class RowStates:
 
     def bound(self) -> None:
         """Let go of what is out of the window."""
-        if self.cache.offset <= 2 * WINDOW:
+        if self.cache.offset <= LONGEST:
             return
         last = slice(self.cache.offset - WINDOW, self.cache.offset)
         keys, values = (each[..., last, :] for each in (self.cache.keys, self.cache.values))

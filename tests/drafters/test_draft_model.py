@@ -55,6 +55,19 @@ def test_the_first_choice_is_a_model_that_the_operator_names(
         MODEL.start(own, qwen3, none)
 
 
+def test_a_draft_model_and_its_rows_stay_within_their_room(
+    folder: Folders, qwen3: TextModel
+) -> None:
+    draft = folder("qwen3", seed=1)
+    weights = sum(path.stat().st_size for path in draft.glob("*.safetensors"))
+    told = MODEL.refuses(draft, qwen3, DraftOptions(draft, room=weights - 1))
+    assert f"{weights} bytes" in told
+    assert f"room for {weights - 1}" in told
+    drafting = MODEL.start(draft, qwen3, DraftOptions(draft, room=2**26))
+    least = MODEL.start(draft, qwen3, DraftOptions(draft, room=weights))
+    assert MODEL.keeps(least) < MODEL.keeps(drafting) <= 2**26 // 4
+
+
 def test_a_model_of_other_words_is_refused_with_their_number(
     folder: Folders, qwen3: TextModel
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from mlx_vlm.models.base import cache_position_offset
 
 from mlx_provider import LoadOptions
 from mlx_provider.engine.execution import batch_layout
-from mlx_provider.engine.execution.batch_layout import GroupedLayout, MergedLayout
+from mlx_provider.engine.execution.batch_layout import NO_DRAFTS, GroupedLayout, MergedLayout
 from mlx_provider.engine.execution.decode_batch import run_pass
 from mlx_provider.engine.execution.row_groups import GROWN
 from mlx_provider.engine.memory import arrays, profile
@@ -40,6 +40,7 @@ EVENTS = st.lists(
         st.tuples(st.just("store"), st.integers(0, 9)),
         st.tuples(st.just("bound"), st.sampled_from([0.0, 1.9, 2.9, 6.9])),
         st.tuples(st.just("steps"), st.integers(1, 9)),
+        st.tuples(st.just("drafts"), st.integers(0, 9), st.integers(2, 4), st.integers(1, 4)),
     ),
     min_size=4,
     max_size=14,
@@ -70,6 +71,10 @@ class Twins:
                     self.step(tolerance)
             elif self.alone:
                 row = list(self.alone)[more[0] % len(self.alone)]
+                if kind == "drafts":
+                    width, kept = more[1:]
+                    self.step(tolerance, {row: width}, kept)
+                    continue
                 self.store(row, tolerance)
                 if kind == "leave":
                     self.layout.drop([row])
@@ -91,17 +96,28 @@ class Twins:
                 layer.keys, layer.values = (mx.pad(a, room) for a in (layer.keys, layer.values))
         self.layout.add(row, cache)
 
-    def step(self, tolerance: float) -> None:
-        tokens = {row: 20 + 13 * row.length % 300 for row in self.alone}
-        passes = self.layout.passes()
+    def step(
+        self, tolerance: float, drafting: Mapping[Row, int] = NO_DRAFTS, kept: int = 1
+    ) -> None:
+        """Of rows with several tokens the first `kept` stay."""
+        widths = drafting if isinstance(self.layout, GroupedLayout) else NO_DRAFTS
+        passes = self.layout.passes(widths=widths)
         limit = GROWN * self.layout.rows.bound
         assert all(len(g.rows) == 1 or g.nbytes() <= limit for g in self.layout.rows.groups)
         for each in passes:
-            found = self.decode(each.rows, each.cache, tokens)
-            for row, logits in zip(each.rows, found, strict=True):
-                self.compare(logits, self.decode([row], self.alone[row], tokens)[0], tolerance)
-        for row, token in tokens.items():
-            row.tokens.append(token)
+            places = [(row, 0) for row in each.rows]
+            places += [(row, i) for row in each.drafting for i in range(widths[row])]
+            tokens = mx.array([_token(row, i) for row, i in places], dtype=mx.int32)
+            at = mx.array([row.length + i for row, i in places], dtype=mx.int32)
+            found = self.model.decode(tokens, each.cache, at)
+            for (row, i), logits in zip(places, found, strict=True):
+                if i < kept:
+                    own = self.decode([row], self.alone[row], {row: _token(row, i)}, i)
+                    self.compare(logits, own[0], tolerance)
+        for row in self.alone:
+            stay = min(kept, widths.get(row, 1))
+            self.layout.keep(row, stay)
+            row.tokens += [_token(row, i) for i in range(stay)]
 
     def store(self, row: Row, tolerance: float) -> None:
         """Its cache as a layout gives it goes on like the row's own; that one's stays behind."""
@@ -113,22 +129,35 @@ class Twins:
             found, wanted = (self.decode([row], each, {row: token})[0] for each in (cache, own))
             self.compare(found, wanted, tolerance)
 
-    def decode(self, rows: list[Row], cache: list[Any], tokens: dict[Row, int]) -> mx.array:
+    def decode(
+        self, rows: list[Row], cache: list[Any], tokens: dict[Row, int], ahead: int = 0
+    ) -> mx.array:
         fed = mx.array([tokens[row] for row in rows], dtype=mx.int32)
-        at = mx.array([row.length for row in rows], dtype=mx.int32)
+        at = mx.array([row.length + ahead for row in rows], dtype=mx.int32)
         return self.model.decode(fed, cache, at)
 
     def compare(self, found: mx.array, wanted: mx.array, tolerance: float) -> None:
         assert mx.max(mx.abs(found.astype(mx.float32) - wanted.astype(mx.float32))) <= tolerance
 
 
+def _token(row: Row, ahead: int) -> int:
+    return 20 + 13 * (row.length + ahead) % 300
+
+
+EXAMPLES = [3, pytest.param(20, marks=pytest.mark.sweep)]
+
+
+@pytest.mark.parametrize("examples", EXAMPLES)
 @pytest.mark.parametrize("layout", [GroupedLayout, MergedLayout])
 @pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "qwen3_5_text"])
-def test_any_mix_of_lengths_decodes_as_alone(tiny: Tiny, family: str, layout: Any) -> None:
+def test_any_mix_of_lengths_decodes_as_alone(
+    tiny: Tiny, family: str, layout: Any, examples: int, monkeypatch
+) -> None:
+    monkeypatch.setattr(batch_layout, "REUNITED", 2)
     model = tiny(family)
     prefilled: dict[int, Any] = {}
 
-    @settings(max_examples=5, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples, suppress_health_check=list(HealthCheck))
     @given(EVENTS)
     def check(events: list[Event]) -> None:
         Twins(model, layout(), prefilled).play(events, 1e-4)
@@ -136,9 +165,10 @@ def test_any_mix_of_lengths_decodes_as_alone(tiny: Tiny, family: str, layout: An
     check()
 
 
+@pytest.mark.parametrize("examples", EXAMPLES)
 @pytest.mark.parametrize(("family", "bits"), [("llama", 16), ("qwen3", 4)])
 def test_formats_that_users_run_decode_bit_by_bit_as_alone(
-    tmp_path: Path, family: str, bits: int
+    tmp_path: Path, family: str, bits: int, examples: int
 ) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 128}
     model = load_text(build(tmp_path / "m", family, dtype="bfloat16", **sizes), LoadOptions())
@@ -146,7 +176,7 @@ def test_formats_that_users_run_decode_bit_by_bit_as_alone(
         nn.quantize(model.model, group_size=32, bits=4)
     prefilled: dict[int, Any] = {}
 
-    @settings(max_examples=5, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples, suppress_health_check=list(HealthCheck))
     @given(EVENTS)
     def check(events: list[Event]) -> None:
         Twins(model, GroupedLayout(), prefilled).play(events, 0)
@@ -296,3 +326,19 @@ def test_a_recurrent_state_is_held_once(tiny: Tiny) -> None:
     assert not arrays(states)
     layout.drop([layout.rows.groups[0].rows[0]])
     assert arrays([layer for layer in layout.rows.groups[0].cache if hasattr(layer, "cache")])
+
+
+def test_rows_whose_drafts_are_a_while_ago_share_a_group_again(tiny: Tiny, monkeypatch) -> None:
+    monkeypatch.setattr(batch_layout, "REUNITED", 3)
+    twins = Twins(tiny("qwen3"), GroupedLayout(), {})
+    for _ in range(3):
+        twins.join(40, roomy=False)
+    first, second, _ = twins.alone
+    twins.step(1e-4, {first: 3, second: 2}, kept=2)
+    assert sorted(len(group.rows) for group in twins.layout.rows.groups) == [1, 1, 1]
+    twins.step(1e-4, {second: 2}, kept=1)
+    for _ in range(2):
+        twins.step(1e-4)
+    assert sorted(len(group.rows) for group in twins.layout.rows.groups) == [1, 2]
+    twins.step(1e-4)
+    assert [len(group.rows) for group in twins.layout.rows.groups] == [3]

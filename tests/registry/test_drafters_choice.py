@@ -13,7 +13,7 @@ import pytest
 from mlx_provider.errors import BadRequest
 from mlx_provider.protocol.messages import ModelOptions
 from mlx_provider.registry import PluginRegistry
-from mlx_provider.serving.drafting import speculation_of
+from mlx_provider.serving.drafting import drafts_of
 
 Install = Callable[..., str]
 
@@ -32,15 +32,21 @@ def start(folder, model, options):
 @hookimpl
 def mlx_drafters():
     yield Drafter("{name}", lambda folder, model, options: "{refuses}", start, hidden={hidden},
-                  automatic={automatic})
+                  automatic={automatic}, keeps=lambda drafting: {keeps})
 """
+ROOM = 1000
 
 
 def drafter(
-    name: str, automatic: int = 0, refuses: str = "", before: str = "pass", hidden: bool = False
+    name: str,
+    automatic: int = 0,
+    refuses: str = "",
+    before: str = "pass",
+    hidden: bool = False,
+    keeps: int = 0,
 ) -> str:
     return DRAFTER.format(
-        name=name, automatic=automatic, refuses=refuses, before=before, hidden=hidden
+        name=name, automatic=automatic, refuses=refuses, before=before, hidden=hidden, keeps=keeps
     )
 
 
@@ -52,8 +58,7 @@ MODEL: Any = SimpleNamespace(info=SimpleNamespace(vocab_size=100))
 
 
 def chosen(registry: PluginRegistry, **options: Any) -> str:
-    _, name = speculation_of(registry, Path(), MODEL, ModelOptions(**options))
-    return name
+    return drafts_of(registry, Path(), MODEL, ModelOptions(**options), ROOM).drafter
 
 
 def test_the_best_that_can_is_taken_and_none_where_that_is_wanted(install_plugin: Install) -> None:
@@ -68,7 +73,13 @@ def test_the_best_that_can_is_taken_and_none_where_that_is_wanted(install_plugin
 
 
 @pytest.mark.parametrize(
-    "other", [{"refuses": "no head"}, {"before": "raise OSError('broken')"}, {"hidden": True}]
+    "other",
+    [
+        {"refuses": "no head"},
+        {"before": "raise OSError('broken')"},
+        {"hidden": True},
+        {"keeps": ROOM + 1},
+    ],
 )
 def test_one_that_cannot_leaves_it_to_the_next(
     install_plugin: Install, other: dict[str, Any], caplog: pytest.LogCaptureFixture
@@ -84,6 +95,9 @@ def test_one_that_is_named_says_why_it_cannot(install_plugin: Install) -> None:
     registry = discover(install_plugin("aaa", drafter("headless", refuses="no head")))
     with pytest.raises(BadRequest, match="headless cannot draft for this model: no head"):
         chosen(registry, drafter="headless")
+    large = discover(install_plugin("bbb", drafter("large", keeps=ROOM + 1)))
+    with pytest.raises(BadRequest, match="takes 1001 bytes beside the model, which leaves 1000"):
+        chosen(large, drafter="large")
     with pytest.raises(BadRequest, match="did you mean 'headless'"):
         registry.drafter("headles")
 
@@ -92,3 +106,14 @@ def test_a_third_party_goes_before_ours_at_equal_rank(install_plugin: Install) -
     ours = install_plugin("mlx-provider", drafter("ours", 1), name="ours")
     theirs = install_plugin("aaa", drafter("theirs", 1))
     assert chosen(discover(ours, theirs)) == "theirs"
+
+
+def test_a_model_that_cannot_show_its_states_has_no_drafter_that_needs_them(
+    install_plugin: Install,
+) -> None:
+    registry = discover(install_plugin("aaa", drafter("deep", 1, hidden=True)))
+    state: Any = SimpleNamespace(**vars(MODEL), decode_hidden=str, prefill_hidden=str)
+    for shows in (False, True):
+        state.shows_hidden = shows
+        found = drafts_of(registry, Path(), state, ModelOptions(), ROOM)
+        assert found.drafter == ("deep" if shows else "")

@@ -60,3 +60,18 @@ def test_what_cannot_draft_is_refused_by_name(
     with pytest.raises(BadRequest) as refused:
         model.ask(options=ModelOptions(**options))
     assert told in f"{refused.value.param} {refused.value.message}"
+
+
+def test_what_a_drafter_takes_is_not_there_for_rows(model: Any) -> None:
+    models = model.service._models
+    model.ask(max_tokens=2, options=ModelOptions(drafter="off"))
+    (loaded,) = models.pool.models()
+    free, weights = models.pool.free, loaded.nbytes
+    head = ModelOptions(drafter="mtp")
+    model.ask(max_tokens=2, options=head)
+    taken = loaded.nbytes - weights
+    drafting = {each.drafter: each for each in loaded.running.values()}["mtp"]
+    assert taken == drafting.drafter_bytes > 0
+    assert models.pool.free == free - taken
+    model.ask(max_tokens=2, options=head)
+    assert models.pool.free == free - taken, "an engine that runs already takes nothing more"

@@ -30,6 +30,9 @@ PASS_BYTES = 1 << 32
 """The same where groups have passes of their own: one more reads the weights again in every
 step, which is more than now and then a copy."""
 
+REUNITED = 32
+"""Passes without drafts after which a row may share a group again: more kernels in each of them
+take longer than a copy now and then."""
 
 Widths = Mapping[Row, int]
 NO_DRAFTS: Widths = MappingProxyType({})
@@ -155,6 +158,8 @@ class GroupedLayout:
         """Rows that took several tokens in the last pass,"""
         self._kept: dict[Row, int] = {}
         """and how many of them stay."""
+        self._since: dict[Row, int] = {}
+        """Passes of rows in groups of their own since they had drafts."""
 
     def add(self, row: Row, cache: RowCache) -> None:
         self._split()
@@ -166,11 +171,13 @@ class GroupedLayout:
         for row in rows:
             self._drafted.pop(row, None)
             self._kept.pop(row, None)
+            self._since.pop(row, None)
 
     def passes(
         self, chunk: PiggybackedChunk | None = None, widths: Widths = NO_DRAFTS
     ) -> list[Pass]:
         self._settle()
+        self._reunite(widths)
         self._part(widths)
         if not self.rows.groups:
             return []
@@ -199,6 +206,17 @@ class GroupedLayout:
         for row, tokens in self._kept.items():
             self._drafted.pop(row).keep(tokens)
         self._kept.clear()
+
+    def _reunite(self, widths: Widths) -> None:
+        """Let rows whose drafts are a while ago into groups of others again."""
+        waited = {row: passes + 1 for row, passes in self._since.items()}
+        self._since = {**waited, **dict.fromkeys(widths, 0)}
+        due = [row for row, passes in self._since.items() if passes >= REUNITED]
+        for row in due:
+            del self._since[row]
+        if due and len(self.rows.groups) > 1:
+            self._split()
+            self.rows.reunite([row for row in due if not self.rows.shared(row)], self._since)
 
     def _part(self, widths: Widths) -> None:
         """Groups that have outgrown their bound, and rows with drafts, are parted."""

@@ -111,6 +111,13 @@ class Groups:
             self.drop(rows)
             self.groups += own
 
+    def reunite(self, rows: Sequence[Row], apart: Collection[Row]) -> None:
+        """Let these rows, each alone in its group, into the groups that they fit; see `add`."""
+        for row in rows:
+            cache = self.cache_of(row)
+            self.drop([row])
+            self.add(row, cache, apart)
+
     def _memory_of(self, row: Row) -> MemoryProfile:
         return next(g.memory for g in self.groups if row in g.rows)
 

@@ -84,8 +84,8 @@ class Speculation:
     def propose(self, wanted: Mapping[Row, int]) -> dict[Row, Sequence[int]]:
         """The drafter's guesses; none of whom it has none for. Never raises."""
         began = self.clock()
-        asked = [self._asked(row, count) for row, count in wanted.items() if row.finish is None]
         rows = [row for row in wanted if row.finish is None]
+        asked = [self._asked(row, wanted[row]) for row in rows]
         with Isolation() as tried:
             guesses = self._drafting.propose(asked)
             drafts = {
@@ -123,7 +123,8 @@ class Speculation:
 
     def begin(self, row: Row, hidden: Sequence[mx.array]) -> None:
         """A row has drawn its first token behind these states, each (n, hidden), of its prompt."""
-        self._rows[row] = Followed(shown=list(hidden))
+        if self._may(row):
+            self._rows[row] = Followed(shown=list(hidden))
 
     def show(self, row: Row, hidden: mx.array) -> None:
         """States (1 + drafts, hidden) from which a row's next tokens are drawn."""

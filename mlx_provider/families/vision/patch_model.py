@@ -60,6 +60,10 @@ class PatchVisionModel(VisionModel):
     def prefill(self, chunk: PrefillChunk) -> mx.array:
         return self.prefill_hidden(chunk, 1)[0]
 
+    @property
+    def shows_hidden(self) -> bool:
+        return True
+
     def prefill_hidden(self, chunk: PrefillChunk, last: int) -> tuple[mx.array, mx.array]:
         language = self.model.language_model
         parts = pieces(chunk)
