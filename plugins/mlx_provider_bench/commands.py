@@ -305,6 +305,42 @@ def speculation(
     _print(measure(plan))
 
 
+class DraftCase(StrEnum):
+    mtp = "mtp"
+    model = "model"
+
+
+@bench.command()
+def drafts(
+    case: Annotated[
+        list[DraftCase] | None, typer.Option(help="Who guesses; repeatable. Both by default.")
+    ] = None,
+    streams: Annotated[
+        list[int] | None, typer.Option(min=1, help="Requests at once; repeatable. 1, 4.")
+    ] = None,
+    reply: Annotated[int, typer.Option(help="Tokens of each answer.")] = 96,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns that count.")] = 3,
+    hidden: Hidden = 512,
+    layers: Layers = 12,
+    dtype: Dtype = "float32",
+) -> None:
+    """Drafts of ours and of the servers of mlx-lm and mlx-vlm: gain, newcomers, same answers."""
+    _preload()
+    from .drafts import Plan
+    from .drafts import bench as measure
+
+    plan = Plan(
+        cases=[each.value for each in case or list(DraftCase)],
+        streams=streams or Plan().streams,
+        reply=reply,
+        rounds=rounds,
+        hidden=hidden,
+        layers=layers,
+        dtype=dtype,
+    )
+    _print(measure(plan))
+
+
 @bench.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
 def compare(
     other: Annotated[Path, typer.Argument(help="Another checkout of this project.")],

@@ -40,8 +40,10 @@ class Answer:
 class Client:
     """Requests to one server; safe from several threads."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, said: Mapping[str, Any] | None = None) -> None:
+        """`said`: what each of its requests says besides."""
         self.server = server
+        self._said = said or {}
         self._http = httpx.Client(base_url=server.url, headers=server.headers, timeout=TIMEOUT)
 
     def close(self) -> None:
@@ -51,6 +53,7 @@ class Client:
         """Greedy reply. Raises `RequestFailed` with what the server said."""
         dialect = self.server.kind.dialect
         path, body = _REQUESTS[dialect](self.server.model, messages, max_tokens)
+        body |= self._said
         read: Callable[[Iterator[str]], Iterator[Piece]] = (
             _our_pieces if dialect == "generate" else _chat_pieces
         )
