@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from ..engine.speculation.policy import Policy
 from ..engine.speculation.speculation import Speculation
-from ..errors import BadRequest, wrong_option
+from ..errors import wrong_option
 from ..isolation import Isolation
 from ..protocol.messages import ModelOptions
 from ..records import Drafter, DraftOptions, LoadedModel, ShowsHidden
@@ -73,11 +73,11 @@ def drafts_of(
     try:
         return _started(drafter, folder, model, given, options)
     except Unfit as error:
-        told = f"{drafter.name} cannot draft for this model: {error.message}"
+        told = f"{drafter.name} cannot draft for this model: {error}"
         raise wrong_option("drafter", told) from None
 
 
-class Unfit(BadRequest):
+class Unfit(Exception):
     """A drafter cannot guess for a model."""
 
 
