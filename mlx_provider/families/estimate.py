@@ -1,0 +1,300 @@
+"""What a model takes of memory, read from its `config.json` alone: before a download or a load.
+
+It names no family: it reads the field names that configs share. What a config leaves to its
+class's defaults is asked of transformers' configuration class of the same `model_type`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import BadRequest
+from ..isolation import Isolation
+
+STEP = 256
+"""Tokens of which a row's room is a multiple (mlx_lm/models/cache.py 0.32.2, `KVCache.step`)."""
+KV_GROUP = 64
+"""Values of a quantised KV cache that share a scale and a bias, unless chosen otherwise."""
+STATE_BYTES = 4
+"""Of a value of a gated delta rule's or a state space's state: float32 in mlx-lm and mlx-vlm."""
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+_FULL = ("full_attention", "attention", "global", "hybrid", "*")
+_WINDOW = ("sliding_attention", "chunked_attention", "local", "window")
+_STATE = ("linear_attention", "mamba", "mamba2", "conv", "recurrent", "short_conv", "M")
+
+Fields = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes of a loaded model and of what a request adds."""
+
+    weights: int
+    kv_per_token: int
+    """Of the layers that keep every token, together."""
+    per_row: int
+    """Windows, each taken as full, and recurrent states: whatever the length of a request."""
+
+    def row_bytes(self, tokens: int) -> int:
+        """Of a request of so many tokens, answer included."""
+        return self.per_row + self.kv_per_token * (-(-tokens // STEP) * STEP)
+
+
+def footprint(
+    config: Mapping[str, Any],
+    weight_bytes: int,
+    *,
+    kv_bits: int | None = None,
+    kv_group: int = KV_GROUP,
+    dtype: str | None = None,
+) -> Footprint:
+    """The footprint of a model with this `config.json`, whose weights take `weight_bytes`.
+
+    `kv_bits`, `kv_group`: as in the operator's options; windows and states stay as they are.
+    `dtype`: what weights are loaded in, where it is not the config's own. Counts as the engine's
+    `MemoryProfile` does, with two exceptions: multi-head latent attention is taken to keep its
+    latent alone (too little for the older of mlx-lm's classes, which keep whole heads), and a
+    recurrent layer whose state no known field describes counts as attention (mostly too much).
+    Raises `BadRequest` where layers or heads are named nowhere.
+    """
+    text = _completed(config)
+    value = DTYPE_BYTES.get(dtype or _dtype(config, text), 2)
+    kinds = list(_kinds(text))
+    wide = _kept(text, full=True)
+    full = [width for kind in kinds for width in wide if kind in ("full", "both")]
+    windowed = sum(_kept(text, full=False)) * value * _window(text)
+    states = sum(kind in ("state", "both") for kind in kinds)
+    return Footprint(
+        weight_bytes,
+        sum(_kv_bytes(width, value, kv_bits, kv_group) for width in full),
+        kinds.count("window") * windowed + states * (_state_bytes(text, value) or 0),
+    )
+
+
+def context_that_fits(footprint: Footprint, memory: int, limit: int | None, rows: int = 1) -> int:
+    """Tokens that `rows` requests at once may have each, answers included; 0: none fits.
+
+    `memory`: bytes that weights and rows may take together. `limit`: the model's own context; the
+    answer is never above it, and below it a multiple of 256, as rows get their room.
+    """
+    longest = sys.maxsize if limit is None else limit
+    left = (memory - footprint.weights) // rows - footprint.per_row
+    if left < 0:
+        return 0
+    if footprint.kv_per_token == 0:
+        return longest
+    return min(longest, left // footprint.kv_per_token // STEP * STEP)
+
+
+def text_fields(config: Mapping[str, Any]) -> Fields:
+    """The part of a config that describes the language model, with what stands above it."""
+    for name in ("text_config", "llm_config", "language_config"):
+        inner = config.get(name)
+        if isinstance(inner, Mapping):
+            return {**config, **inner}
+    return config
+
+
+def _completed(config: Mapping[str, Any]) -> Fields:
+    text = text_fields(config)
+    if _layers(text) and (_heads(text) or _state_bytes(text, 2) is not None):
+        return text
+    text = {**text, **_derived(text)}
+    for what, found in (("layers", _layers(text)), ("attention heads", _heads(text))):
+        if not found:
+            raise BadRequest(f"config.json does not say how many {what} there are", param="model")
+    return text
+
+
+def _derived(text: Fields) -> Fields:
+    """All that the configuration class of the `model_type` makes of a config; nothing without one.
+
+    What it is not made for it refuses by errors of many kinds.
+    """
+    from transformers import CONFIG_MAPPING
+
+    kind = text.get("model_type")
+    if kind in CONFIG_MAPPING:
+        with Isolation():
+            return text_fields(CONFIG_MAPPING[kind](**text).to_dict())
+    return {}
+
+
+def _number(fields: Fields, *names: str) -> int:
+    """The first of several names that has a positive whole number; 0: none."""
+    for name in names:
+        found = fields.get(name)
+        if isinstance(found, int) and not isinstance(found, bool) and found > 0:
+            return found
+    return 0
+
+
+def _dtype(config: Mapping[str, Any], text: Fields) -> str:
+    named = (text.get("dtype"), text.get("torch_dtype"), config.get("torch_dtype"))
+    return next((name for name in named if isinstance(name, str)), "")
+
+
+def _layers(text: Fields) -> int:
+    named = len(_named_kinds(text))
+    return named or _number(text, "num_hidden_layers", "num_layers", "n_layers", "n_layer")
+
+
+def _heads(text: Fields) -> int:
+    return _number(text, "num_attention_heads", "num_heads", "n_heads", "n_head")
+
+
+# -- which layer keeps what
+
+
+def _kinds(text: Fields) -> Iterator[str]:
+    """`full`, `window`, `state`, `both` (attention and a state) or nothing, layer by layer.
+
+    Layers that read another one's keys and values are left out.
+    """
+    named = _named_kinds(text)
+    own = _layers(text) - _number(text, "num_kv_shared_layers", "num_kv_reuse_layers")
+    described = _state_bytes(text, 2) is not None
+    for layer in range(max(0, own)):
+        kind = named[layer] if layer < len(named) else _kind_by_rule(text, layer)
+        yield "full" if kind == "state" and not described else kind
+
+
+def _named_kinds(text: Fields) -> Sequence[str]:
+    """By the config's own list of layers; empty where it has none."""
+    for name in ("layer_types", "layers_block_type", "hybrid_override_pattern"):
+        listed = text.get(name)
+        if isinstance(listed, (list, str)) and listed:
+            # a list may tell of layers of experts and plain MLPs, too, which keep nothing
+            return [_kind(str(each)) for each in listed]
+    return []
+
+
+def _kind(name: str) -> str:
+    """Unknown names (a layer of experts, a plain MLP) keep nothing."""
+    groups = (("full", _FULL), ("window", _WINDOW), ("state", _STATE))
+    return next((kind for kind, names in groups if name in names), "")
+
+
+def _kind_by_rule(text: Fields, layer: int) -> str:
+    """By the rule that a config gives in place of a list."""
+    rest = "state" if _state_bytes(text, 2) is not None else "window"
+    for name in ("full_attn_idxs", "attn_layer_indices", "full_attn_layers"):
+        indices = text.get(name)
+        if isinstance(indices, list):
+            return "full" if layer in indices else rest
+    if period := _number(text, "attn_layer_period"):
+        return "full" if layer % period == text.get("attn_layer_offset", 0) else rest
+    if period := _period(text):
+        return "full" if layer % period == period - 1 else rest
+    if rest == "state":
+        return "both" if _attends(text) else "state"
+    return "full"
+
+
+def _period(text: Fields) -> int:
+    """Every which layer keeps all tokens."""
+    if _number(text, "attention_chunk_size"):
+        return _number(text, "no_rope_layer_interval") or 4
+    if _number(text, "sliding_window") and _number(text, "sliding_window_pattern"):
+        return _number(text, "sliding_window_pattern")
+    return _number(text, "full_attention_interval")
+
+
+def _attends(text: Fields) -> bool:
+    """Whether layers with a state have attention beside it."""
+    return bool(_heads(text)) and not _number(text, "decay_low_rank_dim", "state_size")
+
+
+def _window(text: Fields) -> int:
+    return _number(text, "sliding_window", "attention_window_size", "attention_chunk_size")
+
+
+# -- how much a layer keeps
+
+
+def _kept(text: Fields, *, full: bool) -> tuple[int, int]:
+    """Values per token that an attention layer keeps: keys, and values."""
+    if rank := _number(text, "kv_lora_rank"):
+        return rank, _number(text, "qk_rope_head_dim")
+    heads = _number(text, "num_key_value_heads", "num_kv_heads", "n_kv_heads") or _heads(text)
+    size = _number(text, "head_dim") or _hidden(text) // max(1, _heads(text))
+    if full:
+        size = _number(text, "global_head_dim") or size
+        if text.get("attention_k_eq_v"):
+            heads = _number(text, "num_global_key_value_heads") or heads
+    return heads * size, heads * (_number(text, "v_head_dim") or size)
+
+
+def _hidden(text: Fields) -> int:
+    return _number(text, "hidden_size", "hidden_dim", "n_embd", "d_model")
+
+
+def _kv_bytes(values: int, value: int, bits: int | None, group: int) -> int:
+    """Of so many values per token, each of `value` bytes where they are not quantised."""
+    return values * value if bits is None else values * bits // 8 + values // group * 2 * value
+
+
+def _state_bytes(text: Fields, value: int) -> int | None:
+    """Of one recurrent layer; `None`: no field tells.
+
+    Shapes are those of the caches in mlx-lm 0.32.2: a gated delta rule and the convolution before
+    it, a state space likewise, or a convolution alone.
+    """
+    for of in (_delta_rule, _keyed_delta_rule, _state_space, _selective, _decayed, _convolution):
+        if (found := of(text, value)) is not None:
+            return found
+    return None
+
+
+def _delta_rule(text: Fields, value: int) -> int | None:
+    heads = _number(text, "linear_num_value_heads")
+    if not heads:
+        return None
+    width = _number(text, "linear_value_head_dim")
+    key = _number(text, "linear_key_head_dim")
+    mixed = 2 * _number(text, "linear_num_key_heads") * key + heads * width
+    kept = _number(text, "linear_conv_kernel_dim") - 1
+    return heads * width * key * STATE_BYTES + kept * mixed * value
+
+
+def _keyed_delta_rule(text: Fields, value: int) -> int | None:
+    own = text.get("linear_attn_config")
+    if not isinstance(own, Mapping):
+        return None
+    heads, size = _number(own, "num_heads"), _number(own, "head_dim")
+    kept = _number(own, "short_conv_kernel_size") - 1
+    return heads * size * size * STATE_BYTES + 3 * kept * heads * size * value
+
+
+def _state_space(text: Fields, value: int) -> int | None:
+    heads = _number(text, "mamba_num_heads", "mamba_n_heads")
+    if not heads:
+        return None
+    inner = heads * _number(text, "mamba_head_dim", "mamba_d_head")
+    state = _number(text, "ssm_state_size", "mamba_d_state")
+    groups = _number(text, "n_groups", "mamba_n_groups")
+    kept = _number(text, "conv_kernel", "mamba_d_conv") - 1
+    return inner * state * STATE_BYTES + kept * (inner + 2 * groups * state) * value
+
+
+def _selective(text: Fields, value: int) -> int | None:
+    state = _number(text, "mamba_d_state")
+    if not state:
+        return None
+    inner = _number(text, "mamba_expand") * _hidden(text)
+    return inner * state * value + (_number(text, "mamba_d_conv") - 1) * inner * value
+
+
+def _decayed(text: Fields, value: int) -> int | None:
+    if not _number(text, "decay_low_rank_dim"):
+        return None
+    return _hidden(text) * (_number(text, "head_dim") + 2) * value
+
+
+def _convolution(text: Fields, value: int) -> int | None:
+    kept = _number(text, "conv_L_cache") - 1
+    return kept * _hidden(text) * value if kept >= 0 else None

@@ -1,0 +1,181 @@
+"""What a config says of memory, against what the engine accounts for the loaded model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlx_provider.engine.execution import solo_rows
+from mlx_provider.engine.memory import MemoryProfile, profile
+from mlx_provider.errors import BadRequest
+from mlx_provider.families.checkpoint import read_json
+from mlx_provider.families.estimate import Footprint, context_that_fits, footprint
+from mlx_provider.records import LoadOptions
+from mlx_provider.registry import PluginRegistry
+from mlx_provider.serving.weight_files import weights_estimate
+from mlx_provider.testing.tiny_models import FAMILIES, build
+from mlx_provider.upstream import mlx_lm
+
+TOKENS = 40
+"""More than any tiny window holds."""
+GB = 10**9
+
+
+@pytest.fixture(scope="module")
+def registry() -> PluginRegistry:
+    return PluginRegistry.discover()
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    return dict(read_json(folder / "config.json"))
+
+
+def accounted(
+    registry: PluginRegistry,
+    folder: Path,
+    *,
+    kv: tuple[int, int] | None = None,
+    dtype: str | None = None,
+) -> tuple[MemoryProfile, int]:
+    """The engine's profile of a row, and the bytes of the weights.
+
+    `kv`: group size and bits of a quantised cache.
+    """
+    family, _ = registry.family_for(config_of(folder))
+    model = family.load(folder, LoadOptions(dtype=dtype))
+
+    def make_cache() -> list[Any]:
+        cache = model.make_cache()
+        return cache if kv is None else mlx_lm.quantised(cache, kv[1], kv[0])
+
+    tokens = solo_rows.some_tokens(model, TOKENS, 0)
+    found = profile(solo_rows.prefilled(model, make_cache, tokens), TOKENS)
+    return found, model.info.weights_bytes
+
+
+def as_footprint(found: MemoryProfile, weights: int) -> Footprint:
+    windows = sum(window * each for window, each in found.windows)
+    return Footprint(weights, found.token_bytes, found.state_bytes + windows)
+
+
+SPARSE = ("gpt_oss", "qwen3_next", "jamba", "llama4", "deepseek_v3", "qwen3_vl_moe", "qwen3_5_moe")
+"""Their experts run in float32 alone on a CPU (mlx 0.32, `GatherMM`)."""
+NAMES = [family.name for family in FAMILIES]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, "float32" if name in SPARSE else "bfloat16") for name in NAMES],
+)
+def test_a_config_says_what_the_engine_accounts(
+    name: str, dtype: str, registry: PluginRegistry, tmp_path: Path
+) -> None:
+    folder = build(tmp_path / "m", name, dtype=dtype)
+    found, weights = accounted(registry, folder)
+    assert footprint(config_of(folder), weights) == as_footprint(found, weights)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3", "nemotron_h"])
+def test_a_quantised_cache_is_told_before(
+    name: str, registry: PluginRegistry, tmp_path: Path
+) -> None:
+    folder = build(tmp_path / "m", name, head_dim=64)
+    found, _ = accounted(registry, folder, kv=(32, 8))
+    told = footprint(config_of(folder), 0, kv_bits=8, kv_group=32)
+    assert told == as_footprint(found, 0)
+    assert told.kv_per_token < footprint(config_of(folder), 0).kv_per_token
+
+
+def test_the_dtype_of_loading_counts(registry: PluginRegistry, tmp_path: Path) -> None:
+    folder = build(tmp_path / "m", "qwen3", dtype="bfloat16")
+    found, weights = accounted(registry, folder, dtype="float32")
+    assert weights == weights_estimate(folder, expanded=4)
+    assert footprint(config_of(folder), weights, dtype="float32") == as_footprint(found, weights)
+
+
+LLAMA_8B = {
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "torch_dtype": "bfloat16",
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "per_token", "per_row"),
+    [
+        # 2 x 8 heads x 128 values x 2 bytes x 32 layers
+        (LLAMA_8B, 131_072, 0),
+        # its file leaves heads and layer types to the class: 34 layers of 4 x 256, every sixth full
+        (
+            {
+                "model_type": "gemma3",
+                "torch_dtype": "bfloat16",
+                "text_config": {
+                    "model_type": "gemma3_text",
+                    "hidden_size": 2560,
+                    "num_hidden_layers": 34,
+                    "sliding_window": 1024,
+                },
+            },
+            5 * 2 * 4 * 256 * 2,
+            29 * 2 * 4 * 256 * 2 * 1024,
+        ),
+        # windows that a file names and no layer has
+        (LLAMA_8B | {"sliding_window": 4096, "use_sliding_window": False}, 131_072, 0),
+        # a list of layers wins over a rule; the last two read the keys of others
+        (
+            LLAMA_8B
+            | {
+                "sliding_window": 512,
+                "layer_types": ["sliding_attention", "full_attention"] * 16,
+                "num_kv_shared_layers": 2,
+            },
+            15 * 4096,
+            15 * 4096 * 512,
+        ),
+        # short convolutions of which some layers are attention
+        (
+            LLAMA_8B | {"conv_L_cache": 3, "full_attn_idxs": [2, 5]},
+            2 * 4096,
+            30 * 2 * 4096 * 2,
+        ),
+        # attention and a state space side by side in every layer
+        (
+            LLAMA_8B
+            | {"mamba_n_heads": 24, "mamba_d_head": 128, "mamba_d_state": 256}
+            | {"mamba_d_conv": 4, "mamba_n_groups": 1},
+            131_072,
+            32 * (24 * 128 * 256 * 4 + 3 * (24 * 128 + 2 * 256) * 2),
+        ),
+        # linear layers that no field describes count as attention
+        (LLAMA_8B | {"layer_types": ["linear_attention"] * 32}, 131_072, 0),
+    ],
+)
+def test_configs_as_they_are_published(
+    config: dict[str, Any], per_token: int, per_row: int
+) -> None:
+    assert footprint(config, 7) == Footprint(7, per_token, per_row)
+
+
+@pytest.mark.parametrize("config", [{}, {"model_type": "nobody"}, {"num_hidden_layers": 3}])
+def test_a_config_without_layers_or_heads_is_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest, match="how many"):
+        footprint(config, 1)
+
+
+def test_the_context_that_fits() -> None:
+    told = Footprint(weights=5 * GB, kv_per_token=100_000, per_row=GB)
+    assert context_that_fits(told, 8 * GB, None) == 19_968
+    assert context_that_fits(told, 8 * GB, 4000) == 4000
+    assert context_that_fits(told, 8 * GB, None, rows=2) == 4864
+    assert context_that_fits(told, 4 * GB, None) == 0
+    assert context_that_fits(told, 6 * GB + 1, 4000) == 0
+    assert context_that_fits(Footprint(GB, 0, GB), 2 * GB, 4000) == 4000
+    tokens = context_that_fits(told, 8 * GB, None)
+    assert told.weights + told.row_bytes(tokens) <= 8 * GB
+    assert told.weights + told.row_bytes(tokens + 1) > 8 * GB
