@@ -109,6 +109,12 @@ def _context_too_long(error: ContextTooLong, names: dict[str, str]) -> Exception
     return theirs  # type: ignore[no-any-return]
 
 
+def is_context_full(error: Exception) -> bool:
+    """Whether it is a `ContextTooLong` of ours, as LiteLLM's."""
+    ours = getattr(error, "llm_provider", "") == PROVIDER
+    return ours and isinstance(error, ContextWindowExceededError)
+
+
 def _body_too_large(error: BodyTooLarge, names: dict[str, str]) -> Exception:
     """LiteLLM has no class of status 413; its proxy answers with the status of the exception."""
     theirs = BadRequestError(error.message, **names)

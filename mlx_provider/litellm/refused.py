@@ -1,0 +1,44 @@
+"""A full context, told where each of the proxy's clients looks for it.
+
+Left to itself LiteLLM's proxy answers with `code: "400"` (1.106.2 and 1.109.1,
+`ProxyException.to_dict`), by which no client knows that a shorter prompt is the remedy. What a
+callback returns is taken where it is FastAPI's `HTTPException`, and raised as it is where it is a
+`ProxyException`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import HTTPException
+from litellm.exceptions import ContextWindowExceededError
+from litellm.proxy._types import ProxyException
+
+from ..errors import ContextTooLong
+
+
+class _Plain(HTTPException):
+    """One whose status is known: the next class in line hands it the message alone."""
+
+    def __init__(self, *args: object) -> None:
+        Exception.__init__(self, *args)
+        self.status_code = ContextTooLong.status
+        self.detail = str(args[0])
+
+
+class ContextFull(ProxyException, _Plain):
+    """OpenAI's error body for a prompt that is too long."""
+
+    def __init__(self, error: ContextWindowExceededError) -> None:
+        super().__init__(  # type: ignore[call-arg]  # LiteLLM's, which has no types
+            message=error.message,
+            type="invalid_request_error",
+            param="messages",
+            code=ContextTooLong.status,
+        )
+        self.body = error.body
+        """Where streams of responses look for the code."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The error body; `code` beside LiteLLM's own fields."""
+        return {**super().to_dict(), "code": ContextTooLong.code}
