@@ -50,6 +50,10 @@ class ChunkStream:
                 self.ended = True
                 raise event.error.exception()
 
+    def empty(self) -> ModelResponseStream:
+        """A chunk that says nothing but that somebody is there."""
+        return self._chunk([self._choice(part={"content": ""})])
+
     def _delta(self, event: Delta) -> Iterator[ModelResponseStream]:
         """One chunk for each kind of output: clients' accumulators take one kind at a time."""
         logprobs = logprobs_of(event.logprobs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import litellm
@@ -12,8 +13,10 @@ from ..errors import BadRequest
 from .bridged import carry_refusals, check_messages, check_responses
 from .call import encoded
 from .completions import carry_prompts
-from .errors import PROVIDER, LiteLLMErrors
+from .errors import PROVIDER, LiteLLMErrors, is_context_full
+from .heartbeat import alive
 from .history import check_history
+from .routes import deployment_of
 from .shape import check_shape, videos_renamed
 from .unserved import check_served
 
@@ -71,6 +74,29 @@ class DeploymentHook(CustomLogger):
         kwargs["allowed_openai_params"] = sorted(admitted)
         _save_stop(kwargs)
         return kwargs
+
+    async def async_post_call_failure_hook(
+        self,
+        request_data: dict[str, Any],
+        original_exception: Exception,
+        user_api_key_dict: Any,
+        traceback_str: str | None = None,
+    ) -> Any:
+        """What the proxy's client is told instead of an error; `None`: the error."""
+        if not is_context_full(original_exception):
+            return None
+        from .refused import ContextFull
+
+        return ContextFull(original_exception)
+
+    def async_post_call_streaming_iterator_hook(
+        self, user_api_key_dict: Any, response: Any, request_data: dict[str, Any]
+    ) -> AsyncIterator[Any]:
+        """The stream as the proxy's client gets it; other providers' as it is."""
+        served = deployment_of(request_data)
+        if served is None:
+            return response  # type: ignore[no-any-return]
+        return alive(response, user_api_key_dict.request_route or "", served)
 
 
 async def _fit(kwargs: dict[str, Any], call_type: Any) -> None:

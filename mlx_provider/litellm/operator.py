@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from ..errors import BadRequest
 from ..protocol.messages import ModelOptions
@@ -25,6 +25,12 @@ class OperatorOptions(ModelOptions):
 
     cache_salt: str = "key"
     """Who shares cached prompts: each gateway key alone, `team`, `all`, or those of this text."""
+    heartbeat: float = Field(5.0, ge=0)
+    """Seconds of silence after which a stream's client is told that the engine is at work; `0`:
+    never."""
+
+
+GATEWAYS = frozenset(OperatorOptions.model_fields) - frozenset(ModelOptions.model_fields)
 
 
 def operator_options(litellm_params: Mapping[str, Any]) -> OperatorOptions:
@@ -47,7 +53,7 @@ def operator_options(litellm_params: Mapping[str, Any]) -> OperatorOptions:
 
 def engine_options(options: OperatorOptions) -> ModelOptions:
     """The part of the options that is the engine's."""
-    return ModelOptions(**options.model_dump(exclude={"cache_salt"}))
+    return ModelOptions(**options.model_dump(exclude=set(GATEWAYS)))
 
 
 @dataclass(frozen=True)

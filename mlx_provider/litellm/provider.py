@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from litellm import CustomLLM
+from litellm.exceptions import ContextWindowExceededError
 from litellm.types.utils import ModelResponse
 
 from ..client.connection import connect
@@ -19,7 +20,9 @@ from ..client.several import submit_all
 from .call import Call
 from .context import show_context
 from .errors import LiteLLMErrors
-from .streams import AsyncReplyStream, Reply, ReplyStream
+from .heartbeat import heartbeat
+from .routes import reads_errors_in_streams
+from .streams import AsyncReplyStream, RefusedStream, Reply, ReplyStream
 from .translate import generate_requests, legacy_functions
 from .unserved import unserved
 
@@ -43,8 +46,13 @@ class Provider(CustomLLM):
     def streaming(self, *args: Any, **given: Any) -> ReplyStream:
         return ReplyStream(self._submit(given))
 
-    def astreaming(self, *args: Any, **given: Any) -> AsyncReplyStream:
-        return AsyncReplyStream(self._submit(given))
+    def astreaming(self, *args: Any, **given: Any) -> AsyncReplyStream | RefusedStream:
+        try:
+            return AsyncReplyStream(self._submit(given), heartbeat(given["litellm_params"]))
+        except ContextWindowExceededError as error:
+            if not reads_errors_in_streams(given["litellm_params"]):
+                raise
+            return RefusedStream(error)
 
     embedding = aembedding = unserved("embedding")
     image_generation = aimage_generation = unserved("image_generation")

@@ -69,6 +69,16 @@ class Reply:
         except RequestTimedOut:
             raise self.deadline.passed() from None
 
+    async def aevents_within(self, seconds: float | None) -> list[Event]:
+        """`aevents`, or nothing where the engine says nothing for so long."""
+        left = self.deadline.left()
+        if seconds is None or (left is not None and left <= seconds):
+            return await self.aevents()
+        try:
+            return _some(await self.generation.aget(seconds))
+        except RequestTimedOut:
+            return []
+
     def close(self) -> None:
         """Cancel what is left of the request."""
         self.generation.close()
@@ -145,7 +155,16 @@ class ReplyStream(_Stream):
 
 
 class AsyncReplyStream(_Stream):
-    """Chunks for an event loop; cancelling the reader frees the request at once."""
+    """Chunks for an event loop; cancelling the reader frees the request at once.
+
+    While the engine says nothing (it computes a prompt, or holds a call back until it is whole), an
+    empty chunk goes out every `heartbeat` seconds: what waits for a reply gives up on silence, and
+    clients do not count SSE comments.
+    """
+
+    def __init__(self, reply: Reply, heartbeat: float | None = None) -> None:
+        super().__init__(reply)
+        self._heartbeat = heartbeat
 
     def __aiter__(self) -> Self:
         return self
@@ -155,9 +174,28 @@ class AsyncReplyStream(_Stream):
             while (chunk := next(self._waiting, None)) is None:
                 if self._over:
                     raise StopAsyncIteration
-                self._waiting = self._chunks.feed(await self._reply.aevents())
+                events = await self._reply.aevents_within(self._heartbeat)
+                if not events:
+                    return self._chunks.empty()
+                self._waiting = self._chunks.feed(events)
             return chunk
 
     async def aclose(self) -> None:
         """What LiteLLM calls when its client has gone."""
         self.close()
+
+
+class RefusedStream:
+    """A request that was refused, told as its stream's first event."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ModelResponseStream:
+        raise self._error
+
+    async def aclose(self) -> None:
+        """Nothing is held."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -85,7 +86,7 @@ def proxy(
     """A proxy with the model `scripted`; the others are on this machine's own engine."""
     folder = tmp_path_factory.mktemp("proxy")
     config = proxy_config("scripted", "any", api_base=scripted_engine.url, api_key=ENGINE_KEY)
-    config["model_list"][0]["model_info"]["mlx"] = {"kv_bits": 8}
+    config["model_list"][0]["model_info"]["mlx"] = {"kv_bits": 8, "heartbeat": 0.25}
     config["model_list"] += proxy_config("demo", "demo")["model_list"]
     (brief,) = proxy_config("brief", "demo")["model_list"]
     brief["model_info"]["mlx"] = {"context_length": 1000}
@@ -115,6 +116,18 @@ def client(proxy: Proxy) -> Iterator[openai.OpenAI]:
         api_key=proxy.key,
         max_retries=0,
         http_client=openai.DefaultHttpxClient(trust_env=False),
+    ) as made:
+        yield made
+
+
+@pytest.fixture
+def claude(proxy: Proxy) -> Iterator[anthropic.Anthropic]:
+    """A real Anthropic client of the proxy."""
+    with anthropic.Anthropic(
+        base_url=proxy.url,
+        api_key=proxy.key,
+        max_retries=0,
+        http_client=anthropic.DefaultHttpxClient(trust_env=False),
     ) as made:
         yield made
 

@@ -1,8 +1,8 @@
 """An engine process whose replies the last message scripts: `python scripted_engine.py --port P`.
 
-`slow` speaks for a minute; `toolong`, `large`, `missing`, `full`, `busy` and `bug` are refused;
-`weather` calls a tool; `fail` breaks after one word; anything else is echoed word by word. `/cache`
-tells what became of the requests.
+`slow` speaks for a minute; what begins with `silent` waits for two seconds first; `toolong`,
+`large`, `missing`, `full`, `busy` and `bug` are refused; `weather` calls a tool; `fail` breaks
+after one word; anything else is echoed word by word. `/cache` tells what became of the requests.
 """
 
 from __future__ import annotations
@@ -81,6 +81,8 @@ class ScriptedService:
             self.post(queue, Delta(reasoning="hm", tool_calls=[call]))
             rest = ToolCallDelta(index=0, arguments='"Paris"}')
             self.post(queue, Delta(tool_calls=[rest]))
+        if text.startswith("silent") and cancelled.wait(2):
+            return
         for index, word in enumerate(words):
             self.post(queue, Delta(content=f" {word}" if index else word))
             if cancelled.wait(0.02 if text == "slow" else 0):

@@ -1,0 +1,116 @@
+"""Signs of life in a stream that says nothing yet, as each route's clients count them.
+
+Chat: an empty delta, which the stream makes itself. The bridges of the other routes swallow that
+(1.106.2 and 1.109.1, `LiteLLMCompletionStreamingIterator`, `AnthropicStreamWrapper`), and the
+router holds the first events of a response back until there is output
+(`_responses_stream_holds_event`), so there they are put in behind both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from typing import Any, Literal, Protocol
+
+from litellm.constants import STREAM_SSE_KEEPALIVE_PING_BYTES
+from litellm.responses.litellm_completion_transformation.streaming_iterator import (
+    LiteLLMCompletionStreamingIterator,
+)
+
+from .operator import operator_options
+
+LATER = 0.5
+"""Seconds by which other routes wait longer than chat's chunks, of which the first brings the id
+that a response is announced by."""
+ANNOUNCEMENT = ("response.created", "response.in_progress")
+
+
+def heartbeat(litellm_params: Mapping[str, Any]) -> float | None:
+    """Seconds of silence before a sign of life; `None`: none are wanted, as in a script."""
+    if not litellm_params.get("proxy_server_request"):
+        return None
+    return operator_options(litellm_params).heartbeat or None
+
+
+def alive(
+    chunks: AsyncIterator[Any], route: str, litellm_params: Mapping[str, Any]
+) -> AsyncIterator[Any]:
+    """A stream's chunks, and signs of life on the routes whose bridges swallow those of ours."""
+    seconds = operator_options(litellm_params).heartbeat
+    source = getattr(chunks, "_billing_source", chunks)
+    if seconds and route.endswith("/messages"):
+        return beating(chunks, seconds + LATER, Pings())
+    if seconds and isinstance(source, LiteLLMCompletionStreamingIterator):
+        return beating(chunks, seconds + LATER, Announcements(source))
+    return chunks
+
+
+class Signs(Protocol):
+    """What a route's clients take for a sign of life."""
+
+    def beat(self) -> Iterable[Any]:
+        """The events of one."""
+
+    def passes(self, chunk: Any) -> bool:
+        """Whether a chunk of the stream itself is still to be sent."""
+
+
+class Pings:
+    """Of the Messages API, as LiteLLM writes them itself (1.106.2), but not as often."""
+
+    def beat(self) -> Iterable[Any]:
+        return (STREAM_SSE_KEEPALIVE_PING_BYTES,)
+
+    def passes(self, chunk: Any) -> bool:
+        return True
+
+
+class Announcements:
+    """Of the Responses API. A response is announced once, by us or by the bridge."""
+
+    def __init__(self, source: LiteLLMCompletionStreamingIterator) -> None:
+        self._source = source
+        self._announced: Literal["", "by us", "by the bridge"] = ""
+
+    def beat(self) -> Iterable[Any]:
+        if not self._announced:
+            self._announced = "by us"
+            yield self._source.create_response_created_event()
+        yield self._source.create_response_in_progress_event()
+
+    def passes(self, chunk: Any) -> bool:
+        if getattr(chunk, "type", None) not in ANNOUNCEMENT:
+            return True
+        self._announced = self._announced or "by the bridge"
+        return self._announced == "by the bridge"
+
+
+async def beating(
+    chunks: AsyncIterator[Any], seconds: float, signs: Signs
+) -> AsyncGenerator[Any, None]:
+    """The chunks, and a sign of life whenever none came for so many seconds."""
+    coming = asyncio.ensure_future(anext(chunks))
+    try:
+        while True:
+            await asyncio.wait({coming}, timeout=seconds)
+            if not coming.done():
+                for event in signs.beat():
+                    yield event
+                continue
+            try:
+                chunk = coming.result()
+            except StopAsyncIteration:
+                return
+            if signs.passes(chunk):
+                yield chunk
+            coming = asyncio.ensure_future(anext(chunks))
+    finally:
+        await _let_go(coming)
+
+
+async def _let_go(coming: asyncio.Future[Any]) -> None:
+    """Cancel what nobody waits for; its end is waited for, its error is nobody's any more."""
+    coming.cancel()
+    await asyncio.wait({coming})
+    if not coming.cancelled():
+        coming.exception()
