@@ -44,6 +44,23 @@ def named_context(text: Mapping[str, Any]) -> int | None:
     return None
 
 
+def named_template(folder: Path) -> str:
+    """The chat template of a folder, by the files that may hold it; empty where none does."""
+    try:
+        return read_bounded(folder / "chat_template.jinja", LARGEST_JSON).decode()
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        raise BadRequest(
+            f"{folder} has no readable chat template: {error}", param="model"
+        ) from None
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        own = read_json(folder / name).get("chat_template")
+        if isinstance(own, str):
+            return own
+    return ""
+
+
 def sampling_defaults(generation: Mapping[str, Any]) -> SamplingDefaults:
     """generation_config.json as defaults; `do_sample: false` means greedy."""
     temperature = generation.get("temperature")

@@ -3,45 +3,31 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from typing import Any
 
-import litellm
-
-from .errors import PROVIDER
-
-LIMITS = ("max_tokens", "max_input_tokens", "max_output_tokens")
+from ..serving.facts import ModelFacts
+from .abilities import LIMITS, enter
 
 
 class Told(int):
     """A limit that an engine told; any other one under `model_info` is the operator's."""
 
 
-def show_context(model: str, length: int | None, deployment: str | None = None) -> None:
-    """Enter a context (tokens) that an engine told.
+def show(model: str, facts: ModelFacts, deployment: str | None = None) -> None:
+    """Enter what an engine told of a model.
 
-    It goes to the proxy's config entry of that id, since entries of one model may differ in it.
-    Where there is none (a wildcard, a script), it goes to LiteLLM's map of models, whose widest
-    one stays. What a config says under `model_info` outranks both.
+    A context goes to the proxy's config entry of that id, since entries of one model may differ in
+    it, else (a wildcard, a script) to LiteLLM's map of models. What a config says under
+    `model_info` outranks both.
     """
-    if length is None:
-        return
     shown = _entry(deployment)
     if shown is None:
-        _enter(model, dict.fromkeys(LIMITS, length))
+        enter(model, facts)
         return
-    _enter(model, {})
+    enter(model, ModelFacts(None, facts.vision, facts.reasoning))
     for name in LIMITS[1:]:
-        if shown.get(name) is None or isinstance(shown[name], Told):
-            shown[name] = Told(length)
-
-
-def _enter(model: str, limits: Mapping[str, int]) -> None:
-    """Make a model known to the map, without which LiteLLM cannot tell that it costs nothing."""
-    name = f"{PROVIDER}/{model}"
-    known = litellm.model_cost.get(name)
-    if known is None or limits.get("max_input_tokens", 0) > (known.get("max_input_tokens") or 0):
-        litellm.register_model({name: {"litellm_provider": PROVIDER, "mode": "chat", **limits}})
+        if facts.context_length and (shown.get(name) is None or isinstance(shown[name], Told)):
+            shown[name] = Told(facts.context_length)
 
 
 def _entry(deployment: str | None) -> dict[str, Any] | None:

@@ -17,8 +17,9 @@ from litellm.types.utils import ModelResponse
 from ..client.connection import connect
 from ..client.generation import EngineClient
 from ..client.several import submit_all
+from .abilities import told
 from .call import Call
-from .context import show_context
+from .context import show
 from .errors import LiteLLMErrors
 from .heartbeat import heartbeat
 from .routes import reads_errors_in_streams
@@ -70,7 +71,7 @@ class Provider(CustomLLM):
             )
             requests = generate_requests(call)
             generation = submit_all(self._connect(call.api_base, call.api_key), requests)
-            show_context(call.model, generation.accepted.context_length, call.deployment)
+            show(call.model, told(generation.accepted), call.deployment)
             return Reply(
                 generation,
                 call.deadline,

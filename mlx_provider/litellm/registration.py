@@ -5,29 +5,11 @@ from __future__ import annotations
 import litellm
 from litellm import CustomLLM
 
+from .abilities import DEMOS, enter, keep_entries
+from .deployments import describe_deployments
 from .errors import PROVIDER
 from .hook import DeploymentHook
 from .stamp import share_stamp
-
-DEMO = f"{PROVIDER}/demo"
-
-DEMO_CAPABILITIES = {
-    "litellm_provider": PROVIDER,
-    "mode": "chat",
-    "max_tokens": 4096,
-    "max_input_tokens": 4096,
-    "max_output_tokens": 4096,
-    "input_cost_per_token": 0.0,
-    "output_cost_per_token": 0.0,
-    "cache_read_input_token_cost": 0.0,
-    "cache_creation_input_token_cost": 0.0,
-    "supports_function_calling": True,
-    "supports_tool_choice": True,
-    "supports_response_schema": True,
-    "supports_system_messages": True,
-    "supports_prompt_caching": True,
-    "supports_vision": True,
-}
 
 
 def register(handler: CustomLLM) -> None:
@@ -45,5 +27,8 @@ def register(handler: CustomLLM) -> None:
         type(callback).__name__ == DeploymentHook.__name__ for callback in litellm.callbacks
     ):
         litellm.logging_callback_manager.add_litellm_callback(DeploymentHook())
-    litellm.register_model({DEMO: DEMO_CAPABILITIES})
+    for model, facts in DEMOS.items():
+        enter(model, facts)
+    keep_entries()
+    describe_deployments()
     share_stamp()

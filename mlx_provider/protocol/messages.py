@@ -216,6 +216,10 @@ class Accepted(_Wire):
     max_tokens: int
     context_length: int | None = None
     """Tokens of prompt and answer that this model can hold; `None`: not told."""
+    vision: bool | None = None
+    """Whether this model sees; `None`: not told."""
+    reasoning: bool | None = None
+    """Whether its thoughts are told from its answers."""
     echo: str = ""
     warnings: list[str] = Field(default_factory=list)
 

@@ -42,6 +42,15 @@ def folder_of(model: str, *, repository: bool = False) -> Path:
     return _cached(repo, revision or None) or _download(repo, revision or None)
 
 
+def on_this_machine(model: str, *, repository: bool = False) -> Path | None:
+    """`folder_of` where nothing need be downloaded for it; `None` elsewhere."""
+    repo, _, revision = model.partition("@")
+    local = model in DEMOS or (not repository and Path(model).expanduser().is_dir())
+    if local or model.startswith(("/", "~", ".")) or model.count("/") != 1:
+        return folder_of(model, repository=repository)
+    return _cached(repo, revision or None)
+
+
 def _of_files(folder: Path) -> Path:
     """The folder; refused where a pipe or device would keep a reader of the model for ever."""
     for path in (path for pattern in PATTERNS for path in folder.glob(pattern)):

@@ -11,7 +11,7 @@ from ..protocol.event_queue import EventQueue
 from ..protocol.messages import Accepted, GenerateRequest
 from ..records import ModelInfo, Prompt
 from .grants import namespace
-from .prompt import prepare, prompt_text
+from .prompt import prepare, prompt_text, taken_media
 from .rows import make_row
 from .served import Served
 from .structure import Form, form_of
@@ -45,6 +45,8 @@ def make_ready(
         prompt_tokens=len(prompt.tokens),
         max_tokens=request.max_tokens,
         context_length=served.info.context_length,
+        vision="image" in taken_media(served.info, wire.options).kinds,
+        reasoning=served.reasoning_parser is not None,
         echo=prompt_text(served, prompt) if wire.echo else "",
         warnings=[
             *prepared.warnings,

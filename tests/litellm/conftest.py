@@ -64,6 +64,8 @@ class FakeEngine:
         self.refuse: Callable[[GenerateRequest], MLXProviderError | None] = lambda request: None
         self.warnings: list[str] = []
         self.context_length: int | None = None
+        self.vision: bool | None = None
+        self.reasoning: bool | None = None
         self.requests: list[GenerateRequest] = []
         self.addresses: list[tuple[str | None, str | None]] = []
         self.active: set[str] = set()
@@ -88,6 +90,8 @@ class FakeEngine:
             prompt_tokens=9,
             max_tokens=100,
             context_length=self.context_length,
+            vision=self.vision,
+            reasoning=self.reasoning,
             echo=str(request.prompt) if request.echo else "",
             warnings=self.warnings,
         )

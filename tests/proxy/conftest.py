@@ -91,6 +91,9 @@ def proxy(
     (brief,) = proxy_config("brief", "demo")["model_list"]
     brief["model_info"]["mlx"] = {"context_length": 1000}
     config["model_list"] += [brief]
+    (unasked,) = proxy_config("unasked", "demo-hybrid")["model_list"]
+    unasked["model_info"]["mlx"] = {"context_length": 900}
+    config["model_list"] += [unasked]
     config["model_list"] += proxy_config("absent", "nobody/has-this")["model_list"]
     config["model_list"] += proxy_config("anything/*", "*")["model_list"]
     environ = {**os.environ, "HF_HUB_OFFLINE": "1"}

@@ -131,3 +131,22 @@ def test_the_context_is_listed_once_an_engine_has_told_it(engine, client, raw):
     assert listed["demo"]["max_input_tokens"] == 4096
     info = {each["model_name"]: each for each in raw.get("/model/info").json()["data"]}
     assert info["scripted"]["model_info"]["max_input_tokens"] == 2048
+
+
+def test_what_was_never_asked_is_known_beforehand(raw):
+    """From the config and the folder; no engine has said a word of it."""
+    listed = {each["id"]: each for each in raw.get("/v1/models").json()["data"]}
+    assert listed["unasked"]["max_input_tokens"] == 900
+    info = {
+        each["model_name"]: each["model_info"] for each in raw.get("/model/info").json()["data"]
+    }
+    assert info["unasked"]["max_input_tokens"] == 900
+    assert info["unasked"]["supports_function_calling"]
+    assert info["unasked"]["supports_response_schema"]
+    assert info["demo"]["supports_vision"]
+    assert info["demo"]["output_cost_per_token"] == 0
+    assert info["absent"]["supports_function_calling"]
+
+
+def test_the_log_warns_of_no_prices(proxy):
+    assert "pricing" not in proxy.log.read_text()

@@ -1,0 +1,84 @@
+"""What LiteLLM knows of a model: entries of its map of models, in its own words.
+
+Its `supports_*`, `get_model_info` and `completion_cost` look there, and so do `/v1/models` and
+`/model/info` for what a config entry does not say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import wraps
+from typing import Any
+
+import litellm
+
+from ..protocol.messages import Accepted
+from ..serving.facts import ModelFacts
+from .errors import PROVIDER
+
+COSTS = (
+    "input_cost_per_token",
+    "output_cost_per_token",
+    "cache_read_input_token_cost",
+    "cache_creation_input_token_cost",
+)
+EVERY_MODEL = {
+    "litellm_provider": PROVIDER,
+    "mode": "chat",
+    **dict.fromkeys(COSTS, 0.0),
+    "supports_function_calling": True,
+    "supports_parallel_function_calling": True,
+    "supports_tool_choice": True,
+    "supports_response_schema": True,
+    "supports_system_messages": True,
+    "supports_prompt_caching": True,
+}
+"""Calls and schemas are enforced token by token, whatever the model was trained for."""
+OWN_CONTEXT = "mlx_context_length"
+"""The model's own context in an entry, whose limits the router replaces by those of whichever
+config entry comes last."""
+LIMITS = ("max_tokens", "max_input_tokens", "max_output_tokens")
+DEMOS = dict.fromkeys(("demo", "demo-hybrid"), ModelFacts(4096, vision=True, reasoning=False))
+MARK = "mlx_entries"
+
+
+def told(accepted: Accepted) -> ModelFacts:
+    """What an engine says with the acceptance of a request."""
+    return ModelFacts(accepted.context_length, accepted.vision, accepted.reasoning)
+
+
+def known(model: str) -> Mapping[str, Any]:
+    """LiteLLM's entry of a model; empty where it has none."""
+    return litellm.model_cost.get(f"{PROVIDER}/{model}") or {}
+
+
+def enter(model: str, facts: ModelFacts) -> None:
+    """Make a model known, or what is new of it. Of several contexts the widest is shown."""
+    before = known(model)
+    fields: dict[str, Any] = {} if before else dict(EVERY_MODEL)
+    if (facts.context_length or 0) > (before.get("max_input_tokens") or 0):
+        fields |= dict.fromkeys((*LIMITS, OWN_CONTEXT), facts.context_length)
+    for name, value in (("vision", facts.vision), ("reasoning", facts.reasoning)):
+        if value is not None and before.get(f"supports_{name}") is None:
+            fields[f"supports_{name}"] = value
+    if fields:
+        litellm.register_model({f"{PROVIDER}/{model}": {"litellm_provider": PROVIDER, **fields}})
+
+
+def keep_entries() -> None:
+    """Have our entries in every map that LiteLLM's own code or a script fetches anew. Idempotent.
+
+    `litellm.model_cost = litellm.get_model_cost_map(...)` is how its own tests begin (1.106.2).
+    """
+    original = litellm.get_model_cost_map
+    if hasattr(original, MARK):
+        return
+
+    @wraps(original)
+    def get_model_cost_map(*args: Any, **kwargs: Any) -> Any:
+        prefix = f"{PROVIDER}/"
+        ours = {name: own for name, own in litellm.model_cost.items() if name.startswith(prefix)}
+        return {**original(*args, **kwargs), **ours}
+
+    setattr(get_model_cost_map, MARK, True)
+    litellm.get_model_cost_map = get_model_cost_map

@@ -1,0 +1,65 @@
+"""What a config entry leaves unsaid: costs of nothing, its context, what its model can do.
+
+LiteLLM makes a `Deployment` of every entry, be it from a config, a database or a script's router
+(1.106.2 and 1.109.1, `litellm/types/router.py`), and enters what stands under its `model_info`
+into its map of models. The class has no hook for it.
+"""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import Any
+
+from litellm.types.router import Deployment
+
+from ..errors import BadRequest
+from ..registry import PluginRegistry
+from ..serving.facts import ModelFacts, facts_of
+from .abilities import COSTS, LIMITS, OWN_CONTEXT, enter, known
+from .context import Told
+from .errors import PROVIDER
+from .operator import operator_options
+
+MARK = "mlx_described"
+
+
+def describe_deployments() -> None:
+    """Fill in what entries of ours leave out. Idempotent."""
+    original = Deployment.__init__
+    if hasattr(original, MARK):
+        return
+
+    @wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if self.litellm_params.model.startswith(PROVIDER + "/"):
+            _describe(self)
+
+    setattr(init, MARK, True)
+    Deployment.__init__ = init
+
+
+def _describe(entry: Any) -> None:
+    model = entry.litellm_params.model.removeprefix(PROVIDER + "/")
+    if "*" in model:
+        return
+    if not known(model):
+        # another machine's folders are not ours to read
+        local = not entry.litellm_params.api_base
+        enter(model, facts_of(model, PluginRegistry.discover) if local else ModelFacts())
+    # without costs of cached tokens LiteLLM warns of every entry that has others
+    fields: dict[str, Any] = dict.fromkeys(COSTS, 0.0)
+    length = _chosen_context(entry.model_info) or known(model).get(OWN_CONTEXT)
+    if length is not None:
+        fields |= dict.fromkeys(LIMITS[1:], Told(length))
+    for name, value in fields.items():
+        if getattr(entry.model_info, name, None) is None:
+            setattr(entry.model_info, name, value)
+
+
+def _chosen_context(model_info: Any) -> int | None:
+    """The operator's `context_length`; wrong options are refused with each request."""
+    try:
+        return operator_options({"model_info": model_info.model_dump()}).context_length
+    except BadRequest:
+        return None

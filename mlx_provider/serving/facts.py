@@ -1,0 +1,40 @@
+"""What a model's folder says of it before it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..errors import MLXProviderError
+from ..families.checkpoint import named_context, named_template, read_json
+from ..registry import PluginRegistry
+from .hub import on_this_machine
+
+PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+"""Without one of these a checkpoint cannot be shown images, whatever its config names."""
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a client would like to know beforehand; `None`: not known."""
+
+    context_length: int | None = None
+    vision: bool | None = None
+    reasoning: bool | None = None
+
+
+def facts_of(model: str, registry: Callable[[], PluginRegistry]) -> ModelFacts:
+    """Of a model that is on this machine; nothing of any other, nor of a folder that is none."""
+    try:
+        folder = on_this_machine(model)
+        if folder is None:
+            return ModelFacts()
+        config = read_json(folder / "config.json")
+        template = named_template(folder)
+    except MLXProviderError:
+        return ModelFacts()
+    return ModelFacts(
+        context_length=named_context(config.get("text_config") or config),
+        vision="vision_config" in config and any((folder / name).is_file() for name in PROCESSORS),
+        reasoning=registry().detect_reasoning_parser(template) is not None,
+    )

@@ -1,0 +1,116 @@
+"""LiteLLM knows what our models can, before and after one was loaded; they cost nothing."""
+
+import logging
+
+import litellm
+import pytest
+
+import mlx_provider.litellm as ours
+from mlx_provider.litellm.registration import register
+from mlx_provider.serving.hub import folder_of
+
+HI = [{"role": "user", "content": "hi"}]
+ABLE = (
+    "supports_function_calling",
+    "supports_parallel_function_calling",
+    "supports_response_schema",
+    "supports_prompt_caching",
+)
+
+
+@pytest.fixture
+def own_map(monkeypatch):
+    """LiteLLM's map of models, put back at the end."""
+    monkeypatch.setattr(litellm, "model_cost", dict(litellm.model_cost))
+
+
+def router(*entries):
+    return litellm.Router(
+        model_list=[
+            {"model_name": f"m{i}", "litellm_params": {"model": model}, "model_info": dict(info)}
+            for i, (model, info) in enumerate(entries)
+        ]
+    )
+
+
+def window(name):
+    return litellm.get_model_info(name)["max_input_tokens"]
+
+
+def listed(made, index):
+    return made.get_model_listing_info(f"m{index}").max_input_tokens
+
+
+@pytest.mark.parametrize("model", ["mlx/demo", "mlx/demo-hybrid"])
+def test_the_models_of_the_package(model):
+    assert all(getattr(litellm.utils, able)(model=model) for able in ABLE)
+    assert litellm.supports_vision(model)
+    assert window(model) == 4096
+
+
+@pytest.mark.parametrize("model", ["mlx/demo", "mlx/demo-hybrid"])
+def test_they_say_of_themselves_what_is_registered(model, own_map):
+    folder = folder_of(model.removeprefix("mlx/"))
+    router((f"mlx/{folder}", {}))
+    entry = litellm.model_cost[f"mlx/{folder}"]
+    for name in ("supports_vision", "supports_reasoning", "max_input_tokens"):
+        assert entry[name] == litellm.model_cost[model][name]
+
+
+def test_a_map_that_is_fetched_anew_has_them(monkeypatch):
+    monkeypatch.setattr(litellm, "model_cost", litellm.model_cost)
+    litellm.model_cost = litellm.get_model_cost_map(url="")
+    assert litellm.supports_function_calling("mlx/demo")
+    register(ours.handler)
+    assert litellm.supports_vision("mlx/demo")
+
+
+def test_an_answer_costs_nothing(engine, own_map):
+    reply = litellm.completion(model="mlx/demo", messages=HI)
+    assert litellm.completion_cost(reply, model="mlx/demo") == 0
+    assert reply._hidden_params["response_cost"] == 0
+    litellm.completion(model="mlx/org/never-seen", messages=HI)
+    assert litellm.completion_cost(reply, model="mlx/org/never-seen") == 0
+
+
+def test_a_model_is_known_once_it_has_answered(engine, own_map):
+    engine.context_length, engine.vision, engine.reasoning = 7000, True, False
+    litellm.completion(model="mlx/org/told", messages=HI)
+    assert window("mlx/org/told") == 7000
+    assert litellm.supports_vision("mlx/org/told")
+    assert not litellm.supports_reasoning("mlx/org/told")
+    assert litellm.supports_function_calling("mlx/org/told")
+
+
+def test_entries_of_one_model_have_contexts_of_their_own(own_map):
+    made = router(
+        ("mlx/demo", {}),
+        ("mlx/demo", {"mlx": {"context_length": 900}}),
+        ("mlx/demo", {"max_input_tokens": 50}),
+    )
+    assert [listed(made, index) for index in range(3)] == [4096, 900, 50]
+
+
+def test_what_the_operator_says_is_kept(own_map):
+    made = router(("mlx/org/x", {"supports_vision": True, "input_cost_per_token": 2.0}))
+    info = made.model_list[0]["model_info"]
+    assert info["input_cost_per_token"] == 2
+    assert info["output_cost_per_token"] == 0
+    assert litellm.supports_vision("mlx/org/x")
+
+
+def test_nothing_warns_of_prices(own_map, caplog):
+    with caplog.at_level(logging.WARNING):
+        router(("mlx/demo", {"input_cost_per_token": 0, "output_cost_per_token": 0}))
+    assert "pricing" not in caplog.text
+
+
+def test_a_folder_that_is_none_is_no_reason_to_fail(own_map, tmp_path):
+    (tmp_path / "config.json").write_text("[]")
+    router(("mlx//nowhere", {}), (f"mlx/{tmp_path}", {}), ("mlx/*", {}))
+    assert litellm.supports_function_calling("mlx//nowhere")
+
+
+def test_another_provider_s_entries_are_as_they_were(own_map):
+    made = router(("openai/gpt-4o", {}))
+    assert "cache_read_input_token_cost" not in made.model_list[0]["model_info"]
