@@ -64,15 +64,19 @@ class ContextTooLong(BadRequest):
     """The prompt has more tokens than the model's context."""
 
     code = "context_length_exceeded"
+    tokens = 0
+    """Of the prompt, at least, where that is known."""
 
     @classmethod
     def of(cls, tokens: int, context_length: int, counted: str = "") -> ContextTooLong:
         """For a prompt of so many tokens; `counted`: how well that is known (`"at least "`)."""
-        return cls(
+        error = cls(
             f"prompt is too long: {counted}{tokens} tokens > {context_length - 1} maximum "
             f"(context of {context_length}, one token of reply at least)",
             param="messages",
         )
+        error.tokens = tokens
+        return error
 
 
 class BodyTooLarge(BadRequest):

@@ -52,6 +52,12 @@ class EngineClient(Protocol):
         full ...) or `EngineUnavailable`. Loading a model may take minutes.
         """
 
+    def count(self, request: GenerateRequest) -> int:
+        """Tokens of the prompt that `submit` would make of it, see `serving.interface.Service`.
+
+        Blocks and raises as `submit`.
+        """
+
     def health(self) -> Health:
         """State of the engine. Raises `EngineUnavailable`."""
 

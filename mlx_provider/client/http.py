@@ -7,7 +7,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from .. import __version__
 from ..config import PREFIX
@@ -19,6 +19,8 @@ from .identity import differences
 from .link import Attachment, Link
 from .retry import NotTaken, last_try, patiently
 from .wire import parse_health, request_body
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +63,13 @@ class HttpClient:
         or started, `EngineDied` where it ended meanwhile.
         """
         body = request_body(request)
-        return patiently(lambda: self._submit(body))
+        return patiently(lambda: self._sent(lambda link: link.generate(body)))
+
+    def count(self, request: GenerateRequest) -> int:
+        """Tokens of its prompt. Blocks and raises as `submit`."""
+        body = request_body(request)
+        reply = patiently(lambda: self._sent(lambda link: link.ask("POST", "/v1/count", body=body)))
+        return int(json.loads(reply)["prompt_tokens"])
 
     def health(self) -> Health:
         """State of the engine; starts none. Raises `EngineUnavailable`."""
@@ -93,11 +101,11 @@ class HttpClient:
         link, self._link = self._link, Link(self._address, self._headers)
         link.close()
 
-    def _submit(self, body: bytes) -> Generation:
+    def _sent(self, send: Callable[[Link], T]) -> T:
         link = self._link
         attachment = self._attached(link)
         try:
-            return link.generate(body)
+            return send(link)
         except NotTaken:
             link.drop(attachment)
             raise

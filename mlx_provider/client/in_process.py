@@ -23,6 +23,10 @@ class InProcessClient:
         accepted = self._service.submit(request, queue)
         return Generation(accepted, queue, partial(self._service.cancel, accepted.id))
 
+    def count(self, request: GenerateRequest) -> int:
+        """Tokens of the prompt; raises the service's errors."""
+        return self._service.count(request)
+
     def health(self) -> Health:
         """State of the service."""
         return self._service.health()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import litellm
 from litellm import CustomLLM
 
+from ..client.connection import connect
 from .abilities import DEMOS, enter, keep_entries
+from .counting import count_tokens
 from .deployments import describe_deployments
 from .errors import PROVIDER
 from .hook import DeploymentHook
@@ -32,3 +34,4 @@ def register(handler: CustomLLM) -> None:
     keep_entries()
     describe_deployments()
     share_stamp()
+    count_tokens(connect)

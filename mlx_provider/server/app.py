@@ -21,8 +21,10 @@ from ..serving.interface import Service
 from .access import Gate, error_response
 from .activity import Activity
 from .body import Bodies
+from .count import Count
 from .generate import NDJSON, Generate
 from .giving_way import GivingWay
+from .incoming import Incoming
 
 HEARTBEAT = 10.0
 """Seconds between two empty lines to an attached client, so that a vanished one is noticed."""
@@ -62,12 +64,12 @@ class EngineApp:
 
     def _routes(self, *, remote: bool) -> list[Route]:
         owners = [] if remote else [Route("/v1/stop", self.giving_way.__call__, methods=["POST"])]
-        generate = Generate(
-            self._service, self.activity, self.stopping, self._bodies, remote=remote
-        )
+        incoming = Incoming(self.activity, self._bodies, remote)
+        generate = Generate(self._service, incoming, self.stopping)
         return [
             *owners,
             Route("/v1/generate", generate, methods=["POST"]),
+            Route("/v1/count", Count(self._service, incoming), methods=["POST"]),
             Route("/v1/attach", self._attach),
             Route("/v1/models", self._models),
             Route("/health", self._health),

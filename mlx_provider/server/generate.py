@@ -5,21 +5,18 @@ from __future__ import annotations
 import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
-from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ..byte_gate import Ticket
-from ..errors import BadRequest, EngineUnavailable, MLXProviderError, RequestFailed
-from ..invalid import bad_request
+from ..errors import EngineUnavailable, MLXProviderError, RequestFailed
 from ..protocol.event_queue import EventQueue
 from ..protocol.messages import EVENT_BATCH, Accepted, Event, Failed, GenerateRequest
 from ..serving.interface import Service
 from ..upstream.heap import give_back
 from .access import error_response
-from .activity import Activity
-from .body import Bodies
+from .incoming import Incoming
 
 SUBMITTING = 1024
 """Requests that may be in `submit` (validation, templates, a model that loads) at once."""
@@ -31,46 +28,24 @@ NDJSON = "application/x-ndjson"
 class Generate:
     """ASGI endpoint. One instance per app; a `_Reply` per request."""
 
-    def __init__(
-        self,
-        service: Service,
-        activity: Activity,
-        stopping: anyio.Event,
-        bodies: Bodies,
-        *,
-        remote: bool,
-    ) -> None:
-        """`remote`: requests come over a network, and say so to the service."""
-        self._remote = remote
+    def __init__(self, service: Service, incoming: Incoming, stopping: anyio.Event) -> None:
         self._service = service
-        self._activity = activity
+        self._incoming = incoming
         self._stopping = stopping
-        self._bodies = bodies
         self._limiter = anyio.CapacityLimiter(SUBMITTING)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            request, ticket = await self._request(scope, receive)
+            request, ticket = await self._incoming.read(scope, receive)
         except ClientDisconnect:
             return
-        if self._remote:
-            request = request.model_copy(update={"origin": "remote"})
         large = ticket.size > LARGE
         reply = _Reply(self._service, self._limiter, self._stopping, request, ticket)
         del request  # its images and texts are let go as soon as they are prepared
-        with self._activity.serving(reply.queue):
+        with self._incoming.activity.serving(reply.queue):
             await reply.run(scope, receive, send)
         if large:
             await anyio.to_thread.run_sync(give_back)
-
-    async def _request(self, scope: Scope, receive: Receive) -> tuple[GenerateRequest, Ticket]:
-        with self._activity.reading():
-            body = await self._bodies.read(scope, receive)
-        try:
-            return parse_request(body.data), body.ticket
-        except BadRequest:
-            body.ticket.close()
-            raise
 
 
 class _Reply:
@@ -160,11 +135,3 @@ class _Reply:
             await send({"type": "http.response.body", "body": line, "more_body": True})
             events = await self.queue.aget()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def parse_request(body: bytes | bytearray) -> GenerateRequest:
-    """The request in a JSON body. Raises `BadRequest` that names the first field at fault."""
-    try:
-        return GenerateRequest.model_validate_json(body)
-    except ValidationError as error:
-        raise bad_request(error) from None

@@ -29,6 +29,13 @@ class Service(Protocol):
         Blocks (host work, model load). Raises the errors of `mlx_provider.errors`.
         """
 
+    def count(self, request: GenerateRequest) -> int:
+        """Tokens of the prompt that `submit` would make of it; at least so many, where they are
+        more than the model's context.
+
+        Blocks and raises as `submit`; nothing is let in.
+        """
+
     def cancel(self, request_id: str) -> None:
         """End a request wherever it is, in `submit`, too. Unknown ids are ignored; never blocks."""
 

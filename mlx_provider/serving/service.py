@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from importlib.metadata import version
 from math import inf
@@ -21,7 +21,7 @@ from ..config import EngineSettings
 from ..engine.request import Request
 from ..engine.step_output import Post
 from ..engine.worker import EngineWorker
-from ..errors import EngineDied, MLXProviderError, RequestFailed
+from ..errors import ContextTooLong, EngineDied, MLXProviderError, RequestFailed
 from ..isolation import Fault, Isolation
 from ..protocol.event_queue import EventQueue
 from ..protocol.messages import (
@@ -39,6 +39,7 @@ from .in_flight import Entered, Entry, InFlight
 from .interface import Deliver, deliver_now
 from .metrics import EngineMetrics
 from .models import Models, Use
+from .prompt import prepare
 from .ready import Ready, make_ready
 from .served import Served
 from .warm import warm_requests
@@ -81,6 +82,11 @@ class ChatService:
         self._in_flight.leave(entry)
         raise _refused(request, trying.fault)
 
+    def count(self, request: GenerateRequest) -> int:
+        with Isolation() as trying:
+            return self._counted(request)
+        raise _refused(request, trying.fault)
+
     def cancel(self, request_id: str) -> None:
         entry = self._in_flight.cancel(request_id)
         if entry is None:
@@ -90,6 +96,15 @@ class ChatService:
             self._models.withdraw(request_id)
         elif self._worker.alive:
             self._call(entry.entered.cancel)
+
+    def _counted(self, wire: GenerateRequest) -> int:
+        request = self._grants.admitted(wire)
+        find = self._finder(request, time.monotonic())
+        with find() as use, closing(self._media.claim(wire.id)) as media:
+            try:
+                return len(prepare(use.served, request, media).prompt.tokens)
+            except ContextTooLong as error:
+                return max(error.tokens, use.served.info.context_length)
 
     def _accepted(self, wire: GenerateRequest, entry: Entry) -> Accepted:
         arrived = time.monotonic()
@@ -109,12 +124,7 @@ class ChatService:
         What its rows need is known once the prompt is rendered, for which the model must be here.
         Where other models leave no such room, the request stands in line without holding any.
         """
-        deadline = arrived + wire.timeout if wire.timeout else inf
-        find = partial(
-            self._models.use, wire.model, wire.options,
-            who=wire.id, since=arrived, deadline=deadline, repository=names_repository(wire),
-            may_lengthen=self._grants.may_lengthen(wire),
-        )  # fmt: skip
+        find = self._finder(wire, arrived)
         use = held.enter_context(find())
         ready = make_ready(wire, use.served, entry.queue, entry.media, arrived)
         while not use.covers(need := _need(ready.request, use.served)):
@@ -125,6 +135,14 @@ class ChatService:
             if use.served is not served:
                 ready = make_ready(wire, use.served, entry.queue, entry.media, arrived)
         return use, ready
+
+    def _finder(self, wire: GenerateRequest, arrived: float) -> Callable[..., Use]:
+        """Finds the model of a request, whose wait ends with the request's time."""
+        return partial(
+            self._models.use, wire.model, wire.options,
+            who=wire.id, since=arrived, deadline=arrived + wire.timeout if wire.timeout else inf,
+            repository=names_repository(wire), may_lengthen=self._grants.may_lengthen(wire),
+        )  # fmt: skip
 
     def _warm(
         self, first: GenerateRequest, prompts: Sequence[str | WarmPrompt], served: Served

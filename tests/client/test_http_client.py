@@ -267,6 +267,13 @@ def test_health_starts_nothing(local: Any) -> None:
     assert not (local.folder / "engine.lock").exists()
 
 
+def test_a_count_starts_an_engine_and_runs_nothing(local: Any, request_of: Any) -> None:
+    client = local.client()
+    request = request_of("text")
+    assert client.count(request) == len(request.prompt.split())
+    assert client.cache_report()["finished"] == []
+
+
 def test_state_calls(client: Any, request_of: Any, read: Any) -> None:
     read(client.submit(request_of("count 1 0", id="one")))
     assert client.health().models[0].model == "fake"

@@ -47,7 +47,12 @@ class ScriptedService:
     def __init__(self, settings: EngineSettings, deliver: Deliver) -> None:
         self.deliver = deliver
         self.cancels: dict[str, threading.Event] = {}
-        self.seen: dict[str, list[Any]] = {"requests": [], "cancelled": [], "finished": []}
+        self.seen: dict[str, list[Any]] = {
+            "requests": [],
+            "cancelled": [],
+            "finished": [],
+            "counted": [],
+        }
 
     def submit(self, request: GenerateRequest, queue: EventQueue) -> Accepted:
         self.seen["requests"].append(request.model_dump())
@@ -69,6 +74,12 @@ class ScriptedService:
             echo=text if request.echo else "",
             warnings=[f"{name} has no effect" for name in request.ignored],
         )
+
+    def count(self, request: GenerateRequest) -> int:
+        self.seen["counted"].append(request.model_dump())
+        if script_of(request) in REFUSED:
+            raise from_code(*REFUSED[script_of(request)])
+        return 100 * len(request.messages or []) + len(request.tools)
 
     def play(self, request: GenerateRequest, text: str, queue: EventQueue) -> None:
         cancelled = self.cancels[request.id]

@@ -22,7 +22,7 @@ from mlx_provider.litellm.parameters import Parameters
 from mlx_provider.litellm.shape import check_shape
 from mlx_provider.litellm.translate import generate_requests
 from mlx_provider.protocol.messages import GenerateRequest
-from mlx_provider.server.generate import parse_request
+from mlx_provider.server.incoming import parse_request
 
 HI = {"role": "user", "content": "x"}
 PART = {"type": "text", "text": "x"}

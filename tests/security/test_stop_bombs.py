@@ -17,7 +17,7 @@ from mlx_provider.errors import BadRequest
 from mlx_provider.litellm.call import Call, Deadline
 from mlx_provider.litellm.translate import generate_requests
 from mlx_provider.records.reading import partial_at
-from mlx_provider.server.generate import parse_request
+from mlx_provider.server.incoming import parse_request
 
 FEW = st.text(alphabet="ab\n", max_size=6)
 STOPS = st.lists(FEW, max_size=4)

@@ -110,6 +110,9 @@ class FakeService:
             self.seen["finished"].append(id_)
             post(*last("cancelled" if cancelled.is_set() else "stop"))
 
+    def count(self, request: GenerateRequest) -> int:
+        return len((request.prompt or "").split())
+
     def cancel(self, request_id: str) -> None:
         self.seen["cancelled"].append(request_id)
         if request_id in self.cancels:

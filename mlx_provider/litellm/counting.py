@@ -1,0 +1,144 @@
+"""Token counts of the proxy's routes, by the model's own template and tokenizer.
+
+LiteLLM asks built-in providers alone, and estimates for all others (1.106.2 and 1.109.1,
+`proxy_server._get_provider_token_counter`). `/v1/messages/count_tokens`, `/v1/responses/
+input_tokens` and `/utils/token_counter` meet in one function of its proxy, which has no hook.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import wraps
+from typing import Any
+
+from litellm.responses.litellm_completion_transformation.transformation import (
+    LiteLLMCompletionResponsesConfig,
+)
+from litellm.types.utils import TokenCountResponse
+from pydantic import ValidationError
+
+from ..client.generation import EngineClient
+from ..errors import MLXProviderError
+from ..invalid import bad_request
+from ..protocol.messages import GenerateRequest
+from .bridged import check_messages
+from .errors import PROVIDER
+from .operator import Caller, chosen_by, engine_options, operator_options
+from .shape import check_shape, videos_renamed
+
+try:
+    from litellm.llms.anthropic.messages.adapters.transformation import AnthropicAdapter
+except ModuleNotFoundError:  # lines of LiteLLM before 1.109
+    from litellm.llms.anthropic.pass_through.adapters.transformation import AnthropicAdapter
+
+PROXY = "litellm.proxy.proxy_server"
+NAME = "count_request_tokens"
+MARK = "mlx_counts"
+
+Connect = Callable[[str | None, str | None], EngineClient]
+
+
+def count_tokens(connect: Connect) -> None:
+    """Let the proxy that runs here ask our engine; where none runs, nothing. Idempotent."""
+    proxy = sys.modules.get(PROXY)
+    original = getattr(proxy, NAME, None)
+    if original is None or hasattr(original, MARK):
+        return
+
+    @wraps(original)
+    async def count_request_tokens(request: Any, *args: Any, **kwargs: Any) -> Any:
+        entry = None if request.contents else await _entry(proxy, request.model)
+        if entry is None:
+            return await original(request, *args, **kwargs)
+        form = kwargs.get("messages_format", "openai")
+        return await asyncio.to_thread(_counted, connect, entry, request, form)
+
+    setattr(count_request_tokens, MARK, True)
+    setattr(proxy, NAME, count_request_tokens)
+
+
+async def _entry(proxy: Any, model: str) -> Mapping[str, Any] | None:
+    """The config entry of ours by which a model is served; `None`: it is another provider's."""
+    router, entry = proxy.llm_router, None
+    with suppress(Exception):  # LiteLLM answers for what its router does not find
+        if hasattr(router, "select"):  # 1.109
+            entry = await router.select(model, {})
+        else:
+            entry = await router.async_get_available_deployment(model=model, request_kwargs={})
+    named = (entry or {}).get("litellm_params", {}).get("model", "")
+    return entry if named.startswith(PROVIDER + "/") else None
+
+
+def _counted(
+    connect: Connect, entry: Mapping[str, Any], request: Any, form: str
+) -> TokenCountResponse:
+    params = entry["litellm_params"]
+    try:
+        asked = _request(entry, request, form)
+        count = connect(params.get("api_base"), params.get("api_key")).count(asked)
+    except MLXProviderError as error:
+        raise _refusal(error) from None
+    return TokenCountResponse(
+        total_tokens=count,
+        request_model=request.model,
+        model_used=asked.model,
+        tokenizer_type=PROVIDER,
+        count_source="provider",
+    )
+
+
+def _refusal(error: MLXProviderError) -> Exception:
+    """As the proxy raises its own: these routes know no other provider's errors."""
+    from litellm.proxy._types import ProxyException
+
+    kind = "invalid_request_error" if error.status < 500 else "internal_server_error"
+    made: Exception = ProxyException(
+        message=error.message, type=kind, param=error.param, code=error.status
+    )
+    return made
+
+
+def _request(entry: Mapping[str, Any], request: Any, form: str) -> GenerateRequest:
+    """What the engine would get, were this a request for an answer. Raises `BadRequest`."""
+    model = entry["litellm_params"]["model"].removeprefix(PROVIDER + "/")
+    pattern = entry.get("model_name", "")
+    caller = Caller(None, None, None, pattern if "*" in pattern else None, request.model)
+    given: Mapping[str, Any] = {"prompt": request.prompt}
+    if request.messages is not None:
+        given = _of_messages(request, model) if form == "anthropic" else _of_chat(request)
+    try:
+        return GenerateRequest(
+            model=model,
+            origin=chosen_by(caller, model),
+            options=engine_options(operator_options({"model_info": entry.get("model_info")})),
+            **{name: value for name, value in given.items() if value},
+        )
+    except ValidationError as error:
+        raise bad_request(error, flat=True) from None
+
+
+def _of_messages(request: Any, model: str) -> Mapping[str, Any]:
+    """By the bridge over which a request of the Messages API comes."""
+    given = {"messages": request.messages, "system": request.system, "tools": request.tools}
+    check_messages(given)
+    asked = {name: value for name, value in given.items() if value} | {"max_tokens": 1}
+    made, _ = AnthropicAdapter().translate_completion_input_params_with_tool_mapping(
+        {"model": model, **asked}, custom_llm_provider=PROVIDER
+    )
+    return {name: made.get(name) for name in ("messages", "tools")}
+
+
+def _of_chat(request: Any) -> Mapping[str, Any]:
+    """Chat's own form; tools may be those of the Responses API."""
+    messages = videos_renamed(request.messages)
+    check_shape({"messages": messages, "tools": request.tools})
+    if request.system:
+        messages = [{"role": "system", "content": request.system}, *messages]
+    tools = request.tools or []
+    if any("function" not in tool for tool in tools):
+        bridge = LiteLLMCompletionResponsesConfig
+        tools, _ = bridge.transform_responses_api_tools_to_chat_completion_tools(tools)
+    return {"messages": messages, "tools": tools}

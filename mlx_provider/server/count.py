@@ -1,0 +1,41 @@
+"""`POST /v1/count`: how many tokens a request's prompt has, without running it."""
+
+from __future__ import annotations
+
+import anyio
+import anyio.to_thread
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
+from ..byte_gate import Ticket
+from ..protocol.messages import GenerateRequest
+from ..serving.interface import Service
+from .incoming import Incoming
+
+COUNTING = 4
+"""Prompts that are counted at once; further ones wait."""
+
+
+class Count:
+    """ASGI endpoint: a request as for `/v1/generate` in, `{"prompt_tokens": N}` out."""
+
+    def __init__(self, service: Service, incoming: Incoming) -> None:
+        self._service = service
+        self._incoming = incoming
+        self._limiter = anyio.CapacityLimiter(COUNTING)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            request, ticket = await self._incoming.read(scope, receive)
+        except ClientDisconnect:
+            return
+        with self._incoming.activity.reading():
+            count = await anyio.to_thread.run_sync(
+                self._count, request, ticket, limiter=self._limiter
+            )
+        await JSONResponse({"prompt_tokens": count})(scope, receive, send)
+
+    def _count(self, request: GenerateRequest, ticket: Ticket) -> int:
+        with ticket:
+            return self._service.count(request)

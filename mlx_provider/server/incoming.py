@@ -1,0 +1,48 @@
+"""Requests as they come in: read within bounds, parsed, and marked with where they come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+from starlette.types import Receive, Scope
+
+from ..byte_gate import Ticket
+from ..errors import BadRequest
+from ..invalid import bad_request
+from ..protocol.messages import GenerateRequest
+from .activity import Activity
+from .body import Bodies
+
+
+@dataclass(frozen=True)
+class Incoming:
+    """The way in of one app. `remote`: requests come over a network, and say so to the service."""
+
+    activity: Activity
+    bodies: Bodies
+    remote: bool
+
+    async def read(self, scope: Scope, receive: Receive) -> tuple[GenerateRequest, Ticket]:
+        """The request and what it holds of the room for bodies, which is the caller's to close.
+
+        Raises `BadRequest` that names the first field at fault, and what `Bodies.read` raises.
+        """
+        with self.activity.reading():
+            body = await self.bodies.read(scope, receive)
+        try:
+            request = parse_request(body.data)
+        except BadRequest:
+            body.ticket.close()
+            raise
+        return request.model_copy(
+            update={"origin": "remote"}
+        ) if self.remote else request, body.ticket
+
+
+def parse_request(body: bytes | bytearray) -> GenerateRequest:
+    """The request in a JSON body. Raises `BadRequest` that names the first field at fault."""
+    try:
+        return GenerateRequest.model_validate_json(body)
+    except ValidationError as error:
+        raise bad_request(error) from None

@@ -1,0 +1,112 @@
+"""Token counts are those of the model's template and tokenizer, on every route that counts."""
+
+import base64
+import struct
+import zlib
+
+import pytest
+
+TOOL = {
+    "name": "get_weather",
+    "description": "The weather of a city",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+CHAT_TOOLS = [{"type": "function", "function": TOOL}]
+MESSAGES_TOOLS = [
+    {**{n: TOOL[n] for n in ("name", "description")}, "input_schema": TOOL["parameters"]}
+]
+SYSTEM = "You are kind, and you say little."
+ASKED = "How is the weather in Paris today?"
+
+
+def png(size=64):
+    """A grey image."""
+
+    def chunk(kind, data):
+        body = kind + data
+        return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
+
+    head = struct.pack(">IIBBBBB", size, size, 8, 0, 0, 0, 0)
+    rows = zlib.compress((b"\0" + b"\x80" * size) * size)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+IMAGE = base64.b64encode(png()).decode()
+CHAT_IMAGE = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{IMAGE}"}}
+MESSAGES_IMAGE = {
+    "type": "image",
+    "source": {"type": "base64", "media_type": "image/png", "data": IMAGE},
+}
+RESPONSES_IMAGE = {"type": "input_image", "image_url": CHAT_IMAGE["image_url"]["url"]}
+
+
+def post(raw, path, body, **more):
+    reply = raw.post(path, json={"model": "demo", **body, **more}, timeout=120)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+@pytest.mark.parametrize("image", [False, True])
+def test_messages(raw, own_engine, image):
+    content = [{"type": "text", "text": ASKED}, *([MESSAGES_IMAGE] if image else [])]
+    body = {"messages": [{"role": "user", "content": content}], "system": SYSTEM}
+    body |= {"tools": MESSAGES_TOOLS}
+    usage = post(raw, "/v1/messages", body, max_tokens=1)["usage"]
+    truth = usage["input_tokens"] + usage.get("cache_read_input_tokens", 0)
+    counted = post(raw, "/v1/messages/count_tokens", body)
+    assert counted["input_tokens"] == truth
+    assert counted["litellm_count_source"] == "provider"
+
+
+@pytest.mark.parametrize("image", [False, True])
+def test_responses(raw, own_engine, image):
+    content = [{"type": "input_text", "text": ASKED}, *([RESPONSES_IMAGE] if image else [])]
+    body = {"input": [{"role": "user", "content": content}], "instructions": SYSTEM}
+    body |= {"tools": [{"type": "function", **TOOL}]}
+    truth = post(raw, "/v1/responses", body, max_output_tokens=1)["usage"]["input_tokens"]
+    assert post(raw, "/v1/responses/input_tokens", body)["input_tokens"] == truth
+
+
+@pytest.mark.parametrize("image", [False, True])
+def test_chat(raw, own_engine, image):
+    content = [{"type": "text", "text": ASKED}, *([CHAT_IMAGE] if image else [])]
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": content}]
+    body = {"messages": messages, "tools": CHAT_TOOLS}
+    truth = post(raw, "/v1/chat/completions", body, max_tokens=1)["usage"]["prompt_tokens"]
+    counted = post(raw, "/utils/token_counter", body)
+    assert (counted["total_tokens"], counted["tokenizer_type"]) == (truth, "mlx")
+
+
+def test_a_prompt(raw, own_engine):
+    truth = post(raw, "/v1/completions", {"prompt": ASKED}, max_tokens=1)["usage"]["prompt_tokens"]
+    assert post(raw, "/utils/token_counter", {"prompt": ASKED})["total_tokens"] == truth
+
+
+def test_more_than_the_context_is_counted_too(raw, own_engine):
+    body = {"messages": [{"role": "user", "content": "word " * 6000}]}
+    assert post(raw, "/v1/messages/count_tokens", body)["input_tokens"] >= 4096
+
+
+def test_nothing_is_run_for_a_count(engine, raw):
+    body = {"messages": [{"role": "user", "content": "x"}], "tools": MESSAGES_TOOLS}
+    reply = post(raw, "/v1/messages/count_tokens", body, model="scripted")
+    assert reply["input_tokens"] == 101
+    assert not engine.seen()["requests"]
+    (counted,) = engine.seen()["counted"]
+    assert counted["origin"] == "remote"
+    assert counted["options"]["kv_bits"] == 8
+
+
+@pytest.mark.parametrize(
+    ("model", "content", "status", "words"),
+    [
+        ("scripted", "missing", 404, "no such model"),
+        ("scripted", [{"type": "hologram"}], 400, "messages[0].content[0].type is 'hologram'"),
+        ("anything//etc", "x", 404, "/etc"),
+    ],
+)
+def test_what_cannot_be_counted(engine, raw, model, content, status, words):
+    body = {"model": model, "messages": [{"role": "user", "content": content}]}
+    reply = raw.post("/v1/messages/count_tokens", json=body)
+    assert (reply.status_code, words in reply.text) == (status, True), reply.text
+    assert "Traceback" not in reply.text
