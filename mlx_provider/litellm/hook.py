@@ -19,9 +19,7 @@ from .history import check_history
 from .routes import deployment_of
 from .shape import check_shape, videos_renamed
 from .unserved import check_served
-
-ADMITTED = ("reasoning_effort", "thinking", "verbosity")
-"""OpenAI parameters that LiteLLM refuses for custom providers unless allowed by name."""
+from .warned import warning_headers
 
 STOP_LIMIT = 4
 """LiteLLM cuts longer `stop` lists silently (1.106.2, `validate_openai_optional_params`)."""
@@ -70,8 +68,6 @@ class DeploymentHook(CustomLogger):
             bare = model.removeprefix(PROVIDER + "/")
             if hijacked(bare):
                 kwargs["model"] = f"{PROVIDER}/{encoded(bare)}"
-        admitted = {*(kwargs.get("allowed_openai_params") or ()), *ADMITTED}
-        kwargs["allowed_openai_params"] = sorted(admitted)
         _save_stop(kwargs)
         return kwargs
 
@@ -88,6 +84,16 @@ class DeploymentHook(CustomLogger):
         from .refused import ContextFull
 
         return ContextFull(original_exception)
+
+    async def async_post_call_response_headers_hook(
+        self,
+        data: dict[str, Any],
+        user_api_key_dict: Any,
+        response: Any,
+        request_headers: dict[str, str] | None = None,
+    ) -> dict[str, str] | None:
+        """What of a request has no effect, on every route and before the first byte of a stream."""
+        return warning_headers(data.get("litellm_logging_obj"))
 
     def async_post_call_streaming_iterator_hook(
         self, user_api_key_dict: Any, response: Any, request_data: dict[str, Any]

@@ -10,6 +10,7 @@ from litellm.types.utils import Choices, Message, ModelResponse
 
 from ..protocol.messages import Accepted, Delta, Done, Event, Failed, Finish, TokenLogprob
 from .replies import finish_reason, logprobs_of, usage_of
+from .warned import HEADER, header_text
 
 
 @dataclass
@@ -87,7 +88,7 @@ class Collector:
         response.timings = timings
         headers = {"x-mlx-tokens-per-second": f"{timings['tokens_per_second']:.1f}"}
         if self._accepted.warnings:
-            headers["x-mlx-warnings"] = header_text("; ".join(self._accepted.warnings))
+            headers[HEADER] = header_text("; ".join(self._accepted.warnings))
         hidden = response._hidden_params  # noqa: SLF001  (where LiteLLM takes headers from)
         hidden["additional_headers"] = {**(hidden.get("additional_headers") or {}), **headers}
         hidden["timings"] = timings
@@ -104,8 +105,3 @@ class Collector:
             message=answer.message(legacy=self._legacy),
             logprobs=logprobs_of(answer.logprobs),
         )
-
-
-def header_text(text: str, limit: int = 1000) -> str:
-    """Text that may stand in an HTTP header: printable ASCII on one line."""
-    return "".join(c if " " <= c <= "~" else "?" for c in text)[:limit]

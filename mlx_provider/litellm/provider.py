@@ -26,6 +26,7 @@ from .routes import reads_errors_in_streams
 from .streams import AsyncReplyStream, RefusedStream, Reply, ReplyStream
 from .translate import generate_requests, legacy_functions
 from .unserved import unserved
+from .warned import keep_warnings
 
 Connect = Callable[[str | None, str | None], EngineClient]
 """(api_base, api_key) -> the engine there; without `api_base` this machine's own."""
@@ -71,6 +72,7 @@ class Provider(CustomLLM):
             )
             requests = generate_requests(call)
             generation = submit_all(self._connect(call.api_base, call.api_key), requests)
+            keep_warnings(call.logging, generation.accepted.warnings)
             show(call.model, told(generation.accepted), call.deployment)
             return Reply(
                 generation,

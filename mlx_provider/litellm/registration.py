@@ -7,6 +7,7 @@ from litellm import CustomLLM
 
 from ..client.connection import connect
 from .abilities import DEMOS, enter, keep_entries
+from .admission import admit_parameters
 from .counting import count_tokens
 from .deployments import describe_deployments
 from .errors import PROVIDER
@@ -31,6 +32,7 @@ def register(handler: CustomLLM) -> None:
         litellm.logging_callback_manager.add_litellm_callback(DeploymentHook())
     for model, facts in DEMOS.items():
         enter(model, facts)
+    admit_parameters()
     keep_entries()
     describe_deployments()
     share_stamp()

@@ -6,13 +6,21 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ..bounds import MAX_NAME
 from ..errors import BadRequest
 from ..invalid import bad_request
 from ..protocol.messages import GenerateRequest
 from .call import Call
 from .completions import completions
 from .constraints import constraint
-from .operator import Caller, chosen_by, engine_options, operator_options, tenant
+from .operator import (
+    Caller,
+    OperatorOptions,
+    chosen_by,
+    engine_options,
+    operator_options,
+    tenant,
+)
 from .parameters import Parameters
 from .thinking import template_variables
 
@@ -57,7 +65,7 @@ def generate_requests(call: Call) -> list[GenerateRequest]:
     params.choice("modalities", (["text"],), "this model writes text only")
     params.choice("audio", (), "this model writes text only")
     each = completions(call, params) if call.text_completion else [_chat(call, params)]
-    fields["ignored"] = params.ignored()
+    fields["ignored"] = _ignored(params, options)
     params.refuse_rest()
     return [_validated(fields | more) for more in each]
 
@@ -94,10 +102,25 @@ def _stop(params: Parameters) -> Any:
     return [stop] if isinstance(stop, str) else stop
 
 
+def _ignored(params: Parameters, options: OperatorOptions) -> list[str]:
+    """Names that the client is told of. Raises `BadRequest` where the operator wants it so."""
+    ignored = params.ignored()
+    if ignored and options.ignored == "refuse":
+        raise BadRequest(
+            f"{', '.join(ignored)}: has no effect here, leave it out", param=ignored[0]
+        )
+    return ignored
+
+
 def _session(call: Call, params: Parameters) -> str | None:
-    cache_key = params.take("prompt_cache_key")
-    session = call.litellm_params.get("litellm_session_id") or cache_key
-    return None if session is None else str(session)
+    """Who this request belongs with, by the most particular name that was given."""
+    given = (
+        call.litellm_params.get("litellm_session_id"),  # also of `metadata` and of headers
+        params.take("prompt_cache_key"),
+        params.take("user"),
+        params.take("safety_identifier"),
+    )
+    return next((str(name)[:MAX_NAME] for name in given if name), None)
 
 
 def _chat(call: Call, params: Parameters) -> dict[str, Any]:

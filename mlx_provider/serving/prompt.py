@@ -45,14 +45,22 @@ def prepare(served: Served, request: GenerateRequest, claim: MediaClaim | None =
         variables=request.template,
     )
     messages, begun = split_reply(normalised.messages)
+    warnings = (*normalised.warnings, *_unread(served.model.info, request.template))
     try:
-        prompt, warnings = render(messages), normalised.warnings
+        prompt = render(messages)
     except BadRequest:
         if not has_tools(messages):
             raise
-        prompt, warnings = render(fold_tools(messages)), (*normalised.warnings, FOLDED)
+        prompt, warnings = render(fold_tools(messages)), (*warnings, FOLDED)
     _finish_inputs(served, prompt)
     return Prepared(_continued(served, prompt, begun) if begun else prompt, warnings)
+
+
+def _unread(info: ModelInfo, variables: Mapping[str, Any]) -> list[str]:
+    """Warnings of variables that a model's template does not read."""
+    template = info.chat_template
+    names = [name for name in variables if template and name not in template]
+    return [f"{name} has no effect: the model's chat template does not read it" for name in names]
 
 
 def _finish_inputs(served: Served, prompt: Prompt) -> None:

@@ -87,6 +87,11 @@ def proxy(
     folder = tmp_path_factory.mktemp("proxy")
     config = proxy_config("scripted", "any", api_base=scripted_engine.url, api_key=ENGINE_KEY)
     config["model_list"][0]["model_info"]["mlx"] = {"kv_bits": 8, "heartbeat": 0.25}
+    (strict,) = proxy_config("strict", "any", api_base=scripted_engine.url, api_key=ENGINE_KEY)[
+        "model_list"
+    ]
+    strict["model_info"]["mlx"] = {"ignored": "refuse"}
+    config["model_list"] += [strict]
     config["model_list"] += proxy_config("demo", "demo")["model_list"]
     (brief,) = proxy_config("brief", "demo")["model_list"]
     brief["model_info"]["mlx"] = {"context_length": 1000}

@@ -1,0 +1,33 @@
+"""What of a request has no effect, on its way to a header of the response.
+
+LiteLLM takes headers from chat's whole responses alone (`_hidden_params`, 1.106.2); streams and the
+bridges of other routes have in common with them the call's logging object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+KEPT = "mlx_warnings"
+HEADER = "x-mlx-warnings"
+"""LiteLLM's proxy puts `llm_provider-` before it."""
+
+
+def keep_warnings(logging: Any, warnings: Sequence[str]) -> None:
+    """Note what an engine said with the acceptance of a request."""
+    details = getattr(logging, "model_call_details", None)
+    if warnings and isinstance(details, dict):
+        details[KEPT] = list(warnings)
+
+
+def warning_headers(logging: Any) -> dict[str, str] | None:
+    """The headers of the proxy's response; `None`: all had its effect."""
+    details = getattr(logging, "model_call_details", None) or {}
+    found = details.get(KEPT)
+    return {f"llm_provider-{HEADER}": header_text("; ".join(found))} if found else None
+
+
+def header_text(text: str, limit: int = 1000) -> str:
+    """Text that may stand in an HTTP header: printable ASCII on one line."""
+    return "".join(c if " " <= c <= "~" else "?" for c in text)[:limit]
