@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -176,8 +177,16 @@ LLAMA = Dialect(
 )
 
 
-def write_tokenizer(folder: Path, dialect: Dialect) -> dict[str, int]:
+def write_tokenizer(
+    folder: Path,
+    dialect: Dialect,
+    *,
+    texts: Callable[[], Iterable[str]] = lambda: (TEXT,),
+    merges: int = MERGES,
+) -> dict[str, int]:
     """Write tokenizer.json, tokenizer_config.json and chat_template.jinja.
+
+    `merges` of pairs are learnt from `texts`.
 
     Returns the id of every special and added token, and under `""` how many tokens there are.
     Special tokens hold the first ids.
@@ -189,12 +198,12 @@ def write_tokenizer(folder: Path, dialect: Dialect) -> dict[str, int]:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = BpeTrainer(
-        vocab_size=len(dialect.special) + 256 + MERGES,
+        vocab_size=len(dialect.special) + 256 + merges,
         special_tokens=list(dialect.special),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator([TEXT], trainer)
+    tokenizer.train_from_iterator(texts(), trainer)
     tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in dialect.added])
     if dialect.bos:
         pairs = [(dialect.bos, tokenizer.token_to_id(dialect.bos))]

@@ -1,0 +1,165 @@
+"""The model: what comes next is read from the tokens in its KV cache."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from ... import BadRequest, Features, MediaItem, MediaSpan, ModelInfo, PrefillChunk, Prompt
+from ...families.caches import KVCache
+from ...families.tokenizer import HFTokenizer
+from .formats import END, START, Format
+from .reply import Reply, Turn, reply_to
+
+Tokens = NDArray[np.int64]
+WANTED = 300.0
+"""Logit of the next token; whatever a sampler makes of logits, it is drawn."""
+OTHERWISE = (200.0, 150.0)
+"""Of those by which the reply goes on where a mask bars the first one."""
+CLOSERS = ('"', "}", "]", "1", ",", ":", " ")
+"""What ends JSON that a grammar demands and no script says."""
+REMEMBERED = 64
+
+
+class ScriptedModel:
+    """See `mlx_provider.LoadedModel`. Keys of its one layer are token ids, in float32."""
+
+    model = None
+    kv_layouts: Sequence[str] = ("solo",)
+
+    def __init__(self, tokenizer: HFTokenizer, info: ModelInfo, calls: Format) -> None:
+        self.tokenizer = tokenizer
+        self.info = info
+        self._calls = calls
+        self._start, self._end = (tokenizer.fast.token_to_id(text) for text in (START, END))
+        self._closing = mx.array(self._closers())
+        self._remembered = lru_cache(REMEMBERED)(self._reply_to)
+        self._encoded = lru_cache(REMEMBERED)(self._encode)
+
+    # -- host
+
+    def prepare(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]],
+        media: Sequence[MediaItem],
+        variables: Mapping[str, Any],
+    ) -> Prompt:
+        if media:
+            raise BadRequest("a scripted model takes text only", param="messages")
+        rendered = self.tokenizer.render(messages, tools, variables)
+        return Prompt(rendered.tokens, rendered.text, snapshot_points=rendered.snapshot_points)
+
+    # -- device
+
+    def embed(self, span: MediaSpan) -> Features:
+        raise BadRequest("a scripted model takes text only", param="messages")
+
+    def make_cache(self) -> list[Any]:
+        return [KVCache()]
+
+    def prefill(self, chunk: PrefillChunk) -> mx.array:
+        whole = np.array(chunk.prompt.tokens, dtype=np.int64)
+        self._take_time(self._before(whole), chunk.start, chunk.stop, len(whole))
+        history = self._grown(mx.array(whole[chunk.start : chunk.stop]), chunk.cache)
+        return self._logits(history) if chunk.stop == len(whole) else self._closing
+
+    def decode(
+        self,
+        tokens: mx.array,
+        cache: list[Any],
+        positions: mx.array,
+        logits_at: mx.array | None = None,
+    ) -> mx.array:
+        history = self._grown(tokens, cache)
+        time.sleep(self._before(history).slow)
+        return self._logits(history)[None]
+
+    def _grown(self, tokens: mx.array, cache: list[Any]) -> Tokens:
+        """All tokens of a row whose cache gets these."""
+        added = tokens.astype(mx.float32).reshape(1, 1, -1, 1)
+        keys, _ = cache[0].update_and_fetch(added, added)
+        return np.array(keys.astype(mx.float32).reshape(-1)).astype(np.int64)
+
+    def _take_time(self, reply: Reply, start: int, stop: int, length: int) -> None:
+        if reply.since:
+            due = reply.since + reply.prefill * stop / length
+            time.sleep(max(0.0, due - time.time()))
+        else:
+            time.sleep(reply.prefill * (stop - start) / length)
+
+    # -- words
+
+    def _logits(self, history: Tokens) -> mx.array:
+        logits = self._closing
+        ids = mx.arange(self.info.vocab_size)
+        for token, height in self._next(history):
+            logits = mx.where(ids == token, height, logits)
+        return logits
+
+    def _next(self, history: Tokens) -> list[tuple[int, float]]:
+        """Tokens by which the reply may go on with their logits, the best one last."""
+        at = self._last_turn(history)
+        begun = history[at:].tolist()
+        head = self._encoded(f"{START}assistant\n")
+        if tuple(begun[: len(head)]) != head:
+            return [(self._end, WANTED)]
+        text = self._before(history).text
+        whole, said = self._encoded(text), tuple(begun[len(head) :])
+        if whole[: len(said)] == said:
+            rest = self.tokenizer.decode(whole[len(said) :], skip_special=False)
+            best = (*whole, self._end)[len(said)]
+        else:
+            rest = rest_of(text, self.tokenizer.decode(said, skip_special=False))
+            best = (*self._encoded(rest), self._end)[0]
+        return [*self._otherwise(rest), (best, WANTED)]
+
+    def _otherwise(self, rest: str) -> list[tuple[int, float]]:
+        """First letters of what is left, and of that behind white space."""
+        beginnings = zip((rest.lstrip()[:1], rest[:1]), reversed(OTHERWISE), strict=True)
+        return [(self._encoded(each)[0], height) for each, height in beginnings if each]
+
+    def _before(self, history: Tokens) -> Reply:
+        """The reply to all that stands before the last turn."""
+        return self._remembered(history[: self._last_turn(history)].tobytes())
+
+    def _last_turn(self, history: Tokens) -> int:
+        starts = np.flatnonzero(history == self._start)
+        return int(starts[-1]) if len(starts) else 0
+
+    def _reply_to(self, tokens: bytes) -> Reply:
+        ids = np.frombuffer(tokens, dtype=np.int64)
+        starts = np.flatnonzero(ids == self._start)
+        return reply_to([self._turn(each) for each in np.split(ids, starts)[1:]], self._calls)
+
+    def _turn(self, ids: Tokens) -> Turn:
+        text = self.tokenizer.decode(ids.tolist(), skip_special=False)
+        role, _, said = text.removeprefix(START).rstrip("\n").removesuffix(END).partition("\n")
+        return Turn(role, said)
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(text, special=False))
+
+    def _closers(self) -> list[float]:
+        logits = [0.0] * self.info.vocab_size
+        for rank, text in enumerate(CLOSERS):
+            logits[self._encode(text)[0]] = 60.0 - rank
+        return logits
+
+
+def rest_of(text: str, said: str) -> str:
+    """What is left of a text once `said` is, but for its white space; nothing if that differs."""
+    wanted = iter(enumerate(text))
+    end = 0
+    for letter in filter(lambda each: not each.isspace(), said):
+        end, found = next(((i + 1, c) for i, c in wanted if not c.isspace()), (0, ""))
+        if found != letter:
+            return ""
+    return text[end:]

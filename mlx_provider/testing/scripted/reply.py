@@ -1,0 +1,130 @@
+"""What a scripted model answers to a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from .formats import RESULT, Format
+from .script import BadScript, Step, script, steps_in, without_script
+
+SUMMARY_WANTED = (
+    "CRITICAL: Respond with TEXT ONLY",
+    "CONTEXT CHECKPOINT",
+    "handoff summary",
+    "state_snapshot",
+    "detailed summary",
+    "continuing our conversation",
+    "anchored summary",
+    "structured context checkpoint summary",
+    "context checkpoint",
+    "Summarize the conversation",
+)
+"""Words by which coding agents ask for a summary, to make room in their context."""
+TITLE_WANTED = "title"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One message of a rendered prompt."""
+
+    role: str
+    text: str
+
+    @property
+    def is_result(self) -> bool:
+        """Whether it brings a tool's result."""
+        return self.text.startswith(RESULT)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A whole reply, and how long it takes."""
+
+    text: str
+    slow: float = 0.0
+    """Seconds for each token."""
+    prefill: float = 0.0
+    """Seconds for the prompt before it."""
+    since: float = 0.0
+
+
+@dataclass(frozen=True)
+class Playing:
+    """A script, and how many of its steps were answered."""
+
+    steps: tuple[Step, ...]
+    done: int
+
+    @property
+    def rest(self) -> tuple[Step, ...]:
+        return self.steps[self.done :]
+
+
+def reply_to(turns: Sequence[Turn], calls: Format) -> Reply:
+    """The next reply; a script that cannot be read is what it complains of."""
+    try:
+        playing = _playing(turns)
+    except BadScript as error:
+        return Reply(f"Bad script: {error}")
+    if _summary_wanted(turns):
+        return Reply(_summary(playing))
+    if _title_wanted(turns):
+        return Reply('{"title": "A scripted title"}')
+    if playing is None:
+        return Reply(f"You said: {_asked(turns)[-80:]}")
+    if not playing.rest:
+        return Reply(f"All {playing.done} steps are done. The last result: {_last_result(turns)}")
+    return _acted(playing.rest[0], calls)
+
+
+def _acted(step: Step, calls: Format) -> Reply:
+    thought = f"<think>\n{step.think}\n</think>\n\n" if step.think else ""
+    parts = filter(None, [step.text, calls.calls(step.calls)])
+    return Reply(thought + "\n".join(parts), step.slow, step.prefill, step.since)
+
+
+def _playing(turns: Sequence[Turn]) -> Playing | None:
+    """The last script, and the replies since."""
+    done = 0
+    for turn in reversed(turns):
+        found = None if turn.is_result or turn.role == "system" else steps_in(turn.text)
+        if found is not None:
+            return Playing(found[0], done + _quoted(*found))
+        done += turn.role == "assistant"
+    return None
+
+
+def _quoted(steps: Sequence[Step], behind: str) -> int:
+    """Steps that were said already in a conversation which one message quotes as a whole."""
+    said = takewhile(lambda step: step.say and step.say in behind, steps)
+    return sum(1 for _ in said)
+
+
+def _summary_wanted(turns: Sequence[Turn]) -> bool:
+    """Whether what stands last asks for one."""
+    asked = without_script(turns[-1].text) if turns and not turns[-1].is_result else ""
+    return any(words in asked for words in SUMMARY_WANTED)
+
+
+def _summary(playing: Playing | None) -> str:
+    rest = script(*playing.rest) if playing else "Nothing."
+    return f"<summary>\nThe steps so far are done. What is left: {rest}\n</summary>"
+
+
+def _title_wanted(turns: Sequence[Turn]) -> bool:
+    """Whether the system prompt, which offers no tools, is one for titles."""
+    system = turns[0].text if turns and turns[0].role == "system" else ""
+    return TITLE_WANTED in system.lower() and "<tools>" not in system
+
+
+def _asked(turns: Sequence[Turn]) -> str:
+    """What stands last, unless a tool brought it."""
+    return next((t.text for t in reversed(turns) if t.role == "user" and not t.is_result), "")
+
+
+def _last_result(turns: Sequence[Turn]) -> str:
+    results = (turn.text for turn in reversed(turns) if turn.is_result)
+    text = next(results, "none").removeprefix(RESULT)
+    return text.removesuffix("\n</tool_response>")[-300:]
