@@ -77,6 +77,9 @@ class ModelOptions(_Wire):
     unseen_media: Literal["omit", "refuse"] | None = None
     """What becomes of images that the model cannot see; `None`: `refuse` where `modality` is
     `text`, else `omit`."""
+    keep_alive: float | None = Field(None, ge=-1)
+    """Seconds without a request after which its weights leave memory; -1: they stay, whatever
+    other models need; `None`: they leave when another model needs their room."""
     drafter: str = "auto"
     """Who guesses tokens ahead: a name; `auto`: the best that can; `off`: nobody."""
     draft_model: str | None = None

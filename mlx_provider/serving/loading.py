@@ -127,7 +127,7 @@ class Loading:
         loaded.drop()
         _collect()
         back = before - mx.get_active_memory()
-        log.info("unloaded %s to make room: %d bytes came back", loaded.name, back)
+        log.info("unloaded %s: %d bytes came back", loaded.name, back)
         if back < BACK * loaded.taken:
             log.warning(
                 "%s took %d bytes, of which %d came back: family %r keeps the rest",

@@ -30,6 +30,7 @@ from ..errors import (
     RequestTimedOut,
     for_another,
 )
+from .stay import Stay
 from .weight_account import WeightAccount
 
 log = logging.getLogger(__name__)
@@ -90,6 +91,7 @@ class Resident(Generic[T]):
     model: T | None = None
     """`None` while it loads, and while it leaves."""
     leases: set[Lease[T]] = field(default_factory=set)
+    stay: Stay = field(default_factory=Stay)
 
 
 @dataclass(eq=False)
@@ -100,6 +102,7 @@ class _Ticket(Generic[T]):
     key: Hashable
     plan: Plan[T]
     rows: int
+    keep_alive: float | None
     since: float
     until: float
     """When it has waited long enough, unless its own model is on its way."""
@@ -140,6 +143,8 @@ class ModelPool(Generic[T]):
         self._working_for: Hashable | None = None
         """Models leave for this one, and it loads: one such work at a time."""
         self._generation = 0
+        self._expiry: threading.Timer | None = None
+        """Until the first idle model has stayed long enough."""
         self._closed: MLXProviderError | None = None
 
     # -- leases
@@ -151,24 +156,26 @@ class ModelPool(Generic[T]):
         *,
         who: str = "",
         rows: int = 0,
+        keep_alive: float | None = None,
         since: float | None = None,
         deadline: float = inf,
     ) -> Lease[T]:
         """The model, loaded if need be, and `rows` bytes beside all weights (blocks).
 
-        `since`: when the request came, its place in line. `deadline`: its own end. Raises what
-        `plan` and loading raise, `LoadFailed` for what fits in no case, `MemoryInUse` after
-        waiting in vain.
+        `keep_alive`: how long it shall stay from then on, see `Stay`. `since`: when the request
+        came, its place in line. `deadline`: its own end. Raises what `plan` and loading raise,
+        `LoadFailed` for what fits in no case, `MemoryInUse` after waiting in vain.
         """
         with self._changed:
-            if (lease := self._at_once(key, rows)) is not None:
+            if (lease := self._at_once(key, rows, keep_alive)) is not None:
                 return lease
         made = plan()
         if made.nbytes > self._account.limit:
             raise _too_large(made.name, made.nbytes, self._account.limit)
         now = self._clock()
         came = now if since is None else since
-        ticket = _Ticket(who, key, made, rows, came, now + self._patience, deadline)
+        until = now + self._patience
+        ticket = _Ticket(who, key, made, rows, keep_alive, came, until, deadline)
         with self._changed:
             insort(self._line, ticket, key=lambda each: each.since)
             try:
@@ -208,6 +215,7 @@ class ModelPool(Generic[T]):
             resident.used = self._clock()
             if not resident.leases:
                 self._hungry.discard(lease.key)
+                self._await_expiry()
             if self._line:
                 self._advance()
 
@@ -292,15 +300,18 @@ class ModelPool(Generic[T]):
         with self._changed:
             self._closed = error
             self._refuse(tuple(self._line), error)
+            if self._expiry is not None:
+                self._expiry.cancel()
 
     # -- the line (under the lock)
 
-    def _at_once(self, key: Hashable, rows: int) -> Lease[T] | None:
+    def _at_once(self, key: Hashable, rows: int, keep_alive: float | None) -> Lease[T] | None:
         if self._closed is not None:
             raise for_another(self._closed)
         resident = self._residents.get(key)
         if resident is None or resident.model is None or not self._open(key, rows):
             return None
+        resident.stay.ask(keep_alive)
         return self._lease(resident, resident.model, rows)
 
     def _open(self, key: Hashable, rows: int) -> bool:
@@ -343,7 +354,9 @@ class ModelPool(Generic[T]):
         first: _Ticket[T] | None = None
         self._claimed = frozenset()
         for ticket in tuple(self._line):
-            lease = None if self._closed else self._at_once(ticket.key, ticket.rows)
+            lease = (
+                None if self._closed else self._at_once(ticket.key, ticket.rows, ticket.keep_alive)
+            )
             if lease is not None:
                 ticket.lease = lease
                 self._line.remove(ticket)
@@ -359,7 +372,9 @@ class ModelPool(Generic[T]):
         if self._clock() < ticket.since + self._turn:
             return frozenset()
         others = [
-            r for r in self._residents.values() if r.model is not None and r.key != ticket.key
+            r
+            for r in self._residents.values()
+            if r.model is not None and r.key != ticket.key and not r.stay.pinned
         ]
         others.sort(key=lambda r: (r.key not in ticket.claims, r.used))
         lack, chosen = self._lack(ticket), []
@@ -408,6 +423,7 @@ class ModelPool(Generic[T]):
             for each in self._residents.values()
             if each.model is not None
             and not each.leases
+            and not each.stay.pinned
             and each.key != key
             and each.used <= before
         ]
@@ -437,14 +453,44 @@ class ModelPool(Generic[T]):
     def _in_use(self, ticket: _Ticket[T]) -> MemoryInUse:
         account, used = self._account, sum(bool(r.leases) for r in self._residents.values())
         takes = account.of(ticket.key) or ticket.plan.nbytes
+        pinned = sum(account.of(r.key) for r in self._residents.values() if r.stay.pinned)
+        kept = f", {pinned} are pinned (keep_alive: -1)" if pinned else ""
         return MemoryInUse(
             f"{ticket.plan.name} has to wait for memory: it takes {takes} of the limit's "
-            f"{account.limit} bytes, {max(0, account.free)} are free, and {used} other models are "
-            f"in use; try again in {RETRY_AFTER:g} s, or raise MLX_PROVIDER_MEMORY_LIMIT",
+            f"{account.limit} bytes, {max(0, account.free)} are free{kept}, and {used} other "
+            f"models are in use; try again in {RETRY_AFTER:g} s, or raise "
+            "MLX_PROVIDER_MEMORY_LIMIT",
             retry_after=RETRY_AFTER,
         )
 
+    def _await_expiry(self) -> None:
+        """See that idle models leave when they have stayed long enough."""
+        ends = [
+            each.stay.ends(each.used)
+            for each in self._residents.values()
+            if each.model is not None and not each.leases
+        ]
+        soonest = min(ends, default=inf)
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._expiry = None
+        if soonest < inf and self._closed is None:
+            self._expiry = threading.Timer(max(0.0, soonest - self._clock()), self._expire)
+            self._expiry.daemon = True
+            self._expiry.start()
+
     # -- coming and going (a thread of its own)
+
+    def _expire(self) -> None:
+        with self._changed:
+            now = self._clock()
+            leaving = self._let_go(
+                each
+                for each in self._residents.values()
+                if not each.leases and each.stay.ends(each.used) <= now
+            )
+            self._await_expiry()
+        self._leave(leaving)
 
     def _work(self, leaving: Leaving[T], key: Hashable, plan: Plan[T] | None) -> None:
         """Unload, then load: a client that leaves meanwhile takes nothing from the others."""

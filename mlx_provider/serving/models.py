@@ -151,6 +151,7 @@ class Models:
             partial(self._loading.plan, key, options),
             who=who,
             rows=rows,
+            keep_alive=options.keep_alive,
             since=since,
             deadline=deadline,
         )

@@ -20,6 +20,7 @@ from mlx_provider.errors import (
     RequestTimedOut,
 )
 from mlx_provider.serving.model_pool import Lease, ModelPool, Plan
+from mlx_provider.serving.stay import PINNED
 from mlx_provider.serving.weight_account import WeightAccount
 
 PATIENCE = 30
@@ -395,6 +396,37 @@ def test_a_model_that_loads_while_the_engine_thread_dies_is_not_served(shelf: Ma
         asked.result(PATIENCE)
     wait_for(lambda: s.account.total == 0)
     assert s.gone == ["a"]
+
+
+def test_an_idle_model_leaves_after_its_time_and_none_in_use(shelf: MakeShelf) -> None:
+    s = shelf(limit=100)
+    used = s.get("used", keep_alive=0.01)
+    s.get("kept").release()
+    s.get("brief", keep_alive=0.01).release()
+    s.get("longer", keep_alive=PATIENCE).release()
+    s.get("longer", keep_alive=0.01).release()
+    s.get("longer").release()
+    wait_for(lambda: s.names == {"used", "kept", "longer"})
+    wait_for(lambda: s.account.total == 30)
+    used.release()
+    wait_for(lambda: s.names == {"kept", "longer"})
+    assert sorted(s.gone) == ["brief", "used"]
+    s.get("brief", keep_alive=0).release()
+    wait_for(lambda: s.gone.count("brief") == 2)
+
+
+def test_a_pinned_model_stays_whatever_others_need(shelf: MakeShelf) -> None:
+    s = shelf(patience=0.05)
+    s.get("pinned", keep_alive=PINNED).release()
+    s.get("pinned", keep_alive=0).release()
+    for name in ("a", "b", "c"):
+        s.use(name)
+    assert s.names == {"pinned", "c"}
+    held = s.get("c")
+    with pytest.raises(MemoryInUse, match=r"10 are pinned \(keep_alive: -1\)"):
+        s.get("d")
+    held.release()
+    assert s.names == {"pinned", "c"}
 
 
 def test_closing_refuses_who_waits_and_who_comes(shelf: MakeShelf) -> None:
