@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -20,21 +21,53 @@ def prepare(runtime: Runtime) -> None:
 
     Raises `EngineUnavailable` that names the folder and the remedy.
     """
+    _refuse_long(runtime)
+    try:
+        runtime.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        states = runtime.folder.lstat(), runtime.folder.stat()
+    except OSError as error:
+        raise _unusable(runtime.folder, error) from None
+    _refuse_foreign(runtime.folder, *states)
+
+
+def inspect(runtime: Runtime) -> bool:
+    """Whether the folder is there; makes nothing. Raises as `prepare` would."""
+    _refuse_long(runtime)
     folder = runtime.folder
+    try:
+        states = folder.lstat(), folder.stat()
+        is_folder = folder.is_dir()
+    except FileNotFoundError:
+        _refuse_closed(folder)
+        return False
+    except OSError as error:
+        raise _unusable(folder, error) from None
+    if not is_folder:
+        raise _unusable(folder, NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)))
+    _refuse_foreign(folder, *states)
+    return True
+
+
+def _refuse_closed(folder: Path) -> None:
+    """A folder that is not there can be made where its nearest parent may be written to."""
+    nearest = next(parent for parent in folder.absolute().parents if parent.exists())
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise _unusable(folder, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+
+
+def _refuse_long(runtime: Runtime) -> None:
     if len(os.fsencode(runtime.socket)) > LONGEST_SOCKET_PATH:
         raise EngineUnavailable(
             f"{runtime.socket} is too long for a unix socket: "
             f"set {PREFIX}RUNTIME_DIR to a shorter path"
         )
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        link, target = folder.lstat(), folder.stat()
-    except OSError as error:
-        raise EngineUnavailable(
-            f"runtime folder {folder} cannot be used ({error.strerror}): "
-            f"set {PREFIX}RUNTIME_DIR to a folder of your own"
-        ) from None
-    _refuse_foreign(folder, link, target)
+
+
+def _unusable(folder: Path, error: OSError) -> EngineUnavailable:
+    return EngineUnavailable(
+        f"runtime folder {folder} cannot be used ({error.strerror}): "
+        f"set {PREFIX}RUNTIME_DIR to a folder of your own"
+    )
 
 
 def _refuse_foreign(folder: Path, link: os.stat_result, target: os.stat_result) -> None:

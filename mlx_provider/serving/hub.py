@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -27,6 +30,12 @@ def folder_of(model: str, *, repository: bool = False) -> Path:
     Downloads what is not on this machine. Raises `ModelNotFound` that lists what is, in under
     a second when the Hub is out of reach; `BadRequest` for a folder that is no model.
     """
+    here = local_folder(model, repository=repository)
+    return here or _download(*_repository(model))
+
+
+def local_folder(model: str, *, repository: bool = False) -> Path | None:
+    """The same without a download; `None`: a repository that is not on this machine."""
     if model in DEMOS:
         return Path(__file__).parents[1] / "demo" / DEMOS[model]
     path = Path(model).expanduser()
@@ -38,8 +47,41 @@ def folder_of(model: str, *, repository: bool = False) -> Path:
         return _of_files(path)
     if model.startswith(("/", "~", ".")) or model.count("/") != 1:
         raise ModelNotFound(f"no folder {model!r} on the engine's machine{_known()}", param="model")
+    return _cached(*_repository(model))
+
+
+def _repository(model: str) -> tuple[str, str | None]:
     repo, _, revision = model.partition("@")
-    return _cached(repo, revision or None) or _download(repo, revision or None)
+    return repo, revision or None
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What the Hub says of a repository before anything of it is downloaded."""
+
+    config: Mapping[str, Any]
+    weight_bytes: int
+
+
+def outline(model: str) -> Outline:
+    """Of a repository `owner/name[@revision]`: two small answers, of which nothing is kept.
+
+    Raises `ModelNotFound`, in under a second when the Hub is out of reach.
+    """
+    from huggingface_hub import constants
+
+    repo, revision = _repository(model)
+    if constants.HF_HUB_OFFLINE:
+        raise ModelNotFound(f"{repo} is not on this machine, and HF_HUB_OFFLINE is set{_known()}")
+    asked, end = f"{constants.ENDPOINT}/api/models/{repo}", revision or "main"
+    told = _answer(repo, f"{asked}/revision/{end}?blobs=true").json()
+    config = _answer(repo, f"{constants.ENDPOINT}/{repo}/resolve/{end}/config.json").json()
+    files = [each for each in told.get("siblings", ()) if _is_weights(each.get("rfilename", ""))]
+    return Outline(dict(config), sum(int(each.get("size") or 0) for each in files))
+
+
+def _is_weights(name: str) -> bool:
+    return name.endswith(".safetensors") and name != "consolidated.safetensors"
 
 
 def on_this_machine(model: str, *, repository: bool = False) -> Path | None:
@@ -87,7 +129,7 @@ def _download(repo: str, revision: str | None) -> Path:
 
     if constants.HF_HUB_OFFLINE:
         raise ModelNotFound(f"{repo} is not on this machine, and HF_HUB_OFFLINE is set{_known()}")
-    _check(repo, f"{constants.ENDPOINT}/api/models/{repo}")
+    _answer(repo, f"{constants.ENDPOINT}/api/models/{repo}")
     log.info("downloading %s", repo)
     try:
         return Path(snapshot_download(repo, revision=revision, allow_patterns=PATTERNS))
@@ -95,7 +137,7 @@ def _download(repo: str, revision: str | None) -> Path:
         raise ModelNotFound(f"{repo} could not be downloaded: {error}", param="model") from error
 
 
-def _check(repo: str, address: str) -> None:
+def _answer(repo: str, address: str) -> httpx.Response:
     """Fail fast where the Hub cannot be reached or does not have the repository."""
     from huggingface_hub import get_token
 
@@ -114,6 +156,7 @@ def _check(repo: str, address: str) -> None:
             f"the Hub has no repository {repo}, or it is private: set HF_TOKEN{_known()}",
             param="model",
         )
+    return answer
 
 
 def _known() -> str:

@@ -19,6 +19,7 @@ from ..engine.feature_cache import FeatureCache
 from ..engine.worker import EngineWorker
 from ..errors import LoadFailed, MLXProviderError, for_another, wrong_option
 from ..families.checkpoint import read_json
+from ..families.estimate import DTYPE_BYTES
 from ..isolation import Fault, Isolation
 from ..protocol.messages import ModelOptions
 from ..records import LoadedModel, LoadOptions, ModelFamily
@@ -30,7 +31,6 @@ from .weight_files import weights_dtype, weights_estimate
 
 log = logging.getLogger(__name__)
 
-VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 BACK = 0.9
 """Share of its bytes that an unloaded model must give back, or it is told."""
 
@@ -111,7 +111,7 @@ class Loading:
         return Plan(
             key.folder.name,
             weights_estimate(
-                key.folder, key.adapter, expanded=None if dtype is None else VALUE_BYTES[dtype]
+                key.folder, key.adapter, expanded=None if dtype is None else DTYPE_BYTES[dtype]
             ),
             partial(self._load, key, family, plugin.name, chosen),
         )

@@ -41,6 +41,12 @@ class Measured:
 
     probe: Probe
     curve: Curve
+    folder: str = ""
+    """The model's, for people."""
+    kind: str = ""
+    """How its KV cache is kept; empty: as it is."""
+    software: str = ""
+    """By which it was measured."""
 
     @property
     def lasts(self) -> bool:
@@ -81,6 +87,11 @@ class Measurements:
         found = self._read().get(key)
         return found if found is not None and found.sound else None
 
+    def of(self, folder: Path) -> list[Measured]:
+        """What was kept of a model, oldest first, whatever the circumstances were."""
+        kept = self._read().values()
+        return [each for each in kept if each.folder == str(folder.resolve()) and each.sound]
+
     def keep(self, key: str, measured: Measured) -> None:
         """For the next load. A file that cannot be written is told in the log and no more."""
         if self._file is None or not measured.lasts:
@@ -118,6 +129,12 @@ def circumstances(loaded: Loaded, kind: str, layouts: Sequence[str], plugins: Se
         (platform.platform(), blas.active(), sorted(switches.items())),
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def software() -> str:
+    """Versions that a measurement depends on."""
+    found = [("mlx-provider", __version__), *((name, _installed(name)) for name in UPSTREAM)]
+    return ", ".join(f"{name} {number}" for name, number in found)
 
 
 def _installed(package: str) -> str:

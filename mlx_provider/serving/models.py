@@ -40,7 +40,7 @@ from .drafting import UNNAMED, Drafts, check_drafts, draft_kind, drafts_of
 from .hub import folder_of
 from .kv_choice import cache_maker, engine_kind, kv_kind, tried
 from .loading import Loading, WeightsKey, told
-from .measurements import Measured, Measurements, circumstances
+from .measurements import Measured, Measurements, circumstances, software
 from .model_pool import Lease, ModelPool
 from .reproducible import Reproducible
 from .served import Loaded, Running, Served
@@ -375,7 +375,7 @@ class Models:
             return known
         found = tried(loaded.model, options, layouts)
         curve = calibrate(loaded.model, cache_maker(loaded.model, options))
-        measured = Measured(found, curve)
+        measured = Measured(found, curve, str(loaded.folder), kv_kind(options), software())
         self._measurements.keep(key, measured)
         return measured
 

@@ -61,6 +61,36 @@ def weights_estimate(
     return sum(_bytes(tensors, expanded, groups) for tensors in (own, added))
 
 
+def tensor_names(folder: Path) -> frozenset[str]:
+    """Names of all tensors in a model folder, those that loading leaves aside, too."""
+    return frozenset(_tensors(sorted(folder.glob("*.safetensors"))))
+
+
+def broken_files(folder: Path) -> list[str]:
+    """What is wrong with a folder's weight files, a line for each; reads their headers alone."""
+    found = [f"{name} is missing" for name in _missing(folder)]
+    for path in _weight_files(folder):
+        try:
+            ends = [int(entry["data_offsets"][1]) for entry in _header(path).values()]
+            lacks = _data_begin(path) + max(ends, default=0) - path.stat().st_size
+        except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+            found.append(f"{path.name} is no safetensors file ({type(error).__name__})")
+            continue
+        if lacks > 0:
+            found.append(f"{path.name} is cut short by {lacks} bytes")
+    return found
+
+
+def _missing(folder: Path) -> list[str]:
+    """Files that the index names and that are not there."""
+    return sorted(name for name in _listed(folder) if not (folder / name).is_file())
+
+
+def _data_begin(path: Path) -> int:
+    with path.open("rb") as file:
+        return 8 + int.from_bytes(file.read(8), "little")
+
+
 def _bytes(
     tensors: Mapping[str, _Tensor], expanded: int | None, groups: Callable[[str], int] | None
 ) -> int:
@@ -104,11 +134,15 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _indexed(folder: Path) -> list[Path]:
+    return [folder / name for name in _listed(folder) if (folder / name).is_file()]
+
+
+def _listed(folder: Path) -> set[str]:
+    """Names in the index; none where there is no index, or a broken one."""
     try:
-        names = set(json.loads((folder / INDEX).read_text())["weight_map"].values())
-        return [folder / name for name in names if (folder / name).is_file()]
+        return set(map(str, json.loads((folder / INDEX).read_text())["weight_map"].values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return []
+        return set()
 
 
 @dataclass(frozen=True)

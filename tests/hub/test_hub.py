@@ -12,7 +12,10 @@ import pytest
 from huggingface_hub import constants
 
 from mlx_provider.errors import BadRequest, ModelNotFound
-from mlx_provider.serving.hub import cached_models, folder_of
+from mlx_provider.serving.hub import Outline, cached_models, folder_of, local_folder, outline
+
+KNOWN: dict[str, object] = {}
+"""What the Hub on loopback answers, by path."""
 
 
 @pytest.fixture
@@ -39,8 +42,9 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             asked.append(self.path)
-            body = json.dumps({"error": "Repository not found"}).encode()
-            self.send_response(404)
+            answer = KNOWN.get(self.path, {"error": "Repository not found"})
+            body = json.dumps(answer).encode()
+            self.send_response(200 if self.path in KNOWN else 404)
             self.send_header("content-length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -100,3 +104,37 @@ def test_a_repository_that_the_hub_does_not_have(cache: Path, hub: list[str]) ->
 def test_a_path_that_does_not_exist(name: str) -> None:
     with pytest.raises(ModelNotFound, match="no folder"):
         folder_of(name)
+
+
+def test_what_is_here_is_found_without_a_download(cache: Path, hub: list[str]) -> None:
+    assert local_folder("maker/small") == folder_of("maker/small")
+    assert local_folder("maker/away") is None
+    assert hub == []
+
+
+def test_an_outline_is_read_before_a_download(
+    cache: Path, hub: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ModelNotFound, match="no repository maker/away"):
+        outline("maker/away")
+    known = {
+        "/api/models/maker/away/revision/main?blobs=true": {
+            "siblings": [
+                {"rfilename": "model-1.safetensors", "size": 5},
+                {"rfilename": "model-2.safetensors", "size": 6},
+                {"rfilename": "consolidated.safetensors", "size": 11},
+                {"rfilename": "tokenizer.json", "size": 3},
+            ]
+        },
+        "/maker/away/resolve/main/config.json": {"model_type": "llama"},
+    }
+    KNOWN.update(known)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    try:
+        assert outline("maker/away") == Outline({"model_type": "llama"}, 11)
+    finally:
+        KNOWN.clear()
+    assert not (cache / "models--maker--away").exists()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelNotFound, match="HF_HUB_OFFLINE"):
+        outline("maker/away")

@@ -169,6 +169,20 @@ class Policy:
             row.worth = 1 / step.rows
         return counts
 
+    def promised(
+        self, seconds: Callable[[int], float], share: float, *, per_draft: float = 0.0
+    ) -> tuple[int, float]:
+        """What drafts would do for a row alone: how many in a pass are best, 0 where none pay, and
+        how many times its plain pace that is.
+
+        seconds: of a pass with so many drafts; share: of the drafts that hold, an assumption;
+        per_draft: seconds that one guess takes.
+        """
+        held, step = min(SUREST, share), Step(1, seconds, 0.0, per_draft)
+        (drafts,) = self._best([held], step)
+        tokens = sum(held**each for each in range(drafts + 1))
+        return drafts, tokens * step.plain / step.took(drafts, drafts)
+
     def _with_tries(
         self, rows: Sequence[RowOdds], shares: Sequence[float], best: list[int], step: Step
     ) -> list[int]:
