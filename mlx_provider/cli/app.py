@@ -15,6 +15,7 @@ from ..registry import PluginRegistry
 from .cache import cache
 from .chat import chat
 from .demo import demo
+from .doctor import doctor
 from .engine import engine
 from .plugins import plugins
 from .serve import serve
@@ -24,7 +25,7 @@ def build(registry: PluginRegistry) -> typer.Typer:
     """The command line with the commands of every plugin. Run it with `obj=registry`."""
     cli = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
     cli.callback()(options)
-    for command in (demo, chat, serve, plugins, cache, parse):
+    for command in (demo, doctor, chat, serve, plugins, cache, parse):
         cli.command()(command)
     cli.add_typer(engine, name="engine")
     registry.register_commands(cli)

@@ -1,0 +1,70 @@
+"""`mlx-provider doctor`: what is wrong here, and what to do about it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .. import __version__
+
+if TYPE_CHECKING:
+    from ..doctor import Finding
+
+STYLES = {"fail": "bold red", "warn": "yellow", "note": "cyan", "ok": "green"}
+
+
+def doctor(
+    model: Annotated[
+        str | None, typer.Argument(help="A model: Hub id, folder, or `demo`.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Start no engine and no proxy for one token.")
+    ] = False,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Ask the Hub nothing about a model.")
+    ] = False,
+) -> None:
+    """Examine this machine, and a model. Exit code 0: nothing fails."""
+    from ..doctor import Subject, by_severity, examine, healthy
+    from ..doctor import as_json as in_json
+
+    subject = Subject(model, offline=offline)
+    with Console(stderr=True).status("looking around ..."):
+        found = by_severity(examine(subject, thorough=not quick))
+    if as_json:
+        typer.echo(json.dumps(in_json(found, model=model, version=__version__), indent=2))
+    else:
+        console = Console(highlight=False)
+        console.print(table(found))
+        console.print(verdict(found, model))
+    raise typer.Exit(0 if healthy(found) else 1)
+
+
+def table(found: Sequence[Finding]) -> Table:
+    """A line for each finding, and one for each remedy."""
+    made = Table.grid(padding=(0, 2))
+    made.add_column(no_wrap=True)
+    made.add_column(no_wrap=True)
+    made.add_column(overflow="fold")
+    for each in found:
+        mark = Text(each.state, style=STYLES[each.state])
+        made.add_row(mark, Text(each.name, style="dim"), Text(each.what))
+        if each.remedy:
+            made.add_row("", "", Text(f"-> {each.remedy}", style="bold"))
+    return made
+
+
+def verdict(found: Sequence[Finding], model: str | None) -> str:
+    """What it comes to, in a line."""
+    count = Counter(each.state for each in found)
+    told = f"\n{count['fail']} fail, {count['warn']} could be better, {count['ok']} are right"
+    named = "" if model else "; name a model to have it examined, too: `mlx-provider doctor demo`"
+    return told + named

@@ -1,0 +1,25 @@
+"""What is wrong on this machine, and what to do about it.
+
+    from mlx_provider.doctor import Subject, examine
+    for finding in examine(Subject("mlx-community/some-model"), thorough=False): ...
+
+Every check is a function from a `Subject` to `Finding`s and stands in a module by its subject;
+`examination.CHECKS` lists them. None changes anything, and none needs the network but for a model
+that the Hub alone has.
+"""
+
+from .examination import CHECKS, examine
+from .findings import STATES, Finding, as_json, by_severity, healthy
+from .subject import Subject, System
+
+__all__ = [
+    "CHECKS",
+    "STATES",
+    "Finding",
+    "Subject",
+    "System",
+    "as_json",
+    "by_severity",
+    "examine",
+    "healthy",
+]

@@ -1,0 +1,100 @@
+"""A model's files, and whether its weights and a conversation fit into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..config import PREFIX
+from ..engine.memory import memory_limit
+from ..families.checkpoint import named_context
+from ..families.estimate import (
+    DTYPE_BYTES,
+    Footprint,
+    context_that_fits,
+    footprint,
+    text_fields,
+)
+from ..serving.weight_files import broken_files, tensor_names, weights_dtype, weights_estimate
+from .findings import Finding
+from .machine import gigabytes, room
+from .subject import Subject
+
+AGENT = 32_768
+"""Tokens below which a coding agent has hardly begun: its tools alone take 7,000 to 20,000."""
+SMALLER = (
+    "take a smaller or more quantised model, set model_info.mlx.kv_bits: 8, close other "
+    f"programs, or raise {PREFIX}MEMORY_LIMIT"
+)
+
+
+def found(subject: Subject) -> Iterator[Finding]:
+    """Where the model is. Raises what finding it raises."""
+    if subject.folder is not None:
+        yield Finding("model.found", "ok", f"{subject.model} is in {subject.folder}")
+    elif subject.outline is not None:
+        size = gigabytes(subject.outline.weight_bytes)
+        told = f"{subject.model} is on the Hub: the first request downloads {size}"
+        yield Finding("model.found", "note", told)
+    else:
+        told = f"{subject.model} is not on this machine, and the Hub is not asked offline"
+        remedy = "go online, or name a model that is here (`demo` always is)"
+        yield Finding("model.found", "fail", told, remedy)
+
+
+def files(subject: Subject) -> Iterator[Finding]:
+    """Whether what loading reads is there and whole."""
+    if subject.folder is None:
+        return
+    problems = list(_problems(subject.folder))
+    for problem in problems:
+        remedy = "download or convert the model again"
+        yield Finding("model.files", "fail", f"{subject.folder}: {problem}", remedy)
+    if not problems:
+        yield Finding("model.files", "ok", "weights, tokenizer and config are whole")
+
+
+def memory(subject: Subject) -> Iterator[Finding]:
+    """Weights and a conversation, against what the machine gives."""
+    if not subject.config:
+        return
+    own = named_context(text_fields(subject.config))
+    taken, limit = expected(subject), room(subject.settings)
+    fits = context_that_fits(taken, limit, own)
+    told = (
+        f"weights take {gigabytes(taken.weights)} of {gigabytes(limit)}; a context of "
+        f"{fits:,} tokens fits beside them"
+    )
+    if taken.weights > limit:
+        told = f"weights take {gigabytes(taken.weights)}, of which {gigabytes(limit)} are there"
+        yield Finding("model.memory", "fail", told, SMALLER)
+    elif fits < min(AGENT, own or AGENT):
+        yield Finding("model.memory", "warn", f"{told}: too few for coding agents", SMALLER)
+    elif own is not None and fits < own:
+        yield Finding("model.memory", "note", f"{told}, of {own:,} that the model has")
+    else:
+        yield Finding("model.memory", "ok", told)
+    if own is not None and own < AGENT:
+        told = f"the model's own context is {own:,} tokens: coding agents need {AGENT:,} and more"
+        yield Finding("model.context", "note", told)
+
+
+def expected(subject: Subject, kv_bits: int | None = None) -> Footprint:
+    """What the model would take here. Raises `BadRequest` for a config that does not say."""
+    folder = subject.folder
+    if folder is None:
+        weights = subject.outline.weight_bytes if subject.outline is not None else 0
+        return footprint(subject.config, weights, kv_bits=kv_bits)
+    limit = memory_limit(subject.settings.memory_limit)
+    dtype = weights_dtype("auto", weights_estimate(folder, expanded=4), limit)
+    size = None if dtype is None else DTYPE_BYTES[dtype]
+    weights = weights_estimate(folder, expanded=size)
+    return footprint(subject.config, weights, kv_bits=kv_bits, dtype=dtype)
+
+
+def _problems(folder: Path) -> Iterator[str]:
+    yield from broken_files(folder)
+    if not tensor_names(folder):
+        yield "no weights (*.safetensors)"
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
+        yield "no tokenizer (tokenizer.json)"

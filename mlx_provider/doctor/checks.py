@@ -1,0 +1,36 @@
+"""What a check is, and how one that breaks itself becomes a complaint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from ..errors import MLXProviderError
+from ..isolation import Isolation
+from .findings import Finding
+from .subject import Subject
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing to look at."""
+
+    name: str
+    look: Callable[[Subject], Iterable[Finding]]
+    """Changes nothing on the machine. May raise anything."""
+    remedy: str
+    """What to do where it raises: the error says what is wrong."""
+    of_model: bool = False
+    """It needs a model."""
+    thorough: bool = False
+    """It starts processes."""
+
+
+def run(check: Check, subject: Subject) -> Iterator[Finding]:
+    """Its findings. What it raises is one more and ends nothing."""
+    with Isolation(generator=True) as trying:
+        yield from check.look(subject)
+    if trying.fault is not None:
+        error = trying.fault.error
+        told = error.message if isinstance(error, MLXProviderError) else trying.fault.told
+        yield Finding(check.name, "fail", told, check.remedy)

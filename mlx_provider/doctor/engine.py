@@ -1,0 +1,65 @@
+"""The engine process of this user, if one runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..client.connection import Connections
+from ..client.http import HttpClient
+from ..client.identity import differences, identity
+from ..client.runtime_folder import EngineLock, holder
+from ..config import Runtime
+from ..errors import EngineUnavailable
+from ..protocol.messages import Health
+from .findings import Finding
+from .machine import gigabytes
+from .subject import Subject
+
+RESTART = "mlx-provider engine restart (with --idle: once no request runs)"
+
+
+def running(subject: Subject) -> Iterator[Finding]:
+    """Its state, and whether it is what an engine started now would be. Starts none."""
+    connections = Connections(subject.environ)
+    client = connections.client(None, None)
+    if not isinstance(client, HttpClient):
+        told = "the engine is a thread of the process that uses it (MLX_PROVIDER_TRANSPORT)"
+        yield Finding("engine.running", "note", told)
+        return
+    try:
+        yield from told_of(client.health(), subject)
+    except EngineUnavailable as error:
+        if _is_locked(subject.runtime):
+            pid = holder(subject.runtime.lock)
+            told = f"engine process {pid} does not answer ({error.message})"
+            remedy = f"see {subject.runtime.log}, end process {pid}, or wait if it is starting"
+            yield Finding("engine.running", "warn", told, remedy)
+        else:
+            yield Finding("engine.running", "ok", "none runs; the first request starts one")
+    finally:
+        connections.close()
+
+
+def told_of(health: Health, subject: Subject) -> Iterator[Finding]:
+    """Of an engine that answers."""
+    if not health.ok:
+        remedy = f"{RESTART}; its log is {subject.runtime.log}"
+        yield Finding("engine.running", "fail", f"the engine has died: {health.detail}", remedy)
+        return
+    models = ", ".join(model.model for model in health.models) or "no model"
+    told = f"process {health.pid}, mlx-provider {health.version} on {health.device}: {models}, "
+    yield Finding("engine.running", "ok", told + gigabytes(health.active_memory))
+    changed = differences(health.identity, identity(subject.environ))
+    if changed:
+        told = f"the engine is not what one started now would be: {'; '.join(changed)}"
+        yield Finding("engine.out_of_date", "warn", told, RESTART)
+
+
+def _is_locked(runtime: Runtime) -> bool:
+    """Whether a process holds the engine's lock. Makes no file."""
+    if not runtime.lock.exists():
+        return False
+    lock = EngineLock.try_take(runtime.lock)
+    if lock is not None:
+        lock.release()
+    return lock is None

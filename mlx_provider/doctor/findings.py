@@ -1,0 +1,54 @@
+"""What a check says: records that people, programs and other commands read alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+State = Literal["ok", "note", "warn", "fail"]
+STATES: tuple[State, ...] = ("fail", "warn", "note", "ok")
+"""Worst first."""
+COMPLAINTS: tuple[State, ...] = ("fail", "warn")
+FORMAT = 1
+"""Of the JSON: a higher one means that keys have changed."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fact about this machine, and what to do about it where it is a complaint.
+
+    `ok`: as it should be; `note`: good to know; `warn`: works, but not well or not for everything;
+    `fail`: does not work.
+    """
+
+    name: str
+    """What was looked at, for programs: `<check>.<part>`; does not change with what was found."""
+    state: State
+    what: str
+    remedy: str = ""
+
+    def __post_init__(self) -> None:
+        if self.state in COMPLAINTS and not self.remedy:
+            raise ValueError(f"{self.name} complains and names no remedy: {self.what}")
+
+
+def healthy(findings: Iterable[Finding]) -> bool:
+    """Whether nothing fails."""
+    return all(finding.state != "fail" for finding in findings)
+
+
+def by_severity(findings: Sequence[Finding]) -> list[Finding]:
+    """Worst first, else in the order of the checks."""
+    return sorted(findings, key=lambda finding: STATES.index(finding.state))
+
+
+def as_json(findings: Sequence[Finding], *, model: str | None, version: str) -> dict[str, Any]:
+    """One object: `format`, `version`, `model`, `healthy`, `findings` with the record's fields."""
+    return {
+        "format": FORMAT,
+        "version": version,
+        "model": model,
+        "healthy": healthy(findings),
+        "findings": [asdict(finding) for finding in by_severity(findings)],
+    }

@@ -1,0 +1,107 @@
+"""One token through a real proxy: LiteLLM, our handler, an engine and the model."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+
+from ..client.connection import Connections
+from ..client.generation import EngineClient
+from ..client.http import HttpClient
+from ..demo.config import proxy_config, write_config
+from ..demo.proxy import Proxy, start_proxy
+from ..errors import EngineUnavailable
+from ..protocol.messages import Health, ModelStatus
+from .findings import Finding
+from .subject import Subject
+
+NAME = "examined"
+LIMIT = 600.0
+"""Seconds for one token, the load of a large model included."""
+TRIES, PAUSE = 20, 0.1
+LOGS = "see `mlx-provider engine logs`"
+
+
+def token(subject: Subject) -> Iterator[Finding]:
+    """The engine is the user's, so that no model is loaded twice; one that was not there ends."""
+    if subject.folder is None:
+        return
+    with ExitStack() as ending:
+        folder = Path(ending.enter_context(tempfile.TemporaryDirectory(prefix="mlxp-doctor-")))
+        connections = Connections(subject.environ)
+        ending.callback(connections.close)
+        engine = connections.client(None, None)
+        if not _runs(engine):
+            ending.callback(_end, engine)
+        model = subject.served_name
+        config = write_config(proxy_config(NAME, model), folder)
+        proxy = start_proxy(config, subject.environ)
+        ending.callback(proxy.stop)
+        proxy.wait_ready()
+        yield _answered(proxy)
+        yield from told_of(_health(engine), model)
+
+
+def told_of(health: Health | None, model: str) -> Iterator[Finding]:
+    """How the engine serves the model, as it says itself."""
+    served = [each for each in (health.models if health else ()) if each.model == model]
+    for status in served[-1:]:
+        yield Finding("served.decoding", "ok", status.decoding)
+        yield _drafter(status)
+        for note in status.notes:
+            yield Finding("served.notes", "note", note)
+
+
+def _drafter(status: ModelStatus) -> Finding:
+    told = f"guesses ahead come from {status.drafter}" if status.drafter else "nobody guesses ahead"
+    return Finding("served.drafter", "ok", told)
+
+
+def _answered(proxy: Proxy) -> Finding:
+    asked = {
+        "model": NAME,
+        "messages": [{"role": "user", "content": "Hi"}],
+        "max_tokens": 1,
+        "temperature": 0,
+    }
+    answer = httpx.post(
+        f"{proxy.url}/v1/chat/completions",
+        json=asked,
+        headers={"authorization": f"Bearer {proxy.key}"},
+        timeout=LIMIT,
+        trust_env=False,  # loopback needs no proxy
+    )
+    if answer.is_success and answer.json()["usage"]["completion_tokens"] == 1:
+        told = "one token came through LiteLLM, the handler and the engine"
+        return Finding("proxy.token", "ok", told)
+    told = f"the proxy answers {answer.status_code}: {answer.text[:500]}"
+    return Finding("proxy.token", "fail", told, f"{LOGS}, and what else is found here")
+
+
+def _runs(engine: EngineClient) -> bool:
+    return _health(engine) is not None
+
+
+def _health(engine: EngineClient) -> Health | None:
+    try:
+        return engine.health()
+    except EngineUnavailable:
+        return None
+
+
+def _end(engine: EngineClient) -> None:
+    """End the engine that was started for this, unless somebody else has come to use it."""
+    if not isinstance(engine, HttpClient):
+        return
+    for _ in range(TRIES):  # the proxy that has ended is a client for a moment more
+        try:
+            if engine.stop("`mlx-provider doctor` has ended", "alone"):
+                return
+        except EngineUnavailable:
+            return
+        time.sleep(PAUSE)

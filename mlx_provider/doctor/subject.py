@@ -1,0 +1,119 @@
+"""What is examined: all that a check reads of the world, so that a test can be another world."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from ..config import EngineSettings, Runtime, engine_settings, runtime
+from ..families.checkpoint import read_json
+from ..registry import PluginRegistry
+from ..serving.hub import DEMOS, Outline, local_folder, outline
+from .formats import Formats, formats_of
+
+WIRED = ("sysctl", "-n", "iogpu.wired_limit_mb")
+TIME_LIMIT = 5.0
+
+
+@dataclass(frozen=True)
+class System:
+    """The machine and its Python."""
+
+    system: str
+    """`Darwin`, `Linux` ..."""
+    release: str
+    """Of macOS: `15.1`; of the C library on Linux: `2.39`; empty: it cannot be told."""
+    machine: str
+    python: str
+
+    @classmethod
+    def here(cls) -> System:
+        mac = sys.platform == "darwin"
+        release = platform.mac_ver()[0] if mac else platform.libc_ver()[1]
+        return cls(platform.system(), release, platform.machine(), platform.python_version())
+
+    @property
+    def is_mac(self) -> bool:
+        return self.system == "Darwin"
+
+
+def installed_version(package: str) -> str | None:
+    """`None`: it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def wired_limit() -> int:
+    """Mebibytes that macOS lets the GPU wire; 0: its own choice. Reads, and sets nothing."""
+    told = subprocess.run(WIRED, capture_output=True, text=True, timeout=TIME_LIMIT, check=True)
+    return int(told.stdout.strip())
+
+
+@dataclass(frozen=True)
+class Subject:
+    """This machine, and a model where one is named. Nothing is looked up before it is asked for."""
+
+    model: str | None = None
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    home: Path = field(default_factory=Path.home)
+    offline: bool = False
+    """Nothing is asked of the Hub."""
+    system: System = field(default_factory=System.here)
+    installed: Callable[[str], str | None] = installed_version
+    wired: Callable[[], int] = wired_limit
+    discover: Callable[[Mapping[str, str]], PluginRegistry] = PluginRegistry.discover
+
+    @cached_property
+    def settings(self) -> EngineSettings:
+        """Raises `BadRequest` for a variable that is not what it should be."""
+        return engine_settings(self.environ)
+
+    @property
+    def runtime(self) -> Runtime:
+        return runtime(self.environ)
+
+    @cached_property
+    def registry(self) -> PluginRegistry:
+        """The plugins that an engine of this environment would have."""
+        return self.discover(self.environ)
+
+    @cached_property
+    def folder(self) -> Path | None:
+        """The model's; `None`: it is not on this machine. Raises `ModelNotFound`, `BadRequest`."""
+        return None if self.model is None else local_folder(self.model)
+
+    @cached_property
+    def formats(self) -> Formats | None:
+        """How the model's conversations are written and read; `None`: it is not here."""
+        return None if self.folder is None else formats_of(self.folder, self.registry)
+
+    @property
+    def served_name(self) -> str:
+        """What an engine calls it: a folder by its whole path."""
+        path = Path(self.model or "").expanduser()
+        return (
+            str(path.resolve()) if self.model not in DEMOS and path.is_dir() else self.model or ""
+        )
+
+    @cached_property
+    def outline(self) -> Outline | None:
+        """What the Hub says of a model that is not here; `None`: it is not to be asked."""
+        away = self.model is not None and self.folder is None
+        return outline(str(self.model)) if away and not self.offline else None
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        """The model's `config.json`; empty where nobody may look. Raises `BadRequest`."""
+        if self.folder is not None:
+            return read_json(self.folder / "config.json")
+        return {} if self.outline is None else self.outline.config

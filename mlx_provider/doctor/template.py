@@ -1,0 +1,228 @@
+"""The chat template on trial: what agents send must arrive, what it writes must be read back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ..chat.output.reply import Reply
+from ..families.tokenizer.hf_tokenizer import common_length
+from ..protocol.messages import Delta
+from ..records import ReasoningParser, ToolParser
+from .findings import Finding
+from .formats import Formats
+from .subject import Subject
+
+Message = dict[str, Any]
+
+TOOLS: list[Message] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "find_zyzzyva",
+            "description": "Finds the weevil.",
+            "parameters": {
+                "type": "object",
+                "properties": {"leaf": {"type": "string"}, "depth": {"type": "integer"}},
+                "required": ["leaf"],
+            },
+        },
+    }
+]
+CALLS = ({"leaf": "xLEAFx", "depth": 3}, {"leaf": "xBARKx", "depth": 4})
+RESULTS = ("xRESULTx", "xOUTCOMEx")
+AS_DATA = ("{'type'", '{"type"')
+"""How a part of a message looks where a template takes it for text."""
+OTHER = "take another conversion of the model, or put its maker's chat_template.jinja beside it"
+PARSER = "name a format that fits with model_info.mlx.tool_parser, or mend its parser"
+
+
+def plain(subject: Subject) -> Iterator[Finding]:
+    """A user's message, and whether a second turn begins with the tokens of the first."""
+    formats = _formats(subject)
+    if formats is None:
+        return
+    first = formats.shown([_said("user", "xONEx")]).text
+    if "xONEx" not in first:
+        yield Finding("template.plain", "fail", "the user's text does not reach the prompt", OTHER)
+        return
+    yield Finding("template.plain", "ok", "a user's message reaches the prompt")
+    turns = [_said("user", "xONEx"), _said("assistant", "xTWOx"), _said("user", "xTHREEx")]
+    same = common_length(first, formats.shown(turns).text)
+    if same < first.index("xONEx") + len("xONEx"):
+        told = "a later turn writes the first message otherwise: nothing of a prompt is reused"
+        yield Finding("template.prefix", "warn", told, OTHER)
+
+
+def system(subject: Subject) -> Iterator[Finding]:
+    """Several system messages, one of them late, as Claude Code and Codex send them."""
+    formats = _formats(subject)
+    if formats is None:
+        return
+    text = formats.shown(
+        [
+            _said("system", "xFIRSTx"),
+            _said("developer", "xSECONDx"),
+            _said("user", "xONEx"),
+            _said("assistant", "xTWOx"),
+            _said("system", "xLATEx"),
+            _said("user", "xTHREEx"),
+        ]
+    ).text
+    words = ("xFIRSTx", "xSECONDx", "xONEx", "xLATEx", "xTHREEx")
+    yield _arrives("template.system", text, words, "several system messages", OTHER)
+
+
+def tools(subject: Subject) -> Iterator[Finding]:
+    """Whether the model is shown which tools there are."""
+    formats = _formats(subject)
+    if formats is None:
+        return
+    text = formats.shown([_said("user", "xONEx")], TOOLS).text
+    words = ("find_zyzzyva", "weevil", "leaf", "depth")
+    remedy = "agents need a model whose template shows tools: take another one for them"
+    lost = _lost(text, words)
+    if lost:
+        told = f"the template does not show tools ({', '.join(lost)} missing)"
+        yield Finding("template.tools", "warn", told, remedy)
+    else:
+        yield Finding("template.tools", "ok", "tools reach the prompt")
+
+
+def history(subject: Subject) -> Iterator[Finding]:
+    """Earlier calls and their results, and whether our parser reads what the template writes."""
+    formats = _formats(subject)
+    if formats is None:
+        return
+    asked = [_said("user", "xONEx")]
+    shown = formats.shown([*asked, *_called(), _said("user", "xTHREEx")], TOOLS)
+    words = ("find_zyzzyva", "xLEAFx", "xBARKx", *RESULTS, "xTHREEx")
+    yield _arrives("template.history", shown.text, words, "earlier calls and results", OTHER)
+    if shown.folded:
+        told = "the template takes no tool messages: they are written as text"
+        yield Finding("template.tool_messages", "note", told)
+    elif formats.tool_parser is not None:
+        prompt = formats.shown(asked, TOOLS).text
+        written = shown.text[common_length(prompt, shown.text) :]
+        yield _read_back(formats.tool_parser, written)
+
+
+def thinking(subject: Subject) -> Iterator[Finding]:
+    """Thoughts: whether they are read, may be switched, and leave the answers of history alone."""
+    formats = _formats(subject)
+    if formats is None:
+        return
+    asked = [_said("user", "xONEx")]
+    thought = {**_said("assistant", "xANSWERx"), "reasoning_content": "xTHOUGHTx"}
+    text = formats.shown([*asked, thought, _said("user", "xTHREEx")]).text
+    yield _arrives(
+        "template.thinking", text, ("xONEx", "xANSWERx", "xTHREEx"), "answers after thoughts", OTHER
+    )
+    parser = formats.reasoning_parser
+    if parser is None:
+        if "reasoning_content" in (formats.template or ""):
+            told = "the template writes thoughts, but no parser knows its format"
+            remedy = "name one with model_info.mlx.reasoning_parser, or write a plugin for it"
+            yield Finding("template.thoughts", "warn", told, remedy)
+        return
+    if parser.whole is None and parser.start and parser.end:
+        yield _thought_read(parser)
+    off, on = (formats.shown(asked, enable_thinking=each).text for each in (False, True))
+    told = "can" if on != off else "cannot"
+    yield Finding("template.switch", "ok", f"thinking {told} be switched by enable_thinking")
+
+
+def images(subject: Subject) -> Iterator[Finding]:
+    """Where the model sees: whether the template has a place for an image."""
+    formats = _formats(subject)
+    if formats is None or not subject.config.get("vision_config"):
+        return
+    parts: list[Message] = [{"type": "image"}, {"type": "text", "text": "xONEx"}]
+    seen = formats.tokenizer.apply_template([{"role": "user", "content": parts}], [], {})
+    bare = formats.tokenizer.apply_template([{"role": "user", "content": parts[1:]}], [], {})
+    as_data = any(mark in seen for mark in AS_DATA)
+    if "xONEx" in seen and len(seen) > len(bare) and not as_data:
+        yield Finding("template.images", "ok", "an image has its place in the prompt")
+    else:
+        told = "the model sees, but its template has no place for an image"
+        yield Finding("template.images", "fail", told, OTHER)
+
+
+def _formats(subject: Subject) -> Formats | None:
+    """`None`: there is no template on trial."""
+    formats = subject.formats
+    return None if formats is None or formats.template is None else formats
+
+
+def _said(role: str, text: str) -> Message:
+    return {"role": role, "content": text}
+
+
+def _called() -> list[Message]:
+    """A turn with two calls at once, and what came of them."""
+    calls = [
+        {
+            "id": f"callprob{number}",
+            "type": "function",
+            "function": {"name": "find_zyzzyva", "arguments": json.dumps(arguments)},
+        }
+        for number, arguments in enumerate(CALLS)
+    ]
+    results = [
+        {"role": "tool", "tool_call_id": f"callprob{number}", "content": result}
+        for number, result in enumerate(RESULTS)
+    ]
+    return [{"role": "assistant", "content": None, "tool_calls": calls}, *results]
+
+
+def _lost(text: str, words: Sequence[str]) -> list[str]:
+    return [word for word in words if word not in text]
+
+
+def _arrives(name: str, text: str, words: Sequence[str], what: str, remedy: str) -> Finding:
+    lost = _lost(text, words)
+    if lost:
+        return Finding(name, "fail", f"{what}: the template drops {', '.join(lost)}", remedy)
+    return Finding(name, "ok", f"{what} reach the prompt whole")
+
+
+def _read_back(parser: ToolParser, written: str) -> Finding:
+    """Whether calls that the template writes are the calls that the parser reads."""
+    reply = Reply(tools=TOOLS, tool_parser=parser)
+    found = _calls([*reply.push_text(written), *reply.finish("stop")[0]])
+    name = parser.name
+    if reply.faults or found != [("find_zyzzyva", arguments) for arguments in CALLS]:
+        told = f"calls as the template writes them are not read back by {name}: {found}"
+        return Finding("template.round_trip", "fail", told, PARSER)
+    return Finding("template.round_trip", "ok", f"calls in the history are read back by {name}")
+
+
+def _calls(deltas: Sequence[Delta]) -> list[tuple[str, Any]]:
+    found: dict[int, tuple[str, str]] = {}
+    for piece in (piece for delta in deltas for piece in delta.tool_calls):
+        name, arguments = found.get(piece.index, ("", ""))
+        found[piece.index] = (piece.name or name, arguments + piece.arguments)
+    return [(name, _value(arguments)) for name, arguments in found.values()]
+
+
+def _value(arguments: str) -> Any:
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments
+
+
+def _thought_read(parser: ReasoningParser) -> Finding:
+    """Whether a thought in the parser's own markers is told from the answer."""
+    reply = Reply(reasoning_parser=parser)
+    text = f"{parser.start}\nxTHOUGHTx\n{parser.end}\n\nxANSWERx"
+    deltas = [*reply.push_text(text), *reply.finish("stop")[0]]
+    thought = "".join(delta.reasoning for delta in deltas)
+    answer = "".join(delta.content for delta in deltas)
+    if "xTHOUGHTx" in thought and "xANSWERx" in answer and "xTHOUGHTx" not in answer:
+        return Finding("template.thoughts", "ok", f"thoughts are told apart as {parser.name}")
+    told = f"thoughts are not told from answers by {parser.name}"
+    return Finding(
+        "template.thoughts", "fail", told, "name another with model_info.mlx.reasoning_parser"
+    )

@@ -1,0 +1,164 @@
+"""Python, the system, and the packages that we stand on, against what was tested."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from ..upstream.installed import require_mlx
+from .findings import Finding
+from .subject import Subject
+
+UPGRADE = "pip install --upgrade mlx-provider, into an environment of its own"
+
+
+@dataclass(frozen=True)
+class Tested:
+    """Versions of one package: what may be installed, and what the suite has run with."""
+
+    package: str
+    allowed: str
+    newest: str
+    """Series up to which it was tested; beyond it nobody knows."""
+
+
+TESTED = (
+    Tested("mlx", ">=0.32.4", "0.32"),
+    Tested("mlx-lm", ">=0.32.2,<0.33", "0.32"),
+    Tested("mlx-vlm", ">=0.7.10,<0.8", "0.7"),
+    Tested("litellm", ">=1.106,!=1.107.0", "1.109"),
+    Tested("transformers", ">=5.14,<6", "5.23"),
+)
+
+
+@dataclass(frozen=True)
+class KnownBad:
+    """Releases that are known to harm."""
+
+    package: str
+    versions: str
+    why: str
+    remedy: str
+    only_on: str = ""
+    """A system; empty: any."""
+
+
+KNOWN_BAD = (
+    KnownBad(
+        "litellm",
+        "==1.107.0",
+        "a malicious upload of 21 October 2026, which may have read this machine's secrets",
+        "pip install 'litellm!=1.107.0', then replace every key that this machine has held",
+    ),
+    KnownBad(
+        "litellm",
+        "<1.95",
+        "an OpenAI model's name lets a request pass by its custom provider, and usage is lost",
+        "pip install --upgrade litellm",
+    ),
+    KnownBad(
+        "transformers", "==5.13.*", "mlx-lm cannot be imported beside it", "pip install -U mlx-lm"
+    ),
+    KnownBad(
+        "huggingface-hub",
+        ">=2",
+        "litellm does not run beside it",
+        "pip install 'huggingface-hub<2'",
+    ),
+)
+PYTHONS = ("3.11", "3.14")
+"""The oldest and the newest."""
+MACOS, GLIBC = "14", "2.35"
+"""The oldest for which MLX has wheels (mlx 0.32.4)."""
+
+
+def python(subject: Subject) -> Iterator[Finding]:
+    """The interpreter."""
+    system = subject.system
+    series = ".".join(system.python.split(".")[:2])
+    oldest, newest = map(Version, PYTHONS)
+    told = f"Python {system.python}"
+    if oldest <= Version(series) <= newest:
+        yield Finding("versions.python", "ok", told)
+    else:
+        remedy = f"use Python {oldest} to {newest}"
+        yield Finding("versions.python", "fail", f"{told} was never tested", remedy)
+    if system.is_mac and system.machine != "arm64":
+        yield Finding(
+            "versions.machine",
+            "fail",
+            f"this Python is made for {system.machine}: MLX needs Apple silicon and a native one",
+            "install an arm64 Python (an Intel Mac cannot run MLX)",
+        )
+
+
+def operating_system(subject: Subject) -> Iterator[Finding]:
+    """macOS, or the C library of Linux."""
+    system = subject.system
+    oldest = {"Darwin": MACOS, "Linux": GLIBC}.get(system.system)
+    named = {"Darwin": "macOS", "Linux": "glibc"}.get(system.system, system.system)
+    if oldest is None:
+        told = f"MLX has no packages for {named}"
+        yield Finding("versions.system", "fail", told, "use macOS 14 or newer, or Linux")
+    elif not system.release:
+        yield Finding("versions.system", "note", f"the version of {named} cannot be told")
+    elif Version(system.release) < Version(oldest):
+        yield Finding(
+            "versions.system",
+            "fail",
+            f"{named} {system.release} is older than {oldest}, for which MLX has packages",
+            f"update to {named} {oldest} or newer",
+        )
+    else:
+        yield Finding("versions.system", "ok", f"{named} {system.release}, {system.machine}")
+
+
+def packages(subject: Subject) -> Iterator[Finding]:
+    """Each package of the matrix."""
+    for tested in TESTED:
+        yield _judged(tested, subject.installed(tested.package))
+
+
+def known_bad(subject: Subject) -> Iterator[Finding]:
+    """Releases that must not be here."""
+    for bad in KNOWN_BAD:
+        found = subject.installed(bad.package)
+        if found is not None and SpecifierSet(bad.versions, prereleases=True).contains(found):
+            name = f"known_bad.{bad.package}"
+            yield Finding(name, "fail", f"{bad.package} {found}: {bad.why}", bad.remedy)
+
+
+def backend(subject: Subject) -> Iterator[Finding]:
+    """Whether MLX runs, and on what."""
+    require_mlx()
+    import mlx.core as mx
+
+    both = [name for name in ("mlx-cpu", "mlx-cuda-13") if subject.installed(name) is not None]
+    if len(both) > 1:
+        yield Finding(
+            "versions.backend",
+            "fail",
+            "mlx-cpu and mlx-cuda-13 are both installed, and overwrite each other's library",
+            "pip uninstall both, then install one of mlx-provider[cpu] and mlx-provider[cuda13]",
+        )
+        return
+    device = mx.device_info().get("device_name") or mx.default_device()
+    yield Finding("versions.backend", "ok", f"MLX runs on {device}")
+
+
+def _judged(tested: Tested, found: str | None) -> Finding:
+    name = f"versions.{tested.package}"
+    if found is None:
+        return Finding(name, "fail", f"{tested.package} is not installed", UPGRADE)
+    if not SpecifierSet(tested.allowed, prereleases=True).contains(found):
+        told = f"{tested.package} {found} is not {tested.allowed}"
+        wanted = f"pip install '{tested.package}{tested.allowed}'"
+        return Finding(name, "fail", told, wanted)
+    series = len(tested.newest.split("."))
+    if Version(found).release[:series] > Version(tested.newest).release:
+        told = f"{tested.package} {found} is newer than {tested.newest}, the newest that was tested"
+        return Finding(name, "note", told, f"if something breaks, go back to {tested.newest}")
+    return Finding(name, "ok", f"{tested.package} {found}")

@@ -1,0 +1,230 @@
+"""Checks of versions, memory, settings, folders and the engine, red and green."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from packaging.specifiers import SpecifierSet
+
+from mlx_provider.client.identity import identity
+from mlx_provider.doctor import CHECKS, Finding, Subject, System, checks, engine, machine, versions
+from mlx_provider.protocol.messages import Health
+
+Make = Callable[..., Subject]
+Look = Callable[[Subject], Iterable[Finding]]
+ROOT = Path(__file__).parents[2]
+
+
+def state(look: Look, subject: Subject) -> dict[str, str]:
+    return {each.name: each.state for each in look(subject)}
+
+
+def test_a_complaint_has_a_remedy() -> None:
+    for complaint in ("warn", "fail"):
+        with pytest.raises(ValueError, match="no remedy"):
+            Finding("a.b", complaint, "something is wrong")  # type: ignore[arg-type]
+    assert all(check.remedy for check in CHECKS)
+    assert len({check.name for check in CHECKS}) == len(CHECKS)
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), SystemExit(3), RecursionError()])
+def test_a_check_that_raises_is_a_complaint_and_ends_nothing(
+    error: BaseException, subject: Make
+) -> None:
+    def look(subject: Subject) -> Iterable[Finding]:
+        yield Finding("a.first", "ok", "before")
+        raise error
+
+    first, told = checks.run(checks.Check("a", look, "do without"), subject())
+    assert first.what == "before"
+    assert (told.name, told.state, told.remedy) == ("a", "fail", "do without")
+    assert type(error).__name__ in told.what
+
+
+@pytest.mark.parametrize(
+    ("system", "expected"),
+    [
+        (System("Linux", "2.39", "x86_64", "3.12.1"), ["ok", "ok"]),
+        (System("Linux", "2.31", "x86_64", "3.14.0"), ["ok", "fail"]),
+        (System("Linux", "", "x86_64", "3.11.0"), ["ok", "note"]),
+        (System("Linux", "2.39", "x86_64", "3.10.9"), ["fail", "ok"]),
+        (System("Darwin", "15.1", "arm64", "3.15.0"), ["fail", "ok"]),
+        (System("Darwin", "13.6", "arm64", "3.11.4"), ["ok", "fail"]),
+        (System("Darwin", "15.1", "x86_64", "3.11.4"), ["ok", "fail", "ok"]),
+        (System("Windows", "11", "AMD64", "3.11.4"), ["ok", "fail"]),
+    ],
+)
+def test_python_and_the_system(system: System, expected: list[str], subject: Make) -> None:
+    here = subject(system=system)
+    found = [*versions.python(here), *versions.operating_system(here)]
+    assert [each.state for each in found] == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, "ok"),
+        ({"mlx": "0.31.9"}, "fail"),
+        ({"mlx": "0.33.0"}, "note"),
+        ({"mlx-lm": "0.33.0"}, "fail"),
+        ({"mlx-vlm": None}, "fail"),
+        ({"litellm": "1.106.2"}, "ok"),
+        ({"litellm": "1.110.0"}, "note"),
+        ({"litellm": "1.107.0"}, "fail"),
+        ({"transformers": "5.24.0.dev0"}, "note"),
+    ],
+)
+def test_packages_against_the_matrix(
+    given: dict[str, str | None], expected: str, subject: Make
+) -> None:
+    found = state(versions.packages, subject(versions=given))
+    named = next(iter(given), "mlx")
+    assert found.pop(f"versions.{named}") == expected
+    assert set(found.values()) == {"ok"}
+
+
+def test_the_matrix_is_that_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = dict(re.match(r"([\w-]+)([^;]*)", each).groups() for each in project["dependencies"])  # type: ignore[union-attr]
+    for tested in versions.TESTED:
+        assert SpecifierSet(tested.allowed) == SpecifierSet(wanted[tested.package].strip())
+    oldest, newest = versions.PYTHONS
+    minor = int(newest.partition(".")[2]) + 1
+    assert SpecifierSet(project["requires-python"]) == SpecifierSet(f">={oldest},<3.{minor}")
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({}, []),
+        ({"litellm": "1.107.0"}, ["known_bad.litellm"]),
+        ({"litellm": "1.90.1"}, ["known_bad.litellm"]),
+        ({"transformers": "5.13.2"}, ["known_bad.transformers"]),
+        ({"huggingface-hub": "2.4.0"}, ["known_bad.huggingface-hub"]),
+    ],
+)
+def test_releases_that_harm(given: dict[str, str], names: list[str], subject: Make) -> None:
+    assert list(state(versions.known_bad, subject(versions=given))) == names
+
+
+def test_two_backends_are_told(subject: Make) -> None:
+    assert state(versions.backend, subject()) == {"versions.backend": "ok"}
+    both: dict[str, str] = {"mlx-cpu": "0.32.4", "mlx-cuda-13": "0.32.4"}
+    assert state(versions.backend, subject(versions=both)) == {"versions.backend": "fail"}
+
+
+def test_memory_and_the_wired_limit(subject: Make) -> None:
+    small, large = (subject(environ={"MLX_PROVIDER_MEMORY_LIMIT": each}) for each in ("2G", "24G"))
+    assert state(machine.memory, small) == {"memory.limit": "warn"}
+    assert state(machine.memory, large) == {"memory.limit": "ok"}
+    mac = System("Darwin", "15.1", "arm64", "3.12.4")
+    assert state(machine.wired, subject(wired=lambda: 0, system=mac)) == {"memory.wired": "ok"}
+    raised = subject(wired=lambda: 60_000, system=mac)
+    assert state(machine.wired, raised) == {"memory.wired": "warn"}
+    assert state(machine.wired, subject()) == {}
+
+
+def test_settings(subject: Make) -> None:
+    assert state(machine.settings, subject()) == {"settings.given": "ok"}
+    wrong = subject(environ={"MLX_PROVIDER_MAX_ROWS": "many", "MLX_PROVIDER_MEMORY_LIMT": "8G"})
+    told = {each.name: each for each in machine.settings(wrong)}
+    assert told["settings.values"].state == "fail"
+    assert "MLX_PROVIDER_MAX_ROWS" in told["settings.values"].what
+    assert "MLX_PROVIDER_MEMORY_LIMIT" in told["settings.names"].remedy
+
+
+def test_no_key_is_shown(subject: Make) -> None:
+    (told,) = machine.settings(subject(environ={"MLX_PROVIDER_API_KEY": "sk-secret"}))
+    assert "secret" not in told.what
+
+
+def test_the_runtime_folder_is_looked_at_and_not_made(subject: Make, tmp_path: Path) -> None:
+    here = subject()
+    assert state(machine.runtime_folder, here) == {"runtime.folder": "ok"}
+    assert not here.runtime.folder.exists()
+    here.runtime.folder.mkdir(mode=0o700)
+    assert state(machine.runtime_folder, here) == {"runtime.folder": "ok"}
+    here.runtime.folder.chmod(0o755)
+    (told,) = machine.runtime_folder(here)
+    assert told.state == "fail"
+    assert "chmod 700" in told.remedy
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / ("long" * 30)):
+        there = subject(environ={"MLX_PROVIDER_RUNTIME_DIR": str(place)})
+        assert state(machine.runtime_folder, there) == {"runtime.folder": "fail"}
+
+
+def test_the_disk_tier(subject: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert state(machine.disk_tier, subject()) == {"disk.prefix_cache": "note"}
+    tier = {"MLX_PROVIDER_DISK_CACHE": str(tmp_path / "tier" / "deep")}
+    free = {"bytes": 50 * 2**30}
+    monkeypatch.setattr(
+        machine.shutil, "disk_usage", lambda place: SimpleNamespace(free=free["bytes"])
+    )
+    assert state(machine.disk_tier, subject(environ=tier)) == {"disk.prefix_cache": "ok"}
+    free["bytes"] = 2**30
+    assert state(machine.disk_tier, subject(environ=tier)) == {"disk.prefix_cache": "warn"}
+    monkeypatch.setattr(machine.os, "access", lambda place, mode: False)
+    assert state(machine.disk_tier, subject(environ=tier)) == {"disk.prefix_cache": "fail"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("['owner/name']\nkv_bits = 8\n", "ok"),
+        ("['owner/name']\nkv_bits = 5\n", "fail"),
+        ("['owner/name']\ntool_parser = 'nobodys'\n", "fail"),
+        ("not toml", "fail"),
+        (None, "fail"),
+    ],
+)
+def test_the_owners_file(text: str | None, expected: str, subject: Make, tmp_path: Path) -> None:
+    file = tmp_path / "models.toml"
+    if text is not None:
+        file.write_text(text)
+        file.chmod(0o600)
+    here = subject(environ={"MLX_PROVIDER_MODELS_FILE": str(file)})
+    found = list(machine.owners_file(here))
+    assert found[0].state == expected
+    assert list(machine.owners_file(subject())) == []
+
+
+def health(**fields: Any) -> Health:
+    return Health(**{"ok": True, "version": "1", "pid": 7, "device": "d", "blas": "b", **fields})
+
+
+def test_an_engine(subject: Make) -> None:
+    here = subject()
+    assert state(engine.running, here) == {"engine.running": "ok"}
+    same = dict(identity(here.environ))
+    assert [e.state for e in engine.told_of(health(identity=same), here)] == ["ok"]
+    old = list(engine.told_of(health(identity={**same, "mlx": "0.1"}), here))
+    assert [each.state for each in old] == ["ok", "warn"]
+    assert "mlx: 0.1" in old[1].what
+    dead = list(engine.told_of(health(ok=False, detail="a fault"), here))
+    assert [each.state for each in dead] == ["fail"]
+    in_process = subject(environ={"MLX_PROVIDER_TRANSPORT": "in_process"})
+    assert state(engine.running, in_process) == {"engine.running": "note"}
+
+
+def test_an_engine_that_does_not_answer(subject: Make) -> None:
+    from mlx_provider.client.runtime_folder import EngineLock
+
+    here = subject()
+    here.runtime.folder.mkdir(mode=0o700)
+    lock = EngineLock.try_take(here.runtime.lock)
+    assert lock is not None
+    lock.sign()
+    try:
+        (told,) = engine.running(here)
+    finally:
+        lock.release()
+    assert told.state == "warn"
+    assert str(os.getpid()) in told.remedy

@@ -1,0 +1,270 @@
+"""Checks of a model: its files, plugin, memory, template and head, red and green."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mlx_provider.doctor import Finding, Subject, examine, measured, speculation
+from mlx_provider.engine.execution.probe import Probe
+from mlx_provider.engine.memory import MemoryProfile
+from mlx_provider.engine.scheduling.costs import Curve
+from mlx_provider.serving.measurements import Measured, Measurements, software
+
+Make = Callable[..., Subject]
+Install = Callable[..., str]
+
+CHATML = """
+{%- if tools %}<|im_start|>system
+{%- for tool in tools %}
+{{ tool | tojson }}
+{%- endfor %}
+<tool_call>
+{"name": <function-name>, "arguments": <args-json-object>}
+</tool_call><|im_end|>
+{% endif %}
+{%- for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content or "" }}
+{%- for call in m.tool_calls or [] %}
+<tool_call>
+CALL
+</tool_call>
+{%- endfor %}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+CALL = '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}'
+GOOD = CHATML.replace("CALL", CALL)
+
+
+def states(findings: list[Finding]) -> dict[str, str]:
+    """By name, the worst where there are several."""
+    found: dict[str, str] = {}
+    order = ["ok", "note", "warn", "fail"]
+    for each in findings:
+        found[each.name] = max(found.get(each.name, "ok"), each.state, key=order.index)
+    return found
+
+
+def of_model(subject: Subject) -> dict[str, str]:
+    return states(examine(subject, thorough=False))
+
+
+def edit(folder: Path, name: str, **values: object) -> None:
+    path = folder / name
+    content = json.loads(path.read_text()) | values
+    path.write_text(json.dumps({k: v for k, v in content.items() if v is not None}))
+
+
+def test_a_whole_model_has_no_complaint(whole: Path, subject: Make) -> None:
+    found = of_model(subject(whole))
+    assert {name for name, state in found.items() if state in ("warn", "fail")} == set()
+    assert found["model.files"] == found["model.memory"] == found["template.history"] == "ok"
+    assert found["template.round_trip"] == "ok"
+
+
+def test_a_model_that_is_not_there(subject: Make, tmp_path: Path) -> None:
+    nowhere = of_model(subject(tmp_path / "nothing"))
+    assert nowhere["model.found"] == "fail"
+    (tmp_path / "empty").mkdir()
+    empty = of_model(subject(tmp_path / "empty"))
+    assert empty["model.found"] == "fail"
+    assert not any(name.startswith("template.") for name in {**nowhere, **empty})
+    away = of_model(subject("maker/away", offline=True))
+    assert away["model.found"] == "fail"
+
+
+def test_broken_weights(folder: Path, subject: Make) -> None:
+    weights = folder / "model.safetensors"
+    whole = weights.read_bytes()
+    for broken, told in (
+        (whole[:-100], "cut short by 100 bytes"),
+        (b"<html>not found</html>", "no safetensors"),
+        (None, "no weights"),
+    ):
+        weights.unlink() if broken is None else weights.write_bytes(broken)
+        found = examine(subject(folder), thorough=False)
+        assert states(found)["model.files"] == "fail"
+        assert any(told in each.what for each in found), told
+    weights.write_bytes(whole)
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    found = examine(subject(folder), thorough=False)
+    assert any("model-00002.safetensors is missing" in each.what for each in found)
+
+
+def test_a_broken_config_and_tokenizer(folder: Path, subject: Make) -> None:
+    (folder / "tokenizer.json").unlink()
+    found = of_model(subject(folder))
+    assert found["model.files"] == "fail"
+    (folder / "config.json").write_text("{")
+    found = of_model(subject(folder))
+    assert found["model.family"] == found["model.memory"] == "fail"
+    assert found["versions.python"] == "ok"
+
+
+def test_no_family(folder: Path, subject: Make) -> None:
+    edit(folder, "config.json", model_type="nobodys_model")
+    assert of_model(subject(folder))["model.family"] == "fail"
+
+
+@pytest.mark.parametrize(("limit", "expected"), [("100K", "fail"), ("4M", "warn"), ("10G", "ok")])
+def test_memory(limit: str, expected: str, whole: Path, subject: Make) -> None:
+    here = subject(whole, environ={"MLX_PROVIDER_MEMORY_LIMIT": limit})
+    assert of_model(here)["model.memory"] == expected
+
+
+def test_a_short_context_is_told(folder: Path, subject: Make) -> None:
+    edit(folder, "config.json", max_position_embeddings=4096)
+    assert of_model(subject(folder))["model.context"] == "note"
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (GOOD, {}),
+        ("{{ raise_exception('never') }}", {"template.plain": "fail", "template.system": "fail"}),
+        ("{{ messages[0].role }}", {"template.plain": "fail", "template.history": "fail"}),
+        # each turn is written anew from its end
+        (
+            GOOD.replace("in messages", "in messages | reverse"),
+            {"template.prefix": "warn"},
+        ),
+        # it forgets late messages of the system
+        (
+            GOOD.replace("m in messages", "m in messages if 'xLATEx' not in (m.content or '')"),
+            {"template.system": "fail"},
+        ),
+        # no tools are shown, and no results are
+        (GOOD.replace("if tools", "if false"), {"template.tools": "warn"}),
+        (
+            GOOD.replace("m in messages", "m in messages if m.role != 'tool'"),
+            {"template.history": "fail"},
+        ),
+        # calls in a form that its own parser does not read
+        (
+            GOOD.replace('"arguments": {{', '"arguments" = {{'),
+            {"template.round_trip": "fail"},
+        ),
+        # it writes thoughts that nobody reads
+        (
+            GOOD.replace('{{ m.content or "" }}', "[{{ m.reasoning_content }}] {{ m.content }}"),
+            {"template.thoughts": "warn"},
+        ),
+        (None, {"model.formats": "fail"}),
+    ],
+)
+def test_templates(
+    template: str | None, expected: dict[str, str], folder: Path, subject: Make
+) -> None:
+    edit(folder, "tokenizer_config.json", chat_template=None)
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template)
+    found = of_model(subject(folder))
+    assert expected.items() <= found.items(), found
+    named = {name for name in found if name.startswith("template.")}
+    if not expected:
+        assert {found[name] for name in named} == {"ok"}
+
+
+def test_images(folder: Path, subject: Make) -> None:
+    edit(folder, "config.json", vision_config={"depth": 2})
+    assert of_model(subject(folder))["template.images"] == "ok"
+    (folder / "chat_template.jinja").write_text(GOOD)
+    assert of_model(subject(folder))["template.images"] == "fail"
+    assert of_model(subject("demo"))["template.images"] == "ok"
+
+
+def test_an_unknown_tool_format(folder: Path, subject: Make) -> None:
+    edit(folder, "tokenizer_config.json", chat_template=None)
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    )
+    assert of_model(subject(folder))["model.tool_parser"] == "warn"
+
+
+def test_a_broken_plugin(subject: Make, install_plugin: Install) -> None:
+    broken = install_plugin("broken", "import nowhere_to_be_found")
+    named = {"MLX_PROVIDER_PLUGINS": f"text,{broken},typo"}
+    found = examine(subject(environ=named), thorough=False)
+    told = states(found)
+    assert (told[f"plugins.{broken}"], told["plugins.typo"]) == ("fail", "fail")
+    assert told["plugins.working"] == "ok"
+    remedies = {each.name: each.remedy for each in found}
+    assert "pip uninstall broken" in remedies[f"plugins.{broken}"]
+    none = states(examine(subject(environ={"MLX_PROVIDER_PLUGINS": ""}), thorough=False))
+    assert none["plugins.working"] == "fail"
+
+
+# -- heads and what was measured
+
+
+def kept(folder: Path, seconds: list[tuple[int, float]], **fields: object) -> Measured:
+    values: dict[str, object] = {"drafts": True, "noise_floor": 0.25, **fields}
+    probe = Probe("grouped", MemoryProfile(0, 8), ("a note",), mixes=True, **values)  # type: ignore[arg-type]
+    return Measured(probe, Curve(seconds), str(folder.resolve()), "", software())
+
+
+def with_kept(here: Subject, *measured: Measured) -> Subject:
+    store = Measurements.chosen("auto", here.environ)
+    for number, each in enumerate(measured):
+        store.keep(str(number), each)
+    return here
+
+
+def test_heads(folder: Path, subject: Make) -> None:
+    head = speculation.head
+    assert [each.state for each in head(subject(folder))] == ["ok"]
+    edit(folder, "config.json", mtp_num_hidden_layers=1)
+    (dropped,) = head(subject(folder))
+    assert dropped.state == "warn"
+    (found,) = head(subject("demo-hybrid"))
+    assert (found.state, "has a head" in found.what) == ("ok", True)
+    # layers beyond those of the model are a head, too
+    edit(folder, "config.json", num_hidden_layers=2, num_nextn_predict_layers=1)
+    assert "has a head" in next(iter(head(subject(folder)))).what
+
+
+def test_what_a_head_would_gain_is_told_by_what_was_measured(whole: Path, subject: Make) -> None:
+    here = subject(whole)
+    (unknown,) = speculation.gain(here)
+    assert (unknown.state, "once the model was loaded" in unknown.what) == ("note", True)
+    flat = kept(whole, [(1, 0.010), (2, 0.0101), (4, 0.0102), (8, 0.0105)])
+    (gains,) = speculation.gain(with_kept(here, flat))
+    assert "7 guesses" in gains.what or "times as fast" in gains.what
+    assert "70%" in gains.what
+    steep = kept(whole, [(1, 0.010), (2, 0.020), (4, 0.040), (8, 0.080)])
+    (loses,) = speculation.gain(with_kept(here, flat, steep))
+    assert "does not pay" in loses.what
+    apart = kept(whole, [(1, 0.01)], drafts=False)
+    (none,) = speculation.gain(with_kept(here, flat, steep, apart))
+    assert none.state == "note"
+
+
+def test_the_gain_is_that_of_the_policy() -> None:
+    curve = Curve([(1, 0.010), (2, 0.0105), (4, 0.0110), (8, 0.030)])
+    probe = Probe("grouped", MemoryProfile(0, 8), (), drafts=True)
+    told = speculation.promised(Measured(probe, curve), layers=10)
+    # 1 + 0.7 + 0.49 + 0.343 tokens in the time of a pass of four and of three guesses
+    assert f"{2.533 * 0.010 / (0.0110 + 3 * 0.001):.2f} times as fast" in told
+    assert told.startswith("3 guesses")
+
+
+def test_what_was_measured(whole: Path, subject: Make) -> None:
+    here = subject(whole)
+    assert states(list(measured.decoding(here))) == {"measured.decoding": "note"}
+    with_kept(here, kept(whole, [(1, 0.01)]))
+    found = list(measured.decoding(here))
+    assert "grouped" in found[0].what
+    assert "0.25" in found[0].what
+    assert [each.name for each in found[1:]] == ["measured.notes", "measured.reproducible"]
+    other = Measured(kept(whole, [(1, 9.0)]).probe, Curve([(1, 9.0)]), str(whole), "4 bits")
+    assert speculation.last_measured(with_kept(here, kept(whole, [(1, 0.01)]), other)) != other
+    old = replace(kept(whole, [(1, 0.01)]), software="mlx-provider 0.0.1")
+    (told, *_) = measured.decoding(with_kept(here, old))
+    assert "0.0.1: it is measured again" in told.what

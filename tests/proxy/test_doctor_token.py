@@ -1,0 +1,39 @@
+"""`mlx-provider doctor` sends one token through a real proxy to the engine of this user."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from mlx_provider.client.generation import EngineClient
+from mlx_provider.demo.proxy import Proxy
+from mlx_provider.doctor import Subject, examine, one_token
+
+
+@dataclass(frozen=True)
+class Shared(Proxy):
+    """The proxy of this folder, which goes on."""
+
+    def stop(self) -> None:
+        """Nothing."""
+
+
+def test_one_token_and_what_the_engine_tells(
+    proxy: Proxy, own_engine: EngineClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = Shared(proxy.process, proxy.url, proxy.key, proxy.log)
+    monkeypatch.setattr(one_token, "start_proxy", lambda config, environ: shared)
+    monkeypatch.setattr(one_token, "NAME", "demo")
+    before = own_engine.health().pid
+    found = {each.name: each for each in examine(Subject("demo", home=tmp_path))}
+    assert found["proxy.token"].state == "ok", found["proxy.token"]
+    assert f"process {before}" in found["engine.running"].what
+    assert found["served.decoding"].what == found["measured.decoding"].what
+    assert "guesses" in found["speculation.gain"].what
+    assert own_engine.health().pid == before, "an engine that was there stays"
+    monkeypatch.setattr(one_token, "NAME", "nobody")
+    found = {each.name: each for each in examine(Subject("demo", home=tmp_path))}
+    assert found["proxy.token"].state == "fail"
+    assert "400" in found["proxy.token"].what
