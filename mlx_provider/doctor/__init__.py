@@ -4,16 +4,15 @@
     for finding in examine(Subject("mlx-community/some-model"), thorough=False): ...
 
 Every check is a function from a `Subject` to `Finding`s and stands in a module by its subject;
-`examination.CHECKS` lists them. None changes anything, and none needs the network but for a model
-that the Hub alone has.
+`foundation` and `upon_mlx` list them. None changes anything, and none needs the network but for a
+model that the Hub alone has.
 """
 
-from .examination import CHECKS, examine
+from .examination import examine
 from .findings import STATES, Finding, as_json, by_severity, healthy
 from .subject import Subject, System
 
 __all__ = [
-    "CHECKS",
     "STATES",
     "Finding",
     "Subject",

@@ -15,7 +15,7 @@ from ..families.estimate import (
     footprint,
     text_fields,
 )
-from ..serving.weight_files import broken_files, tensor_names, weights_dtype, weights_estimate
+from ..serving.weight_files import broken_files, stored_tensors, weights_dtype, weights_estimate
 from .findings import Finding
 from .machine import gigabytes, room
 from .subject import Subject
@@ -94,7 +94,7 @@ def expected(subject: Subject, kv_bits: int | None = None) -> Footprint:
 
 def _problems(folder: Path) -> Iterator[str]:
     yield from broken_files(folder)
-    if not tensor_names(folder):
+    if not stored_tensors(folder):
         yield "no weights (*.safetensors)"
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
         yield "no tokenizer (tokenizer.json)"

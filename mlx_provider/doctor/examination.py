@@ -2,69 +2,16 @@
 
 from __future__ import annotations
 
-from . import (
-    checkpoint,
-    clients,
-    engine,
-    machine,
-    measured,
-    one_token,
-    plugins,
-    speculation,
-    template,
-    versions,
-)
+from collections.abc import Iterable, Sequence
+
+from ..isolation import Isolation
+from . import foundation
 from .checks import Check, run
 from .findings import Finding
 from .subject import Subject
 
-REINSTALL = "install mlx-provider anew, into an environment of its own"
-SETTING = "correct the variable that is named, or unset it"
-READABLE = "make the file or folder that is named readable for this user"
-MODEL = "download or convert the model again, or name another"
-ASIDE = "go on without: nothing else depends on this check; report it if it lasts"
-
-FOUND = "model.found"
-
-CHECKS = (
-    Check("versions.python", versions.python, REINSTALL),
-    Check("versions.system", versions.operating_system, ASIDE),
-    Check("versions.packages", versions.packages, REINSTALL),
-    Check("known_bad", versions.known_bad, REINSTALL),
-    Check("versions.backend", versions.backend, REINSTALL),
-    Check("settings", machine.settings, SETTING),
-    Check("memory.limit", machine.memory, SETTING),
-    Check("memory.wired", machine.wired, ASIDE),
-    Check("runtime.folder", machine.runtime_folder, SETTING),
-    Check("disk.prefix_cache", machine.disk_tier, READABLE),
-    Check("settings.models_file", machine.owners_file, SETTING),
-    Check("plugins", plugins.installed, REINSTALL),
-    Check("engine", engine.running, engine.RESTART),
-    Check("clients", clients.configured, READABLE),
-    Check("clients.keys", clients.keys, ASIDE),
-    Check("clients.web_proxy", clients.web_proxies, ASIDE),
-    Check(FOUND, checkpoint.found, "correct the name; `demo` always works", of_model=True),
-    Check("model.files", checkpoint.files, MODEL, of_model=True),
-    Check(
-        "model.family",
-        plugins.family,
-        "install a plugin that brings a family for it (hook mlx_model_families), or take another",
-        of_model=True,
-    ),
-    Check("disk.download", machine.download, ASIDE, of_model=True),
-    Check("model.memory", checkpoint.memory, MODEL, of_model=True),
-    Check("model.formats", plugins.parsers, MODEL, of_model=True),
-    Check("template.plain", template.plain, template.OTHER, of_model=True),
-    Check("template.system", template.system, template.OTHER, of_model=True),
-    Check("template.tools", template.tools, template.OTHER, of_model=True),
-    Check("template.history", template.history, template.OTHER, of_model=True),
-    Check("template.thinking", template.thinking, template.OTHER, of_model=True),
-    Check("template.images", template.images, template.OTHER, of_model=True),
-    Check("proxy.token", one_token.token, one_token.LOGS, of_model=True, thorough=True),
-    Check("measured.decoding", measured.decoding, SETTING, of_model=True),
-    Check("speculation.head", speculation.head, MODEL, of_model=True),
-    Check("speculation.gain", speculation.gain, SETTING, of_model=True),
-)
+MODEL = "model.found"
+"""The check without which nothing more is asked of a model."""
 
 
 def examine(subject: Subject, *, thorough: bool = True) -> list[Finding]:
@@ -74,15 +21,28 @@ def examine(subject: Subject, *, thorough: bool = True) -> list[Finding]:
     those of the engine that it may start. Raises nothing that a check raises.
     """
     found: list[Finding] = []
+    for check in foundation.CHECKS:
+        found += run(check, subject)
+    with Isolation() as importing:
+        from .upon_mlx import CHECKS  # what it imports may be what is broken
+    if importing.fault is not None:
+        told = f"no other check can be made: {importing.fault.told}"
+        return [*found, Finding("versions.imports", "fail", told, foundation.REINSTALL)]
     for check in CHECKS:
         if _is_due(check, subject, found, thorough=thorough):
-            found += run(check, subject)
+            found += _news(found, run(check, subject))
     return found
 
 
-def _is_due(check: Check, subject: Subject, found: list[Finding], *, thorough: bool) -> bool:
+def _is_due(check: Check, subject: Subject, found: Sequence[Finding], *, thorough: bool) -> bool:
     """Of a model that was not found nothing more is asked."""
     if check.thorough and not thorough:
         return False
-    unfound = any(each.name == FOUND and each.state == "fail" for each in found)
-    return not check.of_model or (subject.model is not None and not unfound)
+    lost = any(each.name == MODEL and each.state == "fail" for each in found)
+    return not check.of_model or (subject.model is not None and not lost)
+
+
+def _news(found: Sequence[Finding], more: Iterable[Finding]) -> list[Finding]:
+    """Without failures that were told before: one cause may stop several checks."""
+    known = {each.what for each in found if each.state == "fail"}
+    return [each for each in more if each.state != "fail" or each.what not in known]

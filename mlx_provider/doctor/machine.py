@@ -109,7 +109,7 @@ def disk_tier(subject: Subject) -> Iterator[Finding]:
         yield Finding("disk.prefix_cache", "note", told)
         return
     place = _nearest(chosen)
-    if not os.access(place, os.W_OK | os.X_OK):
+    if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
         remedy = f"make it a folder of yours, or set {PREFIX}DISK_CACHE to another"
         yield Finding("disk.prefix_cache", "fail", f"{chosen} cannot be written to", remedy)
         return

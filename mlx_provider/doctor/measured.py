@@ -10,9 +10,6 @@ from .findings import Finding
 from .speculation import MEASURE, last_measured
 from .subject import Subject
 
-SLOW = "grouped"
-"""The layout in which rows of any length decode together."""
-
 
 def decoding(subject: Subject) -> Iterator[Finding]:
     """How rows decode together, and how far company moves their last bits."""

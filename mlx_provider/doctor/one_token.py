@@ -17,6 +17,7 @@ from ..demo.config import proxy_config, write_config
 from ..demo.proxy import Proxy, start_proxy
 from ..errors import EngineUnavailable
 from ..protocol.messages import Health, ModelStatus
+from . import speculation
 from .findings import Finding
 from .subject import Subject
 
@@ -38,27 +39,32 @@ def token(subject: Subject) -> Iterator[Finding]:
         engine = connections.client(None, None)
         if not _runs(engine):
             ending.callback(_end, engine)
-        model = subject.served_name
-        config = write_config(proxy_config(NAME, model), folder)
+        config = write_config(proxy_config(NAME, subject.served_name), folder)
         proxy = start_proxy(config, subject.environ)
         ending.callback(proxy.stop)
         proxy.wait_ready()
         yield _answered(proxy)
-        yield from told_of(_health(engine), model)
+        yield from told_of(_health(engine), subject)
 
 
-def told_of(health: Health | None, model: str) -> Iterator[Finding]:
+def told_of(health: Health | None, subject: Subject) -> Iterator[Finding]:
     """How the engine serves the model, as it says itself."""
-    served = [each for each in (health.models if health else ()) if each.model == model]
+    models = health.models if health else []
+    served = [each for each in models if each.model == subject.served_name]
     for status in served[-1:]:
         yield Finding("served.decoding", "ok", status.decoding)
-        yield _drafter(status)
+        yield _drafter(status, subject)
         for note in status.notes:
             yield Finding("served.notes", "note", note)
 
 
-def _drafter(status: ModelStatus) -> Finding:
+def _drafter(status: ModelStatus, subject: Subject) -> Finding:
     told = f"guesses ahead come from {status.drafter}" if status.drafter else "nobody guesses ahead"
+    drafter = subject.registry.drafters.get(status.drafter)
+    found = speculation.head_of_model(subject)
+    if found is not None and found.stored and not (drafter and drafter.hidden):
+        told += ": no installed drafter takes the checkpoint's head"
+        return Finding("served.drafter", "note", told)
     return Finding("served.drafter", "ok", told)
 
 

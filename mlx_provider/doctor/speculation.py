@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from ..engine.speculation.policy import HOPE, Policy
 from ..families.estimate import text_fields
 from ..serving.measurements import Measured, Measurements
-from ..serving.weight_files import tensor_names
+from ..serving.weight_files import stored_tensors
 from .findings import Finding
 from .subject import Subject
 
@@ -16,21 +17,48 @@ DECLARED = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
 """Fields by which configs tell of a head for multi-token prediction."""
 HEAD = re.compile(r"(?:^|\.)mtp\.")
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+OUTPUT = re.compile(r"(?:^|\.)lm_head\.")
+EMBEDDING = re.compile(r"(?:^|\.)embed_tokens\.")
+APART = re.compile(r"visual|vision|audio|encoder")
+"""In names of tensors that no token of text passes through."""
 ACCEPTED = HOPE
 """Share of guesses that is assumed to hold: what the engine expects before it has seen any."""
 MEASURE = "run `mlx-provider doctor` with this model and without --quick, or send it a request"
 
 
+@dataclass(frozen=True)
+class Head:
+    """What a checkpoint's tensors say of a head."""
+
+    stored: bool
+    share: float
+    """Of the bytes that a token passes through: those that one guess reads."""
+
+
+def head_of(tensors: Mapping[str, int], layers: object) -> Head:
+    """By names and bytes. `layers`: of the model; a head may be stored as further ones.
+
+    A guess reads the head and the output matrix once more.
+    """
+    text = {name: size for name, size in tensors.items() if not APART.search(name)}
+    head = {name for name in text if HEAD.search(name) or _number(name) >= _count(layers)}
+    rest = {name: size for name, size in text.items() if name not in head}
+    output = _total(rest, OUTPUT) or _total(rest, EMBEDDING)
+    unread = _total(rest, EMBEDDING) if _total(rest, OUTPUT) else 0  # a row of it for each token
+    read = sum(rest.values()) - unread
+    guess = sum(text[name] for name in head) + output if head else 0
+    return Head(bool(head), min(1.0, guess / max(1, read)))
+
+
 def head(subject: Subject) -> Iterator[Finding]:
     """Whether the checkpoint has kept the head that its config declares."""
-    if subject.folder is None:
+    found = head_of_model(subject)
+    if found is None:
         return
     text = text_fields(subject.config)
-    declared = any(text.get(name) for name in DECLARED)
-    stored = _stored(tensor_names(subject.folder), text.get("num_hidden_layers"))
-    if stored:
+    if found.stored:
         yield Finding("speculation.head", "ok", "the checkpoint has a head that guesses ahead")
-    elif declared:
+    elif any(text.get(name) for name in DECLARED):
         told = "the config tells of a head that guesses ahead, and the checkpoint has none"
         remedy = "take a conversion that keeps it (tensors `mtp.*`), or set model_info.mlx: "
         remedy += "{drafter: model, draft_model: <folder>}"
@@ -42,33 +70,35 @@ def head(subject: Subject) -> Iterator[Finding]:
 
 def gain(subject: Subject) -> Iterator[Finding]:
     """What guesses would gain on this device, by the costs of passes that were timed at load."""
-    if subject.folder is None:
+    found = head_of_model(subject)
+    if found is None:
         return
     kept = last_measured(subject)
     if kept is None:
         told = f"what guesses gain here is known once the model was loaded: {MEASURE}"
         yield Finding("speculation.gain", "note", told)
-        return
-    if not kept.probe.drafts:
+    elif not kept.probe.drafts:
         told = "nothing is guessed ahead: on this device several tokens of a row share no pass"
         yield Finding("speculation.gain", "note", told)
-        return
-    layers = int(text_fields(subject.config).get("num_hidden_layers") or 0)
-    yield Finding("speculation.gain", "ok", promised(kept, layers))
+    else:
+        yield Finding("speculation.gain", "ok", promised(kept, found))
 
 
-def promised(kept: Measured, layers: int) -> str:
-    """For people. A guess of the head is taken to cost what one of the model's layers does."""
-    each = kept.curve.seconds(1) / max(1, layers)
+def promised(kept: Measured, head: Head) -> str:
+    """For people. What a guess costs is taken from the bytes that it reads."""
+    seconds = kept.curve.seconds
     drafts, times = Policy().promised(
-        lambda drafts: kept.curve.seconds(1 + drafts), ACCEPTED, per_draft=each
+        lambda drafts: seconds(1 + drafts), ACCEPTED, per_draft=head.share * seconds(1)
     )
-    assumed = f"if {ACCEPTED:.0%} of the guesses hold, which is assumed"
+    who = "the head's guesses" if head.stored else "guesses of what the text repeats"
+    assumed = f"if {ACCEPTED:.0%} of them hold, which is assumed"
+    cost = f"one takes {head.share:.0%} of a plain pass" if head.stored else "they cost nothing"
     if not drafts:
-        return f"guessing ahead does not pay on this device even {assumed}"
-    passes = f"a pass of {1 + drafts} tokens takes {_times(kept, drafts):.2f} times that of one"
-    gained = f"{drafts} guesses in a pass make a single stream {times:.2f} times as fast"
-    return f"{gained} {assumed}; {passes}"
+        return f"{who} do not pay on this device even {assumed} ({cost})"
+    longer = seconds(1 + drafts) / seconds(1)
+    gained = f"{who} make a single stream {times:.2f} times as fast, {drafts} to a pass"
+    passes = f"a pass of {1 + drafts} tokens takes {longer:.2f} times that of one"
+    return f"{gained}, {assumed} ({cost}, {passes})"
 
 
 def last_measured(subject: Subject) -> Measured | None:
@@ -79,19 +109,23 @@ def last_measured(subject: Subject) -> Measured | None:
     return next((each for each in reversed(kept) if not each.kind), None)
 
 
-def _times(kept: Measured, drafts: int) -> float:
-    return kept.curve.seconds(1 + drafts) / kept.curve.seconds(1)
+def head_of_model(subject: Subject) -> Head | None:
+    """By its files; `None`: the model is not here."""
+    if subject.folder is None:
+        return None
+    layers = text_fields(subject.config).get("num_hidden_layers")
+    return head_of(stored_tensors(subject.folder), layers)
 
 
-def _stored(names: frozenset[str], layers: object) -> bool:
-    """By name, or as layers beyond those that the config counts."""
-    if any(HEAD.search(name) for name in names):
-        return True
-    found = (LAYER.search(name) for name in names if not _apart(name))
-    numbers = [int(match[1]) for match in found if match]
-    return isinstance(layers, int) and max(numbers, default=0) >= layers
+def _number(name: str) -> int:
+    """Of the layer that a tensor belongs to; -1: to none."""
+    match = LAYER.search(name)
+    return int(match[1]) if match else -1
 
 
-def _apart(name: str) -> bool:
-    """Whether a tensor belongs to no text model, whose layers alone are counted."""
-    return any(part in name for part in ("visual", "vision", "audio", "encoder"))
+def _count(layers: object) -> float:
+    return layers if isinstance(layers, int) and layers > 0 else float("inf")
+
+
+def _total(tensors: Mapping[str, int], pattern: re.Pattern[str]) -> int:
+    return sum(size for name, size in tensors.items() if pattern.search(name))

@@ -42,8 +42,6 @@ class KnownBad:
     versions: str
     why: str
     remedy: str
-    only_on: str = ""
-    """A system; empty: any."""
 
 
 KNOWN_BAD = (
@@ -60,7 +58,10 @@ KNOWN_BAD = (
         "pip install --upgrade litellm",
     ),
     KnownBad(
-        "transformers", "==5.13.*", "mlx-lm cannot be imported beside it", "pip install -U mlx-lm"
+        "transformers",
+        "==5.13.*",
+        "mlx-lm cannot be imported beside it",
+        "pip install 'transformers>=5.14,<6'",
     ),
     KnownBad(
         "huggingface-hub",

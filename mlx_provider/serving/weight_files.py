@@ -61,9 +61,9 @@ def weights_estimate(
     return sum(_bytes(tensors, expanded, groups) for tensors in (own, added))
 
 
-def tensor_names(folder: Path) -> frozenset[str]:
-    """Names of all tensors in a model folder, those that loading leaves aside, too."""
-    return frozenset(_tensors(sorted(folder.glob("*.safetensors"))))
+def stored_tensors(folder: Path) -> dict[str, int]:
+    """Bytes of all tensors in a model folder by name, those that loading leaves aside, too."""
+    return {name: t.nbytes for name, t in _tensors(sorted(folder.glob("*.safetensors"))).items()}
 
 
 def broken_files(folder: Path) -> list[str]:

@@ -91,7 +91,7 @@ def test_one_token_through_a_real_proxy(tmp_path: Path) -> None:
     assert found["proxy.token"].state == "ok", found["proxy.token"]
     assert found["served.drafter"].what == "guesses ahead come from mtp"
     assert found["served.decoding"].what == found["measured.decoding"].what
-    assert "if 70% of the guesses hold" in found["speculation.gain"].what
+    assert "if 70% of them hold" in found["speculation.gain"].what
     connections = Connections(environ)
     try:
         pid = connections.client(None, None).health().pid

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -14,7 +17,18 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from mlx_provider.client.identity import identity
-from mlx_provider.doctor import CHECKS, Finding, Subject, System, checks, engine, machine, versions
+from mlx_provider.doctor import (
+    Finding,
+    Subject,
+    System,
+    checks,
+    engine,
+    examine,
+    foundation,
+    machine,
+    upon_mlx,
+    versions,
+)
 from mlx_provider.protocol.messages import Health
 
 Make = Callable[..., Subject]
@@ -30,8 +44,9 @@ def test_a_complaint_has_a_remedy() -> None:
     for complaint in ("warn", "fail"):
         with pytest.raises(ValueError, match="no remedy"):
             Finding("a.b", complaint, "something is wrong")  # type: ignore[arg-type]
-    assert all(check.remedy for check in CHECKS)
-    assert len({check.name for check in CHECKS}) == len(CHECKS)
+    every = [*foundation.CHECKS, *upon_mlx.CHECKS]
+    assert all(check.remedy for check in every)
+    assert len({check.name for check in every}) == len(every)
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), SystemExit(3), RecursionError()])
@@ -138,6 +153,28 @@ def test_settings(subject: Make) -> None:
     assert told["settings.values"].state == "fail"
     assert "MLX_PROVIDER_MAX_ROWS" in told["settings.values"].what
     assert "MLX_PROVIDER_MEMORY_LIMIT" in told["settings.names"].remedy
+
+
+def test_one_cause_is_told_once(subject: Make) -> None:
+    found = examine(subject("demo", environ={"MLX_PROVIDER_MAX_ROWS": "many"}), thorough=False)
+    assert [each.name for each in found if each.state == "fail"] == ["settings.values"]
+
+
+def test_what_is_broken_below_is_told_and_not_raised() -> None:
+    """Without MLX, as on a Linux machine where its library was forgotten."""
+    script = (
+        "import sys; sys.modules['mlx'] = None\n"
+        "sys.argv = ['mlx-provider', 'doctor', '--json']\n"
+        "from mlx_provider.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    found = {each["name"]: each for each in json.loads(done.stdout)["findings"]}
+    assert found["versions.backend"]["state"] == found["versions.imports"]["state"] == "fail"
+    assert "mlx-provider[cpu]" in found["versions.backend"]["what"] or sys.platform == "darwin"
+    assert found["versions.python"]["state"] == "ok"
 
 
 def test_no_key_is_shown(subject: Make) -> None:
