@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..chat.output.reply import Reply
@@ -30,6 +31,8 @@ TOOLS: list[Message] = [
         },
     }
 ]
+SHOWN = ("find_zyzzyva", "weevil", "leaf", "depth")
+"""What of them a prompt holds."""
 CALLS = ({"leaf": "xLEAFx", "depth": 3}, {"leaf": "xBARKx", "depth": 4})
 RESULTS = ("xRESULTx", "xOUTCOMEx")
 AS_DATA = ("{'type'", '{"type"')
@@ -80,9 +83,8 @@ def tools(subject: Subject) -> Iterator[Finding]:
     if formats is None:
         return
     text = formats.shown([_said("user", "xONEx")], TOOLS).text
-    words = ("find_zyzzyva", "weevil", "leaf", "depth")
     remedy = "agents need a model whose template shows tools: take another one for them"
-    lost = _lost(text, words)
+    lost = _lost(text, SHOWN)
     if lost:
         told = f"the template does not show tools ({', '.join(lost)} missing)"
         yield Finding("template.tools", "warn", told, remedy)
@@ -98,12 +100,15 @@ def history(subject: Subject) -> Iterator[Finding]:
     asked = [_said("user", "xONEx")]
     shown = formats.shown([*asked, *_called(), _said("user", "xTHREEx")], TOOLS)
     words = ("find_zyzzyva", "xLEAFx", "xBARKx", *RESULTS, "xTHREEx")
-    yield _arrives("template.history", shown.text, words, "earlier calls and results", OTHER)
+    found = _arrives("template.history", shown.text, words, "earlier calls and results", OTHER)
+    prompt = formats.shown(asked, TOOLS).text
+    if found.state == "fail" and "xTHREEx" in shown.text and _lost(prompt, SHOWN):
+        found = replace(found, state="warn")  # a model that is shown no tools makes no calls
+    yield found
     if shown.folded:
         told = "the template takes no tool messages: they are written as text"
         yield Finding("template.tool_messages", "note", told)
     elif formats.tool_parser is not None:
-        prompt = formats.shown(asked, TOOLS).text
         written = shown.text[common_length(prompt, shown.text) :]
         yield _read_back(formats.tool_parser, written)
 

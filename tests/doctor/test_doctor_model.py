@@ -144,6 +144,10 @@ def test_a_short_context_is_told(folder: Path, subject: Make) -> None:
         # no tools are shown, and no results are
         (GOOD.replace("if tools", "if false"), {"template.tools": "warn"}),
         (
+            GOOD.replace("if tools", "if false").replace("m.tool_calls or []", "[]"),
+            {"template.tools": "warn", "template.history": "warn"},
+        ),
+        (
             GOOD.replace("m in messages", "m in messages if m.role != 'tool'"),
             {"template.history": "fail"},
         ),
