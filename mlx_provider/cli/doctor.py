@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import __version__
+from ..registry import PluginRegistry
 
 if TYPE_CHECKING:
     from ..doctor import Finding
@@ -22,6 +23,7 @@ STYLES = {"fail": "bold red", "warn": "yellow", "note": "cyan", "ok": "green"}
 
 
 def doctor(
+    context: typer.Context,
     model: Annotated[
         str | None, typer.Argument(help="A model: Hub id, folder, or `demo`.", show_default=False)
     ] = None,
@@ -38,7 +40,8 @@ def doctor(
     from ..doctor import as_json as in_json
 
     _quieten()
-    subject = Subject(model, offline=offline)
+    registry = context.find_object(PluginRegistry) or PluginRegistry.discover()
+    subject = Subject(model, offline=offline, discover=lambda environ: registry)
     with Console(stderr=True).status("looking around ..."):
         found = by_severity(examine(subject, thorough=not quick))
     if as_json:

@@ -17,7 +17,7 @@ from ..families.estimate import (
 )
 from ..serving.weight_files import broken_files, stored_tensors, weights_dtype, weights_estimate
 from .findings import Finding
-from .machine import gigabytes, room
+from .machine import room, size
 from .subject import Subject
 
 AGENT = 32_768
@@ -33,8 +33,8 @@ def found(subject: Subject) -> Iterator[Finding]:
     if subject.folder is not None:
         yield Finding("model.found", "ok", f"{subject.model} is in {subject.folder}")
     elif subject.outline is not None:
-        size = gigabytes(subject.outline.weight_bytes)
-        told = f"{subject.model} is on the Hub: the first request downloads {size}"
+        weights = size(subject.outline.weight_bytes)
+        told = f"{subject.model} is on the Hub: the first request downloads {weights}"
         yield Finding("model.found", "note", told)
     else:
         told = f"{subject.model} is not on this machine, and the Hub is not asked offline"
@@ -62,11 +62,11 @@ def memory(subject: Subject) -> Iterator[Finding]:
     taken, limit = expected(subject), room(subject.settings)
     fits = context_that_fits(taken, limit, own)
     told = (
-        f"weights take {gigabytes(taken.weights)} of {gigabytes(limit)}; a context of "
+        f"weights take {size(taken.weights)} of {size(limit)}; a context of "
         f"{fits:,} tokens fits beside them"
     )
     if taken.weights > limit:
-        told = f"weights take {gigabytes(taken.weights)}, of which {gigabytes(limit)} are there"
+        told = f"weights take {size(taken.weights)}, of which {size(limit)} are there"
         yield Finding("model.memory", "fail", told, SMALLER)
     elif fits < min(AGENT, own or AGENT):
         yield Finding("model.memory", "warn", f"{told}: too few for coding agents", SMALLER)
@@ -87,8 +87,8 @@ def expected(subject: Subject, kv_bits: int | None = None) -> Footprint:
         return footprint(subject.config, weights, kv_bits=kv_bits)
     limit = memory_limit(subject.settings.memory_limit)
     dtype = weights_dtype("auto", weights_estimate(folder, expanded=4), limit)
-    size = None if dtype is None else DTYPE_BYTES[dtype]
-    weights = weights_estimate(folder, expanded=size)
+    expanded = None if dtype is None else DTYPE_BYTES[dtype]
+    weights = weights_estimate(folder, expanded=expanded)
     return footprint(subject.config, weights, kv_bits=kv_bits, dtype=dtype)
 
 

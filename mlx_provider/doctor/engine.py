@@ -9,10 +9,10 @@ from ..client.http import HttpClient
 from ..client.identity import differences, identity
 from ..client.runtime_folder import EngineLock, holder
 from ..config import Runtime
-from ..errors import EngineUnavailable
+from ..errors import EngineUnavailable, OtherProtocol
 from ..protocol.messages import Health
 from .findings import Finding
-from .machine import gigabytes
+from .machine import size
 from .subject import Subject
 
 RESTART = "mlx-provider engine restart (with --idle: once no request runs)"
@@ -28,6 +28,8 @@ def running(subject: Subject) -> Iterator[Finding]:
         return
     try:
         yield from told_of(client.health(), subject)
+    except OtherProtocol as error:
+        yield Finding("engine.out_of_date", "warn", error.message, RESTART)
     except EngineUnavailable as error:
         if _is_locked(subject.runtime):
             pid = holder(subject.runtime.lock)
@@ -48,7 +50,7 @@ def told_of(health: Health, subject: Subject) -> Iterator[Finding]:
         return
     models = ", ".join(model.model for model in health.models) or "no model"
     told = f"process {health.pid}, mlx-provider {health.version} on {health.device}: {models}, "
-    yield Finding("engine.running", "ok", told + gigabytes(health.active_memory))
+    yield Finding("engine.running", "ok", told + size(health.active_memory))
     changed = differences(health.identity, identity(subject.environ))
     if changed:
         told = f"the engine is not what one started now would be: {'; '.join(changed)}"

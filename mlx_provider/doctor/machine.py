@@ -22,7 +22,7 @@ from ..serving.hub import cache_root
 from .findings import Finding
 from .subject import Subject
 
-GB = 1e9
+GB, MB = 1e9, 1e6
 LEAST = 4 * 10**9
 """Bytes below which hardly a model of use fits."""
 BESIDE_SETTINGS = (SELECTION, TRANSPORT, PREFIX + "RUNTIME_DIR", PREFIX + "API_KEY")
@@ -31,9 +31,9 @@ VARIABLES = frozenset(
 )
 
 
-def gigabytes(count: float) -> str:
+def size(count: float) -> str:
     """For people."""
-    return f"{count / GB:.1f} GB"
+    return f"{count / GB:.1f} GB" if count >= GB else f"{count / MB:.0f} MB"
 
 
 def room(settings: EngineSettings) -> int:
@@ -46,7 +46,7 @@ def memory(subject: Subject) -> Iterator[Finding]:
     """What weights, requests and MLX's free buffers may take together."""
     limit = memory_limit(subject.settings.memory_limit)
     pool = pool_limit(limit)
-    told = f"{gigabytes(limit)} for models and requests, {gigabytes(pool)} of it for free buffers"
+    told = f"{size(limit)} for models and requests, {size(pool)} of it for free buffers"
     if limit < LEAST:
         remedy = f"close other programs, or raise {PREFIX}MEMORY_LIMIT"
         yield Finding("memory.limit", "warn", f"{told}: few models of use fit", remedy)
@@ -114,7 +114,7 @@ def disk_tier(subject: Subject) -> Iterator[Finding]:
         yield Finding("disk.prefix_cache", "fail", f"{chosen} cannot be written to", remedy)
         return
     free, kept = shutil.disk_usage(place).free, _held(chosen)
-    told = f"{chosen}: {gigabytes(kept)} of {gigabytes(wanted)} kept, {gigabytes(free)} free"
+    told = f"{chosen}: {size(kept)} of {size(wanted)} kept, {size(free)} free"
     if free < wanted - kept:
         remedy = f"free some, or lower {PREFIX}DISK_CACHE_BYTES"
         yield Finding("disk.prefix_cache", "warn", told, remedy)
@@ -128,7 +128,7 @@ def download(subject: Subject) -> Iterator[Finding]:
         return
     needed, place = subject.outline.weight_bytes, _nearest(cache_root())
     free = shutil.disk_usage(place).free
-    told = f"{subject.model} takes {gigabytes(needed)} to download, {gigabytes(free)} are free"
+    told = f"{subject.model} takes {size(needed)} to download, {size(free)} are free"
     if free < needed:
         remedy = "free some, or set HF_HUB_CACHE to a larger disk"
         yield Finding("disk.download", "fail", told, remedy)

@@ -29,7 +29,7 @@ CHECKS = (
     Check("disk.prefix_cache", machine.disk_tier, READABLE),
     Check("settings.models_file", machine.owners_file, SETTING),
     Check("plugins", plugins.installed, REINSTALL),
-    Check("engine", engine.running, engine.RESTART),
+    Check("engine", engine.running, f"correct what is named, or {engine.RESTART}"),
     Check("clients", clients.configured, READABLE),
     Check("clients.keys", clients.keys, ASIDE),
     Check("clients.web_proxy", clients.web_proxies, ASIDE),

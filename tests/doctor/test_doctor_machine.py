@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 from packaging.specifiers import SpecifierSet
 
+from mlx_provider.client.http import HttpClient
 from mlx_provider.client.identity import identity
+from mlx_provider.client.runtime_folder import EngineLock
 from mlx_provider.doctor import (
     Finding,
     Subject,
@@ -29,6 +31,7 @@ from mlx_provider.doctor import (
     upon_mlx,
     versions,
 )
+from mlx_provider.errors import OtherProtocol
 from mlx_provider.protocol.messages import Health
 
 Make = Callable[..., Subject]
@@ -251,9 +254,17 @@ def test_an_engine(subject: Make) -> None:
     assert state(engine.running, in_process) == {"engine.running": "note"}
 
 
-def test_an_engine_that_does_not_answer(subject: Make) -> None:
-    from mlx_provider.client.runtime_folder import EngineLock
+def test_an_engine_of_another_version(subject: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(client: HttpClient) -> Health:
+        raise OtherProtocol("the running engine speaks protocol 1")
 
+    monkeypatch.setattr(HttpClient, "health", refuse)
+    (told,) = engine.running(subject())
+    assert (told.name, told.state) == ("engine.out_of_date", "warn")
+    assert "engine restart" in told.remedy
+
+
+def test_an_engine_that_does_not_answer(subject: Make) -> None:
     here = subject()
     here.runtime.folder.mkdir(mode=0o700)
     lock = EngineLock.try_take(here.runtime.lock)
