@@ -16,11 +16,12 @@ from ..errors import MLXProviderError, RequestTimedOut
 from ..isolation import Fault, Isolation
 from ..protocol.messages import Event, Finish, FinishReason
 from ..records import LoadedModel, MediaSpan, PrefillChunk
+from ..upstream.sparse_cache import sparse
 from .execution.batch_layout import Layout, make_layout
 from .execution.circuit_breaker import CircuitBreaker
 from .execution.decode_batch import NO_DRAFTS, DecodeBatch, Drafts, Forward, Logprob, read_drawn
 from .execution.fixed_rows import FixedLayout
-from .execution.mixed_batch import MixedBatches
+from .execution.mixed_batch import MixedBatches, piggybacked
 from .execution.sampler import Drawn, draw
 from .feature_cache import FeatureCache
 from .fixed_shapes import FixedShapes
@@ -32,6 +33,8 @@ from .row_cache import grow_by
 from .scheduling.pass_timer import PassTimer
 from .scheduling.plan import Chunk, StepPlan
 from .scheduling.scheduler import Scheduler
+from .sparse_prefill.passes import run_alone
+from .sparse_prefill.sparse_prefill import SparsePrefill
 from .speculation.ahead import Mask, ahead
 from .speculation.speculation import Speculation
 from .speculation.step import DraftStep, Place, places
@@ -60,6 +63,7 @@ class Engine:
         prefix_cache: PrefixCachePolicy | None = None,
         features: FeatureCache | None = None,
         speculation: Speculation | None = None,
+        sparse_prefill: SparsePrefill | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`layout`, `mixes`: what the probe found; `fixed`: what passes look like instead."""
@@ -70,6 +74,7 @@ class Engine:
         self.output = StepOutput(recorder, clock)
         self.features = features or FeatureCache(0)
         self.prefix_cache = prefix_cache
+        self.sparse_prefill = sparse_prefill
         self.clock = clock
         self._best_layout = layout
         self._fixed = fixed
@@ -155,6 +160,8 @@ class Engine:
             self._make_room()
         if plan.chunk is not None and not plan.mixed:
             self._prefill(plan)
+        if plan.scored is not None:
+            self._score(plan.scored, plan.pieces)
         return self.output.take()
 
     def _expire(self) -> None:
@@ -178,19 +185,25 @@ class Engine:
                 self._begin(job)
 
     def _look_up(self, job: PrefillJob) -> None:
-        if self.prefix_cache is not None:
+        if self.prefix_cache is not None and job.shares:
             with Isolation(partial(_not_cached, job.request)):
                 self.prefix_cache.look_up(job)
 
     def _begin(self, job: PrefillJob) -> None:
         room = self.scheduler.room(job)
-        if self.prefix_cache is not None:
+        if self.prefix_cache is not None and job.shares:
             with Isolation(partial(_not_cached, job.request)):
                 self.prefix_cache.begin(job, room)
-                self.recorder.tokens(prefilled=0, cached=job.done, decoded=0)
+        if self.sparse_prefill is not None and job.shares:
+            self.sparse_prefill.begin(job)
+        if not job.shares:
+            job.leave_prefix()
         if job.cache is None:
             job.cache = self.make_cache()
             grow_by(job.cache, room)
+        if job.places is not None:
+            job.cache = sparse(job.cache)
+        self.recorder.tokens(prefilled=0, cached=job.done, decoded=0)
 
     def _make_room(self) -> None:
         """Rows that have outgrown the memory: the youngest waits; what could not go on ends."""
@@ -391,7 +404,10 @@ class Engine:
             self._embed(request, span)
         self._timer.launched(plan.chunk_seconds, self.clock())
         given = PrefillChunk(prompt, chunk.start, chunk.stop, cache, request.features)
-        logits = self._drafting.prefilled(self.model, job, given)
+        if job.places is None:
+            logits = self._drafting.prefilled(self.model, job, given)
+        else:
+            logits = run_alone(self.model, piggybacked(chunk))
         last = chunk.stop == len(job.tokens)
         if plan.rows and self.scheduler.running and not media and not last:
             # the next token's pass comes behind it without a gap
@@ -406,6 +422,16 @@ class Engine:
             self._behind = []
         self._passed(chunk)
         return logits if last else None
+
+    def _score(self, job: PrefillJob, pieces: int) -> None:
+        """A part of finding out which tokens of a prompt to leave out."""
+        if self.sparse_prefill is None or job not in self.scheduler.waiting or job.scoring is None:
+            return
+        self.sparse_prefill.advance(job, pieces)
+        self._timer.forget()  # whose passes these were nobody can tell
+        if job.scoring is None:
+            grow_by(job.held(), self.scheduler.room(job))
+            self.recorder.skipped(job.request.skipped)
 
     def _mixed_in(self, chunk: Chunk, logits: mx.array | None) -> None:
         """A chunk is on its way beside the rows; `logits` (vocab,) follow it if it is the last."""
@@ -427,7 +453,7 @@ class Engine:
         job.done = chunk.stop
         job.request.prefilled += chunk.size
         self.recorder.tokens(prefilled=chunk.size, cached=0, decoded=0)
-        if self.prefix_cache is not None:
+        if self.prefix_cache is not None and job.shares:
             self.prefix_cache.passed(job, chunk.start)
 
     def _embed(self, request: Request, span: MediaSpan) -> None:
@@ -459,7 +485,7 @@ class Engine:
         self.scheduler.join(job)
         caches = [cache, *(copy.deepcopy(cache) for _ in job.rows[1:])]
         for row, own in zip(job.rows, caches, strict=True):
-            if row.length > len(job.tokens):
+            if row.held > len(job.tokens):
                 self.scheduler.decode(row)
                 self.batch.join_again(row, own)
             else:

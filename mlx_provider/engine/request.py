@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..protocol.event_queue import EventQueue
 from ..protocol.messages import Delta, FinishReason, TokenLogprob
-from ..records import Prompt
+from ..records import Prompt, Scoring
 
 if TYPE_CHECKING:
     import numpy as np
@@ -122,6 +122,11 @@ class Row:
         return len(self.request.prompt.tokens) + len(self.tokens)
 
     @property
+    def held(self) -> int:
+        """Those of them that its cache is to hold."""
+        return self.length - self.request.skipped
+
+    @property
     def all_tokens(self) -> list[int]:
         return [*self.request.prompt.tokens, *self.tokens]
 
@@ -145,6 +150,8 @@ class Request:
     session: str | None = None
     drafts: bool = True
     """Whether tokens may be guessed ahead for it."""
+    may_skip: bool = True
+    """Whether tokens of its prompt may be left out."""
     deadline: float | None = None
     """Monotonic time after which the request ends in `RequestTimedOut`."""
 
@@ -153,6 +160,10 @@ class Request:
     """Prompt tokens that came from the prefix cache."""
     prefilled: int = 0
     """Prompt tokens that were computed."""
+    kept: Sequence[int] | None = None
+    """Ascending places of the prompt's tokens that are computed at all; `None`: every one."""
+    prefilling: str = ""
+    """Why its long prompt was not, or was, thinned out."""
     drafted: int = 0
     """Tokens that were guessed,"""
     accepted: int = 0
@@ -166,6 +177,11 @@ class Request:
     started: float | None = None
     first_token: float | None = None
     last_token: float | None = None
+
+    @property
+    def skipped(self) -> int:
+        """Prompt tokens that are never computed."""
+        return 0 if self.kept is None else len(self.prompt.tokens) - len(self.kept)
 
     @property
     def unfinished(self) -> list[Row]:
@@ -211,6 +227,12 @@ class PrefillJob:
     """What the prefix cache had when the job was queued."""
     estimated_cached: int = 0
     """Tokens that the prefix cache would provide, as far as is known before the start."""
+    places: Sequence[int] | None = None
+    """Where the tokens stand, once some of the prompt's were left out."""
+    scoring: Scoring | None = None
+    """Finds out which may be; until then nothing is prefilled."""
+    piece_seconds: float = 0.0
+    """What a piece of that took last."""
 
     @property
     def remaining(self) -> int:
@@ -232,9 +254,26 @@ class PrefillJob:
         prompt = self.request.prompt
         return prompt.followed_by(self.tokens[len(prompt.tokens) :])
 
+    @property
+    def shares(self) -> bool:
+        """Whether the prefix cache will have what it computes: every token of the prompt."""
+        return self.places is None and self.scoring is None
+
     def restart(self) -> None:
         """Forget what was computed: a device failure has corrupted it, or nobody wants it."""
         self.cache, self.done, self.snapshots, self.hidden = None, 0, {}, []
+        self.scoring = None
+
+    def leave_prefix(self) -> None:
+        """Take nothing from the prefix cache: a prompt is thinned out alike whatever that has."""
+        self.cache, self.done, self.estimated_cached = None, 0, 0
+        self.request.cached = 0
+
+    def thin_out(self, kept: Sequence[int]) -> None:
+        """Run these tokens of the prompt alone, and all that follow it."""
+        prompt = len(self.request.prompt.tokens)
+        self.places = [*kept, *range(prompt, len(self.tokens))]
+        self.tokens = [self.tokens[at] for at in self.places]
 
     def held(self) -> list[Any]:
         """The cache. Raises `RuntimeError` before the prefill has begun."""

@@ -19,6 +19,7 @@ class Recorder(Protocol):
     def first_token(self, seconds: float) -> None: ...
     def inter_token(self, seconds: float) -> None: ...
     def drafts(self, drafted: int, accepted: int) -> None: ...
+    def skipped(self, tokens: int) -> None: ...
     def evicted(self, n: int) -> None: ...
     def set_state(
         self, queued: int, running: int, active_memory: int, prefix_cache_bytes: int
@@ -44,7 +45,7 @@ def timings_of(request: Request, now: float) -> Timings:
 def log_line(request: Request, reason: str, now: float) -> str:
     """One line: where the request's time went."""
     times = timings_of(request, now)
-    new = len(request.prompt.tokens) - request.cached
+    new = len(request.prompt.tokens) - request.cached - request.skipped
     computed = f"{request.prefilled} of {new}" if request.prefilled < new else f"{new}"
     parts = [
         f"queued {times.queued:.3f} s",
@@ -54,6 +55,5 @@ def log_line(request: Request, reason: str, now: float) -> str:
     ]
     if request.drafted:
         parts.append(f"{request.accepted} of {request.drafted} drafts held")
-    return "; ".join(
-        [f"request {request.id}: {reason}", ", ".join(parts), *filter(None, [request.explanation])]
-    )
+    told = [f"request {request.id}: {reason}", ", ".join(parts)]
+    return "; ".join([*told, *filter(None, [request.prefilling, request.explanation])])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..upstream.sparse_cache import SparseKVCache
 from .memory import leaves
 from .prefix_cache.segments import Kind, kind
 from .room import whole_steps
@@ -19,5 +20,9 @@ def grow_by(cache: Sequence[Any], tokens: int) -> None:
     is room. Windows never hold more than their window and a pass, recurrent states never grow.
     """
     for layer in leaves(cache):
-        if hasattr(layer, "step") and hasattr(layer, "__dict__") and kind(layer) is Kind.APPEND:
+        if hasattr(layer, "step") and hasattr(layer, "__dict__") and _keeps_all(layer):
             layer.step = whole_steps(tokens)
+
+
+def _keeps_all(layer: Any) -> bool:
+    return isinstance(layer, SparseKVCache) or kind(layer) is Kind.APPEND

@@ -66,6 +66,7 @@ class StepOutput:
             cached_tokens=request.cached,
             completion_tokens=request.completion_tokens,
             reasoning_tokens=request.reasoning_tokens,
+            skipped_tokens=request.skipped,
             drafted_tokens=request.drafted,
             accepted_tokens=request.accepted,
         )

@@ -20,11 +20,12 @@ from ..protocol.messages import Finish, TokenLogprob, ToolCallDelta, Usage
 def usage_of(usage: Usage) -> LiteLLMUsage:
     """Token counts. Reused tokens stay below the prompt's: LiteLLM's own tests demand it."""
     cached = max(0, min(usage.cached_tokens, usage.prompt_tokens - 1))
+    skipped = {"skipped_tokens": usage.skipped_tokens} if usage.skipped_tokens else {}
     return LiteLLMUsage(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
-        prompt_tokens_details=PromptTokensDetailsWrapper(cached_tokens=cached),
+        prompt_tokens_details=PromptTokensDetailsWrapper(cached_tokens=cached, **skipped),
         completion_tokens_details=CompletionTokensDetailsWrapper(
             reasoning_tokens=usage.reasoning_tokens,
             accepted_prediction_tokens=usage.accepted_tokens,

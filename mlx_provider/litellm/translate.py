@@ -35,7 +35,7 @@ SAMPLING = (
     "frequency_penalty",
     "logit_bias",
 )
-PLAIN = ("n", "min_tokens", "stop_token_ids", "drafts")
+PLAIN = ("n", "min_tokens", "stop_token_ids", "drafts", "sparse_prefill")
 
 
 def generate_requests(call: Call) -> list[GenerateRequest]:

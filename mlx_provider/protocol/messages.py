@@ -86,6 +86,11 @@ class ModelOptions(_Wire):
     """Folder of a smaller model of the same vocabulary, for the drafter `model`."""
     draft_tokens: int | None = Field(None, ge=1, le=7)
     """Tokens that are guessed ahead at most."""
+    sparse_prefill: float | None = Field(None, ge=0.1, le=0.9)
+    """Share of a long prompt's tokens that is computed, those that the draft model finds to matter;
+    `None`: all."""
+    sparse_prefill_from: int = Field(8192, ge=256)
+    """Tokens from which on a prompt is long."""
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     allow_private_media: bool = False
@@ -164,6 +169,8 @@ class GenerateRequest(_Wire):
     min_tokens: int = Field(0, ge=0)
     drafts: bool = True
     """Whether tokens may be guessed ahead; they are the same either way."""
+    sparse_prefill: bool = True
+    """Whether tokens of a long prompt may be left out, where the operator has it so."""
     stop: StopStrings = Field(default_factory=list)
     stop_token_ids: TokenIds = Field(default_factory=list)
     logprobs: bool = False
@@ -249,6 +256,8 @@ class Finish(_Wire):
 class Usage(_Wire):
     prompt_tokens: int
     cached_tokens: int = 0
+    skipped_tokens: int = 0
+    """Prompt tokens that were left out as of little importance."""
     completion_tokens: int
     reasoning_tokens: int = 0
     drafted_tokens: int = 0

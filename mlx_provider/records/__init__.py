@@ -3,7 +3,7 @@
 from .attention import Part, Parts, Run, parts_of
 from .blocks import read_block, scan_block
 from .claims import claimed, through
-from .drafter import Drafter, Drafting, DraftOptions, DraftRow
+from .drafter import Drafter, Drafting, DraftOptions, DraftRow, ScoresPrompts, Scoring
 from .grammar import CallGrammar, MessageGrammar, TaggedArguments
 from .kernels import Function, Kernels, Replacement
 from .marked import read_marked, report_call
@@ -56,6 +56,8 @@ __all__ = [
     "Rest",
     "Run",
     "SamplingDefaults",
+    "ScoresPrompts",
+    "Scoring",
     "ShowsHidden",
     "TaggedArguments",
     "TextEnded",

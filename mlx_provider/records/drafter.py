@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import mlx.core as mx
+    import numpy as np
+    from numpy.typing import NDArray
 
     from .model import LoadedModel
 
@@ -43,6 +45,35 @@ class Drafting(Protocol):
         a long prompt is read in pieces. A wrong guess costs time alone, a fault its drafts: nobody
         loses an answer.
         """
+
+
+class Scoring(Protocol):
+    """One prompt on its way through a scorer. Whoever drops it frees what it holds."""
+
+    def advance(self) -> NDArray[np.float32] | None:
+        """Run one more piece, and wait for it; once all is read, a score for each token, (tokens,).
+
+        Tokens of higher scores matter more to what follows the prompt. Pieces end where they do
+        whatever the time: a prompt must be scored alike in any company. Rows that decode wait
+        meanwhile, so each is as short as a step. A fault costs the scores alone: the prompt is then
+        prefilled whole.
+        """
+
+
+@runtime_checkable
+class ScoresPrompts(Protocol):
+    """A `Drafting` that knows which tokens of a prompt matter, for sparse prefill."""
+
+    @property
+    def longest_scored(self) -> int:
+        """Tokens of a prompt that it can score at most."""
+
+    @property
+    def scored_token_bytes(self) -> int:
+        """Bytes of memory that each of them takes until all are scored."""
+
+    def scoring(self, tokens: Sequence[int]) -> Scoring:
+        """Begin with a prompt; nothing is computed yet."""
 
 
 @dataclass(frozen=True)

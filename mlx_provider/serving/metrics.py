@@ -31,6 +31,9 @@ class EngineMetrics:
         self._prefilled = self._counter("prompt_tokens_prefilled", "Prompt tokens computed.")
         self._cached = self._counter("prompt_tokens_cached", "Prompt tokens from the prefix cache.")
         self._decoded = self._counter("tokens_decoded", "Tokens generated.")
+        self._skipped = self._counter(
+            "tokens_skipped", "Prompt tokens that were left out as of little importance."
+        )
         self._drafted = self._counter("tokens_drafted", "Tokens that were guessed ahead.")
         self._accepted = self._counter("tokens_accepted", "Guessed tokens that held.")
         self._evicted = self._counter("prefix_cache_evictions", "Entries the prefix cache dropped.")
@@ -87,6 +90,10 @@ class EngineMetrics:
     def evicted(self, n: int) -> None:
         """The prefix cache dropped `n` entries."""
         self._evicted.inc(n)
+
+    def skipped(self, tokens: int) -> None:
+        """So many tokens of a prompt will not be computed."""
+        self._skipped.inc(tokens)
 
     def drafts(self, drafted: int, accepted: int) -> None:
         """So many tokens were guessed ahead, and so many of them held."""

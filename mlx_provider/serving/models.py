@@ -44,6 +44,7 @@ from .measurements import Measured, Measurements, circumstances, software
 from .model_pool import Lease, ModelPool
 from .reproducible import Reproducible
 from .served import Loaded, Running, Served
+from .sparse_prefill import check_sparse_prefill, sparse_kind, sparse_prefill_of
 from .weight_account import WeightAccount
 
 log = logging.getLogger(__name__)
@@ -239,7 +240,8 @@ class Models:
         return replace(key, context_length=options.context_length) if longer else key
 
     def _served(self, loaded: Loaded, name: str, options: ModelOptions) -> Served:
-        kind = " ".join(filter(None, [engine_kind(options), draft_kind(options)]))
+        kinds = [engine_kind(options), draft_kind(options), sparse_kind(options)]
+        kind = " ".join(filter(None, kinds))
         if kind not in loaded.running:
             self._worker.call(partial(self._start, loaded, kind, options)).result()
         wanted = (options.context_length, options.tool_parser, options.reasoning_parser)
@@ -291,6 +293,7 @@ class Models:
         except BadRequest as error:
             raise wrong_option(error.param or "", error.message) from None
         check_drafts(options)
+        check_sparse_prefill(options)
 
     # -- engines (engine thread)
 
@@ -332,6 +335,8 @@ class Models:
         elif found.drafts:
             room = (self.pool.free - self._live()) // 2  # the rest is for rows
             drafts = drafts_of(self._registry, loaded.folder, model, options, room)
+        guessing = drafts.speculation.drafting if drafts.speculation else None
+        sparse = sparse_prefill_of(options, model, make_cache, found, guessing, drafts.drafter)
         passes = measure(model, make_cache, curve, IDLE_STALL, limits.max_chunk)
         shapes = fixed.shapes if fixed else None
         engine = Engine(
@@ -351,6 +356,7 @@ class Models:
             prefix_cache=policy,
             features=loaded.features,
             speculation=drafts.speculation,
+            sparse_prefill=sparse,
         )
         self._worker.add(engine)
         running = Running(engine, found, fixed, drafts.drafter, drafts.nbytes)

@@ -76,6 +76,7 @@ def _request(
         stop_tokens=info.stop_tokens | frozenset(wire.stop_token_ids),
         logprobs=wire.top_logprobs if wire.logprobs else None,
         drafts=wire.drafts,
+        may_skip=wire.sparse_prefill,
         salt=namespace(wire),
         session=wire.session,
         deadline=arrived + wire.timeout if wire.timeout else None,

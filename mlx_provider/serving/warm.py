@@ -25,6 +25,7 @@ def warm_requests(
             messages=_with_user(prompt.messages),
             tools=prompt.tools,
             max_tokens=1,
+            sparse_prefill=False,
             sampling=Sampling(temperature=0),
             template=first.template,
             origin=first.origin,

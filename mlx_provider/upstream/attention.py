@@ -10,6 +10,8 @@ joined; a part may also be the tokens of one row, each of which the model takes 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import mlx.core as mx
@@ -17,7 +19,7 @@ import mlx.core as mx
 from ..records import Function, Parts, Run, parts_of
 from .patching import namespaces, patch
 
-__all__ = ["Parts", "Run", "route", "routed"]
+__all__ = ["Parts", "Run", "Watched", "route", "routed"]
 
 NAME = "scaled_dot_product_attention"
 PARAMETERS = ("scale", "mask", "sinks")
@@ -50,5 +52,44 @@ def routed(original: Function) -> Function:
             found = original(*own, **named, mask=part.mask)
             out.append(found.swapaxes(0, 2) if run.turned else found)
         return mx.concatenate(out, axis=0)
+
+    return attend
+
+
+Watch = Callable[[mx.array, mx.array, Any, float], None]
+"""(queries (B, H, L, D), keys (B, Hk, S, D) as the cache keeps them, the layer's cache, scale)."""
+
+
+class Watched:
+    """While entered, each call of a model's attention is shown to `watch` first.
+
+    The functions stand in the modules of a model, which others share: nobody else may run
+    meanwhile, as on the engine thread nobody does.
+    """
+
+    def __init__(self, model: Any, watch: Watch) -> None:
+        self._modules = [m for m in namespaces(model) if callable(getattr(m, NAME, None))]
+        self._watch = watch
+        self._before: list[tuple[ModuleType, Function]] = []
+
+    def __enter__(self) -> None:
+        self._before = [(module, getattr(module, NAME)) for module in self._modules]
+        for module, function in self._before:
+            setattr(module, NAME, _shown(function, self._watch))
+
+    def __exit__(self, *raised: object) -> None:
+        for module, function in self._before:
+            setattr(module, NAME, function)
+
+
+def _shown(function: Function, watch: Watch) -> Function:
+    @functools.wraps(function)
+    def attend(
+        queries: mx.array, keys: Any, values: Any, cache: Any = None, *args: Any, **kwargs: Any
+    ) -> mx.array:
+        named = dict(zip(PARAMETERS, args, strict=False)) | kwargs
+        watch(queries, keys, cache, named["scale"])
+        found: mx.array = function(queries, keys, values, cache, *args, **kwargs)
+        return found
 
     return attend

@@ -13,10 +13,13 @@ from typing import Any
 import mlx.core as mx
 
 from .cache_classes import ArraysCache, BatchKVCache, BatchRotatingKVCache, KVCache
+from .sparse_cache import SparseKVCache, held
 
 RowCache = list[Any]
 """One entry per layer."""
 Offsets = dict[tuple[int, ...], mx.array]
+PLAIN = (KVCache, SparseKVCache)
+"""Keep every token that they were given."""
 
 
 def mergeable(cache: Sequence[Any]) -> bool:
@@ -61,7 +64,7 @@ def columns(cache: Any) -> int:
     """Tokens of a cache's longest row, its padding and what a window has let go included."""
     if isinstance(cache.offset, mx.array):
         return int(getattr(cache, "_offset", cache._idx))
-    return int(cache.offset)
+    return held(cache)
 
 
 def _merged(rows: Sequence[Any], offsets: Offsets) -> Any:
@@ -70,7 +73,7 @@ def _merged(rows: Sequence[Any], offsets: Offsets) -> Any:
     if hasattr(first, "caches"):
         inner = zip(*(row.caches for row in rows), strict=True)
         return _cache_list(first, [_merged(each, offsets) for each in inner])
-    plain = type(first) is KVCache and all(row.offset for row in rows)
+    plain = type(first) in PLAIN and all(row.offset for row in rows)
     batch = _merged_kv(rows) if plain else type(first).merge(rows)
     if type(batch) in (BatchKVCache, BatchRotatingKVCache):  # others change theirs in place
         counts = tuple(row.offset for row in rows)
@@ -79,9 +82,13 @@ def _merged(rows: Sequence[Any], offsets: Offsets) -> Any:
 
 
 def _merged_kv(rows: Sequence[KVCache]) -> BatchKVCache:
-    """Rows of at least a token each, with room for the next ones."""
-    longest = max(row.offset for row in rows)
-    batch = BatchKVCache([longest - row.offset for row in rows])
+    """Rows of at least a token each, with room for the next ones.
+
+    Their offsets are the caller's to set; a row that holds fewer tokens is `skipped` so many.
+    """
+    longest = max(map(held, rows))
+    batch = BatchKVCache([longest - held(row) for row in rows])
+    batch.skipped = [row.offset - held(row) for row in rows]
     room = -(-(longest + 1) // batch.step) * batch.step
     batch.keys = _padded([row.keys for row in rows], rows, longest, room)
     batch.values = _padded([row.values for row in rows], rows, longest, room)
@@ -96,7 +103,7 @@ def _padded(
     _, heads, _, dim = arrays[0].shape
     together = mx.zeros((len(rows), heads, room, dim), dtype=arrays[0].dtype)
     for i, (array, row) in enumerate(zip(arrays, rows, strict=True)):
-        together[i : i + 1, :, longest - row.offset : longest] = array[..., : row.offset, :]
+        together[i : i + 1, :, longest - held(row) : longest] = array[..., : held(row), :]
     return together
 
 
@@ -115,11 +122,11 @@ def _row(layer: Any, index: int) -> Any:
 
 def _kv_row(batch: BatchKVCache, index: int) -> KVCache:
     paddings: list[int] = batch.left_padding.tolist()
-    start = paddings[index]
-    row = KVCache()
+    start, skipped = paddings[index], getattr(batch, "skipped", {index: 0})[index]
+    row = SparseKVCache(skipped) if skipped else KVCache()
     row.keys = batch.keys[index : index + 1, :, start : batch._idx]
     row.values = batch.values[index : index + 1, :, start : batch._idx]
-    row.offset = batch._idx - start
+    row.offset = batch._idx - start + skipped
     return row
 
 

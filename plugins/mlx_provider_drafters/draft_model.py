@@ -20,6 +20,7 @@ from mlx_provider.families.trial import failure
 from mlx_provider.records import DraftRow
 
 from .beside import beside
+from .prompt_scoring import PromptScoring, watched
 from .row_context import AHEAD, RowContext, longest
 
 PIECE = 256
@@ -33,7 +34,7 @@ Followed = tuple[DraftRow, RowContext]
 
 
 class DraftModel:
-    """A `Drafting`."""
+    """A `Drafting` that `ScoresPrompts`."""
 
     def __init__(
         self, model: TextModel, vocab: int, *, context: int | None = None, kv_bytes: int = KV_BYTES
@@ -50,6 +51,20 @@ class DraftModel:
         self._followed: WeakSet[RowContext] = WeakSet()
         """Rows that the engine still knows."""
         self._together = not failure(self._alike)
+
+    @property
+    def longest_scored(self) -> int:
+        """What the model is made for; where no layer keeps every token it can score nothing."""
+        return self._model.info.context_length if watched(self._model.make_cache()) else 0
+
+    @property
+    def scored_token_bytes(self) -> int:
+        """Of its cache, whose tokens are all held."""
+        return _token_bytes(self._model)
+
+    def scoring(self, tokens: Sequence[int]) -> PromptScoring:
+        """One prompt, apart from rows that are followed."""
+        return PromptScoring(self._model, tokens, self._shared)
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Sequence[int] | None]:
         contexts = [self._context_of(row) for row in rows]

@@ -186,7 +186,7 @@ class GroupedLayout:
         rows = [row for group in groups for row in group.rows]
         turned = [self._turned(row, tokens) for row, tokens in widths.items()]
         if chunk is not None:
-            turned.append(Turned(chunk.cache, len(chunk.tokens)))
+            turned.append(chunk.turned)
         if not turned and together is not None:
             return [Pass(rows, together)]
         cache = beside(together, _caches(groups), _sizes(groups), turned)

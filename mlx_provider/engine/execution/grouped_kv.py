@@ -18,7 +18,7 @@ from ...upstream.recurrent import Prefixes, StateParts, StateRun
 from ..memory import leaves
 from .piggyback import ChunkKV, Turned
 
-Count = int | range | mx.array
+Count = int | Sequence[int] | mx.array
 """Rotary offset of a part's rows: of its one row, of a chunk's tokens, or (rows,) int32."""
 
 
@@ -200,7 +200,10 @@ def _beside(
     groups, own = parts[: len(sizes)], parts[len(sizes) :]
     tokens = [each.tokens for each in turned]
     if hasattr(last, "update_and_fetch"):
-        chunks = [ChunkKV(cache, count) for cache, count in zip(own, tokens, strict=True)]
+        chunks = [
+            ChunkKV(cache, each.tokens, each.positions)
+            for cache, each in zip(own, turned, strict=True)
+        ]
         return GroupedKV([*groups, *chunks], [*sizes, *tokens], counted)
     edges = itertools.pairwise(itertools.accumulate(tokens, initial=sum(sizes)))
     runs_of_turned = [

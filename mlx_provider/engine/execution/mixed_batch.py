@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from ..request import PrefillJob
 from ..scheduling.plan import Chunk
@@ -37,15 +38,7 @@ class MixedBatches:
         self._apart = [(at, job) for at, job in self._apart if at >= self._passes - 2]
         if chunk is None:
             return None
-        job = chunk.job
-        positions = job.prompt.positions
-        at = range(chunk.start, chunk.stop)
-        return PiggybackedChunk(
-            job.tokens[chunk.start : chunk.stop],
-            at if positions is None else positions[0, chunk.start : chunk.stop].tolist(),
-            job.held(),
-            ends_prompt=chunk.stop == len(job.tokens),
-        )
+        return piggybacked(chunk)
 
     def ran_apart(self, job: PrefillJob) -> None:
         """A chunk is on its way in a pass of its own, behind the last one of the rows."""
@@ -69,3 +62,25 @@ class MixedBatches:
         used = any(job is not None for job in self._recent[-1:])
         if self._breaker.passed(used=used):
             log.info("chunks are mixed into the passes of rows that decode again")
+
+
+def piggybacked(chunk: Chunk) -> PiggybackedChunk:
+    """The chunk, as a pass over rows takes it along."""
+    job = chunk.job
+    return PiggybackedChunk(
+        job.tokens[chunk.start : chunk.stop],
+        _positions(job, chunk.start, chunk.stop),
+        job.held(),
+        ends_prompt=chunk.stop == len(job.tokens),
+        sparse=job.places is not None,
+    )
+
+
+def _positions(job: PrefillJob, start: int, stop: int) -> Sequence[int]:
+    if job.places is not None:
+        return job.places[start:stop]
+    rotary = job.prompt.positions
+    if rotary is None:
+        return range(start, stop)
+    found: list[int] = rotary[0, start:stop].tolist()
+    return found

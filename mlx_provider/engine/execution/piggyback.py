@@ -28,6 +28,14 @@ class PiggybackedChunk:
     cache: list[Any]
     ends_prompt: bool = True
     """Logits are wanted after its last token."""
+    sparse: bool = False
+    """Tokens were left out between its own: its cache is a `SparseKVCache`."""
+
+    @property
+    def turned(self) -> Turned:
+        """Its place in a pass."""
+        places = self.positions if self.sparse else None
+        return Turned(self.cache, len(self.tokens), positions=places)
 
 
 @dataclass
@@ -41,6 +49,8 @@ class Turned:
     """The last ones may be taken back: see `keep`."""
     states: list[Prefixes] = field(default_factory=list)
     """Of recurrent layers, filled by the pass."""
+    positions: Sequence[int] | None = None
+    """Of the tokens, where they do not follow each other."""
 
     def keep(self, tokens: int) -> None:
         """Of the tokens of a pass the first ones stay in the cache, one at the least."""
@@ -55,13 +65,17 @@ class Turned:
 class ChunkKV:
     """One row's attention cache of one layer, seen by the model as one cache for each token."""
 
-    def __init__(self, inner: Any, tokens: int) -> None:
+    def __init__(self, inner: Any, tokens: int, positions: Sequence[int] | None = None) -> None:
+        """`positions`: where those of a sparse cache stand."""
         self.inner = inner
         self.tokens = tokens
+        self._positions = positions
 
     @property
-    def offset(self) -> range:
+    def offset(self) -> Sequence[int]:
         """Rotary offset of every token."""
+        if self._positions is not None:
+            return self._positions
         return range(self.inner.offset, self.inner.offset + self.tokens)
 
     def make_mask(self, N: int, *args: Any, **kwargs: Any) -> Any:
@@ -73,6 +87,8 @@ class ChunkKV:
         fetched: tuple[Any, Any] = self.inner.update_and_fetch(
             keys.swapaxes(0, 2), values.swapaxes(0, 2)
         )
+        if self._positions is not None:
+            self.inner.reach(self._positions[-1] + 1)
         return fetched
 
 

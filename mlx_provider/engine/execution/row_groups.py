@@ -36,11 +36,11 @@ class Group:
     def nbytes(self, *more: Row) -> int:
         """Bytes of its cache, if these rows joined."""
         rows = [*self.rows, *more]
-        return len(rows) * self.memory.row_bytes(max(row.length for row in rows))
+        return len(rows) * self.memory.row_bytes(max(row.held for row in rows))
 
     def resembles(self, row: Row) -> bool:
         """Whether `row` is close enough in length."""
-        lengths = [row.length, *(own.length for own in self.rows)]
+        lengths = [row.held, *(own.held for own in self.rows)]
         return max(lengths) <= max(SHORT, MAX_RATIO * min(lengths))
 
     def caches(self, rows: Sequence[Row]) -> list[RowCache]:
@@ -89,10 +89,10 @@ class Groups:
         open_to = [i for i, g in enumerate(groups) if may and g.rows[0] not in apart]
         fits = [i for i in open_to if self._admits(groups[i], row)]
         if fits:
-            at = min(fits, key=lambda i: abs(groups[i].rows[0].length - row.length))
+            at = min(fits, key=lambda i: abs(groups[i].rows[0].held - row.held))
             groups[at] = groups[at].joined_by(row, cache)
         else:
-            groups.append(group_of([row], [cache], profile(cache, row.length)))
+            groups.append(group_of([row], [cache], profile(cache, row.held)))
 
     def drop(self, rows: Sequence[Row]) -> None:
         """Take rows out of their groups; empty groups go."""
@@ -129,7 +129,7 @@ class Groups:
     def halve(self) -> None:
         """Part groups that have outgrown the bound, shorter rows from longer ones."""
         while grown := self.outgrown:
-            rows = sorted(grown.rows, key=lambda row: row.length)
+            rows = sorted(grown.rows, key=lambda row: row.held)
             halves = rows[: len(rows) // 2], rows[len(rows) // 2 :]
             at = self.groups.index(grown)
             self.groups[at : at + 1] = [grown.part(half) for half in halves]

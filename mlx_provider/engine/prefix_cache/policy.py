@@ -90,12 +90,17 @@ class PrefixCachePolicy:
         return ends_of(prompt)
 
     def keep_prefill(self, job: PrefillJob) -> None:
-        """Store what a prefill, whole or cancelled, has computed."""
-        if job.cache is not None and job.done >= WORTH_KEEPING:
+        """Store what a prefill, whole or cancelled, has computed.
+
+        Where tokens were left out, what follows them is not what another prompt's would be.
+        """
+        if job.cache is not None and job.done >= WORTH_KEEPING and job.places is None:
             self._insert(job.request, job.ids[: job.done], job.cache, job.snapshots)
 
     def keep_row(self, row: Row, tokens: Sequence[int], cache: list[Any]) -> None:
         """Store a row that ends; its cache holds the prompt and these tokens of the reply."""
+        if row.request.kept is not None:
+            return
         prompt = as_ids(key_tokens(row.request.prompt))
         ids = np.concatenate([prompt, as_ids(tokens)])
         self._insert(row.request, ids, cache, {})

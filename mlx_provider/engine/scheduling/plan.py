@@ -52,6 +52,10 @@ class StepPlan:
     """What the pass of the rows is expected to take, with the chunk if that is mixed in."""
     chunk_seconds: float = 0.0
     """What the chunk's own pass is expected to take."""
+    scored: PrefillJob | None = None
+    """Whose prompt is scored behind the rows' pass, before any of it is prefilled,"""
+    pieces: int = 0
+    """in so many pieces at most."""
 
 
 def widths(rows: int, most: int) -> list[int]:

@@ -179,6 +179,8 @@ class Scheduler:
         # where passes are fixed, its reply is what passes over rows give, not those over prompts
         tokens = row.request.prompt.tokens if self.fixed else row.all_tokens
         job = PrefillJob(row.request, [row], tokens, arrived, admitted)
+        if row.request.kept is not None:
+            job.thin_out(row.request.kept)
         self.waiting.append(job)
         return job
 
@@ -197,6 +199,9 @@ class Scheduler:
         job = next((job for job in self._by_urgency(now) if job.admitted), None)
         if job is None:
             return StepPlan(rows, pass_seconds=alone)
+        if job.scoring is not None:
+            pieces = self._pieces(job, beside=alone)
+            return StepPlan(rows, pass_seconds=alone, scored=job, pieces=pieces)
         if rows and mixes and job.text_follows:
             chunk = self._chunk(job, rows)
             if self._pays_together(chunk, alone):
@@ -242,13 +247,22 @@ class Scheduler:
             target = self.limits.stall_target if self.running else IDLE_STALL
             fitting = [n for n in sizes if self._apart(job, n) <= target]
             return Chunk(job, job.done, job.done + max(fitting, default=sizes[0]))
-        keys = sum(row.length for row in mixed_with)
+        keys = sum(row.held for row in mixed_with)
 
         def seconds(size: int) -> float:
             return beside + self.costs.pass_of(len(mixed_with), keys, size, job.done)
 
         size = best_size(sizes, seconds, self.limits.stall_target)
         return Chunk(job, job.done, job.done + size)
+
+    def _pieces(self, job: PrefillJob, beside: float) -> int:
+        """Pieces of a prompt that are scored in a step: one, or as many as nobody waits long for.
+
+        What they take is known once one has run.
+        """
+        target = self.limits.stall_target if self.running else IDLE_STALL
+        left = target - beside
+        return max(1, int(left / job.piece_seconds)) if job.piece_seconds else 1
 
     def _sizes(self, job: PrefillJob, rows: int) -> list[int]:
         """Tokens that the next chunk may have, ascending."""
@@ -269,7 +283,7 @@ class Scheduler:
 
     def _seconds(self, chunk: Chunk | None = None, passes: int = 1) -> float:
         """Seconds of the passes of the rows that decode, and of a chunk that is mixed in."""
-        keys = sum(row.length for row in self.running)
+        keys = sum(row.held for row in self.running)
         size, depth = (0, 0) if chunk is None else (chunk.size, chunk.start)
         rows = self.fixed.rows if self.fixed else -(-len(self.running) // passes)
         return passes * self.costs.pass_of(rows, keys // passes, size, depth)
@@ -339,15 +353,16 @@ class Scheduler:
 
     def _tokens_to_run(self, row: Row) -> int:
         """Tokens of a row that are a prompt, or may become one again."""
-        return row.length if self._outgrown(row) else len(row.request.prompt.tokens)
+        whole = row.held if self._outgrown(row) else len(row.request.prompt.tokens)
+        return min(row.held, whole)
 
     def _tokens_reserved(self, row: Row) -> int:
         first, longest = self._first_room(row.request)
-        return grown(first, longest, row.length + 1)
+        return grown(first, longest, row.held + 1)
 
     def _first_room(self, request: Request) -> tuple[int, int]:
         """Tokens for which its rows get room at first, and those that they can come to at most."""
-        prompt, most = len(request.prompt.tokens), request.max_tokens
+        prompt, most = len(request.prompt.tokens) - request.skipped, request.max_tokens
         return prompt + min(most, self.limits.output_reserve), prompt + most
 
     # -- what is here

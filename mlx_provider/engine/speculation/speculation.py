@@ -53,7 +53,7 @@ class Speculation:
         self._vocab = vocab
         self.hidden = hidden
         self.policy = policy or Policy()
-        self._drafting = drafting
+        self.drafting = drafting
         self._media = media
         self.clock = clock
         self._rows: dict[Row, Followed] = {}
@@ -87,7 +87,7 @@ class Speculation:
         rows = [row for row in wanted if row.finish is None]
         asked = [self._asked(row, wanted[row]) for row in rows]
         with Isolation() as tried:
-            guesses = self._drafting.propose(asked)
+            guesses = self.drafting.propose(asked)
             drafts = {
                 row: self._checked(own, wanted[row])
                 for row, own in zip(rows, guesses, strict=True)

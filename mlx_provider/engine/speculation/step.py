@@ -56,7 +56,7 @@ class DraftStep:
 
     def begin(self, row: Row, job: PrefillJob) -> None:
         """A row has drawn its first token behind the last states of its prompt, unless it ended."""
-        follows = row.finish is None and row.length == len(job.tokens) + 1
+        follows = row.finish is None and row.held == len(job.tokens) + 1
         if self._speculation is not None and job.hidden and follows:
             self._speculation.begin(row, job.hidden)
 

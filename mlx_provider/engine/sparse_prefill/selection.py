@@ -1,0 +1,53 @@
+"""Which tokens of a prompt are kept: those of the chunks with the highest scores. No mlx."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+CHUNK = 32
+"""Tokens that are kept or left out together: a single one tells little without its neighbours."""
+SMOOTHING = 13
+"""Tokens over whose scores each one's is averaged."""
+FIRST = 32
+"""Tokens at the prompt's beginning that are always kept: much of all attention rests on them."""
+LAST = 128
+"""The same at its end, where the question stands and the template opens the reply."""
+
+
+class Nonsense(ValueError):
+    """Scores that say nothing."""
+
+
+def kept_places(scores: Any, tokens: int, share: float) -> list[int]:
+    """Ascending places of the tokens to keep: about `share` of them, both ends among them.
+
+    scores: (tokens,). Raises `Nonsense`.
+    """
+    found = _checked(scores, tokens)
+    smooth = np.convolve(_padded(found, SMOOTHING // 2), np.full(SMOOTHING, 1 / SMOOTHING), "valid")
+    starts = np.arange(0, tokens, CHUNK)
+    stops = np.minimum(starts + CHUNK, tokens)
+    sums = np.add.reduceat(smooth, starts)
+    always = (starts < FIRST) | (stops > tokens - LAST)
+    order = np.lexsort((starts, -sums / (stops - starts), ~always))
+    wanted = max(int(always.sum()), round(share * len(starts)))
+    keep = np.zeros(len(starts), bool)
+    keep[order[:wanted]] = True
+    places: list[int] = np.flatnonzero(np.repeat(keep, CHUNK)[:tokens]).tolist()
+    return places
+
+
+def _checked(scores: Any, tokens: int) -> NDArray[np.float64]:
+    found = np.asarray(scores, dtype=np.float64)
+    if found.shape != (tokens,):
+        raise Nonsense(f"scores of shape {found.shape} for {tokens} tokens")
+    if not np.isfinite(found).all():
+        raise Nonsense("scores that are no finite numbers")
+    return found
+
+
+def _padded(scores: NDArray[np.float64], each: int) -> NDArray[np.float64]:
+    return np.pad(scores, each, mode="edge")

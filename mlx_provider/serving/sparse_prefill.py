@@ -1,0 +1,74 @@
+"""Whether a model's long prompts are thinned out: the operator's choice, and what it needs."""
+
+from __future__ import annotations
+
+from ..engine.execution.probe import Probe
+from ..engine.sparse_prefill.passes import MakeCache, problem
+from ..engine.sparse_prefill.sparse_prefill import SparsePrefill
+from ..errors import BadRequest, wrong_option
+from ..protocol.messages import ModelOptions
+from ..records import Drafting, LoadedModel, ScoresPrompts
+
+NAME = "sparse_prefill"
+
+
+def sparse_kind(options: ModelOptions) -> str:
+    """What engines of the same weights are told apart by."""
+    if options.sparse_prefill is None:
+        return ""
+    return f"{options.sparse_prefill} of prompts from {options.sparse_prefill_from}"
+
+
+def check_sparse_prefill(options: ModelOptions) -> None:
+    """Before anything is loaded for the sake of a wrong option. Raises `BadRequest`."""
+    if options.sparse_prefill is None:
+        return
+    if options.reproducible:
+        raise wrong_option(NAME, "a reproducible model computes every token of a prompt")
+    if options.kv_bits is not None:
+        raise wrong_option(NAME, "no tokens can be left out of a quantised KV cache (kv_bits)")
+    if options.drafter == "off":
+        raise wrong_option(NAME, "a draft model finds out which tokens matter; drafter is off")
+
+
+def sparse_prefill_of(
+    options: ModelOptions,
+    model: LoadedModel,
+    make_cache: MakeCache,
+    found: Probe,
+    drafting: Drafting | None,
+    drafter: str,
+) -> SparsePrefill | None:
+    """What thins long prompts out, if the operator wants it (engine thread).
+
+    `drafting`: the drafter at work. Raises `BadRequest` where the model or the drafter cannot.
+    """
+    share = options.sparse_prefill
+    if share is None:
+        return None
+    if why := problem(model, make_cache):
+        raise wrong_option(NAME, f"this model's prompts can only be prefilled whole: {why}")
+    if not found.mixes:
+        raise wrong_option(NAME, f"it needs rows that share passes; here {_how(found)}")
+    if not isinstance(drafting, ScoresPrompts):
+        who = f"drafter {drafter} tells not" if drafter else "nobody tells"
+        raise wrong_option(NAME, f"{who} which tokens matter: name a draft_model")
+    _check_scorer(drafting, found)
+    return SparsePrefill(drafting, share=share, least=options.sparse_prefill_from)
+
+
+def _check_scorer(scorer: ScoresPrompts, found: Probe) -> None:
+    """Its memory is that of the row, which is empty until it has ended."""
+    if not scorer.longest_scored:
+        raise _unfit("it keeps no prompt whole")
+    own, most = scorer.scored_token_bytes, found.memory.token_bytes
+    if own > most:
+        raise _unfit(f"it takes {own} bytes for each token of a prompt, the model itself {most}")
+
+
+def _unfit(why: str) -> BadRequest:
+    return wrong_option(NAME, f"the draft model cannot score prompts: {why}")
+
+
+def _how(found: Probe) -> str:
+    return "; ".join(found.notes) or f"their layout is {found.layout}"

@@ -1,0 +1,102 @@
+"""Which tokens of a prompt a smaller model looks at, as it begins to answer.
+
+After SpecPrefill (arXiv 2502.02789): the model reads the whole prompt, then writes some tokens; a
+prompt's token counts as much as the most attention that any head of any layer pays it, on average
+over what was written and the prompt's last token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from mlx_provider import PrefillChunk, Prompt
+from mlx_provider.families.attention import Watched
+from mlx_provider.families.caches import KVCache
+from mlx_provider.families.text import TextModel
+
+LOOKS = 8
+"""Tokens from which the model looks back: the prompt's last one, and what it writes."""
+PIECE = 512
+"""Tokens that are read at once at a prompt's beginning,"""
+SHALLOW = 8192
+"""up to this depth; behind it half as many, behind twice of it half of that: attention to a long
+prompt takes longer than all else."""
+LEAST = 128
+"""Fewer would wait for the weights."""
+
+
+def watched(cache: Sequence[Any]) -> list[Any]:
+    """Layers that keep every token, and so can say which of them are looked at."""
+    return [layer for layer in cache if type(layer) is KVCache]
+
+
+def piece(start: int) -> int:
+    """Tokens that are read at once from there on."""
+    depth, size = SHALLOW, PIECE
+    while start >= depth and size > LEAST:
+        depth, size = 2 * depth, size // 2
+    return size
+
+
+class PromptScoring:
+    """A `Scoring`: the prompt's keys are held until it ends."""
+
+    def __init__(self, model: TextModel, tokens: Sequence[int], shared: int) -> None:
+        """`shared`: tokens that both models know."""
+        last = model.info.vocab_size - 1
+        self._tokens = [min(token, last) for token in tokens]
+        self._model = model
+        self._shared = shared
+        self._cache = model.make_cache()
+        self._known = 0
+        self._looks: list[mx.array] = []
+        """How much of each look was at each token, (tokens,)."""
+        self._next = mx.array(self._tokens[-1:])
+
+    def advance(self) -> NDArray[np.float32] | None:
+        """A piece of the prompt, or a look back at it."""
+        left = len(self._tokens) - 1 - self._known
+        if left > 0:
+            self._read(min(left, piece(self._known)))
+            return None
+        self._look()
+        if len(self._looks) < LOOKS:
+            return None
+        return np.array(sum(self._looks[1:], self._looks[0]) / LOOKS)
+
+    def _read(self, count: int) -> None:
+        prompt = Prompt(self._tokens)
+        stop = self._known + count
+        mx.eval(self._model.prefill(PrefillChunk(prompt, self._known, stop, self._cache)))
+        self._known = stop
+
+    def _look(self) -> None:
+        look = Look(len(self._tokens))
+        with Watched(self._model.model, look.add):
+            logits = self._model.model(self._next[None], cache=self._cache)[0, -1]
+        self._next = mx.argmax(logits[: self._shared], keepdims=True)
+        mx.eval(self._next, look.most)
+        self._looks.append(look.most)
+
+
+class Look:
+    """What one token looks at."""
+
+    def __init__(self, tokens: int) -> None:
+        self.most = mx.zeros(tokens)
+        """The most attention of any head so far, to each of the prompt's tokens."""
+
+    def add(self, queries: mx.array, keys: mx.array, cache: Any, scale: float) -> None:
+        """Of one layer, if it keeps every token: queries (1, H, 1, D), keys (1, Hk, S, D)."""
+        if type(cache) is not KVCache:
+            return
+        heads, groups = queries.shape[1], keys.shape[1]
+        grouped = queries[0].reshape(groups, heads // groups, -1)
+        weights = mx.softmax((grouped * scale) @ keys[0].swapaxes(1, 2), axis=-1, precise=True)
+        seen = mx.max(weights.astype(mx.float32), axis=(0, 1))
+        self.most = mx.maximum(self.most, seen[: self.most.size])

@@ -1,0 +1,35 @@
+"""One tiny model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlx_provider import LoadOptions
+from mlx_provider.families.text import TextModel, load_text
+from mlx_provider.testing.kernels import equipped
+from mlx_provider.testing.tiny_models import build
+
+Folders = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    """The folder of a tiny model by family and changes to its config."""
+    built: dict[str, Path] = {}
+
+    def get(family: str, **more: Any) -> Path:
+        key = f"{family} {more}"
+        if key not in built:
+            built[key] = build(tmp_path_factory.mktemp("tiny") / family, family, **more)
+        return built[key]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def qwen3(folder: Folders) -> TextModel:
+    return equipped(load_text(folder("qwen3"), LoadOptions()))

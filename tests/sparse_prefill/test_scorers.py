@@ -1,0 +1,271 @@
+"""Who is scored, what a scorer may do, and what others see of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlx_provider.engine.prefix_cache.cache import PrefixCache
+from mlx_provider.engine.request import Request
+from mlx_provider.families.text import TextModel
+from mlx_provider.records import MediaSpan, Prompt
+from mlx_provider.testing.driver import Alternating, new_request, run
+from mlx_provider.testing.scores import LEAST, Scripted, thinning
+
+
+def text(length: int, seed: int = 0) -> list[int]:
+    return [20 + (i * i * 31 + i // 7 + 101 * seed) % 300 for i in range(length)]
+
+
+def served(engine: Any, *requests: Request) -> None:
+    for request in requests:
+        engine.submit(request)
+    run(engine)
+
+
+def plain(model: TextModel, tokens: Sequence[int], count: int = 8) -> list[int]:
+    engine = thinning(model)
+    engine.sparse_prefill = None
+    request = new_request(list(tokens), max_tokens=count)
+    served(engine, request)
+    return request.rows[0].tokens
+
+
+# -- scorers that fail
+
+
+class Raising(Scripted):
+    def scoring(self, tokens: Sequence[int]) -> Any:
+        raise RuntimeError("no scorer today")
+
+
+class RaisingLater(Scripted):
+    def scores(self, tokens: Sequence[int]) -> Any:
+        raise SystemExit("no scores")
+
+
+class Unreadable(Scripted):
+    @property
+    def longest_scored(self) -> int:  # type: ignore[override]
+        raise OSError("unreadable")
+
+
+def saying(scores: Callable[[int], Any]) -> Scripted:
+    class Saying(Scripted):
+        def scores(self, tokens: Sequence[int]) -> Any:
+            return scores(len(tokens))
+
+    return Saying()
+
+
+@pytest.mark.parametrize(
+    "scorer",
+    [
+        Raising(),
+        RaisingLater(),
+        Unreadable(),
+        saying(lambda n: np.ones(n - 1)),
+        saying(lambda n: np.full(n, np.nan)),
+        saying(lambda n: "all of it"),
+        saying(lambda n: 7),
+    ],
+)
+def test_a_scorer_that_fails_or_lies_costs_nobody_an_answer(
+    qwen3: TextModel, scorer: Scripted
+) -> None:
+    request, short = new_request(text(300)), new_request(text(30))
+    served(thinning(qwen3, scorer), request, short)
+    assert request.prefilling == "prefilled whole: the scorer failed"
+    assert (request.kept, request.prefilled) == (None, 300)
+    assert request.rows[0].tokens == plain(qwen3, text(300))
+    assert short.rows[0].tokens == plain(qwen3, text(30))
+
+
+def test_a_scorer_that_keeps_failing_is_not_asked(qwen3: TextModel) -> None:
+    class Counting(RaisingLater):
+        pass
+
+    scorer, requests = Counting(), [new_request(text(300, i)) for i in range(5)]
+    served(thinning(qwen3, scorer), *requests)
+    assert scorer.begun == 2
+    assert requests[-1].prefilling == "prefilled whole: the scorer keeps failing"
+
+
+# -- who is not scored
+
+
+def test_short_prompts_and_those_whose_sender_wants_it_are_whole(qwen3: TextModel) -> None:
+    scorer = Scripted()
+    requests = [new_request(text(LEAST - 1)), new_request(text(400), may_skip=False)]
+    served(thinning(qwen3, scorer), *requests)
+    assert scorer.begun == 0
+    assert [each.skipped for each in requests] == [0, 0]
+    assert [each.prefilling for each in requests] == ["", ""]
+
+
+def test_a_prompt_longer_than_the_scorer_reads_is_whole(qwen3: TextModel) -> None:
+    class Near(Scripted):
+        longest_scored = 299
+
+    request = new_request(text(300))
+    served(thinning(qwen3, Near()), request)
+    assert request.prefilling == "prefilled whole: of 300 tokens, 299 at most can be scored"
+
+
+@pytest.mark.parametrize(
+    "more", [{"spans": [MediaSpan(3, 9, "an image", None)]}, {"rope_delta": 4}, {"positions": 1}]
+)
+def test_a_prompt_with_media_is_whole(qwen3: TextModel, more: dict[str, Any]) -> None:
+    request = new_request(text(300))
+    request.prompt = Prompt(text(300), **more)
+    engine = thinning(qwen3)
+    job = engine.scheduler.submit(request, 0.0)
+    assert engine.sparse_prefill is not None
+    engine.sparse_prefill.begin(job)
+    assert job.shares
+    assert request.prefilling == "prefilled whole: it has media"
+
+
+# -- the prefix cache
+
+
+def test_what_the_prefix_cache_has_much_of_is_whole(qwen3: TextModel) -> None:
+    kept = PrefixCache(budget=lambda: 2**24)
+    engine = thinning(qwen3, prefix_cache=kept)
+    first, second = new_request(text(200)), new_request(text(600))
+    served(engine, first)
+    served(engine, second)
+    assert second.kept is None
+    assert second.prefilling == "prefilled whole: 200 of its 600 tokens were cached"
+    assert second.rows[0].tokens == plain(qwen3, text(600))
+
+
+def test_a_little_of_it_changes_nothing(qwen3: TextModel) -> None:
+    fresh, cached = new_request(text(600)), new_request(text(600))
+    served(thinning(qwen3), fresh)
+    engine = thinning(qwen3, prefix_cache=PrefixCache(budget=lambda: 2**24))
+    served(engine, new_request(text(50)))
+    served(engine, cached)
+    assert (cached.cached, cached.kept) == (0, fresh.kept)
+    assert cached.rows[0].tokens == fresh.rows[0].tokens
+
+
+@pytest.mark.parametrize("cancelled", ["", "scored", "prefilled", "decoding"])
+def test_nobody_finds_a_prompt_of_which_tokens_were_left_out(
+    qwen3: TextModel, cancelled: str
+) -> None:
+    """Neither in memory nor on disk, wherever it ends."""
+    written: list[Any] = []
+    kept = PrefixCache(budget=lambda: 2**24)
+    kept.insert = lambda *args, **more: written.append(args)  # type: ignore[method-assign]
+    engine = thinning(qwen3, Scripted(40), prefix_cache=kept, max_chunk=32)
+    request = new_request(text(600), max_tokens=40)
+    engine.submit(request)
+    stages = {
+        "scored": lambda: engine.scheduler.waiting[0].scoring is not None,
+        "prefilled": lambda: request.prefilled >= 64,
+        "decoding": lambda: len(request.rows[0].tokens) > 20,
+        "": lambda: False,
+    }
+    while not engine.idle:
+        engine.step()
+        if request.phase.value != "done" and stages[cancelled]():
+            engine.cancel(request)
+    assert not written
+    assert (request.kept is None) == (cancelled == "scored")
+
+
+def test_nobody_waits_for_what_will_not_be_kept(qwen3: TextModel) -> None:
+    kept = PrefixCache(budget=lambda: 2**24)
+    engine = thinning(qwen3, Scripted(9), prefix_cache=kept, max_chunk=32)
+    sparse, whole = new_request(text(900)), new_request(text(900), may_skip=False)
+    engine.submit(sparse)
+    engine.step()
+    engine.submit(whole)
+    engine.step()
+    assert [job.admitted for job in engine.scheduler.waiting] == [True, False]
+    while sparse.phase.value != "done":
+        engine.step()
+        assert len(engine.scheduler.waiting) < 2 or sparse.phase.value == "prefill"
+    run(engine)
+    assert whole.cached == 0
+    assert whole.rows[0].tokens == plain(qwen3, text(900))
+    assert sparse.rows[0].tokens != whole.rows[0].tokens
+
+
+# -- beside others
+
+
+def test_rows_decode_between_the_pieces_of_a_scoring(qwen3: TextModel) -> None:
+    now = [0.0]
+
+    class Slow(Scripted):
+        """A piece takes 40 ms."""
+
+        def scoring(self, tokens: Sequence[int]) -> Any:
+            inner = super().scoring(tokens)
+            advance = inner.advance
+
+            def slowly() -> Any:
+                now[0] += 0.04
+                return advance()
+
+            inner.advance = slowly  # type: ignore[method-assign]
+            return inner
+
+    engine = thinning(qwen3, Slow(20), scheduler=Alternating, clock=lambda: now[0])
+    assert engine.sparse_prefill is not None
+    engine.sparse_prefill._clock = lambda: now[0]
+    stream, long = new_request(text(20), max_tokens=60), new_request(text(600), max_tokens=4)
+    engine.submit(stream)
+    while len(stream.rows[0].tokens) < 5:
+        engine.step()
+    engine.submit(long)
+    gaps = []
+    while long.prefilled == 0:
+        before, tokens = now[0], len(stream.rows[0].tokens)
+        engine.step()
+        gaps.append(now[0] - before)
+        assert len(stream.rows[0].tokens) > tokens - 1
+    assert max(gaps) <= 0.1
+    assert sum(gaps) == pytest.approx(0.8)
+    assert len(stream.rows[0].tokens) >= len(gaps)
+    run(engine)
+    assert long.kept is not None
+
+
+def test_a_prompt_with_nobody_beside_it_is_scored_in_few_steps(qwen3: TextModel) -> None:
+    engine, request = thinning(qwen3, Scripted(1)), new_request(text(600))
+    engine.submit(request)
+    engine.step()
+    assert request.kept is not None
+    job = engine.scheduler.waiting[0]
+    job.scoring, job.piece_seconds = object(), 0.02  # type: ignore[assignment]
+    assert engine.scheduler.plan(0.0).pieces == 25
+
+
+def test_the_log_tells_what_was_kept(qwen3: TextModel, caplog: pytest.LogCaptureFixture) -> None:
+    request = new_request(text(600))
+    with caplog.at_level(logging.INFO):
+        served(thinning(qwen3), request)
+    assert f"sparse: {600 - request.skipped} of 600 prompt tokens were kept" in caplog.text
+    assert f"prefill {600 - request.skipped} new / 0 cached tokens" in caplog.text
+
+
+def test_memory_is_that_of_what_is_kept(qwen3: TextModel) -> None:
+    engine = thinning(qwen3, share=0.2, reserve=8)
+    request = new_request(text(2048), max_tokens=8)
+    engine.submit(request)
+    engine.step()
+    assert engine.scheduler.live_bytes >= 2048
+    while request.kept is None:
+        engine.step()
+    assert engine.scheduler.live_bytes < 600
+    while not engine.scheduler.running:
+        engine.step()
+    (row,) = engine.scheduler.running
+    assert engine.batch.layout.extract(row)[0].keys.shape[2] < 1024

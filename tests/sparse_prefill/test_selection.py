@@ -1,0 +1,60 @@
+"""Which tokens of a prompt are kept, by the scores alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlx_provider.engine.sparse_prefill.selection import CHUNK, FIRST, LAST, Nonsense, kept_places
+
+ALWAYS = FIRST // CHUNK + LAST // CHUNK
+
+
+def test_the_share_is_of_chunks_with_both_ends_among_them() -> None:
+    scores = np.zeros(3200, np.float32)
+    scores[1600:1632] = 1
+    kept = kept_places(scores, 3200, 0.1)
+    assert len(kept) == 10 * CHUNK
+    assert kept == sorted(set(kept))
+    assert set(range(FIRST)) | set(range(3200 - LAST, 3200)) | set(range(1600, 1632)) <= set(kept)
+
+
+@pytest.mark.parametrize("tokens", [257, 300, 1000, 1023, 1025])
+@pytest.mark.parametrize("share", [0.1, 0.33, 0.9])
+def test_prompts_of_any_length(tokens: int, share: float) -> None:
+    kept = kept_places(np.random.default_rng(1).random(tokens), tokens, share)
+    most = max(ALWAYS + 1, round(share * -(-tokens // CHUNK)))
+    assert len(kept) <= most * CHUNK
+    assert kept[-1] == tokens - 1
+    assert all(at in set(kept) for at in range(tokens - LAST, tokens))
+
+
+def test_one_token_that_matters_brings_its_neighbours() -> None:
+    scores = np.zeros(2000)
+    scores[991] = 5.0  # the last of its chunk: the next one gets a part of it
+    kept = set(kept_places(scores, 2000, 0.12))
+    assert set(range(960, 1024)) <= kept
+
+
+def test_equal_scores_keep_the_first_chunks() -> None:
+    assert kept_places(np.ones(1000), 1000, 0.5) == kept_places(np.zeros(1000), 1000, 0.5)
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [
+        None,
+        "important",
+        [],
+        np.ones(999),
+        np.ones((1, 1000)),
+        [float("nan")] * 1000,
+        [0.0] * 999 + [float("inf")],
+        ["a"] * 1000,
+    ],
+)
+def test_nonsense_is_told(scores: Any) -> None:
+    with pytest.raises((Nonsense, ValueError, TypeError)):
+        kept_places(scores, 1000, 0.5)

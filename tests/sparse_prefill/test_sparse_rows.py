@@ -1,0 +1,257 @@
+"""Rows of whose prompts tokens were left out, against a forward pass written out here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlx_provider import LoadOptions
+from mlx_provider.engine.engine import Engine
+from mlx_provider.engine.execution.piggyback import PiggybackedChunk
+from mlx_provider.engine.prefix_cache.cache import PrefixCache
+from mlx_provider.engine.request import Request, SamplingParams
+from mlx_provider.engine.sparse_prefill.passes import run_alone
+from mlx_provider.engine.speculation.speculation import Speculation
+from mlx_provider.families.text import TextModel, load_text
+from mlx_provider.records import PrefillChunk, Prompt
+from mlx_provider.testing.driver import new_request, output_of, run
+from mlx_provider.testing.kernels import equipped
+from mlx_provider.testing.oracle import Eager, Oracle
+from mlx_provider.testing.quantised import quantise
+from mlx_provider.testing.scores import Scripted, thinning
+from mlx_provider.testing.tiny_models import build
+from mlx_provider.upstream.sparse_cache import sparse
+
+VOCAB = 384
+
+
+def text(length: int, seed: int = 0) -> list[int]:
+    return [20 + (i * i * 31 + i // 7 + 101 * seed) % 300 for i in range(length)]
+
+
+def logits_of(model: TextModel, tokens: Sequence[int], places: Sequence[int]) -> mx.array:
+    """(vocab,) after the last of tokens at these places, which see those before them alone."""
+    inner = model.model.model
+    hidden = inner.embed_tokens(mx.array(list(tokens))[None])
+    seen = mx.array(list(places))
+    mask = seen[:, None] >= seen[None]
+    for layer in inner.layers:
+        own = layer.self_attn
+        x = layer.input_layernorm(hidden)
+
+        def heads(projected: mx.array, count: int) -> mx.array:
+            return projected.reshape(1, len(places), count, -1).transpose(0, 2, 1, 3)
+
+        q = own.q_norm(heads(own.q_proj(x), own.n_heads))
+        k = own.k_norm(heads(own.k_proj(x), own.n_kv_heads))
+        v = heads(own.v_proj(x), own.n_kv_heads)
+        q, k = (
+            mx.concatenate(
+                [own.rope(each[:, :, i : i + 1], offset=at) for i, at in enumerate(places)], axis=2
+            )
+            for each in (q, k)
+        )
+        k, v = (mx.repeat(each, own.n_heads // own.n_kv_heads, axis=1) for each in (k, v))
+        scores = mx.where(mask, (q * own.scale) @ k.swapaxes(2, 3), -mx.inf)
+        mixed = (mx.softmax(scores, axis=-1) @ v).transpose(0, 2, 1, 3)
+        hidden = hidden + own.o_proj(mixed.reshape(1, len(places), -1))
+        hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+    out = inner.norm(hidden)[:, -1]
+    head = inner.embed_tokens.as_linear if model.model.args.tie_word_embeddings else None
+    return (head or model.model.lm_head)(out)[0]
+
+
+def said(model: TextModel, request: Request) -> list[int]:
+    """What follows the kept tokens, greedily, by a pass over all of them for every token."""
+    places = list(request.kept or range(len(request.prompt.tokens)))
+    tokens = [request.prompt.tokens[at] for at in places]
+    for at in range(request.max_tokens):
+        tokens.append(int(mx.argmax(logits_of(model, tokens, places)).item()))
+        places.append(len(request.prompt.tokens) + at)
+    return tokens[-request.max_tokens :]
+
+
+def served(engine: Engine, *requests: Request) -> None:
+    for request in requests:
+        engine.submit(request)
+    run(engine)
+
+
+def tokens_of(requests: Sequence[Request]) -> list[list[int]]:
+    return [row.tokens for request in requests for row in request.rows]
+
+
+def test_a_row_sees_what_was_kept_where_it_stood_and_nothing_else(qwen3: TextModel) -> None:
+    for share, length in [(0.2, 700), (0.5, 333), (0.8, 512)]:
+        request = new_request(text(length), max_tokens=10)
+        served(thinning(qwen3, share=share, max_chunk=64), request)
+        assert request.kept is not None
+        assert abs(len(request.kept) - share * length) < 48 or share * length < 200
+        assert request.prefilled == len(request.kept) < length
+        assert request.rows[0].tokens == said(qwen3, request)
+
+
+def test_what_was_left_out_makes_no_difference(qwen3: TextModel) -> None:
+    class Fixed(Scripted):
+        def scores(self, tokens: Sequence[int]) -> Any:
+            return super().scores(text(600))
+
+    one = new_request(text(600), max_tokens=12, logprobs=1)
+    served(thinning(qwen3, Fixed()), one)
+    assert one.kept is not None
+    left = set(range(600)) - set(one.kept)
+    changed = [340 if at in left else token for at, token in enumerate(text(600))]
+    other = new_request(changed, max_tokens=12, logprobs=1)
+    served(thinning(qwen3, Fixed()), other)
+    assert other.kept == one.kept
+    assert output_of(one).logprobs == output_of(other).logprobs
+
+
+def test_all_kept_is_a_whole_prefill(qwen3: TextModel) -> None:
+    one, other = (new_request(text(400), max_tokens=12, logprobs=3) for _ in range(2))
+    served(thinning(qwen3, share=1.0), one)
+    engine = thinning(qwen3)
+    engine.sparse_prefill = None
+    served(engine, other)
+    assert one.kept is None
+    assert output_of(one).logprobs == output_of(other).logprobs
+
+
+@pytest.mark.parametrize("form", ["float32", "bfloat16", "4bit"])
+def test_tokens_side_by_side_are_a_whole_prefill(form: str, tmp_path: Path) -> None:
+    """The way that sparse prompts take, with nothing left out: to the last digit in float32."""
+    model = in_format(form, tmp_path)
+    tokens, whole = text(300), model.make_cache()
+    plain = [
+        model.prefill(PrefillChunk(Prompt(tokens), *ends, whole)) for ends in [(0, 170), (170, 300)]
+    ]
+    own = sparse(model.make_cache())
+    found = [
+        run_alone(model, PiggybackedChunk(tokens[a:b], range(a, b), own, sparse=True))
+        for a, b in [(0, 170), (170, 300)]
+    ]
+    bound = 1e-4 if form == "float32" else 0.15
+    for one, other in zip(plain, found, strict=True):
+        assert mx.max(mx.abs(one - other)).item() < bound
+    assert [layer.offset for layer in own] == [300] * len(own)
+
+
+def in_format(form: str, folder: Path) -> TextModel:
+    build(folder / form, "qwen3", dtype="float32" if form == "float32" else "bfloat16")
+    if form == "4bit":
+        quantise(folder / form, "qwen3")
+    return equipped(load_text(folder / form, LoadOptions()))
+
+
+def mixed_requests() -> list[Request]:
+    sampled = SamplingParams(temperature=1.1, top_p=0.95, seed=5)
+    return [
+        new_request(text(600), max_tokens=20),
+        new_request(text(40), max_tokens=20),
+        new_request(text(420, 1), max_tokens=20, logprobs=2),
+        new_request(text(300, 2), max_tokens=20, params=sampled, n=2),
+        new_request(text(600, 3), max_tokens=20, may_skip=False),
+        new_request(text(260, 4), max_tokens=20, params=sampled),
+    ]
+
+
+def alone(model: TextModel, requests: Sequence[Request]) -> list[Request]:
+    for request in requests:
+        served(thinning(model, layout="solo", max_chunk=4096), request)
+    return list(requests)
+
+
+@pytest.mark.parametrize("layout", ["grouped", "merged", "solo"])
+@pytest.mark.parametrize("drafts", [False, True])
+def test_rows_in_company_are_what_they_are_alone(
+    qwen3: TextModel, layout: str, drafts: bool
+) -> None:
+    """Staggered joins of all kinds, a cancel, a preemption, the same prompts once more."""
+    if drafts and layout != "grouped":
+        pytest.skip("nothing is drafted there")
+    expected = alone(qwen3, mixed_requests())
+    oracle = Oracle(0.7, VOCAB)
+    for each in expected:
+        oracle.learn(each.rows[0].all_tokens)
+    more: dict[str, Any] = {}
+    if drafts:
+        more["speculation"] = Speculation(oracle, vocab=VOCAB, policy=Eager(), clock=lambda: 0.0)
+    room = [10**9]
+    kept = PrefixCache(budget=lambda: 2**24)
+    engine = thinning(
+        qwen3, layout=layout, max_chunk=64, reserve=4, mixes=layout == "grouped",
+        prefix_cache=kept, available=lambda: room[0], **more,
+    )  # fmt: skip
+    found, gone = mixed_requests(), new_request(text(500, 9), max_tokens=50)
+    for request in [*found[:3], gone, *found[3:]]:
+        engine.submit(request)
+        for _ in range(5):
+            engine.step()
+    while len(gone.rows[0].tokens) < 4:
+        engine.step()
+    engine.cancel(gone)
+    while len(found[5].rows[0].tokens) < 3:
+        engine.step()
+    room[0] = 900
+    engine.step()
+    assert engine.scheduler.queued, "somebody waits for memory"
+    room[0] = 10**9
+    run(engine)
+    again = mixed_requests()
+    served(engine, *again)
+    assert tokens_of(found) == tokens_of(expected)
+    assert [each.kept for each in found] == [each.kept for each in expected]
+    for each, other in zip(again, expected, strict=True):
+        assert each.kept == other.kept
+        assert each.kept is None or each.cached == 0
+    assert tokens_of(again) == tokens_of(expected)
+    assert again[4].cached > 500, "whole prompts are found again"
+    if drafts:
+        assert all(each.drafted for each in found if each.kept)
+
+
+@pytest.mark.parametrize("form", ["bfloat16", "4bit"])
+def test_rows_in_company_in_low_precision(form: str, tmp_path: Path) -> None:
+    """Where both go the same way, by the same chances as far as the format tells them."""
+    model = in_format(form, tmp_path)
+    requests = [new_request(text(300 + 60 * i, i), max_tokens=8, logprobs=1) for i in range(4)]
+    twins = [new_request(r.prompt.tokens, max_tokens=8, logprobs=1) for r in requests]
+    alone(model, twins)
+    served(thinning(model, max_chunk=64), *requests)
+    for own, twin in zip(requests, twins, strict=True):
+        assert own.kept == twin.kept
+        pairs = list(zip(output_of(own).logprobs, output_of(twin).logprobs, strict=True))
+        same = next((i for i, (a, b) in enumerate(pairs) if a.id != b.id), len(pairs))
+        assert same >= 1
+        for a, b in pairs[:same]:
+            assert a.logprob == pytest.approx(b.logprob, abs=0.1)
+
+
+def test_a_failed_step_is_run_again_from_the_same_tokens(qwen3: TextModel) -> None:
+    class Failing:
+        """Its decode of rows fails once they are two."""
+
+        def __init__(self) -> None:
+            self.left = 2
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(qwen3, name)
+
+        def decode(self, tokens: mx.array, *args: Any, **more: Any) -> mx.array:
+            if tokens.size == 2 and self.left:
+                self.left -= 1
+                raise RuntimeError("the device failed")
+            return qwen3.decode(tokens, *args, **more)
+
+    requests = [new_request(text(600), max_tokens=60), new_request(text(500, 1), max_tokens=60)]
+    twins = [new_request(r.prompt.tokens, max_tokens=60) for r in requests]
+    alone(qwen3, twins)
+    model = Failing()
+    served(thinning(model), *requests)
+    assert not model.left
+    assert tokens_of(requests) == tokens_of(twins)
+    assert [r.kept for r in requests] == [r.kept for r in twins]
