@@ -231,8 +231,10 @@ class PrefillJob:
     """Where the tokens stand, once some of the prompt's were left out."""
     scoring: Scoring | None = None
     """Finds out which may be; until then nothing is prefilled."""
+    pieces: int = 0
+    """Of that so far,"""
     piece_seconds: float = 0.0
-    """What a piece of that took last."""
+    """and what the last one took."""
 
     @property
     def remaining(self) -> int:

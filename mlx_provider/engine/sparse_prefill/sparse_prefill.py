@@ -11,13 +11,17 @@ from ...records import ScoresPrompts, Scoring
 from ...upstream.sparse_cache import sparse
 from ..execution.circuit_breaker import CircuitBreaker
 from ..request import PrefillJob
-from .selection import kept_places
+from .selection import Nonsense, kept_places
 
 log = logging.getLogger(__name__)
 
 CACHED = 0.1
 """Share of a prompt that may be in the prefix cache, and is then not used: with more there, the
 rest is prefilled whole, so that the conversation's next turn finds all of it."""
+LEAST_PIECE = 16
+"""Tokens that a scorer reads at once, at the least,"""
+OTHERS = 64
+"""and pieces that are none of the prompt's: one that takes more comes to no end."""
 
 
 class SparsePrefill:
@@ -77,6 +81,9 @@ class SparsePrefill:
         began = self._clock()
         scores = scoring.advance()
         job.piece_seconds = self._clock() - began
+        job.pieces += 1
+        if scores is None and job.pieces > OTHERS + len(job.tokens) // LEAST_PIECE:
+            raise Nonsense(f"no scores after {job.pieces} pieces")
         if scores is not None:
             self._thin_out(job, scores)
 
