@@ -204,6 +204,7 @@ def test_a_row_that_was_prefilled_whole_is_so_again(qwen3: TextModel) -> None:
     scorer = OnceFailing()
     engine = thinning(qwen3, scorer, reserve=4, available=lambda: room[0])
     request, other = new_request(text(300), max_tokens=20), new_request(text(20), max_tokens=40)
+    request.arrived = 1.0  # the younger one
     engine.submit(other)
     engine.step()
     engine.submit(request)
