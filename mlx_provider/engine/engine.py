@@ -161,7 +161,7 @@ class Engine:
         if plan.chunk is not None and not plan.mixed:
             self._prefill(plan)
         if plan.scored is not None:
-            self._score(plan.scored, plan.pieces)
+            self._score(plan.scored, plan.scoring_seconds)
         return self.output.take()
 
     def _expire(self) -> None:
@@ -423,11 +423,11 @@ class Engine:
         self._passed(chunk)
         return logits if last else None
 
-    def _score(self, job: PrefillJob, pieces: int) -> None:
+    def _score(self, job: PrefillJob, seconds: float) -> None:
         """A part of finding out which tokens of a prompt to leave out."""
         if self.sparse_prefill is None or job not in self.scheduler.waiting or job.scoring is None:
             return
-        self.sparse_prefill.advance(job, pieces)
+        self.sparse_prefill.advance(job, seconds)
         self._timer.forget()  # whose passes these were nobody can tell
         if job.scoring is None:
             grow_by(job.held(), self.scheduler.room(job))

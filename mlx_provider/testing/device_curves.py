@@ -6,11 +6,12 @@ model needs of it. Nothing here imports mlx.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Protocol
 
-from ..engine.request import Request, Row, SamplingParams
+from ..engine.request import PrefillJob, Request, Row, SamplingParams
 from ..engine.scheduling.costs import Costs, Curve
 from ..engine.scheduling.pass_timer import PassTimer
 from ..engine.scheduling.plan import GRID
@@ -174,8 +175,30 @@ class Outcome:
     """Longest gap between two tokens of a stream, seconds."""
 
 
+@dataclass(frozen=True)
+class Thinned:
+    """A prompt that a smaller model scores before a part of it is prefilled."""
+
+    scorer: Device
+    pieces: Sequence[tuple[int, int]]
+    """(tokens, tokens before them) of each of its passes."""
+    kept: int
+    """Tokens that are prefilled."""
+
+    def seconds(self, piece: int) -> float:
+        """Of one of the scorer's passes."""
+        tokens, depth = self.pieces[piece]
+        return HOST + self.scorer.seconds(0, 0, tokens, depth)
+
+
 def simulate(
-    device: Device, streams: int, target: float = 0.1, *, grid: int | None = None
+    device: Device,
+    streams: int,
+    target: float = 0.1,
+    *,
+    grid: int | None = None,
+    prompt: int = PROMPT,
+    thinned: Thinned | None = None,
 ) -> Outcome:
     """A prompt beside streams, on a device that runs one pass after the other.
 
@@ -194,7 +217,8 @@ def simulate(
     now = free = rows_ended = read = 0.0
     behind: list[float] = []
     gaps: list[float] = []
-    job = scheduler.submit(_request(PROMPT), now)
+    job = scheduler.submit(_request(prompt), now)
+    job.scoring = None if thinned is None else _NEVER
     while job.remaining:
         scheduler.admit(now)
         plan = scheduler.plan(now, mixes=device.mixes, stalled=now - read + sum(behind))
@@ -217,9 +241,36 @@ def simulate(
             if not plan.rows:
                 now, behind = free, []
                 timer.ended(now)
+        if plan.scored is not None and thinned is not None:
+            now = free = _score(job, thinned, max(now, free), now + plan.scoring_seconds)
+            timer.forget()
         job.done += size
     took = max(now, free)
-    return Outcome(PROMPT / took, len(gaps) / took, max(gaps[2:], default=0.0))
+    return Outcome(prompt / took, len(gaps) / took, max(gaps[2:], default=0.0))
+
+
+class _Never:
+    """A scoring of which the simulation knows what it takes."""
+
+    def advance(self) -> None:
+        return None
+
+
+_NEVER = _Never()
+
+
+def _score(job: PrefillJob, thinned: Thinned, now: float, end: float) -> float:
+    """Run pieces of a scoring; when they are done. With the last one the prompt is thinned out."""
+    took = 0.0
+    while job.pieces < len(thinned.pieces) and (not took or now + took <= end):
+        took = thinned.seconds(job.pieces)
+        now += took
+        job.pieces += 1
+    if job.pieces == len(thinned.pieces):
+        job.scoring = None
+        job.request.kept = range(thinned.kept)
+        job.thin_out(job.request.kept)
+    return now
 
 
 def pace_alone(device: Device, streams: int) -> float:

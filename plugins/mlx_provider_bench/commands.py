@@ -341,6 +341,57 @@ def drafts(
     _print(measure(plan))
 
 
+class SparsePart(StrEnum):
+    needle = "needle"
+    prefill = "prefill"
+    curves = "curves"
+
+
+@bench.command()
+def sparse(
+    part: Annotated[
+        list[SparsePart] | None, typer.Option(help="Repeat for several; all by default.")
+    ] = None,
+    share: Annotated[
+        list[float] | None,
+        typer.Option(min=0.1, max=1, help="Of a prompt that is kept; repeatable. 1, 0.5, 0.3, 0.2"),
+    ] = None,
+    length: Annotated[
+        list[int] | None, typer.Option(min=256, help="Tokens of the talks; repeatable. 400, 600.")
+    ] = None,
+    prompt: Annotated[int, typer.Option(min=256, help="Tokens of the timed prompt.")] = 4096,
+    rounds: Annotated[int, typer.Option(min=1, help="Timed runs of each share.")] = 3,
+    model: Annotated[
+        Path | None, typer.Option(help="A checkpoint's folder, in place of the package's models.")
+    ] = None,
+    draft_model: Annotated[
+        Path | None, typer.Option(help="Folder of the smaller model that scores its prompts.")
+    ] = None,
+    hidden: Hidden = 256,
+    layers: Layers = 6,
+    dtype: Dtype = "float32",
+) -> None:
+    """Sparse prefill: what it saves, what it forgets, a long prompt on device curves."""
+    _preload()
+    from .sparse import Plan
+    from .sparse import bench as measure
+
+    default = Plan()
+    plan = Plan(
+        parts=[p.value for p in part or list(SparsePart)],
+        shares=share or default.shares,
+        lengths=length or default.lengths,
+        prompt=prompt,
+        rounds=rounds,
+        hidden=hidden,
+        layers=layers,
+        dtype=dtype,
+        model=model,
+        draft_model=draft_model,
+    )
+    _print(measure(plan))
+
+
 @bench.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
 def compare(
     other: Annotated[Path, typer.Argument(help="Another checkout of this project.")],

@@ -23,11 +23,11 @@ LOOKS = 8
 """Tokens from which the model looks back: the prompt's last one, and what it writes."""
 PIECE = 512
 """Tokens that are read at once at a prompt's beginning,"""
-SHALLOW = 8192
+SHALLOW = 4096
 """up to this depth; behind it half as many, behind twice of it half of that: attention to a long
 prompt takes longer than all else."""
 LEAST = 128
-"""Fewer would wait for the weights."""
+"""Fewer would wait for the weights, and for being launched."""
 
 
 def watched(cache: Sequence[Any]) -> list[Any]:
@@ -41,6 +41,15 @@ def piece(start: int) -> int:
     while start >= depth and size > LEAST:
         depth, size = 2 * depth, size // 2
     return size
+
+
+def passes(tokens: int) -> list[tuple[int, int]]:
+    """(tokens, tokens before them) of each pass that a prompt of so many takes."""
+    found, start = [], 0
+    while start < tokens - 1:
+        found.append((min(piece(start), tokens - 1 - start), start))
+        start += found[-1][0]
+    return found + [(1, tokens - 1 + look) for look in range(LOOKS)]
 
 
 class PromptScoring:

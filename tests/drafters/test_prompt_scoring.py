@@ -18,7 +18,7 @@ from mlx_provider.testing.scores import thinning
 from mlx_provider_drafters import prompt_scoring
 from mlx_provider_drafters.draft_model import DraftModel
 from mlx_provider_drafters.lookup import Lookup
-from mlx_provider_drafters.prompt_scoring import LOOKS, PIECE, SHALLOW, piece
+from mlx_provider_drafters.prompt_scoring import LOOKS, PIECE, SHALLOW, passes, piece
 
 TEXT = [20 + (i * i * 31 + i // 7) % 300 for i in range(900)]
 
@@ -68,7 +68,8 @@ def test_scores_are_the_most_attention_that_a_token_gets(small: TextModel) -> No
     found, pieces = scored(scorer, TEXT)
     assert found.shape == (900,)
     assert np.allclose(found, written_out(small, TEXT), atol=1e-5)
-    assert pieces == 2 + LOOKS
+    assert pieces == 2 + LOOKS == len(passes(900))
+    assert passes(900)[:3] == [(512, 0), (387, 512), (1, 899)]
 
 
 def test_pieces_end_where_they_do_at_any_time(

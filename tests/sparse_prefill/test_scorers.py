@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,6 +34,12 @@ def plain(model: TextModel, tokens: Sequence[int], count: int = 8) -> list[int]:
     request = new_request(list(tokens), max_tokens=count)
     served(engine, request)
     return request.rows[0].tokens
+
+
+def ticking(engine: Any, seconds: float) -> None:
+    """Each look at the clock of a scoring takes so long."""
+    times = itertools.count()
+    engine.sparse_prefill._clock = lambda: seconds * next(times)
 
 
 # -- scorers that fail
@@ -164,10 +171,11 @@ def test_nobody_finds_a_prompt_of_which_tokens_were_left_out(
     kept = PrefixCache(budget=lambda: 2**24)
     kept.insert = lambda *args, **more: written.append(args)  # type: ignore[method-assign]
     engine = thinning(qwen3, Scripted(40), prefix_cache=kept, max_chunk=32)
+    ticking(engine, 0.3)
     request = new_request(text(600), max_tokens=40)
     engine.submit(request)
     stages = {
-        "scored": lambda: engine.scheduler.waiting[0].scoring is not None,
+        "scored": lambda: any(job.scoring for job in engine.scheduler.waiting),
         "prefilled": lambda: request.prefilled >= 64,
         "decoding": lambda: len(request.rows[0].tokens) > 20,
         "": lambda: False,
@@ -183,6 +191,7 @@ def test_nobody_finds_a_prompt_of_which_tokens_were_left_out(
 def test_nobody_waits_for_what_will_not_be_kept(qwen3: TextModel) -> None:
     kept = PrefixCache(budget=lambda: 2**24)
     engine = thinning(qwen3, Scripted(9), prefix_cache=kept, max_chunk=32)
+    ticking(engine, 0.3)
     sparse, whole = new_request(text(900)), new_request(text(700), may_skip=False)
     engine.submit(sparse)
     engine.step()
@@ -261,13 +270,14 @@ def test_rows_decode_between_the_pieces_of_a_scoring(qwen3: TextModel) -> None:
 
 
 def test_a_prompt_with_nobody_beside_it_is_scored_in_few_steps(qwen3: TextModel) -> None:
-    engine, request = thinning(qwen3, Scripted(1)), new_request(text(600))
+    engine, request = thinning(qwen3, Scripted(25)), new_request(text(600))
+    ticking(engine, 0.01)  # thrice for a piece
     engine.submit(request)
-    engine.step()
-    assert request.kept is not None
-    job = engine.scheduler.waiting[0]
-    job.scoring, job.piece_seconds = object(), 0.02  # type: ignore[assignment]
-    assert engine.scheduler.plan(0.0).pieces == 25
+    steps = 0
+    while request.kept is None:
+        engine.step()
+        steps += 1
+    assert steps == 2, "16 pieces are half a second"
 
 
 def test_the_log_tells_what_was_kept(qwen3: TextModel, caplog: pytest.LogCaptureFixture) -> None:
@@ -280,6 +290,7 @@ def test_the_log_tells_what_was_kept(qwen3: TextModel, caplog: pytest.LogCapture
 
 def test_memory_is_that_of_what_is_kept(qwen3: TextModel) -> None:
     engine = thinning(qwen3, share=0.2, reserve=8)
+    ticking(engine, 0.3)
     request = new_request(text(2048), max_tokens=8)
     engine.submit(request)
     engine.step()

@@ -54,8 +54,8 @@ class StepPlan:
     """What the chunk's own pass is expected to take."""
     scored: PrefillJob | None = None
     """Whose prompt is scored behind the rows' pass, before any of it is prefilled,"""
-    pieces: int = 0
-    """in so many pieces at most."""
+    scoring_seconds: float = 0.0
+    """until so many have passed, but a piece of it at the least."""
 
 
 def widths(rows: int, most: int) -> list[int]:

@@ -200,8 +200,8 @@ class Scheduler:
         if job is None:
             return StepPlan(rows, pass_seconds=alone)
         if job.scoring is not None:
-            pieces = self._pieces(job, beside=alone)
-            return StepPlan(rows, pass_seconds=alone, scored=job, pieces=pieces)
+            most = self.limits.stall_target if rows else IDLE_STALL
+            return StepPlan(rows, pass_seconds=alone, scored=job, scoring_seconds=most)
         if rows and mixes and job.text_follows:
             chunk = self._chunk(job, rows)
             if self._pays_together(chunk, alone):
@@ -254,15 +254,6 @@ class Scheduler:
 
         size = best_size(sizes, seconds, self.limits.stall_target)
         return Chunk(job, job.done, job.done + size)
-
-    def _pieces(self, job: PrefillJob, beside: float) -> int:
-        """Pieces of a prompt that are scored in a step: one, or as many as nobody waits long for.
-
-        What they take is known once one has run.
-        """
-        target = self.limits.stall_target if self.running else IDLE_STALL
-        left = target - beside
-        return max(1, int(left / job.piece_seconds)) if job.piece_seconds else 1
 
     def _sizes(self, job: PrefillJob, rows: int) -> list[int]:
         """Tokens that the next chunk may have, ascending."""

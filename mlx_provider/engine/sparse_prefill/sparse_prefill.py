@@ -64,15 +64,17 @@ class SparsePrefill:
         else:
             job.scoring = self._scorer.scoring(list(job.tokens))
 
-    def advance(self, job: PrefillJob, pieces: int) -> None:
-        """Score up to so many pieces more; with the last one the job knows its tokens.
+    def advance(self, job: PrefillJob, seconds: float) -> None:
+        """Score a piece, and more while they fit; with the last one the job knows its tokens.
 
-        Never raises.
+        `seconds`: of all of them, and of what is on the device before. Never raises.
         """
+        end = self._clock() + seconds
         with Isolation() as tried:
-            for _ in range(pieces):
-                if job.scoring is not None:
-                    self._advance(job, job.scoring)
+            while job.scoring is not None:
+                self._advance(job, job.scoring)
+                if self._clock() + job.piece_seconds > end:
+                    break
         if tried.fault is not None:
             self._failed(job, tried.fault.told)
 

@@ -1,0 +1,337 @@
+"""`mlx-provider bench sparse`: what sparse prefill saves, and what it forgets.
+
+(needle) a name that the user tells somewhere in a talk, and asks for at its end: answers that know
+it, by the share of the prompt that is kept. Beside the draft model's choice stands one by chance,
+which keeps as much. The demo model was trained on short talks: past some hundred tokens it forgets
+by itself, as its share of 1.0 shows, and no figure of it is one of a larger model; give a
+checkpoint of your own. (prefill) seconds until the first token, whole and in part, of random
+weights or the checkpoint. (curves) the same of an 8B model that one of 0.6B scores, on the curves
+of devices, by the scheduler; no figure of it depends on this machine.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlx_provider.engine.execution.calibration import calibrate
+from mlx_provider.engine.execution.probe import Probe, probe
+from mlx_provider.engine.request import Request
+from mlx_provider.engine.scheduling.costs import Costs, Curve
+from mlx_provider.engine.sparse_prefill.sparse_prefill import SparsePrefill
+from mlx_provider.errors import MLXProviderError
+from mlx_provider.protocol.messages import ModelOptions
+from mlx_provider.records import LoadedModel, Prompt, ScoresPrompts
+from mlx_provider.registry import PluginRegistry
+from mlx_provider.serving.drafting import drafts_of
+from mlx_provider.testing.device_curves import (
+    CHIPS,
+    MODELS,
+    Estimate,
+    Model,
+    Outcome,
+    Thinned,
+    simulate,
+)
+from mlx_provider.testing.driver import new_request
+
+from .engine import MODEL, sizes
+from .models.random_weights import load
+from .report import Result, print_rows, size_of, surroundings
+from .subjects.batching import server_engine
+
+NAMES = ("Maria", "Peter", "Anna", "Tom", "Lena", "Paul")
+TOLD, GREETED = "My name is {}.", "Nice to meet you, {}!"
+ASKED = "What is my name?"
+TALK = (
+    ("What is the capital of France?", "The capital of France is Paris."),
+    ("Count from 1 to 5.", "1, 2, 3, 4, 5"),
+    ("Say: BANANA", "BANANA"),
+    ("How are you?", "I am fine, thank you."),
+    ("What is the capital of Italy?", "The capital of Italy is Rome."),
+    ("Count from 3 to 9.", "3, 4, 5, 6, 7, 8, 9"),
+    ("Thank you!", "You are welcome."),
+)
+"""What stands around the name."""
+REPLY = 12
+"""Tokens in which it is to be told."""
+LEAST = 256
+"""Tokens from which on a prompt is thinned out."""
+LONG = 32_000
+"""Tokens of a prompt on the curves."""
+SCORER = Model(weights=0.34e9, products=0.9e9, key=114_688, pair=0.23e6)
+"""0.6B in 4 bit."""
+SCORED = "dense 8B"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured, and on what."""
+
+    parts: Sequence[str] = ("needle", "prefill", "curves")
+    shares: Sequence[float] = (1.0, 0.5, 0.3, 0.2)
+    """Of the prompt that is kept; 1: no sparse prefill."""
+    lengths: Sequence[int] = (400, 600)
+    """Tokens of the talks."""
+    depths: Sequence[float] = (0.1, 0.5, 0.9)
+    """Where in them the name is told."""
+    names: int = 4
+    prompt: int = 4096
+    """Tokens of the prompt that is timed."""
+    rounds: int = 3
+    hidden: int = 256
+    layers: int = 6
+    dtype: str = "float32"
+    model: Path | None = None
+    draft_model: Path | None = None
+
+
+class Chance:
+    """A scorer that knows nothing."""
+
+    longest_scored = 2**30
+    scored_token_bytes = 0
+
+    def scoring(self, tokens: Sequence[int]) -> Chance:
+        self._tokens = tokens
+        return self
+
+    def advance(self) -> NDArray[np.float32]:
+        """Chunks in a random order, another one for each prompt."""
+        dice = np.random.default_rng(sum(self._tokens))
+        chunks = dice.random(-(-len(self._tokens) // 32)).astype(np.float32)
+        return np.repeat(chunks, 32)[: len(self._tokens)]
+
+
+@dataclass
+class Setting:
+    """A loaded model, and who scores its prompts."""
+
+    plan: Plan
+    model: LoadedModel
+    found: Probe
+    curve: Curve
+    scorer: ScoresPrompts
+
+    def first_token(self, prompt: Prompt, share: float, scorer: Any = None) -> tuple[Request, Any]:
+        """A request that has just its first token, and the engine that serves it."""
+        sparse = SparsePrefill(scorer or self.scorer, share=share, least=LEAST)
+        engine = server_engine(
+            self.model,
+            self.found,
+            costs=Costs(self.curve),
+            sparse_prefill=sparse if share < 1 else None,
+        )
+        stops = self.model.info.stop_tokens
+        request = new_request(prompt.tokens, max_tokens=REPLY, stop_tokens=stops)
+        request.prompt = prompt
+        engine.submit(request)
+        while request.first_token is None and not engine.idle:
+            engine.step()
+        return request, engine
+
+
+def bench(plan: Plan) -> Result:
+    """Run the named parts; JSON-able. A table of each goes to stderr."""
+    result = surroundings(plan.dtype)
+    with tempfile.TemporaryDirectory() as scratch:
+        for part in plan.parts:
+            if part == "curves":
+                rows = list(curves(plan))
+            else:
+                setting = _setting(plan, Path(scratch) / part, demo=part == "needle")
+                result[f"{part}_model"] = size_of(setting.model)
+                rows = list(PARTS[part](setting))
+            result[part] = rows
+            print_rows(part, TABLES[part], rows)
+    return result
+
+
+def _setting(plan: Plan, scratch: Path, *, demo: bool) -> Setting:
+    folder, draft = plan.model, plan.draft_model
+    if folder is None:
+        folder, draft = _demo() if demo else _random(plan, scratch)
+    model = load(folder, plan.dtype)
+    found = probe(model, model.make_cache, model.kv_layouts)
+    curve = calibrate(model, model.make_cache)
+    options = ModelOptions(drafter="model", draft_model=str(draft))
+    registry = PluginRegistry.discover()
+    speculation = drafts_of(registry, folder, model, options).speculation
+    scorer = None if speculation is None else speculation.drafting
+    if not isinstance(scorer, ScoresPrompts):
+        raise MLXProviderError(f"{draft} cannot score prompts for {folder}")
+    return Setting(plan, model, found, curve, scorer)
+
+
+def _demo() -> tuple[Path, Path]:
+    """The trained model of the package, by itself: there is no smaller one."""
+    import mlx_provider.demo
+
+    folder = Path(mlx_provider.demo.__file__).parent / "model"
+    return folder, folder
+
+
+def _random(plan: Plan, scratch: Path) -> tuple[Path, Path]:
+    """Of its draft model half the width and a third of the layers."""
+    from mlx_provider.testing.tiny_models import build
+
+    shape = MODEL | sizes(plan.hidden, plan.layers)
+    small = MODEL | sizes(plan.hidden // 2, max(1, plan.layers // 3))
+    return build(scratch / "model", "qwen3", **shape), build(scratch / "draft", "qwen3", **small)
+
+
+# -- needle
+
+
+def needle(setting: Setting) -> Iterator[Result]:
+    """Answers that know the name, of all depths and names, by length and share."""
+    plan = setting.plan
+    for length in plan.lengths:
+        talks = [
+            (name, talk(setting.model, length, depth, name))
+            for depth in plan.depths
+            for name in NAMES[: plan.names]
+        ]
+        for share in plan.shares:
+            scorers = {"draft model": None, "chance": Chance()} if share < 1 else {"whole": None}
+            for who, scorer in scorers.items():
+                known, kept = zip(
+                    *(_knows(setting, prompt, share, scorer, name) for name, prompt in talks),
+                    strict=True,
+                )
+                yield {
+                    "length": length,
+                    "share": share,
+                    "chosen_by": who,
+                    "kept": statistics.fmean(kept),
+                    "known": f"{sum(known)}/{len(known)}",
+                    "recall": sum(known) / len(known),
+                }
+
+
+def talk(model: LoadedModel, length: int, depth: float, name: str) -> Prompt:
+    """At least so many tokens, a name told at that share of the turns, and asked for at the end."""
+    turns: list[tuple[str, str]] = []
+    while True:
+        turns.append(TALK[(3 * len(turns) + len(name)) % len(TALK)])
+        at = round(depth * len(turns))
+        told = [*turns[:at], (TOLD.format(name), GREETED.format(name)), *turns[at:]]
+        messages = [
+            {"role": role, "content": text}
+            for turn in told
+            for role, text in zip(("user", "assistant"), turn, strict=True)
+        ]
+        messages.append({"role": "user", "content": ASKED})
+        prompt = model.prepare(messages, tools=(), media=(), variables={})
+        if len(prompt.tokens) >= length:
+            return prompt
+
+
+def _knows(
+    setting: Setting, prompt: Prompt, share: float, scorer: Any, name: str
+) -> tuple[bool, int]:
+    request, engine = setting.first_token(prompt, share, scorer)
+    while not engine.idle:
+        engine.step()
+    text = setting.model.tokenizer.decode(request.rows[0].tokens)
+    return name in text, len(prompt.tokens) - request.skipped
+
+
+# -- prefill
+
+
+def prefill(setting: Setting) -> Iterator[Result]:
+    """Seconds until the first token; the shares take turns."""
+    plan = setting.plan
+    dice = np.random.default_rng(0)
+    tokens = dice.integers(1, setting.model.info.vocab_size, plan.prompt).tolist()
+    shares = [1.0, *(share for share in plan.shares if share < 1)]
+    seconds: dict[float, list[float]] = {share: [] for share in shares}
+    kept = dict.fromkeys(shares, plan.prompt)
+    for turn in range(1 + plan.rounds):
+        for share in shares:
+            began = time.perf_counter()
+            request, engine = setting.first_token(Prompt(tokens), share)
+            if turn:
+                seconds[share].append(time.perf_counter() - began)
+            kept[share] = plan.prompt - request.skipped
+            engine.cancel(request)
+    for share in shares:
+        ratios = [a / b for a, b in zip(seconds[1.0], seconds[share], strict=True)]
+        yield {
+            "prompt": plan.prompt,
+            "share": share,
+            "kept": kept[share],
+            "seconds": statistics.median(seconds[share]),
+            "faster": statistics.median(ratios),
+        }
+
+
+# -- curves
+
+
+def curves(plan: Plan) -> Iterator[Result]:
+    """A long prompt alone and beside a stream, whole and in part."""
+    from mlx_provider_drafters.prompt_scoring import passes
+
+    for chip in CHIPS.values():
+        device, scorer = Estimate(chip, MODELS[SCORED]), Estimate(chip, SCORER)
+        name = next(each for each, own in CHIPS.items() if own is chip)
+        for streams in (0, 1):
+            whole = simulate(device, streams, prompt=LONG)
+            for share in plan.shares:
+                thinned = Thinned(scorer, passes(LONG), round(share * LONG)) if share < 1 else None
+                found = simulate(device, streams, prompt=LONG, thinned=thinned)
+                scoring = 0.0 if thinned is None else _scoring_seconds(thinned)
+                yield _on_curve(name, streams, share, found, whole) | {"scoring": scoring}
+
+
+def _scoring_seconds(thinned: Thinned) -> float:
+    return sum(thinned.seconds(piece) for piece in range(len(thinned.pieces)))
+
+
+def _on_curve(name: str, streams: int, share: float, found: Outcome, whole: Outcome) -> Result:
+    return {
+        "device": name,
+        "streams": streams,
+        "share": share,
+        "seconds": LONG / found.rate,
+        "faster": found.rate / whole.rate,
+        "longest_gap": found.worst if streams else None,
+    }
+
+
+PARTS = {"needle": needle, "prefill": prefill}
+TABLES = {
+    "needle": {
+        "tokens": "length",
+        "share": "share",
+        "chosen by": "chosen_by",
+        "kept": "kept",
+        "know the name": "known",
+    },
+    "prefill": {
+        "tokens": "prompt",
+        "share": "share",
+        "kept": "kept",
+        "seconds": "seconds",
+        "times as fast": "faster",
+    },
+    "curves": {
+        "device": "device",
+        "streams": "streams",
+        "share": "share",
+        "seconds": "seconds",
+        "of them scoring": "scoring",
+        "times as fast": "faster",
+        "longest gap": "longest_gap",
+    },
+}
