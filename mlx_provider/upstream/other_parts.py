@@ -14,6 +14,8 @@ from typing import Any
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from .backbone_alone import whole_names
+
 log = logging.getLogger(__name__)
 
 OTHER_PART = re.compile(
@@ -28,6 +30,12 @@ SHOWN = 4
 
 class Selective(nn.Module):
     """Mixed into an mlx-lm model class: loads the text model's weights and leaves other parts."""
+
+    def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
+        """The model's own, of weights with their whole names (see `backbone_alone`)."""
+        weights = whole_names(self, weights)
+        own = getattr(super(), "sanitize", None)
+        return weights if own is None else own(weights)
 
     def load_weights(self, file_or_weights: Any, strict: bool = True) -> nn.Module:
         """Raises `ValueError` for weights that are missing, and for unknown ones within the

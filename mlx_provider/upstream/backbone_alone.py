@@ -1,0 +1,38 @@
+"""Checkpoints of a backbone alone, as embedding models are published: they have no output matrix,
+and name weights as the backbone does, without what the whole model puts before.
+
+mlx-lm 0.32.2 (mlx_lm/utils.py, `load_model`) takes names as they are and refuses such a checkpoint.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+BACKBONE, HEAD = "model", "lm_head"
+
+
+def whole_names(model: nn.Module, weights: dict[str, Any]) -> dict[str, Any]:
+    """The weights as the whole model names them; it then uses its embedding as output matrix.
+
+    Others stay as they are.
+    """
+    backbone, given = model.get(BACKBONE), set(map(_first, weights))
+    if not isinstance(backbone, nn.Module) or BACKBONE in given:
+        return weights
+    parts = {_first(name) for name, _ in tree_flatten(backbone.parameters())}
+    if not parts <= given:
+        return weights
+    if HEAD in model and HEAD not in given and hasattr(model.args, "tie_word_embeddings"):
+        model.args.tie_word_embeddings = True
+        del model[HEAD]
+    return {
+        f"{BACKBONE}.{name}" if _first(name) in parts else name: value
+        for name, value in weights.items()
+    }
+
+
+def _first(name: str) -> str:
+    return name.partition(".")[0]
