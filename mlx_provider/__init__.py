@@ -13,6 +13,7 @@ from .errors import (
 from .hookspecs import API_VERSION, hookimpl
 from .records import (
     CallGrammar,
+    Embedding,
     Features,
     Kernels,
     LoadedModel,
@@ -41,6 +42,7 @@ __all__ = [
     "BadRequest",
     "CallGrammar",
     "ContextTooLong",
+    "Embedding",
     "Features",
     "Kernels",
     "LoadOptions",

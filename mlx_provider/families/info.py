@@ -11,6 +11,7 @@ from mlx.utils import tree_flatten
 
 from ..records import LoadOptions, ModelInfo
 from .checkpoint import context_length, fingerprint, read_json, sampling_defaults
+from .embedding import embedding_of
 from .tokenizer import HFTokenizer
 from .tokenizer.dialect import dialect
 
@@ -43,6 +44,7 @@ def describe(
         "precision": precision(model),
         "chat_template": tokenizer.chat_template,
         "sampling": sampling_defaults(generation),
+        "embedding": embedding_of(folder, text),
         "notes": tokenizer.notes,
         **dialect(tokenizer),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from ..upstream.ssm import one_step_size
 from . import logits, recurrent
 from .attention import route
 from .caches import text_cache
+from .embedding import NO_STATES
 from .expand import expand
 from .info import describe
 from .tokenizer import HFTokenizer
@@ -136,6 +137,8 @@ def load_text(
     )
     bounded = tokenizer.within(info.context_length)
     backbone = logits.find_backbone(loaded.model, _some_logits)
+    if backbone is None:  # what is shown in their place are logits
+        info = replace(info, embedding=replace(info.embedding, refusal=NO_STATES))
     return TextModel(loaded.model, bounded, info, ("grouped", "merged", "solo"), backbone)
 
 

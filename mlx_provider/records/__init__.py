@@ -4,6 +4,7 @@ from .attention import Part, Parts, Run, parts_of
 from .blocks import read_block, scan_block
 from .claims import claimed, through
 from .drafter import Drafter, Drafting, DraftOptions, DraftRow, ScoresPrompts, Scoring
+from .embedding import Embedding, Pooling
 from .grammar import CallGrammar, MessageGrammar, TaggedArguments
 from .kernels import Function, Kernels, Replacement
 from .marked import read_marked, report_call
@@ -33,6 +34,7 @@ __all__ = [
     "DraftRow",
     "Drafter",
     "Drafting",
+    "Embedding",
     "Emit",
     "Features",
     "Function",
@@ -48,6 +50,7 @@ __all__ = [
     "OnDemand",
     "Part",
     "Parts",
+    "Pooling",
     "PrefillChunk",
     "Prompt",
     "Reading",

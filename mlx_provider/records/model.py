@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
+from .embedding import Embedding
 from .pixels import BICUBIC, Size, scaled
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class ModelInfo:
     min_pixels: int = 0
     max_pixels: int = 0
     """Pixels of one image after the family's own scaling; 0: no image input."""
+    embedding: Embedding = field(default_factory=Embedding)
     notes: tuple[str, ...] = ()
     """What the operator should know of how this model is served."""
 
@@ -207,10 +209,11 @@ class Tokenizer(Protocol):
     def encode(self, text: str, *, special: bool) -> list[int]:
         """Token ids of `text`; `special`: add BOS and the like as the model's config says."""
 
-    def encode_plain(self, text: str, *, before: str = "") -> list[int]:
-        """Token ids of a client's `text` behind a text of ours, which stands at no beginning.
+    def encode_plain(self, text: str, *, before: str = "", special: bool = False) -> list[int]:
+        """Token ids of a client's `text` behind a text of ours.
 
-        Control tokens are those of `before` alone; in `text` they are spelt in letters.
+        Control tokens are those of `before` alone; in `text` they are spelt in letters. `special`:
+        add BOS and the like as the model's config says, at the beginning and the end.
         """
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
@@ -281,7 +284,7 @@ class LoadedModel(Protocol):
 
 @runtime_checkable
 class ShowsHidden(Protocol):
-    """A `LoadedModel` that hands out hidden states, as some drafters need them."""
+    """A `LoadedModel` that hands out hidden states, as some drafters and embeddings need them."""
 
     @property
     def shows_hidden(self) -> bool:

@@ -107,7 +107,7 @@ class HFTokenizer:
         if len(text) <= PIECE:
             return self._encode(text, special=special)
         self._refuse_by_length(text)
-        around = self._added(special)
+        around = self._added(special=special)
         if around is None:
             return self._encode(text, special=special)
         tokens = around[0]
@@ -116,7 +116,7 @@ class HFTokenizer:
             self._check(len(tokens))
         return tokens + around[1]
 
-    def _added(self, special: bool) -> tuple[list[int], list[int]] | None:
+    def _added(self, *, special: bool) -> tuple[list[int], list[int]] | None:
         """Tokens put before and after every text; `None`: that cannot be told."""
         bare, whole = (self._encode("a", special=each) for each in (False, special))
         for at in range(len(whole) - len(bare) + 1):
@@ -145,10 +145,24 @@ class HFTokenizer:
     def _long(self) -> LongText:
         return LongText(self.fast, self._encode)
 
-    def encode_plain(self, text: str, *, before: str = "") -> list[int]:
-        """Tokens of a client's text behind `before`, which alone may hold control tokens."""
+    def encode_plain(self, text: str, *, before: str = "", special: bool = False) -> list[int]:
+        """Tokens of a client's text behind `before`, which alone may hold control tokens.
+
+        Raises `BadRequest` where it cannot be told what `special` adds.
+        """
         hidden = hide(self.control, Hidden((), (), {"text": text}), taken=before)
-        return self.tokens(before + hidden.variables["text"], hidden)
+        tokens = self.tokens(before + hidden.variables["text"], hidden)
+        return self._with_special(tokens) if special else tokens
+
+    def _with_special(self, tokens: list[int]) -> list[int]:
+        around = self._around
+        if around is None:
+            raise BadRequest("this model's tokenizer does not tell which special tokens it adds")
+        return [*around[0], *tokens, *around[1]]
+
+    @cached_property
+    def _around(self) -> tuple[list[int], list[int]] | None:
+        return self._added(special=True)
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
         with self.lock:

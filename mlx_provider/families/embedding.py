@@ -1,0 +1,89 @@
+"""How a folder says that texts become vectors: the files of sentence-transformers (5.x).
+
+`modules.json` lists what follows the model, `1_Pooling/config.json` says which states are taken,
+`config_sentence_transformers.json` holds the texts that stand before an input.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+from ..errors import BadRequest
+from ..plain_file import read_bounded
+from ..records import Embedding, Pooling
+from .checkpoint import LARGEST_JSON, read_json
+
+MODES: Mapping[str, Pooling] = {"lasttoken": "last", "mean_tokens": "mean", "cls_token": "cls"}
+"""Names of the modes that are served, without the `pooling_mode_` before them."""
+FLAG = "pooling_mode_"
+FOLLOWS = ("Transformer", "Pooling", "Normalize")
+"""Modules that are served; the model itself is the first."""
+WIDTHS = ("hidden_size", "n_embd", "d_model", "hidden_dim")
+SIDES = "its tokens attend to both sides, which the model that serves it does not"
+NO_STATES = "the states below its output matrix were not found"
+
+
+def embedding_of(folder: Path, config: Mapping[str, Any]) -> Embedding:
+    """What a folder's files say. `config`: its text model's. Raises `BadRequest`."""
+    prompts = read_json(folder / "config_sentence_transformers.json")
+    modules = _modules(folder / "modules.json")
+    pooling, refusal = _pooling(read_json(folder / "1_Pooling" / "config.json"))
+    both_sides = config.get("use_bidirectional_attention") or config.get("is_causal") is False
+    others = [each for each in modules if each not in FOLLOWS]
+    named = _texts(prompts.get("prompts"))
+    default = prompts.get("default_prompt_name")
+    return Embedding(
+        width=_width(config),
+        pooling=pooling,
+        normalise=not modules or "Normalize" in modules,
+        prompts=named,
+        default_prompt=default if default in named else "",
+        refusal=(
+            (SIDES if both_sides else "")
+            or (f"what follows it is not supported: {', '.join(others)}" if others else "")
+            or refusal
+            or ("" if _width(config) else "its config.json names no width of its states")
+        ),
+    )
+
+
+def _width(config: Mapping[str, Any]) -> int:
+    """Numbers of a state; 0: it is not named."""
+    return next((config[name] for name in WIDTHS if type(config.get(name)) is int), 0)
+
+
+def _modules(path: Path) -> list[str]:
+    """Class names of the modules, without their packages, which differ between releases."""
+    try:
+        content = json.loads(read_bounded(path, LARGEST_JSON))
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        raise BadRequest(f"{path} cannot be read: {error}", param="model") from error
+    listed = content if isinstance(content, list) else []
+    types = (each.get("type") for each in listed if isinstance(each, Mapping))
+    return [str(each).rpartition(".")[2] for each in types]
+
+
+def _pooling(config: Mapping[str, Any]) -> tuple[Pooling | None, str]:
+    """The mode of `1_Pooling/config.json`, and why it cannot be served."""
+    named = config.get("pooling_mode")
+    flags = [name for name, on in config.items() if name.startswith(FLAG) and on is True]
+    modes = [named] if isinstance(named, str) else [each.removeprefix(FLAG) for each in flags]
+    if not modes:
+        return None, ""
+    known: dict[str, Pooling] = {**MODES, **{each: each for each in get_args(Pooling)}}
+    found = [known[mode] for mode in modes if mode in known]
+    if len(modes) != 1 or not found:
+        return None, f"its pooling is not supported: {', '.join(modes)}"
+    if config.get("include_prompt") is False and found[0] == "mean":
+        return None, "its pooling leaves out the tokens of prompts, which is not supported"
+    return found[0], ""
+
+
+def _texts(found: object) -> dict[str, str]:
+    pairs = found.items() if isinstance(found, Mapping) else ()
+    return {str(name): text for name, text in pairs if isinstance(text, str)}
