@@ -22,6 +22,10 @@ MAX_NAME = 4096
 """Characters of a model's id, which may be a path, and of other names."""
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 2048
+MAX_INPUTS = 2048
+"""Texts of one embedding request, as OpenAI's API takes them."""
+MAX_INPUT_TOKENS = 2**22
+"""Tokens of all of them."""
 MAX_WARM = 64
 """Warm prompts of one model: each is prefilled for every tenant."""
 MAX_VALUES = 200_000
@@ -102,9 +106,17 @@ def _check_name(name: str) -> str:
 
 
 def _few(values: Any) -> Any:
+    return _at_most(MAX_TOKEN_IDS, values)
+
+
+def _few_inputs(values: Any) -> Any:
+    return _at_most(MAX_INPUTS, values)
+
+
+def _at_most(limit: int, values: Any) -> Any:
     """Refuse too many entries before each of them is looked at, and complained about."""
-    if isinstance(values, Sized) and isinstance(values, Iterable) and len(values) > MAX_TOKEN_IDS:
-        context = {"max_length": MAX_TOKEN_IDS, "actual_length": len(values)}
+    if isinstance(values, Sized) and isinstance(values, Iterable) and len(values) > limit:
+        context = {"max_length": limit, "actual_length": len(values)}
         raise PydanticCustomError("too_long", "too many entries", context)
     return values
 
@@ -118,6 +130,9 @@ Messages = Annotated[
 Tools = Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS), AfterValidator(checked_json)]
 StopStrings = Annotated[
     list[Annotated[str, Field(max_length=MAX_STOP_LENGTH)]], Field(max_length=MAX_STOPS)
+]
+Inputs = Annotated[
+    list[str | list[int]], BeforeValidator(_few_inputs), Field(min_length=1, max_length=MAX_INPUTS)
 ]
 TokenIds = Annotated[list[int], Field(max_length=MAX_TOKEN_IDS)]
 TokenBias = Annotated[dict[int, float], BeforeValidator(_few)]

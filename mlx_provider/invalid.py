@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from .errors import BadRequest
-from .protocol.messages import GenerateRequest, Sampling
+from .protocol.messages import GenerateRequest, ModelRequest, Sampling
 
 LOWER = {"ge": "at least", "gt": "above"}
 UPPER = {"le": "at most", "lt": "below"}
@@ -23,19 +23,21 @@ _WHOLE = ("json_invalid", "missing", *_BOUNDED)
 """Errors that are told without the value at fault, which may be the whole request."""
 
 
-def bad_request(error: ValidationError, *, flat: bool = False) -> BadRequest:
+def bad_request(
+    error: ValidationError, kind: type[ModelRequest] = GenerateRequest, *, flat: bool = False
+) -> BadRequest:
     """Names the first parameter at fault, what is possible, and the value.
 
-    flat: the client gave the sampling parameters beside all others.
+    kind: of request; flat: the client gave the sampling parameters beside all others.
     """
     found = error.errors(include_url=False)
     # where a value may be of two kinds, the bound says more than that it is not of the other
     first = next((each for each in found if each["type"] in _BOUNDED), found[0])
-    owner: type[BaseModel] = GenerateRequest
+    owner: type[BaseModel] = kind
     loc = [part for part in first["loc"] if _is_field(part)]
     if loc[:1] == ["sampling"] and len(loc) > 1:
         owner, loc = Sampling, loc[1:]
-    names = loc if flat or owner is GenerateRequest else ["sampling", *loc]
+    names = loc if flat or owner is kind else ["sampling", *loc]
     where = ".".join(map(str, names))
     return BadRequest(f"{where or 'body'}: {_demand(owner, loc, first)}", param=where or None)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ..protocol.event_queue import EventQueue
-from ..protocol.messages import Accepted, Event, GenerateRequest, Health
+from ..protocol.messages import Accepted, Event, GenerateRequest, Health, ModelRequest
 
 
 class Generation:
@@ -45,7 +45,7 @@ class Generation:
 class EngineClient(Protocol):
     """A connection to an engine. All methods are safe from any thread."""
 
-    def submit(self, request: GenerateRequest) -> Generation:
+    def submit(self, request: ModelRequest) -> Generation:
         """Send a request; block until it is accepted.
 
         Raises the engine's error (bad request, context too long, model not found, queue

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 from .. import __version__
 from ..config import PREFIX
 from ..errors import EngineUnavailable, OtherProtocol
-from ..protocol.messages import GenerateRequest, Health
+from ..protocol.messages import GenerateRequest, Health, ModelRequest
 from .address import Address
 from .generation import Generation
 from .identity import differences
@@ -56,14 +56,14 @@ class HttpClient:
         forked = weakref.WeakMethod(self._forked)
         os.register_at_fork(after_in_child=lambda: (method := forked()) and method())
 
-    def submit(self, request: GenerateRequest) -> Generation:
+    def submit(self, request: ModelRequest) -> Generation:
         """Send the request and block until it is accepted.
 
         Raises the engine's typed error, `EngineUnavailable` where no engine can be reached
         or started, `EngineDied` where it ended meanwhile.
         """
         body = request_body(request)
-        return patiently(lambda: self._sent(lambda link: link.generate(body)))
+        return patiently(lambda: self._sent(lambda link: link.send(request.path, body)))
 
     def count(self, request: GenerateRequest) -> int:
         """Tokens of its prompt. Blocks and raises as `submit`."""

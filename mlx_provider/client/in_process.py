@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from ..protocol.event_queue import EventQueue
-from ..protocol.messages import GenerateRequest, Health
+from ..protocol.messages import GenerateRequest, Health, ModelRequest
 from ..serving.interface import Service
 from .generation import Generation
 
@@ -17,7 +17,7 @@ class InProcessClient:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    def submit(self, request: GenerateRequest) -> Generation:
+    def submit(self, request: ModelRequest) -> Generation:
         """Block until the request is accepted; raises the service's errors."""
         queue = EventQueue()
         accepted = self._service.submit(request, queue)

@@ -73,9 +73,9 @@ class Link:
         attachment.gone.set()
         self._soon(attachment.scope.cancel)
 
-    def generate(self, body: bytes) -> Generation:
+    def send(self, path: str, body: bytes) -> Generation:
         """Send a request, wait until it is accepted. Raises typed errors and `NotTaken`."""
-        return self._call(self._generate(body))
+        return self._call(self._send(path, body))
 
     def ask(
         self, method: str, path: str, ok: tuple[int, ...] = (200,), body: bytes | None = None
@@ -143,18 +143,18 @@ class Link:
             scope.cancel()
             raise
 
-    async def _generate(self, body: bytes) -> Generation:
+    async def _send(self, path: str, body: bytes) -> Generation:
         queue = EventQueue()
-        accepted, scope = await self._begin(partial(self._exchange, body, queue))
+        accepted, scope = await self._begin(partial(self._exchange, path, body, queue))
         return Generation(accepted, queue, partial(self._soon, scope.cancel))
 
     async def _exchange(
-        self, body: bytes, queue: EventQueue, opened: asyncio.Future[Accepted]
+        self, path: str, body: bytes, queue: EventQueue, opened: asyncio.Future[Accepted]
     ) -> None:
         """One request from its sending to its last event."""
         error: Exception = EngineDied("the engine's reply ended before its last event")
         try:
-            async with self._reply("POST", "/v1/generate", body) as response:
+            async with self._reply("POST", path, body) as response:
                 async for events in event_batches(response):
                     queue.put(_after_accepted(events, opened))
                     await queue.room()

@@ -22,12 +22,12 @@ from ..protocol.messages import (
     PROTOCOL_VERSION,
     ErrorBody,
     Event,
-    GenerateRequest,
     Health,
+    ModelRequest,
 )
 
 
-def request_body(request: GenerateRequest) -> bytes:
+def request_body(request: ModelRequest) -> bytes:
     """The request as JSON. Raises `BadRequest` where it holds what JSON cannot."""
     try:
         return request.__pydantic_serializer__.to_json(request)  # no text beside the bytes

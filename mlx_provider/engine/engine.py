@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from ..errors import MLXProviderError, RequestTimedOut
 from ..isolation import Fault, Isolation
-from ..protocol.messages import Event, Finish, FinishReason
+from ..protocol.messages import Embedded, Event, Finish, FinishReason
 from ..records import LoadedModel, MediaSpan, PrefillChunk
 from ..upstream.sparse_cache import sparse
 from .execution.batch_layout import Layout, make_layout
@@ -25,6 +25,7 @@ from .execution.mixed_batch import MixedBatches, piggybacked
 from .execution.sampler import Drawn, draw
 from .feature_cache import FeatureCache
 from .fixed_shapes import FixedShapes
+from .inputs import Inputs
 from .memory import arrays
 from .prefix_cache.policy import PrefixCachePolicy
 from .request import Phase, PrefillJob, Request, Row
@@ -190,7 +191,7 @@ class Engine:
                 self.prefix_cache.look_up(job)
 
     def _begin(self, job: PrefillJob) -> None:
-        room = self.scheduler.room(job)
+        room = len(job.tokens) if job.embeds else self.scheduler.room(job)
         if self.prefix_cache is not None and job.shares:
             with Isolation(partial(_not_cached, job.request)):
                 self.prefix_cache.begin(job, room)
@@ -385,8 +386,12 @@ class Engine:
         job = chunk.job
         if job not in self.scheduler.waiting or job.cache is None:
             return  # in this step its request has ended, or starts again
+        logits: mx.array | None = None
         with Isolation() as tried:
-            logits = self._run_chunk(chunk, plan)
+            if job.request.inputs is None:
+                logits = self._run_chunk(chunk, plan)
+            else:
+                self._run_input(chunk, plan, job.request.inputs)
         if tried.fault is not None:
             self._timer.forget()
             job.cache = None  # corrupted: not for the prefix cache
@@ -409,19 +414,59 @@ class Engine:
         else:
             logits = run_alone(self.model, piggybacked(chunk))
         last = chunk.stop == len(job.tokens)
-        if plan.rows and self.scheduler.running and not media and not last:
+        wanted = [logits, *job.hidden] if last else arrays(cache)
+        # a family may run a whole image with its first tokens, others for free
+        self._settle(chunk, plan, wanted, wait=last or bool(media), usual=not media)
+        return logits if last else None
+
+    def _run_input(self, chunk: Chunk, plan: StepPlan, inputs: Inputs) -> None:
+        """Append the chunk to the input's cache; the last one makes its vector."""
+        job = chunk.job
+        self._timer.launched(plan.chunk_seconds, self.clock())
+        inputs.run(self.model, PrefillChunk(job.prompt, chunk.start, chunk.stop, job.held()))
+        pooled = [] if inputs.pooled is None else [inputs.pooled]
+        last = chunk.stop == len(job.tokens)
+        self._settle(chunk, plan, pooled if last else [*arrays(job.held()), *pooled], wait=last)
+        if last:
+            at = inputs.at
+            self.output.post(job.request, [Embedded(index=at, vector=inputs.finish())])
+            self._go_on(job, inputs)
+
+    def _go_on(self, job: PrefillJob, inputs: Inputs) -> None:
+        """With the next input, or the end of the request."""
+        request = job.request
+        if inputs.left:
+            job.go_on_with(inputs.tokens[inputs.at])
+            return
+        for row in request.rows:
+            row.finish = "stop"
+        self._release(request, request.rows)
+        self.output.ended(request, "stop")
+        if request.prefilled >= LONG_PREFILL:
+            mx.clear_cache()
+
+    def _settle(
+        self,
+        chunk: Chunk,
+        plan: StepPlan,
+        wanted: list[mx.array],
+        *,
+        wait: bool,
+        usual: bool = True,
+    ) -> None:
+        """Let the chunk's own pass run; `usual`: it tells at which pace the device runs."""
+        if plan.rows and self.scheduler.running and not wait:
             # the next token's pass comes behind it without a gap
-            mx.async_eval(arrays(cache))  # type: ignore[no-untyped-call]
-            self._mixed.ran_apart(job)
+            mx.async_eval(wanted)  # type: ignore[no-untyped-call]
+            self._mixed.ran_apart(chunk.job)
             self._behind.append(plan.chunk_seconds)
         else:
-            mx.eval([logits, *job.hidden] if last else arrays(cache))
-            if media:  # a family may run a whole image with its first tokens, others for free
+            mx.eval(wanted)
+            if not usual:
                 self._timer.forget()
             self._timer.ended(self.clock())
             self._behind = []
         self._passed(chunk)
-        return logits if last else None
 
     def _score(self, job: PrefillJob, seconds: float) -> None:
         """A part of finding out which tokens of a prompt to leave out."""
@@ -640,7 +685,7 @@ class Engine:
 
     def _keep(self, request: Request, running: Sequence[Row]) -> None:
         """Leave what rows and prefills of a request have computed to the prefix cache."""
-        if self.prefix_cache is None:
+        if self.prefix_cache is None or request.inputs is not None:
             return
         with Isolation(partial(_not_kept, request)):
             for row in running:

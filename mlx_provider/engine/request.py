@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from .inputs import Inputs
+
 
 class Phase(enum.Enum):
     """Where a request is; it only moves forward."""
@@ -152,6 +154,8 @@ class Request:
     """Whether tokens may be guessed ahead for it."""
     may_skip: bool = True
     """Whether tokens of its prompt may be left out."""
+    inputs: Inputs | None = None
+    """Texts whose vectors it wants, in place of a reply to its prompt, which is the longest."""
     deadline: float | None = None
     """Monotonic time after which the request ends in `RequestTimedOut`."""
 
@@ -188,6 +192,11 @@ class Request:
         return [row for row in self.rows if row.finish is None]
 
     @property
+    def prompt_tokens(self) -> int:
+        """Tokens of its prompt, or of all its inputs."""
+        return len(self.prompt.tokens) if self.inputs is None else self.inputs.total
+
+    @property
     def completion_tokens(self) -> int:
         return sum(len(row.tokens) for row in self.rows)
 
@@ -201,7 +210,8 @@ class PrefillJob:
     """Tokens to be run through the model until `rows` can decode.
 
     One for a new request (all its rows share it); one for each row again after a device
-    failure, then with the tokens that the row had already committed.
+    failure, then with the tokens that the row had already committed. For inputs, one that has
+    the tokens of each in turn.
     """
 
     request: Request
@@ -237,6 +247,11 @@ class PrefillJob:
     """and what the last one took."""
 
     @property
+    def embeds(self) -> bool:
+        """Whether vectors are wanted, and no row will decode."""
+        return self.request.inputs is not None
+
+    @property
     def remaining(self) -> int:
         return len(self.tokens) - self.done
 
@@ -246,25 +261,36 @@ class PrefillJob:
         return len(self.tokens) - max(self.done, self.estimated_cached)
 
     @property
+    def work(self) -> int:
+        """Tokens that will have to be computed until its request needs no prefill."""
+        inputs = self.request.inputs
+        return self.cost if inputs is None else self.cost + inputs.behind
+
+    @property
     def text_follows(self) -> bool:
         """Whether nothing but text is left to prefill."""
         return all(span.end <= self.done for span in self.request.prompt.spans)
 
     @property
     def prompt(self) -> Prompt:
-        """The request's prompt, with committed tokens of the reply that are run again."""
+        """The request's prompt, with committed tokens of the reply that are run again; or the
+        input that runs."""
+        if self.embeds:
+            return Prompt(self.tokens)
         prompt = self.request.prompt
         return prompt.followed_by(self.tokens[len(prompt.tokens) :])
 
     @property
     def shares(self) -> bool:
-        """Whether the prefix cache will have what it computes: every token of the prompt."""
-        return self.places is None and self.scoring is None
+        """Whether the prefix cache has to do with it: every token of a prompt is computed."""
+        return not self.embeds and self.places is None and self.scoring is None
 
     def restart(self) -> None:
         """Forget what was computed: a device failure has corrupted it, or nobody wants it."""
         self.cache, self.done, self.snapshots, self.hidden = None, 0, {}, []
         self.scoring = None
+        if self.request.inputs is not None:
+            self.request.inputs.pooled = None
 
     def leave_prefix(self) -> None:
         """Take nothing from the prefix cache: a prompt is thinned out alike whatever that has."""
@@ -276,6 +302,11 @@ class PrefillJob:
         prompt = len(self.request.prompt.tokens)
         self.places = [*kept, *range(prompt, len(self.tokens))]
         self.tokens = [self.tokens[at] for at in self.places]
+
+    def go_on_with(self, tokens: Sequence[int]) -> None:
+        """Begin the request's next input."""
+        self.restart()
+        self.tokens = tokens
 
     def held(self) -> list[Any]:
         """The cache. Raises `RuntimeError` before the prefill has begun."""

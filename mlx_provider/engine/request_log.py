@@ -45,7 +45,7 @@ def timings_of(request: Request, now: float) -> Timings:
 def log_line(request: Request, reason: str, now: float) -> str:
     """One line: where the request's time went."""
     times = timings_of(request, now)
-    new = len(request.prompt.tokens) - request.cached - request.skipped
+    new = request.prompt_tokens - request.cached - request.skipped
     computed = f"{request.prefilled} of {new}" if request.prefilled < new else f"{new}"
     parts = [
         f"queued {times.queued:.3f} s",

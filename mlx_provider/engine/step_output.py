@@ -62,7 +62,7 @@ class StepOutput:
         """Its last row has ended."""
         now = self.clock()
         usage = Usage(
-            prompt_tokens=len(request.prompt.tokens),
+            prompt_tokens=request.prompt_tokens,
             cached_tokens=request.cached,
             completion_tokens=request.completion_tokens,
             reasoning_tokens=request.reasoning_tokens,

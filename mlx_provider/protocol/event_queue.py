@@ -170,7 +170,7 @@ class EventQueue:
     def _drop(self) -> None:
         slow = RequestFailed(
             f"its reader left {self._unread // 2**20} MiB of the reply unread: read faster, or "
-            "ask for fewer log-probabilities"
+            "ask for fewer log-probabilities, or fewer vectors at once"
         )
         self._hold([Failed.of(slow)])
         self._ended = True

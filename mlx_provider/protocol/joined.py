@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .messages import Delta, Event, Finish, ToolCallDelta
+from .messages import Delta, Embedded, Event, Finish, ToolCallDelta
 
 JOINED = 2**18
 """Bytes above which nothing more is joined to an event."""
@@ -14,6 +14,8 @@ LOGPROB_BYTES = 800
 
 def size(event: Event) -> int:
     """Bytes that an event takes in memory, about."""
+    if isinstance(event, Embedded):
+        return EVENT_BYTES + len(event.vector)
     if not isinstance(event, Delta):
         return EVENT_BYTES
     calls = sum(CALL_BYTES + len(call.arguments) for call in event.tool_calls)

@@ -1,21 +1,23 @@
 """What crosses the process border: one request in, a stream of events out.
 
-A client posts a `GenerateRequest`; the answer is a stream of lines, each a JSON list of the
-events that one engine step made for this request. The first line holds `Accepted`; the last
-event is `Done` or `Failed`. The in-process transport passes the same objects without JSON.
+A client posts a `GenerateRequest` or an `EmbedRequest`; the answer is a stream of lines, each a
+JSON list of the events that one engine step made for this request. The first line holds
+`Accepted`; the last event is `Done` or `Failed`. The in-process transport passes the same objects
+without JSON.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator
 from pydantic_core import PydanticCustomError
 
 from ..bounds import (
     MAX_WARM,
+    Inputs,
     JsonObject,
     Label,
     Messages,
@@ -93,6 +95,8 @@ class ModelOptions(_Wire):
     """Tokens from which on a prompt is long."""
     tool_parser: str | None = None
     reasoning_parser: str | None = None
+    pooling: Literal["last", "mean", "cls"] | None = None
+    """Which states of a text make its vector, where the checkpoint does not say."""
     allow_private_media: bool = False
     allow_file_media: bool = False
     warm: list[str | WarmPrompt] = Field(default_factory=list, max_length=MAX_WARM)
@@ -141,14 +145,45 @@ RENDERER_ARGUMENTS = frozenset(
 """Arguments of the template's renderer itself (transformers 5, `apply_chat_template`)."""
 
 
-class GenerateRequest(_Wire):
-    """One request: chat `messages`, or a raw text or token `prompt`."""
+class ModelRequest(_Wire):
+    """What every request says: of which model it wants something, and who sends it."""
+
+    path: ClassVar[str]
+    """Where it is posted."""
 
     id: Name = Field(default_factory=lambda: uuid.uuid4().hex)
     model: Name
     origin: Literal["owner", "client", "remote"] = "owner"
     """Who chose the model: the engine's owner; a gateway's client, through a wildcard entry; or
     another machine, which the engine's TCP server says of every request."""
+    tenant: Label | None = None
+    """Prefixes are never shared between tenants, nor between this machine's and another's."""
+    options: ModelOptions = ModelOptions()
+    timeout: float | None = Field(None, gt=0)
+    """Seconds from acceptance to the end."""
+    ignored: list[str] = Field(default_factory=list)
+    """Parameters that the client sent and that have no effect; echoed as warnings."""
+
+
+class EmbedRequest(ModelRequest):
+    """Texts, or lists of token ids, of which the vectors are wanted: an `Embedded` for each."""
+
+    path: ClassVar[str] = "/v1/embed"
+
+    input: Inputs
+    """Control tokens in a text are spelt in letters; what the tokenizer adds to every text is
+    added to texts, and to token ids nothing."""
+    dimensions: int | None = Field(None, ge=1)
+    """The first so many numbers of each vector, of length 1 again."""
+    prompt_name: Label | None = None
+    """One of the model's own prompts, which stands before each text; `None`: its default."""
+
+
+class GenerateRequest(ModelRequest):
+    """One request: chat `messages`, or a raw text or token `prompt`."""
+
+    path: ClassVar[str] = "/v1/generate"
+
     messages: Messages | None = None
     prompt: str | list[int] | None = None
     """Taken as it is: control tokens in a raw text are the caller's own, and stay."""
@@ -177,13 +212,6 @@ class GenerateRequest(_Wire):
     top_logprobs: int = Field(0, ge=0, le=20)
     session: Label | None = None
     """Hint that requests belong together; the prefix cache keeps their prefix longer."""
-    tenant: Label | None = None
-    """Prefixes are never shared between tenants, nor between this machine's and another's."""
-    options: ModelOptions = ModelOptions()
-    timeout: float | None = Field(None, gt=0)
-    """Seconds from acceptance to the last token."""
-    ignored: list[str] = Field(default_factory=list)
-    """Parameters that the client sent and that have no effect; echoed as warnings."""
 
     @field_validator("template")
     @classmethod
@@ -243,6 +271,15 @@ class Delta(_Wire):
     reasoning: str = ""
     tool_calls: list[ToolCallDelta] = Field(default_factory=list)
     logprobs: list[TokenLogprob] = Field(default_factory=list)
+
+
+class Embedded(_Wire):
+    """The vector of one input."""
+
+    type: Literal["embedded"] = "embedded"
+    index: int
+    vector: str
+    """float32, the lowest byte first, in base64."""
 
 
 class Finish(_Wire):
@@ -319,7 +356,7 @@ class Failed(_Wire):
         return cls(error=ErrorBody.of(error))
 
 
-Event = Annotated[Accepted | Delta | Finish | Done | Failed, Field(discriminator="type")]
+Event = Annotated[Accepted | Delta | Embedded | Finish | Done | Failed, Field(discriminator="type")]
 
 EVENT_BATCH: TypeAdapter[list[Event]] = TypeAdapter(list[Event])
 """One line of the stream: the events of one engine step for one request."""

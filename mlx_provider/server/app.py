@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
+from functools import partial
 from typing import Any
 
 import anyio
@@ -16,7 +17,7 @@ from starlette.routing import Route
 from ..client.identity import identity
 from ..config import EngineSettings
 from ..errors import MLXProviderError
-from ..protocol.messages import Health
+from ..protocol.messages import EmbedRequest, GenerateRequest, Health, ModelRequest
 from ..serving.interface import Service
 from .access import Gate, error_response
 from .activity import Activity
@@ -28,6 +29,7 @@ from .incoming import Incoming
 
 HEARTBEAT = 10.0
 """Seconds between two empty lines to an attached client, so that a vanished one is noticed."""
+KINDS: tuple[type[ModelRequest], ...] = (GenerateRequest, EmbedRequest)
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -65,10 +67,10 @@ class EngineApp:
     def _routes(self, *, remote: bool) -> list[Route]:
         owners = [] if remote else [Route("/v1/stop", self.giving_way.__call__, methods=["POST"])]
         incoming = Incoming(self.activity, self._bodies, remote)
-        generate = Generate(self._service, incoming, self.stopping)
+        answer = partial(Generate, self._service, incoming, self.stopping)
         return [
             *owners,
-            Route("/v1/generate", generate, methods=["POST"]),
+            *(Route(kind.path, answer(kind=kind), methods=["POST"]) for kind in KINDS),
             Route("/v1/count", Count(self._service, incoming), methods=["POST"]),
             Route("/v1/attach", self._attach),
             Route("/v1/models", self._models),

@@ -27,7 +27,7 @@ class Count:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            request, ticket = await self._incoming.read(scope, receive)
+            request, ticket = await self._incoming.read(scope, receive, GenerateRequest)
         except ClientDisconnect:
             return
         with self._incoming.activity.reading():

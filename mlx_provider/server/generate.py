@@ -1,4 +1,4 @@
-"""`POST /v1/generate`: from a request's body to the last line of its events."""
+"""`POST` of a request to a model: from its body to the last line of its events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from ..byte_gate import Ticket
 from ..errors import EngineUnavailable, MLXProviderError, RequestFailed
 from ..protocol.event_queue import EventQueue
-from ..protocol.messages import EVENT_BATCH, Accepted, Event, Failed, GenerateRequest
+from ..protocol.messages import EVENT_BATCH, Accepted, Event, Failed, ModelRequest
 from ..serving.interface import Service
 from ..upstream.heap import give_back
 from .access import error_response
@@ -26,9 +26,18 @@ NDJSON = "application/x-ndjson"
 
 
 class Generate:
-    """ASGI endpoint. One instance per app; a `_Reply` per request."""
+    """ASGI endpoint. One instance per kind of request; a `_Reply` per request."""
 
-    def __init__(self, service: Service, incoming: Incoming, stopping: anyio.Event) -> None:
+    def __init__(
+        self,
+        service: Service,
+        incoming: Incoming,
+        stopping: anyio.Event,
+        *,
+        kind: type[ModelRequest],
+    ) -> None:
+        """`kind`: what a body holds."""
+        self._kind = kind
         self._service = service
         self._incoming = incoming
         self._stopping = stopping
@@ -36,7 +45,7 @@ class Generate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            request, ticket = await self._incoming.read(scope, receive)
+            request, ticket = await self._incoming.read(scope, receive, self._kind)
         except ClientDisconnect:
             return
         large = ticket.size > LARGE
@@ -54,7 +63,7 @@ class _Reply:
         service: Service,
         limiter: anyio.CapacityLimiter,
         stopping: anyio.Event,
-        request: GenerateRequest,
+        request: ModelRequest,
         ticket: Ticket,
     ) -> None:
         self.queue = EventQueue()
@@ -62,7 +71,7 @@ class _Reply:
         self._limiter = limiter
         self._stopping = stopping
         self._id = request.id
-        self._unsent: tuple[GenerateRequest, Ticket] | None = (request, ticket)
+        self._unsent: tuple[ModelRequest, Ticket] | None = (request, ticket)
         self._submitting = anyio.CancelScope()
         self._refused = False
 

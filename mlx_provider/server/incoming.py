@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 from pydantic import ValidationError
 from starlette.types import Receive, Scope
@@ -10,9 +11,11 @@ from starlette.types import Receive, Scope
 from ..byte_gate import Ticket
 from ..errors import BadRequest
 from ..invalid import bad_request
-from ..protocol.messages import GenerateRequest
+from ..protocol.messages import ModelRequest
 from .activity import Activity
 from .body import Bodies
+
+T = TypeVar("T", bound=ModelRequest)
 
 
 @dataclass(frozen=True)
@@ -23,15 +26,15 @@ class Incoming:
     bodies: Bodies
     remote: bool
 
-    async def read(self, scope: Scope, receive: Receive) -> tuple[GenerateRequest, Ticket]:
-        """The request and what it holds of the room for bodies, which is the caller's to close.
+    async def read(self, scope: Scope, receive: Receive, kind: type[T]) -> tuple[T, Ticket]:
+        """A request of this kind and what it holds of the room for bodies, which is the caller's to close.
 
         Raises `BadRequest` that names the first field at fault, and what `Bodies.read` raises.
         """
         with self.activity.reading():
             body = await self.bodies.read(scope, receive)
         try:
-            request = parse_request(body.data)
+            request = parse_request(kind, body.data)
         except BadRequest:
             body.ticket.close()
             raise
@@ -40,9 +43,9 @@ class Incoming:
         ) if self.remote else request, body.ticket
 
 
-def parse_request(body: bytes | bytearray) -> GenerateRequest:
+def parse_request(kind: type[T], body: bytes | bytearray) -> T:
     """The request in a JSON body. Raises `BadRequest` that names the first field at fault."""
     try:
-        return GenerateRequest.model_validate_json(body)
+        return kind.model_validate_json(body)
     except ValidationError as error:
-        raise bad_request(error) from None
+        raise bad_request(error, kind) from None

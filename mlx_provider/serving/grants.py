@@ -15,14 +15,16 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import ValidationError
 
 from ..errors import BadRequest, Forbidden, ModelNotFound
 from ..plain_file import read_trusted
-from ..protocol.messages import OWNERS_ALONE, GenerateRequest, ModelOptions
+from ..protocol.messages import OWNERS_ALONE, ModelOptions, ModelRequest
 from .hub import DEMOS, cache_root
 
+T = TypeVar("T", bound=ModelRequest)
 LARGEST_FILE = 2**20
 REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(@[\w-][\w.-]*)?")
 """A Hub id; `..` and what begins with a dot is none."""
@@ -37,7 +39,7 @@ class Grants:
         self._roots = tuple(roots)
         self._granted = granted or {}
 
-    def admitted(self, request: GenerateRequest) -> GenerateRequest:
+    def admitted(self, request: T) -> T:
         """The request with the owner's options for its model in it.
 
         Raises `Forbidden` that names an option which the sender may not set, `ModelNotFound`
@@ -56,7 +58,7 @@ class Grants:
             options = options.model_copy(update={"context_length": length})
         return request.model_copy(update={"options": options})
 
-    def may_lengthen(self, request: GenerateRequest) -> bool:
+    def may_lengthen(self, request: ModelRequest) -> bool:
         """Whether its context may be beyond the model's own, which makes other weights."""
         granted = self._granted.get(request.model)
         return request.origin != "remote" or (
@@ -85,12 +87,12 @@ class Grants:
         return any(path.is_relative_to(root) for root in roots) and (path / "config.json").is_file()
 
 
-def names_repository(request: GenerateRequest) -> bool:
+def names_repository(request: ModelRequest) -> bool:
     """Whether the model's name is a Hub id alone, whatever folder the engine was started from."""
     return request.origin != "owner" and REPOSITORY.fullmatch(request.model) is not None
 
 
-def namespace(request: GenerateRequest) -> str:
+def namespace(request: ModelRequest) -> str:
     """Whose prefixes a request shares: one tenant's, on this machine or on others."""
     tenant = request.tenant or ""
     return f"remote:{tenant}" if request.origin == "remote" else tenant

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..protocol.event_queue import EventQueue
-from ..protocol.messages import Accepted, GenerateRequest, Health
+from ..protocol.messages import Accepted, GenerateRequest, Health, ModelRequest
 
 Put = Callable[[], None]
 """Puts the events of one engine step into the queues of their requests."""
@@ -23,7 +23,7 @@ def deliver_now(put: Put) -> None:
 class Service(Protocol):
     """Serves requests. Every method is safe from any thread."""
 
-    def submit(self, request: GenerateRequest, queue: EventQueue) -> Accepted:
+    def submit(self, request: ModelRequest, queue: EventQueue) -> Accepted:
         """Validate, render, tokenise, let in; its events then arrive in `queue`.
 
         Blocks (host work, model load). Raises the errors of `mlx_provider.errors`.

@@ -244,7 +244,12 @@ class Models:
         kind = " ".join(filter(None, kinds))
         if kind not in loaded.running:
             self._worker.call(partial(self._start, loaded, kind, options)).result()
-        wanted = (options.context_length, options.tool_parser, options.reasoning_parser)
+        wanted = (
+            options.context_length,
+            options.tool_parser,
+            options.reasoning_parser,
+            options.pooling,
+        )
         known = loaded.served
         served = known.get((name, kind, *wanted))
         if served is None:
@@ -273,7 +278,13 @@ class Models:
             name=name,
             loaded=loaded,
             kind=kind,
-            info=replace(info, context_length=options.context_length or info.context_length),
+            info=replace(
+                info,
+                context_length=options.context_length or info.context_length,
+                embedding=replace(
+                    info.embedding, pooling=options.pooling or info.embedding.pooling
+                ),
+            ),
             tool_parser=calls,
             reasoning_parser=thoughts,
             layout=layout_of(partial(_rendered, loaded.model), thoughts, calls),

@@ -21,19 +21,22 @@ from ..config import EngineSettings
 from ..engine.request import Request
 from ..engine.step_output import Post
 from ..engine.worker import EngineWorker
-from ..errors import ContextTooLong, EngineDied, MLXProviderError, RequestFailed
+from ..errors import BadRequest, ContextTooLong, EngineDied, MLXProviderError, RequestFailed
 from ..isolation import Fault, Isolation
 from ..protocol.event_queue import EventQueue
 from ..protocol.messages import (
     Accepted,
     Done,
+    EmbedRequest,
     Failed,
     GenerateRequest,
     Health,
+    ModelRequest,
     WarmPrompt,
 )
 from ..registry import PluginRegistry
 from ..upstream import blas
+from .embedding import make_embedding
 from .grants import Grants, names_repository, namespace, read_grants
 from .in_flight import Entered, Entry, InFlight
 from .interface import Deliver, deliver_now
@@ -74,7 +77,7 @@ class ChatService:
 
     # -- from a client
 
-    def submit(self, request: GenerateRequest, queue: EventQueue) -> Accepted:
+    def submit(self, request: ModelRequest, queue: EventQueue) -> Accepted:
         entry = Entry(request.id, queue, self._media.claim(request.id))
         self._in_flight.arrive(entry)
         with Isolation() as trying:
@@ -106,18 +109,19 @@ class ChatService:
             except ContextTooLong as error:
                 return max(error.tokens, use.served.info.context_length)
 
-    def _accepted(self, wire: GenerateRequest, entry: Entry) -> Accepted:
+    def _accepted(self, wire: ModelRequest, entry: Entry) -> Accepted:
         arrived = time.monotonic()
         request = self._grants.admitted(wire)
         with ExitStack() as until_entered:
             use, ready = self._ready(request, entry, arrived, until_entered)
-            self._warm(wire, request.options.warm, use.served)
+            if isinstance(wire, GenerateRequest):
+                self._warm(wire, request.options.warm, use.served)
             self._enter(entry, ready.request, use)
             until_entered.pop_all()
         return ready.accepted
 
     def _ready(
-        self, wire: GenerateRequest, entry: Entry, arrived: float, held: ExitStack
+        self, wire: ModelRequest, entry: Entry, arrived: float, held: ExitStack
     ) -> tuple[Use, Ready]:
         """The request and its model, held in memory with room for the request's rows.
 
@@ -126,17 +130,17 @@ class ChatService:
         """
         find = self._finder(wire, arrived)
         use = held.enter_context(find())
-        ready = make_ready(wire, use.served, entry.queue, entry.media, arrived)
+        ready = _made(wire, use.served, entry, arrived)
         while not use.covers(need := _need(ready.request, use.served)):
             served = use.served
             use.end()
             entry.check_wanted()
             use = held.enter_context(find(rows=need))
             if use.served is not served:
-                ready = make_ready(wire, use.served, entry.queue, entry.media, arrived)
+                ready = _made(wire, use.served, entry, arrived)
         return use, ready
 
-    def _finder(self, wire: GenerateRequest, arrived: float) -> Callable[..., Use]:
+    def _finder(self, wire: ModelRequest, arrived: float) -> Callable[..., Use]:
         """Finds the model of a request, whose wait ends with the request's time."""
         return partial(
             self._models.use, wire.model, wire.options,
@@ -252,6 +256,15 @@ class ChatService:
         )
 
 
+def _made(wire: ModelRequest, served: Served, entry: Entry, arrived: float) -> Ready:
+    """The engine's request, by its kind. Raises `BadRequest`."""
+    if isinstance(wire, GenerateRequest):
+        return make_ready(wire, served, entry.queue, entry.media, arrived)
+    if isinstance(wire, EmbedRequest):
+        return make_embedding(wire, served, entry.queue, arrived, entry.check_wanted)
+    raise BadRequest(f"{wire.path} is not served")
+
+
 def _need(request: Request, served: Served) -> int:
     """Bytes for its rows. Raises `BadRequest` for more than there can be, `Overloaded`."""
     running = served.running
@@ -264,7 +277,7 @@ def _put(posts: list[Post]) -> None:
         request.events.put(events)
 
 
-def _refused(request: GenerateRequest, fault: Fault | None) -> MLXProviderError:
+def _refused(request: ModelRequest, fault: Fault | None) -> MLXProviderError:
     """The error that the client gets, also for what a template, parser or grammar raised."""
     if fault is None:
         return EngineDied("the engine is shutting down")

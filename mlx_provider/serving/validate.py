@@ -16,9 +16,9 @@ def checked(request: GenerateRequest, prompt: Prompt, info: ModelInfo) -> None:
         raise BadRequest("the prompt is empty", param="prompt")
     if count >= info.context_length:
         raise ContextTooLong.of(count, info.context_length)
-    _within(prompt.tokens, info.vocab_size, "prompt")
-    _within(request.stop_token_ids, info.vocab_size, "stop_token_ids")
-    _within(request.sampling.logit_bias, info.vocab_size, "logit_bias")
+    within_vocabulary(prompt.tokens, info.vocab_size, "prompt")
+    within_vocabulary(request.stop_token_ids, info.vocab_size, "stop_token_ids")
+    within_vocabulary(request.sampling.logit_bias, info.vocab_size, "logit_bias")
     if any(not stop for stop in request.stop):
         raise BadRequest("a stop string is empty", param="stop")
     if request.min_tokens > room_for(request, prompt, info):
@@ -31,7 +31,8 @@ def room_for(request: GenerateRequest, prompt: Prompt, info: ModelInfo) -> int:
     return room if request.max_tokens is None else min(request.max_tokens, room)
 
 
-def _within(tokens: Iterable[int], vocab_size: int, param: str) -> None:
+def within_vocabulary(tokens: Iterable[int], vocab_size: int, param: str) -> None:
+    """Raise `BadRequest` for a token id that the model does not have."""
     # MLX's gather does not check indices: an id out of range would read foreign memory
     for token in tokens:
         if not 0 <= token < vocab_size:

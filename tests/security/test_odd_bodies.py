@@ -38,7 +38,9 @@ def nested(depth: int) -> Any:
 
 def posted(**fields: Any) -> GenerateRequest:
     """Straight to an engine."""
-    return parse_request(json.dumps({"model": "m", "messages": [HI], **fields}).encode())
+    return parse_request(
+        GenerateRequest, json.dumps({"model": "m", "messages": [HI], **fields}).encode()
+    )
 
 
 def translated(messages: Any = None, **params: Any) -> GenerateRequest:

@@ -16,6 +16,7 @@ from mlx_provider.chat.output.stops import StopText
 from mlx_provider.errors import BadRequest
 from mlx_provider.litellm.call import Call, Deadline
 from mlx_provider.litellm.translate import generate_requests
+from mlx_provider.protocol.messages import GenerateRequest
 from mlx_provider.records.reading import partial_at
 from mlx_provider.server.incoming import parse_request
 
@@ -102,7 +103,7 @@ def translated(stop: Any) -> Any:
 
 def posted(stop: Any) -> Any:
     body = {"model": "m", "messages": MESSAGES, "stop": stop}
-    return parse_request(json.dumps(body).encode()).stop
+    return parse_request(GenerateRequest, json.dumps(body).encode()).stop
 
 
 TOO_MUCH = [

@@ -79,6 +79,8 @@ class Scheduler:
         self.fixed = fixed
         self.budget = budget
         self.costs = costs or Costs()
+        self._as_measured = Costs(self.costs.curve)
+        """At the pace at which the curve was measured, whatever happens later."""
         self.waiting: list[PrefillJob] = []
         """Prompts that are queued or in prefill."""
         self.running: dict[Row, None] = {}
@@ -117,7 +119,8 @@ class Scheduler:
         if not request.arrived:
             request.arrived = now
         # time spent before the queue (loading a model, say) gives no precedence in it
-        job = PrefillJob(request, list(request.rows), request.prompt.tokens, arrived=now)
+        tokens = request.prompt.tokens if request.inputs is None else request.inputs.tokens[0]
+        job = PrefillJob(request, list(request.rows), tokens, arrived=now)
         self.waiting.append(job)
         return job
 
@@ -202,6 +205,10 @@ class Scheduler:
         if job.scoring is not None:
             most = self.limits.stall_target if rows else IDLE_STALL
             return StepPlan(rows, pass_seconds=alone, scored=job, scoring_seconds=most)
+        if job.embeds:
+            chunk = self._chunk_of_input(job)
+            apart = self._apart(job, chunk.size)
+            return StepPlan(rows, chunk, pass_seconds=alone, chunk_seconds=apart)
         if rows and mixes and job.text_follows:
             chunk = self._chunk(job, rows)
             if self._pays_together(chunk, alone):
@@ -225,7 +232,7 @@ class Scheduler:
         if len(self.waiting) < 2:
             return self.waiting
         each = self.costs.pass_of(0, 0, 1024) / 1024
-        return sorted(self.waiting, key=lambda job: job.cost * each - AGING * (now - job.arrived))
+        return sorted(self.waiting, key=lambda job: job.work * each - AGING * (now - job.arrived))
 
     def _precedes(self, job: PrefillJob) -> bool:
         """Whether a prompt goes before rows decode, as long as those wait no longer than they may.
@@ -253,6 +260,16 @@ class Scheduler:
             return beside + self.costs.pass_of(len(mixed_with), keys, size, job.done)
 
         size = best_size(sizes, seconds, self.limits.stall_target)
+        return Chunk(job, job.done, job.done + size)
+
+    def _chunk_of_input(self, job: PrefillJob) -> Chunk:
+        """The next tokens of an input, in a pass of their own: never more than rows that decode
+        may wait for, and always the same, as what is computed depends on where passes end."""
+        size = best_size(
+            self._sizes(job, 0),
+            lambda size: self._as_measured.pass_of(0, 0, size, job.done),
+            self.limits.stall_target,
+        )
         return Chunk(job, job.done, job.done + size)
 
     def _sizes(self, job: PrefillJob, rows: int) -> list[int]:

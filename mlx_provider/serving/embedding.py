@@ -1,0 +1,152 @@
+"""From a client's texts to the engine's inputs: their tokens, and what is made of their states."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ..bounds import MAX_INPUT_TOKENS
+from ..engine.inputs import Inputs
+from ..engine.request import Request, Row, SamplingParams
+from ..errors import BadRequest, ContextTooLong
+from ..protocol.event_queue import EventQueue
+from ..protocol.messages import Accepted, Delta, EmbedRequest, FinishReason, TokenLogprob
+from ..records import Embedding, Pooling, ShowsHidden
+from .grants import namespace
+from .ready import Ready
+from .served import Served
+from .validate import within_vocabulary
+
+
+@dataclass
+class NoText:
+    """What a row says that never decodes."""
+
+    stopped: bool = False
+    reasoning_tokens: int = 0
+
+    def push(self, token: int, logprob: TokenLogprob | None = None) -> list[Delta]:
+        return []
+
+    def finish(self, reason: FinishReason) -> tuple[list[Delta], FinishReason]:
+        return [], reason
+
+
+def make_embedding(
+    wire: EmbedRequest,
+    served: Served,
+    queue: EventQueue,
+    arrived: float,
+    check_wanted: Callable[[], None],
+) -> Ready:
+    """Tokenise (host work, any thread).
+
+    `check_wanted` is asked before each text; `arrived`: monotonic time. Raises `BadRequest` that
+    names the part, `ContextTooLong`.
+    """
+    how, pooling = _way(served)
+    before = _prompt(how, wire.prompt_name)
+    tokens = [array("i", each) for each in _tokens(wire.input, served, before, check_wanted)]
+    inputs = Inputs(tokens, pooling, _dimensions(how, wire.dimensions), how.normalise)
+    request = Request(
+        id=wire.id,
+        prompt=inputs.longest,
+        params=SamplingParams(),
+        max_tokens=0,
+        events=queue,
+        salt=namespace(wire),
+        drafts=False,
+        inputs=inputs,
+        deadline=arrived + wire.timeout if wire.timeout else None,
+        arrived=arrived,
+    )
+    request.rows = [Row(request, 0, NoText())]
+    accepted = Accepted(
+        id=wire.id,
+        model=wire.model,
+        prompt_tokens=inputs.total,
+        max_tokens=0,
+        context_length=served.info.context_length,
+        warnings=[f"{name} has no effect" for name in wire.ignored],
+    )
+    return Ready(request, accepted)
+
+
+def _way(served: Served) -> tuple[Embedding, Pooling]:
+    """Raises `BadRequest` where the model has none, or nobody says which."""
+    how = served.info.embedding
+    refusal = how.refusal
+    if not isinstance(served.model, ShowsHidden):
+        refusal = f"family {served.loaded.family!r} shows no hidden states"
+    if refusal:
+        raise BadRequest(f"{served.name} cannot embed: {refusal}", param="model")
+    if how.pooling is None:
+        raise BadRequest(
+            f"{served.name} does not say how its states become a vector (it has no "
+            "1_Pooling/config.json): name an embedding model, or let the operator choose "
+            "model_info.mlx.pooling, one of last, mean and cls",
+            param="model",
+        )
+    return how, how.pooling
+
+
+def _prompt(how: Embedding, name: str | None) -> str:
+    """The text before each input."""
+    if name is None:
+        return how.prompts.get(how.default_prompt, "")
+    if name not in how.prompts:
+        known = ", ".join(sorted(how.prompts)) or "none"
+        raise BadRequest(
+            f"prompt_name: this model has no prompt {name[:80]!r}, it has: {known}",
+            param="prompt_name",
+        )
+    return how.prompts[name]
+
+
+def _dimensions(how: Embedding, wanted: int | None) -> int:
+    if wanted is not None and wanted > how.width:
+        raise BadRequest(
+            f"dimensions must be at most {how.width}, which this model's vectors have, "
+            f"got {wanted}",
+            param="dimensions",
+        )
+    return wanted or how.width
+
+
+def _tokens(
+    given: Sequence[str | list[int]],
+    served: Served,
+    before: str,
+    check_wanted: Callable[[], None],
+) -> Iterator[Sequence[int]]:
+    total, limit = 0, served.info.context_length
+    for index, each in enumerate(given):
+        check_wanted()
+        where = f"input[{index}]"
+        try:
+            tokens = _tokens_of(each, served, before, where)
+        except BadRequest as error:
+            raise type(error)(f"{where}: {error.message}", param=where) from None
+        if len(tokens) >= limit:
+            raise ContextTooLong(
+                f"{where} is too long: {len(tokens)} tokens > {limit - 1} maximum (context of "
+                f"{limit}): divide it",
+                param=where,
+            )
+        total += len(tokens)
+        if total > MAX_INPUT_TOKENS:
+            raise BadRequest(
+                f"input has more than {MAX_INPUT_TOKENS} tokens: send it in several requests",
+                param="input",
+            )
+        yield tokens
+
+
+def _tokens_of(given: str | list[int], served: Served, before: str, where: str) -> Sequence[int]:
+    if not given:
+        raise BadRequest("it is empty")
+    if isinstance(given, str):
+        return served.model.tokenizer.encode_plain(given, before=before, special=True)
+    within_vocabulary(given, served.info.vocab_size, where)
+    return given

@@ -1,0 +1,218 @@
+"""Embeddings of a service: what a folder says, what an operator chooses, what a client sends."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlx_provider.client.in_process import InProcessClient
+from mlx_provider.errors import BadRequest, ContextTooLong, MLXProviderError, RequestFailed
+from mlx_provider.protocol.messages import (
+    Done,
+    Embedded,
+    EmbedRequest,
+    Event,
+    Failed,
+    GenerateRequest,
+    ModelOptions,
+    Sampling,
+)
+from mlx_provider.serving.service import ChatService
+from mlx_provider.testing.tiny_embedding import ENDS, as_embedding, without_head
+from mlx_provider.testing.tiny_models import build
+
+Ask = Callable[..., tuple[list[Any], int]]
+LIMIT = 120
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return as_embedding(build(tmp_path_factory.mktemp("embed") / "m", "qwen3"))
+
+
+@pytest.fixture(scope="module")
+def client(shared_service: ChatService) -> InProcessClient:
+    return InProcessClient(shared_service)
+
+
+@pytest.fixture(scope="module")
+def ask(client: InProcessClient) -> Ask:
+    """Vectors and counted tokens."""
+
+    def ask(model: Path, *inputs: Any, **more: Any) -> tuple[list[Any], int]:
+        request = EmbedRequest(model=str(model), input=list(inputs), **more)
+        generation = client.submit(request)
+        events: list[Event] = []
+        while found := generation.get(LIMIT):
+            events += found
+        *vectors, last = events
+        if isinstance(last, Failed):
+            raise last.error.exception()
+        assert isinstance(last, Done)
+        made = {each.index: each.vector for each in vectors if isinstance(each, Embedded)}
+        arrays = [np.frombuffer(b64decode(made[i]), "<f4") for i in range(len(made))]
+        return arrays, last.usage.prompt_tokens
+
+    return ask
+
+
+def refused(ask: Ask, model: Path, *inputs: Any, **more: Any) -> MLXProviderError:
+    with pytest.raises(BadRequest) as caught:
+        ask(model, *inputs, **more)
+    return caught.value
+
+
+def test_texts_and_token_ids(ask: Ask, embedder: Path) -> None:
+    texts, count = ask(embedder, "Hello there", "The quick brown fox")
+    assert [round(float(np.linalg.norm(each)), 5) for each in texts] == [1, 1]
+    ids = json.loads((embedder / "tokenizer.json").read_text())
+    end = next(t["id"] for t in ids["added_tokens"] if t["content"] == ENDS)
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(embedder / "tokenizer.json"))
+    tokens = tokenizer.encode("Hello there").ids
+    assert tokens[-1] == end, "as sentence-transformers tokenises it"
+    (same,), counted = ask(embedder, tokens)
+    assert same.tobytes() == texts[0].tobytes()
+    assert count > counted == len(tokens)
+
+
+def test_a_prompt_of_the_model_stands_before_a_text(ask: Ask, embedder: Path) -> None:
+    (plain,), _ = ask(embedder, "fox")
+    (query,), counted = ask(embedder, "fox", prompt_name="query")
+    (written,), same = ask(embedder, "Instruct: find it\nQuery: fox")
+    assert (counted, query.tobytes()) == (same, written.tobytes())
+    assert ask(embedder, "fox", prompt_name="document")[0][0].tobytes() == plain.tobytes()
+    error = refused(ask, embedder, "fox", prompt_name="nobody")
+    assert (error.param, "it has: document, query" in error.message) == ("prompt_name", True)
+
+
+def test_a_control_token_in_a_text_is_spelt_in_letters(ask: Ask, embedder: Path) -> None:
+    _, one = ask(embedder, "a")
+    _, spelt = ask(embedder, f"a{ENDS}")
+    assert spelt > one + 3
+
+
+def test_what_cannot_be_embedded_is_refused_by_its_place(ask: Ask, embedder: Path) -> None:
+    for inputs, more, error, words in (
+        (["a", ""], {}, BadRequest, "input[1]: it is empty"),
+        ([[]], {}, BadRequest, "input[0]: it is empty"),
+        (["a", [3, 9999]], {}, BadRequest, "input[1]: token id 9999 is not within 0 .. 383"),
+        ([[-1]], {}, BadRequest, "token id -1"),
+        ([[2**70]], {}, BadRequest, "is not within"),
+        (["a"], {"dimensions": 10**9}, BadRequest, "dimensions must be at most 64"),
+        (["a", "b " * 40_000], {}, ContextTooLong, "input[1]"),
+        (["a", [40] * 32768], {}, ContextTooLong, "input[1] is too long: 32768 tokens > 32767"),
+        (["x" * 10_000_000], {}, ContextTooLong, "input[0]"),
+    ):
+        found = refused(ask, embedder, *inputs, **more)
+        assert type(found) is error
+        assert words in found.message
+
+
+def test_too_many_tokens_in_all(ask: Ask, embedder: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("mlx_provider.serving.embedding.MAX_INPUT_TOKENS", 100)
+    assert "send it in several requests" in refused(ask, embedder, *[[40] * 30] * 4).message
+
+
+def test_a_model_that_does_not_say_how(ask: Ask, tmp_path: Path) -> None:
+    folder = build(tmp_path / "m", "qwen3")
+    assert "let the operator choose model_info.mlx.pooling" in refused(ask, folder, "a").message
+    (last,), _ = ask(folder, "Hello there", options=ModelOptions(pooling="last"))
+    (mean,), _ = ask(folder, "Hello there", options=ModelOptions(pooling="mean"))
+    assert np.linalg.norm(last - mean) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("how", "config", "words"),
+    [
+        ({"others": ("Dense",)}, {}, "what follows it is not supported: Dense"),
+        ({"mode": "max_tokens"}, {}, "its pooling is not supported: max_tokens"),
+        ({}, {"use_bidirectional_attention": True}, "attend to both sides"),
+        ({}, {"is_causal": False}, "attend to both sides"),
+    ],
+)
+def test_a_model_that_cannot_embed_says_why(
+    ask: Ask, tmp_path: Path, how: Any, config: Any, words: str
+) -> None:
+    folder = as_embedding(build(tmp_path / "m", "qwen3", **config), **how)
+    found = refused(ask, folder, "a")
+    assert f"{folder} cannot embed: " in found.message
+    assert words in found.message
+    assert found.param == "model"
+
+
+def test_a_checkpoint_of_a_backbone_alone(ask: Ask, tmp_path: Path, embedder: Path) -> None:
+    folder = without_head(as_embedding(build(tmp_path / "m", "qwen3"), "mean_tokens"))
+    (found,), _ = ask(folder, "Hello there")
+    (whole,), _ = ask(embedder, "Hello there", options=ModelOptions(pooling="mean"))
+    assert found.tobytes() == whole.tobytes()
+
+
+def test_models_that_see(ask: Ask, tmp_path: Path) -> None:
+    last = ModelOptions(pooling="last")
+    folder = build(tmp_path / "m", "qwen3_vl")
+    (one,), _ = ask(folder, "Hello there " * 30, options=last)
+    (other, _), _ = ask(folder, "Hello there " * 30, "fox", options=last)
+    assert one.tobytes() == other.tobytes()
+    found = refused(ask, build(tmp_path / "g", "gemma3"), "a", options=last)
+    assert "family 'gemma3' shows no hidden states" in found.message
+
+
+def test_a_reproducible_model(ask: Ask, embedder: Path) -> None:
+    (plain,), _ = ask(embedder, "Hello there")
+    (fixed,), _ = ask(embedder, "Hello there", options=ModelOptions(reproducible=True))
+    np.testing.assert_allclose(fixed, plain, atol=1e-5)
+
+
+def test_a_stream_goes_on_beside_vectors_and_a_cancelled_request_ends(
+    client: InProcessClient, embedder: Path, ask: Ask
+) -> None:
+    greedy = Sampling(temperature=0)
+    chat = GenerateRequest(model=str(embedder), prompt="fox", max_tokens=200, sampling=greedy)
+    stream = client.submit(chat)
+    many = client.submit(
+        EmbedRequest(model=str(embedder), input=["The quick brown fox " * 40] * 500)
+    )
+    assert many.accepted.prompt_tokens > 50_000
+    assert isinstance(many.get(LIMIT)[0], Embedded)
+    many.close()
+    events = many.get(LIMIT)
+    while events and not isinstance(events[-1], Done | Failed):
+        events = many.get(LIMIT)
+    told: list[Event] = []
+    while found := stream.get(LIMIT):
+        told += found
+    assert isinstance(told[-1], Done)
+    assert told[-1].usage.completion_tokens == 200
+    assert client.health().running == 0
+    assert len(ask(embedder, "fox")[0]) == 1
+
+
+def test_nobody_waits_any_more_while_texts_are_prepared(
+    shared_service: ChatService, embedder: Path, monkeypatch: Any
+) -> None:
+    from mlx_provider.protocol.event_queue import EventQueue
+    from mlx_provider.serving import embedding
+
+    prepared = embedding._tokens_of
+    count = 0
+
+    def leaving(*args: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == 3:
+            shared_service.cancel("leaves")
+        return prepared(*args)
+
+    monkeypatch.setattr(embedding, "_tokens_of", leaving)
+    request = EmbedRequest(id="leaves", model=str(embedder), input=["fox"] * 100)
+    with pytest.raises(RequestFailed, match="cancelled"):
+        shared_service.submit(request, EventQueue())
+    assert count == 3
