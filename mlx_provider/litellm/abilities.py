@@ -34,6 +34,10 @@ EVERY_MODEL = {
     "supports_prompt_caching": True,
 }
 """Calls and schemas are enforced token by token, whatever the model was trained for."""
+_OTHER: Mapping[str, Mapping[str, Any]] = {
+    "embedding": {name: False for name in EVERY_MODEL if name.startswith("supports_")}
+}
+"""What is otherwise of a model that does not chat."""
 OWN_CONTEXT = "mlx_context_length"
 """The model's own context in an entry, whose limits the router replaces by those of whichever
 config entry comes last."""
@@ -52,10 +56,10 @@ def known(model: str) -> Mapping[str, Any]:
     return litellm.model_cost.get(f"{PROVIDER}/{model}") or {}
 
 
-def enter(model: str, facts: ModelFacts) -> None:
+def enter(model: str, facts: ModelFacts, mode: str = "chat") -> None:
     """Make a model known, or what is new of it. Of several contexts the widest is shown."""
     before = known(model)
-    fields: dict[str, Any] = {} if before else dict(EVERY_MODEL)
+    fields: dict[str, Any] = {} if before else {**EVERY_MODEL, "mode": mode, **_OTHER.get(mode, {})}
     if (facts.context_length or 0) > (before.get("max_input_tokens") or 0):
         fields |= dict.fromkeys((*LIMITS, OWN_CONTEXT), facts.context_length)
     for name, value in (("vision", facts.vision), ("reasoning", facts.reasoning)):

@@ -71,7 +71,7 @@ class Call:
         params.update(extra)
         return cls(
             model=decoded(given["model"]),
-            messages=given["messages"],
+            messages=given.get("messages") or [],
             params={name: value for name, value in params.items() if value is not None},
             litellm_params=given.get("litellm_params") or {},
             api_base=given.get("api_base") or None,

@@ -13,7 +13,9 @@ class Told(int):
     """A limit that an engine told; any other one under `model_info` is the operator's."""
 
 
-def show(model: str, facts: ModelFacts, deployment: str | None = None) -> None:
+def show(
+    model: str, facts: ModelFacts, deployment: str | None = None, *, mode: str = "chat"
+) -> None:
     """Enter what an engine told of a model.
 
     A context goes to the proxy's config entry of that id, since entries of one model may differ in
@@ -22,9 +24,9 @@ def show(model: str, facts: ModelFacts, deployment: str | None = None) -> None:
     """
     shown = _entry(deployment)
     if shown is None:
-        enter(model, facts)
+        enter(model, facts, mode)
         return
-    enter(model, ModelFacts(None, facts.vision, facts.reasoning))
+    enter(model, ModelFacts(None, facts.vision, facts.reasoning), mode)
     for name in LIMITS[1:]:
         if facts.context_length and (shown.get(name) is None or isinstance(shown[name], Told)):
             shown[name] = Told(facts.context_length)

@@ -13,6 +13,7 @@ from ..errors import BadRequest
 from .bridged import carry_refusals, check_messages, check_responses
 from .call import encoded
 from .completions import carry_prompts
+from .embeddings import carry_embedding
 from .errors import PROVIDER, LiteLLMErrors, is_context_full
 from .heartbeat import alive
 from .history import check_history
@@ -119,6 +120,8 @@ async def _fit(kwargs: dict[str, Any], call_type: Any) -> None:
         check_messages(kwargs)
     elif call_type == CallTypes.atext_completion:
         carry_prompts(kwargs)
+    elif call_type == CallTypes.aembedding:
+        carry_embedding(kwargs)
 
 
 def _check_key(kwargs: dict[str, Any]) -> None:

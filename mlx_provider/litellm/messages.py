@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from litellm.types.utils import Choices, Message, ModelResponse
+from litellm.types.utils import Choices, EmbeddingResponse, Message, ModelResponse
 
 from ..protocol.messages import Accepted, Delta, Done, Event, Failed, Finish, TokenLogprob
 from .replies import finish_reason, logprobs_of, usage_of
@@ -86,11 +86,8 @@ class Collector:
         response.usage = usage_of(self._done.usage)
         timings = self._done.timings.model_dump()
         response.timings = timings
-        headers = {"x-mlx-tokens-per-second": f"{timings['tokens_per_second']:.1f}"}
-        if self._accepted.warnings:
-            headers[HEADER] = header_text("; ".join(self._accepted.warnings))
-        hidden = response._hidden_params  # noqa: SLF001  (where LiteLLM takes headers from)
-        hidden["additional_headers"] = {**(hidden.get("additional_headers") or {}), **headers}
+        rate = {"x-mlx-tokens-per-second": f"{timings['tokens_per_second']:.1f}"}
+        hidden = with_headers(response, self._accepted.warnings, rate)
         hidden["timings"] = timings
         return response
 
@@ -105,3 +102,14 @@ class Collector:
             message=answer.message(legacy=self._legacy),
             logprobs=logprobs_of(answer.logprobs),
         )
+
+
+def with_headers(
+    response: ModelResponse | EmbeddingResponse, warnings: Sequence[str], headers: Mapping[str, str]
+) -> dict[str, Any]:
+    """Have a response answered with headers, and with one for its warnings; where they stand."""
+    told = {HEADER: header_text("; ".join(warnings))} if warnings else {}
+    hidden: dict[str, Any] = response._hidden_params  # noqa: SLF001  (where LiteLLM takes them from)
+    known = hidden.get("additional_headers") or {}
+    hidden["additional_headers"] = {**known, **headers, **told}
+    return hidden

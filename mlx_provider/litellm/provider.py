@@ -12,7 +12,7 @@ from typing import Any
 
 from litellm import CustomLLM
 from litellm.exceptions import ContextWindowExceededError
-from litellm.types.utils import ModelResponse
+from litellm.types.utils import EmbeddingResponse, ModelResponse
 
 from ..client.connection import connect
 from ..client.generation import EngineClient
@@ -20,6 +20,7 @@ from ..client.several import submit_all
 from .abilities import told
 from .call import Call
 from .context import show
+from .embeddings import Vectors, embed_request
 from .errors import LiteLLMErrors
 from .heartbeat import heartbeat
 from .routes import reads_errors_in_streams
@@ -33,7 +34,7 @@ Connect = Callable[[str | None, str | None], EngineClient]
 
 
 class Provider(CustomLLM):
-    """Serves chat and text completions from an engine; holds no state of its own."""
+    """Serves completions and embeddings from an engine; holds no state of its own."""
 
     def __init__(self, connect: Connect = connect) -> None:
         super().__init__()
@@ -56,20 +57,19 @@ class Provider(CustomLLM):
                 raise
             return RefusedStream(error)
 
-    embedding = aembedding = unserved("embedding")
+    def embedding(self, *args: Any, **given: Any) -> EmbeddingResponse:
+        return self._embed(given).collect(given["model_response"])
+
+    def aembedding(self, *args: Any, **given: Any) -> Coroutine[Any, Any, EmbeddingResponse]:
+        return self._embed(given).acollect(given["model_response"])
+
     image_generation = aimage_generation = unserved("image_generation")
     image_edit = aimage_edit = unserved("image_edit")
 
     def _submit(self, given: dict[str, Any]) -> Reply:
         """Have the request accepted. Raises LiteLLM's exceptions."""
         with LiteLLMErrors(given["model"]):
-            call = Call.read(given)
-            # Without it, least-busy routing sends everything to the first node.
-            call.logging.pre_call(
-                input=call.messages,
-                api_key="",
-                additional_args={"complete_input_dict": {}, "api_base": call.api_base},
-            )
+            call = _begun(given, "messages")
             requests = generate_requests(call)
             generation = submit_all(self._connect(call.api_base, call.api_key), requests)
             keep_warnings(call.logging, generation.accepted.warnings)
@@ -81,3 +81,25 @@ class Provider(CustomLLM):
                 legacy=legacy_functions(call),
                 text=call.text_completion,
             )
+
+    def _embed(self, given: dict[str, Any]) -> Vectors:
+        """Have the request accepted. Raises LiteLLM's exceptions."""
+        with LiteLLMErrors(given["model"]):
+            call = _begun(given, "input")
+            request, form = embed_request(call, given["input"])
+            generation = self._connect(call.api_base, call.api_key).submit(request)
+            keep_warnings(call.logging, generation.accepted.warnings)
+            show(call.model, told(generation.accepted), call.deployment, mode="embedding")
+            return Vectors(generation, call, form)
+
+
+def _begun(given: dict[str, Any], asked: str) -> Call:
+    """The call; without the note of its beginning, least-busy routing sends everything to the
+    first node."""
+    call = Call.read(given)
+    call.logging.pre_call(
+        input=given[asked],
+        api_key="",
+        additional_args={"complete_input_dict": {}, "api_base": call.api_base},
+    )
+    return call

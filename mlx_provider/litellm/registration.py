@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import litellm
 from litellm import CustomLLM
+from litellm.constants import LITELLM_EMBEDDING_PROVIDERS_SUPPORTING_INPUT_ARRAY_OF_TOKENS
 
 from ..client.connection import connect
 from .abilities import DEMOS, enter, keep_entries
@@ -33,7 +34,16 @@ def register(handler: CustomLLM) -> None:
     for model, facts in DEMOS.items():
         enter(model, facts)
     admit_parameters()
+    _take_token_ids()
     keep_entries()
     describe_deployments()
     share_stamp()
     count_tokens(connect)
+
+
+def _take_token_ids() -> None:
+    """Have the proxy hand on token ids to be embedded, which it turns into text by a tokenizer of
+    OpenAI's for providers that are not in this list (1.106.2 and 1.109.1, `embeddings`)."""
+    known = LITELLM_EMBEDDING_PROVIDERS_SUPPORTING_INPUT_ARRAY_OF_TOKENS
+    if f"{PROVIDER}/" not in known:
+        known.append(f"{PROVIDER}/")

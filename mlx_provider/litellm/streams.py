@@ -24,24 +24,13 @@ from .messages import Collector
 from .text import with_logprobs
 
 
-class Reply:
+class Held:
     """A request that the engine holds. As a context it is let go unless all went well."""
 
-    def __init__(
-        self,
-        generation: Generation,
-        deadline: Deadline,
-        model: str,
-        *,
-        legacy: bool = False,
-        text: bool = False,
-    ) -> None:
-        """`legacy`: the client speaks `functions`; `text`: it called `/completions`."""
+    def __init__(self, generation: Generation, deadline: Deadline, model: str) -> None:
         self.generation = generation
         self.deadline = deadline
         self.model = model
-        self.legacy = legacy
-        self.text = text
 
     def __enter__(self) -> Self:
         return self
@@ -82,6 +71,24 @@ class Reply:
     def close(self) -> None:
         """Cancel what is left of the request."""
         self.generation.close()
+
+
+class Reply(Held):
+    """A request whose answer is text."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        deadline: Deadline,
+        model: str,
+        *,
+        legacy: bool = False,
+        text: bool = False,
+    ) -> None:
+        """`legacy`: the client speaks `functions`; `text`: it called `/completions`."""
+        super().__init__(generation, deadline, model)
+        self.legacy = legacy
+        self.text = text
 
     def collect(self, response: ModelResponse) -> ModelResponse | TextCompletionResponse:
         """Read to the end and fill LiteLLM's response."""

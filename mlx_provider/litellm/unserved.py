@@ -25,6 +25,8 @@ SERVED = frozenset(
         CallTypes.aresponses_websocket,
         CallTypes.anthropic_messages,
         CallTypes.aanthropic_messages,
+        CallTypes.embedding,
+        CallTypes.aembedding,
     }
 )
 
@@ -49,7 +51,7 @@ def unserved(name: str) -> Any:
 def _refusal(name: str) -> BadRequest:
     return BadRequest(
         f"{name} is not served by mlx models, which answer chat completions, completions, "
-        "responses and messages: name a model of another provider",
+        "responses, messages and embeddings: name a model of another provider",
         param="model",
     )
 

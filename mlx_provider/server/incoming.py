@@ -27,7 +27,7 @@ class Incoming:
     remote: bool
 
     async def read(self, scope: Scope, receive: Receive, kind: type[T]) -> tuple[T, Ticket]:
-        """A request of this kind and what it holds of the room for bodies, which is the caller's to close.
+        """A request of this kind, and what it holds of the room for bodies: the caller's to close.
 
         Raises `BadRequest` that names the first field at fault, and what `Bodies.read` raises.
         """

@@ -92,7 +92,7 @@ class FakeEngine:
             context_length=self.context_length,
             vision=self.vision,
             reasoning=self.reasoning,
-            echo=str(request.prompt) if request.echo else "",
+            echo=str(request.prompt) if getattr(request, "echo", False) else "",
             warnings=self.warnings,
         )
         active, cancelled, name = self.active, self.cancelled, request.id

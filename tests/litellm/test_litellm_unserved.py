@@ -8,7 +8,6 @@ from mlx_provider.litellm.hook import DeploymentHook
 WORDS = "is not served by mlx models, which answer chat completions"
 
 CALLS = {
-    "embedding": lambda: litellm.aembedding(model="mlx/m", input="x", encoding_format="base64"),
     "image_generation": lambda: litellm.aimage_generation(model="mlx/m", prompt="x"),
     "image_edit": lambda: litellm.aimage_edit(model="mlx/m", prompt="x", image=b"x"),
     "rerank": lambda: litellm.arerank(model="mlx/m", query="x", documents=["a"]),
@@ -34,7 +33,6 @@ async def test_the_hook_refuses(engine, name):
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: litellm.embedding(model="mlx/m", input="x"),
         lambda: litellm.image_generation(model="mlx/m", prompt="x"),
         lambda: litellm.image_edit(model="mlx/m", prompt="x", image=b"x"),
     ],

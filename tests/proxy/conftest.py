@@ -19,6 +19,8 @@ from mlx_provider.client.http import HttpClient
 from mlx_provider.demo.config import proxy_config, write_config
 from mlx_provider.demo.proxy import Proxy, free_port, start_proxy
 from mlx_provider.demo.stage import end_engine, warm_up
+from mlx_provider.testing.tiny_embedding import as_embedding
+from mlx_provider.testing.tiny_models import build
 
 HERE = Path(__file__).parent
 ENGINE_KEY = "engine-key-of-the-tests"
@@ -80,8 +82,15 @@ def httpx_fails(url: str) -> bool:
 
 
 @pytest.fixture(scope="session")
+def embedding_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return as_embedding(build(tmp_path_factory.mktemp("embedder") / "m", "qwen3"))
+
+
+@pytest.fixture(scope="session")
 def proxy(
-    scripted_engine: ScriptedEngine, tmp_path_factory: pytest.TempPathFactory
+    scripted_engine: ScriptedEngine,
+    embedding_model: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Proxy]:
     """A proxy with the model `scripted`; the others are on this machine's own engine."""
     folder = tmp_path_factory.mktemp("proxy")
@@ -99,6 +108,9 @@ def proxy(
     (unasked,) = proxy_config("unasked", "demo-hybrid")["model_list"]
     unasked["model_info"]["mlx"] = {"context_length": 900}
     config["model_list"] += [unasked]
+    (embedder,) = proxy_config("embedder", str(embedding_model))["model_list"]
+    embedder["model_info"] = {"mode": "embedding", "mlx": {"pooling": "mean"}}
+    config["model_list"] += [embedder]
     config["model_list"] += proxy_config("absent", "nobody/has-this")["model_list"]
     config["model_list"] += proxy_config("anything/*", "*")["model_list"]
     environ = {**os.environ, "HF_HUB_OFFLINE": "1"}

@@ -22,12 +22,15 @@ from mlx_provider.protocol.messages import (
     Accepted,
     Delta,
     Done,
+    Embedded,
+    EmbedRequest,
     ErrorBody,
     Event,
     Failed,
     Finish,
     GenerateRequest,
     Health,
+    ModelRequest,
     Timings,
     ToolCallDelta,
     Usage,
@@ -54,7 +57,7 @@ class ScriptedService:
             "counted": [],
         }
 
-    def submit(self, request: GenerateRequest, queue: EventQueue) -> Accepted:
+    def submit(self, request: ModelRequest, queue: EventQueue) -> Accepted:
         self.seen["requests"].append(request.model_dump())
         text = script_of(request)
         if text == "busy":
@@ -64,14 +67,15 @@ class ScriptedService:
         if text == "bug":
             raise RuntimeError("scripted bug")
         self.cancels[request.id] = threading.Event()
-        threading.Thread(target=self.play, args=(request, text, queue), daemon=True).start()
+        play = self.embed if isinstance(request, EmbedRequest) else self.play
+        threading.Thread(target=play, args=(request, text, queue), daemon=True).start()
         return Accepted(
             id=request.id,
             model=request.model,
             prompt_tokens=7,
             max_tokens=9,
             context_length=2048,
-            echo=text if request.echo else "",
+            echo=text if getattr(request, "echo", False) else "",
             warnings=[f"{name} has no effect" for name in request.ignored],
         )
 
@@ -106,6 +110,16 @@ class ScriptedService:
         usage = Usage(prompt_tokens=7, cached_tokens=5, completion_tokens=max(1, len(words)))
         self.post(queue, Finish(reason=reason), Done(usage=usage, timings=TIMINGS))
 
+    def embed(self, request: EmbedRequest, text: str, queue: EventQueue) -> None:
+        """A vector for each input, or for ever where the first is `slow`."""
+        for index in range(3000 if text == "slow" else len(request.input)):
+            self.post(queue, Embedded(index=index, vector="AACAPw=="))
+            if self.cancels[request.id].wait(0.02 if text == "slow" else 0):
+                return
+        self.seen["finished"].append(request.id)
+        usage = Usage(prompt_tokens=7, completion_tokens=0)
+        self.post(queue, Done(usage=usage, timings=TIMINGS))
+
     def post(self, queue: EventQueue, *events: Event) -> None:
         self.deliver(partial(queue.put, events))
 
@@ -132,8 +146,11 @@ class ScriptedService:
             cancelled.set()
 
 
-def script_of(request: GenerateRequest) -> str:
-    """The raw prompt, or the text of the last message."""
+def script_of(request: ModelRequest) -> str:
+    """The raw prompt, the first input, or the text of the last message."""
+    if isinstance(request, EmbedRequest):
+        return str(request.input[0])
+    assert isinstance(request, GenerateRequest)
     if isinstance(request.prompt, str):
         return request.prompt
     if request.prompt is not None:

@@ -5,7 +5,6 @@ import pytest
 M = {"model": "scripted"}
 TEXT = {"type": "input_text", "text": "a"}
 JSON = {
-    "/v1/embeddings": {**M, "input": "x", "encoding_format": "base64"},
     "/v1/images/generations": {**M, "prompt": "x"},
     "/v1/rerank": {**M, "query": "x", "documents": ["a"]},
     "/v1/audio/speech": {**M, "input": "x", "voice": "alloy"},

@@ -1,0 +1,111 @@
+"""`/v1/embeddings` through the proxy, as OpenAI's client asks for it."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import numpy as np
+import openai
+import pytest
+from tokenizers import Tokenizer
+
+TEXTS = ["Hello there", "The quick brown fox asks the lazy dog. " * 40, "fox"]
+
+
+def ask(client, texts, **more):
+    return client.embeddings.create(model="embedder", input=texts, **more)
+
+
+def test_texts_by_openai_s_client(client, own_engine, embedding_model):
+    found = ask(client, TEXTS)
+    assert [each.index for each in found.data] == [0, 1, 2]
+    assert found.usage.prompt_tokens == found.usage.total_tokens > 3
+    for text, each in zip(TEXTS, found.data, strict=True):
+        assert ask(client, text).data[0].embedding == each.embedding
+        assert abs(np.linalg.norm(each.embedding) - 1) < 1e-6
+        assert ask(client, text, encoding_format="float").data[0].embedding == each.embedding
+    (cut,) = ask(client, TEXTS[0], dimensions=8, user="someone").data
+    whole = np.array(found.data[0].embedding)[:8]
+    np.testing.assert_allclose(cut.embedding, whole / np.linalg.norm(whole), rtol=1e-6)
+    asked = {"prompt_name": "query"}
+    assert ask(client, "fox", extra_body=asked).data[0].embedding != found.data[2].embedding
+    tokenizer = Tokenizer.from_file(str(embedding_model / "tokenizer.json"))
+    tokens = [tokenizer.encode(text).ids for text in TEXTS]
+    assert [each.embedding for each in ask(client, tokens).data] == [
+        each.embedding for each in found.data
+    ], "token ids are the model's, not those of a tokenizer of LiteLLM's"
+    assert ask(client, tokens[0]).data[0].embedding == found.data[0].embedding
+
+
+def test_base64_is_base64(raw, own_engine):
+    asked = {"model": "embedder", "input": "fox"}
+    for form, kind in ((None, list), ("float", list), ("base64", str)):
+        more = {} if form is None else {"encoding_format": form}
+        reply = raw.post("/v1/embeddings", json={**asked, **more}).raise_for_status().json()
+        assert isinstance(reply["data"][0]["embedding"], kind)
+
+
+def test_what_is_refused(raw, own_engine):
+    asked = {"model": "embedder", "input": "fox"}
+    for more, words in (
+        ({"input": ""}, "input[0]: it is empty"),
+        ({"input": []}, "must be a text"),
+        ({"input": ["fox", ""]}, "input[1]: it is empty"),
+        ({"input": ["fox"] * 10_000}, "at most 2048 entries are possible, got 10000"),
+        ({"dimensions": 10**9}, "dimensions must be at most 64"),
+        ({"dimensions": 0}, "dimensions"),
+        ({"encoding_format": "int8"}, "encoding_format must be float or base64"),
+        ({"prompt_name": "nobody"}, "it has: document, query"),
+        ({"truncate": "END"}, "unknown parameter: truncate"),
+        ({"input": [[1, 2, 100_000]]}, "token id 100000 is not within"),
+        ({"model": "demo"}, "let the operator choose model_info.mlx.pooling"),
+    ):
+        reply = raw.post("/v1/embeddings", json={**asked, **more})
+        assert reply.status_code == 400, reply.text
+        assert words in reply.text
+        assert "Traceback" not in reply.text
+    for text in ("The quick brown fox " * 20_000, "x" * 10_000_000):
+        reply = raw.post("/v1/embeddings", json={**asked, "input": ["fox", text]})
+        assert reply.status_code == 400, reply.text
+        assert "ContextWindowExceededError" in reply.text
+        assert "input[1]" in reply.text
+
+
+def test_who_leaves_ends_the_request(engine, proxy):
+    headers = {"authorization": f"Bearer {proxy.key}"}
+    asked = {"model": "scripted", "input": "slow"}
+    url = f"{proxy.url}/v1/embeddings"
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(url, headers=headers, json=asked, timeout=1, trust_env=False)
+    engine.wait_for(lambda seen: len(seen["cancelled"]) == 1)
+    assert engine.request["model"] == "any"
+    assert engine.request["tenant"].startswith("key:")
+    assert engine.request["options"]["kv_bits"] == 8
+
+
+def test_streams_and_vectors_beside_one_another(client, own_engine):
+    """Everyone gets what they get alone."""
+
+    def say(_):
+        return (
+            client.completions.create(
+                model="demo", prompt="Once upon a time", max_tokens=12, temperature=0
+            )
+            .choices[0]
+            .text
+        )
+
+    def embed(at):
+        return [each.embedding for each in ask(client, TEXTS[at % 3 :] * 3).data]
+
+    text, vectors = say(0), [embed(at) for at in range(3)]
+    with ThreadPoolExecutor(6) as pool:
+        said, made = pool.map(say, range(2)), pool.map(embed, range(3))
+        assert list(said) == [text] * 2
+        assert list(made) == vectors
+
+
+def test_an_engine_that_refuses(engine, client):
+    with pytest.raises(openai.RateLimitError):
+        client.embeddings.create(model="scripted", input="full")
+    with pytest.raises(openai.BadRequestError, match="prompt is too long"):
+        client.embeddings.create(model="scripted", input="toolong")
