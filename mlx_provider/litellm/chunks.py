@@ -8,15 +8,16 @@ entry beside an empty choice 0.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from litellm.types.utils import ChoiceLogprobs, ModelResponseStream, StreamingChoices
 from litellm.types.utils import Delta as LiteLLMDelta
-from litellm.types.utils import ModelResponseStream, StreamingChoices
 
 from ..protocol.messages import Delta, Done, Event, Failed, Finish
 from .replies import call_pieces, finish_reason, logprobs_of, usage_of
-from .text import TextFinish
+from .text import TextFinish, TextLogprobs
 
 
 class ChunkStream:
@@ -29,7 +30,10 @@ class ChunkStream:
         self._id = f"chatcmpl-{reply_id}"
         self._model = model
         self._legacy = legacy
+        self._text = text
         self._beside = TextFinish if text else ModelResponseStream
+        self._written: Counter[int] = Counter()
+        """Characters of each choice of a text whose log-probabilities were told."""
         self._created = created
         self._spoken: set[int] = set()
         self._finish = "stop"
@@ -56,7 +60,7 @@ class ChunkStream:
 
     def _delta(self, event: Delta) -> Iterator[ModelResponseStream]:
         """One chunk for each kind of output: clients' accumulators take one kind at a time."""
-        logprobs = logprobs_of(event.logprobs)
+        logprobs = self._logprobs(event)
         for part in self._parts(event):
             choice = self._choice(event.index, part)
             choice.logprobs, logprobs = logprobs, None
@@ -65,6 +69,14 @@ class ChunkStream:
             choice = self._choice(event.index, {"content": ""})
             choice.logprobs = logprobs
             yield self._chunk([choice])
+
+    def _logprobs(self, event: Delta) -> ChoiceLogprobs | None:
+        found = logprobs_of(event.logprobs)
+        if found is None or not self._text:
+            return found
+        begins = self._written[event.index]
+        self._written[event.index] += sum(len(token.token) for token in event.logprobs)
+        return TextLogprobs(content=found.content, text_begins=begins)
 
     def _parts(self, event: Delta) -> Iterator[dict[str, Any]]:
         if event.reasoning:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import BadRequest
+from ..invalid import shown
+from .best_of import BestOf
 from .call import Call
 from .parameters import Parameters
 
@@ -20,14 +22,17 @@ CARRIED = "mlx_prompt"
 def completions(call: Call, params: Parameters) -> list[dict[str, Any]]:
     """The fields of one request for each prompt. Raises `BadRequest` that names the parameter."""
     params.choice("suffix", ("",), "write the model's own fill-in-the-middle tokens into prompt")
-    n = call.params.get("n", 1)
-    params.choice("best_of", (1, n), "send n and choose yourself")
+    best, n = best_of(call), call.params.get("n", 1)
+    params.take("best_of")
     prompts = _prompts(call, params)
-    fields: dict[str, Any] = {"echo": params.flag("echo") or False, **_logprobs(call, params)}
+    fields: dict[str, Any] = {"echo": params.flag("echo") or False, **_logprobs(params)}
     if fields["echo"] and "logprobs" in fields:
         raise BadRequest(
             "logprobs with echo is not supported: tokens of a prompt get none", param="logprobs"
         )
+    if best is not None:
+        n = best.made
+        fields |= {"n": n, "logprobs": True}
     if not call.params.keys() & {"max_tokens", "max_completion_tokens"}:
         fields["max_tokens"] = COMPLETION_TOKENS
     if isinstance(n, int) and n * len(prompts) > MAX_CHOICES:
@@ -72,7 +77,28 @@ def _prompts(call: Call, params: Parameters) -> list[Any]:
     return [message.get("content", "") for message in call.messages]
 
 
-def _logprobs(call: Call, params: Parameters) -> dict[str, Any]:
+def best_of(call: Call) -> BestOf | None:
+    """How many choices are to be made beyond those that are wanted; `None`: no more.
+
+    Raises `BadRequest` for a number that cannot be.
+    """
+    made, wanted = call.params.get("best_of"), call.params.get("n", 1)
+    if made is None or made == wanted or not call.text_completion:
+        return None
+    if type(made) is not int or type(wanted) is not int or not wanted < made <= MAX_CHOICES:
+        raise BadRequest(
+            f"best_of must be a whole number from n ({shown(wanted)}) to {MAX_CHOICES}, got "
+            f"{shown(made)}",
+            param="best_of",
+        )
+    if call.params.get("stream"):
+        raise BadRequest(
+            "best_of is known when all choices have ended: leave out stream", param="best_of"
+        )
+    return BestOf(made, wanted, logprobs=call.params.get("logprobs") is not None)
+
+
+def _logprobs(params: Parameters) -> dict[str, Any]:
     count = params.take("logprobs")
     if count is None:
         return {}
@@ -81,6 +107,4 @@ def _logprobs(call: Call, params: Parameters) -> dict[str, Any]:
             f"logprobs must be a whole number from 0 to {MAX_LOGPROBS}, got {count!r}",
             param="logprobs",
         )
-    if call.params.get("stream"):  # LiteLLM drops them (1.106.2, TextCompletionStreamWrapper)
-        raise BadRequest("logprobs do not pass a text stream: leave out stream", param="logprobs")
     return {"logprobs": True, "top_logprobs": count}

@@ -19,6 +19,7 @@ from ..client.generation import EngineClient
 from ..client.several import submit_all
 from .abilities import told
 from .call import Call
+from .completions import best_of
 from .context import show
 from .embeddings import Vectors, embed_request
 from .errors import LiteLLMErrors
@@ -80,6 +81,7 @@ class Provider(CustomLLM):
                 call.model,
                 legacy=legacy_functions(call),
                 text=call.text_completion,
+                best_of=best_of(call),
             )
 
     def _embed(self, given: dict[str, Any]) -> Vectors:

@@ -14,6 +14,7 @@ from .deployments import describe_deployments
 from .errors import PROVIDER
 from .hook import DeploymentHook
 from .stamp import share_stamp
+from .text import share_logprobs
 
 
 def register(handler: CustomLLM) -> None:
@@ -38,6 +39,7 @@ def register(handler: CustomLLM) -> None:
     keep_entries()
     describe_deployments()
     share_stamp()
+    share_logprobs()
     count_tokens(connect)
 
 

@@ -17,6 +17,7 @@ from litellm.types.utils import ModelResponse, ModelResponseStream, TextCompleti
 from ..client.generation import Generation
 from ..errors import EngineDied, RequestTimedOut
 from ..protocol.messages import Event
+from .best_of import BestOf
 from .call import Deadline
 from .chunks import ChunkStream
 from .errors import LiteLLMErrors
@@ -84,11 +85,13 @@ class Reply(Held):
         *,
         legacy: bool = False,
         text: bool = False,
+        best_of: BestOf | None = None,
     ) -> None:
         """`legacy`: the client speaks `functions`; `text`: it called `/completions`."""
         super().__init__(generation, deadline, model)
         self.legacy = legacy
         self.text = text
+        self.best_of = best_of
 
     def collect(self, response: ModelResponse) -> ModelResponse | TextCompletionResponse:
         """Read to the end and fill LiteLLM's response."""
@@ -110,6 +113,8 @@ class Reply(Held):
         self, collector: Collector, response: ModelResponse
     ) -> ModelResponse | TextCompletionResponse:
         filled = collector.fill(response, self.model)
+        if self.best_of is not None:
+            filled = self.best_of.chosen(filled)
         return with_logprobs(filled) if self.text else filled
 
 

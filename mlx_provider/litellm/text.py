@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import wraps
 from typing import Any
 
+from litellm.main import TextCompletionStreamWrapper
 from litellm.types.utils import (
     ChatCompletionTokenLogprob,
+    ChoiceLogprobs,
     Choices,
+    Logprobs,
     ModelResponse,
     ModelResponseStream,
     TextChoices,
     TextCompletionResponse,
 )
+
+ATTRIBUTE = "text_begins"
 
 
 class TextFinish(ModelResponseStream):
@@ -24,6 +31,37 @@ class TextFinish(ModelResponseStream):
 
     def __getitem__(self, key: str) -> Any:
         return self.choices[1:] if key == "choices" else getattr(self, key)
+
+
+class TextLogprobs(ChoiceLogprobs):
+    """Of a piece of a text stream."""
+
+    text_begins: int
+    """Characters of its choice before its first token."""
+
+
+def share_logprobs() -> None:
+    """Let LiteLLM's text stream take over log-probabilities of our chunks. Idempotent.
+
+    It makes an object of its own of each chunk and leaves them out (1.106.2 and 1.109.1,
+    `TextCompletionStreamWrapper.convert_to_text_completion_object`).
+    """
+    original = TextCompletionStreamWrapper.convert_to_text_completion_object
+    if hasattr(original, ATTRIBUTE):
+        return
+
+    @wraps(original)
+    def convert(self: Any, chunk: Any) -> Any:
+        converted = original(self, chunk)
+        for choice, ours in zip(converted.choices, chunk["choices"], strict=False):
+            given = getattr(ours, "logprobs", None)
+            if given is not None and hasattr(given, ATTRIBUTE):  # by name: a module may run twice
+                found = text_logprobs(given.content, getattr(given, ATTRIBUTE))
+                choice.logprobs = Logprobs(**found)
+        return converted
+
+    setattr(convert, ATTRIBUTE, True)
+    TextCompletionStreamWrapper.convert_to_text_completion_object = convert
 
 
 def with_logprobs(response: ModelResponse) -> ModelResponse | TextCompletionResponse:
@@ -55,12 +93,14 @@ def _choice(choice: Choices) -> TextChoices:
 
 
 def _logprobs(choice: Choices) -> dict[str, Any] | None:
-    """Lists of equal length; `text_offset` counts characters from the choice's beginning."""
     given = getattr(choice, "logprobs", None)  # LiteLLM deletes what is null
-    if given is None:
-        return None
-    tokens: list[ChatCompletionTokenLogprob] = given.content
-    offsets = [0]
+    return None if given is None else text_logprobs(given.content, 0)
+
+
+def text_logprobs(tokens: Sequence[ChatCompletionTokenLogprob], begins: int) -> dict[str, Any]:
+    """Lists of equal length; `text_offset` counts characters from the choice's beginning, of
+    which `begins` stand before these tokens."""
+    offsets = [begins]
     for token in tokens:
         offsets.append(offsets[-1] + len(token.token))
     return {

@@ -30,7 +30,7 @@ def test_what_is_refused(engine, raw):
         ({"prompt": ["x"] * 129}, "129 prompts with n=1 make more than 128 choices"),
         ({"prompt": []}, "prompt must be a text, a list of token ids, or a list of these"),
         ({"suffix": "end"}, "fill-in-the-middle"),
-        ({"logprobs": 1, "stream": True}, "logprobs do not pass a text stream"),
+        ({"best_of": 3, "stream": True}, "best_of is known when all choices have ended"),
     ):
         reply = raw.post("/v1/completions", json={**sent, **more})
         assert reply.status_code == 400, reply.text
@@ -56,3 +56,9 @@ def test_the_shipped_model(client, own_engine):
     scored = ask(ONCE, logprobs=2).choices[0]
     assert "".join(scored.logprobs.tokens) == scored.text == alone[0]
     assert [len(top) for top in scored.logprobs.top_logprobs] == [2] * 6
+    streamed = [c.choices[0].logprobs for c in ask(ONCE, logprobs=2, stream=True)]
+    pieces = [each for each in streamed if each is not None]
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        joined = [value for piece in pieces for value in getattr(piece, name)]
+        assert joined == getattr(scored.logprobs, name)
+    assert ask(ONCE, best_of=3).choices[0].text == alone[0], "greedy ones are all alike"
