@@ -27,7 +27,14 @@ NO_STATES = "the states below its output matrix were not found"
 
 
 def embedding_of(folder: Path, config: Mapping[str, Any]) -> Embedding:
-    """What a folder's files say. `config`: its text model's. Raises `BadRequest`."""
+    """What a folder's files say; broken ones are a reason not to embed. `config`: its text model's."""
+    try:
+        return _read(folder, config)
+    except BadRequest as error:
+        return Embedding(refusal=error.message)
+
+
+def _read(folder: Path, config: Mapping[str, Any]) -> Embedding:
     prompts = read_json(folder / "config_sentence_transformers.json")
     modules = _modules(folder / "modules.json")
     pooling, refusal = _pooling(read_json(folder / "1_Pooling" / "config.json"))
@@ -40,7 +47,7 @@ def embedding_of(folder: Path, config: Mapping[str, Any]) -> Embedding:
         pooling=pooling,
         normalise=not modules or "Normalize" in modules,
         prompts=named,
-        default_prompt=default if default in named else "",
+        default_prompt=default if isinstance(default, str) and default in named else "",
         refusal=(
             (SIDES if both_sides else "")
             or (f"what follows it is not supported: {', '.join(others)}" if others else "")

@@ -402,6 +402,8 @@ class ModelStatus(_Wire):
     reproducible: FixedPasses | None = None
     """The operator has asked for it."""
     vision: bool
+    pooling: str | None = None
+    """Which states of a text make its vector; `None`: it does not embed."""
     weights_bytes: int
     tool_parser: str | None = None
     reasoning_parser: str | None = None

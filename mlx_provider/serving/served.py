@@ -162,6 +162,7 @@ class Served:
             drafter=running.drafter,
             reproducible=fixed.told if fixed else None,
             vision="image" in info.media,
+            pooling=None if info.embedding.refusal else info.embedding.pooling,
             weights_bytes=info.weights_bytes,
             tool_parser=self.tool_parser.name if self.tool_parser else None,
             reasoning_parser=self.reasoning_parser.name if self.reasoning_parser else None,

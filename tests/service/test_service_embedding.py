@@ -129,6 +129,42 @@ def test_a_model_that_does_not_say_how(ask: Ask, tmp_path: Path) -> None:
     assert np.linalg.norm(last - mean) > 0.1
 
 
+def test_health_says_who_embeds(
+    ask: Ask, client: InProcessClient, embedder: Path, tmp_path: Path
+) -> None:
+    ask(embedder, "fox")
+    refused(ask, folder := build(tmp_path / "m", "qwen3"), "fox")
+    told = {each.model: each.pooling for each in client.health().models}
+    assert (told[str(embedder)], told[str(folder)]) == ("last", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("modules.json", "{"),
+        ("1_Pooling/config.json", "[]"),
+        ("config_sentence_transformers.json", "{"),
+    ],
+)
+def test_a_broken_file_is_a_reason_not_to_embed(
+    ask: Ask, client: InProcessClient, tmp_path: Path, name: str, content: str
+) -> None:
+    folder = as_embedding(build(tmp_path / "m", "qwen3"))
+    (folder / name).write_text(content)
+    assert name in refused(ask, folder, "a").message
+    chat = GenerateRequest(model=str(folder), prompt="fox", max_tokens=1)
+    assert client.submit(chat).get(LIMIT)
+
+
+def test_odd_files_are_no_obstacle(ask: Ask, tmp_path: Path) -> None:
+    folder = as_embedding(build(tmp_path / "m", "qwen3"))
+    (folder / "modules.json").write_text('{"a": [1]}')
+    odd = {"prompts": ["a", 1], "default_prompt_name": ["a"]}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(odd))
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean"}')
+    assert len(ask(folder, "fox")[0]) == 1
+
+
 @pytest.mark.parametrize(
     ("how", "config", "words"),
     [
