@@ -6,14 +6,17 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from mlx_provider.doctor import Finding, Subject, examine, measured, one_token, speculation
+from mlx_provider.doctor import Finding, Subject, examine, machine, measured, one_token, speculation
+from mlx_provider.doctor import subject as subject_module
 from mlx_provider.engine.execution.probe import Probe
 from mlx_provider.engine.memory import MemoryProfile
 from mlx_provider.engine.scheduling.costs import Curve
 from mlx_provider.protocol.messages import Health, ModelStatus
+from mlx_provider.serving.hub import Outline
 from mlx_provider.serving.measurements import Measured, Measurements, software
 
 Make = Callable[..., Subject]
@@ -77,6 +80,30 @@ def test_a_model_that_is_not_there(subject: Make, tmp_path: Path) -> None:
     assert not any(name.startswith("template.") for name in {**nowhere, **empty})
     away = of_model(subject("maker/away", offline=True))
     assert away["model.found"] == "fail"
+
+
+def test_a_model_that_the_hub_alone_has(
+    whole: Path, subject: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it takes is told before a download, of which there is none."""
+    config = json.loads((whole / "config.json").read_text())
+    asked: list[str] = []
+
+    def outline(model: str) -> Outline:
+        asked.append(model)
+        return Outline(config, 30 * 10**9)
+
+    monkeypatch.setattr(subject_module, "outline", outline)
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda place: SimpleNamespace(free=10**9))
+    environ = {"MLX_PROVIDER_MEMORY_LIMIT": "24G"}
+    found = of_model(subject("maker/away", environ=environ))
+    assert asked == ["maker/away"]
+    assert (found["model.found"], found["model.family"]) == ("note", "ok")
+    assert (found["disk.download"], found["model.memory"]) == ("fail", "fail")
+    assert not any(name.startswith(("template.", "speculation.")) for name in found)
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda place: SimpleNamespace(free=10**12))
+    found = of_model(subject("maker/away", environ={"MLX_PROVIDER_MEMORY_LIMIT": "48G"}))
+    assert found["disk.download"] == found["model.memory"] == "ok"
 
 
 def test_broken_weights(folder: Path, subject: Make) -> None:
