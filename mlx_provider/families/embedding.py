@@ -27,7 +27,8 @@ NO_STATES = "the states below its output matrix were not found"
 
 
 def embedding_of(folder: Path, config: Mapping[str, Any]) -> Embedding:
-    """What a folder's files say; broken ones are a reason not to embed. `config`: its text model's."""
+    """What a folder's files say, and the `config` of its text model; broken ones are a reason not to
+    embed."""
     try:
         return _read(folder, config)
     except BadRequest as error:
