@@ -21,7 +21,7 @@ from litellm.types.utils import TokenCountResponse
 from pydantic import ValidationError
 
 from ..client.generation import EngineClient
-from ..errors import MLXProviderError
+from ..errors import EngineUnavailable, MLXProviderError, Overloaded
 from ..invalid import bad_request
 from ..protocol.messages import GenerateRequest
 from .bridged import check_messages
@@ -54,7 +54,12 @@ def count_tokens(connect: Connect) -> None:
         if entry is None:
             return await original(request, *args, **kwargs)
         form = kwargs.get("messages_format", "openai")
-        return await asyncio.to_thread(_counted, connect, entry, request, form)
+        try:
+            return await asyncio.to_thread(_counted, connect, entry, request, form)
+        except (EngineUnavailable, Overloaded):  # an estimate, which says that it is one
+            return await original(request, *args, **kwargs)
+        except MLXProviderError as error:
+            raise _refusal(error) from None
 
     setattr(count_request_tokens, MARK, True)
     setattr(proxy, NAME, count_request_tokens)
@@ -76,11 +81,8 @@ def _counted(
     connect: Connect, entry: Mapping[str, Any], request: Any, form: str
 ) -> TokenCountResponse:
     params = entry["litellm_params"]
-    try:
-        asked = _request(entry, request, form)
-        count = connect(params.get("api_base"), params.get("api_key")).count(asked)
-    except MLXProviderError as error:
-        raise _refusal(error) from None
+    asked = _request(entry, request, form)
+    count = connect(params.get("api_base"), params.get("api_key")).count(asked)
     return TokenCountResponse(
         total_tokens=count,
         request_model=request.model,

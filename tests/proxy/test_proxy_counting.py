@@ -110,3 +110,10 @@ def test_what_cannot_be_counted(engine, raw, model, content, status, words):
     reply = raw.post("/v1/messages/count_tokens", json=body)
     assert (reply.status_code, words in reply.text) == (status, True), reply.text
     assert "Traceback" not in reply.text
+
+
+def test_an_engine_that_is_full_leaves_an_estimate(engine, raw):
+    body = {"messages": [{"role": "user", "content": "full"}]}
+    reply = post(raw, "/v1/messages/count_tokens", body, model="scripted")
+    assert reply["litellm_count_source"] == "local_estimate"
+    assert 0 < reply["input_tokens"] < 100
