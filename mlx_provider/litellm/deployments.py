@@ -20,6 +20,8 @@ from .context import Told
 from .errors import PROVIDER
 from .operator import operator_options
 
+FILLED = (*COSTS, *LIMITS[1:])
+"""Costs of cached tokens, too: without them LiteLLM warns of every entry that has others."""
 MARK = "mlx_described"
 
 
@@ -41,20 +43,19 @@ def describe_deployments() -> None:
 
 def _describe(entry: Any) -> None:
     model = entry.litellm_params.model.removeprefix(PROVIDER + "/")
-    if "*" in model:
+    missing = [name for name in FILLED if getattr(entry.model_info, name, None) is None]
+    if "*" in model or not missing:  # LiteLLM makes one anew of the same entry for each request
         return
     if not known(model):
         # another machine's folders are not ours to read
         local = not entry.litellm_params.api_base
         enter(model, facts_of(model, PluginRegistry.discover) if local else ModelFacts())
-    # without costs of cached tokens LiteLLM warns of every entry that has others
-    fields: dict[str, Any] = dict.fromkeys(COSTS, 0.0)
     length = _chosen_context(entry.model_info) or known(model).get(OWN_CONTEXT)
+    values = dict.fromkeys(COSTS, 0.0)
     if length is not None:
-        fields |= dict.fromkeys(LIMITS[1:], Told(length))
-    for name, value in fields.items():
-        if getattr(entry.model_info, name, None) is None:
-            setattr(entry.model_info, name, value)
+        values |= dict.fromkeys(LIMITS[1:], Told(length))
+    for name in missing:
+        setattr(entry.model_info, name, values.get(name))
 
 
 def _chosen_context(model_info: Any) -> int | None:
