@@ -1,0 +1,51 @@
+"""A client that gives up on a long prompt and asks again finds what was computed for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from mlx_provider.protocol.messages import GenerateRequest
+
+CHUNK = 64
+PASSES = 4
+LONG = "word " * 1000
+
+
+def test_a_prompt_that_is_asked_again_goes_on_where_it_was_left(
+    make_service: Any, tiny_class: Any, qwen: Any
+) -> None:
+    service, client = make_service(max_chunk=CHUNK)
+    model = tiny_class(client, service, qwen.model)
+    whole = qwen.ask(LONG, max_tokens=4).only.content
+    engine = model.served().engine
+    step, computed, left = engine.step, threading.Semaphore(0), threading.Event()
+
+    def waits_after_some() -> Any:
+        computed.release()
+        if computed._value > PASSES:
+            left.wait(30)
+        return step()
+
+    engine.step = waits_after_some
+    given_up = model.start(LONG, max_tokens=4)
+    while computed._value <= PASSES:
+        time.sleep(0.01)
+    given_up.close()
+    left.set()
+    answer = model.ask(LONG, max_tokens=4)
+    assert answer.only.content == whole
+    assert answer.usage.prompt_tokens > answer.usage.cached_tokens >= (PASSES - 1) * CHUNK
+    health = client.health()
+    assert (health.running, health.queued) == (0, 0), "its twin has ended"
+
+
+def test_a_count_is_the_prompt_s(qwen: Any) -> None:
+    def count(text: str) -> int:
+        messages = [{"role": "user", "content": text}]
+        found: int = qwen.client.count(GenerateRequest(model=qwen.model, messages=messages))
+        return found
+
+    assert count("Hello") == qwen.ask("Hello", max_tokens=1).prompt_tokens
+    assert count("word " * 40_000) >= qwen.served().info.context_length
