@@ -2,11 +2,13 @@
 
 (needle) a name that the user tells somewhere in a talk, and asks for at its end: answers that know
 it, by the share of the prompt that is kept. Beside the draft model's choice stands one by chance,
-which keeps as much. The demo model was trained on short talks: past some hundred tokens it forgets
-by itself, as its share of 1.0 shows, and no figure of it is one of a larger model; give a
-checkpoint of your own. (prefill) seconds until the first token, whole and in part, of random
-weights or the checkpoint. (curves) the same of an 8B model that one of 0.6B scores, on the curves
-of devices, by the scheduler; no figure of it depends on this machine.
+which keeps as much; `rank` says how many of the chunks that may go matter more to the scorer than
+the name's, 0: none, 1: all. The demo model was trained on short talks: past some hundred tokens it
+forgets by itself, as its share of 1.0 shows, where the ends that are always kept are most of the
+prompt. No figure of it is one of a larger model; give a checkpoint of your own. (prefill) seconds
+until the first token, whole and in part, of random weights or the checkpoint. (curves) the same of
+an 8B model that one of 0.6B scores, on the curves of devices, by the scheduler; no figure of it
+depends on this machine.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from mlx_provider.engine.execution.calibration import calibrate
 from mlx_provider.engine.execution.probe import Probe, probe
 from mlx_provider.engine.request import Request
 from mlx_provider.engine.scheduling.costs import Costs, Curve
+from mlx_provider.engine.sparse_prefill.selection import CHUNK, chunk_scores, kept_anyway
 from mlx_provider.engine.sparse_prefill.sparse_prefill import SparsePrefill
 from mlx_provider.errors import MLXProviderError
 from mlx_provider.protocol.messages import ModelOptions
@@ -77,13 +80,14 @@ class Plan:
     """What is measured, and on what."""
 
     parts: Sequence[str] = ("needle", "prefill", "curves")
-    shares: Sequence[float] = (1.0, 0.5, 0.3, 0.2)
+    shares: Sequence[float] = (1.0, 0.7, 0.5, 0.3, 0.2)
     """Of the prompt that is kept; 1: no sparse prefill."""
-    lengths: Sequence[int] = (400, 600)
+    lengths: Sequence[int] = (350, 450)
     """Tokens of the talks."""
-    depths: Sequence[float] = (0.1, 0.5, 0.9)
+    depths: Sequence[float] = (0.2, 0.4, 0.6)
     """Where in them the name is told."""
     names: int = 4
+    """Talks of each length and depth."""
     prompt: int = 4096
     """Tokens of the prompt that is timed."""
     rounds: int = 3
@@ -121,9 +125,11 @@ class Setting:
     curve: Curve
     scorer: ScoresPrompts
 
-    def first_token(self, prompt: Prompt, share: float, scorer: Any = None) -> tuple[Request, Any]:
+    def first_token(
+        self, prompt: Prompt, share: float, scorer: ScoresPrompts
+    ) -> tuple[Request, Any]:
         """A request that has just its first token, and the engine that serves it."""
-        sparse = SparsePrefill(scorer or self.scorer, share=share, least=LEAST)
+        sparse = SparsePrefill(scorer, share=share, least=LEAST)
         engine = server_engine(
             self.model,
             self.found,
@@ -201,8 +207,10 @@ def needle(setting: Setting) -> Iterator[Result]:
             for name in NAMES[: plan.names]
         ]
         for share in plan.shares:
-            scorers = {"draft model": None, "chance": Chance()} if share < 1 else {"whole": None}
-            for who, scorer in scorers.items():
+            by: dict[str, ScoresPrompts] = {"draft model": setting.scorer}
+            if share < 1:
+                by["chance"] = Chance()
+            for who, scorer in by.items():
                 known, kept = zip(
                     *(_knows(setting, prompt, share, scorer, name) for name, prompt in talks),
                     strict=True,
@@ -210,10 +218,11 @@ def needle(setting: Setting) -> Iterator[Result]:
                 yield {
                     "length": length,
                     "share": share,
-                    "chosen_by": who,
+                    "chosen_by": who if share < 1 else "whole",
                     "kept": statistics.fmean(kept),
                     "known": f"{sum(known)}/{len(known)}",
                     "recall": sum(known) / len(known),
+                    "rank": _mean([_rank(setting.model, scorer, *each) for each in talks]),
                 }
 
 
@@ -235,8 +244,26 @@ def talk(model: LoadedModel, length: int, depth: float, name: str) -> Prompt:
             return prompt
 
 
+def _rank(model: LoadedModel, scorer: ScoresPrompts, name: str, prompt: Prompt) -> float | None:
+    """Share of the chunks that may go which matter more than the one where the name is told."""
+    told = model.tokenizer.encode(TOLD.format(name), special=False)
+    tokens, count = list(prompt.tokens), len(prompt.tokens)
+    at = next(i for i in range(count) if tokens[i : i + len(told)] == told) // CHUNK
+    scoring, scores = scorer.scoring(tokens), None
+    while scores is None:
+        scores = scoring.advance()
+    means, may_go = chunk_scores(scores, count), ~kept_anyway(count)
+    others = int(may_go.sum()) - 1
+    return int((means[may_go] > means[at]).sum()) / others if may_go[at] and others else None
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
 def _knows(
-    setting: Setting, prompt: Prompt, share: float, scorer: Any, name: str
+    setting: Setting, prompt: Prompt, share: float, scorer: ScoresPrompts, name: str
 ) -> tuple[bool, int]:
     request, engine = setting.first_token(prompt, share, scorer)
     while not engine.idle:
@@ -259,7 +286,7 @@ def prefill(setting: Setting) -> Iterator[Result]:
     for turn in range(1 + plan.rounds):
         for share in shares:
             began = time.perf_counter()
-            request, engine = setting.first_token(Prompt(tokens), share)
+            request, engine = setting.first_token(Prompt(tokens), share, setting.scorer)
             if turn:
                 seconds[share].append(time.perf_counter() - began)
             kept[share] = plan.prompt - request.skipped
@@ -317,6 +344,7 @@ TABLES = {
         "chosen by": "chosen_by",
         "kept": "kept",
         "know the name": "known",
+        "rank": "rank",
     },
     "prefill": {
         "tokens": "prompt",

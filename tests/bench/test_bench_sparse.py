@@ -22,6 +22,7 @@ def test_the_demo_knows_a_name_and_random_weights_are_timed() -> None:
     assert (whole["chosen_by"], whole["recall"]) == ("whole", 1.0)
     assert [row["chosen_by"] for row in parts] == ["draft model", "chance"]
     assert all(row["kept"] < whole["kept"] for row in parts)
+    assert all(row["rank"] is None or 0 <= row["rank"] <= 1 for row in parts)
     one, half = result["prefill"]
     assert (one["kept"], one["faster"]) == (512, 1.0)
     assert half["kept"] < 320

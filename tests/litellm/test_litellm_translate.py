@@ -113,9 +113,11 @@ def test_parameters_that_seem_to_work_are_named():
 
 
 def test_extra_body_is_merged():
-    made = request(extra_body={"top_k": 3, "min_tokens": 2, "drafts": False}, top_p=0.5)
+    given = {"top_k": 3, "min_tokens": 2, "drafts": False, "sparse_prefill": False}
+    made = request(extra_body=given, top_p=0.5)
     assert (made.sampling.top_k, made.sampling.top_p, made.min_tokens) == (3, 0.5, 2)
     assert not made.drafts
+    assert not made.sparse_prefill
 
 
 def test_stop_in_every_spelling():

@@ -26,18 +26,31 @@ def kept_places(scores: Any, tokens: int, share: float) -> list[int]:
 
     scores: (tokens,). Raises `Nonsense`.
     """
-    found = _checked(scores, tokens)
-    smooth = np.convolve(_padded(found, SMOOTHING // 2), np.full(SMOOTHING, 1 / SMOOTHING), "valid")
+    means = chunk_scores(scores, tokens)
     starts = np.arange(0, tokens, CHUNK)
-    stops = np.minimum(starts + CHUNK, tokens)
-    sums = np.add.reduceat(smooth, starts)
-    always = (starts < FIRST) | (stops > tokens - LAST)
-    order = np.lexsort((starts, -sums / (stops - starts), ~always))
+    always = kept_anyway(tokens)
+    order = np.lexsort((starts, -means, ~always))
     wanted = max(int(always.sum()), round(share * len(starts)))
     keep = np.zeros(len(starts), bool)
     keep[order[:wanted]] = True
     places: list[int] = np.flatnonzero(np.repeat(keep, CHUNK)[:tokens]).tolist()
     return places
+
+
+def chunk_scores(scores: Any, tokens: int) -> NDArray[np.float64]:
+    """(chunks,): the mean of the smoothed scores, (tokens,), of each. Raises `Nonsense`."""
+    found = _checked(scores, tokens)
+    smooth = np.convolve(_padded(found, SMOOTHING // 2), np.full(SMOOTHING, 1 / SMOOTHING), "valid")
+    starts = np.arange(0, tokens, CHUNK)
+    means: NDArray[np.float64] = np.add.reduceat(smooth, starts)
+    return means / (np.minimum(starts + CHUNK, tokens) - starts)
+
+
+def kept_anyway(tokens: int) -> NDArray[np.bool_]:
+    """(chunks,): which of them are kept whatever their scores."""
+    starts = np.arange(0, tokens, CHUNK)
+    ends: NDArray[np.bool_] = (starts < FIRST) | (starts + CHUNK > tokens - LAST)
+    return ends
 
 
 def _checked(scores: Any, tokens: int) -> NDArray[np.float64]:
