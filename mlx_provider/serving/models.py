@@ -381,7 +381,9 @@ class Models:
             log.warning("%s: %s", loaded.name, note)
         how = fixed.told.told if fixed else batching(found.layout, found.mixes, found.noise_floor)
         drafts = running.drafter and f", drafts by {running.drafter}"
-        log.info("%s: %s%s%s", loaded.name, how, drafts, kv and f", KV in {kv}")
+        part = running.engine.sparse_prefill
+        sparse = "" if part is None else f", {part.told}"
+        log.info("%s: %s%s%s%s", loaded.name, how, drafts, sparse, kv and f", KV in {kv}")
 
     def _measured(
         self, loaded: Loaded, key: str, options: ModelOptions, layouts: Sequence[str]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,12 @@ from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.execution.piggyback import PiggybackedChunk
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request, SamplingParams
-from mlx_provider.engine.sparse_prefill.passes import run_alone
+from mlx_provider.engine.sparse_prefill.passes import problem, run_alone
 from mlx_provider.engine.speculation.speculation import Speculation
+from mlx_provider.families.checkpoint import read_json
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.records import PrefillChunk, Prompt
+from mlx_provider.registry import PluginRegistry
 from mlx_provider.testing.driver import new_request, output_of, run
 from mlx_provider.testing.kernels import equipped
 from mlx_provider.testing.oracle import Eager, Oracle
@@ -273,3 +275,32 @@ def test_what_a_sparse_cache_holds_is_not_where_it_stands() -> None:
         cache.make_mask(3, window_size=8)
     with pytest.raises(TypeError, match="RotatingKVCache"):
         sparse([RotatingKVCache(max_size=8)])
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_vl"])
+def test_models_that_keep_every_token_may(family: str, folder: Callable[..., Path]) -> None:
+    """By positions of their own, too: what M-RoPE models are given."""
+    path = folder(family)
+    chosen, _ = PluginRegistry.discover().family_for(read_json(path / "config.json"))
+    model = chosen.load(path, LoadOptions())
+    assert problem(model, model.make_cache) == ""
+    alone, company = (new_request(text(300), max_tokens=8) for _ in range(2))
+    served(thinning(model, layout="solo", max_chunk=4096), alone)
+    served(thinning(model, max_chunk=64), company, new_request(text(40), max_tokens=30))
+    assert alone.kept == company.kept is not None
+    assert alone.rows[0].tokens == company.rows[0].tokens
+
+
+def test_a_model_that_counts_by_itself_may_not(qwen3: TextModel) -> None:
+    """Whatever it makes of what a cache holds, of where tokens stand, shows in the trial."""
+
+    class Counting:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(qwen3, name)
+
+        def decode(self, tokens: mx.array, cache: Any, positions: mx.array, *at: Any) -> mx.array:
+            found = qwen3.decode(tokens, cache, positions, *at)
+            return found + (mx.arange(VOCAB) % 7) * (mx.max(positions) // 50)
+
+    assert problem(qwen3, qwen3.make_cache) == ""
+    assert "log-probabilities differ" in problem(Counting(), qwen3.make_cache)  # type: ignore[arg-type]

@@ -43,6 +43,11 @@ class SparsePrefill:
         self._breaker = CircuitBreaker()
         """Of the scorer."""
 
+    @property
+    def told(self) -> str:
+        """For people."""
+        return f"{self._share:g} of prompts from {self._least} tokens on"
+
     def begin(self, job: PrefillJob) -> None:
         """Have a prompt scored whose prefill begins, where that may pay. Never raises."""
         if not job.request.may_skip or len(job.tokens) < self._least:
