@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -87,6 +88,16 @@ class Runtime:
     @property
     def log(self) -> Path:
         return self.folder / "engine.log"
+
+    def listens(self) -> bool:
+        """Whether somebody accepts connections on the socket; false for a stale one."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(5)
+            try:
+                probe.connect(os.fspath(self.socket))
+            except OSError:
+                return False
+            return True
 
 
 def runtime(environ: Mapping[str, str] = os.environ) -> Runtime:

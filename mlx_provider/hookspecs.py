@@ -10,7 +10,7 @@ import pluggy
 if TYPE_CHECKING:
     import typer
 
-    from .records import Drafter, Kernels, ModelFamily, ReasoningParser, ToolParser
+    from .records import Client, Drafter, Kernels, ModelFamily, ReasoningParser, ToolParser
 
 PROJECT = "mlx_provider"
 API_VERSION = 1
@@ -43,6 +43,11 @@ def mlx_kernels() -> Iterable[Kernels]:  # type: ignore[empty-body]
 @hookspec
 def mlx_drafters() -> Iterable[Drafter]:  # type: ignore[empty-body]
     """Yield ways to guess what a row says next, which the model checks several at a time."""
+
+
+@hookspec
+def mlx_clients() -> Iterable[Client]:  # type: ignore[empty-body]
+    """Yield programs that `mlx-provider launch` can start on a gateway of ours."""
 
 
 @hookspec

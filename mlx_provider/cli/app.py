@@ -17,15 +17,18 @@ from .chat import chat
 from .demo import demo
 from .doctor import doctor
 from .engine import engine
+from .init import init
+from .launch import launch
 from .plugins import plugins
 from .serve import serve
 
 
 def build(registry: PluginRegistry) -> typer.Typer:
     """The command line with the commands of every plugin. Run it with `obj=registry`."""
-    cli = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
-    cli.callback()(options)
-    for command in (demo, doctor, chat, serve, plugins, cache, parse):
+    cli = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich")
+    cli.callback(invoke_without_command=True)(options)
+    cli.command(context_settings={"allow_extra_args": True})(launch)
+    for command in (init, demo, doctor, chat, serve, plugins, cache, parse):
         cli.command()(command)
     cli.add_typer(engine, name="engine")
     registry.register_commands(cli)
@@ -52,6 +55,7 @@ def _show_version(asked: bool) -> None:
 
 
 def options(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option(
@@ -59,7 +63,11 @@ def options(
         ),
     ] = False,
 ) -> None:
-    """Local MLX models behind LiteLLM."""
+    """Local MLX models behind LiteLLM. Without a command: what to do next on this machine."""
+    if context.invoked_subcommand is None:
+        from .front_door import show
+
+        show(context.find_object(PluginRegistry) or PluginRegistry.discover())
 
 
 def main() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import socket
 import subprocess
 import sys
 import threading
@@ -65,7 +64,7 @@ class LocalEngine:
                 finally:
                     lock.release()
                 return
-            if _listens(self._runtime.socket):
+            if self._runtime.listens():
                 return
             if time.monotonic() > deadline:
                 raise EngineUnavailable(
@@ -133,17 +132,6 @@ class LocalEngine:
             f"the engine process ended at its start ({how}): "
             f"{_tail(self._runtime.log, begin)}; full log: {self._runtime.log}"
         )
-
-
-def _listens(path: Path) -> bool:
-    """Whether somebody accepts connections on the socket; false for a stale one."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(5)
-        try:
-            probe.connect(os.fspath(path))
-        except OSError:
-            return False
-        return True
 
 
 def _open_log(path: Path) -> int:

@@ -13,9 +13,9 @@ import httpx
 from ..client.connection import Connections
 from ..client.generation import EngineClient
 from ..client.http import HttpClient
-from ..demo.config import proxy_config, write_config
-from ..demo.proxy import Proxy, start_proxy
 from ..errors import EngineUnavailable
+from ..gateway.config import proxy_config, write_config
+from ..gateway.proxy import Proxy, start_proxy
 from ..protocol.messages import Health, ModelStatus
 from . import speculation
 from .findings import Finding

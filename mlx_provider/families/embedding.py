@@ -27,8 +27,8 @@ NO_STATES = "the states below its output matrix were not found"
 
 
 def embedding_of(folder: Path, config: Mapping[str, Any]) -> Embedding:
-    """What a folder's files say, and the `config` of its text model; broken ones are a reason not to
-    embed."""
+    """What a folder's files and the `config` of its text model say; broken ones are a reason not
+    to embed."""
     try:
         return _read(folder, config)
     except BadRequest as error:

@@ -3,6 +3,7 @@
 from .attention import Part, Parts, Run, parts_of
 from .blocks import read_block, scan_block
 from .claims import claimed, through
+from .client import Client, Gateway, Profile
 from .drafter import Drafter, Drafting, DraftOptions, DraftRow, ScoresPrompts, Scoring
 from .embedding import Embedding, Pooling
 from .grammar import CallGrammar, MessageGrammar, TaggedArguments
@@ -30,6 +31,7 @@ from .turn_ends import read_turn_ends
 
 __all__ = [
     "CallGrammar",
+    "Client",
     "DraftOptions",
     "DraftRow",
     "Drafter",
@@ -38,6 +40,7 @@ __all__ = [
     "Emit",
     "Features",
     "Function",
+    "Gateway",
     "Kernels",
     "LoadOptions",
     "LoadedModel",
@@ -52,6 +55,7 @@ __all__ = [
     "Parts",
     "Pooling",
     "PrefillChunk",
+    "Profile",
     "Prompt",
     "Reading",
     "ReasoningParser",

@@ -316,3 +316,5 @@ class ModelFamily:
     """Load a folder (engine thread). Raises errors of `mlx_provider.errors`."""
     serves: str = ""
     """One line for people: which models this family serves."""
+    recommended: Mapping[str, int] = field(default_factory=dict)
+    """Hub ids of its models that suit coding agents, with the bytes of their weights, about."""

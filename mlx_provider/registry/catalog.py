@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Generic, TypeVar
 
 from ..errors import BadRequest, PluginError
-from ..records import Drafter, Kernels, ModelFamily, ReasoningParser, ToolParser
+from ..records import Client, Drafter, Kernels, ModelFamily, ReasoningParser, ToolParser
 from .names import canonical, near
 from .plugin import Plugin
 
-R = TypeVar("R", ModelFamily, ToolParser, ReasoningParser, Kernels, Drafter)
+R = TypeVar("R", ModelFamily, ToolParser, ReasoningParser, Kernels, Drafter, Client)
 
 
 class Catalog(Generic[R]):
@@ -18,7 +18,8 @@ class Catalog(Generic[R]):
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        """For people: `model family`, `tool parser`, `reasoning parser`, `kernels`, `drafter`."""
+        """For people: `model family`, `tool parser`, `reasoning parser`, `kernels`, `drafter`,
+        `client`."""
         self._owned: dict[str, tuple[R, Plugin]] = {}
         """By canonical name."""
 
@@ -79,6 +80,6 @@ class Catalog(Generic[R]):
 
 
 def _spellings(
-    record: ModelFamily | ToolParser | ReasoningParser | Kernels | Drafter,
+    record: ModelFamily | ToolParser | ReasoningParser | Kernels | Drafter | Client,
 ) -> set[str]:
     return {canonical(name) for name in (record.name, *getattr(record, "aliases", ()))}

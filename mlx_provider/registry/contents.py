@@ -11,10 +11,10 @@ import pluggy
 
 from .. import hookspecs
 from ..errors import PluginError
-from ..records import Drafter, Kernels, ModelFamily, ReasoningParser, ToolParser
+from ..records import Client, Drafter, Kernels, ModelFamily, ReasoningParser, ToolParser
 from .texts import check_texts
 
-R = TypeVar("R", ModelFamily, ToolParser, ReasoningParser, Kernels, Drafter)
+R = TypeVar("R", ModelFamily, ToolParser, ReasoningParser, Kernels, Drafter, Client)
 
 CALLABLES: dict[type, tuple[str, ...]] = {
     ModelFamily: ("matches", "load"),
@@ -22,6 +22,7 @@ CALLABLES: dict[type, tuple[str, ...]] = {
     ReasoningParser: ("detect",),
     Kernels: ("matches", "replacements"),
     Drafter: ("refuses", "start"),
+    Client: ("profile",),
 }
 """Fields that the core calls: checked here, not when the first request needs them."""
 
@@ -38,6 +39,7 @@ class Contents:
     reasoning_parsers: tuple[ReasoningParser, ...]
     kernels: tuple[Kernels, ...]
     drafters: tuple[Drafter, ...]
+    clients: tuple[Client, ...]
 
 
 def load(entry_point: EntryPoint) -> Contents:
@@ -63,6 +65,7 @@ def load(entry_point: EntryPoint) -> Contents:
         _records(manager, "mlx_reasoning_parsers", ReasoningParser),
         _records(manager, "mlx_kernels", Kernels),
         _records(manager, "mlx_drafters", Drafter),
+        _records(manager, "mlx_clients", Client),
     )
 
 

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ..errors import PluginError, UnsupportedModel
 from ..isolation import Isolation
-from ..records import Drafter, Kernels, ModelFamily, ReasoningParser, Replacement, ToolParser
+from ..records import (
+    Client,
+    Drafter,
+    Kernels,
+    ModelFamily,
+    ReasoningParser,
+    Replacement,
+    ToolParser,
+)
 from .catalog import Catalog, R
 from .contents import Contents, load
 from .discovery import installed, missing, selection
@@ -36,6 +44,7 @@ class PluginRegistry:
         self._reasoning_parsers: Catalog[ReasoningParser] = Catalog("reasoning parser")
         self._kernels: Catalog[Kernels] = Catalog("kernels")
         self._drafters: Catalog[Drafter] = Catalog("drafter")
+        self._clients: Catalog[Client] = Catalog("client")
 
     @classmethod
     def discover(cls, environ: Mapping[str, str] = os.environ) -> PluginRegistry:
@@ -80,6 +89,14 @@ class PluginRegistry:
     @property
     def drafters(self) -> dict[str, Drafter]:
         return self._drafters.names()
+
+    @property
+    def clients(self) -> dict[str, Client]:
+        return self._clients.names()
+
+    def client(self, name: str) -> Client:
+        """By name or alias, however it is spelt. Raises `BadRequest`."""
+        return self._clients.named(name, "client")
 
     def drafter(self, name: str) -> Drafter:
         """By name, however it is spelt. Raises `BadRequest`."""
@@ -175,12 +192,14 @@ class PluginRegistry:
         self._reasoning_parsers.check(contents.reasoning_parsers, plugin)
         self._kernels.check(contents.kernels, plugin)
         self._drafters.check(contents.drafters, plugin)
+        self._clients.check(contents.clients, plugin)
         records = {
             self._families.kind: tuple(r.name for r in contents.model_families),
             self._tool_parsers.kind: tuple(r.name for r in contents.tool_parsers),
             self._reasoning_parsers.kind: tuple(r.name for r in contents.reasoning_parsers),
             self._kernels.kind: tuple(r.name for r in contents.kernels),
             self._drafters.kind: tuple(r.name for r in contents.drafters),
+            self._clients.kind: tuple(r.name for r in contents.clients),
         }
         self._plugins[plugin.key] = replace(plugin, hooks=contents.hooks, records=records)
         self._managers[plugin.key] = contents.manager
@@ -189,6 +208,7 @@ class PluginRegistry:
         self._add(self._reasoning_parsers, contents.reasoning_parsers, plugin)
         self._add(self._kernels, contents.kernels, plugin)
         self._add(self._drafters, contents.drafters, plugin)
+        self._add(self._clients, contents.clients, plugin)
 
     def _add(self, catalog: Catalog[R], records: tuple[R, ...], plugin: Plugin) -> None:
         for name, owner in catalog.add(records, plugin).items():

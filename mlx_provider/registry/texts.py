@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import PluginError
 from ..records import (
     CallGrammar,
+    Client,
     Drafter,
     Kernels,
     MessageGrammar,
@@ -49,7 +50,7 @@ TEXTS: dict[object, tuple[Callable[[object], bool], str]] = {
 
 
 def check_texts(
-    record: ToolParser | ReasoningParser | Kernels | Drafter | Part, where: str
+    record: ToolParser | ReasoningParser | Kernels | Drafter | Client | Part, where: str
 ) -> None:
     """Raise `PluginError` for what is no text: it would fail in the middle of a reply."""
     for field in fields(record):

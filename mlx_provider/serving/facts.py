@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..errors import MLXProviderError
 from ..families.checkpoint import named_context, named_template, read_json
 from ..registry import PluginRegistry
-from .hub import on_this_machine
+from .hub import local_folder
 
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 """Without one of these a checkpoint cannot be shown images, whatever its config names."""
@@ -26,7 +26,7 @@ class ModelFacts:
 def facts_of(model: str, registry: Callable[[], PluginRegistry]) -> ModelFacts:
     """Of a model that is on this machine; nothing of any other, nor of a folder that is none."""
     try:
-        folder = on_this_machine(model)
+        folder = local_folder(model)
         if folder is None:
             return ModelFacts()
         config = read_json(folder / "config.json")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,9 @@ DEMOS = {"demo": "model", "demo-hybrid": "hybrid"}
 """Models of this package, by name: their folders."""
 REACH = 0.8
 """Seconds in which the Hub must answer before it counts as out of reach."""
+TEMPLATE = "chat_template.jinja"
+TEMPLATES = ("chat_template.json", "tokenizer_config.json")
+"""Files that may hold a chat template under that name."""
 PATTERNS = ["*.json", "*.safetensors", "*.py", "*.model", "*.tiktoken", "*.txt", "*.jinja"]
 
 
@@ -61,10 +64,12 @@ class Outline:
 
     config: Mapping[str, Any]
     weight_bytes: int
+    chat_template: str = ""
+    """Empty where there is none, or several by name."""
 
 
 def outline(model: str) -> Outline:
-    """Of a repository `owner/name[@revision]`: two small answers, of which nothing is kept.
+    """Of a repository `owner/name[@revision]`: small answers, of which nothing is kept.
 
     Raises `ModelNotFound`, in under a second when the Hub is out of reach.
     """
@@ -75,22 +80,24 @@ def outline(model: str) -> Outline:
         raise ModelNotFound(f"{repo} is not on this machine, and HF_HUB_OFFLINE is set{_known()}")
     asked, end = f"{constants.ENDPOINT}/api/models/{repo}", revision or "main"
     told = _answer(repo, f"{asked}/revision/{end}?blobs=true").json()
-    config = _answer(repo, f"{constants.ENDPOINT}/{repo}/resolve/{end}/config.json").json()
-    files = [each for each in told.get("siblings", ()) if _is_weights(each.get("rfilename", ""))]
-    return Outline(dict(config), sum(int(each.get("size") or 0) for each in files))
+    files = {each.get("rfilename", ""): each.get("size") or 0 for each in told.get("siblings", ())}
+
+    def read(name: str) -> httpx.Response:
+        return _answer(repo, f"{constants.ENDPOINT}/{repo}/resolve/{end}/{name}")
+
+    weights = sum(size for name, size in files.items() if _is_weights(name))
+    return Outline(dict(read("config.json").json()), weights, _template(files, read))
+
+
+def _template(files: Container[str], read: Callable[[str], httpx.Response]) -> str:
+    if TEMPLATE in files:
+        return read(TEMPLATE).text
+    found = [read(name).json().get("chat_template") for name in TEMPLATES if name in files]
+    return next((each for each in found if isinstance(each, str)), "")
 
 
 def _is_weights(name: str) -> bool:
     return name.endswith(".safetensors") and name != "consolidated.safetensors"
-
-
-def on_this_machine(model: str, *, repository: bool = False) -> Path | None:
-    """`folder_of` where nothing need be downloaded for it; `None` elsewhere."""
-    repo, _, revision = model.partition("@")
-    local = model in DEMOS or (not repository and Path(model).expanduser().is_dir())
-    if local or model.startswith(("/", "~", ".")) or model.count("/") != 1:
-        return folder_of(model, repository=repository)
-    return _cached(repo, revision or None)
 
 
 def _of_files(folder: Path) -> Path:

@@ -10,6 +10,11 @@ from mlx_provider import LoadedModel, LoadOptions, ModelFamily, hookimpl
 
 mlx_provider_api = 1
 MODEL_TYPES = ("qwen3_5", "qwen3_5_moe")
+RECOMMENDED = {
+    "mlx-community/Qwen3.6-35B-A3B-4bit": 20_400_000_000,
+    "mlx-community/Qwen3.5-9B-MLX-4bit": 6_000_000_000,
+    "mlx-community/Qwen3.5-4B-MLX-4bit": 3_000_000_000,
+}
 
 
 def matches(config: Mapping[str, Any]) -> int:
@@ -40,4 +45,5 @@ def load(folder: Path, options: LoadOptions) -> LoadedModel:
 @hookimpl
 def mlx_model_families() -> Iterable[ModelFamily]:
     """Qwen3.5."""
-    yield ModelFamily("qwen3_5", matches, load, serves="Qwen3.5: text, images, video frames")
+    serves = "Qwen3.5: text, images, video frames"
+    yield ModelFamily("qwen3_5", matches, load, serves, RECOMMENDED)

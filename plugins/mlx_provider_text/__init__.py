@@ -18,6 +18,7 @@ def mlx_model_families() -> Iterator[ModelFamily]:
         matches=matches,
         load=load,
         serves="any text model of mlx-lm (Llama, Qwen, Gemma, Mistral, gpt-oss, ...)",
+        recommended={"mlx-community/Qwen3-Coder-30B-A3B-Instruct-4bit": 17_200_000_000},
     )
 
 

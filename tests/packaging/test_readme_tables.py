@@ -52,6 +52,7 @@ def test_plugins() -> None:
         brings += listed("reasoning parsers", [p.name for p in contents.reasoning_parsers])
         brings += [f"kernels {kernels.serves}" for kernels in contents.kernels]
         brings += [f"drafter `{each.name}`: {each.serves}" for each in contents.drafters]
+        brings += listed("clients", [client.name for client in contents.clients])
         brings += listed("command", commands(contents))
         expected.append(f"| `{name}` | {'; '.join(brings)} |")
     assert table("plugins") == expected, "\n".join(expected)

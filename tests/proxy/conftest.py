@@ -16,9 +16,9 @@ from mlx_provider.client.address import Address
 from mlx_provider.client.connection import Connections
 from mlx_provider.client.generation import EngineClient
 from mlx_provider.client.http import HttpClient
-from mlx_provider.demo.config import proxy_config, write_config
-from mlx_provider.demo.proxy import Proxy, free_port, start_proxy
-from mlx_provider.demo.stage import end_engine, warm_up
+from mlx_provider.gateway.config import proxy_config, write_config
+from mlx_provider.gateway.engine import end_engine, warm_up
+from mlx_provider.gateway.proxy import Proxy, free_port, start_proxy
 from mlx_provider.testing.tiny_embedding import as_embedding
 from mlx_provider.testing.tiny_models import build
 
@@ -165,7 +165,7 @@ def own_engine() -> Iterator[EngineClient]:
     """A look into this machine's engine process, with the shipped model loaded."""
     connections = Connections(dict(os.environ))
     client = connections.client(None, None)
-    warm_up(client)
+    warm_up(client, "demo")
     yield client
     end_engine(client)
     connections.close()

@@ -10,8 +10,8 @@ import openai
 import pytest
 
 from mlx_provider.config import runtime
-from mlx_provider.demo.config import proxy_config, write_config
-from mlx_provider.demo.proxy import start_proxy
+from mlx_provider.gateway.config import proxy_config, write_config
+from mlx_provider.gateway.proxy import start_proxy
 
 # uvicorn ends a worker whose imports take longer than its health check waits.
 OPTIONS = ("--num_workers", "2", "--timeout_worker_healthcheck", "100")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from mlx_provider.client.generation import EngineClient
-from mlx_provider.demo.proxy import Proxy
 from mlx_provider.doctor import Subject, examine, one_token
+from mlx_provider.gateway.proxy import Proxy
 
 
 @dataclass(frozen=True)

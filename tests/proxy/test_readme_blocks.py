@@ -13,7 +13,7 @@ import httpx
 import pytest
 import yaml
 
-from mlx_provider.demo.proxy import free_port
+from mlx_provider.gateway.proxy import free_port
 from mlx_provider.litellm.operator import operator_options
 
 ROOT = Path(__file__).parents[2]

@@ -10,9 +10,9 @@ import pytest
 
 from mlx_provider.client.connection import Connections
 from mlx_provider.client.generation import EngineClient
-from mlx_provider.demo.config import proxy_config, write_config
-from mlx_provider.demo.proxy import Proxy, start_proxy
-from mlx_provider.demo.stage import end_engine, warm_up
+from mlx_provider.gateway.config import proxy_config, write_config
+from mlx_provider.gateway.engine import end_engine, warm_up
+from mlx_provider.gateway.proxy import Proxy, start_proxy
 
 StartProxy = Callable[..., Proxy]
 HERE = Path(__file__).parent

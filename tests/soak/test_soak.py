@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from mlx_provider.cli.engine import restart
-from mlx_provider.demo.proxy import Proxy
+from mlx_provider.gateway.proxy import Proxy
 
 LIMIT = 120.0
 """Seconds without a byte after which a request counts as stuck."""

@@ -13,10 +13,10 @@ from typing import Any
 
 from mlx_provider.client.connection import Connections
 from mlx_provider.config import PREFIX
-from mlx_provider.demo.config import proxy_config, write_config
-from mlx_provider.demo.proxy import start_proxy
-from mlx_provider.demo.stage import end_engine
 from mlx_provider.errors import EngineUnavailable, RequestFailed
+from mlx_provider.gateway.config import proxy_config, write_config
+from mlx_provider.gateway.engine import end_engine
+from mlx_provider.gateway.proxy import start_proxy
 
 from .client import THINKING, Client, Messages
 from .processes import OURS, Kind, Server, running

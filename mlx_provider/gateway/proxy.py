@@ -85,7 +85,7 @@ def start_proxy(
     port = free_port() if port is None else port
     if port_taken(port):
         raise EngineUnavailable(f"port {port} is in use: choose another with --port")
-    key = f"sk-{secrets.token_urlsafe(32)}"
+    key = master_key()
     log = config.with_name("proxy.log")
     own = {name: value for name, value in environ.items() if not name.startswith(FOREIGN)}
     own |= {
@@ -106,6 +106,11 @@ def start_proxy(
             env=own,
         )
     return Proxy(process, f"http://127.0.0.1:{port}", key, log)
+
+
+def master_key() -> str:
+    """A fresh key, as strong as LiteLLM wants it and fit for a shell's quotes and for `.env`."""
+    return f"sk-{secrets.token_urlsafe(32)}"
 
 
 def require_proxy() -> None:

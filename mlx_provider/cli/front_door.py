@@ -1,0 +1,88 @@
+"""Bare `mlx-provider`: what there is on this machine, and what to do next. Starts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from .. import __version__
+from ..config import runtime
+from ..errors import MLXProviderError
+from ..registry import PluginRegistry
+
+MOST_NAMES = 5
+
+
+def show(registry: PluginRegistry) -> None:
+    """Print it. Imports nothing heavy, unless an engine runs that can be asked."""
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(Text(f"mlx-provider {__version__}: local MLX models behind LiteLLM\n"))
+    here, missing = _clients(registry)
+    for name, told in (
+        ("engine", _engine()),
+        ("models", _models()),
+        ("proxy", _config()),
+        ("agents", _named(here, "none that could be launched")),
+    ):
+        console.print(Text(f"{name:<8}", style="dim"), Text(told), sep="")
+    console.print(Text("\nnext", style="bold"))
+    for command, told in _next(here, missing):
+        console.print(Text(f"  {command:<34}"), Text(told, style="dim"), sep="")
+
+
+def _clients(registry: PluginRegistry) -> tuple[list[str], list[str]]:
+    """Names of those that are installed, and of the others."""
+    from ..gateway.profile import is_installed
+
+    found = {name: is_installed(client) for name, client in registry.clients.items()}
+    return [n for n, there in found.items() if there], [
+        n for n, there in found.items() if not there
+    ]
+
+
+def _engine() -> str:
+    if not runtime().listens():
+        return "does not run; whoever needs it first starts it"
+    from ..client.connection import connect
+
+    try:
+        health = connect().health()
+    except MLXProviderError as error:
+        return f"does not answer: {error.message}"
+    models = [f"{each.model} (context {each.context_length:,})" for each in health.models]
+    return f"process {health.pid} runs, with {_named(models, 'no model yet')}"
+
+
+def _models() -> str:
+    from ..serving.hub import cached_models
+
+    names = sorted(cached_models())
+    return _named(names, "none downloaded yet; `demo` is part of this package")
+
+
+def _config() -> str:
+    found = Path("config.yaml")
+    return "config.yaml is in this folder" if found.is_file() else "no config.yaml in this folder"
+
+
+def _named(names: list[str], none: str) -> str:
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more if names else none
+
+
+def _next(here: list[str], missing: list[str]) -> Iterator[tuple[str, str]]:
+    if here:
+        yield f"mlx-provider launch {here[0]}", "a coding agent on a local model"
+    elif missing:
+        others = ", ".join(missing)
+        yield "mlx-provider launch", f"says how to install one of {others}"
+    if Path("config.yaml").is_file():
+        start = "litellm --config config.yaml --host 127.0.0.1"
+        yield start, "the proxy of this folder; its key is in .env"
+    else:
+        yield "mlx-provider init", "config.yaml and .env of a LiteLLM proxy"
+    yield "mlx-provider demo", "all of it at work, with a model of a few MB"
+    yield "mlx-provider --help", "every command"

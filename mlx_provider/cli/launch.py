@@ -1,0 +1,131 @@
+"""`mlx-provider launch`: a coding agent on a local model, with nothing to configure."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from ..records import Client
+from ..registry import PluginRegistry
+
+if TYPE_CHECKING:
+    from ..gateway.models import Candidate
+
+DEMO = "demo"
+
+
+def launch(
+    context: typer.Context,
+    client: Annotated[
+        str | None, typer.Argument(help="Which one; without it, a menu in a terminal.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Hub id, folder, or demo; else the best that is here.")
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option("--context", min=256, help="Tokens; else what fits into memory.")
+    ] = None,
+    show: Annotated[
+        bool, typer.Option("--print", help="Show environment, files and command; run nothing.")
+    ] = False,
+) -> None:
+    """Run a coding agent on a local model. What follows `--` goes to the agent.
+
+    Engine and proxy are started where they do not run. The agent gets variables and files of its
+    own in a folder that goes with it; your own settings of it are neither read nor written.
+    """
+    from ..gateway.foreground import Ended
+    from ..gateway.profile import executable
+    from ..gateway.session import Launch
+
+    registry = context.find_object(PluginRegistry) or PluginRegistry.discover()
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    chosen = registry.client(client) if client else _asked_client(registry, console)
+    if not show:
+        executable(chosen)  # said before anybody is asked for a model
+    found = _model(registry, model, tokens, console)
+    launched = Launch(chosen, found.served(), context.args, dict(os.environ))
+    if show:
+        for line in launched.preview():
+            typer.echo(line)
+        return
+    _tell(console, "model", found.told)
+    try:
+        code = launched.run(lambda phase, what: _tell(console, phase, what))
+    except Ended as ended:
+        code = 128 + ended.number
+    raise typer.Exit(code)
+
+
+def _tell(console: Console, phase: str, what: str) -> None:
+    console.print(Text(f"{phase:<8}", style="dim"), Text(what), sep="")
+
+
+def _asked_client(registry: PluginRegistry, console: Console) -> Client:
+    """What the user picks. Raises `typer.Exit` with 2 and the list where nobody can pick."""
+    clients = list(registry.clients.values())
+    lines = [f"{each.name:<10} {each.serves}{_missing(each)}" for each in clients]
+    if not sys.stdin.isatty():
+        for line in lines or ["no client is installed as a plugin"]:
+            console.print(Text(line))
+        raise typer.Exit(2)
+    return clients[_picked(lines, "which client", console)]
+
+
+def _missing(client: Client) -> str:
+    from ..gateway.profile import is_installed
+
+    return "" if is_installed(client) else f"  (not installed: {client.install})"
+
+
+def _model(
+    registry: PluginRegistry, model: str | None, tokens: int | None, console: Console
+) -> Candidate:
+    """The model to serve, which fits. Raises what is wrong with it, with figures."""
+    from ..gateway.models import automatic, candidate, device_memory, require_fit
+
+    memory = device_memory()
+    if model is None and sys.stdin.isatty() and sys.stderr.isatty():
+        model = _asked_model(registry, memory, console)
+    found = (
+        automatic(registry, memory, tokens)
+        if model is None
+        else candidate(model, registry, memory, tokens)
+    )
+    require_fit(found, memory, tokens)
+    return found
+
+
+def _asked_model(registry: PluginRegistry, memory: int, console: Console) -> str:
+    from ..gateway.models import candidates_here, recommended
+
+    here = candidates_here(registry, memory)
+    names = [each.model for each in here]
+    lines = [each.told for each in here]
+    for name, size in recommended(registry, memory).items():
+        if name not in names:
+            names.append(name)
+            lines.append(f"{name}: {size / 1e9:.0f} GB, to be downloaded")
+    names.append(DEMO)
+    lines.append(f"{DEMO}: part of this package, a few MB; shows that it works, no more")
+    console.print(Text(f"{memory / 1e9:.1f} GB of memory for models", style="dim"))
+    return names[_picked(lines, "which model", console)]
+
+
+def _picked(lines: list[str], question: str, console: Console) -> int:
+    """The index of the line that the user names by its number; the first by return alone."""
+    for number, line in enumerate(lines, 1):
+        console.print(Text(f"{number:>3}  {line}"))
+    while True:
+        try:
+            typed = console.input(f"{question}? [1] ").strip() or "1"
+        except (EOFError, KeyboardInterrupt):
+            raise typer.Exit(130) from None
+        if typed.isdigit() and 1 <= int(typed) <= len(lines):
+            return int(typed) - 1
+        console.print(Text(f"a number from 1 to {len(lines)}", style="dim"))

@@ -1,0 +1,12 @@
+"""A LiteLLM proxy of this user's, and the programs of others that are started on it.
+
+| module | is about |
+|---|---|
+| `config` | what a proxy's configuration says, as a mapping and as a file for people |
+| `proxy` | the proxy's process |
+| `engine` | the engine behind it: warmed up, ended |
+| `models` | which models there are, and what of their context fits into memory |
+| `profile` | a client's files, variables and command, from its record |
+| `foreground` | a client in the terminal: signals, exit code |
+| `session` | all of these together, one line a phase |
+"""

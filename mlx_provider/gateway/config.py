@@ -1,0 +1,126 @@
+"""The configuration of a LiteLLM proxy that serves one local model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TIMEOUT = 3600
+"""Seconds for a request: a prompt of 100,000 tokens may take half of that on a small machine."""
+PING = 10
+"""Seconds between signs of life while a prompt is computed."""
+CLAIMED = (
+    "supports_function_calling",
+    "supports_parallel_function_calling",
+    "supports_tool_choice",
+    "supports_response_schema",
+    "supports_prompt_caching",
+)
+"""What every model of ours can do: the engine enforces the formats of calls and schemas."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """One model behind a proxy."""
+
+    name: str
+    """What clients ask for."""
+    model: str
+    """What follows `mlx/`: a Hub id, a folder, `demo`."""
+    context: int
+    """Tokens of prompt and answer."""
+    output: int
+    """Tokens of an answer at most."""
+    images: bool = False
+    thinks: bool = False
+    own_context: int | None = None
+    """The model's own context, where it is another one."""
+
+    def litellm_params(self) -> dict[str, Any]:
+        """Of one entry; a client that sets no `max_tokens` gets no answer without end."""
+        return {
+            "model": f"mlx/{self.model}",
+            "max_tokens": self.output,
+            "timeout": TIMEOUT,
+            "stream_timeout": TIMEOUT,
+        }
+
+    def model_info(self) -> dict[str, Any]:
+        info: dict[str, Any] = {
+            "mode": "chat",
+            "max_input_tokens": self.context,
+            "max_output_tokens": self.output,
+            "input_cost_per_token": 0,
+            "output_cost_per_token": 0,
+            **dict.fromkeys(CLAIMED, True),
+            "supports_vision": self.images,
+            "supports_reasoning": self.thinks,
+        }
+        if self.own_context != self.context:
+            info["mlx"] = {"context_length": self.context}
+        return info
+
+    def entries(self, names: tuple[str, ...]) -> list[dict[str, Any]]:
+        """The model under its own name and under these, which may hold `*`."""
+        return [
+            {
+                "model_name": name,
+                "litellm_params": self.litellm_params(),
+                "model_info": self.model_info(),
+            }
+            for name in (self.name, *names)
+        ]
+
+
+AGENTS = ("claude-*", "gpt-*")
+"""Names by which agents ask for models of their makers: for titles, summaries, subagents."""
+ANYTHING = ("*",)
+
+
+def served_config(served: Served, names: tuple[str, ...]) -> dict[str, Any]:
+    """A proxy's config for one model under several names, without the master key."""
+    return {"model_list": served.entries(names), **_settings(ping=True)}
+
+
+def proxy_config(name: str, model: str, **litellm_params: Any) -> dict[str, Any]:
+    """A proxy's config: clients say `name`, the engine serves `mlx/<model>`.
+
+    The master key is not in it: the proxy takes that from `LITELLM_MASTER_KEY`.
+    """
+    return {
+        "model_list": [
+            {
+                "model_name": name,
+                "litellm_params": {"model": f"mlx/{model}", **litellm_params},
+                "model_info": {
+                    "mode": "chat",
+                    "input_cost_per_token": 0,
+                    "output_cost_per_token": 0,
+                    "supports_function_calling": True,
+                },
+            }
+        ],
+        **_settings(ping=False),
+    }
+
+
+def _settings(*, ping: bool) -> dict[str, Any]:
+    provider = {"provider": "mlx", "custom_handler": "mlx_provider.litellm.handler"}
+    litellm: dict[str, Any] = {"custom_provider_map": [provider]}
+    if ping:
+        litellm["sse_keepalive_ping_interval_seconds"] = PING
+    return {
+        "litellm_settings": litellm,
+        "general_settings": {"cancel_on_disconnect": True, "disable_spend_logs": True},
+        "router_settings": {"num_retries": 0},
+    }
+
+
+def write_config(config: Mapping[str, Any], folder: Path) -> Path:
+    """The config as a file in `folder`. JSON is YAML, so that no YAML writer is needed."""
+    path = folder / "config.yaml"
+    path.write_text(json.dumps(config, indent=2) + "\n")
+    return path

@@ -1,0 +1,90 @@
+"""The engine behind a proxy: have it started and a model loaded, or ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from ..client.generation import EngineClient
+from ..errors import EngineUnavailable
+from ..protocol.messages import Done, Failed, GenerateRequest, ModelOptions, Usage
+
+END_LIMIT = 10.0
+
+
+def warm_up(engine: EngineClient, model: str, context: int | None = None) -> None:
+    """One token from the model: the first request starts the engine process.
+
+    `context`: as the operator's `context_length`, so that the same entry is loaded as will serve.
+    Raises what the load raises.
+    """
+    messages = [{"role": "user", "content": "Hi"}]
+    options = ModelOptions(context_length=context)
+    answered(engine, GenerateRequest(model=model, messages=messages, max_tokens=1, options=options))
+
+
+def warm_up_in_thread(engine: EngineClient, model: str, context: int | None = None) -> Future[None]:
+    """The same meanwhile; the future raises what it raises."""
+    pool = ThreadPoolExecutor(1, thread_name_prefix="warm-up")
+    future = pool.submit(warm_up, engine, model, context)
+    pool.shutdown(wait=False)
+    return future
+
+
+def answered(engine: EngineClient, request: GenerateRequest) -> Usage:
+    """Have a request answered to its end. Raises errors of `mlx_provider.errors`."""
+    generation, usage = engine.submit(request), Usage(prompt_tokens=0, completion_tokens=0)
+    try:
+        while events := generation.get():
+            for event in events:
+                if isinstance(event, Failed):
+                    raise event.error.exception()
+                usage = event.usage if isinstance(event, Done) else usage
+    finally:
+        generation.close()
+    return usage
+
+
+def end_engine(engine: EngineClient) -> None:
+    """End the engine process and wait for it. Does nothing where none runs."""
+    try:
+        pid = engine.health().pid
+    except EngineUnavailable:
+        return
+    engine.close()
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            return
+        if _gone(pid):
+            return
+
+
+def _gone(pid: int) -> bool:
+    """Whether the process ends in time."""
+    deadline = time.monotonic() + END_LIMIT
+    while time.monotonic() < deadline:
+        if _ended(pid):
+            return True
+        threading.Event().wait(0.05)
+    return False
+
+
+def _ended(pid: int) -> bool:
+    """Whether the process runs no more, though its parent may not have noticed.
+
+    The client that started an engine waits for it in a thread. Where that client ended first, its
+    engine is left to process 1, and that of a container need not wait for anybody.
+    """
+    try:
+        os.kill(pid, 0)
+        return b") Z " in Path(f"/proc/{pid}/stat").read_bytes()
+    except ProcessLookupError:
+        return True
+    except OSError:  # a system without /proc
+        return False

@@ -1,0 +1,90 @@
+"""`config.yaml` and `.env` of a proxy that its operator goes on with by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import BadRequest
+from .config import AGENTS, Served, served_config
+from .proxy import master_key
+
+CONFIG, ENV = "config.yaml", ".env"
+START = "set -a; . ./.env; set +a; litellm --config config.yaml --host 127.0.0.1"
+NOTES = {
+    "max_tokens": "of an answer, where a client does not say",
+    "timeout": "seconds: a long prompt may take minutes",
+    "max_input_tokens": "what fits into this machine's memory",
+    "sse_keepalive_ping_interval_seconds": "signs of life while a prompt is computed",
+    "cancel_on_disconnect": "else a request runs on after its client has left",
+    "custom_provider_map": "replaces, does not add: list every custom provider of yours",
+    "num_retries": "agents retry by themselves",
+}
+"""What a reader of the file wants to know of a setting, where it stands first."""
+
+
+def config_text(served: Served) -> str:
+    """The file for people: YAML, with a few comments."""
+    head = [f"# A LiteLLM proxy for a local model. Start it: {START}"]
+    config = served_config(served, AGENTS)
+    lines = _yaml(config)
+    return "\n".join([*head, *_noted(lines)]) + "\n"
+
+
+def env_text() -> str:
+    """A fresh master key, which LiteLLM does not start without."""
+    return (
+        f"LITELLM_MASTER_KEY={master_key()}\n"
+        "# Else each start asks the network for prices.\n"
+        "LITELLM_LOCAL_MODEL_COST_MAP=True\n"
+    )
+
+
+def write_pair(folder: Path, served: Served, *, force: bool) -> list[Path]:
+    """Write both files, `.env` for this user alone. Raises `BadRequest` for one that exists."""
+    contents = {ENV: env_text(), CONFIG: config_text(served)}
+    paths = [folder / name for name in contents]
+    there = [str(path) for path in paths if path.exists() or path.is_symlink()]
+    if there and not force:
+        raise BadRequest(f"{' and '.join(there)} would be overwritten: add --force to have it so")
+    for path, content in zip(paths, contents.values(), strict=True):
+        _write(path, content, 0o600 if path.name == ENV else 0o644)
+    return paths
+
+
+def _write(path: Path, content: str, mode: int) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)  # a new file, so that nobody holds the old one open
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(content)
+    except OSError as error:
+        raise BadRequest(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _yaml(value: Mapping[str, Any], indent: str = "") -> list[str]:
+    """A mapping of mappings, lists of mappings, and scalars, as lines of YAML."""
+    lines: list[str] = []
+    for name, each in value.items():
+        if isinstance(each, Mapping):
+            lines += [f"{indent}{name}:", *_yaml(each, indent + "  ")]
+        elif isinstance(each, list):
+            lines.append(f"{indent}{name}:")
+            for item in each:
+                first, *rest = _yaml(item, indent + "  ")
+                lines += [f"{indent}- {first.strip()}", *rest]
+        else:
+            lines.append(f"{indent}{name}: {json.dumps(each, ensure_ascii=False)}")
+    return lines
+
+
+def _noted(lines: list[str]) -> list[str]:
+    left = dict(NOTES)
+    return [
+        f"{line}  # {note}" if (note := left.pop(line.strip(" -").partition(":")[0], "")) else line
+        for line in lines
+    ]

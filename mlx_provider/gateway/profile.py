@@ -1,0 +1,110 @@
+"""A client's files, variables and command, from its record and a gateway."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+
+from ..errors import NotInstalled, PluginError
+from ..isolation import Isolation
+from ..records import Client, Gateway, Profile
+
+DIRECT = ("NO_PROXY", "no_proxy")
+LOOPBACK = "127.0.0.1,localhost"
+HIDDEN_KEY = "sk-..."
+"""What stands for the key where a profile is shown."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a client is run with."""
+
+    command: tuple[str, ...]
+    added: Mapping[str, str]
+    """Variables that the user's environment does not have so."""
+    hidden: tuple[str, ...]
+    """Names of the user's variables that are left out."""
+    files: Mapping[str, str]
+
+    def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """The whole environment of the client's process."""
+        kept = {name: value for name, value in environ.items() if name not in self.hidden}
+        return {**kept, **self.added}
+
+
+def executable(client: Client, environ: Mapping[str, str] = os.environ) -> str:
+    """Path of the client's program. Raises `NotInstalled` with the command that installs it."""
+    found = shutil.which(client.command, path=environ.get("PATH"))
+    if found is None:
+        raise NotInstalled(f"{client.command} is not installed: {client.install}")
+    return found
+
+
+def is_installed(client: Client, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether its program is on `PATH`."""
+    return shutil.which(client.command, path=environ.get("PATH")) is not None
+
+
+def prepare(
+    client: Client,
+    gateway: Gateway,
+    arguments: Sequence[str] = (),
+    environ: Mapping[str, str] = os.environ,
+    program: str | None = None,
+) -> Prepared:
+    """Ask the record for its profile. Writes nothing.
+
+    `program`: unset: the command's bare name. Raises `PluginError` for a profile that fails, that
+    would put the key where `ps` shows it, or whose files would lie elsewhere.
+    """
+    profile = _asked(client, gateway)
+    command = (program or client.command, *profile.arguments, *arguments)
+    if any(gateway.key in word for word in command):
+        raise PluginError(f"client {client.name!r}: the key stands on its command line")
+    for name in profile.files:
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or not path.parts:
+            raise PluginError(f"client {client.name!r}: file {name!r} is outside of its folder")
+    hidden = [n for n in environ if any(fnmatchcase(n, p) for p in profile.hidden)]
+    added = {**_direct(environ), **profile.environment}
+    return Prepared(command, added, tuple(sorted(set(hidden) - added.keys())), profile.files)
+
+
+def _asked(client: Client, gateway: Gateway) -> Profile:
+    with Isolation() as isolation:
+        profile = client.profile(gateway)
+        if isinstance(profile, Profile):
+            return profile
+        raise PluginError(f"gave {type(profile).__name__}, not Profile")
+    told = isolation.fault.told if isolation.fault is not None else ""
+    raise PluginError(f"client {client.name!r}: its profile failed: {told}")
+
+
+def _direct(environ: Mapping[str, str]) -> dict[str, str]:
+    """Loopback is reached without a proxy of the user's."""
+    return {name: ",".join(filter(None, (environ.get(name), LOOPBACK))) for name in DIRECT}
+
+
+def write_files(prepared: Prepared, folder: Path) -> None:
+    """The profile's files below `folder`, for this user alone."""
+    for name, content in prepared.files.items():
+        path = folder / name
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(content)
+
+
+def shown(prepared: Prepared, gateway: Gateway) -> list[str]:
+    """All of it as lines for people, without the key."""
+    lines = [f"{name}={value}" for name, value in prepared.added.items()]
+    lines += [f"unset {name}" for name in prepared.hidden]
+    for name, content in prepared.files.items():
+        lines += [f"# {gateway.folder / name}", *content.splitlines()]
+    lines += ["# command", shlex.join(prepared.command)]
+    return [line.replace(gateway.key, HIDDEN_KEY) for line in lines]

@@ -1,0 +1,111 @@
+"""A gateway for one program: engine, proxy and profile, from the start to the end of it."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..client.connection import Connections
+from ..client.generation import EngineClient
+from ..errors import EngineUnavailable
+from ..protocol.messages import Health
+from ..records import Client, Gateway
+from . import foreground
+from .config import ANYTHING, Served, served_config, write_config
+from .engine import warm_up_in_thread
+from .profile import executable, prepare, shown, write_files
+from .proxy import Proxy, free_port, master_key, require_proxy, start_proxy
+
+Tell = Callable[[str, str], None]
+"""(phase, what) for the user's eyes."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What to start, on which model."""
+
+    client: Client
+    served: Served
+    arguments: Sequence[str]
+    environ: Mapping[str, str]
+
+    def run(self, tell: Tell) -> int:
+        """Start what is not running, run the client, end the proxy; the client's exit code.
+
+        The engine is this user's and ends by itself, as with any other client of it. Of folder and
+        proxy nothing is left, whatever ends this. Raises `NotInstalled`, `EngineUnavailable` and
+        what loading the model raises; `foreground.Ended` for a signal before the client runs.
+        """
+        program = executable(self.client, self.environ)
+        require_proxy()
+        with ExitStack() as ending:
+            ending.enter_context(foreground.ending_by_signal())
+            folder = private_folder(ending)
+            proxy = self._start(folder, ending, tell)
+            gateway = gateway_for(self.served, proxy.url, proxy.key, folder / "profile")
+            prepared = prepare(self.client, gateway, self.arguments, self.environ, program=program)
+            write_files(prepared, gateway.folder)
+            tell("client", f"{self.client.serves or self.client.name}, {self.client.api} API")
+            try:
+                return foreground.run(prepared.command, prepared.environment(self.environ))
+            except OSError as error:
+                raise EngineUnavailable(f"{program} cannot be run: {error.strerror}") from None
+
+    def _start(self, folder: Path, ending: ExitStack, tell: Tell) -> Proxy:
+        """Engine and proxy, side by side; both are ready."""
+        start = time.monotonic()
+        connections = Connections(self.environ)
+        engine = connections.client(None, None)
+        ending.callback(connections.close)
+        options = self.served.model_info().get("mlx", {})
+        warm = warm_up_in_thread(engine, self.served.model, options.get("context_length"))
+        config = write_config(served_config(self.served, ANYTHING), folder)
+        proxy = start_proxy(config, self.environ)
+        ending.callback(proxy.stop)
+        warm.result()
+        tell("engine", f"{engine_line(engine, self.served)}, {time.monotonic() - start:.1f} s")
+        proxy.wait_ready()
+        tell("proxy", f"{proxy.url}, {time.monotonic() - start:.1f} s")
+        return proxy
+
+    def preview(self) -> list[str]:
+        """What `run` would run the client with, line by line. Starts and writes nothing."""
+        folder = Path(tempfile.gettempdir()) / "mlxp-launch-..." / "profile"
+        url = f"http://127.0.0.1:{free_port()}"
+        gateway = gateway_for(self.served, url, master_key(), folder)
+        return shown(prepare(self.client, gateway, self.arguments, self.environ), gateway)
+
+
+def private_folder(ending: ExitStack) -> Path:
+    """A folder of this user's alone, which goes with the stack."""
+    folder = Path(tempfile.mkdtemp(prefix="mlxp-launch-"))
+    ending.callback(shutil.rmtree, folder, ignore_errors=True)
+    (folder / "profile").mkdir(mode=0o700)
+    return folder
+
+
+def gateway_for(served: Served, url: str, key: str, folder: Path) -> Gateway:
+    """What a client is told."""
+    return Gateway(
+        url=url,
+        key=key,
+        model=served.name,
+        context=served.context,
+        output=served.output,
+        images=served.images,
+        folder=folder,
+        workplace=Path.cwd(),
+    )
+
+
+def engine_line(engine: EngineClient, served: Served) -> str:
+    """Which process serves the model, by whom."""
+    health: Health = engine.health()
+    status = next((each for each in health.models if each.model == served.model), None)
+    by = f", family {status.family} of plugin {status.plugin}" if status else ""
+    return f"process {health.pid} on {health.device}{by}"

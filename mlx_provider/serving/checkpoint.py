@@ -1,0 +1,62 @@
+"""What a checkpoint's small files tell of a model before it is loaded, or downloaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import BadRequest
+from .hub import TEMPLATE, TEMPLATES, local_folder, outline
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What is known of a model without loading it."""
+
+    config: Mapping[str, Any]
+    weight_bytes: int
+    chat_template: str
+    here: bool
+    """On this machine."""
+
+
+def checkpoint(model: str) -> Checkpoint:
+    """Of a model on this machine, or on the Hub, of which the small files are read.
+
+    Raises as `folder_of` does.
+    """
+    folder = local_folder(model)
+    if folder is not None:
+        weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+        return Checkpoint(_config(folder), weights, _template(folder), here=True)
+    found = outline(model)
+    return Checkpoint(found.config, found.weight_bytes, found.chat_template, here=False)
+
+
+def _config(folder: Path) -> Mapping[str, Any]:
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadRequest(f"{folder}/config.json cannot be read: {error}", param="model") from None
+    if not isinstance(config, dict):
+        raise BadRequest(f"{folder}/config.json is no JSON object", param="model")
+    return config
+
+
+def _template(folder: Path) -> str:
+    """The chat template's text; empty where there is none, or several by name."""
+    try:
+        return (folder / TEMPLATE).read_text(encoding="utf-8")
+    except OSError:
+        pass
+    for name in TEMPLATES:
+        try:
+            found = json.loads((folder / name).read_text(encoding="utf-8")).get("chat_template")
+        except (OSError, ValueError, AttributeError):
+            continue
+        if isinstance(found, str):
+            return found
+    return ""

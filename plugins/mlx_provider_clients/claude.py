@@ -1,0 +1,56 @@
+"""Claude Code (names as in its binary 2.1.329)."""
+
+from __future__ import annotations
+
+import json
+
+from mlx_provider import Client, Gateway, Profile
+
+from .limits import PATIENCE
+
+ROLES = ("OPUS", "SONNET", "HAIKU")
+LEAST_WINDOW = 100_000
+"""A smaller `CLAUDE_CODE_AUTO_COMPACT_WINDOW` is taken for this."""
+LIMITS = (
+    "API_TIMEOUT_MS",
+    "CLAUDE_STREAM_IDLE_TIMEOUT_MS",
+    "CLAUDE_STREAM_FIRST_BYTE_TIMEOUT_MS",
+    "CLAUDE_BYTE_STREAM_IDLE_TIMEOUT_MS",
+)
+
+
+def profile(gateway: Gateway) -> Profile:
+    """All by variables; the file spares the questions of a first start."""
+    environment = {
+        "CLAUDE_CONFIG_DIR": str(gateway.folder),
+        "ANTHROPIC_BASE_URL": gateway.url,
+        "ANTHROPIC_AUTH_TOKEN": gateway.key,
+        "ANTHROPIC_MODEL": gateway.model,
+        **{f"ANTHROPIC_DEFAULT_{role}_MODEL": gateway.model for role in ROLES},
+        "ANTHROPIC_SMALL_FAST_MODEL": gateway.model,
+        "CLAUDE_CODE_SUBAGENT_MODEL": gateway.model,
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(gateway.context),
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(gateway.output),
+        # Else a line that differs from request to request stands at the head of each prompt.
+        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        **dict.fromkeys(LIMITS, str(PATIENCE * 1000)),
+    }
+    if gateway.context >= LEAST_WINDOW:
+        environment["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] = str(gateway.context)
+    return Profile(
+        environment,
+        files={".claude.json": json.dumps({"hasCompletedOnboarding": True})},
+        hidden=("ANTHROPIC_*", "CLAUDE_CODE_USE_*", "CLAUDE_CODE_OAUTH_TOKEN", "CLAUDECODE"),
+    )
+
+
+CLIENT = Client(
+    "claude",
+    command="claude",
+    install="npm install -g @anthropic-ai/claude-code",
+    profile=profile,
+    api="messages",
+    aliases=("claude-code",),
+    serves="Claude Code",
+)

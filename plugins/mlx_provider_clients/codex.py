@@ -1,0 +1,58 @@
+"""Codex CLI (names as in its binary 0.169.0)."""
+
+from __future__ import annotations
+
+import json
+
+from mlx_provider import Client, Gateway, Profile
+
+from .limits import KEY, PATIENCE
+
+PROVIDER = "mlx"
+TEMPORARY = "tmp"
+
+
+def profile(gateway: Gateway) -> Profile:
+    """One `config.toml` in a home of its own."""
+    settings = {
+        "model": gateway.model,
+        "model_provider": PROVIDER,
+        "model_context_window": gateway.context,
+        # What is left must hold the answer, and the request for a summary.
+        "model_auto_compact_token_limit": gateway.context - gateway.output,
+        "check_for_update_on_startup": False,
+    }
+    provider = {
+        "name": "mlx-provider",
+        "base_url": f"{gateway.url}/v1",
+        "env_key": KEY,
+        "wire_api": "responses",
+        "stream_idle_timeout_ms": PATIENCE * 1000,
+    }
+    lines = [*_toml(settings), "[analytics]", "enabled = false"]
+    lines += [f"[model_providers.{PROVIDER}]", *_toml(provider)]
+    return Profile(
+        {
+            "CODEX_HOME": str(gateway.folder),
+            # It makes its helpers (`apply_patch`) in no home below the folder for temporary files.
+            "TMPDIR": str(gateway.folder / TEMPORARY),
+            KEY: gateway.key,
+        },
+        files={"config.toml": "\n".join(lines) + "\n", f"{TEMPORARY}/.made": ""},
+        hidden=("OPENAI_*", "CODEX_*"),
+    )
+
+
+def _toml(values: dict[str, object]) -> list[str]:
+    """Texts, numbers and truth values are written alike in JSON and TOML."""
+    return [f"{name} = {json.dumps(value)}" for name, value in values.items()]
+
+
+CLIENT = Client(
+    "codex",
+    command="codex",
+    install="npm install -g @openai/codex",
+    profile=profile,
+    api="responses",
+    serves="Codex CLI",
+)

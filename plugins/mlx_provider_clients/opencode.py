@@ -1,0 +1,75 @@
+"""OpenCode (names as in its binary 1.18.33 and in https://opencode.ai/config.json)."""
+
+from __future__ import annotations
+
+import json
+
+from mlx_provider import Client, Gateway, Profile
+
+from .limits import KEY
+
+PROVIDER = "mlx"
+FOLDERS = ("CONFIG", "DATA", "STATE", "CACHE")
+
+
+def folders(gateway: Gateway) -> dict[str, str]:
+    """The base folders of a program that has no other way to be told where its own are."""
+    return {f"XDG_{name}_HOME": str(gateway.folder / name.lower()) for name in FOLDERS}
+
+
+def config(gateway: Gateway) -> str:
+    """The configuration file, which forks of OpenCode share."""
+    model = {
+        "name": gateway.model,
+        "limit": {"context": gateway.context, "output": gateway.output},
+        "attachment": gateway.images,
+        "modalities": {
+            "input": ["text", "image"] if gateway.images else ["text"],
+            "output": ["text"],
+        },
+        "tool_call": True,
+    }
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": "mlx-provider",
+        # A request that is cut off after five minutes would be sent again.
+        "options": {"baseURL": f"{gateway.url}/v1", "apiKey": f"{{env:{KEY}}}", "timeout": False},
+        "models": {gateway.model: model},
+    }
+    chosen = f"{PROVIDER}/{gateway.model}"
+    return json.dumps(
+        {
+            "$schema": "https://opencode.ai/config.json",
+            "provider": {PROVIDER: provider},
+            "enabled_providers": [PROVIDER],
+            "model": chosen,
+            "small_model": chosen,
+            "share": "disabled",
+            "autoupdate": False,
+        },
+        indent=2,
+    )
+
+
+def profile(gateway: Gateway) -> Profile:
+    """A file that is read beside the project's own."""
+    return Profile(
+        {
+            **folders(gateway),
+            "OPENCODE_CONFIG": str(gateway.folder / "opencode.json"),
+            "OPENCODE_DISABLE_AUTOUPDATE": "1",
+            "OPENCODE_DISABLE_MODELS_FETCH": "1",
+            KEY: gateway.key,
+        },
+        files={"opencode.json": config(gateway)},
+        hidden=("OPENCODE_*",),
+    )
+
+
+CLIENT = Client(
+    "opencode",
+    command="opencode",
+    install="npm install -g opencode-ai",
+    profile=profile,
+    serves="OpenCode",
+)

@@ -1,0 +1,55 @@
+"""pi (names as in the documents and the schema `core/model-config.js` of its package 0.87.1)."""
+
+from __future__ import annotations
+
+import json
+
+from mlx_provider import Client, Gateway, Profile
+
+from .limits import KEY
+
+PROVIDER = "mlx"
+RECENT = 20_000
+"""Tokens that a compaction leaves as they are, unless told otherwise."""
+
+
+def profile(gateway: Gateway) -> Profile:
+    """Models and settings in an agent folder of its own."""
+    model = {
+        "id": gateway.model,
+        "contextWindow": gateway.context,
+        "maxTokens": gateway.output,
+        "input": ["text", "image"] if gateway.images else ["text"],
+    }
+    provider = {
+        "baseUrl": f"{gateway.url}/v1",
+        "api": "openai-completions",
+        "apiKey": f"${KEY}",
+        "models": [model],
+    }
+    settings = {
+        "defaultProvider": PROVIDER,
+        "defaultModel": gateway.model,
+        "httpIdleTimeoutMs": 0,
+        "compaction": {
+            "reserveTokens": gateway.output,
+            "keepRecentTokens": min(RECENT, gateway.context // 4),
+        },
+    }
+    return Profile(
+        {"PI_CODING_AGENT_DIR": str(gateway.folder), "PI_OFFLINE": "1", KEY: gateway.key},
+        files={
+            "models.json": json.dumps({"providers": {PROVIDER: provider}}, indent=2),
+            "settings.json": json.dumps(settings, indent=2),
+        },
+        hidden=("PI_*",),
+    )
+
+
+CLIENT = Client(
+    "pi",
+    command="pi",
+    install="npm install -g @earendil-works/pi-coding-agent",
+    profile=profile,
+    serves="pi",
+)

@@ -1,0 +1,57 @@
+"""Qwen Code (names as in the documents of its package 0.24.4)."""
+
+from __future__ import annotations
+
+import json
+
+from mlx_provider import Client, Gateway, Profile
+
+from .limits import KEY, PATIENCE
+
+
+def profile(gateway: Gateway) -> Profile:
+    """One `settings.json` in a home of its own; a provider's entry alone may tell the window."""
+    model = {
+        "id": gateway.model,
+        "name": gateway.model,
+        "envKey": KEY,
+        "baseUrl": f"{gateway.url}/v1",
+        "generationConfig": {
+            "contextWindowSize": gateway.context,
+            "timeout": PATIENCE * 1000,
+            "streamIdleTimeoutMs": PATIENCE * 1000,
+            "modalities": {"image": gateway.images},
+            "samplingParams": {"max_tokens": gateway.output},
+        },
+    }
+    settings = {
+        "$version": 4,
+        "modelProviders": {"openai": [model]},
+        "model": {"name": gateway.model},
+        "security": {"auth": {"selectedType": "openai"}},
+        "general": {"enableAutoUpdate": False},
+        "privacy": {"usageStatisticsEnabled": False},
+    }
+    return Profile(
+        {
+            "QWEN_HOME": str(gateway.folder),
+            "QWEN_STREAM_MAX_LIFETIME_MS": "0",
+            # Without these it would take the key of a project's `.env`.
+            "OPENAI_API_KEY": gateway.key,
+            "OPENAI_BASE_URL": f"{gateway.url}/v1",
+            "OPENAI_MODEL": gateway.model,
+            KEY: gateway.key,
+        },
+        files={"settings.json": json.dumps(settings, indent=2)},
+        hidden=("OPENAI_*", "QWEN_*"),
+    )
+
+
+CLIENT = Client(
+    "qwen",
+    command="qwen",
+    install="npm install -g @qwen-code/qwen-code",
+    profile=profile,
+    aliases=("qwen-code",),
+    serves="Qwen Code",
+)

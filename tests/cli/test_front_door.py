@@ -1,0 +1,53 @@
+"""Bare `mlx-provider`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mlx_provider.cli.app import build
+from mlx_provider.registry import PluginRegistry
+
+CODE = """
+import atexit, sys
+heavy = {"litellm", "mlx", "mlx_lm", "mlx_vlm", "transformers", "uvicorn", "httpx"}
+atexit.register(lambda: print("HEAVY", sorted(heavy & sys.modules.keys())))
+sys.argv = ["mlx-provider"]
+from mlx_provider.cli import main
+main()
+"""
+
+
+def test_it_says_what_to_do_next_and_loads_nothing_heavy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLX_PROVIDER_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    (tmp_path / "models--maker--small").mkdir()
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "HEAVY []" in done.stdout
+    assert "does not run" in done.stdout
+    assert "maker/small" in done.stdout
+    assert "mlx-provider init" in done.stdout
+    assert "install one of claude" in done.stdout
+
+
+def test_what_is_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "codex").write_text("#!/bin/sh\n")
+    (tmp_path / "codex").chmod(0o755)
+    (tmp_path / "config.yaml").write_text("model_list: []\n")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("MLX_PROVIDER_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    registry = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "clients"})
+    shown = CliRunner().invoke(build(registry), [], obj=registry).stdout
+    assert "agents  codex\n" in shown
+    assert "mlx-provider launch codex" in shown
+    assert "litellm --config config.yaml" in shown
+    assert "mlx-provider init" not in shown

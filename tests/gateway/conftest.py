@@ -1,0 +1,120 @@
+"""One proxy, started from what `mlx-provider init` has written, and stand-ins of clients."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from mlx_provider.cli.app import build
+from mlx_provider.client.connection import Connections
+from mlx_provider.gateway.engine import end_engine
+from mlx_provider.gateway.files import START
+from mlx_provider.gateway.proxy import FOREIGN, free_port
+from mlx_provider.registry import PluginRegistry
+
+FAKE = Path(__file__).with_name("fake_client.py")
+
+
+@dataclass(frozen=True)
+class Written:
+    """A folder that `init` has written to, with a proxy that was started as it said."""
+
+    folder: Path
+    told: str
+    url: str
+    key: str
+
+    def get(self, path: str, **more: object) -> httpx.Response:
+        headers = {"authorization": f"Bearer {self.key}"}
+        return httpx.request(
+            "POST" if more else "GET",
+            self.url + path,
+            headers=headers,
+            trust_env=False,
+            timeout=60,
+            **more,  # type: ignore[arg-type]
+        )
+
+
+@pytest.fixture(scope="session")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
+    """A proxy of `mlx-provider init demo`; its engine is that of the tests."""
+    folder = tmp_path_factory.mktemp("written")
+    done = CliRunner().invoke(
+        build(PluginRegistry.discover()), ["init", "demo", "--folder", str(folder)]
+    )
+    assert done.exit_code == 0, done.output
+    command = folder / "bin" / "litellm"
+    command.parent.mkdir()
+    run = f'exec {shlex.quote(sys.executable)} -P -m litellm.proxy.proxy_cli "$@"'
+    command.write_text(f'#!/bin/sh\nprintf %s "$LITELLM_MASTER_KEY" > key\n{run}\n')
+    command.chmod(0o755)
+    port = free_port()
+    own = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
+    own |= {"PATH": f"{command.parent}{os.pathsep}{os.environ['PATH']}", "PORT": str(port)}
+    connections = Connections(dict(os.environ))
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            ["sh", "-ec", START],
+            cwd=folder,
+            env=own,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    with process:
+        try:
+            url = f"http://127.0.0.1:{port}"
+            _await(url, process, folder / "log")
+            yield Written(folder, done.output, url, (folder / "key").read_text())
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+    end_engine(connections.client(None, None))
+    connections.close()
+
+
+def _await(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + 120
+    while True:
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        try:
+            if httpx.get(f"{url}/health/readiness", trust_env=False).is_success:
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Put a client of this command on `PATH`, with an empty HOME; where it says what it saw."""
+    folder = tmp_path / "commands"
+    folder.mkdir()
+    (tmp_path / "home").mkdir()
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setenv("LAUNCHES", str(tmp_path / "tmp"))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setenv("SEEN", str(tmp_path / "seen.json"))
+
+    def install(command: str) -> Path:
+        path = folder / command
+        path.write_text(f"#!{sys.executable} -SE\n{FAKE.read_text()}")
+        path.chmod(0o755)
+        return tmp_path / "seen.json"
+
+    return install

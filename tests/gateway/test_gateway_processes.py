@@ -1,0 +1,47 @@
+"""A proxy's config and process, and an engine's end."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlx_provider.errors import EngineUnavailable, NotInstalled
+from mlx_provider.gateway import engine
+from mlx_provider.gateway import proxy as proxy_module
+from mlx_provider.gateway.config import proxy_config, write_config
+from mlx_provider.gateway.proxy import port_taken, require_proxy, start_proxy
+
+
+def test_the_config_names_handler_and_model(tmp_path):
+    config = proxy_config("demo", "org/name", api_base="http://x")
+    entry = config["model_list"][0]
+    assert entry["litellm_params"] == {"model": "mlx/org/name", "api_base": "http://x"}
+    assert config["general_settings"]["cancel_on_disconnect"] is True
+    assert "master_key" not in write_config(config, tmp_path).read_text()
+
+
+def test_a_missing_extra_is_named(monkeypatch):
+    require_proxy()
+    monkeypatch.setattr(proxy_module, "NEEDED", ("no_such_package",))
+    with pytest.raises(NotInstalled, match=r"mlx-provider\[proxy\]"):
+        require_proxy()
+
+
+def test_a_port_in_use_is_named(tmp_path):
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert port_taken(port)
+        with pytest.raises(EngineUnavailable, match=f"port {port} is in use"):
+            start_proxy(tmp_path / "config.yaml", {}, port=port)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="a system without /proc")
+def test_an_engine_that_nobody_waits_for_has_ended(monkeypatch):
+    monkeypatch.setattr(engine, "END_LIMIT", 5.0)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert not engine._ended(process.pid)
+        process.kill()
+        assert engine._gone(process.pid)

@@ -1,0 +1,92 @@
+"""`mlx-provider init`: the files, and a proxy that was started with them as it said."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from mlx_provider.cli.app import build
+from mlx_provider.gateway.config import AGENTS, Served, served_config
+from mlx_provider.gateway.files import START, config_text
+from mlx_provider.gateway.models import DEMO_CONTEXT
+from mlx_provider.registry import PluginRegistry
+
+ASKED = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+def init(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(build(PluginRegistry.discover()), ["init", *arguments])
+    error = f"{result.exception}" if result.exception else ""
+    return result.exit_code, result.output + error
+
+
+def test_the_proxy_serves_the_model_under_the_names_of_agents(written) -> None:
+    for name in ("demo", "claude-haiku-4-5-20251001", "gpt-5.4-mini"):
+        body = {"model": name, "messages": ASKED, "temperature": 0}
+        reply = written.get("/v1/chat/completions", json=body)
+        assert reply.is_success, reply.text
+        assert "Paris" in reply.text
+    reply = written.get("/v1/chat/completions", json={"model": "another", "messages": ASKED})
+    assert reply.status_code == 400
+
+
+def test_the_proxy_tells_context_and_capabilities(written) -> None:
+    entries = {each["model_name"]: each for each in written.get("/model/info").json()["data"]}
+    assert {"demo", *AGENTS} == entries.keys()
+    assert len({each["model_info"]["id"] for each in entries.values()}) == len(entries)
+    for entry in entries.values():
+        info = entry["model_info"]
+        assert info["max_input_tokens"] == DEMO_CONTEXT
+        assert info["supports_vision"]
+        assert info["supports_function_calling"]
+        assert not info["supports_reasoning"]
+
+
+def test_a_key_that_is_not_in_the_file_opens_nothing(written) -> None:
+    assert f"LITELLM_MASTER_KEY={written.key}\n" in (written.folder / ".env").read_text()
+    assert len(written.key) > 40
+    assert written.key not in written.told
+    assert written.key not in (written.folder / "config.yaml").read_text()
+    stranger = type(written)(written.folder, "", written.url, "sk-another")
+    assert stranger.get("/v1/models").status_code in (400, 401)
+
+
+def test_the_files_are_told_and_the_key_is_the_owners_alone(written) -> None:
+    assert stat.S_IMODE((written.folder / ".env").stat().st_mode) == 0o600
+    assert START in written.told
+    assert START in (written.folder / "config.yaml").read_text()
+
+
+def test_nothing_is_overwritten_unless_forced(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("MINE=1\n")
+    code, told = init("demo", "--folder", str(tmp_path))
+    assert code != 0
+    assert "--force" in told
+    assert (tmp_path / ".env").read_text() == "MINE=1\n"
+    assert not (tmp_path / "config.yaml").exists()
+    code, told = init("demo", "--folder", str(tmp_path), "--force", "--context", "8192")
+    assert code == 0, told
+    assert "LITELLM_MASTER_KEY" in (tmp_path / ".env").read_text()
+    config = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    info = config["model_list"][0]["model_info"]
+    assert (info["max_input_tokens"], info["mlx"]) == (8192, {"context_length": 8192})
+
+
+def test_what_does_not_fit_is_refused_with_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLX_PROVIDER_MEMORY_LIMIT", "4M")
+    code, told = init("demo", "--folder", str(tmp_path))
+    assert code != 0
+    assert "GB of weights leave room for a context of 0 tokens" in told
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["plain", "with: colon", 'a "quoted" #1', "größe"])
+def test_the_file_for_people_says_what_the_mapping_says(name: str) -> None:
+    served = Served(name, f"/folder/{name}", 32768, 8192, own_context=32768)
+    assert yaml.safe_load(config_text(served)) == served_config(served, AGENTS)

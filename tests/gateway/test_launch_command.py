@@ -1,0 +1,191 @@
+"""`mlx-provider launch`, with clients that are stood in for, on a real proxy and engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from mlx_provider.cli.app import build
+from mlx_provider.gateway import foreground
+from mlx_provider.gateway.models import candidate
+from mlx_provider.gateway.session import Launch
+from mlx_provider.registry import PluginRegistry
+
+Install = Callable[..., str]
+OURS = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "clients,qwen3_vl"})
+RUN = "from mlx_provider.cli import main; main()"
+PLUGIN = """
+from mlx_provider import Client, Profile, hookimpl
+
+@hookimpl
+def mlx_clients():
+    yield Client("mine", "claude", "get it", lambda gateway: Profile({profile}))
+"""
+
+
+def invoke(*arguments: str, registry: PluginRegistry = OURS) -> tuple[int, str, str]:
+    result = CliRunner().invoke(build(registry), ["launch", *arguments], obj=registry)
+    told = f"{result.exception}" if result.exception else ""
+    return result.exit_code, result.stdout, result.stderr + told
+
+
+@pytest.fixture
+def started(written, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proxy of the tests in the place of one's own."""
+    proxy = type("Running", (), {"url": written.url, "key": written.key})
+    monkeypatch.setattr(Launch, "_start", lambda *arguments: proxy)
+
+
+@pytest.mark.parametrize("name", OURS.clients)
+def test_a_client_reaches_its_api_and_leaves_nothing(
+    name: str, started: None, stand_in: Callable[[str], Path], tmp_path: Path
+) -> None:
+    client = OURS.clients[name]
+    seen = stand_in(client.command)
+    launched = Launch(client, candidate("demo", OURS, 2**33).served(), ["-p", "hi"], os.environ)
+    assert launched.run(lambda *told: None) == 7
+    told = json.loads(seen.read_text())
+    assert "Paris" in told["answer"]
+    assert told["arguments"][-2:] == ["-p", "hi"]
+    assert set(told["modes"].values()) <= {0o600}
+    assert told["environment"]["NO_PROXY"].endswith("127.0.0.1,localhost")
+    assert list((tmp_path / "tmp").iterdir()) == []
+    assert list((tmp_path / "home").iterdir()) == []
+
+
+def test_a_real_launch_ends_with_its_client(
+    stand_in: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """From nothing but the command, to a signal that the client answers with its own exit code."""
+    seen = stand_in("claude")
+    command = [sys.executable, "-c", RUN, "launch", "claude", "--model", "demo", "--", "wait"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
+    )
+    with process:
+        while not seen.exists():
+            assert process.poll() is None, process.communicate()
+            signal.sigtimedwait([], 0.05)
+        told = json.loads(seen.read_text())
+        process.send_signal(signal.SIGTERM)
+        shown, phases = process.communicate(timeout=60)
+    assert process.returncode == 7
+    assert shown == ""  # standard output is the client's
+    assert [line.split()[0] for line in phases.splitlines()] == [
+        "model",
+        "engine",
+        "proxy",
+        "client",
+    ]
+    environment = told["environment"]
+    assert environment["ANTHROPIC_AUTH_TOKEN"] not in phases
+    assert "Paris" in told["answer"]
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(environment["ANTHROPIC_BASE_URL"], trust_env=False)
+    assert not Path(environment["CLAUDE_CONFIG_DIR"]).exists()
+    assert list((tmp_path / "tmp").glob("mlxp-*")) == []
+    assert list((tmp_path / "home").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", OURS.clients)
+def test_print_shows_all_but_the_key_and_runs_nothing(name: str, tmp_path: Path) -> None:
+    code, shown, _ = invoke(name, "--model", "demo", "--print", "--", "-p", "two words")
+    assert code == 0
+    assert shown.splitlines()[-1].endswith("-p 'two words'")
+    assert "sk-..." in shown
+    assert "http://127.0.0.1:" in shown
+    assert len([word for word in shown.split() if "sk-" in word and "sk-..." not in word]) == 0
+
+
+def test_a_client_that_is_not_installed_is_a_line_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    code, shown, told = invoke("claude", "--model", "demo")
+    assert (code, shown) == (1, "")
+    assert told == "claude is not installed: npm install -g @anthropic-ai/claude-code"
+
+
+def test_an_unknown_client_names_those_that_are_known() -> None:
+    code, _, told = invoke("cladue")
+    assert code == 1
+    assert "did you mean 'claude'" in told
+
+
+def test_without_a_terminal_the_menu_is_a_list() -> None:
+    code, shown, told = invoke()
+    assert (code, shown) == (2, "")
+    assert [line.split()[0] for line in told.splitlines()[: len(OURS.clients)]] == [*OURS.clients]
+
+
+def test_a_plugins_client_is_launched(
+    install_plugin: Install, started: None, stand_in: Callable[[str], Path]
+) -> None:
+    profile = (
+        '{"ANTHROPIC_BASE_URL": gateway.url, "ANTHROPIC_AUTH_TOKEN": gateway.key, '
+        '"ANTHROPIC_MODEL": gateway.model}'
+    )
+    source = PLUGIN.replace("{profile}", profile)
+    name = install_plugin("mlx-provider-mine", source)
+    registry = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": f"{name},qwen3_vl"})
+    seen = stand_in("claude")
+    assert invoke("mine", "--model", "demo", registry=registry)[0] == 7
+    assert "Paris" in json.loads(seen.read_text())["answer"]
+
+
+@pytest.mark.parametrize(
+    ("profile", "error"),
+    [
+        pytest.param("arguments=('--key', gateway.key)", "the key stands on its command line"),
+        pytest.param("files={'../x': ''}", "is outside of its folder"),
+        pytest.param("{}[0]", "its profile failed: KeyError"),
+    ],
+    ids=["key", "folder", "fault"],
+)
+def test_a_plugins_mistake_is_named(install_plugin: Install, profile: str, error: str) -> None:
+    source = PLUGIN.replace("{profile}", profile)
+    name = install_plugin("mlx-provider-mine", source)
+    registry = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": f"{name},qwen3_vl"})
+    code, _, told = invoke("mine", "--model", "demo", "--print", registry=registry)
+    assert code == 1
+    assert "client 'mine'" in told
+    assert error in told
+
+
+ASK = "import sys; print(sys.stdin.isatty(), flush=True); import time; time.sleep(60)"
+IN_TERMINAL = f"""
+import os, sys
+from mlx_provider.gateway import foreground
+sys.exit(foreground.run([sys.executable, "-c", {ASK!r}], os.environ))
+"""
+
+
+def test_the_terminal_is_the_clients_and_so_is_ctrl_c() -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-c", IN_TERMINAL])
+    shown = b""
+    while b"True" not in shown:
+        shown += os.read(terminal, 1024)
+    os.write(terminal, b"\x03")
+    _, status = os.waitpid(pid, 0)
+    os.close(terminal)
+    # Python ends by the signal that it has not caught: one Ctrl-C, one KeyboardInterrupt.
+    assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGINT
+
+
+def test_a_signal_before_the_client_runs_cleans_up(tmp_path: Path) -> None:
+    with pytest.raises(foreground.Ended) as ended, foreground.ending_by_signal():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert ended.value.number == signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
