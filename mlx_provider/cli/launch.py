@@ -55,6 +55,10 @@ def launch(
             typer.echo(line)
         return
     _tell(console, "model", found.told)
+    if not found.here:
+        from ..serving.hub import folder_of
+
+        folder_of(found.model)  # here, where its progress is seen
     try:
         code = launched.run(lambda phase, what: _tell(console, phase, what))
     except Ended as ended:

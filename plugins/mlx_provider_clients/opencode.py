@@ -13,8 +13,12 @@ FOLDERS = ("CONFIG", "DATA", "STATE", "CACHE")
 
 
 def folders(gateway: Gateway) -> dict[str, str]:
-    """The base folders of a program that has no other way to be told where its own are."""
-    return {f"XDG_{name}_HOME": str(gateway.folder / name.lower()) for name in FOLDERS}
+    """The base folders of a program that has no other way to be told where its own are.
+
+    It fetches the packages of its plugins by npm, whose cache is another's.
+    """
+    cache = {"npm_config_cache": str(gateway.folder / "npm")}
+    return cache | {f"XDG_{name}_HOME": str(gateway.folder / name.lower()) for name in FOLDERS}
 
 
 def config(gateway: Gateway) -> str:

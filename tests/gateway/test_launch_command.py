@@ -128,6 +128,21 @@ def test_without_a_terminal_the_menu_is_a_list() -> None:
     assert [line.split()[0] for line in told.splitlines()[: len(OURS.clients)]] == [*OURS.clients]
 
 
+def test_in_a_terminal_the_menu_asks() -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ["MLX_PROVIDER_PLUGINS"] = "clients,qwen3_vl"
+        command = [sys.executable, "-c", RUN, "launch", "--model", "demo", "--print"]
+        os.execv(sys.executable, command)
+    shown = b""
+    os.write(terminal, b"nobody\n2\n")
+    while b"CODEX_HOME" not in shown:
+        shown += os.read(terminal, 4096)
+    os.close(terminal)
+    os.waitpid(pid, 0)
+    assert b"a number from 1 to" in shown
+
+
 def test_a_plugins_client_is_launched(
     install_plugin: Install, started: None, stand_in: Callable[[str], Path]
 ) -> None:

@@ -31,6 +31,7 @@ ELSEWHERE = {
     "[project]": "tests/packaging/test_third_party_example.py",
 }
 NOT_RUN = {
+    "mlx-provider launch": "needs Claude Code; a stand-in is launched by test_launch_command.py",
     "python3 -m venv .venv ": "installs packages; the demo is run by test_demo_command.py",
     "python3 -m venv .venv-test ": "installs packages and runs this whole suite",
     "uv run ": "needs uv, installs packages",

@@ -1,0 +1,65 @@
+"""aider (names as in its sources 0.86.2)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from mlx_provider import Client, Gateway, Profile
+
+from .limits import PATIENCE
+
+HISTORIES = ("INPUT_HISTORY_FILE", "CHAT_HISTORY_FILE")
+
+
+def profile(gateway: Gateway) -> Profile:
+    """By variables; what it would write beside the project's files is written elsewhere.
+
+    Its own folder is always `~/.aider`, so that it gets another home; git finds the user's.
+    """
+    model = f"openai/{gateway.model}"
+    metadata = {
+        "max_tokens": gateway.output,
+        "max_input_tokens": gateway.context - gateway.output,
+        "max_output_tokens": gateway.output,
+        "input_cost_per_token": 0,
+        "output_cost_per_token": 0,
+        "litellm_provider": "openai",
+        "mode": "chat",
+        "supports_vision": gateway.images,
+    }
+    return Profile(
+        {
+            "HOME": str(gateway.folder),
+            "GIT_CONFIG_GLOBAL": str(git_config(Path.home())),
+            "OPENAI_API_BASE": f"{gateway.url}/v1",
+            "OPENAI_API_KEY": gateway.key,
+            "AIDER_MODEL": model,
+            "AIDER_WEAK_MODEL": model,
+            "AIDER_MODEL_METADATA_FILE": str(gateway.folder / "models.json"),
+            **{f"AIDER_{name}": str(gateway.folder / name.lower()) for name in HISTORIES},
+            "AIDER_ANALYTICS": "false",
+            "AIDER_CHECK_UPDATE": "false",
+            "AIDER_SHOW_RELEASE_NOTES": "false",
+            "AIDER_SHOW_MODEL_WARNINGS": "false",
+            "AIDER_GITIGNORE": "false",
+            "AIDER_TIMEOUT": str(PATIENCE),
+        },
+        files={"models.json": json.dumps({model: metadata}, indent=2)},
+        hidden=("OPENAI_*", "AIDER_*"),
+    )
+
+
+def git_config(home: Path) -> Path:
+    """The file that git reads for a user, of the two that it may be."""
+    own, base = home / ".gitconfig", home / ".config" / "git" / "config"
+    return base if base.is_file() and not own.is_file() else own
+
+
+CLIENT = Client(
+    "aider",
+    command="aider",
+    install="pip install aider-chat",
+    profile=profile,
+    serves="aider",
+)

@@ -1,0 +1,49 @@
+"""Continue's CLI (names as in the sources of its package 1.5.47)."""
+
+from __future__ import annotations
+
+import json
+
+from mlx_provider import Client, Gateway, Profile
+
+from .limits import KEY, PATIENCE
+
+
+def profile(gateway: Gateway) -> Profile:
+    """A `config.yaml` (JSON is YAML), and a home of its own."""
+    model = {
+        "name": gateway.model,
+        "provider": "openai",
+        "model": gateway.model,
+        "apiBase": f"{gateway.url}/v1",
+        "apiKey": f"${{{{ secrets.{KEY} }}}}",
+        "roles": ["chat", "edit", "apply"],
+        "capabilities": ["tool_use", *(["image_input"] if gateway.images else [])],
+        "defaultCompletionOptions": {
+            "contextLength": gateway.context,
+            "maxTokens": gateway.output,
+        },
+        "requestOptions": {"timeout": PATIENCE * 1000},
+    }
+    config = {"name": "mlx-provider", "version": "1.0.0", "schema": "v1", "models": [model]}
+    path = gateway.folder / "config.yaml"
+    return Profile(
+        {
+            "CONTINUE_GLOBAL_DIR": str(gateway.folder),
+            "CONTINUE_METRICS_ENABLED": "0",
+            KEY: gateway.key,
+        },
+        files={"config.yaml": json.dumps(config, indent=2), ".onboarding_complete": ""},
+        arguments=("--config", str(path)),
+        hidden=("CONTINUE_*",),
+    )
+
+
+CLIENT = Client(
+    "continue",
+    command="cn",
+    install="npm install -g @continuedev/cli",
+    profile=profile,
+    aliases=("cn",),
+    serves="Continue",
+)

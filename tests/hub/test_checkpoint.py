@@ -1,0 +1,168 @@
+"""What is known of a model before it is loaded, or downloaded; and which models are offered."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from mlx_provider.errors import BadRequest, ModelNotFound, UnsupportedModel
+from mlx_provider.gateway.models import (
+    LEAST_CONTEXT,
+    MOST_CONTEXT,
+    alias,
+    automatic,
+    candidate,
+    candidates_here,
+    recommended,
+    require_fit,
+)
+from mlx_provider.registry import PluginRegistry
+from mlx_provider.serving.checkpoint import checkpoint
+
+REGISTRY = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "text,qwen3_5,reasoning_parsers"})
+GB = 10**9
+CONFIG = {
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "hidden_size": 4096,
+    "max_position_embeddings": 262_144,
+    "torch_dtype": "bfloat16",
+}
+KV = 2 * 32 * 8 * 128 * 2
+"""Bytes per token of that model."""
+WEIGHTS = 4 * GB
+COMMIT = "0" * 40
+FILES = {
+    "config.json": json.dumps(CONFIG),
+    "tokenizer_config.json": json.dumps({"chat_template": "{{ '<think>' }}"}),
+}
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """A Hub on loopback that has `maker/model`; yields the paths it was asked for."""
+    asked: list[str] = []
+    sizes = {name: len(text) for name, text in FILES.items()} | {"model.safetensors": WEIGHTS}
+    about = {
+        "id": "maker/model",
+        "sha": COMMIT,
+        "siblings": [{"rfilename": name, "size": size} for name, size in sizes.items()],
+    }
+
+    tree = [
+        {"type": "file", "path": name, "size": size, "oid": COMMIT} for name, size in sizes.items()
+    ]
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            name = self.path.rpartition("/")[2]
+            known = "maker/model" in self.path
+            shown = tree if "/tree/" in self.path else about
+            body = FILES[name] if known and name in FILES else json.dumps(shown)
+            self.send_response(200 if known else 404)
+            self.send_header("content-length", str(len(body)))
+            self.send_header("etag", f'"{name}"')
+            self.send_header("x-repo-commit", COMMIT)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body.encode())
+
+        do_HEAD = do_GET
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", address)
+    monkeypatch.setattr(
+        constants,
+        "HUGGINGFACE_CO_URL_TEMPLATE",
+        address + "/{repo_id}/resolve/{revision}/{filename}",
+    )
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    yield asked
+    server.shutdown()
+    server.server_close()
+
+
+def cached(root: Path, name: str, config: dict[str, object], weights: int) -> None:
+    folder = root / "hub" / f"models--{name.replace('/', '--')}"
+    snapshot = folder / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text(json.dumps(config))
+    with (snapshot / "model.safetensors").open("wb") as file:
+        file.truncate(weights)  # sparse
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text(COMMIT)
+
+
+def test_the_hub_is_asked_before_a_download(hub: list[str]) -> None:
+    found = candidate("mlx/maker/model", REGISTRY, 16 * GB)
+    assert not [path for path in hub if path.endswith(".safetensors")]
+    assert (found.weights, found.here, found.own_context) == (WEIGHTS, False, 262_144)
+    room = int(0.9 * 16 * GB) - WEIGHTS
+    assert found.context == room // KV // 256 * 256
+    assert found.thinks
+    assert found.told == f"maker/model: 4.0 GB, to be downloaded, context {found.context:,}"
+    assert candidate("maker/model", REGISTRY, 64 * GB).context == MOST_CONTEXT
+    with pytest.raises(ModelNotFound):
+        candidate("maker/other", REGISTRY, 16 * GB)
+
+
+def test_the_best_model_that_is_here_and_fits_is_chosen(hub: list[str], tmp_path: Path) -> None:
+    assert automatic(REGISTRY_WITH_DEMO, 16 * GB).model == "demo"
+    cached(tmp_path, "maker/small", CONFIG, GB)
+    cached(tmp_path, "maker/large", CONFIG, 4 * GB)
+    cached(tmp_path, "maker/huge", CONFIG, 40 * GB)
+    cached(tmp_path, "maker/strange", {"model_type": "nobody"}, GB)
+    (tmp_path / "hub" / "models--maker--half").mkdir()
+    here = candidates_here(REGISTRY, 16 * GB)
+    assert [each.model for each in here] == ["maker/large", "maker/small"]
+    assert automatic(REGISTRY, 16 * GB, 20_000).context == 20_000
+    assert hub == []
+
+
+REGISTRY_WITH_DEMO = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "qwen3_vl"})
+
+
+def test_what_does_not_fit_is_told_with_figures(hub: list[str]) -> None:
+    found = candidate("maker/model", REGISTRY, 6 * GB)
+    assert 0 < found.context < LEAST_CONTEXT
+    with pytest.raises(BadRequest, match=r"4\.0 GB of weights leave room for a context of \d"):
+        require_fit(found, 6 * GB)
+    wanted = candidate("maker/model", REGISTRY, 16 * GB, 200_000)
+    with pytest.raises(BadRequest, match="not of 200,000"):
+        require_fit(wanted, 16 * GB, 200_000)
+
+
+def test_families_recommend_what_leaves_room() -> None:
+    assert list(recommended(REGISTRY, 8 * GB)) == [
+        name for name in recommended(REGISTRY, 80 * GB) if "9B" in name or "4B" in name
+    ]
+    assert recommended(REGISTRY, 1 * GB) == {}
+
+
+@pytest.mark.parametrize("name", ["maker/model", "/folder/model", "maker/model@main", "~/model/"])
+def test_clients_say_the_last_part(name: str) -> None:
+    assert alias(name) == "model"
+
+
+def test_a_broken_config_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(BadRequest, match="no JSON object"):
+        checkpoint(str(tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "nobody"}')
+    with pytest.raises(UnsupportedModel):
+        candidate(str(tmp_path), REGISTRY, GB)
