@@ -8,11 +8,12 @@ import stat
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import httpx
+from typing import TYPE_CHECKING, Any
 
 from ..errors import BadRequest, ModelNotFound
+
+if TYPE_CHECKING:
+    import httpx
 
 log = logging.getLogger(__name__)
 
@@ -131,6 +132,7 @@ def _cached(repo: str, revision: str | None) -> Path | None:
 
 
 def _download(repo: str, revision: str | None) -> Path:
+    import httpx
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -146,6 +148,7 @@ def _download(repo: str, revision: str | None) -> Path:
 
 def _answer(repo: str, address: str) -> httpx.Response:
     """Fail fast where the Hub cannot be reached or does not have the repository."""
+    import httpx
     from huggingface_hub import get_token
 
     token = get_token()
