@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -19,12 +20,18 @@ RUN = "from mlx_provider.cli import main; main()"
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Without plugins, so that nobody's broken one adds a line."""
-    environment = {**os.environ, "MLX_PROVIDER_PLUGINS": ""}
+    """Without plugins, so that nobody's broken one adds a line, and without an engine."""
     command = [sys.executable, "-c", RUN, *arguments]
-    return subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
+    with tempfile.TemporaryDirectory(prefix="mlxp-") as folder:
+        alone = {"MLX_PROVIDER_PLUGINS": "", "MLX_PROVIDER_RUNTIME_DIR": folder}
+        return subprocess.run(
+            command,
+            env={**os.environ, **alone},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
 
 
 def test_help_loads_nothing_heavy() -> None:
