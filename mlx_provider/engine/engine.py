@@ -474,6 +474,7 @@ class Engine:
             return
         self.sparse_prefill.advance(job, seconds)
         self._timer.forget()  # whose passes these were nobody can tell
+        self._behind = []
         if job.scoring is None:
             grow_by(job.held(), self.scheduler.room(job))
             self.recorder.skipped(job.request.skipped)

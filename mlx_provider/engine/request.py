@@ -288,7 +288,7 @@ class PrefillJob:
     def restart(self) -> None:
         """Forget what was computed: a device failure has corrupted it, or nobody wants it."""
         self.cache, self.done, self.snapshots, self.hidden = None, 0, {}, []
-        self.scoring = None
+        self.scoring, self.pieces = None, 0
         if self.request.inputs is not None:
             self.request.inputs.pooled = None
 
