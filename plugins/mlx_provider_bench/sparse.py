@@ -206,11 +206,13 @@ def needle(setting: Setting) -> Iterator[Result]:
             for depth in plan.depths
             for name in NAMES[: plan.names]
         ]
+        scorers: dict[str, ScoresPrompts] = {"draft model": setting.scorer, "chance": Chance()}
+        ranks = {
+            who: _mean([_rank(setting.model, scorer, *each) for each in talks])
+            for who, scorer in scorers.items()
+        }
         for share in plan.shares:
-            by: dict[str, ScoresPrompts] = {"draft model": setting.scorer}
-            if share < 1:
-                by["chance"] = Chance()
-            for who, scorer in by.items():
+            for who, scorer in scorers.items() if share < 1 else [("whole", setting.scorer)]:
                 known, kept = zip(
                     *(_knows(setting, prompt, share, scorer, name) for name, prompt in talks),
                     strict=True,
@@ -218,11 +220,11 @@ def needle(setting: Setting) -> Iterator[Result]:
                 yield {
                     "length": length,
                     "share": share,
-                    "chosen_by": who if share < 1 else "whole",
+                    "chosen_by": who,
                     "kept": statistics.fmean(kept),
                     "known": f"{sum(known)}/{len(known)}",
                     "recall": sum(known) / len(known),
-                    "rank": _mean([_rank(setting.model, scorer, *each) for each in talks]),
+                    "rank": ranks.get(who),
                 }
 
 
