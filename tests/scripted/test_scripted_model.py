@@ -116,13 +116,23 @@ def test_a_quoted_conversation_counts_by_what_was_said(model: LoadedModel) -> No
 def test_titles_are_no_steps(model: LoadedModel) -> None:
     system = {"role": "system", "content": "You write titles."}
     assert said(model, [system, user(script(*LOOP))]) == '{"title": "A scripted title"}'
+    schema = {"role": "system", "content": 'Say {"title": "Person"}.'}
+    assert said(model, [schema, user(script(Step("Ada.")))]) == "Ada."
 
 
 @pytest.mark.parametrize(
     ("text", "so_far", "rest"),
-    [('{"a": 1}', '{"a":', " 1}"), ("a b", "a  b", ""), ("a b", "", "a b"), ("a b", "x", "")],
+    [
+        ('{"a": 1}', '{"a":', " 1}"),
+        ("a\nb", "a\n", "b"),
+        ("a\nb", "a  ", "b"),
+        ("a b", "", "a b"),
+        ("a b", "x", None),
+    ],
 )
-def test_white_space_of_a_grammar_is_no_difference(text: str, so_far: str, rest: str) -> None:
+def test_white_space_of_a_grammar_is_no_difference(
+    text: str, so_far: str, rest: str | None
+) -> None:
     assert rest_of(text, so_far) == rest
 
 
@@ -202,8 +212,9 @@ def test_grammars_let_the_script_through(
     assert json.loads(reply["content"]) == {"a": 17}
     call = Call("read", {"path": "a", "lines": 2})
     forced = {"tool_choice": "required"}
-    reply = exchange(engine, folders[name], [user(script(Step(calls=(call,))))], **forced)
-    assert reply["calls"] == [("read", {"path": "a", "lines": 2})]
+    for step in (Step(calls=(call,)), Step("Said.", (call,)), Step("Said.", (call,), "Hm.")):
+        reply = exchange(engine, folders[name], [user(script(step))], **forced)
+        assert reply["calls"] == [("read", {"path": "a", "lines": 2})]
 
 
 def test_time_of_a_prefill(model: LoadedModel) -> None:

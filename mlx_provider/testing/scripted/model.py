@@ -22,6 +22,9 @@ WANTED = 300.0
 """Logit of the next token; whatever a sampler makes of logits, it is drawn."""
 OTHERWISE = (200.0, 150.0)
 """Of those by which the reply goes on where a mask bars the first one."""
+SHARES = (1.0, 0.3, 0.25)
+"""Of these logits, for the whole reply and for what is left of it under a grammar."""
+ENDING = 70.0
 CLOSERS = ('"', "}", "]", "1", ",", ":", " ")
 """What ends JSON that a grammar demands and no script says."""
 REMEMBERED = 64
@@ -111,15 +114,23 @@ class ScriptedModel:
         head = self._encoded(f"{START}assistant\n")
         if tuple(begun[: len(head)]) != head:
             return [(self._end, WANTED)]
-        text = self._before(history).text
-        whole, said = self._encoded(text), tuple(begun[len(head) :])
+        said, reply = tuple(begun[len(head) :]), self._before(history)
+        found = [(self._end, ENDING)]
+        for share, text in reversed([*zip(SHARES, (reply.text, *reply.bare), strict=False)]):
+            going = self._going_on(text, said)
+            found += [(token, logit * share) for token, logit in going]
+        return found
+
+    def _going_on(self, text: str, said: tuple[int, ...]) -> list[tuple[int, float]]:
+        """Tokens by which a text goes on with their logits, the best last; none: it does not."""
+        whole = self._encoded(text)
         if whole[: len(said)] == said:
-            rest = self.tokenizer.decode(whole[len(said) :], skip_special=False)
-            best = (*whole, self._end)[len(said)]
-        else:
-            rest = rest_of(text, self.tokenizer.decode(said, skip_special=False))
-            best = (*self._encoded(rest), self._end)[0]
-        return [*self._otherwise(rest), (best, WANTED)]
+            left = self.tokenizer.decode(whole[len(said) :], skip_special=False)
+            return [*self._otherwise(left), ((*whole, self._end)[len(said)], WANTED)]
+        rest = rest_of(text, self.tokenizer.decode(said, skip_special=False))
+        if rest is None:
+            return []
+        return [*self._otherwise(rest), ((*self._encoded(rest), self._end)[0], WANTED)]
 
     def _otherwise(self, rest: str) -> list[tuple[int, float]]:
         """First letters of what is left, and of that behind white space."""
@@ -154,12 +165,14 @@ class ScriptedModel:
         return logits
 
 
-def rest_of(text: str, said: str) -> str:
-    """What is left of a text once `said` is, but for its white space; nothing if that differs."""
+def rest_of(text: str, said: str) -> str | None:
+    """What is left of a text once `said` is, but for its white space; `None`: that differs."""
+    if text.startswith(said):
+        return text[len(said) :]
     wanted = iter(enumerate(text))
     end = 0
     for letter in filter(lambda each: not each.isspace(), said):
         end, found = next(((i + 1, c) for i, c in wanted if not c.isspace()), (0, ""))
         if found != letter:
-            return ""
-    return text[end:]
+            return None
+    return text[end:].lstrip() if said[-1:].isspace() else text[end:]

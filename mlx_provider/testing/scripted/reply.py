@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -22,7 +23,8 @@ SUMMARY_WANTED = (
     "Summarize the conversation",
 )
 """Words by which coding agents ask for a summary, to make room in their context."""
-TITLE_WANTED = "title"
+TITLE_WANTED = re.compile(r'(?<!")\btitles?\b(?!")', re.IGNORECASE)
+"""In a system prompt; a JSON schema has it in quotes."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class Reply:
     """A whole reply, and how long it takes."""
 
     text: str
+    bare: tuple[str, ...] = ()
+    """What is left of it where a grammar takes no text beside calls, and no thoughts."""
     slow: float = 0.0
     """Seconds for each token."""
     prefill: float = 0.0
@@ -81,8 +85,9 @@ def reply_to(turns: Sequence[Turn], calls: Format) -> Reply:
 
 def _acted(step: Step, calls: Format) -> Reply:
     thought = f"<think>\n{step.think}\n</think>\n\n" if step.think else ""
-    parts = filter(None, [step.text, calls.calls(step.calls)])
-    return Reply(thought + "\n".join(parts), step.slow, step.prefill, step.since)
+    made = calls.calls(step.calls)
+    text = thought + "\n".join(filter(None, [step.text, made]))
+    return Reply(text, (thought + made, made) if made else (), step.slow, step.prefill, step.since)
 
 
 def _playing(turns: Sequence[Turn]) -> Playing | None:
@@ -116,7 +121,7 @@ def _summary(playing: Playing | None) -> str:
 def _title_wanted(turns: Sequence[Turn]) -> bool:
     """Whether the system prompt, which offers no tools, is one for titles."""
     system = turns[0].text if turns and turns[0].role == "system" else ""
-    return TITLE_WANTED in system.lower() and "<tools>" not in system
+    return bool(TITLE_WANTED.search(system)) and "<tools>" not in system
 
 
 def _asked(turns: Sequence[Turn]) -> str:
