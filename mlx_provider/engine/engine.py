@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from ..errors import MLXProviderError, RequestTimedOut
 from ..isolation import Fault, Isolation
-from ..protocol.messages import Embedded, Event, Finish, FinishReason
+from ..protocol.messages import Delta, Embedded, Event, Finish, FinishReason
 from ..records import LoadedModel, MediaSpan, PrefillChunk
 from ..upstream.sparse_cache import sparse
 from .execution.batch_layout import Layout, make_layout
@@ -28,6 +28,7 @@ from .fixed_shapes import FixedShapes
 from .inputs import Inputs
 from .memory import arrays
 from .prefix_cache.policy import PrefixCachePolicy
+from .prompt_scores import prompt_scores
 from .request import Phase, PrefillJob, Request, Row
 from .request_log import Recorder
 from .row_cache import grow_by
@@ -409,15 +410,24 @@ class Engine:
             self._embed(request, span)
         self._timer.launched(plan.chunk_seconds, self.clock())
         given = PrefillChunk(prompt, chunk.start, chunk.stop, cache, request.features)
-        if job.places is None:
-            logits = self._drafting.prefilled(self.model, job, given)
-        else:
+        if job.places is not None:
             logits = run_alone(self.model, piggybacked(chunk))
+        elif job.scores:
+            logits = self._scored(request, given)
+        else:
+            logits = self._drafting.prefilled(self.model, job, given)
         last = chunk.stop == len(job.tokens)
         wanted = [logits, *job.hidden] if last else arrays(cache)
         # a family may run a whole image with its first tokens, others for free
         self._settle(chunk, plan, wanted, wait=last or bool(media), usual=not media)
         return logits if last else None
+
+    def _scored(self, request: Request, chunk: PrefillChunk) -> mx.array:
+        """Append a chunk and tell how likely its tokens were; logits (vocab,) after its last."""
+        told, after = prompt_scores(self.model, chunk, request, self._names)
+        for row in request.rows:
+            self.output.post(request, [Delta(index=row.index, logprobs=told)])
+        return after
 
     def _run_input(self, chunk: Chunk, plan: StepPlan, inputs: Inputs) -> None:
         """Append the chunk to the input's cache; the last one makes its vector."""
@@ -686,7 +696,7 @@ class Engine:
 
     def _keep(self, request: Request, running: Sequence[Row]) -> None:
         """Leave what rows and prefills of a request have computed to the prefix cache."""
-        if self.prefix_cache is None or request.inputs is not None:
+        if self.prefix_cache is None:
             return
         with Isolation(partial(_not_kept, request)):
             for row in running:

@@ -154,6 +154,10 @@ class Request:
     """Whether tokens may be guessed ahead for it."""
     may_skip: bool = True
     """Whether tokens of its prompt may be left out."""
+    echoed: bool = False
+    """With `logprobs`: they are told of its prompt's tokens, too."""
+    scored: int = 0
+    """Tokens of its prompt of which they were."""
     inputs: Inputs | None = None
     """Texts whose vectors it wants, in place of a reply to its prompt, which is the longest."""
     deadline: float | None = None
@@ -252,6 +256,17 @@ class PrefillJob:
         return self.request.inputs is not None
 
     @property
+    def scores(self) -> bool:
+        """Whether log-probabilities of the prompt's tokens are wanted, which must all be run."""
+        request = self.request
+        return request.echoed and request.scored < len(request.prompt.tokens)
+
+    @property
+    def apart(self) -> bool:
+        """Whether it shares no work: neither what was kept of others, nor the rows' passes."""
+        return self.embeds or self.scores
+
+    @property
     def remaining(self) -> int:
         return len(self.tokens) - self.done
 
@@ -283,7 +298,7 @@ class PrefillJob:
     @property
     def shares(self) -> bool:
         """Whether the prefix cache has to do with it: every token of a prompt is computed."""
-        return not self.embeds and self.places is None and self.scoring is None
+        return not self.apart and self.places is None and self.scoring is None
 
     def restart(self) -> None:
         """Forget what was computed: a device failure has corrupted it, or nobody wants it."""

@@ -23,8 +23,12 @@ class TokenNames:
         top = [self._named(other, value) for other, value in logprob.top]
         return self._named(token, logprob.drawn, top)
 
+    def given(self, token: int) -> TokenLogprob:
+        """The first token of a prompt."""
+        return self._named(token, None)
+
     def _named(
-        self, token: int, logprob: float, top: list[TokenLogprob] | None = None
+        self, token: int, logprob: float | None, top: list[TokenLogprob] | None = None
     ) -> TokenLogprob:
         data = self._bytes.get(token)
         if data is None:

@@ -27,8 +27,7 @@ NO_STATES = "the states below its output matrix were not found"
 
 
 def embedding_of(folder: Path, config: Mapping[str, Any]) -> Embedding:
-    """What a folder's files and the `config` of its text model say; broken ones are a reason not
-    to embed."""
+    """What a folder says; broken files are a reason not to embed. `config`: its text model's."""
     try:
         return _read(folder, config)
     except BadRequest as error:

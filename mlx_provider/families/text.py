@@ -91,10 +91,18 @@ class TextModel:
         shown = logits.Shown(logits.last_token, lambda hidden: hidden[:, -last:])
         return self._prefill(chunk, shown), shown.hidden[0]
 
+    def prefill_logits(self, chunk: PrefillChunk) -> mx.array:
+        found: mx.array = self.model(_tokens(chunk), cache=chunk.cache)
+        return found[0]
+
     def _prefill(self, chunk: PrefillChunk, keep: logits.Keep) -> mx.array:
-        tokens = mx.array(list(chunk.prompt.tokens[chunk.start : chunk.stop]))
         narrowed = logits.narrowed(self.model, self.backbone, keep)
-        return narrowed(tokens[None], cache=chunk.cache)[0, -1]
+        return narrowed(_tokens(chunk), cache=chunk.cache)[0, -1]
+
+
+def _tokens(chunk: PrefillChunk) -> mx.array:
+    """(1, length)"""
+    return mx.array(list(chunk.prompt.tokens[chunk.start : chunk.stop]))[None]
 
 
 def load_text(

@@ -35,5 +35,5 @@ class BestOf:
 def _per_token(choice: Choices) -> float:
     """The mean; one that says nothing was as likely as can be."""
     given = getattr(choice, "logprobs", None)
-    found = [token.logprob for token in given.content] if given is not None else []
+    found = given.text_lists["token_logprobs"] if given is not None else []
     return fsum(found) / len(found) if found else 0.0

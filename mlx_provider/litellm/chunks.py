@@ -17,7 +17,7 @@ from litellm.types.utils import Delta as LiteLLMDelta
 
 from ..protocol.messages import Delta, Done, Event, Failed, Finish
 from .replies import call_pieces, finish_reason, logprobs_of, usage_of
-from .text import TextFinish, TextLogprobs
+from .text import TextFinish, text_logprobs
 
 
 class ChunkStream:
@@ -71,12 +71,11 @@ class ChunkStream:
             yield self._chunk([choice])
 
     def _logprobs(self, event: Delta) -> ChoiceLogprobs | None:
-        found = logprobs_of(event.logprobs)
-        if found is None or not self._text:
-            return found
+        if not self._text:
+            return logprobs_of(event.logprobs)
         begins = self._written[event.index]
         self._written[event.index] += sum(len(token.token) for token in event.logprobs)
-        return TextLogprobs(content=found.content, text_begins=begins)
+        return text_logprobs(event.logprobs, begins)
 
     def _parts(self, event: Delta) -> Iterator[dict[str, Any]]:
         if event.reasoning:

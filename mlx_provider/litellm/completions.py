@@ -26,10 +26,8 @@ def completions(call: Call, params: Parameters) -> list[dict[str, Any]]:
     params.take("best_of")
     prompts = _prompts(call, params)
     fields: dict[str, Any] = {"echo": params.flag("echo") or False, **_logprobs(params)}
-    if fields["echo"] and "logprobs" in fields:
-        raise BadRequest(
-            "logprobs with echo is not supported: tokens of a prompt get none", param="logprobs"
-        )
+    if best is not None and fields["echo"]:
+        raise BadRequest("best_of with echo is not supported: leave out echo", param="best_of")
     if best is not None:
         n = best.made
         fields |= {"n": n, "logprobs": True}

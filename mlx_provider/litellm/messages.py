@@ -10,6 +10,7 @@ from litellm.types.utils import Choices, EmbeddingResponse, Message, ModelRespon
 
 from ..protocol.messages import Accepted, Delta, Done, Event, Failed, Finish, TokenLogprob
 from .replies import finish_reason, logprobs_of, usage_of
+from .text import text_logprobs
 from .warned import HEADER, header_text
 
 
@@ -54,9 +55,11 @@ class Answer:
 class Collector:
     """Gathers the events of one request until the last one."""
 
-    def __init__(self, accepted: Accepted, *, legacy: bool) -> None:
+    def __init__(self, accepted: Accepted, *, legacy: bool, text: bool = False) -> None:
+        """`text`: for `/completions`."""
         self._accepted = accepted
         self._legacy = legacy
+        self._logprobs = text_logprobs if text else logprobs_of
         self._answers: dict[int, Answer] = {}
         self._done: Done | None = None
 
@@ -100,7 +103,7 @@ class Collector:
             index=index,
             finish_reason=finish_reason(finish, legacy=self._legacy),
             message=answer.message(legacy=self._legacy),
-            logprobs=logprobs_of(answer.logprobs),
+            logprobs=self._logprobs(answer.logprobs),
         )
 
 

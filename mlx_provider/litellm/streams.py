@@ -95,7 +95,7 @@ class Reply(Held):
 
     def collect(self, response: ModelResponse) -> ModelResponse | TextCompletionResponse:
         """Read to the end and fill LiteLLM's response."""
-        collector = Collector(self.generation.accepted, legacy=self.legacy)
+        collector = Collector(self.generation.accepted, legacy=self.legacy, text=self.text)
         with LiteLLMErrors(self.model), self:
             while not collector.ended:
                 collector.feed(self.events())
@@ -103,7 +103,7 @@ class Reply(Held):
 
     async def acollect(self, response: ModelResponse) -> ModelResponse | TextCompletionResponse:
         """`collect` in an event loop."""
-        collector = Collector(self.generation.accepted, legacy=self.legacy)
+        collector = Collector(self.generation.accepted, legacy=self.legacy, text=self.text)
         with LiteLLMErrors(self.model), self:
             while not collector.ended:
                 collector.feed(await self.aevents())

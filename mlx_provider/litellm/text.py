@@ -8,7 +8,6 @@ from typing import Any
 
 from litellm.main import TextCompletionStreamWrapper
 from litellm.types.utils import (
-    ChatCompletionTokenLogprob,
     ChoiceLogprobs,
     Choices,
     Logprobs,
@@ -18,7 +17,9 @@ from litellm.types.utils import (
     TextCompletionResponse,
 )
 
-ATTRIBUTE = "text_begins"
+from ..protocol.messages import TokenLogprob
+
+ATTRIBUTE = "text_lists"
 
 
 class TextFinish(ModelResponseStream):
@@ -34,10 +35,9 @@ class TextFinish(ModelResponseStream):
 
 
 class TextLogprobs(ChoiceLogprobs):
-    """Of a piece of a text stream."""
+    """As text completions tell them."""
 
-    text_begins: int
-    """Characters of its choice before its first token."""
+    text_lists: dict[str, Any]
 
 
 def share_logprobs() -> None:
@@ -55,8 +55,8 @@ def share_logprobs() -> None:
         converted = original(self, chunk)
         for choice, ours in zip(converted.choices, chunk["choices"], strict=False):
             given = getattr(ours, "logprobs", None)
-            if given is not None and hasattr(given, ATTRIBUTE):  # by name: a module may run twice
-                found = text_logprobs(given.content, getattr(given, ATTRIBUTE))
+            found = getattr(given, ATTRIBUTE, None)  # by name: a module may run twice
+            if found is not None:
                 choice.logprobs = Logprobs(**found)
         return converted
 
@@ -94,18 +94,24 @@ def _choice(choice: Choices) -> TextChoices:
 
 def _logprobs(choice: Choices) -> dict[str, Any] | None:
     given = getattr(choice, "logprobs", None)  # LiteLLM deletes what is null
-    return None if given is None else text_logprobs(given.content, 0)
+    return getattr(given, ATTRIBUTE, None)
 
 
-def text_logprobs(tokens: Sequence[ChatCompletionTokenLogprob], begins: int) -> dict[str, Any]:
+def text_logprobs(tokens: Sequence[TokenLogprob], begins: int = 0) -> TextLogprobs | None:
     """Lists of equal length; `text_offset` counts characters from the choice's beginning, of
-    which `begins` stand before these tokens."""
+    which `begins` stand before these tokens. `None` where none were asked for."""
+    if not tokens:
+        return None
     offsets = [begins]
     for token in tokens:
         offsets.append(offsets[-1] + len(token.token))
-    return {
+    lists = {
         "tokens": [token.token for token in tokens],
         "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": [{t.token: t.logprob for t in token.top_logprobs} for token in tokens],
+        "top_logprobs": [
+            None if token.logprob is None else {t.token: t.logprob for t in token.top}
+            for token in tokens
+        ],
         "text_offset": offsets[:-1],
     }
+    return TextLogprobs(text_lists=lists)

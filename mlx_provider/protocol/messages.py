@@ -188,7 +188,8 @@ class GenerateRequest(ModelRequest):
     prompt: str | list[int] | None = None
     """Taken as it is: control tokens in a raw text are the caller's own, and stay."""
     echo: bool = False
-    """Say in `Accepted` what the prompt is as text."""
+    """Say in `Accepted` what the prompt is as text; with `logprobs`, each choice begins with those
+    of the prompt's tokens, without content."""
     tools: Tools = Field(default_factory=list)
     tool_choice: Literal["none", "auto", "required"] | JsonObject = "auto"
     parallel_tool_calls: bool = True
@@ -230,7 +231,8 @@ class TokenLogprob(_Wire):
 
     token: str
     id: int
-    logprob: float
+    logprob: float | None
+    """`None`: the first token of a prompt, before which nothing stands."""
     bytes: list[int]
     top: list[TokenLogprob] = Field(default_factory=list)
 

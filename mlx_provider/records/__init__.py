@@ -22,6 +22,7 @@ from .model import (
     Prompt,
     SamplingDefaults,
     ShowsHidden,
+    ShowsLogits,
     Tokenizer,
 )
 from .parameters import listed_parameters, resolved, type_of, value_types
@@ -66,6 +67,7 @@ __all__ = [
     "ScoresPrompts",
     "Scoring",
     "ShowsHidden",
+    "ShowsLogits",
     "TaggedArguments",
     "TextEnded",
     "TextReader",

@@ -305,6 +305,14 @@ class ShowsHidden(Protocol):
         tokens."""
 
 
+@runtime_checkable
+class ShowsLogits(Protocol):
+    """A `LoadedModel` that tells how likely each token of a prompt was."""
+
+    def prefill_logits(self, chunk: PrefillChunk) -> mx.array:
+        """As `prefill`: logits (length, vocab) after every token of a chunk of text."""
+
+
 @dataclass(frozen=True)
 class ModelFamily:
     """How to recognise and load the models of one family."""

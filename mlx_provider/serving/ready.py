@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from ..chat.media.room import MediaClaim
 from ..engine.request import Request, SamplingParams
+from ..errors import BadRequest
 from ..protocol.event_queue import EventQueue
 from ..protocol.messages import Accepted, GenerateRequest
-from ..records import ModelInfo, Prompt
+from ..records import ModelInfo, Prompt, ShowsLogits
 from .grants import namespace
 from .prompt import prepare, prompt_text, taken_media
 from .rows import make_row
@@ -37,6 +38,12 @@ def make_ready(
     prepared = prepare(served, wire, media)
     prompt = prepared.prompt
     checked(wire, prompt, served.info)
+    if wire.echo and wire.logprobs and not isinstance(served.model, ShowsLogits):
+        raise BadRequest(
+            f"logprobs with echo: family {served.loaded.family!r} does not tell how likely the "
+            "tokens of a prompt were; leave out echo",
+            param="logprobs",
+        )
     form = form_of(served, wire, prompt.text)
     request = _request(wire, prompt, form, served, queue, arrived)
     accepted = Accepted(
@@ -75,6 +82,7 @@ def _request(
         min_tokens=wire.min_tokens,
         stop_tokens=info.stop_tokens | frozenset(wire.stop_token_ids),
         logprobs=wire.top_logprobs if wire.logprobs else None,
+        echoed=wire.echo and wire.logprobs,
         drafts=wire.drafts,
         may_skip=wire.sparse_prefill,
         salt=namespace(wire),

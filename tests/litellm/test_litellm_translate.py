@@ -253,7 +253,7 @@ def test_each_prompt_is_a_request():
     ("params", "name"),
     [
         ({"echo": "yes"}, "echo"),
-        ({"echo": True, "logprobs": 1}, "logprobs"),
+        ({"echo": True, "best_of": 3}, "best_of"),
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
         ({"suffix": "end"}, "suffix"),

@@ -61,4 +61,9 @@ def test_the_shipped_model(client, own_engine):
     for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
         joined = [value for piece in pieces for value in getattr(piece, name)]
         assert joined == getattr(scored.logprobs, name)
+    whole = ask([ONCE, [40, 41]], echo=True, logprobs=1, stream=False).choices
+    assert "".join(whole[0].logprobs.tokens).endswith(whole[0].text)
+    for choice in whole:
+        assert choice.logprobs.token_logprobs[0] is None
+        assert all(-50 < each < 1e-5 for each in choice.logprobs.token_logprobs[1:])
     assert ask(ONCE, best_of=3).choices[0].text == alone[0], "greedy ones are all alike"

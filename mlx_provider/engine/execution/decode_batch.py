@@ -277,14 +277,14 @@ def read_drawn(drawn: Drawn, rows: dict[Row, int]) -> list[Read]:
 
     Raises whatever the device raises.
     """
-    logprobs = _read_logprobs(drawn)
+    logprobs = read_logprobs(drawn)
     tokens: list[int] = drawn.tokens.tolist()  # type: ignore[assignment]
     return [(row, tokens[i], logprobs.get(i)) for row, i in rows.items()]
 
 
 def _that_hold(drawn: Drawn, rows: dict[Row, Pending]) -> list[tuple[Row, list[Read]]]:
     """Of each row the next token, and those after drafts that were drawn just so."""
-    logprobs = _read_logprobs(drawn)
+    logprobs = read_logprobs(drawn)
     tokens: list[int] = drawn.tokens.tolist()  # type: ignore[assignment]
     found = []
     for row, pending in rows.items():
@@ -316,7 +316,7 @@ def _joined(arrays: list[mx.array]) -> mx.array:
     return arrays[0] if len(arrays) == 1 else mx.concatenate(arrays)
 
 
-def _read_logprobs(drawn: Drawn) -> dict[int, Logprob]:
+def read_logprobs(drawn: Drawn) -> dict[int, Logprob]:
     """Those that were asked for, by the index among the drawn tokens."""
     asked = drawn.logprobs
     if asked is None:

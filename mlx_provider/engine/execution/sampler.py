@@ -82,6 +82,14 @@ def draw(
     return Drawn(tokens, _logprobs(raw, tokens, rows))
 
 
+def scored(logits: mx.array, tokens: mx.array, row: Row) -> Drawn:
+    """Tokens (T,) of the row's prompt as if they had been drawn: with their log-probabilities.
+
+    logits: (T, vocab), before each of them.
+    """
+    return Drawn(tokens, _logprobs(logits.astype(mx.float32), tokens, [row] * tokens.size))
+
+
 def _plain(row: Row) -> bool:
     """Greedy, with nothing that changes its logits."""
     return row.request.params.plain and len(row.tokens) >= row.request.min_tokens

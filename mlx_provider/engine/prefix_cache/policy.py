@@ -90,11 +90,12 @@ class PrefixCachePolicy:
         return ends_of(prompt)
 
     def keep_prefill(self, job: PrefillJob) -> None:
-        """Store what a prefill, whole or cancelled, has computed.
+        """Store what a prefill that was looked up, whole or cancelled, has computed.
 
         Where tokens were left out, what follows them is not what another prompt's would be.
         """
-        if job.cache is not None and job.done >= WORTH_KEEPING and job.places is None:
+        whole = job.ids is not None and job.places is None
+        if job.cache is not None and whole and job.done >= WORTH_KEEPING:
             self._insert(job.request, job.ids[: job.done], job.cache, job.snapshots)
 
     def keep_row(self, row: Row, tokens: Sequence[int], cache: list[Any]) -> None:

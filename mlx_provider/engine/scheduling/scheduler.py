@@ -26,6 +26,8 @@ BRIEF = 3.0
 """Stall targets within which a whole prompt may precede rows that decode."""
 AGING = 0.1
 """A second of waiting weighs as much as this many seconds of prefill work."""
+SCORED = 32
+"""Tokens of a pass at most that gives the logits of each: they take more memory than all else."""
 PATIENCE = 30.0
 """Seconds after which a prompt that does not fit keeps later ones from overtaking it."""
 
@@ -205,8 +207,8 @@ class Scheduler:
         if job.scoring is not None:
             most = self.limits.stall_target if rows else IDLE_STALL
             return StepPlan(rows, pass_seconds=alone, scored=job, scoring_seconds=most)
-        if job.embeds:
-            chunk = self._chunk_of_input(job)
+        if job.apart:
+            chunk = self._even_chunk(job)
             apart = self._apart(job, chunk.size)
             return StepPlan(rows, chunk, pass_seconds=alone, chunk_seconds=apart)
         if rows and mixes and job.text_follows:
@@ -262,11 +264,13 @@ class Scheduler:
         size = best_size(sizes, seconds, self.limits.stall_target)
         return Chunk(job, job.done, job.done + size)
 
-    def _chunk_of_input(self, job: PrefillJob) -> Chunk:
-        """The next tokens of an input, in a pass of their own: never more than rows that decode
-        may wait for, and always the same, as what is computed depends on where passes end."""
+    def _even_chunk(self, job: PrefillJob) -> Chunk:
+        """The next tokens, in a pass of their own: never more than rows that decode may wait for,
+        and always the same, as what is computed depends on where passes end."""
+        sizes = self._sizes(job, 0)
+        few = [n for n in sizes if n <= SCORED] or sizes[:1]
         size = best_size(
-            self._sizes(job, 0),
+            few if job.scores else sizes,
             lambda size: self._as_measured.pass_of(0, 0, size, job.done),
             self.limits.stall_target,
         )

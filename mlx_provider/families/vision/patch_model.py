@@ -65,16 +65,24 @@ class PatchVisionModel(VisionModel):
         return True
 
     def prefill_hidden(self, chunk: PrefillChunk, last: int) -> tuple[mx.array, mx.array]:
+        hidden = self._states(chunk)
+        return head(self.model.language_model, hidden[:, -1:])[0, 0], hidden[0, -last:]
+
+    def prefill_logits(self, chunk: PrefillChunk) -> mx.array:
+        return head(self.model.language_model, self._states(chunk))[0]
+
+    def _states(self, chunk: PrefillChunk) -> mx.array:
+        """Appends the chunk; (1, length, hidden)."""
         language = self.model.language_model
         parts = pieces(chunk)
-        hidden = language.model(
+        hidden: mx.array = language.model(
             None,
             inputs_embeds=embeddings(chunk, parts, language.model.embed_tokens),
             cache=chunk.cache,
             position_ids=chunk_positions(chunk),
             **_deepstack(chunk, parts),
         )
-        return head(language, hidden[:, -1:])[0, 0], hidden[0, -last:]
+        return hidden
 
     def decode(
         self,

@@ -1,0 +1,35 @@
+"""How likely the tokens of a prompt were, while it is prefilled."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from ..errors import RequestFailed
+from ..protocol.messages import TokenLogprob
+from ..records import LoadedModel, PrefillChunk, ShowsLogits
+from .execution.decode_batch import read_logprobs
+from .execution.sampler import scored
+from .request import Request
+from .token_names import TokenNames
+
+
+def prompt_scores(
+    model: LoadedModel, chunk: PrefillChunk, request: Request, names: TokenNames
+) -> tuple[list[TokenLogprob], mx.array]:
+    """Append a chunk; those tokens that its logits foretell, and logits (vocab,) after its last.
+
+    The prompt's first token goes with them. What was told before, of a prefill that has started
+    again, is not told once more.
+    """
+    if not isinstance(model, ShowsLogits):
+        raise RequestFailed("the model does not tell how likely a prompt's tokens were")
+    tokens, logits = chunk.prompt.tokens, model.prefill_logits(chunk)
+    following = list(tokens[chunk.start + 1 : chunk.stop + 1])
+    drawn = scored(logits[: len(following)], mx.array(following, dtype=mx.int32), request.rows[0])
+    found = read_logprobs(drawn) if following else {}
+    told = [names.described(token, found[at]) for at, token in enumerate(following)]
+    whole = [names.given(tokens[0]), *told] if chunk.start == 0 else told
+    ends = chunk.start + 1 + len(following)
+    new = whole[len(whole) - max(0, ends - request.scored) :] if ends > request.scored else []
+    request.scored = max(request.scored, ends)
+    return new, logits[-1]
