@@ -6,8 +6,10 @@ import sys
 from array import array
 from base64 import b64decode
 from collections.abc import Iterable
+from functools import wraps
 from typing import Any
 
+from litellm import main
 from litellm.types.utils import Embedding, EmbeddingResponse
 from pydantic import ValidationError
 
@@ -16,28 +18,39 @@ from ..errors import BadRequest
 from ..invalid import bad_request
 from ..protocol.messages import Done, Embedded, EmbedRequest, Event, Failed
 from .call import Call
-from .errors import LiteLLMErrors
+from .errors import PROVIDER, LiteLLMErrors
 from .messages import with_headers
 from .operator import Caller, chosen_by, engine_options, operator_options, tenant
 from .parameters import Parameters
 from .replies import usage_of
 from .streams import Held
 
-CARRY = "mlx_"
-CARRIED = ("dimensions", "encoding_format", "user")
-"""What LiteLLM lets through to no custom provider (1.106.2, `get_optional_params_embeddings`);
-OpenAI's client always names an `encoding_format`."""
+DELIVERED = ("dimensions", "encoding_format", "user")
+MARK = "mlx_delivers"
 FORMATS = ("float", "base64")
 _SHAPES = "must be a text, a list of texts, a list of token ids, or a list of these, and not empty"
 
 
-def carry_embedding(kwargs: dict[str, Any]) -> None:
-    """Carry parameters past LiteLLM under names of our own. Raises `BadRequest` for what is no
-    input."""
-    kwargs["input"] = inputs_of(kwargs.get("input"))
-    for name in CARRIED:
-        if name in kwargs:
-            kwargs[CARRY + name] = kwargs.pop(name)
+def deliver_parameters() -> None:
+    """Have OpenAI's parameters delivered by every call for our provider. Idempotent.
+
+    LiteLLM refuses or drops them for all custom providers, even those that a call allows by name
+    (1.106.2 and 1.109.1, `get_optional_params_embeddings`); OpenAI's client always names an
+    `encoding_format`.
+    """
+    original = main.get_optional_params_embeddings
+    if hasattr(original, MARK):
+        return
+
+    @wraps(original)
+    def get_optional_params_embeddings(*args: Any, **given: Any) -> Any:
+        if given.get("custom_llm_provider") != PROVIDER:
+            return original(*args, **given)
+        ours = {name: given.pop(name, None) for name in DELIVERED}
+        return {**original(*args, **given), **ours}
+
+    setattr(get_optional_params_embeddings, MARK, True)
+    main.get_optional_params_embeddings = get_optional_params_embeddings
 
 
 def inputs_of(given: Any) -> list[Any]:
@@ -64,16 +77,15 @@ def embed_request(call: Call, given: Any) -> tuple[EmbedRequest, str]:
     params = Parameters(call.params)
     options = operator_options(call.litellm_params)
     caller = Caller.read(call.litellm_params)
-    wanted = _carried(params, "encoding_format") or "float"
+    wanted = params.take("encoding_format") or "float"
     if wanted not in FORMATS:
         raise BadRequest(
             f"encoding_format must be float or base64, got {wanted!r}", param="encoding_format"
         )
-    _carried(params, "user")
     fields: dict[str, Any] = {
         "model": call.model,
         "input": inputs_of(given),
-        "dimensions": _carried(params, "dimensions"),
+        "dimensions": params.take("dimensions"),
         "prompt_name": params.take("prompt_name"),
         "origin": chosen_by(caller, call.model),
         "tenant": tenant(options, caller),
@@ -86,12 +98,6 @@ def embed_request(call: Call, given: Any) -> tuple[EmbedRequest, str]:
         return EmbedRequest.model_validate(fields), wanted
     except ValidationError as error:
         raise bad_request(error, EmbedRequest) from None
-
-
-def _carried(params: Parameters, name: str) -> Any:
-    """A parameter by its own name (a script's) or by that under which the hook carries it."""
-    carried, plain = params.take(CARRY + name), params.take(name)
-    return plain if carried is None else carried
 
 
 class Vectors(Held):

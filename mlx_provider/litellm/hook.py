@@ -13,7 +13,7 @@ from ..errors import BadRequest
 from .bridged import carry_refusals, check_messages, check_responses
 from .call import encoded
 from .completions import carry_prompts
-from .embeddings import carry_embedding
+from .embeddings import inputs_of
 from .errors import PROVIDER, LiteLLMErrors, is_context_full
 from .heartbeat import alive
 from .history import check_history
@@ -121,7 +121,7 @@ async def _fit(kwargs: dict[str, Any], call_type: Any) -> None:
     elif call_type == CallTypes.atext_completion:
         carry_prompts(kwargs)
     elif call_type == CallTypes.aembedding:
-        carry_embedding(kwargs)
+        kwargs["input"] = inputs_of(kwargs.get("input"))
 
 
 def _check_key(kwargs: dict[str, Any]) -> None:

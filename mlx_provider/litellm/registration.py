@@ -11,6 +11,7 @@ from .abilities import DEMOS, enter, keep_entries
 from .admission import admit_parameters
 from .counting import count_tokens
 from .deployments import describe_deployments
+from .embeddings import deliver_parameters
 from .errors import PROVIDER
 from .hook import DeploymentHook
 from .stamp import share_stamp
@@ -36,6 +37,7 @@ def register(handler: CustomLLM) -> None:
         enter(model, facts)
     admit_parameters()
     _take_token_ids()
+    deliver_parameters()
     keep_entries()
     describe_deployments()
     share_stamp()

@@ -84,11 +84,19 @@ async def test_what_is_refused(engine, more):
     assert not engine.requests
 
 
-def test_a_script_without_the_hook(engine):
-    more = {"mlx_dimensions": 2, "mlx_encoding_format": "base64"}
+@pytest.mark.parametrize("drop", [False, True])
+def test_a_script_that_does_not_await(engine, monkeypatch, drop):
+    monkeypatch.setattr(litellm, "drop_params", drop)
+    more = {"dimensions": 2, "encoding_format": "base64", "user": "someone"}
     found = litellm.embedding(model="mlx/m", input="a", **more)
     assert found.data[0]["embedding"] == vector(VECTORS[0])
     assert engine.request.dimensions == 2
+
+
+def test_other_providers_are_left_alone():
+    given = {"model": "m", "custom_llm_provider": "huggingface", "dimensions": 2}
+    with pytest.raises(litellm.UnsupportedParamsError, match="dimensions"):
+        litellm.main.get_optional_params_embeddings(**given)
 
 
 async def test_a_prompt_of_the_model_by_its_name(engine):
