@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -48,8 +50,16 @@ class Written:
 
 
 @pytest.fixture(scope="session")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
-    """A proxy of `mlx-provider init demo`; its engine is that of the tests."""
+def runtime() -> Iterator[Path]:
+    """The folder of an engine of these tests alone, which goes on from one to the next."""
+    folder = Path(tempfile.mkdtemp(prefix="mlxp-", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def written(runtime: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
+    """A proxy of `mlx-provider init demo`."""
     folder = tmp_path_factory.mktemp("written")
     done = CliRunner().invoke(
         build(PluginRegistry.discover()), ["init", "demo", "--folder", str(folder)]
@@ -63,7 +73,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
     port = free_port()
     own = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
     own |= {"PATH": f"{command.parent}{os.pathsep}{os.environ['PATH']}", "PORT": str(port)}
-    connections = Connections(dict(os.environ))
+    own["MLX_PROVIDER_RUNTIME_DIR"] = str(runtime)
+    connections = Connections(own)
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             ["sh", "-ec", START],
@@ -98,7 +109,9 @@ def _await(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 @pytest.fixture
-def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+def stand_in(
+    runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], Path]:
     """Put a client of this command on `PATH`, with an empty HOME; where it says what it saw."""
     folder = tmp_path / "commands"
     folder.mkdir()
@@ -109,6 +122,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.setenv("LAUNCHES", str(tmp_path / "tmp"))
     monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setenv("MLX_PROVIDER_RUNTIME_DIR", str(runtime))
     monkeypatch.setenv("SEEN", str(tmp_path / "seen.json"))
 
     def install(command: str) -> Path:

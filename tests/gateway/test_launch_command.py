@@ -64,7 +64,7 @@ def test_a_client_reaches_its_api_and_leaves_nothing(
 
 
 def test_a_real_launch_ends_with_its_client(
-    stand_in: Callable[[str], Path], tmp_path: Path
+    written, stand_in: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """From nothing but the command, to a signal that the client answers with its own exit code."""
     seen = stand_in("claude")
