@@ -357,7 +357,7 @@ def sparse(
         typer.Option(min=0.1, max=1, help="Of a prompt that is kept; repeatable; 1: all of it."),
     ] = None,
     length: Annotated[
-        list[int] | None, typer.Option(min=256, help="Tokens of the talks; repeatable. 350, 450.")
+        list[int] | None, typer.Option(min=256, help="Tokens of the talks; repeatable. 350.")
     ] = None,
     prompt: Annotated[int, typer.Option(min=256, help="Tokens of the timed prompt.")] = 4096,
     rounds: Annotated[int, typer.Option(min=1, help="Timed runs of each share.")] = 3,

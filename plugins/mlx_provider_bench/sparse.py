@@ -82,7 +82,7 @@ class Plan:
     parts: Sequence[str] = ("needle", "prefill", "curves")
     shares: Sequence[float] = (1.0, 0.7, 0.5, 0.3, 0.2)
     """Of the prompt that is kept; 1: no sparse prefill."""
-    lengths: Sequence[int] = (350, 450)
+    lengths: Sequence[int] = (350,)
     """Tokens of the talks."""
     depths: Sequence[float] = (0.2, 0.4, 0.6)
     """Where in them the name is told."""
