@@ -10,6 +10,7 @@ from .script import Call
 
 START, END = "<|im_start|>", "<|im_end|>"
 RESULT = "<tool_response>\n"
+TOOLS = "\n<tools>\n"
 
 _TEMPLATE = """\
 {%- macro said(content) -%}

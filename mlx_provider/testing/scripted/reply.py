@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from .formats import RESULT, Format
+from .formats import RESULT, TOOLS, Format
 from .script import BadScript, Step, script, steps_in, without_script
 
 SUMMARY_WANTED = (
@@ -23,6 +23,8 @@ SUMMARY_WANTED = (
     "Summarize the conversation",
 )
 """Words by which coding agents ask for a summary, to make room in their context."""
+SUMMARISER = re.compile(r"\bsummari[sz]", re.IGNORECASE)
+"""In the system prompt of a request without tools, whose only purpose is a summary."""
 TITLE_WANTED = re.compile(r'(?<!")\btitles?\b(?!")', re.IGNORECASE)
 """In a system prompt; a JSON schema has it in quotes."""
 
@@ -96,21 +98,24 @@ def _playing(turns: Sequence[Turn]) -> Playing | None:
     for turn in reversed(turns):
         found = None if turn.is_result or turn.role == "system" else steps_in(turn.text)
         if found is not None:
-            return Playing(found[0], done + _quoted(*found))
+            return Playing(found, done + _quoted(found, turn.text))
         done += turn.role == "assistant"
     return None
 
 
-def _quoted(steps: Sequence[Step], behind: str) -> int:
+def _quoted(steps: Sequence[Step], text: str) -> int:
     """Steps that were said already in a conversation which one message quotes as a whole."""
-    said = takewhile(lambda step: step.say and step.say in behind, steps)
-    return sum(1 for _ in said)
+    around = without_script(text)
+    return sum(1 for _ in takewhile(lambda step: step.say and step.say in around, steps))
 
 
 def _summary_wanted(turns: Sequence[Turn]) -> bool:
     """Whether what stands last asks for one."""
     asked = without_script(turns[-1].text) if turns and not turns[-1].is_result else ""
-    return any(words in asked for words in SUMMARY_WANTED)
+    if any(words in asked for words in SUMMARY_WANTED):
+        return True
+    system = _system(turns)
+    return TOOLS not in system and bool(SUMMARISER.search(system))
 
 
 def _summary(playing: Playing | None) -> str:
@@ -120,8 +125,12 @@ def _summary(playing: Playing | None) -> str:
 
 def _title_wanted(turns: Sequence[Turn]) -> bool:
     """Whether the system prompt, which offers no tools, is one for titles."""
-    system = turns[0].text if turns and turns[0].role == "system" else ""
-    return bool(TITLE_WANTED.search(system)) and "<tools>" not in system
+    system = _system(turns)
+    return bool(TITLE_WANTED.search(system)) and TOOLS not in system
+
+
+def _system(turns: Sequence[Turn]) -> str:
+    return turns[0].text if turns and turns[0].role == "system" else ""
 
 
 def _asked(turns: Sequence[Turn]) -> str:

@@ -60,12 +60,10 @@ def _told(step: Step) -> dict[str, Any]:
     return {name: value for name, value in asdict(step).items() if value}
 
 
-def steps_in(text: str) -> tuple[tuple[Step, ...], str] | None:
-    """The last script in a text, and the text behind it; `None`: none. Raises `BadScript`."""
-    found = list(WRITTEN.finditer(text))
-    if not found:
-        return None
-    return tuple(Step.read(each) for each in _steps(found[-1][1])), text[found[-1].end() :]
+def steps_in(text: str) -> tuple[Step, ...] | None:
+    """The last script in a text; `None`: it has none. Raises `BadScript`."""
+    found = WRITTEN.findall(text)
+    return tuple(Step.read(each) for each in _steps(found[-1])) if found else None
 
 
 def without_script(text: str) -> str:

@@ -1,0 +1,121 @@
+"""Run real clients against scripted models: `tox -e agents`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from importlib.metadata import version as installed_version
+from pathlib import Path
+
+import python_clients
+import scenarios
+import table
+from clients import CLIENTS
+from gateway import Gateway, gateway
+from installed import Installed, install, version
+from scenarios import Outcome, Setting
+
+HERE = Path(__file__).parent
+SCENARIOS = ("plain", "tools", "cancel", "full", "prefill")
+
+
+def main() -> int:
+    chosen = _arguments()
+    installed = install(chosen.folder)
+    with gateway(chosen.calls, chosen.logs) as running:
+        agents = _agents(chosen, running, installed)
+        libraries = _libraries(chosen, running, installed)
+    text = table.written(_versions(chosen.calls), chosen.prefill, agents, libraries)
+    print(text)
+    if chosen.write:
+        (HERE / "CLIENTS.md").write_text(text, encoding="utf-8")
+    cells = [cell for cells in agents.values() for cell in cells.values()]
+    return int(not all(cell.good for cell in [*cells, *libraries.values()]))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="agents", description=__doc__)
+    temporary = Path(tempfile.gettempdir()) / "mlx-provider-agents"
+    parser.add_argument("--folder", type=Path, default=temporary, help="where clients are put")
+    parser.add_argument("--client", action="append", help="only this one; repeatable")
+    parser.add_argument("--scenario", action="append", choices=SCENARIOS, help="repeatable")
+    parser.add_argument("--calls", default="tags", help="how the model writes calls: tags or json")
+    parser.add_argument("--prefill", type=float, default=400, help="seconds of the long prefill")
+    parser.add_argument("--logs", type=Path, help="keep the logs of engine and proxy here")
+    parser.add_argument("--write", action="store_true", help="write CLIENTS.md")
+    return parser.parse_args()
+
+
+def _versions(calls: str) -> str:
+    ours, litellm = (installed_version(name) for name in ("mlx-provider", "litellm"))
+    return f"mlx-provider {ours}, LiteLLM {litellm}, calls as {calls}"
+
+
+def _wanted(name: str, chosen: argparse.Namespace) -> bool:
+    return chosen.client is None or name in chosen.client
+
+
+def _agents(
+    chosen: argparse.Namespace, running: Gateway, installed: Installed
+) -> dict[str, dict[str, Outcome]]:
+    clients = [client for client in CLIENTS if _wanted(client.name, chosen)]
+    wanted = set(chosen.scenario or SCENARIOS)
+    settings = {
+        f"{client.name} {version(client.package)}": Setting(client, running, installed)
+        for client in clients
+    }
+    found = {name: _scenarios(setting, wanted) for name, setting in settings.items()}
+    if "prefill" in wanted and settings:
+        outcomes = scenarios.prefills(list(settings.values()), chosen.prefill)
+        for name, setting in settings.items():
+            found[name]["prefill"] = _told(name, "prefill", outcomes[setting.client.name])
+    return found
+
+
+def _scenarios(setting: Setting, wanted: set[str]) -> dict[str, Outcome]:
+    """One client after another: they are given the whole machine."""
+    name, cells = setting.client.name, {}
+    if "plain" in wanted:
+        cells["plain"] = _told(name, "plain", scenarios.plain(setting))
+    if "cancel" in wanted:
+        cells["cancel"] = _told(name, "cancel", scenarios.cancel(setting))
+    if setting.client.shell is None:
+        return cells
+    if "tools" in wanted:
+        cells["tools"], cells["cached"] = scenarios.tools(setting)
+        _told(name, "tools", cells["tools"])
+        _told(name, "cached", cells["cached"])
+    if "full" in wanted:
+        cells["full"] = _told(name, "full", scenarios.full(setting))
+    return cells
+
+
+def _libraries(
+    chosen: argparse.Namespace, running: Gateway, installed: Installed
+) -> dict[str, Outcome]:
+    if chosen.scenario and "tools" not in chosen.scenario:
+        return {}
+    found = {}
+    for library in python_clients.LIBRARIES:
+        if _wanted(library.name, chosen):
+            outcome = python_clients.run(library, running, installed)
+            found[f"{library.name} ({_version_of(library)})"] = outcome
+            _told(library.name, "tools", outcome)
+    return found
+
+
+def _version_of(library: python_clients.Library) -> str:
+    if library.environment == "gateway":
+        return installed_version(library.package)
+    return version(library.package, library.environment)
+
+
+def _told(name: str, what: str, outcome: Outcome) -> Outcome:
+    mark = "ok  " if outcome.good else "FAIL"
+    print(f"{mark} {name}, {what}: {outcome.told}", file=sys.stderr, flush=True)
+    return outcome
+
+
+if __name__ == "__main__":
+    sys.exit(main())

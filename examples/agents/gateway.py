@@ -1,0 +1,180 @@
+"""A LiteLLM proxy and an engine with scripted models, and what both have seen."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlx_provider.client.connection import Connections
+from mlx_provider.client.generation import EngineClient
+from mlx_provider.demo.config import proxy_config, write_config
+from mlx_provider.demo.proxy import Proxy, start_proxy
+from mlx_provider.demo.stage import end_engine
+from mlx_provider.protocol.messages import GenerateRequest
+from mlx_provider.testing.scripted import build, environment
+
+WIDE = 200_000
+CONTEXTS = (WIDE, 16_000, 24_000, 32_000, 40_000, 48_000)
+"""Tokens of the contexts to choose from: agents' first prompts differ."""
+CHUNK = 128
+"""Tokens of a pass at most, so that a prompt that takes minutes is cut short within seconds."""
+
+ENDED = re.compile(
+    r"request (?P<id>\w+): (?P<reason>.*?); .*?"
+    r"prefill (?:\d+ of )?(?P<new>\d+) new / (?P<cached>\d+) cached tokens"
+)
+ANSWERED = re.compile(r'"POST (?P<path>/\S+) HTTP/1\.1" (?P<status>\d+)')
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A request that the engine has done with."""
+
+    reason: str
+    new: int
+    cached: int
+
+    @property
+    def length(self) -> int:
+        """Tokens of the prompt."""
+        return self.new + self.cached
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What both logs say of a time."""
+
+    requests: list[Ended]
+    statuses: list[int]
+
+    @property
+    def errors(self) -> list[int]:
+        return [status for status in self.statuses if status >= 400]
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """Both processes, ready."""
+
+    proxy: Proxy
+    engine: EngineClient
+    engine_log: Path
+
+    def now(self) -> tuple[int, int]:
+        """A moment, for `since`."""
+        return (_size(self.engine_log), _size(self.proxy.log))
+
+    def since(self, moment: tuple[int, int]) -> Seen:
+        """What was logged since then."""
+        engine, proxy = (
+            path.read_bytes()[start:].decode(errors="replace")
+            for path, start in zip((self.engine_log, self.proxy.log), moment, strict=True)
+        )
+        ended = [
+            Ended(found["reason"], int(found["new"]), int(found["cached"]))
+            for found in ENDED.finditer(engine)
+        ]
+        return Seen(ended, [int(found["status"]) for found in ANSWERED.finditer(proxy)])
+
+    def busy(self) -> int:
+        """Requests that wait or run."""
+        health = self.engine.health()
+        return health.running + health.queued
+
+    def wait(self, what: Callable[[], bool], limit: float) -> float:
+        """Seconds until something is so; `limit` where it never is."""
+        begun = time.monotonic()
+        while not what() and time.monotonic() - begun < limit:
+            time.sleep(0.1)
+        return time.monotonic() - begun
+
+
+def model_name(context: int) -> str:
+    """What clients call the model with this context."""
+    return f"scripted-{context // 1000}k"
+
+
+@contextmanager
+def gateway(calls: str, keep: Path | None = None) -> Iterator[Gateway]:
+    """Start both, and end them with the block. `keep`: where their logs are left."""
+    with ExitStack() as ending:
+        folder = Path(tempfile.mkdtemp(prefix="mlxp-agents-"))
+        ending.callback(shutil.rmtree, folder, ignore_errors=True)
+        own = {
+            **os.environ,
+            **environment(folder / "site"),
+            "MLX_PROVIDER_RUNTIME_DIR": str(folder),
+            "MLX_PROVIDER_IDLE_TIMEOUT": "60",
+            "MLX_PROVIDER_MAX_CHUNK": str(CHUNK),
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        }
+        connections = Connections(own)
+        engine = connections.client(None, None)
+        ending.callback(end_engine, engine)
+        ending.callback(connections.close)
+        config = _config(build(folder / "model", calls))
+        proxy = start_proxy(
+            write_config(config, folder), own, options=("--log_config", _log_config(folder))
+        )
+        running = Gateway(proxy, engine, folder / "engine.log")
+        ending.callback(_keep, running, keep)
+        ending.callback(proxy.stop)
+        _begin(engine, folder / "model")
+        proxy.wait_ready()
+        yield running
+
+
+def _begin(engine: EngineClient, model: Path) -> None:
+    """The first request starts the engine."""
+    messages = [{"role": "user", "content": "Hello"}]
+    generation = engine.submit(GenerateRequest(model=str(model), messages=messages))
+    while generation.get():
+        pass
+    generation.close()
+
+
+def _config(model: Path) -> dict:
+    entries = []
+    for context in CONTEXTS:
+        (entry,) = proxy_config(model_name(context), str(model))["model_list"]
+        entry["model_info"] |= {"max_input_tokens": context, "mlx": {"context_length": context}}
+        entries.append(entry)
+    return {**proxy_config("", ""), "model_list": entries}
+
+
+def _log_config(folder: Path) -> str:
+    """A file by which uvicorn logs every answer's status."""
+    handler = {"class": "logging.StreamHandler", "formatter": "plain"}
+    formatter = {"()": "uvicorn.logging.AccessFormatter", "use_colors": False}
+    formatter["fmt"] = '"%(request_line)s" %(status_code)s'
+    access = {"handlers": ["out"], "level": "INFO", "propagate": False}
+    settings = {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {"plain": formatter},
+        "handlers": {"out": handler},
+        "loggers": {"uvicorn.access": access},
+    }
+    path = folder / "logging.json"
+    path.write_text(json.dumps(settings))
+    return str(path)
+
+
+def _keep(running: Gateway, where: Path | None) -> None:
+    if where is not None:
+        where.mkdir(parents=True, exist_ok=True)
+        for path in (running.engine_log, running.proxy.log):
+            if path.is_file():
+                shutil.copy(path, where)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0

@@ -1,0 +1,98 @@
+"""A client's process, with a home of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from clients import Client, Place
+from gateway import Gateway, model_name
+from installed import Installed
+
+COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+@dataclass(frozen=True)
+class Running:
+    """A client that has been started; `work` is the folder that it works in."""
+
+    process: subprocess.Popen[bytes]
+    work: Path
+    output: Path
+    begun: float
+
+    def wait(self, limit: float) -> str:
+        """What it has said, once it ends or its time is up."""
+        try:
+            self.process.wait(limit)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        return self.said
+
+    @property
+    def said(self) -> str:
+        return COLOURS.sub("", self.output.read_text(errors="replace"))
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.begun
+
+    def interrupt(self) -> None:
+        """What Ctrl-C does."""
+        self.process.send_signal(signal.SIGINT)
+
+    def kill(self) -> None:
+        """End it and whatever it has started."""
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        self.process.wait()
+
+
+def start(
+    client: Client,
+    gateway: Gateway,
+    installed: Installed,
+    prompt: str,
+    *,
+    context: int,
+    told: int | None = None,
+) -> Running:
+    """Start a client with a prompt. `told`: what it takes the context for."""
+    home = Path(tempfile.mkdtemp(prefix="agent-", dir=gateway.engine_log.parent))
+    place = Place(
+        installed=installed,
+        home=home,
+        url=gateway.proxy.url,
+        key=gateway.proxy.key,
+        model=model_name(context),
+        context=told or context,
+        prompt=prompt,
+    )
+    launch = client.launch(place)
+    for name, text in launch.files.items():
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(text)
+    work = home / "work"
+    work.mkdir()
+    output = home / "said.txt"
+    path = os.pathsep.join([str(installed.node), "/usr/local/bin", "/usr/bin", "/bin"])
+    environ = {"HOME": str(home), "PATH": path, "LANG": "C.UTF-8", "TERM": "dumb"}
+    with output.open("wb") as sink:
+        process = subprocess.Popen(
+            launch.argv,
+            cwd=work,
+            env={**environ, **launch.environ},
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    return Running(process, work, output, time.monotonic())

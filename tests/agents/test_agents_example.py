@@ -1,0 +1,75 @@
+"""The program that runs real clients, as far as it goes without them."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "agents"
+MODULES = [path.stem for path in EXAMPLE.glob("*.py") if path.stem != "__main__"]
+
+
+@pytest.fixture(scope="module")
+def modules() -> Iterator[dict[str, ModuleType]]:
+    """Those of the example, which is a folder that Python runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(EXAMPLE)
+        patch.setenv("BASE", "")
+        patch.setenv("OPENAI_API_KEY", "")
+        patch.setenv("LOOP", "")
+        yield {name: importlib.import_module(name) for name in MODULES}
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+def test_every_client_starts_with_files_of_its_home_alone(
+    modules: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients, installed = modules["clients"], modules["installed"]
+    monkeypatch.setattr(installed.Installed, "native", lambda self, pattern: tmp_path / pattern)
+    monkeypatch.setattr(installed.Installed, "node", tmp_path)
+    for client in clients.CLIENTS:
+        home = tmp_path / "home"
+        place = clients.Place(
+            installed.Installed(tmp_path), home, "http://here", "sk-key", "model", 32_000, "Hello"
+        )
+        launch = client.launch(place)
+        told = " ".join([*launch.argv, *launch.environ.values(), *launch.files.values()])
+        assert all(word in told for word in ("http://here", "sk-key", "model", "Hello"))
+        assert not any(Path(name).is_absolute() or ".." in name for name in launch.files)
+        assert re.fullmatch(r"\d+(\.\d+)+", installed.version(client.package))
+
+
+def test_every_library_is_pinned(modules: dict[str, ModuleType]) -> None:
+    functions, clients = vars(modules["libraries"]), modules["python_clients"]
+    for library in clients.LIBRARIES:
+        assert callable(functions[library.function])
+        if library.environment != "gateway":
+            assert modules["installed"].version(library.package, library.environment)
+
+
+def test_logs_are_read(modules: dict[str, ModuleType]) -> None:
+    gateway = modules["gateway"]
+    line = (
+        "INFO request 0f29: tool_calls; queued 0.009 s, prefill 5 of 19 new / 1775 cached tokens, "
+        "first token 0.013 s, 70 tokens, 632.1 tok/s; left the stored prefix at token 8"
+    )
+    (found,) = gateway.ENDED.finditer(line)
+    assert (found["reason"], found["new"], found["cached"]) == ("tool_calls", "19", "1775")
+    (found,) = gateway.ANSWERED.finditer('"POST /v1/messages?beta=true HTTP/1.1" 400')
+    assert found["status"] == "400"
+
+
+def test_the_table(modules: dict[str, ModuleType]) -> None:
+    outcome, table = modules["scenarios"].Outcome, modules["table"]
+    cells = {"plain": outcome(True, "yes"), "tools": outcome(False, "a | b")}
+    text = table.written("now", 400, {"One 1.0": cells}, {"two (2)": outcome(True, "3 calls")})
+    assert "| One 1.0 | yes | ✗ a \\| b | – | – | – | – |" in text
+    assert "prefill of 400 s" in text
+    assert "| two (2) | 3 calls |" in text
