@@ -9,6 +9,7 @@ from importlib.metadata import version as installed_version
 from pathlib import Path
 
 import python_clients
+import results
 import scenarios
 import table
 from clients import CLIENTS
@@ -26,12 +27,14 @@ def main() -> int:
     with gateway(chosen.calls, chosen.logs) as running:
         agents = _agents(chosen, running, installed)
         libraries = _libraries(chosen, running, installed)
-    text = table.written(_versions(chosen.calls), chosen.prefill, agents, libraries)
+    found = agents | {name: {"library": outcome} for name, outcome in libraries.items()}
+    versions = _versions(chosen.calls)
+    kept = chosen.folder / f"found with LiteLLM {installed_version('litellm')}.json"
+    text = table.written(versions, chosen.prefill, results.merged(kept, found))
     print(text)
     if chosen.write:
         (HERE / "CLIENTS.md").write_text(text, encoding="utf-8")
-    cells = [cell for cells in agents.values() for cell in cells.values()]
-    return int(not all(cell.good for cell in [*cells, *libraries.values()]))
+    return int(not all(cell.good for cells in found.values() for cell in cells.values()))
 
 
 def _arguments() -> argparse.Namespace:
@@ -43,7 +46,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--calls", default="tags", help="how the model writes calls: tags or json")
     parser.add_argument("--prefill", type=float, default=400, help="seconds of the long prefill")
     parser.add_argument("--logs", type=Path, help="keep the logs of engine and proxy here")
-    parser.add_argument("--write", action="store_true", help="write CLIENTS.md")
+    parser.add_argument(
+        "--write", action="store_true", help="write CLIENTS.md, with what earlier runs found"
+    )
     return parser.parse_args()
 
 
@@ -87,7 +92,9 @@ def _scenarios(setting: Setting, wanted: set[str]) -> dict[str, Outcome]:
         _told(name, "tools", cells["tools"])
         _told(name, "cached", cells["cached"])
     if "full" in wanted:
-        cells["full"] = _told(name, "full", scenarios.full(setting))
+        for column in ("told", "untold"):
+            outcome = scenarios.full(setting, told=column == "told")
+            cells[column] = _told(name, f"full, {column}", outcome)
     return cells
 
 

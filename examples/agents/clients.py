@@ -1,4 +1,4 @@
-"""Coding agents: how each is started without its user, and the tool by which it runs a command.
+"""Coding agents: how each is told of a gateway, works without its user, and runs a command.
 
 A client gets an empty home of its own. Whatever it is told stands in its environment, in files of
 that home, or on its command line.
@@ -15,27 +15,28 @@ from installed import Installed
 
 from mlx_provider.testing.scripted import Call
 
+CODEX_UNASKED = "--dangerously-bypass-approvals-and-sandbox"
+
 
 @dataclass(frozen=True)
 class Place:
-    """Where a client runs, and what it talks to."""
+    """What a client is told of the gateway that it talks to."""
 
-    installed: Installed
     home: Path
     url: str
     key: str
     model: str
     context: int
-    prompt: str
 
 
 @dataclass(frozen=True)
-class Launch:
-    """How a client starts. Paths of files are those below its home."""
+class Profile:
+    """What a client is told it by. Paths of files are those below its home."""
 
-    argv: tuple[str, ...]
-    environ: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()
+    """Stand before those that make it work alone."""
 
 
 @dataclass(frozen=True)
@@ -44,19 +45,32 @@ class Client:
 
     name: str
     package: str
-    launch: Callable[[Place], Launch]
+    program: Callable[[Installed], tuple[str, ...]]
+    profile: Callable[[Place], Profile]
+    alone: Callable[[str], tuple[str, ...]]
+    """Arguments by which it answers a prompt without its user, asks nobody, and ends."""
     shell: Callable[[str], Call] | None
     """The call by which it runs a command; `None`: it has no tools."""
 
+    def command(self, installed: Installed, profile: Profile, prompt: str) -> tuple[str, ...]:
+        """The whole command line."""
+        return (*self.program(installed), *profile.arguments, *self.alone(prompt))
 
-def _claude(place: Place) -> Launch:
-    program = place.installed.native("@anthropic-ai/claude-code-*/claude")
-    options = ("--model", place.model, "--allowedTools", "Bash", "--output-format", "json")
-    return Launch(
-        (str(program), "-p", place.prompt, *options),
+
+def _native(pattern: str) -> Callable[[Installed], tuple[str, ...]]:
+    return lambda installed: (str(installed.native(pattern)),)
+
+
+def _node(file: str) -> Callable[[Installed], tuple[str, ...]]:
+    return lambda installed: (str(installed.node / "node"), str(installed.modules / file))
+
+
+def _claude(place: Place) -> Profile:
+    return Profile(
         {
             "ANTHROPIC_BASE_URL": place.url,
             "ANTHROPIC_AUTH_TOKEN": place.key,
+            "ANTHROPIC_MODEL": place.model,
             "ANTHROPIC_DEFAULT_HAIKU_MODEL": place.model,
             "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(place.context),
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
@@ -64,8 +78,7 @@ def _claude(place: Place) -> Launch:
     )
 
 
-def _codex(place: Place) -> Launch:
-    program = place.installed.native("@openai/codex-*/vendor/*/bin/codex")
+def _codex(place: Place) -> Profile:
     config = f"""\
 model = "{place.model}"
 model_provider = "litellm"
@@ -76,80 +89,60 @@ base_url = "{place.url}/v1"
 env_key = "LITELLM_KEY"
 wire_api = "responses"
 """
-    unattended = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
-    return Launch(
-        (str(program), "exec", *unattended, place.prompt),
-        {"LITELLM_KEY": place.key},
-        {".codex/config.toml": config},
-    )
+    return Profile({"LITELLM_KEY": place.key}, {".codex/config.toml": config})
 
 
 def _opencode_config(place: Place) -> str:
     limit = {"context": place.context, "output": 4096}
-    return json.dumps(
-        {
-            "permission": "allow",
-            "provider": {
-                "litellm": {
-                    "npm": "@ai-sdk/openai-compatible",
-                    "options": {"baseURL": f"{place.url}/v1", "apiKey": place.key},
-                    "models": {place.model: {"tool_call": True, "limit": limit}},
-                }
-            },
-        }
-    )
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "options": {"baseURL": f"{place.url}/v1", "apiKey": place.key},
+        "models": {place.model: {"tool_call": True, "limit": limit}},
+    }
+    model = f"litellm/{place.model}"
+    return json.dumps({"permission": "allow", "model": model, "provider": {"litellm": provider}})
 
 
-def _opencode(place: Place) -> Launch:
-    program = place.installed.native("opencode-*/bin/opencode")
-    return Launch(
-        (str(program), "run", "-m", f"litellm/{place.model}", place.prompt),
+def _opencode(place: Place) -> Profile:
+    return Profile(
         {"OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_MODELS_FETCH": "1"},
         {".config/opencode/opencode.json": _opencode_config(place)},
     )
 
 
-def _kilo(place: Place) -> Launch:
-    program = place.installed.native("@kilocode/cli-*/bin/kilo")
-    return Launch(
-        (str(program), "run", "--auto", "-m", f"litellm/{place.model}", place.prompt),
+def _kilo(place: Place) -> Profile:
+    return Profile(
         {"KILO_DISABLE_AUTOUPDATE": "1", "KILO_DISABLE_MODELS_FETCH": "1"},
         {".config/kilo/kilo.json": _opencode_config(place)},
     )
 
 
-def _qwen(place: Place) -> Launch:
-    program = place.installed.modules / "@qwen-code/qwen-code/cli-entry.js"
-    options = ("--auth-type", "openai", "-y", "-p", place.prompt)
-    return Launch(
-        (str(place.installed.node / "node"), str(program), *options),
+def _qwen(place: Place) -> Profile:
+    return Profile(
         {
             "OPENAI_BASE_URL": f"{place.url}/v1",
             "OPENAI_API_KEY": place.key,
             "OPENAI_MODEL": place.model,
         },
+        arguments=("--auth-type", "openai"),
     )
 
 
-def _pi(place: Place) -> Launch:
-    program = place.installed.modules / "@earendil-works/pi-coding-agent/dist/bundle/cli.js"
-    model = {"id": place.model, "contextWindow": place.context, "maxTokens": 4096}
+def _pi(place: Place) -> Profile:
     provider = {
         "baseUrl": f"{place.url}/v1",
         "apiKey": place.key,
         "api": "openai-completions",
-        "models": [model],
+        "models": [{"id": place.model, "contextWindow": place.context, "maxTokens": 4096}],
     }
-    options = ("--provider", "litellm", "--model", place.model, "-p", place.prompt)
-    return Launch(
-        (str(place.installed.node / "node"), str(program), *options),
+    return Profile(
         {"PI_OFFLINE": "1"},
         {".pi/agent/models.json": json.dumps({"providers": {"litellm": provider}})},
+        ("--provider", "litellm", "--model", place.model),
     )
 
 
-def _continue(place: Place) -> Launch:
-    program = place.installed.modules / "@continuedev/cli/dist/cn.js"
+def _continue(place: Place) -> Profile:
     model = {
         "name": place.model,
         "provider": "openai",
@@ -162,95 +155,116 @@ def _continue(place: Place) -> Launch:
     }
     config = {"name": "local", "version": "1.0.0", "schema": "v1", "models": [model]}
     file = ".continue/config.yaml"
-    options = ("--config", str(place.home / file), "--auto", "-p", place.prompt)
-    return Launch(
-        (str(place.installed.node / "node"), str(program), *options),
+    return Profile(
         {"CONTINUE_TELEMETRY_ENABLED": "0"},
         {file: json.dumps(config)},
+        ("--config", str(place.home / file)),
     )
 
 
-def _cline(place: Place) -> Launch:
-    program = place.installed.native("@cline/cli-*/bin/cline")
+def _cline(place: Place) -> Profile:
+    provider = "openai-compatible"
     settings = {
-        "provider": "openai-compatible",
+        "provider": provider,
         "apiKey": place.key,
         "baseUrl": f"{place.url}/v1",
         "model": place.model,
     }
-    known = {
-        "openai-compatible": {
-            "settings": settings,
-            "updatedAt": "2026-01-01T00:00:00.000Z",
-            "tokenSource": "manual",
-        }
-    }
-    providers = {"version": 1, "lastUsedProvider": "openai-compatible", "providers": known}
-    options = ("-P", "openai-compatible", "-m", place.model, "--json", place.prompt)
-    return Launch(
-        (str(program), *options), {}, {".cline/data/settings/providers.json": json.dumps(providers)}
+    written = {"updatedAt": "2026-01-01T00:00:00.000Z", "tokenSource": "manual"}
+    known = {provider: {"settings": settings, **written}}
+    file = {"version": 1, "lastUsedProvider": provider, "providers": known}
+    return Profile(
+        files={".cline/data/settings/providers.json": json.dumps(file)},
+        arguments=("-P", provider, "-m", place.model),
     )
 
 
-def _aider(place: Place) -> Launch:
-    python = place.installed.python("aider")
-    quiet = ("--no-git", "--yes-always", "--no-check-update", "--no-show-model-warnings")
+def _aider(place: Place) -> Profile:
     context = {"max_input_tokens": place.context, "max_output_tokens": 4096}
     known = {f"openai/{place.model}": {**context, "litellm_provider": "openai", "mode": "chat"}}
-    return Launch(
-        (
-            *(str(python.with_name("aider")), "--model", f"openai/{place.model}", *quiet),
-            *("--analytics-disable", "--edit-format", "whole", "--message", place.prompt),
-        ),
+    return Profile(
         {"OPENAI_API_BASE": f"{place.url}/v1", "OPENAI_API_KEY": place.key},
         {".aider.model.metadata.json": json.dumps(known)},
+        ("--model", f"openai/{place.model}", "--no-check-update", "--analytics-disable"),
     )
+
+
+def _described(name: str) -> Callable[[str], Call]:
+    return lambda line: Call(name, {"command": line, "description": "Runs it"})
 
 
 CLIENTS = (
     Client(
         "Claude Code",
         "@anthropic-ai/claude-code",
+        _native("@anthropic-ai/claude-code-*/claude"),
         _claude,
-        lambda line: Call("Bash", {"command": line, "description": "Runs it"}),
+        lambda prompt: ("-p", prompt, "--allowedTools", "Bash"),
+        _described("Bash"),
     ),
-    Client("Codex", "@openai/codex", _codex, lambda line: Call("exec_command", {"cmd": line})),
+    Client(
+        "Codex",
+        "@openai/codex",
+        _native("@openai/codex-*/vendor/*/bin/codex"),
+        _codex,
+        lambda prompt: ("exec", "--skip-git-repo-check", CODEX_UNASKED, prompt),
+        lambda line: Call("exec_command", {"cmd": line}),
+    ),
     Client(
         "OpenCode",
         "opencode-ai",
+        _native("opencode-*/bin/opencode"),
         _opencode,
-        lambda line: Call("bash", {"command": line, "description": "Runs it"}),
+        lambda prompt: ("run", prompt),
+        _described("bash"),
     ),
     Client(
         "Qwen Code",
         "@qwen-code/qwen-code",
+        _node("@qwen-code/qwen-code/cli-entry.js"),
         _qwen,
+        lambda prompt: ("-y", "-p", prompt),
         lambda line: Call("run_shell_command", {"command": line, "is_background": False}),
     ),
     Client(
         "pi",
         "@earendil-works/pi-coding-agent",
+        _node("@earendil-works/pi-coding-agent/dist/bundle/cli.js"),
         _pi,
+        lambda prompt: ("-p", prompt),
         lambda line: Call("bash", {"command": line}),
     ),
     Client(
         "Continue",
         "@continuedev/cli",
+        _node("@continuedev/cli/dist/cn.js"),
         _continue,
+        lambda prompt: ("--auto", "-p", prompt),
         lambda line: Call("Bash", {"command": line}),
     ),
     Client(
         "Kilo Code",
         "@kilocode/cli",
+        _native("@kilocode/cli-*/bin/kilo"),
         _kilo,
-        lambda line: Call("bash", {"command": line, "description": "Runs it"}),
+        lambda prompt: ("run", "--auto", prompt),
+        _described("bash"),
     ),
     Client(
         "Cline",
         "cline",
+        _native("@cline/cli-*/bin/cline"),
         _cline,
+        lambda prompt: ("--json", prompt),
         lambda line: Call("run_commands", {"commands": [line]}),
     ),
-    Client("aider", "aider-chat", _aider, None),
+    Client(
+        "aider",
+        "aider-chat",
+        lambda installed: (str(installed.python("aider").with_name("aider")),),
+        _aider,
+        lambda prompt: ("--no-git", "--yes-always", "--message", prompt),
+        None,
+    ),
 )
 """The scenarios of each are the rows of `CLIENTS.md`."""

@@ -22,7 +22,7 @@ from mlx_provider.protocol.messages import GenerateRequest
 from mlx_provider.testing.scripted import build, environment
 
 WIDE = 200_000
-CONTEXTS = (WIDE, 16_000, 24_000, 32_000, 40_000, 48_000)
+CONTEXTS = (WIDE, 32_000, 40_000, 48_000, 64_000)
 """Tokens of the contexts to choose from: agents' first prompts differ."""
 CHUNK = 128
 """Tokens of a pass at most, so that a prompt that takes minutes is cut short within seconds."""

@@ -67,17 +67,9 @@ def start(
 ) -> Running:
     """Start a client with a prompt. `told`: what it takes the context for."""
     home = Path(tempfile.mkdtemp(prefix="agent-", dir=gateway.engine_log.parent))
-    place = Place(
-        installed=installed,
-        home=home,
-        url=gateway.proxy.url,
-        key=gateway.proxy.key,
-        model=model_name(context),
-        context=told or context,
-        prompt=prompt,
-    )
-    launch = client.launch(place)
-    for name, text in launch.files.items():
+    place = Place(home, gateway.proxy.url, gateway.proxy.key, model_name(context), told or context)
+    profile = client.profile(place)
+    for name, text in profile.files.items():
         (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_text(text)
     work = home / "work"
@@ -87,9 +79,9 @@ def start(
     environ = {"HOME": str(home), "PATH": path, "LANG": "C.UTF-8", "TERM": "dumb"}
     with output.open("wb") as sink:
         process = subprocess.Popen(
-            launch.argv,
+            client.command(installed, profile, prompt),
             cwd=work,
-            env={**environ, **launch.environ},
+            env={**environ, **profile.environment},
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=subprocess.STDOUT,

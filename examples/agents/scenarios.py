@@ -16,8 +16,8 @@ from mlx_provider.testing.scripted import Call, Step, script
 LIMIT = 120.0
 """Seconds for a client to come to an end."""
 ROW_LIMIT = 20.0
-FULL_STEPS = 6
-ROOM = 6_000
+FULL_STEPS = 12
+ROOM = 20_000
 """Tokens that a context has more than the client's first prompt."""
 SHARE = 0.95
 SORRY = ("context", "too long", "too large", "exceed", "room")
@@ -122,25 +122,25 @@ def cancel(setting: Setting) -> Outcome:
     return Outcome(True, f"{how}; row free")
 
 
-def full(setting: Setting) -> Outcome:
-    """More tool results than the context holds, of which the client was told nothing."""
+def full(setting: Setting, *, told: bool) -> Outcome:
+    """More tool results than the context holds; the client was told how much that is, or not."""
     gateway = setting.gateway
     first = _first_prompt(setting)
     context = min((c for c in CONTEXTS if c >= first + ROOM), default=WIDE)
     moment = gateway.now()
-    running = setting.start(*_filling(setting.shell), context=context, told=WIDE)
+    steps = _filling(setting.shell)
+    running = setting.start(*steps, context=context, told=context if told else WIDE)
     said = running.wait(2 * LIMIT)
     seen = gateway.since(moment)
+    codes = "".join(f", HTTP {status}" for status in sorted(set(seen.errors)))
     done = len(list(running.work.glob("full-*.txt")))
-    codes = ", ".join(f"HTTP {status}" for status in sorted(set(seen.errors)))
     if done == FULL_STEPS and "steps are done" in said:
-        return Outcome(True, f"compacts and goes on ({codes})")
-    last = " ".join(said.split())[-200:]
+        return Outcome(True, f"compacts and goes on{codes}")
+    last = " ".join(said.split())[-300:]
+    counted = f"{done} of {FULL_STEPS} calls{codes}"
     if any(word in last.lower() for word in SORRY):
-        return Outcome(
-            True, f"says so after {done} of {FULL_STEPS} calls ({codes}): …{last[-120:]}"
-        )
-    return Outcome(False, f"{done} of {FULL_STEPS} calls ({codes}): …{last[-120:]}")
+        return Outcome(True, f"says so after {counted}")
+    return Outcome(False, f"{counted}: …{last[-160:]}")
 
 
 def _first_prompt(setting: Setting) -> int:

@@ -23,29 +23,28 @@ COLUMNS = {
     "tools": "tool loop, two calls at once",
     "cached": "least share of a later turn's prompt that was cached",
     "cancel": "Ctrl-C in a reply",
-    "full": "context full, untold",
+    "told": "context full",
+    "untold": "context full, the client takes it for 200k",
     "prefill": "prefill of {prefill:g} s",
 }
 
 
-def written(
-    versions: str,
-    prefill: float,
-    agents: Mapping[str, Mapping[str, Outcome]],
-    libraries: Mapping[str, Outcome],
-) -> str:
-    """The whole file. `agents`: by name and version, then by column."""
+def written(versions: str, prefill: float, rows: Mapping[str, Mapping[str, Outcome]]) -> str:
+    """The whole file. `rows`: by name and version, then by column."""
+    columns = {name: text.format(prefill=prefill) for name, text in COLUMNS.items()}
+    agents = [
+        [name, *(_cell(cells.get(column)) for column in columns)]
+        for name, cells in rows.items()
+        if "library" not in cells
+    ]
+    libraries = [
+        [name, _cell(cells["library"])] for name, cells in rows.items() if "library" in cells
+    ]
     parts = [HEAD, f"{versions}.\n"]
     if agents:
-        columns = {name: text.format(prefill=prefill) for name, text in COLUMNS.items()}
-        rows = [
-            [name, *(_cell(cells.get(column)) for column in columns)]
-            for name, cells in agents.items()
-        ]
-        parts += ["## Coding agents\n", _table(["client", *columns.values()], rows)]
+        parts += ["## Coding agents\n", _table(["client", *columns.values()], agents)]
     if libraries:
-        rows = [[name, _cell(outcome)] for name, outcome in libraries.items()]
-        parts += ["## Python\n", _table(["client", "tool loop"], rows)]
+        parts += ["## Python\n", _table(["client", "tool loop"], libraries)]
     return "\n".join(parts)
 
 

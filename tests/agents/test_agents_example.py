@@ -34,15 +34,14 @@ def test_every_client_starts_with_files_of_its_home_alone(
     clients, installed = modules["clients"], modules["installed"]
     monkeypatch.setattr(installed.Installed, "native", lambda self, pattern: tmp_path / pattern)
     monkeypatch.setattr(installed.Installed, "node", tmp_path)
+    place = clients.Place(tmp_path / "home", "http://here", "sk-key", "model", 32_000)
     for client in clients.CLIENTS:
-        home = tmp_path / "home"
-        place = clients.Place(
-            installed.Installed(tmp_path), home, "http://here", "sk-key", "model", 32_000, "Hello"
-        )
-        launch = client.launch(place)
-        told = " ".join([*launch.argv, *launch.environ.values(), *launch.files.values()])
+        profile = client.profile(place)
+        command = client.command(installed.Installed(tmp_path), profile, "Hello")
+        told = " ".join([*command, *profile.environment.values(), *profile.files.values()])
         assert all(word in told for word in ("http://here", "sk-key", "model", "Hello"))
-        assert not any(Path(name).is_absolute() or ".." in name for name in launch.files)
+        assert "sk-key" not in " ".join(command)
+        assert not any(Path(name).is_absolute() or ".." in name for name in profile.files)
         assert re.fullmatch(r"\d+(\.\d+)+", installed.version(client.package))
 
 
@@ -66,10 +65,13 @@ def test_logs_are_read(modules: dict[str, ModuleType]) -> None:
     assert found["status"] == "400"
 
 
-def test_the_table(modules: dict[str, ModuleType]) -> None:
+def test_the_table(modules: dict[str, ModuleType], tmp_path: Path) -> None:
     outcome, table = modules["scenarios"].Outcome, modules["table"]
-    cells = {"plain": outcome(True, "yes"), "tools": outcome(False, "a | b")}
-    text = table.written("now", 400, {"One 1.0": cells}, {"two (2)": outcome(True, "3 calls")})
-    assert "| One 1.0 | yes | ✗ a \\| b | – | – | – | – |" in text
+    merged = modules["results"].merged
+    first = {"One 1.0": {"plain": outcome(True, "yes"), "tools": outcome(True, "yes")}}
+    merged(tmp_path / "found.json", first | {"two (2)": {"library": outcome(True, "3 calls")}})
+    rows = merged(tmp_path / "found.json", {"One 1.0": {"tools": outcome(False, "a | b")}})
+    text = table.written("now", 400, rows)
+    assert "| One 1.0 | yes | ✗ a \\| b | – | – | – | – | – |" in text
     assert "prefill of 400 s" in text
     assert "| two (2) | 3 calls |" in text
