@@ -135,9 +135,14 @@ def _pi(place: Place) -> Profile:
         "api": "openai-completions",
         "models": [{"id": place.model, "contextWindow": place.context, "maxTokens": 4096}],
     }
+    # by default it keeps 20,000 tokens as they are and reserves 16,384
+    compaction = {"reserveTokens": 4096, "keepRecentTokens": min(20_000, place.context // 4)}
     return Profile(
         {"PI_OFFLINE": "1"},
-        {".pi/agent/models.json": json.dumps({"providers": {"litellm": provider}})},
+        {
+            ".pi/agent/models.json": json.dumps({"providers": {"litellm": provider}}),
+            ".pi/agent/settings.json": json.dumps({"compaction": compaction}),
+        },
         ("--provider", "litellm", "--model", place.model),
     )
 
@@ -169,6 +174,7 @@ def _cline(place: Place) -> Profile:
         "apiKey": place.key,
         "baseUrl": f"{place.url}/v1",
         "model": place.model,
+        "contextWindow": place.context,
     }
     written = {"updatedAt": "2026-01-01T00:00:00.000Z", "tokenSource": "manual"}
     known = {provider: {"settings": settings, **written}}
