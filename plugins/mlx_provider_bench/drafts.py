@@ -23,8 +23,8 @@ import mlx_provider
 from mlx_provider.config import PREFIX
 from mlx_provider.errors import EngineUnavailable
 
-from .models.random_weights import WORDS, write_pair
-from .proxy import Run
+from .models.random_weights import write_pair
+from .proxy import Run, questions_of
 from .report import Result, print_rows, surroundings
 from .servers.client import Client, Messages
 from .servers.processes import MLX_LM, MLX_VLM, OURS, Kind, Server, running
@@ -139,7 +139,7 @@ def _measure(plan: Plan, count: int, sides: Sequence[Side]) -> Iterator[Result]:
     for side in sides:
         side.runs, side.late = [], []
     for turn in range(1 + plan.rounds):
-        asked = questions(count, turn)
+        asked = questions_of(count, turn)
         for side in [*sides[turn % len(sides) :], *sides[: turn % len(sides)]]:
             pair = [_run(client, asked, plan.reply) for client in (side.plain, side.drafted)]
             late = [
@@ -184,12 +184,6 @@ def _row(side: Side) -> Result:
         "same": f"{sum(same(b, a.text) and not b.failure for a, b in pairs)}/{len(pairs)}",
     }
     return row | ({"failed": failure[:100]} if failure else {})
-
-
-def questions(count: int, turn: int) -> list[Messages]:
-    """No two alike."""
-    words = [WORDS[(7 * turn + at) % len(WORDS)] for at in range(count)]
-    return [[{"role": "user", "content": f"Tell me a story. {word}"}] for word in words]
 
 
 _TABLE = {

@@ -162,6 +162,12 @@ def questions(plan: Plan, streams: int, turn: int) -> list[Messages]:
     ]
 
 
+def questions_of(count: int, turn: int) -> list[Messages]:
+    """Short ones that the demo models answer at length, no two alike."""
+    words = [WORDS[(7 * turn + at) % len(WORDS)] for at in range(count)]
+    return [[{"role": "user", "content": f"Tell me a story. {word}"}] for word in words]
+
+
 def rows(streams: Sequence[int], sides: Sides) -> Iterator[Result]:
     """One for each number of streams and side, ours beside the best peer of each round."""
     for count in streams:

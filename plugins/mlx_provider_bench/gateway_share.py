@@ -1,0 +1,181 @@
+"""`mlx-provider bench gateway`: the engine alone and through LiteLLM, and our share of its work.
+
+The same questions are asked of one engine over its socket and through a proxy in turn: tokens per
+second of all streams, and time to first token. What a token costs the proxy is its processor time;
+what of that is ours is measured in this process, which reads the same replies by the same code and
+nothing of LiteLLM's around it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from mlx_provider.client.connection import Connections
+from mlx_provider.client.generation import EngineClient
+from mlx_provider.config import PREFIX
+from mlx_provider.gateway.config import proxy_config, write_config
+from mlx_provider.gateway.engine import end_engine
+from mlx_provider.gateway.proxy import Proxy, start_proxy
+from mlx_provider.protocol.messages import GenerateRequest, Sampling
+
+from .proxy import Run, questions_of
+from .report import Result, against, print_rows, surroundings
+from .servers.client import Answer, Client, Messages
+from .servers.processes import Kind, Server
+
+NAME = "measured"
+SHARE = 0.15
+"""Of LiteLLM's own time for a token that ours may be."""
+HELLO: Messages = [{"role": "user", "content": "Hello there, how are you?"}]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured."""
+
+    model: str = "demo"
+    streams: Sequence[int] = (1, 8, 32)
+    reply: int = 200
+    rounds: int = 3
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One round of one side."""
+
+    run: Run
+    cpu: float
+    """Seconds of processor time: of the proxy, or of this process."""
+
+    @property
+    def per_token(self) -> float:
+        return self.cpu / max(1, sum(answer.tokens for answer in self.run.answers))
+
+
+def bench(plan: Plan) -> Result:
+    """Run the plan; JSON-able. A table goes to stderr."""
+    result = surroundings("float32") | {"model": plan.model}
+    with _gateway(plan.model) as (engine, proxy):
+        server = Server(Kind(NAME, "gateway"), proxy.url, Path(), proxy.key, alias=NAME)
+        client = Client(server)
+        client.ask(HELLO, 4)
+        result["rows"] = [_row(plan, count, engine, proxy, client) for count in plan.streams]
+        client.close()
+    print_rows("the engine alone, and through LiteLLM", _TABLE, result["rows"])
+    return result
+
+
+@contextmanager
+def _gateway(model: str) -> Iterator[tuple[EngineClient, Proxy]]:
+    with ExitStack() as ending:
+        scratch = Path(tempfile.mkdtemp(prefix="mlxp-"))  # short: a socket's path is
+        ending.callback(shutil.rmtree, scratch, ignore_errors=True)
+        own = {PREFIX + "RUNTIME_DIR": os.fspath(scratch), "HF_HUB_OFFLINE": "1"}
+        environ = {**os.environ, **own}
+        connections = Connections(environ)
+        ending.callback(connections.close)
+        engine = connections.client(None, None)
+        ending.callback(end_engine, engine)
+        proxy = start_proxy(write_config(proxy_config(NAME, model), scratch), environ)
+        ending.callback(proxy.stop)
+        proxy.wait_ready()
+        yield engine, proxy
+
+
+def _row(plan: Plan, count: int, engine: EngineClient, proxy: Proxy, client: Client) -> Result:
+    pairs = []
+    for turn in range(1 + plan.rounds):
+        asked = questions_of(count, turn)
+        pair = _alone(engine, plan, asked), _through(proxy, client, plan, asked)
+        if turn:  # the first one has loaded what there is to load
+            pairs.append(pair)
+    ours = median(alone.per_token for alone, _ in pairs)
+    whole = median(through.per_token for _, through in pairs)
+    return {
+        "streams": count,
+        "alone": median(alone.run.rate for alone, _ in pairs),
+        "through": median(through.run.rate for _, through in pairs),
+        "ratio": median(through.run.rate / alone.run.rate for alone, through in pairs),
+        "later": median(through.run.first - alone.run.first for alone, through in pairs),
+        "proxy_us": 1e6 * whole,
+        "ours_us": 1e6 * ours,
+        "share": against(ours / max(whole - ours, 1e-9), SHARE, at_least=False),
+    }
+
+
+def _through(proxy: Proxy, client: Client, plan: Plan, asked: Sequence[Messages]) -> Turn:
+    cpu, began = cpu_seconds(proxy.process.pid), time.perf_counter()
+    answers = client.ask_together(asked, plan.reply)
+    run = Run(answers, time.perf_counter() - began)
+    return Turn(run, cpu_seconds(proxy.process.pid) - cpu)
+
+
+def _alone(engine: EngineClient, plan: Plan, asked: Sequence[Messages]) -> Turn:
+    cpu, began = time.process_time(), time.perf_counter()
+    answers = asyncio.run(_read_all(engine, plan, asked))
+    run = Run(answers, time.perf_counter() - began)
+    return Turn(run, time.process_time() - cpu)
+
+
+async def _read_all(engine: EngineClient, plan: Plan, asked: Sequence[Messages]) -> list[Answer]:
+    return list(await asyncio.gather(*(_read(engine, plan, each) for each in asked)))
+
+
+async def _read(engine: EngineClient, plan: Plan, messages: Messages) -> Answer:
+    """As the handler reads a streamed reply for LiteLLM."""
+    from mlx_provider.litellm.call import Deadline
+    from mlx_provider.litellm.streams import AsyncReplyStream, Reply
+
+    request = GenerateRequest(
+        model=plan.model,
+        messages=list(messages),
+        max_tokens=plan.reply,
+        sampling=Sampling(temperature=0),
+    )
+    began, first, text, tokens = time.perf_counter(), 0.0, "", 0
+    generation = await asyncio.to_thread(engine.submit, request)
+    async for chunk in AsyncReplyStream(Reply(generation, Deadline(None, None), plan.model)):
+        for choice in chunk.choices:
+            if choice.delta.content and not text:
+                first = time.perf_counter() - began
+            text += choice.delta.content or ""
+        usage: Any = getattr(chunk, "usage", None)
+        tokens = usage.completion_tokens if usage is not None else tokens
+    total = time.perf_counter() - began
+    return Answer(text, first or total, total, tokens, 0)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process so far: by hundredths on Linux and macOS."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        told = subprocess.run(
+            ["ps", "-o", "cputime=", "-p", str(pid)], capture_output=True, text=True, check=True
+        )
+        parts = [float(part) for part in told.stdout.replace("-", ":").strip().split(":")]
+        return float(sum(part * 60.0**at for at, part in enumerate(reversed(parts[-3:]))))
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+_TABLE = {
+    "streams": "streams",
+    "alone tok/s": "alone",
+    "through": "through",
+    "ratio": "ratio",
+    "first token later, s": "later",
+    "proxy µs/token": "proxy_us",
+    "ours": "ours_us",
+    "ours over LiteLLM's": "share",
+}
