@@ -3,7 +3,8 @@
 The same questions are asked of one engine over its socket and through a proxy in turn: tokens per
 second of all streams, and time to first token. What a token costs the proxy is its processor time;
 what of that is ours is measured in this process, which reads the same replies by the same code and
-nothing of LiteLLM's around it.
+nothing of LiteLLM's around it. Chunks are objects of LiteLLM's classes, which any provider makes:
+what making them takes is LiteLLM's.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ from .servers.processes import Kind, Server
 NAME = "measured"
 SHARE = 0.15
 """Of LiteLLM's own time for a token that ours may be."""
+CHUNKS = 1000
+"""That are made to see what one takes."""
 HELLO: Messages = [{"role": "user", "content": "Hello there, how are you?"}]
 
 
@@ -123,17 +126,20 @@ def _through(proxy: Proxy, client: Client, plan: Plan, asked: Sequence[Messages]
 
 def _alone(engine: EngineClient, plan: Plan, asked: Sequence[Messages]) -> Turn:
     cpu, began = time.process_time(), time.perf_counter()
-    answers = asyncio.run(_read_all(engine, plan, asked))
-    run = Run(answers, time.perf_counter() - began)
-    return Turn(run, time.process_time() - cpu)
+    read = asyncio.run(_read_all(engine, plan, asked))
+    run = Run([answer for answer, _ in read], time.perf_counter() - began)
+    spent = time.process_time() - cpu
+    return Turn(run, spent - sum(chunks for _, chunks in read) * chunk_seconds())
 
 
-async def _read_all(engine: EngineClient, plan: Plan, asked: Sequence[Messages]) -> list[Answer]:
+async def _read_all(
+    engine: EngineClient, plan: Plan, asked: Sequence[Messages]
+) -> list[tuple[Answer, int]]:
     return list(await asyncio.gather(*(_read(engine, plan, each) for each in asked)))
 
 
-async def _read(engine: EngineClient, plan: Plan, messages: Messages) -> Answer:
-    """As the handler reads a streamed reply for LiteLLM."""
+async def _read(engine: EngineClient, plan: Plan, messages: Messages) -> tuple[Answer, int]:
+    """As the handler reads a streamed reply for LiteLLM; and its chunks."""
     from mlx_provider.litellm.call import Deadline
     from mlx_provider.litellm.streams import AsyncReplyStream, Reply
 
@@ -143,9 +149,10 @@ async def _read(engine: EngineClient, plan: Plan, messages: Messages) -> Answer:
         max_tokens=plan.reply,
         sampling=Sampling(temperature=0),
     )
-    began, first, text, tokens = time.perf_counter(), 0.0, "", 0
+    began, first, text, tokens, chunks = time.perf_counter(), 0.0, "", 0, 0
     generation = await asyncio.to_thread(engine.submit, request)
     async for chunk in AsyncReplyStream(Reply(generation, Deadline(None, None), plan.model)):
+        chunks += 1
         for choice in chunk.choices:
             if choice.delta.content and not text:
                 first = time.perf_counter() - began
@@ -153,7 +160,18 @@ async def _read(engine: EngineClient, plan: Plan, messages: Messages) -> Answer:
         usage: Any = getattr(chunk, "usage", None)
         tokens = usage.completion_tokens if usage is not None else tokens
     total = time.perf_counter() - began
-    return Answer(text, first or total, total, tokens, 0)
+    return Answer(text, first or total, total, tokens, 0), chunks
+
+
+def chunk_seconds() -> float:
+    """Processor time of one chunk's objects."""
+    from litellm.types.utils import Delta, ModelResponseStream, StreamingChoices
+
+    began = time.process_time()
+    for _ in range(CHUNKS):
+        choice = StreamingChoices(index=0, delta=Delta(content="word"), finish_reason=None)
+        ModelResponseStream(id="request", created=1, model=NAME, choices=[choice])
+    return (time.process_time() - began) / CHUNKS
 
 
 def cpu_seconds(pid: int) -> float:
