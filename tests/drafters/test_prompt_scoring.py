@@ -65,11 +65,11 @@ def test_scores_are_the_most_attention_that_a_token_gets(small: TextModel) -> No
     scorer = DraftModel(small, 384)
     assert isinstance(scorer, ScoresPrompts)
     assert not isinstance(Lookup(), ScoresPrompts)
-    found, pieces = scored(scorer, TEXT)
-    assert found.shape == (900,)
-    assert np.allclose(found, written_out(small, TEXT), atol=1e-5)
-    assert pieces == 2 + LOOKS == len(passes(900))
-    assert passes(900)[:3] == [(512, 0), (387, 512), (1, 899)]
+    found, pieces = scored(scorer, TEXT[:600])
+    assert found.shape == (600,)
+    assert np.allclose(found, written_out(small, TEXT[:600]), atol=1e-5)
+    assert pieces == 2 + LOOKS == len(passes(600))
+    assert passes(600)[:3] == [(512, 0), (87, 512), (1, 599)]
 
 
 def test_pieces_end_where_they_do_at_any_time(
