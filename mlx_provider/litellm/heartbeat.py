@@ -19,7 +19,7 @@ from litellm.responses.litellm_completion_transformation.streaming_iterator impo
 
 from .operator import operator_options
 
-LATER = 0.5
+LATER = 0.25
 """Seconds by which other routes wait longer than chat's chunks, of which the first brings the id
 that a response is announced by."""
 ANNOUNCEMENT = ("response.created", "response.in_progress")
