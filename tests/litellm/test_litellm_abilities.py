@@ -100,7 +100,7 @@ def test_what_the_operator_says_is_kept(own_map):
 def test_nothing_warns_of_prices(own_map, monkeypatch):
     told = []
     monkeypatch.setattr(litellm.utils.verbose_logger, "warning", lambda *said: told.append(said))
-    router(("mlx/demo", {"input_cost_per_token": 0, "output_cost_per_token": 0}))
+    router(("mlx/org/priced", {"input_cost_per_token": 0, "output_cost_per_token": 0}))
     assert told == []
 
 
