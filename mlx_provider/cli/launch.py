@@ -49,16 +49,14 @@ def launch(
     if not show:
         executable(chosen)  # said before anybody is asked for a model
     found = _model(registry, model, tokens, console)
-    launched = Launch(chosen, found.served(), context.args, dict(os.environ))
     if show:
-        for line in launched.preview():
+        for line in Launch(chosen, found.served(), context.args, dict(os.environ)).preview():
             typer.echo(line)
         return
     _tell(console, "model", found.told)
     if not found.here:
-        from ..serving.hub import folder_of
-
-        folder_of(found.model)  # here, where its progress is seen
+        found = _downloaded(found, registry, tokens)
+    launched = Launch(chosen, found.served(), context.args, dict(os.environ))
     try:
         code = launched.run(lambda phase, what: _tell(console, phase, what))
     except Ended as ended:
@@ -103,6 +101,15 @@ def _model(
     )
     require_fit(found, memory, tokens)
     return found
+
+
+def _downloaded(found: Candidate, registry: PluginRegistry, tokens: int | None) -> Candidate:
+    """Fetched by this process, so that progress is seen; then looked at again."""
+    from ..gateway.models import candidate, device_memory
+    from ..serving.hub import folder_of
+
+    folder_of(found.model)
+    return candidate(found.model, registry, device_memory(), tokens)
 
 
 def _asked_model(registry: PluginRegistry, memory: int, console: Console) -> str:
