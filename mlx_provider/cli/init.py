@@ -23,7 +23,7 @@ def init(
 ) -> None:
     """Write config.yaml and .env for a LiteLLM proxy. Downloads nothing but the model's config."""
     from ..gateway.files import START, write_pair
-    from ..gateway.models import automatic, candidate, device_memory, require_fit
+    from ..gateway.models import automatic, candidate, device_memory, require_fit, size
 
     registry = context.find_object(PluginRegistry) or PluginRegistry.discover()
     memory = device_memory()
@@ -34,7 +34,7 @@ def init(
     )
     require_fit(found, memory, tokens)
     paths = write_pair(folder, found.served(), force=force)
-    typer.echo(f"{found.told}, family {found.family}; {memory / 1e9:.1f} GB for models")
+    typer.echo(f"{found.told}, family {found.family}; {size(memory)} for models")
     typer.echo(f"written: {', '.join(map(str, paths))}")
     where = "" if folder == Path() else f"cd {folder}; "
     typer.echo(f"start it: {where}{START}")

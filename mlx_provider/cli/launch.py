@@ -113,18 +113,18 @@ def _downloaded(found: Candidate, registry: PluginRegistry, tokens: int | None) 
 
 
 def _asked_model(registry: PluginRegistry, memory: int, console: Console) -> str:
-    from ..gateway.models import candidates_here, recommended
+    from ..gateway.models import candidates_here, recommended, size
 
     here = candidates_here(registry, memory)
     names = [each.model for each in here]
     lines = [each.told for each in here]
-    for name, size in recommended(registry, memory).items():
+    for name, weights in recommended(registry, memory).items():
         if name not in names:
             names.append(name)
-            lines.append(f"{name}: {size / 1e9:.0f} GB, to be downloaded")
+            lines.append(f"{name}: about {size(weights)}, to be downloaded")
     names.append(DEMO)
     lines.append(f"{DEMO}: part of this package, a few MB; shows that it works, no more")
-    console.print(Text(f"{memory / 1e9:.1f} GB of memory for models", style="dim"))
+    console.print(Text(f"{size(memory)} of memory for models", style="dim"))
     return names[_picked(lines, "which model", console)]
 
 

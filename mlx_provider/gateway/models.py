@@ -52,9 +52,8 @@ class Candidate:
     @property
     def told(self) -> str:
         """One line for people."""
-        size = f"{self.weights / 1e9:.1f} GB"
         where = "" if self.here else ", to be downloaded"
-        return f"{self.model}: {size}{where}, context {self.context:,}"
+        return f"{self.model}: {size(self.weights)}{where}, context {self.context:,}"
 
     @property
     def output(self) -> int:
@@ -70,6 +69,11 @@ class Candidate:
             thinks=self.thinks,
             own_context=self.own_context,
         )
+
+
+def size(number: int) -> str:
+    """Bytes, for people."""
+    return f"{number / 1e9:.1f} GB" if number >= 10**8 else f"{number / 1e6:.1f} MB"
 
 
 def alias(model: str) -> str:
@@ -126,8 +130,8 @@ def _context(model: str, needs: Footprint, memory: int, own: int | None, wanted:
 def require_fit(found: Candidate, memory: int, wanted: int | None = None) -> None:
     """Raise `BadRequest` with the figures where agents get nowhere with this model."""
     figures = (
-        f"{found.weights / 1e9:.1f} GB of weights leave room for a context of {found.context:,} "
-        f"tokens in the {memory / 1e9:.1f} GB that the engine may use"
+        f"{size(found.weights)} of weights leave room for a context of {found.context:,} "
+        f"tokens in the {size(memory)} that the engine may use"
     )
     if wanted is not None and found.context < wanted:
         raise BadRequest(f"{found.model}: {figures}, not of {wanted:,}", param="context")

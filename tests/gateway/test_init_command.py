@@ -82,7 +82,7 @@ def test_what_does_not_fit_is_refused_with_figures(
     monkeypatch.setenv("MLX_PROVIDER_MEMORY_LIMIT", "4M")
     code, told = init("demo", "--folder", str(tmp_path))
     assert code != 0
-    assert "GB of weights leave room for a context of 0 tokens" in told
+    assert "3.5 MB of weights leave room for a context of 0 tokens" in told
     assert list(tmp_path.iterdir()) == []
 
 
