@@ -82,6 +82,7 @@ def embed_request(call: Call, given: Any) -> tuple[EmbedRequest, str]:
         raise BadRequest(
             f"encoding_format must be float or base64, got {wanted!r}", param="encoding_format"
         )
+    params.take("user")  # nothing is kept for anybody
     fields: dict[str, Any] = {
         "model": call.model,
         "input": inputs_of(given),
