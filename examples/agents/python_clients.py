@@ -51,7 +51,7 @@ LIBRARIES = (
     Library("langchain-openai", "langchain-openai", "frameworks", "langchain_openai"),
     Library("langgraph", "langgraph", "frameworks", "langgraph_agent"),
     Library("openai-agents", "openai-agents", "frameworks", "openai_agents"),
-    Library("pydantic-ai", "pydantic-ai-slim", "frameworks", "pydantic_ai"),
+    Library("pydantic-ai", "pydantic-ai-slim", "newest", "pydantic_ai"),
     Library("smolagents", "smolagents", "frameworks", "smolagents_agent"),
     Library("llama-index", "llama-index-core", "llama-index", "llama_index"),
 )

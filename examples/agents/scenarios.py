@@ -140,7 +140,8 @@ def full(setting: Setting, *, told: bool) -> Outcome:
     counted = f"{done} of {FULL_STEPS} calls{codes}"
     if any(word in last.lower() for word in SORRY):
         return Outcome(True, f"says so after {counted}")
-    return Outcome(False, f"{counted}: …{last[-160:]}")
+    told = f"…{last[-70:]}" if last else "ends without a word"
+    return Outcome(False, f"{counted}: {told}")
 
 
 def _first_prompt(setting: Setting) -> int:

@@ -16,15 +16,22 @@ Real clients against a real LiteLLM proxy, with a model that says and calls what
 tox -e agents -- --write
 ```
 
-Every client has an empty home and reaches nothing but loopback. A cell with ✗ is a failure.
+Every client has an empty home and needs nothing but loopback. A cell with ✗ is a failure.
+
+- Tool loop: one call, then two at once, each of which writes a file; then an answer.
+- Context full: twelve tool results that do not fit into it. `compacts and goes on`: all calls are
+  made and the answer comes; `says so`: it ends, and names the reason. Untold, it takes the context
+  for 200,000 tokens.
+- The long prefill: the first answer to a prompt that is computed for so long; all clients wait side
+  by side.
 """
 COLUMNS = {
     "plain": "answer",
     "tools": "tool loop, two calls at once",
-    "cached": "least share of a later turn's prompt that was cached",
+    "cached": "cached of later turns, at least",
     "cancel": "Ctrl-C in a reply",
     "told": "context full",
-    "untold": "context full, the client takes it for 200k",
+    "untold": "context full, untold",
     "prefill": "prefill of {prefill:g} s",
 }
 
