@@ -12,13 +12,15 @@ from typing import Any, Literal, TypeVar
 from .. import __version__
 from ..config import PREFIX
 from ..errors import EngineUnavailable, OtherProtocol
+from ..protocol.figures import Figures
 from ..protocol.messages import GenerateRequest, Health, ModelRequest
 from .address import Address
 from .generation import Generation
 from .identity import differences
+from .lines import Lines
 from .link import Attachment, Link
 from .retry import NotTaken, last_try, patiently
-from .wire import parse_health, request_body
+from .wire import parse_figures, parse_health, request_body
 
 T = TypeVar("T")
 
@@ -78,6 +80,17 @@ class HttpClient:
     def metrics(self) -> bytes:
         """Prometheus text exposition; starts no engine."""
         return self._ask("GET", "/metrics")
+
+    def figures(self) -> Figures:
+        """What the engine does now; starts none."""
+        return parse_figures(self._ask("GET", "/v1/figures"))
+
+    def watch(self, every: float) -> Lines:
+        """The same as a line of JSON every so many seconds, until the engine ends; starts none.
+
+        See `Lines` and `wire.parse_figures`.
+        """
+        return self._link.lines(f"/v1/figures?stream={every:g}")
 
     def cache_report(self) -> dict[str, Any]:
         """Prefix cache of each model; starts no engine."""

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from ..protocol.event_queue import EventQueue
+from ..protocol.figures import Figures
 from ..protocol.messages import GenerateRequest, Health, ModelRequest
 from ..serving.interface import Service
 from .generation import Generation
@@ -34,6 +35,10 @@ class InProcessClient:
     def metrics(self) -> bytes:
         """Prometheus text exposition."""
         return self._service.metrics()
+
+    def figures(self) -> Figures:
+        """What runs now."""
+        return self._service.figures()
 
     def cache_report(self) -> dict[str, Any]:
         """Prefix cache of each model."""

@@ -30,17 +30,21 @@ class IOThread:
         An exception in the waiting thread (Ctrl-C) cancels the work.
         Raises `EngineUnavailable` when the client was closed meanwhile.
         """
-        try:
-            future = asyncio.run_coroutine_threadsafe(work, self.loop)
-        except RuntimeError:
-            work.close()
-            raise client_closed() from None
+        future = self.begin(work)
         try:
             return future.result()
         except concurrent.futures.CancelledError:
             raise client_closed() from None
         finally:
             future.cancel()
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Run `work` in the loop. Raises `EngineUnavailable` when the client was closed."""
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self.loop)
+        except RuntimeError:
+            work.close()
+            raise client_closed() from None
 
     def soon(self, function: Callable[[], object]) -> None:
         """Have it called in the loop: any thread, never blocks, ignored after `stop`."""

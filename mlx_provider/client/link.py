@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,8 +24,9 @@ from ..protocol.messages import Accepted, Event, Failed, Health
 from .address import Address
 from .generation import Generation
 from .io_thread import IOThread, client_closed
+from .lines import Lines
 from .retry import NotTaken, lost, refused, unreachable
-from .wire import error_of, event_batches, first_line, parse_health
+from .wire import error_of, event_batches, first_line, lines_of, parse_health
 
 T = TypeVar("T")
 
@@ -83,6 +85,10 @@ class Link:
         """One short question. Raises typed errors and `NotTaken`."""
         return self._call(self._ask(method, path, ok, body))
 
+    def lines(self, path: str) -> Lines:
+        """The lines of a reply that goes on. Reading them raises typed errors."""
+        return Lines(self._begun, self._lines(path))
+
     def close(self) -> None:
         """Cancel what runs and close every connection. Idempotent."""
         with self._starting:
@@ -93,14 +99,20 @@ class Link:
             thread.stop()
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._started(work).call(work)
+
+    def _begun(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        return self._started(work).begin(work)
+
+    def _started(self, work: Coroutine[Any, Any, T]) -> IOThread:
+        """The thread that is to do the work."""
         with self._starting:
             if self._closed:
                 work.close()
                 raise client_closed()
             if self._thread is None:
                 self._thread = IOThread(f"mlx-provider client of {self._address}")
-            thread = self._thread
-        return thread.call(work)
+            return self._thread
 
     def _soon(self, function: Callable[[], None]) -> None:
         thread = self._thread
@@ -203,6 +215,14 @@ class Link:
     async def _ask(self, method: str, path: str, ok: tuple[int, ...], body: bytes | None) -> bytes:
         async with self._reply(method, path, body, ok) as response:
             return await response.aread()
+
+    async def _lines(self, path: str) -> AsyncGenerator[bytes, None]:
+        try:
+            async with self._reply("GET", path) as response:
+                async for line in lines_of(response):
+                    yield line
+        except NotTaken as failure:
+            raise failure.error from None
 
     @asynccontextmanager
     async def _reply(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 
 import httpx
 from pydantic import ValidationError
@@ -17,6 +17,7 @@ from ..errors import (
     OtherProtocol,
     Unauthorized,
 )
+from ..protocol.figures import Figures
 from ..protocol.messages import (
     EVENT_BATCH,
     PROTOCOL_VERSION,
@@ -52,6 +53,15 @@ async def event_batches(response: httpx.Response) -> AsyncIterator[list[Event]]:
         events = [event for line in ends for event in EVENT_BATCH.validate_json(line)]
         if events:
             yield events
+
+
+async def lines_of(response: httpx.Response) -> AsyncGenerator[bytes, None]:
+    """The whole lines of a reply, without their newlines, as they arrive."""
+    begun = b""
+    async for piece in response.aiter_raw():
+        *whole, begun = (begun + piece).split(b"\n")
+        for line in whole:
+            yield line
 
 
 async def first_line(pieces: AsyncIterator[bytes]) -> bytes:
@@ -94,3 +104,11 @@ def parse_health(line: bytes) -> Health:
         return Health.model_validate(fields)
     except ValidationError as error:
         raise EngineUnavailable(f"the engine's state cannot be read: {error}") from None
+
+
+def parse_figures(line: bytes) -> Figures:
+    """Raises `EngineUnavailable` for what are no figures."""
+    try:
+        return Figures.model_validate_json(line)
+    except ValidationError as error:
+        raise EngineUnavailable(f"the engine's figures cannot be read: {error}") from None

@@ -27,8 +27,10 @@ from .feature_cache import FeatureCache
 from .fixed_shapes import FixedShapes
 from .inputs import Inputs
 from .memory import arrays
+from .prefix_cache.cache import Match
 from .prefix_cache.policy import PrefixCachePolicy
 from .prompt_scores import prompt_scores
+from .recent import LookedUp, Recent, Step
 from .request import Phase, PrefillJob, Request, Row
 from .request_log import Recorder
 from .row_cache import grow_by
@@ -81,7 +83,8 @@ class Engine:
         self._best_layout = layout
         self._fixed = fixed
         self.batch = DecodeBatch(model, self._layout(layout))
-        self._drafting = DraftStep(speculation, scheduler, recorder, self._isolated)
+        self.recent = Recent()
+        self._drafting = DraftStep(speculation, scheduler, recorder, self.recent, self._isolated)
         self.batch.shows_hidden = self._drafting.shows_hidden
         self._together = CircuitBreaker()
         """Of rows that decode together."""
@@ -164,7 +167,16 @@ class Engine:
             self._prefill(plan)
         if plan.scored is not None:
             self._score(plan.scored, plan.scoring_seconds)
+        if plan.rows or plan.chunk is not None:
+            self._ran(plan, now)
         return self.output.take()
+
+    def _ran(self, plan: StepPlan, began: float) -> None:
+        """Remember a step, for who watches."""
+        ended, chunk = self.clock(), plan.chunk.size if plan.chunk is not None else 0
+        step = Step(ended, ended - began, len(plan.rows), self.output.decoded, chunk, plan.mixed)
+        self.recent.steps.add(step)
+        self.recorder.step(step.seconds, chunk, mixed=plan.mixed)
 
     def _expire(self) -> None:
         now = self.clock()
@@ -195,7 +207,7 @@ class Engine:
         room = len(job.tokens) if job.embeds else self.scheduler.room(job)
         if self.prefix_cache is not None and job.shares:
             with Isolation(partial(_not_cached, job.request)):
-                self.prefix_cache.begin(job, room)
+                self._looked_up(job.request, self.prefix_cache.begin(job, room))
         if self.sparse_prefill is not None and job.shares:
             self.sparse_prefill.begin(job)
         if not job.shares:
@@ -206,6 +218,14 @@ class Engine:
         if job.places is not None:
             job.cache = sparse(job.cache)
         self.recorder.tokens(prefilled=0, cached=job.done, decoded=0)
+
+    def _looked_up(self, request: Request, found: Match | None) -> None:
+        if found is None:
+            return
+        diverged = found.diverged_at is not None
+        told = LookedUp(self.clock(), request.id, found.asked, found.shared, found.length, diverged)
+        self.recent.lookups.add(told)
+        self.recorder.looked_up(told.lost)
 
     def _make_room(self) -> None:
         """Rows that have outgrown the memory: the youngest waits; what could not go on ends."""

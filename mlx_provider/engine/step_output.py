@@ -34,6 +34,11 @@ class StepOutput:
         """Whether nothing waits to be delivered."""
         return not self._events
 
+    @property
+    def decoded(self) -> int:
+        """Tokens that were committed since the last `take`."""
+        return self._decoded
+
     def take(self) -> list[Post]:
         """Everything posted since the last call."""
         if self._decoded:

@@ -23,6 +23,7 @@ from .access import Gate, error_response
 from .activity import Activity
 from .body import Bodies
 from .count import Count
+from .figures import FiguresRoute
 from .generate import NDJSON, Generate
 from .giving_way import GivingWay
 from .incoming import Incoming
@@ -75,6 +76,7 @@ class EngineApp:
             Route("/v1/attach", self._attach),
             Route("/v1/models", self._models),
             Route("/health", self._health),
+            Route("/v1/figures", FiguresRoute(self._service, self.stopping).__call__),
             Route("/metrics", self._metrics),
             Route("/cache", self._cache),
             Route("/cache", self._clear, methods=["DELETE"]),
@@ -115,7 +117,8 @@ class EngineApp:
         return JSONResponse({"object": "list", "data": models})
 
     async def _metrics(self, request: Request) -> Response:
-        return Response(self._service.metrics(), headers={"content-type": PROMETHEUS})
+        metrics = await anyio.to_thread.run_sync(self._service.metrics)
+        return Response(metrics, headers={"content-type": PROMETHEUS})
 
     async def _cache(self, request: Request) -> Response:
         return JSONResponse(await anyio.to_thread.run_sync(self._service.cache_report))

@@ -41,6 +41,10 @@ class Entry:
     id: str
     queue: EventQueue
     media: MediaClaim
+    model: str
+    """As it was asked for."""
+    arrived: float
+    """Monotonic seconds."""
     entered: Entered | None = None
     """`None` while it is prepared."""
 
@@ -106,6 +110,10 @@ class InFlight:
         """Every request that was let in."""
         with self._lock:
             return [each.entered for each in self._entries.values() if each.entered is not None]
+
+    def all(self) -> list[Entry]:
+        """Every request, oldest first, without keeping anybody from coming or going."""
+        return sorted(self._entries.values(), key=lambda entry: entry.arrived)
 
     def leave(self, entry: Entry) -> None:
         """It has ended, and lets go of what it holds."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..protocol.event_queue import EventQueue
+from ..protocol.figures import Figures
 from ..protocol.messages import Accepted, GenerateRequest, Health, ModelRequest
 
 Put = Callable[[], None]
@@ -43,7 +44,10 @@ class Service(Protocol):
         """State of engine and models; never blocks on the engine thread."""
 
     def metrics(self) -> bytes:
-        """Prometheus text exposition."""
+        """Prometheus text exposition. Blocks as `figures` does."""
+
+    def figures(self) -> Figures:
+        """What runs now; waits a moment for the engine thread, never for a model to load."""
 
     def cache_report(self) -> dict[str, Any]:
         """Prefix cache of each model: entries, bytes, hit rate."""

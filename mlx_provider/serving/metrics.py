@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from ..protocol.figures import Figures
+from .gauges import Gauges
 
 FIRST_TOKEN_BUCKETS = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120)
 INTER_TOKEN_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2)
 """Seconds. The stall target of 0.1 s is a border, so that crossing it can be counted."""
+CHUNK_BUCKETS = (1, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+"""Tokens."""
+OUTCOMES = ("hit", "new", "cold", "diverged", "no_state")
+"""What becomes of a prompt's tokens in the prefix cache (`engine.recent.LookedUp.lost`); `new`:
+they follow all that is stored of it."""
 
 
 class EngineMetrics:
     """One registry per engine, no globals. Every method is cheap and safe from any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, figures: Callable[[], Figures | None] = lambda: None) -> None:
+        """`figures`: those of now, asked for when somebody scrapes."""
         self._registry = CollectorRegistry(auto_describe=True)
+        self._registry.register(Gauges(figures))
         self._received = self._counter("requests_received", "Requests that were queued.")
         self._started = self._counter("requests_started", "Requests whose prefill began.")
         self._finished = Counter(
@@ -43,6 +55,22 @@ class EngineMetrics:
         self._inter_token = self._histogram(
             "inter_token_seconds", "Between two tokens of one row.", INTER_TOKEN_BUCKETS
         )
+        steps = Histogram(
+            "mlx_provider_step_seconds",
+            "Steps of an engine: rows that decode, a chunk of a prompt, or both.",
+            ["runs"],
+            buckets=INTER_TOKEN_BUCKETS,
+            registry=self._registry,
+        )
+        self._steps = {runs: steps.labels(runs) for runs in ("decode", "chunk", "mixed")}
+        self._chunks = self._histogram("chunk_tokens", "Tokens of a prefill chunk.", CHUNK_BUCKETS)
+        looked_up = Counter(
+            "mlx_provider_prefix_lookup_tokens",
+            "Prompt tokens by what the prefix cache had of them.",
+            ["outcome"],
+            registry=self._registry,
+        )
+        self._outcomes = {outcome: looked_up.labels(outcome) for outcome in OUTCOMES}
         self._queued_now = self._gauge("requests_queued", "Requests that wait now.")
         self._running_now = self._gauge("requests_running", "Requests that run now.")
         self._memory = self._gauge("active_memory_bytes", "Device memory in use.")
@@ -94,6 +122,17 @@ class EngineMetrics:
     def skipped(self, tokens: int) -> None:
         """So many tokens of a prompt will not be computed."""
         self._skipped.inc(tokens)
+
+    def step(self, seconds: float, chunk: int, *, mixed: bool) -> None:
+        """A step ran, with a chunk of so many tokens beside its rows or in their pass."""
+        self._steps["mixed" if mixed else "chunk" if chunk else "decode"].observe(seconds)
+        if chunk:
+            self._chunks.observe(chunk)
+
+    def looked_up(self, tokens: Mapping[str, int]) -> None:
+        """A prompt's tokens, by what the prefix cache had of them."""
+        for outcome, count in tokens.items():
+            self._outcomes[outcome].inc(count)
 
     def drafts(self, drafted: int, accepted: int) -> None:
         """So many tokens were guessed ahead, and so many of them held."""

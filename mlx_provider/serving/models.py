@@ -33,12 +33,14 @@ from ..engine.worker import EngineWorker
 from ..errors import BadRequest, EngineDied, Forbidden, MLXProviderError, wrong_option
 from ..families.checkpoint import named_context, read_json
 from ..isolation import Isolation
+from ..protocol.figures import PrefixCacheFigures
 from ..protocol.messages import ModelOptions, ModelStatus, batching
 from ..records import LoadedModel
 from ..registry import PluginRegistry
 from .drafting import UNNAMED, Drafts, check_drafts, draft_kind, drafts_of
 from .hub import folder_of
 from .kv_choice import cache_maker, engine_kind, kv_kind, tried
+from .latest import Latest
 from .loading import Loading, WeightsKey, told
 from .measurements import Measured, Measurements, circumstances, software
 from .model_pool import Lease, ModelPool
@@ -59,6 +61,9 @@ memory as long as requests do not need the rest."""
 PREFIX_LEAST = 2 * 2**30
 """Bytes that the prefix cache may have nevertheless, up to half of what weights leave: less holds
 no agent's prompt."""
+OUTLINE_PATIENCE = 0.3
+"""Seconds for the engine thread to end its step, for the sake of who watches."""
+NO_PREFIXES = PrefixCacheFigures()
 ALIASES = 64
 """Names and choices of options that are remembered for one model."""
 
@@ -107,6 +112,7 @@ class Models:
         self._recorder = recorder
         self._measurements = Measurements.chosen(settings.measurements)
         self._prefix_cache: PrefixCache | None = None
+        self._outline = Latest(lambda: worker.call(self._outlined), NO_PREFIXES)
         self._pool_before = mx.set_cache_limit(self._pool_limit)
         self._mask_pool = ThreadPoolExecutor(MASK_THREADS, thread_name_prefix="mlx-masks")
         self._own_context: dict[Path, int] = {}
@@ -198,6 +204,12 @@ class Models:
     def prefix_cache_bytes(self) -> int:
         """Bytes that the prefix cache holds."""
         return self._prefix_cache.nbytes if self._prefix_cache is not None else 0
+
+    def prefix_cache_figures(self) -> PrefixCacheFigures:
+        """The same for who watches: never waits long for the engine thread."""
+        if self._prefix_cache is None:
+            return NO_PREFIXES
+        return self._outline.get(OUTLINE_PATIENCE)
 
     def prefix_cache_report(self) -> dict[str, Any]:
         """What the prefix cache holds and how often it was of use."""
@@ -451,6 +463,10 @@ class Models:
         left = self._available(loaded, kind) - need
         if left >= 0:
             self._evict(left)
+
+    def _outlined(self) -> PrefixCacheFigures:
+        kept = self._prefix_cache
+        return NO_PREFIXES if kept is None else kept.figures()
 
     def _shared_prefix_cache(self) -> PrefixCache:
         """The one of this process, made on the engine thread that will own it."""

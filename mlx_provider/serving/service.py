@@ -24,6 +24,7 @@ from ..engine.worker import EngineWorker
 from ..errors import BadRequest, ContextTooLong, EngineDied, MLXProviderError, RequestFailed
 from ..isolation import Fault, Isolation
 from ..protocol.event_queue import EventQueue
+from ..protocol.figures import Figures
 from ..protocol.messages import (
     Accepted,
     Done,
@@ -37,6 +38,7 @@ from ..protocol.messages import (
 from ..registry import PluginRegistry
 from ..upstream import blas
 from .embedding import make_embedding
+from .figures import take
 from .grants import Grants, names_repository, namespace, read_grants
 from .in_flight import Entered, Entry, InFlight
 from .interface import Deliver, deliver_now
@@ -59,9 +61,10 @@ class ChatService:
         deliver: Deliver = deliver_now,
         registry: PluginRegistry | None = None,
     ) -> None:
+        self._settings = settings
         file = settings.models_file
         self._grants = Grants(settings.model_roots, read_grants(file) if file else None)
-        self._recorder = EngineMetrics()
+        self._recorder = EngineMetrics(self.figures)
         self._deliver = deliver
         self._worker = EngineWorker(self._take, self._died)
         self._media = MediaRoom(settings.media_bytes, settings.max_queue)
@@ -78,7 +81,8 @@ class ChatService:
     # -- from a client
 
     def submit(self, request: ModelRequest, queue: EventQueue) -> Accepted:
-        entry = Entry(request.id, queue, self._media.claim(request.id))
+        claim = self._media.claim(request.id)
+        entry = Entry(request.id, queue, claim, request.model, time.monotonic())
         self._in_flight.arrive(entry)
         with Isolation() as trying:
             return self._accepted(request, entry)
@@ -110,10 +114,9 @@ class ChatService:
                 return max(error.tokens, use.served.info.context_length)
 
     def _accepted(self, wire: ModelRequest, entry: Entry) -> Accepted:
-        arrived = time.monotonic()
         request = self._grants.admitted(wire)
         with ExitStack() as until_entered:
-            use, ready = self._ready(request, entry, arrived, until_entered)
+            use, ready = self._ready(request, entry, entry.arrived, until_entered)
             if isinstance(wire, GenerateRequest):
                 self._warm(wire, request.options.warm, use.served)
             self._enter(entry, ready.request, use)
@@ -231,6 +234,16 @@ class ChatService:
     def metrics(self) -> bytes:
         self._record_state()
         return self._recorder.exposition()
+
+    def figures(self) -> Figures:
+        return take(
+            self._in_flight.all(),
+            self._models.pool.models(),
+            self._models.prefix_cache_figures(),
+            device=device_name(),
+            chosen_limit=self._settings.memory_limit,
+            media=self._media.held,
+        )
 
     def cache_report(self) -> dict[str, Any]:
         return self._models.prefix_cache_report()

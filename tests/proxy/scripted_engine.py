@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import threading
+import time
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from mlx_provider import __version__
 from mlx_provider.config import EngineSettings
 from mlx_provider.errors import MemoryInUse, from_code
 from mlx_provider.protocol.event_queue import EventQueue
+from mlx_provider.protocol.figures import Figures
 from mlx_provider.protocol.messages import (
     Accepted,
     Delta,
@@ -133,6 +135,9 @@ class ScriptedService:
 
     def metrics(self) -> bytes:
         return b""
+
+    def figures(self) -> Figures:
+        return Figures(at=time.time(), version=__version__, device="fake", pid=os.getpid())
 
     def cache_report(self) -> dict[str, Any]:
         return json.loads(json.dumps(self.seen))

@@ -17,6 +17,7 @@ from mlx_provider import __version__
 from mlx_provider.config import EngineSettings
 from mlx_provider.errors import EngineUnavailable, from_code
 from mlx_provider.protocol.event_queue import EventQueue
+from mlx_provider.protocol.figures import Figures
 from mlx_provider.protocol.messages import (
     Accepted,
     Delta,
@@ -133,6 +134,9 @@ class FakeService:
 
     def metrics(self) -> bytes:
         return self.metrics_of_engine.exposition()
+
+    def figures(self) -> Figures:
+        return Figures(at=time.time(), version=__version__, device="fake", pid=os.getpid())
 
     def cache_report(self) -> dict[str, Any]:
         return {**self.seen, "threads": threading.active_count()}

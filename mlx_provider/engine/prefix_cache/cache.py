@@ -19,11 +19,13 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, cast
 
+from ...protocol.figures import PrefixCacheFigures
 from ..row_cache import grow_by
 from .disk import DiskTier
 from .eviction import evict, value
 from .insertion import LivePath, LoadedPath, Source, attach, grow, grows_complete, prune
 from .key import CacheKey, Ids, as_ids, key_tokens, outside_spans
+from .outline import outline
 from .segments import Kind, Segment, rebuild, row_parts, strictest, take_snapshot
 from .snapshots import Snapshot, Unstorable
 from .tree import Node, Walk, check, new_root, nodes, walk
@@ -265,6 +267,23 @@ class PrefixCache:
             "hit_rate": counters.reused_tokens / max(1, counters.prompt_tokens),
             "disk": None if self._disk is None else self._disk.report(),
         }
+
+    def figures(self) -> PrefixCacheFigures:
+        """The same for who watches, with the tree but none of its tokens."""
+        counters = self._counters
+        sizes = [len(node.children) for root in self._roots.values() for node in nodes(root)]
+        return PrefixCacheFigures(
+            entries=sizes.count(0),
+            nodes=len(sizes),
+            bytes=self._bytes,
+            budget=self._budget(),
+            lookups=counters.lookups,
+            prompt_tokens=counters.prompt_tokens,
+            reused_tokens=counters.reused_tokens,
+            evicted_bytes=counters.evicted_bytes,
+            hit_rate=counters.reused_tokens / max(1, counters.prompt_tokens),
+            tree=outline(self._roots.values()),
+        )
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` unless bytes, references and pins are what they should be."""

@@ -52,19 +52,25 @@ class PrefixCachePolicy:
         """The longest stored prefix that may be used."""
         return self._cache.match(key, ids, limit=len(ids) - 1)
 
-    def begin(self, job: PrefillJob, room: int) -> None:
-        """Give the job a cache for `room` tokens with the longest stored prefix in it."""
+    def begin(self, job: PrefillJob, room: int) -> Match | None:
+        """Give the job a cache for `room` tokens with the longest stored prefix in it.
+
+        What was found, unless the job starts again and was told of before.
+        """
         if job.match is None or not self._cache.holds(job.match):
             self.look_up(job)
         match: Match = job.match
         job.match = None
         job.cache = self._cache.restore(match, self._make_cache, room=room - match.length)
         job.done = match.length
-        if len(job.tokens) == len(job.request.prompt.tokens):
-            self._plan_snapshots(job, match)
-            if not any(row.tokens for row in job.rows):  # one that starts again was counted
-                job.request.cached = match.length
-                job.request.explanation = self._explained(job, match)
+        if len(job.tokens) != len(job.request.prompt.tokens):
+            return None
+        self._plan_snapshots(job, match)
+        if any(row.tokens for row in job.rows):
+            return None
+        job.request.cached = match.length
+        job.request.explanation = self._explained(job, match)
+        return match
 
     def _plan_snapshots(self, job: PrefillJob, match: Match) -> None:
         """Where snapshots are taken; a pass must end there where a layer keeps a state."""

@@ -11,6 +11,7 @@ import mlx.core as mx
 from ...isolation import Isolation
 from ...records import LoadedModel, PrefillChunk, ShowsHidden
 from ..execution.decode_batch import NO_DRAFTS, Drafts, Forward
+from ..recent import Recent
 from ..request import PrefillJob, Request, Row
 from ..request_log import Recorder
 from ..scheduling.plan import StepPlan
@@ -30,12 +31,14 @@ class DraftStep:
         speculation: Speculation | None,
         scheduler: Scheduler,
         recorder: Recorder,
+        recent: Recent,
         isolated: Callable[[Request, str], Isolation],
     ) -> None:
         """`isolated`: around a request's own work; whatever that raises ends this one alone."""
         self._speculation = speculation
         self._scheduler = scheduler
         self._recorder = recorder
+        self._recent = recent
         self._isolated = isolated
 
     @property
@@ -104,6 +107,8 @@ class DraftStep:
         if drafts and self._speculation is not None:
             self._speculation.held(row, drafts, held)
             self._recorder.drafts(drafts, held)
+            self._recent.drafted += drafts
+            self._recent.accepted += held
 
     def forget(self, rows: Sequence[Row]) -> None:
         """These rows decode no more, or start again."""

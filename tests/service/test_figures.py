@@ -1,0 +1,137 @@
+"""What a service tells of itself while it works, and what it never tells."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from mlx_provider.engine.recent import LookedUp, Ring, Step
+from mlx_provider.protocol.messages import Sampling
+
+SECRET = "The vault opens at midnight by the eastern door. "
+QUIET = dict.fromkeys(range(8), -100.0)
+
+
+def until(condition: Any, limit: float = 60) -> Any:
+    deadline = time.monotonic() + limit
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    return found
+
+
+@pytest.fixture(scope="module")
+def own(tiny_class: Any, build_tiny: Any) -> Any:
+    from mlx_provider.client.in_process import InProcessClient
+    from mlx_provider.config import EngineSettings
+    from mlx_provider.serving.service import ChatService
+
+    service = ChatService(EngineSettings(max_rows=1))
+    yield tiny_class(InProcessClient(service), service, str(build_tiny("qwen3")))
+    service.close()
+
+
+def test_nothing_runs_yet(make_service: Any) -> None:
+    figures = make_service()[0].figures()
+    assert (figures.requests, figures.engines, figures.prefix_cache.entries) == ([], [], 0)
+    assert figures.memory.limit > 0
+
+
+def test_rows_steps_and_memory_while_it_works(own: Any) -> None:
+    drawn = Sampling(temperature=1, seed=1, logit_bias=QUIET)
+    running = own.start(SECRET * 4, max_tokens=400, sampling=drawn)
+    waiting = own.start("Hello", max_tokens=2)
+    states = lambda: [each.state for each in own.client.figures().requests]  # noqa: E731
+    until(lambda: states() == ["decode", "queued"])
+    figures = until(lambda: (f := own.client.figures()).requests[0].completion_tokens > 4 and f)
+    first, second = figures.requests
+    assert first.id == running.accepted.id
+    assert first.prompt_tokens == running.accepted.prompt_tokens
+    assert first.prefilled_tokens + first.cached_tokens == first.prompt_tokens
+    assert first.tokens_per_second > 0
+    assert second.queued > 0
+    assert second.queued == second.age, "its prefill has not begun"
+    assert figures.waiting() == 1
+    (engine,) = figures.engines
+    assert (engine.queued, engine.rows) == (1, 1)
+    assert sum(step.chunk for step in engine.steps) == first.prefilled_tokens
+    assert 0 < engine.step_median <= engine.step_longest
+    assert engine.decoded_per_second > 0
+    (memory,) = figures.memory.models
+    assert memory.model == first.model == engine.model
+    assert memory.weights > 0
+    assert memory.rows > 0
+    running.close()
+    own.read(waiting)
+    until(lambda: states() == [])
+    assert own.client.figures().memory.models[0].rows == 0
+    assert "vault" not in own.client.figures().model_dump_json()
+
+
+def test_a_miss_has_its_reason_and_no_text(own: Any) -> None:
+    own.client.cache_clear()
+    text = SECRET * 4
+    for asked in (text, text, text[:90] + "Q" + text[91:]):
+        own.ask(asked, max_tokens=2)
+    cache = own.client.figures().prefix_cache
+    diverged, again, cold = cache.recent[:3]
+    assert [cold.reason, again.reason, diverged.reason] == ["cold", "", "diverged"]
+    assert again.cached_tokens == again.prompt_tokens - 1
+    assert 0 < diverged.cached_tokens == diverged.stored_tokens < again.cached_tokens
+    assert cache.entries >= 2
+    assert cache.nodes == len(cache.tree)
+    assert [node.depth for node in cache.tree][:2] == [0, 1]
+    assert sum(node.bytes for node in cache.tree) == cache.bytes
+    told = own.client.figures().model_dump_json()
+    assert "vault" not in told
+    assert "/" not in cache.model_dump_json(), "no folder either"
+
+
+def test_the_engine_thread_is_not_waited_for(own: Any) -> None:
+    own.ask(SECRET, max_tokens=2)
+    before, busy = own.client.figures().prefix_cache, threading.Event()
+    own.service._worker.call(busy.wait)
+    try:
+        assert own.client.figures().prefix_cache.entries == before.entries > 0
+    finally:
+        busy.set()
+
+
+def test_a_scrape_has_the_same(own: Any) -> None:
+    own.ask(SECRET, max_tokens=2)
+    text = own.client.metrics().decode()
+    model = own.client.figures().memory.models[0].model
+    for wanted in (
+        f'mlx_provider_requests{{model="{model}",state="decode"}} 0.0',
+        "mlx_provider_models_loaded 1.0",
+        'mlx_provider_memory_bytes{owner="weights"} ',
+        f'mlx_provider_model_memory_bytes{{model="{model}",owner="rows"}} 0.0',
+        'mlx_provider_prefix_lookup_tokens_total{outcome="hit"} ',
+        'mlx_provider_step_seconds_count{runs="chunk"} ',
+    ):
+        assert wanted in text, text
+    assert "mlx_provider_chunk_tokens_count 0.0" not in text
+
+
+def test_the_last_ones_are_kept_in_order() -> None:
+    ring: Ring[Step] = Ring(3)
+    for at in range(5):
+        ring.add(Step(float(at), 0.1, 1, 1, 0, mixed=False))
+    assert [step.ended for step in ring.items()] == [2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("found", "lost"),
+    [
+        ((100, 0, 0, True), {"hit": 0, "no_state": 0, "cold": 100}),
+        ((100, 60, 40, True), {"hit": 40, "no_state": 20, "diverged": 40}),
+        ((100, 99, 99, False), {"hit": 99, "no_state": 0, "new": 1}),
+    ],
+)
+def test_every_token_of_a_prompt_is_accounted_for(found: Any, lost: dict[str, int]) -> None:
+    told = LookedUp(0.0, "a", *found)
+    assert told.lost == lost
+    assert sum(lost.values()) == told.asked
