@@ -21,6 +21,7 @@ from .init import init
 from .launch import launch
 from .plugins import plugins
 from .serve import serve
+from .top import top
 
 
 def build(registry: PluginRegistry) -> typer.Typer:
@@ -28,7 +29,7 @@ def build(registry: PluginRegistry) -> typer.Typer:
     cli = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich")
     cli.callback(invoke_without_command=True)(options)
     cli.command(context_settings={"allow_extra_args": True})(launch)
-    for command in (init, demo, doctor, chat, serve, plugins, cache, parse):
+    for command in (init, demo, doctor, chat, serve, plugins, cache, top, parse):
         cli.command()(command)
     cli.add_typer(engine, name="engine")
     registry.register_commands(cli)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from .engine_options import ApiBase, ApiKey, ApiKeyFile, api_key_of
+from .engine_options import ApiBase, ApiKey, ApiKeyFile, http_client
 
 
 def cache(
@@ -20,13 +20,7 @@ def cache(
     api_key: ApiKey = None,
 ) -> None:
     """Show what the prefix cache of a running engine holds, or empty it."""
-    from ..client.connection import connect
-    from ..client.http import HttpClient
-    from ..errors import EngineUnavailable
-
-    client = connect(api_base, api_key_of(api_key_file))
-    if not isinstance(client, HttpClient):
-        raise EngineUnavailable("an in-process engine has its cache in that process alone")
+    client = http_client(api_base, api_key_file)
     if clear:
         client.cache_clear()
     report = client.cache_report()

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from ..config import runtime
 from ..errors import EngineUnavailable
+from .engine_options import http_client
 
 if TYPE_CHECKING:
     from ..client.http import HttpClient
@@ -112,13 +113,7 @@ def described(health: Health, changed: list[str]) -> list[str]:
 
 
 def _client() -> HttpClient:
-    from ..client.connection import connect
-    from ..client.http import HttpClient
-
-    client = connect()
-    if not isinstance(client, HttpClient):
-        raise EngineUnavailable("an in-process engine is part of the process that uses it")
-    return client
+    return http_client()
 
 
 def _await_end(client: HttpClient) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..config import PREFIX
+from ..errors import EngineUnavailable
+
+if TYPE_CHECKING:
+    from ..client.http import HttpClient
 
 ApiBase = Annotated[
     str | None,
@@ -31,6 +35,17 @@ def no_key_in_sight(key: str | None) -> None:
 
 ApiKey = Annotated[str | None, typer.Option(hidden=True, callback=no_key_in_sight)]
 """Taken only to say what to give in its place."""
+
+
+def http_client(api_base: str | None = None, file: Path | None = None) -> HttpClient:
+    """The client of an engine in another process; starts none."""
+    from ..client.connection import connect
+    from ..client.http import HttpClient
+
+    client = connect(api_base, api_key_of(file))
+    if not isinstance(client, HttpClient):
+        raise EngineUnavailable("an in-process engine is part of the process that uses it")
+    return client
 
 
 def api_key_of(file: Path | None) -> str | None:

@@ -26,22 +26,25 @@ class Gate:
     the page was loaded from. Our clients send no `Origin`.
     """
 
-    def __init__(self, app: ASGIApp, key: str, hosts: Iterable[str]) -> None:
-        """`key`: needed of every request. `hosts`: names by which clients may address this
-        engine, besides plain IP addresses."""
+    def __init__(
+        self, app: ASGIApp, key: str | None, hosts: Iterable[str], open_paths: Iterable[str] = ()
+    ) -> None:
+        """`key`: needed of every request, but for `open_paths`; `None`: of none. `hosts`: names
+        by which clients may address this server, besides plain IP addresses."""
         self._app = app
-        self._expected = f"Bearer {key}".encode()
+        self._expected = None if key is None else f"Bearer {key}".encode()
+        self._open = frozenset(open_paths)
         self._hosts = frozenset(map(str.lower, hosts))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            refused = self._refused(scope["method"], Headers(scope=scope))
+            refused = self._refused(scope["method"], scope["path"], Headers(scope=scope))
             if refused is not None:
                 await error_response(refused, {"connection": "close"})(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _refused(self, method: str, headers: Headers) -> MLXProviderError | None:
+    def _refused(self, method: str, path: str, headers: Headers) -> MLXProviderError | None:
         if not self._known_host(headers.get("host", "")):
             return Forbidden(
                 "this Host is not the engine's: address it by IP, or let its owner list the name "
@@ -50,12 +53,15 @@ class Gate:
             )
         if "origin" in headers:
             return Forbidden("requests of web pages are refused (header Origin)", param="origin")
-        given = headers.get("authorization", "").encode("latin-1")
-        if not hmac.compare_digest(given, self._expected):
+        if not (path in self._open or self._has_key(headers)):
             return Unauthorized("the engine's key is missing or wrong: set api_key")
         if method == "POST" and _media_type(headers) != JSON:
             return WrongContentType(f"send the body as content-type: {JSON}", param="content-type")
         return None
+
+    def _has_key(self, headers: Headers) -> bool:
+        given = headers.get("authorization", "").encode("latin-1")
+        return self._expected is None or hmac.compare_digest(given, self._expected)
 
     def _known_host(self, header: str) -> bool:
         name = host_of(header)

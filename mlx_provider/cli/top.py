@@ -1,0 +1,87 @@
+"""`mlx-provider top`: what the engine does now, in the terminal or as a local page."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from .engine_options import ApiBase, ApiKey, ApiKeyFile, http_client
+
+if TYPE_CHECKING:
+    from ..client.http import HttpClient
+
+
+def top(
+    once: Annotated[bool, typer.Option("--once", help="Show it once and end.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON: a line each time, or one with --once.")
+    ] = False,
+    every: Annotated[float, typer.Option(min=0.2, max=60, help="Seconds between two looks.")] = 1.0,
+    web: Annotated[bool, typer.Option("--web", help="As a page in the browser.")] = False,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="With --web: of the page; 0: any free one.")
+    ] = 0,
+    api_base: ApiBase = None,
+    api_key_file: ApiKeyFile = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Watch requests, prompts, memory and prefix cache of a running engine. Starts none."""
+    client = http_client(api_base, api_key_file)
+    try:
+        if web:
+            _page(client, port, every)
+        elif once or not (as_json or Console().is_terminal):
+            _once(client, as_json=as_json)
+        elif as_json:
+            _lines(client, every)
+        else:
+            _live(client, every)
+    except KeyboardInterrupt:
+        return
+    finally:
+        client.close()
+
+
+def _once(client: HttpClient, *, as_json: bool) -> None:
+    from .top_view import view
+
+    figures = client.figures()
+    if as_json:
+        typer.echo(figures.model_dump_json(indent=2))
+        return
+    Console(highlight=False).print(view(figures))
+
+
+def _lines(client: HttpClient, every: float) -> None:
+    for line in client.watch(every):
+        typer.echo(line)
+
+
+def _live(client: HttpClient, every: float) -> None:
+    from ..client.wire import parse_figures
+    from ..errors import EngineDied
+    from .top_view import view
+
+    console = Console(highlight=False)
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        try:
+            for line in client.watch(every):
+                live.update(view(parse_figures(line)), refresh=True)
+        except EngineDied:  # as an end that it was given time for
+            pass
+    console.print(f"the engine has ended ({time.strftime('%H:%M:%S')})")
+
+
+def _page(client: HttpClient, port: int, every: float) -> None:
+    from ..server.beside import run_beside
+    from ..server.figures_page import LOOPBACK, FiguresPage
+
+    page = FiguresPage(client, every)
+    with run_beside(page.asgi, LOOPBACK, port) as (address, wait):
+        typer.echo(f"{address}/#{page.key}")
+        typer.echo("whoever has this address may watch; Ctrl-C ends the page")
+        wait()

@@ -1,0 +1,31 @@
+"""A small server that is no engine: a page or metrics, on a port of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from .listen import listen_tcp
+
+
+@contextmanager
+def run_beside(app: ASGIApp, host: str, port: int) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Its address, and what serves until SIGINT or SIGTERM. Raises `EngineUnavailable`."""
+    listener = listen_tcp(host, port)
+    config = uvicorn.Config(
+        app,
+        lifespan="off",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=1,
+    )
+    server = uvicorn.Server(config)
+    try:
+        yield listener.address, lambda: server.run(sockets=[listener.socket])
+    finally:
+        listener.socket.close()

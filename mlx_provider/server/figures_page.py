@@ -1,0 +1,101 @@
+"""The figures of an engine as one page on loopback: no framework, nothing from elsewhere."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import secrets
+from collections.abc import AsyncIterator
+from importlib.resources import files
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from ..client.http import HttpClient
+from ..client.lines import Lines
+from ..errors import MLXProviderError
+from .access import Gate, error_response
+from .generate import NDJSON
+
+LOOPBACK = "127.0.0.1"
+PAGE = "figures_page.html"
+
+
+class FiguresPage:
+    """Anybody on this machine may have the page; figures are for who has the key.
+
+    The key stands in the fragment of the page's address, which a browser sends to nobody.
+    """
+
+    def __init__(self, client: HttpClient, every: float) -> None:
+        """`every`: seconds between two looks."""
+        self.key = secrets.token_urlsafe(24)
+        self._client = client
+        self._every = every
+        self._page = files(__package__).joinpath(PAGE).read_text(encoding="utf-8")
+        self._headers = {
+            "content-security-policy": _policy(self._page),
+            "cache-control": "no-store",
+            "referrer-policy": "no-referrer",
+            "x-content-type-options": "nosniff",
+        }
+        gate = Middleware(Gate, key=self.key, hosts=("localhost",), open_paths=("/",))
+        self.asgi = Starlette(
+            routes=[Route("/", self._shown), Route("/figures", self._figures)],
+            middleware=[gate],
+            exception_handlers={MLXProviderError: _typed},
+        )
+
+    async def _shown(self, request: Request) -> Response:
+        return HTMLResponse(self._page, headers=self._headers)
+
+    async def _figures(self, request: Request) -> Response:
+        lines = self._client.watch(self._every)
+        first = await anext(lines, b"")
+        return StreamingResponse(_passed_on(first, lines), media_type=NDJSON)
+
+
+async def _passed_on(first: bytes, lines: Lines) -> AsyncIterator[bytes]:
+    try:
+        yield first + b"\n"
+        async for line in lines:
+            yield line + b"\n"
+    except MLXProviderError:  # the page sees that its reply has ended, and asks again
+        return
+    finally:
+        lines.close()
+
+
+def _policy(page: str) -> str:
+    """Its own script and style by their hashes, its own figures, and nothing else."""
+    return "; ".join(
+        [
+            "default-src 'none'",
+            f"script-src {_hash_of('script', page)}",
+            f"style-src {_hash_of('style', page)}",
+            "connect-src 'self'",
+            "img-src data:",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+        ]
+    )
+
+
+def _hash_of(element: str, page: str) -> str:
+    """Raises `ValueError` for a page without this element."""
+    found = re.search(rf"<{element}>(.*?)</{element}>", page, re.DOTALL)
+    if found is None:
+        raise ValueError(f"the page has no {element}")
+    digest = hashlib.sha256(found[1].encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+async def _typed(request: Request, error: Exception) -> Response:
+    if not isinstance(error, MLXProviderError):
+        raise error
+    return error_response(error)

@@ -1,0 +1,229 @@
+"""`mlx-provider top`, over HTTP, and its page's door."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from mlx_provider.cli.app import build
+from mlx_provider.client.address import parse_address
+from mlx_provider.client.http import HttpClient
+from mlx_provider.protocol.figures import (
+    EngineFigures,
+    Figures,
+    Lookup,
+    MemoryFigures,
+    ModelMemory,
+    PrefixCacheFigures,
+    PrefixNode,
+    RequestFigures,
+    StepFigures,
+)
+from mlx_provider.registry import PluginRegistry
+from mlx_provider.server.figures_page import FiguresPage
+
+BUSY = Figures(
+    at=1e9,
+    version="1.2.3",
+    device="M9",
+    pid=77,
+    requests=[
+        RequestFigures(
+            id="chatcmpl-\x1b[31mred",
+            model="qwen",
+            state="decode",
+            prompt_tokens=1000,
+            cached_tokens=900,
+            prefilled_tokens=100,
+            completion_tokens=42,
+            tokens_per_second=12.5,
+            age=9.0,
+        ),
+        RequestFigures(id="second", model="[red]qwen", state="queued", prompt_tokens=5, queued=2.0),
+    ],
+    engines=[
+        EngineFigures(
+            model="qwen",
+            layout="grouped",
+            mixes=True,
+            queued=1,
+            rows=1,
+            steps=[
+                StepFigures(ago=1, seconds=0.05, rows=1, tokens=1, chunk=chunk, mixed=bool(chunk))
+                for chunk in (0, 64, 512)
+            ],
+            step_median=0.05,
+            step_longest=0.05,
+            decoded_per_second=12.4,
+            drafter="lookup",
+            drafted_tokens=10,
+            accepted_tokens=7,
+        )
+    ],
+    prefix_cache=PrefixCacheFigures(
+        entries=1,
+        nodes=20,
+        hit_rate=0.9,
+        prompt_tokens=1000,
+        tree=[PrefixNode(depth=0, start=0, tokens=900, bytes=5000, hits=3, resumable=True)],
+        recent=[
+            Lookup(
+                request="second", ago=3, prompt_tokens=1000, cached_tokens=900,
+                stored_tokens=905, reason="diverged",
+            )
+        ],
+    ),
+    memory=MemoryFigures(
+        limit=2**34,
+        active=2**33,
+        prefix_cache=2**30,
+        models=[ModelMemory(model="qwen", weights=2**32)],
+    ),
+)  # fmt: skip
+
+
+class FiguresRoute(BaseHTTPRequestHandler):
+    """The engine's `/v1/figures`, with the key; a stream has three lines."""
+
+    protocol_version = "HTTP/1.1"
+    asked: list[str]
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        line = BUSY.model_dump_json().encode() + b"\n"
+        held = self.headers["authorization"] == "Bearer secret"
+        body = json.dumps({"error": {"code": "unauthorized", "message": "no key"}}).encode()
+        if held:
+            body = line * 3 if "stream" in self.path else line
+        self.send_response(200 if held else 401)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments: object) -> None:
+        """Nothing on stderr."""
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[str]:
+    FiguresRoute.asked = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), FiguresRoute)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def run(engine: str, *arguments: str, key: str = "secret") -> tuple[int, str]:
+    cli = build(PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": ""}))
+    environ = {"MLX_PROVIDER_API_KEY": key, "COLUMNS": "160"}
+    result = CliRunner().invoke(cli, ["top", "--api-base", engine, *arguments], env=environ)
+    return result.exit_code, result.stdout + str(result.exception or "")
+
+
+def test_once(engine: str) -> None:
+    code, shown = run(engine, "--once")
+    assert code == 0, shown
+    for wanted in (
+        "mlx-provider 1.2.3 · M9 · process 77",
+        "1 run, 1 wait · decode 12 tok/s",
+        "weights 4.0 GiB",
+        "1000 (900 cached)",
+        "[red]qwen",
+        "7 of 10 held (70%)",
+        "█ up to 512 tokens",
+        "900 tokens from 0  3 hits",
+        "and 19 more",
+        "900 of 1000  left what is stored at token 905",
+    ):
+        assert wanted in shown, shown
+    assert "\x1b" not in shown, "an id is no command for the terminal"
+
+
+def test_json_once_and_as_lines(engine: str) -> None:
+    code, shown = run(engine, "--once", "--json")
+    assert code == 0
+    assert Figures.model_validate_json(shown) == BUSY
+    code, shown = run(engine, "--json", "--every", "0.5")
+    assert code == 0
+    assert [Figures.model_validate_json(line) for line in shown.splitlines()] == [BUSY] * 3
+    assert FiguresRoute.asked[-1] == "/v1/figures?stream=0.5"
+
+
+def test_without_the_key_or_the_engine_it_says_so(engine: str) -> None:
+    code, shown = run(engine, "--once", key="wrong")
+    assert (code, "no key" in shown) == (1, True)
+    code, shown = run("http://127.0.0.1:9", "--once")
+    assert (code, "no engine answers" in shown) == (1, True)
+
+
+@pytest.fixture
+def page(engine: str) -> Iterator[FiguresPage]:
+    client = HttpClient(parse_address(engine), "secret")
+    yield FiguresPage(client, 0.5)
+    client.close()
+
+
+def at(page: FiguresPage) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        transport=httpx.ASGITransport(page.asgi), base_url="http://127.0.0.1:8000"
+    )
+
+
+async def test_the_page_is_let_nothing_but_its_own(page: FiguresPage) -> None:
+    async with at(page) as http:
+        answer = await http.get("/")
+    assert answer.status_code == 200
+    assert page.key not in answer.text
+    policy = dict(
+        part.split(" ", 1) for part in answer.headers["content-security-policy"].split("; ")
+    )
+    assert policy["default-src"] == "'none'"
+    assert policy["connect-src"] == "'self'"
+    for element in ("script", "style"):
+        (inside,) = re.findall(rf"<{element}>(.*?)</{element}>", answer.text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
+        assert policy[f"{element}-src"] == f"'sha256-{digest}'"
+    assert not re.findall(r"https?://(?!www\.w3\.org/2000/svg)", answer.text), (
+        "nothing from outside"
+    )
+
+
+async def test_figures_are_for_who_has_the_key(page: FiguresPage) -> None:
+    key = {"authorization": f"Bearer {page.key}"}
+    async with at(page) as http:
+        assert (await http.get("/figures")).status_code == 401
+        assert (
+            await http.get("/figures", headers={"authorization": "Bearer x"})
+        ).status_code == 401
+        origin = {**key, "origin": "http://127.0.0.1:9999"}
+        assert (await http.get("/figures", headers=origin)).status_code == 403
+        for path in ("/", "/figures"):
+            elsewhere = {**key, "host": "page.example"}
+            assert (await http.get(path, headers=elsewhere)).status_code == 403
+        for path in ("/metrics", "/v1/figures", "/v1/generate", "/cache"):
+            assert (await http.get(path, headers=key)).status_code == 404
+        given = await http.get("/figures", headers=key)
+    assert [Figures.model_validate_json(line) for line in given.text.splitlines()] == [BUSY] * 3
+
+
+async def test_the_page_is_told_that_no_engine_runs() -> None:
+    client = HttpClient(parse_address("http://127.0.0.1:9"))
+    page = FiguresPage(client, 0.5)
+    async with at(page) as http:
+        answer = await http.get("/figures", headers={"authorization": f"Bearer {page.key}"})
+    assert answer.status_code == 503
+    assert "no engine answers" in answer.json()["error"]["message"]
+    client.close()
