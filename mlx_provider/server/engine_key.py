@@ -29,19 +29,26 @@ def engine_key(file: Path | None, environ: Mapping[str, str] = os.environ) -> tu
     if given:
         return given, PREFIX + "API_KEY"
     own = own_key_file(environ)
-    try:
-        return _made(own), str(own)
-    except OSError as error:
-        raise EngineUnavailable(
-            f"no key can be kept in {own} ({error.strerror}): set {PREFIX}API_KEY, or name a file "
-            "with --api-key-file"
-        ) from None
+    return kept_key(own, f"set {PREFIX}API_KEY, or name a file with --api-key-file"), str(own)
 
 
-def own_key_file(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where this user's engine key lies unless told."""
+def own_key_file(environ: Mapping[str, str] = os.environ, name: str = "engine.key") -> Path:
+    """Where a key of this user lies unless told."""
     base = environ.get("XDG_CONFIG_HOME") or "~/.config"
-    return Path(base).expanduser() / "mlx-provider" / "engine.key"
+    return Path(base).expanduser() / "mlx-provider" / name
+
+
+def kept_key(file: Path, remedy: str = "name a file that holds one") -> str:
+    """The key in a file of this user, which is made where there is none.
+
+    Raises `BadRequest` for a file that others can read, `EngineUnavailable` with the remedy where
+    none can be made.
+    """
+    try:
+        return _made(file)
+    except OSError as error:
+        told = f"no key can be kept in {file} ({error.strerror}): {remedy}"
+        raise EngineUnavailable(told) from None
 
 
 def read_key(file: Path) -> str:

@@ -1,0 +1,76 @@
+"""`mlx-provider metrics`: what the engine counts, for Prometheus."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import BadRequest
+from .engine_options import ApiBase, ApiKey, ApiKeyFile, http_client
+
+if TYPE_CHECKING:
+    from ..client.http import HttpClient
+
+
+def metrics(
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="Serve them there until Ctrl-C; 0: any free port."),
+    ] = None,
+    host: Annotated[str, typer.Option(help="With --port: address to listen on.")] = "127.0.0.1",
+    key_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --port: file with the key that a scrape must send; else one is "
+            "made and kept."
+        ),
+    ] = None,
+    no_key: Annotated[
+        bool, typer.Option("--no-key", help="With --port, on loopback: a scrape needs no key.")
+    ] = False,
+    api_base: ApiBase = None,
+    api_key_file: ApiKeyFile = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Print the metrics of a running engine, or serve them to Prometheus. Starts no engine."""
+    client = http_client(api_base, api_key_file)
+    try:
+        if port is None:
+            typer.echo(client.metrics(), nl=False)
+        else:
+            _serve(client, host, port, key_file, keyless=no_key)
+    except KeyboardInterrupt:
+        return
+    finally:
+        client.close()
+
+
+def _serve(
+    client: HttpClient, host: str, port: int, key_file: Path | None, *, keyless: bool
+) -> None:
+    from ..config import engine_settings
+    from ..server.access import own_names
+    from ..server.beside import run_beside
+    from ..server.engine_key import kept_key, own_key_file, read_key
+    from ..server.metrics_page import MetricsPage
+
+    if keyless and not _loopback(host):
+        raise BadRequest(f"on {host} metrics need a key: leave --no-key away", param="no_key")
+    key, told = None, "no key"
+    if not keyless:
+        file = key_file or own_key_file(name="metrics.key")
+        key, told = (read_key(file) if key_file else kept_key(file)), f"key: {file}"
+    page = MetricsPage(client, key, own_names(host) | set(engine_settings().allowed_hosts))
+    with run_beside(page.asgi, host, port) as (address, wait):
+        typer.echo(f"metrics on {address}/metrics · {told}")
+        wait()
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,53 @@
+"""Metrics of an engine on a port of their own: that of the owner listens on no port at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import anyio.to_thread
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ..client.http import HttpClient
+from ..errors import EngineUnavailable, MLXProviderError
+from .access import Gate, error_response
+from .app import PROMETHEUS
+
+UP = """\
+# HELP mlx_provider_up Whether an engine answers; there are no other metrics where none does.
+# TYPE mlx_provider_up gauge
+mlx_provider_up {up}
+"""
+
+
+class MetricsPage:
+    """`/metrics`, asked of the engine at every scrape; starts none and keeps none awake."""
+
+    def __init__(self, client: HttpClient, key: str | None, hosts: Iterable[str]) -> None:
+        """`key`: needed of every request; `None`: of none. `hosts`: see `access.Gate`."""
+        self._client = client
+        self.asgi = Starlette(
+            routes=[Route("/metrics", self._metrics)],
+            middleware=[Middleware(Gate, key=key, hosts=hosts)],
+            exception_handlers={MLXProviderError: _typed},
+        )
+
+    async def _metrics(self, request: Request) -> Response:
+        try:
+            told = await anyio.to_thread.run_sync(self._client.metrics)
+        except EngineUnavailable:  # it comes with the next request, and goes when it is idle
+            return _page(b"", up=0)
+        return _page(told, up=1)
+
+
+def _page(told: bytes, up: int) -> Response:
+    return Response(told + UP.format(up=up).encode(), headers={"content-type": PROMETHEUS})
+
+
+async def _typed(request: Request, error: Exception) -> Response:
+    if not isinstance(error, MLXProviderError):
+        raise error
+    return error_response(error)

@@ -1,0 +1,173 @@
+"""A real Prometheus over real engines: one of this user's own, and one that is served on TCP."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from mlx_provider.client.address import parse_address
+from mlx_provider.client.http import HttpClient
+from mlx_provider.protocol.messages import GenerateRequest
+from mlx_provider.testing.tiny_models import build
+
+pytestmark = pytest.mark.prometheus
+
+MAIN = "from mlx_provider.cli import main; main()"
+DASHBOARD = Path(__file__).parents[2] / "examples" / "grafana" / "mlx-provider.json"
+CONFIG = """\
+global: {{scrape_interval: 500ms, scrape_timeout: 500ms}}
+scrape_configs:
+- job_name: owner
+  static_configs: [{{targets: ["{owner}"]}}]
+  authorization: {{credentials_file: {owner_key}}}
+- job_name: served
+  static_configs: [{{targets: ["{served}"]}}]
+  authorization: {{credentials: secret}}
+"""
+
+
+def until(condition: Callable[[], Any], limit: float = 90) -> Any:
+    deadline = time.monotonic() + limit
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return found
+
+
+@dataclass
+class Place:
+    """Prometheus, and whom it scrapes."""
+
+    http: httpx.Client
+    engine: HttpClient
+    metrics: str
+    key: str
+
+    def ask(self, query: str) -> list[Any]:
+        answer = self.http.get("/api/v1/query", params={"query": query}).json()
+        assert answer["status"] == "success", (query, answer)
+        return answer["data"]["result"]
+
+    def number(self, query: str) -> float | None:
+        found = self.ask(query)
+        return float(found[0]["value"][1]) if found else None
+
+
+@pytest.fixture(scope="module")
+def start() -> Iterator[Callable[..., re.Match[str]]]:
+    """`start(command, pattern, **environment)`: what its first line that matches says."""
+    with ExitStack() as stack:
+
+        def begin(command: list[str], wanted: str, **environment: str) -> re.Match[str]:
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
+            )  # fmt: skip
+            assert process.stdout is not None
+            found = next(found for line in process.stdout if (found := re.search(wanted, line)))
+            reading = threading.Thread(target=process.stdout.read)
+            reading.start()
+
+            def end() -> None:
+                process.terminate()
+                process.wait(30)
+                reading.join()
+                process.stdout.close()
+
+            stack.callback(end)
+            return found
+
+        yield begin
+
+
+@pytest.fixture(scope="module")
+def place(start: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    program = shutil.which("prometheus")
+    if program is None:
+        pytest.fail("no prometheus here: apt-get install prometheus")
+    folder = tmp_path_factory.mktemp("scraped")
+    server = [sys.executable, "-m", "mlx_provider.server"]
+    with tempfile.TemporaryDirectory(prefix="mlxp") as runtime:
+        own = {"MLX_PROVIDER_RUNTIME_DIR": runtime, "XDG_CONFIG_HOME": str(folder)}
+        start(server, " engine on unix:", **own)
+        key = {"MLX_PROVIDER_API_KEY": "secret"}
+        served = start([*server, "--port", "0"], r"engine on http://(\S+)", **key)[1]
+        command = [sys.executable, "-c", MAIN, "metrics", "--port", "0"]
+        found = start(command, r"metrics on http://(\S+)/metrics · key: (\S+)", **own)
+        config = folder / "prometheus.yml"
+        config.write_text(CONFIG.format(owner=found[1], owner_key=found[2], served=served))
+        port = free_port()
+        scraper = [
+            program, f"--config.file={config}", f"--storage.tsdb.path={folder}/data",
+            f"--web.listen-address=127.0.0.1:{port}",
+        ]  # fmt: skip
+        start(scraper, "Server is ready to receive web requests")
+        engine = HttpClient(parse_address(f"unix:{runtime}/engine.sock"))
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
+            yield Place(http, engine, f"http://{found[1]}/metrics", Path(found[2]).read_text())
+        engine.close()
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def test_it_scrapes_both(place: Place, tmp_path: Path) -> None:
+    until(lambda: {s["metric"]["job"] for s in place.ask("up == 1")} == {"owner", "served"})
+    assert place.number('mlx_provider_models_loaded{job="owner"}') == 0
+    folder = build(tmp_path / "tiny-qwen", "qwen3")
+    for text in ("The same long beginning of a question. " * 4,) * 2:
+        request = GenerateRequest(
+            model=str(folder), messages=[{"role": "user", "content": text}], max_tokens=8
+        )
+        generation = place.engine.submit(request)
+        while generation.get(60):
+            pass
+    until(lambda: place.number('mlx_provider_models_loaded{job="owner"}') == 1)
+    hit = 'mlx_provider_prefix_lookup_tokens_total{job="owner",outcome="hit"}'
+    assert until(lambda: place.number(hit)) > 50
+    weights = 'mlx_provider_model_memory_bytes{model="tiny-qwen",owner="weights"}'
+    assert (place.number(weights) or 0) > 1000
+    assert place.number('mlx_provider_models_loaded{job="served"}') == 0
+    assert place.number('mlx_provider_up{job="owner"}') == 1
+
+
+def test_the_dashboard_asks_what_it_understands(place: Place) -> None:
+    dashboard = json.loads(DASHBOARD.read_text("utf-8"))
+    for panel in dashboard["panels"]:
+        for target in panel["targets"]:
+            asked = target["expr"].replace("$__rate_interval", "1m").replace("$instance", ".*")
+            place.ask(asked)
+
+
+def test_promtool_has_nothing_to_say(place: Place) -> None:
+    told = httpx.get(place.metrics, headers={"authorization": f"Bearer {place.key.strip()}"})
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"], input=told.text, capture_output=True, text=True
+    )
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
+
+
+def test_the_engine_goes_and_the_series_says_so(place: Place) -> None:
+    place.engine.stop("test", "now")
+    until(lambda: place.number('mlx_provider_up{job="owner"}') == 0)
+    assert place.number('up{job="owner"}') == 1
