@@ -24,13 +24,21 @@ class ChunkStream:
     """Turns the events of one request into chunks; remembers roles and the held finish."""
 
     def __init__(
-        self, reply_id: str, model: str, created: int, *, legacy: bool = False, text: bool = False
+        self,
+        reply_id: str,
+        model: str,
+        created: int,
+        *,
+        legacy: bool = False,
+        text: bool = False,
+        timings: bool = False,
     ) -> None:
-        """`text`: for `/completions`."""
+        """`text`: for `/completions`; `timings`: usage tells them."""
         self._id = f"chatcmpl-{reply_id}"
         self._model = model
         self._legacy = legacy
         self._text = text
+        self._timings = timings
         self._beside = TextFinish if text else ModelResponseStream
         self._written: Counter[int] = Counter()
         """Characters of each choice of a text whose log-probabilities were told."""
@@ -48,7 +56,7 @@ class ChunkStream:
                 yield from self._finished(event)
             elif isinstance(event, Done):
                 self.ended = True
-                yield self._chunk([self._choice()], usage=usage_of(event.usage))
+                yield self._chunk([self._choice()], usage=usage_of(event, timings=self._timings))
                 yield self._chunk([StreamingChoices(index=0, finish_reason=self._finish)])
             elif isinstance(event, Failed):
                 self.ended = True

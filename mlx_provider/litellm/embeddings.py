@@ -140,7 +140,7 @@ class Vectors(Held):
     def _filled(self, response: EmbeddingResponse, done: Done) -> EmbeddingResponse:
         response.data = sorted(self._found, key=lambda each: each.index)
         response.model = self.model
-        response.usage = usage_of(done.usage)
+        response.usage = usage_of(done)
         with_headers(response, self.generation.accepted.warnings, {})
         return response
 

@@ -55,10 +55,13 @@ class Answer:
 class Collector:
     """Gathers the events of one request until the last one."""
 
-    def __init__(self, accepted: Accepted, *, legacy: bool, text: bool = False) -> None:
-        """`text`: for `/completions`."""
+    def __init__(
+        self, accepted: Accepted, *, legacy: bool, text: bool = False, timings: bool = False
+    ) -> None:
+        """`text`: for `/completions`; `timings`: usage tells them."""
         self._accepted = accepted
         self._legacy = legacy
+        self._timings = timings
         self._logprobs = text_logprobs if text else logprobs_of
         self._answers: dict[int, Answer] = {}
         self._done: Done | None = None
@@ -86,7 +89,7 @@ class Collector:
             self._choice(index, self._answers[index]) for index in sorted(self._answers)
         ]
         response.model = model
-        response.usage = usage_of(self._done.usage)
+        response.usage = usage_of(self._done, timings=self._timings)
         timings = self._done.timings.model_dump()
         response.timings = timings
         rate = {"x-mlx-tokens-per-second": f"{timings['tokens_per_second']:.1f}"}

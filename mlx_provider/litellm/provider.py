@@ -25,8 +25,9 @@ from .embeddings import Vectors, embed_request
 from .errors import LiteLLMErrors
 from .heartbeat import heartbeat
 from .routes import reads_errors_in_streams
+from .spans import EngineSpans
 from .streams import AsyncReplyStream, RefusedStream, Reply, ReplyStream
-from .translate import generate_requests, legacy_functions
+from .translate import generate_requests, legacy_functions, wants_timings
 from .unserved import unserved
 from .warned import keep_warnings
 
@@ -71,6 +72,7 @@ class Provider(CustomLLM):
         """Have the request accepted. Raises LiteLLM's exceptions."""
         with LiteLLMErrors(given["model"]):
             call = _begun(given, "messages")
+            spans = EngineSpans.of(call.litellm_params, call.model)
             requests = generate_requests(call)
             generation = submit_all(self._connect(call.api_base, call.api_key), requests)
             keep_warnings(call.logging, generation.accepted.warnings)
@@ -82,6 +84,8 @@ class Provider(CustomLLM):
                 legacy=legacy_functions(call),
                 text=call.text_completion,
                 best_of=best_of(call),
+                timings=wants_timings(call),
+                spans=spans,
             )
 
     def _embed(self, given: dict[str, Any]) -> Vectors:

@@ -14,11 +14,17 @@ from litellm.types.utils import (
 from litellm.types.utils import Usage as LiteLLMUsage
 
 from ..errors import EngineUnavailable
-from ..protocol.messages import Finish, TokenLogprob, ToolCallDelta, Usage
+from ..protocol.messages import Done, Finish, TokenLogprob, ToolCallDelta
 
 
-def usage_of(usage: Usage) -> LiteLLMUsage:
-    """Token counts. Reused tokens stay below the prompt's: LiteLLM's own tests demand it."""
+def usage_of(done: Done, *, timings: bool = False) -> LiteLLMUsage:
+    """Token counts. Reused tokens stay below the prompt's: LiteLLM's own tests demand it.
+
+    `timings`: with the engine's times, among the details of the completion: of what stands
+    beside these, nothing gets through LiteLLM's streams (1.106.2, `calculate_usage`).
+    """
+    usage = done.usage
+    times = {"timings": done.timings.model_dump()} if timings else {}
     cached = max(0, min(usage.cached_tokens, usage.prompt_tokens - 1))
     skipped = {"skipped_tokens": usage.skipped_tokens} if usage.skipped_tokens else {}
     return LiteLLMUsage(
@@ -30,6 +36,7 @@ def usage_of(usage: Usage) -> LiteLLMUsage:
             reasoning_tokens=usage.reasoning_tokens,
             accepted_prediction_tokens=usage.accepted_tokens,
             rejected_prediction_tokens=usage.drafted_tokens - usage.accepted_tokens,
+            **times,
         ),
     )
 

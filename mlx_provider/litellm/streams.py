@@ -22,16 +22,24 @@ from .call import Deadline
 from .chunks import ChunkStream
 from .errors import LiteLLMErrors
 from .messages import Collector
+from .spans import EngineSpans
 from .text import with_logprobs
 
 
 class Held:
     """A request that the engine holds. As a context it is let go unless all went well."""
 
-    def __init__(self, generation: Generation, deadline: Deadline, model: str) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        deadline: Deadline,
+        model: str,
+        spans: EngineSpans | None = None,
+    ) -> None:
         self.generation = generation
         self.deadline = deadline
         self.model = model
+        self._spans = spans
 
     def __enter__(self) -> Self:
         return self
@@ -48,14 +56,14 @@ class Held:
     def events(self) -> list[Event]:
         """Wait for events. Raises `RequestTimedOut` at the deadline, `EngineDied` past the end."""
         try:
-            return _some(self.generation.get(self.deadline.left()))
+            return self._seen(self.generation.get(self.deadline.left()))
         except RequestTimedOut:
             raise self.deadline.passed() from None
 
     async def aevents(self) -> list[Event]:
         """`events` in an event loop."""
         try:
-            return _some(await self.generation.aget(self.deadline.left()))
+            return self._seen(await self.generation.aget(self.deadline.left()))
         except RequestTimedOut:
             raise self.deadline.passed() from None
 
@@ -65,13 +73,22 @@ class Held:
         if seconds is None or (left is not None and left <= seconds):
             return await self.aevents()
         try:
-            return _some(await self.generation.aget(seconds))
+            return self._seen(await self.generation.aget(seconds))
         except RequestTimedOut:
             return []
+
+    def _seen(self, events: list[Event]) -> list[Event]:
+        if not events:
+            raise EngineDied("the engine ended the stream early")
+        if self._spans is not None:
+            self._spans.watch(self.generation.accepted, events)
+        return events
 
     def close(self) -> None:
         """Cancel what is left of the request."""
         self.generation.close()
+        if self._spans is not None:
+            self._spans.left(self.generation.accepted)
 
 
 class Reply(Held):
@@ -85,17 +102,21 @@ class Reply(Held):
         *,
         legacy: bool = False,
         text: bool = False,
+        timings: bool = False,
         best_of: BestOf | None = None,
+        spans: EngineSpans | None = None,
     ) -> None:
-        """`legacy`: the client speaks `functions`; `text`: it called `/completions`."""
-        super().__init__(generation, deadline, model)
+        """`legacy`: the client speaks `functions`; `text`: it called `/completions`; `timings`: it
+        wants to be told them."""
+        super().__init__(generation, deadline, model, spans)
         self.legacy = legacy
         self.text = text
+        self.timings = timings
         self.best_of = best_of
 
     def collect(self, response: ModelResponse) -> ModelResponse | TextCompletionResponse:
         """Read to the end and fill LiteLLM's response."""
-        collector = Collector(self.generation.accepted, legacy=self.legacy, text=self.text)
+        collector = self._collector()
         with LiteLLMErrors(self.model), self:
             while not collector.ended:
                 collector.feed(self.events())
@@ -103,11 +124,16 @@ class Reply(Held):
 
     async def acollect(self, response: ModelResponse) -> ModelResponse | TextCompletionResponse:
         """`collect` in an event loop."""
-        collector = Collector(self.generation.accepted, legacy=self.legacy, text=self.text)
+        collector = self._collector()
         with LiteLLMErrors(self.model), self:
             while not collector.ended:
                 collector.feed(await self.aevents())
             return self._filled(collector, response)
+
+    def _collector(self) -> Collector:
+        return Collector(
+            self.generation.accepted, legacy=self.legacy, text=self.text, timings=self.timings
+        )
 
     def _filled(
         self, collector: Collector, response: ModelResponse
@@ -116,12 +142,6 @@ class Reply(Held):
         if self.best_of is not None:
             filled = self.best_of.chosen(filled)
         return with_logprobs(filled) if self.text else filled
-
-
-def _some(events: list[Event]) -> list[Event]:
-    if not events:
-        raise EngineDied("the engine ended the stream early")
-    return events
 
 
 class _Stream:
@@ -136,6 +156,7 @@ class _Stream:
             self.mlx_created,
             legacy=reply.legacy,
             text=reply.text,
+            timings=reply.timings,
         )
         self._waiting: Iterator[ModelResponseStream] = iter(())
         self._closed = False

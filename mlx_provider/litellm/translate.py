@@ -65,6 +65,7 @@ def generate_requests(call: Call) -> list[GenerateRequest]:
     params.choice("modalities", (["text"],), "this model writes text only")
     params.choice("audio", (), "this model writes text only")
     each = completions(call, params) if call.text_completion else [_chat(call, params)]
+    params.flag("timings")
     fields["ignored"] = _ignored(params, options)
     params.refuse_rest()
     return [_validated(fields | more) for more in each]
@@ -80,6 +81,11 @@ def _validated(fields: dict[str, Any]) -> GenerateRequest:
 def legacy_functions(call: Call) -> bool:
     """Whether the client speaks `functions` instead of `tools`, and is answered alike."""
     return "functions" in call.params
+
+
+def wants_timings(call: Call) -> bool:
+    """Whether usage is to tell how long each part took."""
+    return call.params.get("timings") is True
 
 
 def _given(params: Parameters, names: tuple[str, ...]) -> dict[str, Any]:
