@@ -40,8 +40,12 @@ class Gauges(Collector):
 
 
 def _requests(figures: Figures) -> list[Sample]:
-    counted = Counter((each.model, each.state) for each in figures.requests)
-    for model in {each.model for each in figures.engines}:
+    # a model that is not here yet may have any name that a client chose
+    named = {each.model for each in figures.engines}
+    counted = Counter(
+        (each.model if each.model in named else "", each.state) for each in figures.requests
+    )
+    for model in named:
         for state in ("queued", "prefill", "decode"):
             counted[model, state] += 0
     return list(counted.items())

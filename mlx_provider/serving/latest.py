@@ -24,12 +24,14 @@ class Latest(Generic[T]):
     def get(self, patience: float) -> T:
         """The answer, or the last one where it takes longer than `patience` seconds."""
         try:
-            asked = self._asked or self._ask()
-            self._asked = asked
-            self._told = asked.result(patience)
-        except NotYet:
+            asked = self._asked = self._asked or self._ask()
+        except EngineDied:  # it is shutting down
             return self._told
-        except (EngineDied, CancelledError):  # the thread has ended; another may have begun
-            pass
-        self._asked = None
+        try:
+            self._told = asked.result(patience)
+        except (NotYet, EngineDied, CancelledError):  # where it died, another one is asked next
+            return self._told
+        finally:
+            if asked.done():
+                self._asked = None
         return self._told

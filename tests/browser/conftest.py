@@ -13,7 +13,6 @@ from typing import Any
 
 import httpx
 import pytest
-from websockets.sync.client import connect
 
 PATIENCE = 60.0
 FLAGS = (
@@ -33,6 +32,8 @@ class Browser:
     """One tab. What the page asks for, and what its console says, is kept."""
 
     def __init__(self, address: str) -> None:
+        from websockets.sync.client import connect  # of the extra `proxy`
+
         self._socket = connect(address, max_size=2**28, compression=None, proxy=None)
         self._sent = 0
         self.requests: list[str] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from mlx_provider.protocol.figures import EngineFigures, Figures, RequestFigures
 from mlx_provider.serving.metrics import EngineMetrics
 
 
@@ -51,3 +52,16 @@ def test_two_engines_count_apart() -> None:
     first.request_queued()
     assert value(first, "requests_received_total") == 1
     assert value(second, "requests_received_total") == 0
+
+
+def test_names_that_clients_choose_make_no_series() -> None:
+    requests = [
+        RequestFigures(id=str(i), model=f"anything-{i}", state="preparing") for i in range(9)
+    ]
+    requests.append(RequestFigures(id="r", model="here", state="decode"))
+    engine = EngineFigures(model="here", layout="solo", mixes=False, queued=0, rows=1)
+    figures = Figures(at=0, version="1", device="d", pid=1, requests=requests, engines=[engine])
+    told = EngineMetrics(lambda: figures).exposition().decode()
+    assert "anything" not in told
+    assert 'mlx_provider_requests{model="",state="preparing"} 9.0' in told
+    assert 'mlx_provider_requests{model="here",state="decode"} 1.0' in told

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
 from mlx_provider.engine.recent import LookedUp, Ring, Step
+from mlx_provider.errors import EngineDied
 from mlx_provider.protocol.messages import Sampling
+from mlx_provider.serving.latest import Latest
 
 SECRET = "The vault opens at midnight by the eastern door. "
 QUIET = dict.fromkeys(range(8), -100.0)
@@ -98,6 +101,25 @@ def test_the_engine_thread_is_not_waited_for(own: Any) -> None:
         assert own.client.figures().prefix_cache.entries == before.entries > 0
     finally:
         busy.set()
+
+
+def test_an_answer_that_failed_is_asked_for_again() -> None:
+    asked: list[Future[int]] = []
+
+    def ask() -> Future[int]:
+        asked.append(Future())
+        return asked[-1]
+
+    latest = Latest(ask, 0)
+    assert latest.get(0) == 0
+    assert latest.get(0) == 0
+    assert len(asked) == 1, "one question at a time"
+    asked[0].set_result(5)
+    assert (latest.get(0), len(asked)) == (5, 1)
+    assert (latest.get(0), len(asked)) == (5, 2)
+    asked[1].set_exception(EngineDied("gone"))
+    assert (latest.get(0), len(asked)) == (5, 2)
+    assert (latest.get(0), len(asked)) == (5, 3)
 
 
 def test_a_scrape_has_the_same(own: Any) -> None:
