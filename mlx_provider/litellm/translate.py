@@ -10,6 +10,7 @@ from ..bounds import MAX_NAME
 from ..errors import BadRequest
 from ..invalid import bad_request
 from ..protocol.messages import GenerateRequest
+from .begun import continued
 from .call import Call
 from .completions import completions
 from .constraints import constraint
@@ -22,6 +23,7 @@ from .operator import (
     tenant,
 )
 from .parameters import Parameters
+from .routes import route
 from .thinking import template_variables
 
 SAMPLING = (
@@ -135,8 +137,10 @@ def _chat(call: Call, params: Parameters) -> dict[str, Any]:
     top, wanted = params.take("top_logprobs"), params.flag("logprobs")
     if top is not None and not wanted:
         raise BadRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
+    messages, continues = continued(call.messages, route(call.litellm_params))
     return {
-        "messages": call.messages,
+        "messages": messages,
+        "continues": continues,
         "logprobs": bool(wanted),
         "top_logprobs": top or 0,
         **_tools(params),

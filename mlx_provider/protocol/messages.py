@@ -185,6 +185,9 @@ class GenerateRequest(ModelRequest):
     path: ClassVar[str] = "/v1/generate"
 
     messages: Messages | None = None
+    continues: bool = True
+    """Whether a last message of the assistant is the beginning of the reply; else it is a turn of
+    its own."""
     prompt: str | list[int] | None = None
     """Taken as it is: control tokens in a raw text are the caller's own, and stay."""
     echo: bool = False

@@ -44,7 +44,8 @@ def prepare(served: Served, request: GenerateRequest, claim: MediaClaim | None =
         media=_media(served, normalised, request, claim),
         variables=request.template,
     )
-    messages, begun = split_reply(normalised.messages)
+    whole = normalised.messages
+    messages, begun = split_reply(whole) if request.continues else (whole, "")
     warnings = (*normalised.warnings, *_unread(served.model.info, request.template))
     try:
         prompt = render(messages)
@@ -73,7 +74,7 @@ def _finish_inputs(served: Served, prompt: Prompt) -> None:
 def split_reply(
     messages: Sequence[Mapping[str, Any]],
 ) -> tuple[Sequence[Mapping[str, Any]], str]:
-    """A last message of the assistant is the beginning of the reply, not a turn of its own.
+    """A last message of the assistant as the beginning of the reply, not a turn of its own.
 
     Returns the messages before it and its text. Raises `BadRequest` where there are none.
     """

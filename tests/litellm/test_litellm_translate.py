@@ -94,6 +94,20 @@ def test_bad_values_are_named(params, words):
     assert len(error.message) < 300
 
 
+def test_whether_the_reply_goes_on_with_the_assistants_last_message():
+    said = {"role": "assistant", "content": "Sure:"}
+    claude = {"metadata": {"user_api_key_request_route": "/v1/messages"}}
+    for more, params, goes_on in [
+        ({}, {}, False),
+        ({"prefix": True}, {}, True),
+        ({"prefix": False}, {}, False),
+        ({}, claude, True),
+        ({"prefix": False}, claude, True),
+    ]:
+        made = request(messages=[*HI, said | more], litellm_params=params)
+        assert (made.messages, made.continues) == ([*HI, said], goes_on)
+
+
 def test_unknown_parameters_are_refused_by_name():
     error = refusal(temprature=1, length_penalty=2)
     assert error.message == "unknown parameter: length_penalty, temprature"

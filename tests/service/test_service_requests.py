@@ -232,6 +232,9 @@ def test_10a_the_reply_goes_on_where_the_assistant_began(strict: Any, tiny: Any)
     assert held.content.lstrip().startswith("{")
     with pytest.raises(BadRequest, match="no turn before"):
         strict.start(messages=messages[2:])
+    own = strict.prompt_of(messages=messages, continues=False)
+    assert own.count("<|im_start|>assistant") == 2
+    assert own.endswith("<answer><|im_end|>\n<|im_start|>assistant\n")
 
 
 def test_10b_a_prompt_beyond_the_context(qwen: Any) -> None:
