@@ -43,5 +43,6 @@ def test_nothing_else_is_in(files: set[str]) -> None:
 
 def sources(folder: str) -> list[Path]:
     found = [*(ROOT / folder).rglob("*.py"), *(ROOT / folder).rglob("py.typed")]
+    found += (ROOT / folder).rglob("*.html")
     assert found
     return found

@@ -44,6 +44,12 @@ def test_an_operator_bounds_the_drafts_and_reads_what_held(model: Any) -> None:
     assert answer.usage.drafted_tokens > 0
     assert f"mlx_provider_tokens_drafted_total {float(answer.usage.drafted_tokens)}" in told
     assert f"mlx_provider_tokens_accepted_total {float(answer.usage.accepted_tokens)}" in told
+    (engine,) = model.service.figures().engines
+    assert engine.drafter == "mtp"
+    assert engine.drafted_tokens == answer.usage.drafted_tokens
+    assert engine.accepted_tokens == answer.usage.accepted_tokens
+    labels = f'drafter="mtp",model="{engine.model}"'
+    assert f"mlx_provider_drafter_tokens_drafted{{{labels}}} {float(engine.drafted_tokens)}" in told
 
 
 @pytest.mark.parametrize(

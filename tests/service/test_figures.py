@@ -58,6 +58,7 @@ def test_rows_steps_and_memory_while_it_works(own: Any) -> None:
     assert second.queued > 0
     assert second.queued == second.age, "its prefill has not begun"
     assert figures.waiting() == 1
+    assert "vault" not in figures.model_dump_json()
     (engine,) = figures.engines
     assert (engine.queued, engine.rows) == (1, 1)
     assert sum(step.chunk for step in engine.steps) == first.prefilled_tokens
@@ -71,7 +72,6 @@ def test_rows_steps_and_memory_while_it_works(own: Any) -> None:
     own.read(waiting)
     until(lambda: states() == [])
     assert own.client.figures().memory.models[0].rows == 0
-    assert "vault" not in own.client.figures().model_dump_json()
 
 
 def test_a_miss_has_its_reason_and_no_text(own: Any) -> None:
