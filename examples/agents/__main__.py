@@ -12,7 +12,7 @@ import python_clients
 import results
 import scenarios
 import table
-from clients import CLIENTS
+from clients import AGENTS
 from gateway import Gateway, gateway
 from installed import Installed, install, version
 from scenarios import Outcome, Setting
@@ -64,28 +64,28 @@ def _wanted(name: str, chosen: argparse.Namespace) -> bool:
 def _agents(
     chosen: argparse.Namespace, running: Gateway, installed: Installed
 ) -> dict[str, dict[str, Outcome]]:
-    clients = [client for client in CLIENTS if _wanted(client.name, chosen)]
+    agents = [agent for agent in AGENTS if _wanted(agent.name, chosen)]
     wanted = set(chosen.scenario or SCENARIOS)
     settings = {
-        f"{client.name} {version(client.package)}": Setting(client, running, installed)
-        for client in clients
+        f"{agent.name} {version(agent.package)}": Setting(agent, running, installed)
+        for agent in agents
     }
     found = {name: _scenarios(setting, wanted) for name, setting in settings.items()}
     if "prefill" in wanted and settings:
         outcomes = scenarios.prefills(list(settings.values()), chosen.prefill)
         for name, setting in settings.items():
-            found[name]["prefill"] = _told(name, "prefill", outcomes[setting.client.name])
+            found[name]["prefill"] = _told(name, "prefill", outcomes[setting.agent.name])
     return found
 
 
 def _scenarios(setting: Setting, wanted: set[str]) -> dict[str, Outcome]:
     """One client after another: they are given the whole machine."""
-    name, cells = setting.client.name, {}
+    name, cells = setting.agent.name, {}
     if "plain" in wanted:
         cells["plain"] = _told(name, "plain", scenarios.plain(setting))
     if "cancel" in wanted:
         cells["cancel"] = _told(name, "cancel", scenarios.cancel(setting))
-    if setting.client.shell is None:
+    if setting.agent.shell is None:
         return cells
     if "tools" in wanted:
         cells["tools"], cells["cached"] = scenarios.tools(setting)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from mlx_provider.client.connection import Connections
 from mlx_provider.client.generation import EngineClient
-from mlx_provider.demo.stage import end_engine
 from mlx_provider.gateway.config import proxy_config, write_config
+from mlx_provider.gateway.engine import end_engine
 from mlx_provider.gateway.proxy import Proxy, start_proxy
 from mlx_provider.protocol.messages import GenerateRequest
 from mlx_provider.testing.scripted import build, environment

@@ -11,10 +11,17 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from clients import Client, Place
+from clients import Agent
 from gateway import Gateway, model_name
 from installed import Installed
 
+from mlx_provider import records
+from mlx_provider.gateway.profile import prepare, write_files
+from mlx_provider.registry import PluginRegistry
+
+RECORDS = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "clients"})
+OUTPUT = 4096
+"""Tokens of an answer, as clients are told."""
 COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -57,7 +64,7 @@ class Running:
 
 
 def start(
-    client: Client,
+    agent: Agent,
     gateway: Gateway,
     installed: Installed,
     prompt: str,
@@ -67,21 +74,28 @@ def start(
 ) -> Running:
     """Start a client with a prompt. `told`: what it takes the context for."""
     home = Path(tempfile.mkdtemp(prefix="agent-", dir=gateway.engine_log.parent))
-    place = Place(home, gateway.proxy.url, gateway.proxy.key, model_name(context), told or context)
-    profile = client.profile(place)
-    for name, text in profile.files.items():
-        (home / name).parent.mkdir(parents=True, exist_ok=True)
-        (home / name).write_text(text)
-    work = home / "work"
+    work, folder, output = home / "work", home / "profile", home / "said.txt"
     work.mkdir()
-    output = home / "said.txt"
+    folder.mkdir()
     path = os.pathsep.join([str(installed.node), "/usr/local/bin", "/usr/bin", "/bin"])
     environ = {"HOME": str(home), "PATH": path, "LANG": "C.UTF-8", "TERM": "dumb"}
+    place = records.Gateway(
+        url=gateway.proxy.url,
+        key=gateway.proxy.key,
+        model=model_name(context),
+        context=told or context,
+        output=OUTPUT,
+        images=False,
+        folder=folder,
+        workplace=work,
+    )
+    prepared = prepare(RECORDS.client(agent.record), place, agent.alone(prompt), environ)
+    write_files(prepared, folder)
     with output.open("wb") as sink:
         process = subprocess.Popen(
-            client.command(installed, profile, prompt),
+            [*agent.program(installed), *prepared.command[1:]],
             cwd=work,
-            env={**environ, **profile.environment},
+            env={**prepared.environment(environ), **agent.unasked},
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=subprocess.STDOUT,

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from clients import Client
+from clients import Agent
 from gateway import CONTEXTS, WIDE, Gateway, Seen
 from installed import Installed
 from running import Running, start
@@ -35,17 +35,17 @@ class Outcome:
 class Setting:
     """One client, and where it runs."""
 
-    client: Client
+    agent: Agent
     gateway: Gateway
     installed: Installed
 
     def start(self, *steps: Step, context: int = WIDE, told: int | None = None) -> Running:
         prompt = script(*steps)
-        return start(self.client, self.gateway, self.installed, prompt, context=context, told=told)
+        return start(self.agent, self.gateway, self.installed, prompt, context=context, told=told)
 
     def shell(self, line: str) -> Call:
-        assert self.client.shell is not None
-        return self.client.shell(line)
+        assert self.agent.shell is not None
+        return self.agent.shell(line)
 
 
 def faults(seen: Seen) -> str:
@@ -160,7 +160,7 @@ def prefills(settings: Sequence[Setting], seconds: float) -> dict[str, Outcome]:
     """Prompts that take so long to compute, of all clients side by side."""
     since = time.time()
     step = Step("Computed violet-18.", prefill=seconds, since=since)
-    running = {setting.client.name: setting.start(step) for setting in settings}
+    running = {setting.agent.name: setting.start(step) for setting in settings}
     lasted: dict[str, float] = {}
     while len(lasted) < len(running) and time.time() < since + 1.5 * seconds + LIMIT:
         time.sleep(0.5)

@@ -28,21 +28,18 @@ def modules() -> Iterator[dict[str, ModuleType]]:
         sys.modules.pop(name, None)
 
 
-def test_every_client_starts_with_files_of_its_home_alone(
+def test_every_client_is_one_that_is_launched(
     modules: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clients, installed = modules["clients"], modules["installed"]
     monkeypatch.setattr(installed.Installed, "native", lambda self, pattern: tmp_path / pattern)
     monkeypatch.setattr(installed.Installed, "node", tmp_path)
-    place = clients.Place(tmp_path / "home", "http://here", "sk-key", "model", 32_000)
-    for client in clients.CLIENTS:
-        profile = client.profile(place)
-        command = client.command(installed.Installed(tmp_path), profile, "Hello")
-        told = " ".join([*command, *profile.environment.values(), *profile.files.values()])
-        assert all(word in told for word in ("http://here", "sk-key", "model", "Hello"))
-        assert "sk-key" not in " ".join(command)
-        assert not any(Path(name).is_absolute() or ".." in name for name in profile.files)
-        assert re.fullmatch(r"\d+(\.\d+)+", installed.version(client.package))
+    known = modules["running"].RECORDS.clients
+    for agent in clients.AGENTS:
+        assert agent.record in known
+        assert agent.program(installed.Installed(tmp_path))
+        assert "Hello" in agent.alone("Hello")
+        assert re.fullmatch(r"\d+(\.\d+)+", installed.version(agent.package))
 
 
 def test_every_library_is_pinned(modules: dict[str, ModuleType]) -> None:
