@@ -103,12 +103,12 @@ def candidate(
     model = model.removeprefix("mlx/")
     found = checkpoint(model)
     family, _ = registry.family_for(found.config)
-    needs = footprint(found.config, found.weight_bytes)
+    need = needs(found)
     own = _own_context(found)
     return Candidate(
         model=model,
         weights=found.weight_bytes,
-        context=_context(model, needs, memory, own, wanted),
+        context=_context(model, need, memory, own, wanted),
         own_context=own,
         here=found.here,
         images="vision_config" in found.config,
@@ -117,14 +117,22 @@ def candidate(
     )
 
 
+def needs(found: Checkpoint) -> Footprint:
+    """Its memory; what a stranger's config does not tell, the engine finds out when it loads."""
+    try:
+        return footprint(found.config, found.weight_bytes)
+    except BadRequest:
+        return Footprint(found.weight_bytes, 0, 0)
+
+
 def _own_context(found: Checkpoint) -> int | None:
     length = text_fields(found.config).get("max_position_embeddings")
     return length if isinstance(length, int) else None
 
 
-def _context(model: str, needs: Footprint, memory: int, own: int | None, wanted: int | None) -> int:
+def _context(model: str, need: Footprint, memory: int, own: int | None, wanted: int | None) -> int:
     limit = DEMO_CONTEXT if model in DEMOS else min(own or MOST_CONTEXT, MOST_CONTEXT)
-    return context_that_fits(needs, int(MEMORY_SHARE * memory), wanted or limit)
+    return context_that_fits(need, int(MEMORY_SHARE * memory), wanted or limit)
 
 
 def require_fit(found: Candidate, memory: int, wanted: int | None = None) -> None:

@@ -12,6 +12,7 @@ import pytest
 from huggingface_hub import constants
 
 from mlx_provider.errors import BadRequest, ModelNotFound, UnsupportedModel
+from mlx_provider.families.estimate import Footprint
 from mlx_provider.gateway.models import (
     LEAST_CONTEXT,
     MOST_CONTEXT,
@@ -19,11 +20,12 @@ from mlx_provider.gateway.models import (
     automatic,
     candidate,
     candidates_here,
+    needs,
     recommended,
     require_fit,
 )
 from mlx_provider.registry import PluginRegistry
-from mlx_provider.serving.checkpoint import checkpoint
+from mlx_provider.serving.checkpoint import Checkpoint, checkpoint
 
 REGISTRY = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "text,qwen3_5,reasoning_parsers"})
 GB = 10**9
@@ -166,3 +168,9 @@ def test_a_broken_config_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "nobody"}')
     with pytest.raises(UnsupportedModel):
         candidate(str(tmp_path), REGISTRY, GB)
+
+
+def test_a_config_that_tells_nothing_of_its_layers_keeps_no_model_from_a_launch() -> None:
+    strange = Checkpoint({"model_type": "nobody"}, GB, "", here=True)
+    assert needs(strange) == Footprint(GB, 0, 0)
+    assert needs(Checkpoint(CONFIG, WEIGHTS, "", here=True)).kv_per_token == KV
