@@ -94,13 +94,20 @@ def _acted(step: Step, calls: Format) -> Reply:
 
 def _playing(turns: Sequence[Turn]) -> Playing | None:
     """The last script, and the replies since."""
-    done = 0
-    for turn in reversed(turns):
+    for at, turn in reversed(list(enumerate(turns))):
         found = None if turn.is_result or turn.role == "system" else steps_in(turn.text)
         if found is not None:
-            return Playing(found, done + _quoted(found, turn.text))
-        done += turn.role == "assistant"
+            return Playing(found, _answered(found, _quoted(found, turn.text), turns[at + 1 :]))
     return None
+
+
+def _answered(steps: Sequence[Step], done: int, turns: Sequence[Turn]) -> int:
+    """How many steps were, after the first `done`. What a client has the assistant say (its thanks
+    for a summary), or keeps of what came before, is none: the words of a step tell."""
+    for turn in turns:
+        expected = steps[done].say if done < len(steps) else ""
+        done += turn.role == "assistant" and expected in turn.text
+    return done
 
 
 def _quoted(steps: Sequence[Step], text: str) -> int:
