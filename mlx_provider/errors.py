@@ -30,6 +30,8 @@ from __future__ import annotations
 import copy
 from typing import ClassVar, Self
 
+RESTART = 1.0
+"""Seconds after which a new engine may be asked."""
 LONGEST = 2000
 """Characters of a message, which may quote what a client sent."""
 
@@ -168,6 +170,11 @@ class EngineDied(EngineUnavailable):
     """The engine ended while it held this request; a new one starts with the next request."""
 
     code = "engine_died"
+
+    def __init__(
+        self, message: str, *, param: str | None = None, retry_after: float | None = RESTART
+    ) -> None:
+        super().__init__(message, param=param, retry_after=retry_after)
 
 
 class OtherProtocol(EngineUnavailable):

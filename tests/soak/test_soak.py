@@ -123,12 +123,21 @@ def test_a_rolling_restart_loses_nothing(server, start, engine):
 def test_a_restart_of_the_engine_is_told_with_a_time_to_try_again(start, engine):
     proxy = start(*WORKERS)
     before = engine.health().pid
-    with reading(proxy, STORY) as events:
+    headers = {"authorization": f"Bearer {proxy.key}"}
+    whole = {**STORY, "stream": False}
+    with ThreadPoolExecutor(1) as pool, reading(proxy, STORY) as events:
+        url = f"{proxy.url}/v1/chat/completions"
+        beside = pool.submit(
+            httpx.post, url, json=whole, headers=headers, timeout=LIMIT, trust_env=False
+        )
         next(events)
+        time.sleep(0.5)
         restart(idle=False)
         told = list(events)[-1]
     assert "engine" in told.error
     assert told.finish != "length"
+    assert beside.result().status_code == 503
+    assert beside.result().headers["retry-after"] == "1"
     assert "Paris" in ask(proxy, ANSWER).text
     assert engine.health().pid != before
 
