@@ -10,8 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
-from mlx_provider.demo.config import proxy_config, write_config
-from mlx_provider.demo.proxy import Proxy, start_proxy
+
+from mlx_provider.gateway.config import proxy_config, write_config
+from mlx_provider.gateway.proxy import Proxy, start_proxy
 
 pytestmark = pytest.mark.otel
 
