@@ -29,7 +29,7 @@ def engine() -> Iterator[EngineClient]:
     """A look into the engine process, with the shipped model loaded."""
     connections = Connections(dict(os.environ))
     client = connections.client(None, None)
-    warm_up(client)
+    warm_up(client, "demo")
     yield client
     end_engine(client)
     connections.close()
