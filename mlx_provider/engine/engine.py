@@ -29,7 +29,7 @@ from .inputs import Inputs
 from .memory import arrays
 from .prefix_cache.cache import Match
 from .prefix_cache.policy import PrefixCachePolicy
-from .prompt_scores import prompt_scores
+from .prompt_logprobs import prompt_logprobs
 from .recent import LookedUp, Recent, Step
 from .request import Phase, PrefillJob, Request, Row
 from .request_log import Recorder
@@ -432,8 +432,8 @@ class Engine:
         given = PrefillChunk(prompt, chunk.start, chunk.stop, cache, request.features)
         if job.places is not None:
             logits = run_alone(self.model, piggybacked(chunk))
-        elif job.scores:
-            logits = self._scored(request, given)
+        elif job.tells_prompt:
+            logits = self._told_prompt(request, given)
         else:
             logits = self._drafting.prefilled(self.model, job, given)
         last = chunk.stop == len(job.tokens)
@@ -442,9 +442,9 @@ class Engine:
         self._settle(chunk, plan, wanted, wait=last or bool(media), usual=not media)
         return logits if last else None
 
-    def _scored(self, request: Request, chunk: PrefillChunk) -> mx.array:
+    def _told_prompt(self, request: Request, chunk: PrefillChunk) -> mx.array:
         """Append a chunk and tell how likely its tokens were; logits (vocab,) after its last."""
-        told, after = prompt_scores(self.model, chunk, request, self._names)
+        told, after = prompt_logprobs(self.model, chunk, request, self._names)
         for row in request.rows:
             self.output.post(request, [Delta(index=row.index, logprobs=told)])
         return after

@@ -156,7 +156,7 @@ class Request:
     """Whether tokens of its prompt may be left out."""
     echoed: bool = False
     """With `logprobs`: they are told of its prompt's tokens, too."""
-    scored: int = 0
+    prompt_told: int = 0
     """Tokens of its prompt of which they were."""
     inputs: Inputs | None = None
     """Texts whose vectors it wants, in place of a reply to its prompt, which is the longest."""
@@ -256,15 +256,15 @@ class PrefillJob:
         return self.request.inputs is not None
 
     @property
-    def scores(self) -> bool:
+    def tells_prompt(self) -> bool:
         """Whether log-probabilities of the prompt's tokens are wanted, which must all be run."""
         request = self.request
-        return request.echoed and request.scored < len(request.prompt.tokens)
+        return request.echoed and request.prompt_told < len(request.prompt.tokens)
 
     @property
     def apart(self) -> bool:
         """Whether it shares no work: neither what was kept of others, nor the rows' passes."""
-        return self.embeds or self.scores
+        return self.embeds or self.tells_prompt
 
     @property
     def remaining(self) -> int:

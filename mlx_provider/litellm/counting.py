@@ -24,6 +24,7 @@ from ..client.generation import EngineClient
 from ..errors import EngineUnavailable, MLXProviderError, Overloaded
 from ..invalid import bad_request
 from ..protocol.messages import GenerateRequest
+from .begun import continued
 from .bridged import check_messages
 from .errors import PROVIDER
 from .operator import Caller, chosen_by, engine_options, operator_options
@@ -111,12 +112,13 @@ def _request(entry: Mapping[str, Any], request: Any, form: str) -> GenerateReque
     given: Mapping[str, Any] = {"prompt": request.prompt}
     if request.messages is not None:
         given = _of_messages(request, model) if form == "anthropic" else _of_chat(request)
+    told = {name: value for name, value in given.items() if value or name == "continues"}
     try:
         return GenerateRequest(
             model=model,
             origin=chosen_by(caller, model),
             options=engine_options(operator_options({"model_info": entry.get("model_info")})),
-            **{name: value for name, value in given.items() if value},
+            **told,
         )
     except ValidationError as error:
         raise bad_request(error, flat=True) from None
@@ -135,7 +137,7 @@ def _of_messages(request: Any, model: str) -> Mapping[str, Any]:
 
 def _of_chat(request: Any) -> Mapping[str, Any]:
     """Chat's own form; tools may be those of the Responses API."""
-    messages = videos_renamed(request.messages)
+    messages, continues = continued(videos_renamed(request.messages), route="")
     check_shape({"messages": messages, "tools": request.tools})
     if request.system:
         messages = [{"role": "system", "content": request.system}, *messages]
@@ -143,4 +145,4 @@ def _of_chat(request: Any) -> Mapping[str, Any]:
     if any("function" not in tool for tool in tools):
         bridge = LiteLLMCompletionResponsesConfig
         tools, _ = bridge.transform_responses_api_tools_to_chat_completion_tools(tools)
-    return {"messages": messages, "tools": tools}
+    return {"messages": messages, "tools": tools, "continues": continues}

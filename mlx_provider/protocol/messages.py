@@ -113,12 +113,13 @@ OWNERS_ALONE = frozenset(
         "draft_model",
         "dtype",
         "extra",
+        "keep_alive",
         "modality",
         "trust_remote_code",
     }
 )
-"""Model options that run code, read files, reach hosts or make other weights: never another
-machine's to set."""
+"""Model options that run code, read files, reach hosts, make other weights or keep others' out of
+memory: never another machine's to set."""
 
 RENDERER_ARGUMENTS = frozenset(
     {

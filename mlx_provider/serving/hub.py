@@ -80,14 +80,24 @@ def outline(model: str) -> Outline:
     if constants.HF_HUB_OFFLINE:
         raise ModelNotFound(f"{repo} is not on this machine, and HF_HUB_OFFLINE is set{_known()}")
     asked, end = f"{constants.ENDPOINT}/api/models/{repo}", revision or "main"
-    told = _answer(repo, f"{asked}/revision/{end}?blobs=true").json()
+    told = _whole(repo, f"{asked}/revision/{end}?blobs=true").json()
     files = {each.get("rfilename", ""): each.get("size") or 0 for each in told.get("siblings", ())}
 
     def read(name: str) -> httpx.Response:
-        return _answer(repo, f"{constants.ENDPOINT}/{repo}/resolve/{end}/{name}")
+        return _whole(repo, f"{constants.ENDPOINT}/{repo}/resolve/{end}/{name}")
 
     weights = sum(size for name, size in files.items() if _is_weights(name))
     return Outline(dict(read("config.json").json()), weights, _template(files, read))
+
+
+def _whole(repo: str, address: str) -> httpx.Response:
+    """An answer that holds what was asked for."""
+    answer = _answer(repo, address)
+    if not answer.is_success:
+        raise ModelNotFound(
+            f"the Hub answers {answer.status_code} for {repo}: try again later", param="model"
+        )
+    return answer
 
 
 def _template(files: Container[str], read: Callable[[str], httpx.Response]) -> str:

@@ -16,6 +16,7 @@ from mlx_provider.serving.hub import Outline, cached_models, folder_of, local_fo
 
 KNOWN: dict[str, object] = {}
 """What the Hub on loopback answers, by path."""
+BUSY = {"error": "busy"}
 
 
 @pytest.fixture
@@ -44,7 +45,8 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
             asked.append(self.path)
             answer = KNOWN.get(self.path, {"error": "Repository not found"})
             body = json.dumps(answer).encode()
-            self.send_response(200 if self.path in KNOWN else 404)
+            busy = answer is BUSY
+            self.send_response(503 if busy else 200 if self.path in KNOWN else 404)
             self.send_header("content-length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -132,6 +134,9 @@ def test_an_outline_is_read_before_a_download(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     try:
         assert outline("maker/away") == Outline({"model_type": "llama"}, 11)
+        KNOWN["/maker/away/resolve/main/config.json"] = BUSY
+        with pytest.raises(ModelNotFound, match="the Hub answers 503 for maker/away"):
+            outline("maker/away")
     finally:
         KNOWN.clear()
     assert not (cache / "models--maker--away").exists()

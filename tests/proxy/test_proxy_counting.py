@@ -77,6 +77,15 @@ def test_chat(raw, own_engine, image):
     assert (counted["total_tokens"], counted["tokenizer_type"]) == (truth, "mlx")
 
 
+@pytest.mark.parametrize("mark", [{}, {"prefix": True}])
+def test_what_the_assistant_said_last(raw, own_engine, mark):
+    """A turn of its own, or the beginning of the reply."""
+    said = {"role": "assistant", "content": "The capital of France is"} | mark
+    body = {"messages": [{"role": "user", "content": ASKED}, said]}
+    truth = post(raw, "/v1/chat/completions", body, max_tokens=1)["usage"]["prompt_tokens"]
+    assert post(raw, "/utils/token_counter", body)["total_tokens"] == truth
+
+
 def test_a_prompt(raw, own_engine):
     truth = post(raw, "/v1/completions", {"prompt": ASKED}, max_tokens=1)["usage"]["prompt_tokens"]
     assert post(raw, "/utils/token_counter", {"prompt": ASKED})["total_tokens"] == truth

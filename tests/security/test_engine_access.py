@@ -145,6 +145,8 @@ def test_hosts(header: str, name: str) -> None:
         {"extra": {"a": 1}},
         {"dtype": "bfloat16"},
         {"modality": "text"},
+        {"draft_model": "/tmp/small"},
+        {"keep_alive": -1},
         {"context_length": 10**12},
         {"cache_salt": "somebody's"},
     ],

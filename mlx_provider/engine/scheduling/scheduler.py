@@ -270,7 +270,7 @@ class Scheduler:
         sizes = self._sizes(job, 0)
         few = [n for n in sizes if n <= SCORED] or sizes[:1]
         size = best_size(
-            few if job.scores else sizes,
+            few if job.tells_prompt else sizes,
             lambda size: self._as_measured.pass_of(0, 0, size, job.done),
             self.limits.stall_target,
         )

@@ -13,7 +13,7 @@ from .request import Request
 from .token_names import TokenNames
 
 
-def prompt_scores(
+def prompt_logprobs(
     model: LoadedModel, chunk: PrefillChunk, request: Request, names: TokenNames
 ) -> tuple[list[TokenLogprob], mx.array]:
     """Append a chunk; those tokens that its logits foretell, and logits (vocab,) after its last.
@@ -30,6 +30,6 @@ def prompt_scores(
     told = [names.described(token, found[at]) for at, token in enumerate(following)]
     whole = [names.given(tokens[0]), *told] if chunk.start == 0 else told
     ends = chunk.start + 1 + len(following)
-    new = whole[len(whole) - max(0, ends - request.scored) :] if ends > request.scored else []
-    request.scored = max(request.scored, ends)
-    return new, logits[-1]
+    new = max(0, ends - request.prompt_told)
+    request.prompt_told += new
+    return whole[len(whole) - new :], logits[-1]
