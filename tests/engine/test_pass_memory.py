@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import gc
-from dataclasses import replace
+import json
+import subprocess
+import sys
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,40 +13,56 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_provider import LoadOptions
 from mlx_provider.engine import memory
-from mlx_provider.engine.execution.calibration import calibrate
 from mlx_provider.engine.execution.pass_memory import PassMemory, measure
-from mlx_provider.engine.execution.probe import probe
 from mlx_provider.engine.scheduling.costs import UNMEASURED
-from mlx_provider.families.text import load_text
-from mlx_provider.testing.driver import new_engine, new_request, run
-from mlx_provider.testing.tiny_models import build
 
 GIGA = 2**30
 
 
+PROGRAM = """
+import json, sys
+from dataclasses import replace
+
+import mlx.core as mx
+
+from mlx_provider import LoadOptions
+from mlx_provider.engine.execution.calibration import calibrate
+from mlx_provider.engine.execution.pass_memory import measure
+from mlx_provider.engine.execution.probe import probe
+from mlx_provider.families.text import load_text
+from mlx_provider.testing.driver import new_engine, new_request, run
+from mlx_provider.testing.tiny_models import build
+from pathlib import Path
+
+model = load_text(build(Path(sys.argv[1]), sys.argv[2]), LoadOptions())
+rows = probe(model, model.make_cache, ["solo"]).memory
+curve = calibrate(model, model.make_cache)
+passes = measure(model, model.make_cache, curve, seconds=100, most=256)
+engine = new_engine(model, layout="solo", max_chunk=256, row_bytes=rows.row_bytes)
+engine.scheduler.budget = replace(engine.scheduler.budget, passing=passes)
+request = new_request([5 + i % 90 for i in range(1500)], max_tokens=4)
+reserved = engine.scheduler.reservation(request.rows)
+mx.clear_cache()
+before = mx.get_active_memory()
+mx.reset_peak_memory()
+engine.submit(request)
+run(engine)
+print(json.dumps([mx.get_peak_memory() - before, reserved, rows.row_bytes(1564)]))
+"""
+"""A process of its own: functions of MLX are replaced in one for good by whatever test needs it,
+and with others than MLX's own, attention here never holds its scores."""
+
+
 @pytest.mark.parametrize("family", ["qwen3", "gpt_oss", "nemotron_h"])
 def test_a_request_peaks_within_what_was_set_aside_for_it(family: str, tmp_path: Path) -> None:
-    gc.collect()  # what other tests have left is not to go while peaks are measured
-    model = load_text(build(tmp_path / "m", family), LoadOptions())
-    rows = probe(model, model.make_cache, ["solo"]).memory
-    curve = calibrate(model, model.make_cache)
-    passes = measure(model, model.make_cache, curve, seconds=100, most=256)
-    engine = new_engine(model, layout="solo", max_chunk=256, row_bytes=rows.row_bytes)
-    scheduler = engine.scheduler
-    scheduler.budget = replace(scheduler.budget, passing=passes)
-    request = new_request([5 + i % 90 for i in range(1500)], max_tokens=4)
-    reserved = scheduler.reservation(request.rows)
-    mx.clear_cache()
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
-    engine.submit(request)
-    run(engine)
-    peak = mx.get_peak_memory() - before
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "m"), family]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    peak, reserved, kept = json.loads(done.stdout)
     assert peak <= 1.2 * reserved
     assert reserved <= 2 * peak
-    assert rows.row_bytes(1564) < 0.8 * peak  # or this shows nothing
+    assert kept < 0.8 * peak  # or this shows nothing
 
 
 def test_a_deep_chunk_is_as_narrow_as_its_time_demands() -> None:
