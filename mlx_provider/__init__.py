@@ -14,6 +14,8 @@ from .hookspecs import API_VERSION, hookimpl
 from .records import (
     CallGrammar,
     Client,
+    ClientServer,
+    ClientSettings,
     Embedding,
     Features,
     Gateway,
@@ -45,6 +47,8 @@ __all__ = [
     "BadRequest",
     "CallGrammar",
     "Client",
+    "ClientServer",
+    "ClientSettings",
     "ContextTooLong",
     "Embedding",
     "Features",

@@ -3,7 +3,7 @@
 from .attention import Part, Parts, Run, parts_of
 from .blocks import read_block, scan_block
 from .claims import claimed, through
-from .client import Client, Gateway, Profile
+from .client import Client, ClientServer, ClientSettings, Gateway, Profile
 from .drafter import Drafter, Drafting, DraftOptions, DraftRow, ScoresPrompts, Scoring
 from .embedding import Embedding, Pooling
 from .grammar import CallGrammar, MessageGrammar, TaggedArguments
@@ -33,6 +33,8 @@ from .turn_ends import read_turn_ends
 __all__ = [
     "CallGrammar",
     "Client",
+    "ClientServer",
+    "ClientSettings",
     "DraftOptions",
     "DraftRow",
     "Drafter",
