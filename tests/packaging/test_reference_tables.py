@@ -1,4 +1,4 @@
-"""The README's tables say what the code says. A failing test prints the table to paste."""
+"""The tables of `docs/` say what the code says. A failing test prints the table to paste."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import typer
+from starlette.routing import Route
 
 from mlx_provider import config, hookspecs
+from mlx_provider.doctor.versions import KNOWN_BAD, TESTED
+from mlx_provider.errors import error_classes
 from mlx_provider.litellm.operator import OperatorOptions
 from mlx_provider.registry.commands import names
 from mlx_provider.registry.contents import Contents, load
+from mlx_provider.server.app import EngineApp
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md")}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 OTHER_VARIABLES = {
@@ -30,9 +34,11 @@ OTHER_VARIABLES = {
 
 
 def table(title: str) -> list[str]:
-    found = re.search(rf"<!-- {title}: .*? -->\n(.*?)\n?<!-- end -->", README, re.DOTALL)
-    assert found is not None, f"the README has no table {title!r}"
-    return found[1].split("\n")
+    """The lines of the one table of this name in all pages."""
+    written = re.compile(rf"<!-- {title}: .*? -->\n(.*?)\n?<!-- end -->", re.DOTALL)
+    found = [match[1] for text in PAGES.values() for match in written.finditer(text)]
+    assert len(found) == 1, f"{len(found)} tables {title!r} in docs/"
+    return found[0].split("\n")
 
 
 def test_hooks() -> None:
@@ -81,6 +87,41 @@ def test_operator_options() -> None:
         for name, field in OperatorOptions.model_fields.items()
     }
     assert names_and_defaults("options") == expected
+
+
+def test_errors() -> None:
+    classes = sorted(error_classes().values(), key=lambda cls: (cls.status, cls.code))
+    means = {cls.code: first_sentence(cls.__doc__) for cls in classes}
+    means["internal_error"] = "Something of ours failed; the engine's log has the traceback"
+    expected = ["| code | status | means |", "|---|---|---|"]
+    expected += [f"| `{cls.code}` | {cls.status} | {means[cls.code]} |" for cls in classes]
+    assert table("errors") == expected, "\n".join(expected)
+
+
+def test_packages() -> None:
+    expected = ["| package | may be | newest series that was tested |", "|---|---|---|"]
+    for each in TESTED:
+        expected.append(f"| {each.package} | `{each.allowed}` | {each.newest} |")
+    assert table("packages") == expected, "\n".join(expected)
+
+
+def test_known_bad() -> None:
+    expected = ["| package | versions | why | remedy |", "|---|---|---|---|"]
+    for each in KNOWN_BAD:
+        remedy = each.remedy.replace("|", "\\|")
+        expected.append(f"| {each.package} | `{each.versions}` | {each.why} | {remedy} |")
+    assert table("known bad") == expected, "\n".join(expected)
+
+
+def test_routes() -> None:
+    app = EngineApp(None)
+    expected = {
+        f"{method} {route.path}"
+        for route in app.asgi.routes
+        if isinstance(route, Route)
+        for method in (route.methods or {"GET"}) - {"HEAD"}
+    }
+    assert {line.strip("|").split("|")[0].strip(" `") for line in table("routes")[2:]} == expected
 
 
 def names_and_defaults(title: str) -> dict[str, str]:
