@@ -2,8 +2,8 @@
 
 `python` runs, `console` runs its lines that begin with `$ `, `yaml`, `toml` and `json` are read as
 the project reads them. Where a block cannot run here, its title says why
-(`console title="not run: needs a Mac"`); what it gives `mlx-provider` is looked at all the same.
-`text` is what a program writes. Blocks of the README are run by `test_readme_blocks.py`.
+(`console title="not run by the tests: needs a Mac"`); what it gives `mlx-provider` is
+looked at all the same. `text` is what a program writes. Blocks of the README are run by `test_readme_blocks.py`.
 """
 
 import json
@@ -39,7 +39,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FENCED = RawFencedCodeBlockLexer(re.compile(r"(?P<language>\w*) *(?P<attributes>.*)\n"))
-NOT_RUN = re.compile(r'title="not run: (?P<reason>[^"]+)"')
+NOT_RUN = re.compile(r'title="not run by the tests: (?P<reason>[^"]+)"')
 SHELL = frozenset("|&;<>*?`$(){}")
 """Signs that only a shell understands."""
 LONGEST = 60
@@ -58,7 +58,7 @@ WRONG = (
     "```json\n{,}\n```\n",
     "```\nno language\n```\n",
     "```sh\nno reason\n```\n",
-    '```sh title="not run: too dear"\nmlx-provider launch --contxt 1 -- --any\n```\n',
+    '```sh title="not run by the tests: too dear"\nmlx-provider launch --contxt 1 -- --any\n```\n',
 )
 
 
@@ -205,7 +205,9 @@ def read_json(example: Example) -> None:
 
 def leave(example: Example) -> None:
     """What a program writes, or a command that must say why it is not run."""
-    assert kind_of(example)[0] == "text", 'it is not run: say why, title="not run: ..."'
+    assert kind_of(example)[0] == "text", (
+        'it is not run: say why, title="not run by the tests: ..."'
+    )
 
 
 EVALUATORS = {
