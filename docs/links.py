@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import posixpath
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ BESIDE = {
     "examples/agents/CLIENTS.md": "clients.md",
 }
 """Files of the repository that are pages of the site, and their names there."""
+RELEASES = "<!-- towncrier release notes start -->"
+DRAFT = ("-m", "towncrier", "build", "--draft")
 SOURCES = {page: file for file, page in BESIDE.items()}
 CODE = r"^```.*?^```|`[^`\n]+`"
 LINK = re.compile(rf"\[([^\]\[]+)\]\(([^)#\s:]+)(#[^)\s]*)?\)|{CODE}", re.DOTALL | re.MULTILINE)
@@ -32,8 +36,18 @@ def on_files(files: Any, config: Any) -> Any:
     root = Path(config.docs_dir).parent
     for file, page in BESIDE.items():
         text = (root / file).read_text(encoding="utf-8")
+        if file == "CHANGELOG.md":
+            text = text.replace(RELEASES, f"{RELEASES}\n\n{unreleased(root)}")
         files.append(File.generated(config, page, content=text))
     return files
+
+
+def unreleased(root: Path) -> str:
+    """What the next version brings, as its release will write it."""
+    drafted = [*DRAFT, "--version", "Next", "--date", "not yet released"]
+    return subprocess.run(
+        [sys.executable, *drafted], cwd=root, check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
