@@ -44,6 +44,8 @@ def _described(
     lines += [("serves", families[name].serves) for name in own if name in families]
     own = plugin.records.get("kernels", ())
     lines += [("serves", kernels[name].serves) for name in own if name in kernels]
+    for patch in plugin.patches:
+        lines.append(("replaces", f"{patch.target} of {patch.version}: {patch.reason}"))
     lines += [("note", note) for note in plugin.notes]
     lines.append(("error", plugin.error or ""))
     for label, content in lines:

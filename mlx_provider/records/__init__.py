@@ -29,6 +29,7 @@ from .parameters import listed_parameters, resolved, type_of, value_types
 from .parsing import ReasoningParser, ToolCall, ToolParser, Tools
 from .reading import Emit, NotACall, Reading, Rest, TextEnded, TextReader
 from .turn_ends import read_turn_ends
+from .upstream import UpstreamPatch
 
 __all__ = [
     "CallGrammar",
@@ -77,6 +78,7 @@ __all__ = [
     "ToolCall",
     "ToolParser",
     "Tools",
+    "UpstreamPatch",
     "claimed",
     "listed_parameters",
     "parts_of",
