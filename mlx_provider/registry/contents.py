@@ -54,8 +54,9 @@ class Contents:
     @property
     def patches(self) -> tuple[UpstreamPatch, ...]:
         """What of upstream it replaces; each once."""
-        records = (*self.model_families, *self.kernels)
-        return tuple(dict.fromkeys(patch for record in records for patch in record.patches))
+        found = [patch for family in self.model_families for patch in family.patches]
+        found += [patch for kernels in self.kernels for patch in kernels.patches]
+        return tuple(dict.fromkeys(found))
 
 
 def load(entry_point: EntryPoint) -> Contents:
