@@ -76,6 +76,14 @@ def test_the_text_is_passed_on(name: str, caplog: pytest.LogCaptureFixture) -> N
         assert fault in caplog.text
 
 
+def test_text_that_is_nested_too_deeply_is_no_fault_of_its_parser() -> None:
+    """The model wrote it: a parser in ten lines need not know how deep Python can read."""
+    nested = f'<call>{{"name": "f", "args": {"[" * 100_000}</call> end'
+    reply = Reply(tool_parser=BROKEN["angle"])
+    found = put_together(reply.push_text(nested) + reply.finish("stop")[0], "stop")
+    assert (found.content, found.calls, reply.faults) == (nested, (), [])
+
+
 def test_a_reader_of_whole_replies_that_raises() -> None:
     reply = Reply(reasoning_parser=ReasoningParser("mine", "", "", whole=whole))
     deltas = reply.push_text("so the rest") + reply.finish("stop")[0]
