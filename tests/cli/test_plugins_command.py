@@ -54,6 +54,7 @@ def test_json_says_everything(registry: PluginRegistry) -> None:
         "patches": [],
         "error": "ModuleNotFoundError: No module named 'nowhere_to_be_found' (broken, line 1)",
         "notes": [],
+        "conformance": None,
     }
     assert toy["hooks"] == ["mlx_reasoning_parsers", "mlx_register_commands"]
     assert toy["records"]["reasoning parser"] == ["angle"]
