@@ -62,5 +62,7 @@ def examples_installed() -> Iterator[None]:
         for folder in MISSING:
             write_metadata(folder, Path(site))
         patch.syspath_prepend(site)
+        for folder in (*MISSING, site):  # for processes that a test starts
+            patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
         importlib.invalidate_caches()
         yield

@@ -7,6 +7,7 @@ from .client import Client, ClientServer, ClientSettings, Gateway, Profile
 from .drafter import Drafter, Drafting, DraftOptions, DraftRow, ScoresPrompts, Scoring
 from .embedding import Embedding, Pooling
 from .grammar import CallGrammar, MessageGrammar, TaggedArguments
+from .json_reading import read_json
 from .kernels import Function, Kernels, Replacement
 from .marked import read_marked, report_call
 from .model import (
@@ -83,6 +84,7 @@ __all__ = [
     "listed_parameters",
     "parts_of",
     "read_block",
+    "read_json",
     "read_marked",
     "read_turn_ends",
     "report_call",
