@@ -36,7 +36,7 @@ MISSING = [
     for folder in sorted(HERE.glob("*/pyproject.toml"))
     if not installed(project_of(folder.parent)["name"])
 ]
-sys.path[:0] = map(str, MISSING)
+sys.path.extend(map(str, MISSING))
 
 
 def write_metadata(folder: Path, site: Path) -> None:
@@ -52,9 +52,10 @@ def write_metadata(folder: Path, site: Path) -> None:
     (info / "entry_points.txt").write_text(f"[mlx_provider]\n{lines}\n", encoding="utf-8")
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def examples_installed() -> Iterator[None]:
-    """For as long as tests of the examples run; no test sees the user's settings or engine."""
+    """While tests of the examples run, and no longer: others list what is installed. No test sees
+    the user's settings or engine."""
     with tempfile.TemporaryDirectory(prefix="mlxp-") as site, pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("MLX_PROVIDER_")]:
             patch.delenv(name)
