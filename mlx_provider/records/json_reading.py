@@ -21,13 +21,17 @@ _DEEPEST = 100
 """Levels of nesting that are read; deeper text is no argument but an accident."""
 
 
-def read_json(reader: TextReader, emit: Emit, depth: int = 0) -> Reading[None]:
+def read_json(reader: TextReader, emit: Emit) -> Reading[None]:
     """Read one JSON value, passing its text on as it comes.
 
     What is passed on is valid JSON: raw line ends inside strings are escaped, a comma before a
     closing bracket is dropped, Python's literals become JSON's. Raises `NotACall` at the first
-    character that cannot be JSON.
+    character that cannot be JSON, and for more than 100 levels of nesting.
     """
+    return _read_value(reader, emit, 0)
+
+
+def _read_value(reader: TextReader, emit: Emit, depth: int) -> Reading[None]:
     if depth > _DEEPEST:
         raise NotACall("nested too deeply")
     first = yield from reader.peek()
@@ -99,7 +103,7 @@ def _read_object(reader: TextReader, emit: Emit, depth: int) -> Reading[None]:
         emit((yield from reader.space()))
         yield from reader.expect(":")
         emit(":" + (yield from reader.space()))
-        yield from read_json(reader, emit, depth + 1)
+        yield from _read_value(reader, emit, depth + 1)
         space = yield from reader.space()
         if (yield from reader.accept(",")):
             following = yield from reader.space()
@@ -119,7 +123,7 @@ def _read_list(reader: TextReader, emit: Emit, depth: int) -> Reading[None]:
         return
     while True:
         emit(space)
-        yield from read_json(reader, emit, depth + 1)
+        yield from _read_value(reader, emit, depth + 1)
         space = yield from reader.space()
         if (yield from reader.accept(",")):
             following = yield from reader.space()
