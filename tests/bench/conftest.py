@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mlx_provider_bench import commands
+from mlx_provider_bench.commands import running
 
 ROOT = Path(__file__).parents[2]
 Bench = Callable[..., dict[str, Any]]
@@ -47,7 +48,7 @@ def bench() -> Bench:
 @pytest.fixture
 def bench_here(monkeypatch: pytest.MonkeyPatch) -> Bench:
     """The same in this process, which has loaded another BLAS: for what computes little."""
-    monkeypatch.setattr(commands, "_preload", lambda: None)
+    monkeypatch.setattr(running, "preload", lambda: None)
 
     def run(*arguments: str) -> dict[str, Any]:
         done = CliRunner().invoke(commands.bench, arguments, catch_exceptions=False)

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import httpx
 
@@ -135,11 +135,11 @@ def running(kind: Kind, folder: Path, log: Path) -> Iterator[Server]:
         stop(process)
 
 
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a process of ours, in earnest if it does not listen."""
+def stop(process: subprocess.Popen[Any], limit: float = STOP_LIMIT) -> None:
+    """End a process of ours, in earnest if it does not listen. Idempotent."""
     process.terminate()
     try:
-        process.wait(STOP_LIMIT)
+        process.wait(limit)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -1,4 +1,4 @@
-"""`mlx-provider bench compare`: one benchmark of this code and of another checkout's, in turn.
+"""`mlx-provider bench checkouts`: one benchmark of this code and of another checkout's, in turn.
 
 Each side runs in processes of its own, with its own benchmark over the same seeds. The sides take
 turns (here, there; there, here; ...), since a machine drifts: what counts is the ratio within
@@ -24,10 +24,13 @@ import typer
 from mlx_provider.errors import BadRequest, RequestFailed
 
 from .report import Result, print_rows
+from .servers.processes import stop
 
 OURS = "mlx-provider"
 PEERS = ("mlx-lm", "mlx_lm", "mlx_vlm")
 """How the names of what is the same on both sides begin."""
+END_LIMIT = 60.0
+"""Seconds for a benchmark to end the servers that it has started."""
 RUN = "from mlx_provider.cli import main; main()"
 
 
@@ -74,16 +77,21 @@ def environment(checkout: Path, scratch: Path) -> dict[str, str]:
 
 def result_of(benchmark: Sequence[str], variables: Mapping[str, str]) -> Result:
     """The JSON line of `mlx-provider bench ...`. Raises `RequestFailed`."""
-    done = subprocess.run(
+    process = subprocess.Popen(
         [sys.executable, "-c", RUN, "bench", *benchmark],
         env=os.environ | {"PYTHONSAFEPATH": "1"} | dict(variables),  # no code of this folder
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
+        start_new_session=True,  # Ctrl-C reaches this process alone, which ends the benchmark
     )
-    if done.returncode != 0:
-        raise RequestFailed(f"bench {' '.join(benchmark)} failed:\n{done.stderr.strip()[-1500:]}")
-    result: Result = json.loads(done.stdout.splitlines()[-1])
+    try:
+        out, told = process.communicate()
+    finally:
+        stop(process, END_LIMIT)
+    if process.returncode != 0:
+        raise RequestFailed(f"bench {' '.join(benchmark)} failed:\n{told.strip()[-1500:]}")
+    result: Result = json.loads(out.splitlines()[-1])
     return result
 
 

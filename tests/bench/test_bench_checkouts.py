@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from mlx_provider.cli.app import build
 from mlx_provider.errors import BadRequest, RequestFailed
 from mlx_provider.registry import PluginRegistry
-from mlx_provider_bench.comparison import believed, compare, compared, environment, figures
+from mlx_provider_bench.checkouts import believed, compare, compared, environment, figures
 
 CODE = """
 import json, sys
@@ -42,7 +42,7 @@ def checkout(tmp_path: Path) -> Path:
 def test_each_side_runs_its_own_code_and_plugins(checkout: Path) -> None:
     cli = build(PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "bench"}))
     asked = ["grammar", *FEW, *SMALL]
-    done = CliRunner().invoke(cli, ["bench", "compare", "--rounds", "1", str(checkout), *asked])
+    done = CliRunner().invoke(cli, ["bench", "checkouts", "--rounds", "1", str(checkout), *asked])
     assert done.exit_code == 0, done.output
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["benchmark"] == asked
