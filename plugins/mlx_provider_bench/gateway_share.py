@@ -11,36 +11,30 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import subprocess
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from mlx_provider.client.connection import Connections
 from mlx_provider.client.generation import EngineClient
-from mlx_provider.config import PREFIX
-from mlx_provider.gateway.config import proxy_config, write_config
-from mlx_provider.gateway.engine import end_engine
-from mlx_provider.gateway.proxy import Proxy, start_proxy
+from mlx_provider.gateway.config import proxy_config
+from mlx_provider.gateway.proxy import Proxy
 from mlx_provider.protocol.messages import GenerateRequest, Sampling
 
-from .proxy import Run, questions_of
 from .report import Result, against, print_rows, surroundings
-from .servers.client import Answer, Client, Messages
+from .servers.client import Answer, Client, Messages, Run
+from .servers.gateway import stage
 from .servers.processes import Kind, Server
+from .servers.questions import HELLO, short_stories
 
 NAME = "measured"
 FEW = 8
 """Requests that a turn should have: with fewer, more turns count."""
 SHARE = 0.15
 """Of LiteLLM's own time for a token that ours may be."""
-HELLO: Messages = [{"role": "user", "content": "Hello there, how are you?"}]
 
 
 @dataclass(frozen=True)
@@ -71,7 +65,7 @@ def per_token(turns: Sequence[Turn]) -> float:
 def bench(plan: Plan) -> Result:
     """Run the plan; JSON-able. A table goes to stderr."""
     result = surroundings("float32") | {"model": plan.model}
-    with _gateway(plan.model) as (engine, proxy):
+    with stage(proxy_config(NAME, plan.model)) as (engine, proxy):
         server = Server(Kind(NAME, "gateway"), proxy.url, Path(), proxy.key, alias=NAME)
         client = Client(server)
         client.ask(HELLO, 4)
@@ -81,27 +75,10 @@ def bench(plan: Plan) -> Result:
     return result
 
 
-@contextmanager
-def _gateway(model: str) -> Iterator[tuple[EngineClient, Proxy]]:
-    with ExitStack() as ending:
-        scratch = Path(tempfile.mkdtemp(prefix="mlxp-"))  # short: a socket's path is
-        ending.callback(shutil.rmtree, scratch, ignore_errors=True)
-        own = {PREFIX + "RUNTIME_DIR": os.fspath(scratch), "HF_HUB_OFFLINE": "1"}
-        environ = {**os.environ, **own}
-        connections = Connections(environ)
-        ending.callback(connections.close)
-        engine = connections.client(None, None)
-        ending.callback(end_engine, engine)
-        proxy = start_proxy(write_config(proxy_config(NAME, model), scratch), environ)
-        ending.callback(proxy.stop)
-        proxy.wait_ready()
-        yield engine, proxy
-
-
 def _row(plan: Plan, count: int, engine: EngineClient, proxy: Proxy, client: Client) -> Result:
     once, twice, through = [], [], []
     for turn in range(1 + plan.rounds * max(1, FEW // count)):
-        asked = questions_of(count, turn)
+        asked = short_stories(count, turn)
         each = _alone(engine, plan, asked), _alone(engine, plan, asked, again=True)
         proxied = _through(proxy, client, plan, asked)
         if turn:  # the first one has loaded what there is to load
@@ -125,9 +102,8 @@ def _row(plan: Plan, count: int, engine: EngineClient, proxy: Proxy, client: Cli
 
 
 def _through(proxy: Proxy, client: Client, plan: Plan, asked: Sequence[Messages]) -> Turn:
-    cpu, began = cpu_seconds(proxy.process.pid), time.perf_counter()
-    answers = client.ask_together(asked, plan.reply)
-    run = Run(answers, time.perf_counter() - began)
+    cpu = cpu_seconds(proxy.process.pid)
+    run = client.run(asked, plan.reply)
     return Turn(run, cpu_seconds(proxy.process.pid) - cpu)
 
 

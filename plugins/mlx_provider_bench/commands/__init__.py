@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from .behind_proxy import gateway, proxy
+from .behind_proxy import gateway
 from .checkouts import checkouts
+from .compare import compare, model, report
 from .drafting import drafts, sparse, speculation
 from .inside import device, engine, grammar
 from .reuse import prefix, traffic, vision
@@ -21,7 +22,9 @@ for command in (
     prefix,
     vision,
     grammar,
-    proxy,
+    compare,
+    report,
+    model,
     gateway,
     speculation,
     drafts,

@@ -1,4 +1,4 @@
-"""Measurements through a LiteLLM proxy."""
+"""What a LiteLLM proxy costs."""
 
 from __future__ import annotations
 
@@ -7,46 +7,6 @@ from typing import Annotated
 import typer
 
 from . import running
-from .options import Hidden, Layers, Peers
-
-
-def proxy(
-    family: Annotated[
-        list[str] | None, typer.Option(help="A tiny family; repeatable. llama, qwen3_5.")
-    ] = None,
-    form: Annotated[
-        list[str] | None,
-        typer.Option("--format", help="float32, bfloat16, 4bit; repeatable. All by default."),
-    ] = None,
-    streams: Annotated[
-        list[int] | None, typer.Option(min=1, help="Requests at once; repeatable. 1, 4, 16.")
-    ] = None,
-    words: Annotated[
-        int, typer.Option(help="Words of the shortest question; others: up to twice.")
-    ] = 40,
-    reply: Annotated[int, typer.Option(help="Tokens of each answer.")] = 64,
-    rounds: Annotated[int, typer.Option(min=1, help="Turns that the servers take.")] = 3,
-    hidden: Hidden = 256,
-    layers: Layers = 6,
-    peers: Peers = False,
-) -> None:
-    """Behind one LiteLLM proxy: throughput, first token, answers in company as alone."""
-    running.preload()
-    from ..proxy import Plan
-    from ..proxy import bench as measure
-
-    plan = Plan(
-        families=family or Plan().families,
-        formats=form or Plan().formats,
-        streams=streams or Plan().streams,
-        words=words,
-        reply=reply,
-        rounds=rounds,
-        hidden=hidden,
-        layers=layers,
-        peers=peers,
-    )
-    running.print_result(measure(plan))
 
 
 def gateway(
