@@ -19,7 +19,7 @@ from mlx_provider_bench.compare import answers, isolation, reuse, run, speed, st
 from mlx_provider_bench.compare.asking import questions
 from mlx_provider_bench.compare.markdown import NOWHERE, report
 from mlx_provider_bench.compare.others import Other, key_of, model_of, parse_other
-from mlx_provider_bench.compare.plan import FAMILIES, Plan, Subject
+from mlx_provider_bench.compare.plan import FAMILIES, PARTS, Plan, Subject
 from mlx_provider_bench.compare.result import Result, merged, read, save
 from mlx_provider_bench.compare.rows import Row
 from mlx_provider_bench.compare.sides import NATIVE, Side
@@ -204,6 +204,10 @@ def test_where_we_are_not_faster_is_said_worst_first() -> None:
     assert "throughput **0.50 ×** b's (100 against 200 tokens/s; rounds 0.50 to 0.50)" in told
     assert "throughput **1.00 ×** a's (100 against 100 tokens/s; rounds 0.90 to 1.10, which" in told
     assert "3 figures were compared; 2 are listed." in told
+    wrong = Row("answers", "llama", "4bit", "4 at once", "b", compared=4, equal=3)
+    assert "0.50 to 0.50); its answers in company are not those alone" in report(
+        result(*rows, wrong)
+    )
 
 
 def test_the_section_is_never_left_out() -> None:
@@ -218,6 +222,9 @@ def test_a_server_that_refused_is_no_rival_and_that_is_said() -> None:
     assert list(ratios(rows)) == []
     assert without_rival(rows) == rows[:1]
     assert "refused 3 of 16: HTTP 500" in report(result(*rows))
+    ours = row("mlx-provider", None, asked=4, refused=1, reason="no room")
+    told = report(result(ours, row("other", 900)))
+    assert "## Where we are not faster\n\n- llama, 4bit, 16 streams: refused 1 of 4: no" in told
 
 
 def test_runs_become_one_report_and_keep_their_ratios(tmp_path: Path) -> None:
@@ -276,8 +283,13 @@ def test_servers_are_named_without_their_keys(fake: Any) -> None:
 
 
 def test_plans_that_cannot_be_are_told() -> None:
-    with pytest.raises(BadRequest, match="no such format: 8bit"):
-        Plan(formats=("8bit",)).check()
+    for plan, told in (
+        (Plan(formats=("8bit",)), "no such format: 8bit"),
+        (Plan(families=("nobody",)), "unknown tiny family 'nobody'"),
+        (Plan(models=["demo"], others=[Other("mlx_lm.server", "http://host/v1")]), "two servers"),
+    ):
+        with pytest.raises(BadRequest, match=told):
+            plan.check()
     with pytest.raises(BadRequest, match="--server needs one --model"):
         Plan(others=[Other("a", "http://host/v1")]).check()
 
@@ -326,3 +338,20 @@ def test_ours_and_other_servers_behind_one_proxy(
     assert "- wrong, " in page
     assert found == json.loads((out / "result.json").read_text())
     assert "a-key-for-one" not in page + done.output
+
+
+@pytest.mark.sweep
+def test_every_part_beside_the_peers(bench: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    few = "--rounds 1 --crowd 4 --streams 2 --words 8 --reply 16 --prompt 200 --edge 112"
+    model = "--family qwen3_vl --format bfloat16 --hidden 64 --layers 2"
+    found = bench("compare", *few.split(), *model.split(), f"--out={tmp_path}")
+    assert found["absent"] == found["deaths"] == []
+    names = ["mlx-provider", NATIVE, "mlx_lm.server", "mlx_vlm.server"]
+    for part in PARTS:
+        rows = [row for row in found["rows"] if row["part"] == part]
+        assert list(dict.fromkeys(row["server"] for row in rows)) == names
+        ours = [row for row in rows if row["server"].startswith("mlx-provider")]
+        assert all(row["refused"] == 0 and row["equal"] == row["compared"] for row in ours)
+    images = [row for row in found["rows"] if row["case"] == "image, once more"]
+    assert [row["server"] for row in images] == [*names[:2], names[3]]
+    assert "figures were compared" in (tmp_path / "report.md").read_text()

@@ -136,12 +136,10 @@ def model(
     running.preload()
     from mlx_provider.errors import BadRequest
 
-    from ..models.random_weights import FORMATS, write_format
+    from ..models.random_weights import write_format
 
     if folder.exists():
         raise BadRequest(f"{folder} is there already", param="folder")
-    if form not in FORMATS:
-        raise BadRequest(f"no such format: {form}; {FORMATS}", param="format")
     typer.echo(write_format(folder.absolute(), family, form, hidden, layers))
 
 

@@ -8,6 +8,7 @@
 | `rows` | one figure's place: part, model, case, server |
 | `answers`, `speed`, `reuse`, `isolation`, `stall` | the parts, from sides to rows |
 | `run` | models in turn, parts in turn |
+| `progress`, `machine` | what is told of the run |
 | `result` | what a run leaves, and several runs as one |
 | `verdict` | where ours is not faster, and where answers are not as alone |
 | `markdown`, `pictures` | the result for people |

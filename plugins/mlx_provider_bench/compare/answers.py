@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from .asking import questions
 from .plan import Plan, Subject
+from .progress import say
 from .rows import Row, Rows
 from .sides import Side, in_turn
 
@@ -20,6 +21,7 @@ CASES = {"at once": 0.0, "one after another": 0.15}
 def measure(plan: Plan, subject: Subject, sides: Sequence[Side]) -> list[Row]:
     rows = Rows("answers", subject)
     for case, apart in CASES.items():
+        say(f"  {plan.crowd} {case}")
         for turn in range(plan.rounds):
             asked = questions(f"answers {case}", plan.crowd, turn, plan.words)
             for side in in_turn(sides, turn):

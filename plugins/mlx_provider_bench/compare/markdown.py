@@ -9,7 +9,18 @@ from typing import Any
 from .plan import PARTS
 from .result import Result
 from .rows import METRICS, Row
-from .verdict import Ratio, best, figure, is_ours, not_as_alone, not_faster, ratios, without_rival
+from .verdict import (
+    Ratio,
+    answers_wrongly,
+    best,
+    figure,
+    is_ours,
+    not_as_alone,
+    not_faster,
+    ratios,
+    refusals,
+    without_rival,
+)
 
 TITLES = {
     "answers": "Answers under concurrency",
@@ -53,7 +64,8 @@ def _where(run: dict[str, Any]) -> str:
 def _not_faster(result: Result) -> list[str]:
     """Never empty: who had nobody beside it says so."""
     found, compared = not_faster(result.rows), sum(1 for _ in ratios(result.rows))
-    lines = [f"- {_sentence(ratio)}" for ratio in found]
+    lines = [f"- {_case(row)}: {refused(row)}" for row in refusals(result.rows)]
+    lines += [f"- {_sentence(ratio)}{_but(result, ratio.other)}" for ratio in found]
     if not lines:
         lines = [NOWHERE] if compared else ["There was no other server's figure to compare with."]
     lines += ["", f"{compared} figures were compared; {len(found)} are listed."]
@@ -61,6 +73,11 @@ def _not_faster(result: Result) -> list[str]:
     if alone and compared:
         lines += ["", f"No other server has a figure for: {'; '.join(alone)}."]
     return lines
+
+
+def _but(result: Result, other: Row) -> str:
+    wrong = answers_wrongly(result.rows, other)
+    return "; its answers in company are not those alone" if wrong else ""
 
 
 def _sentence(ratio: Ratio) -> str:

@@ -46,6 +46,8 @@ def _lines(plots: Any, title: str, rows: Sequence[Row]) -> Any:
             points = [(n, v) for n, v in zip(counts, values, strict=True) if v is not None]
             ax.plot([n for n, _ in points], [v for _, v in points], marker="o", label=server)
         ax.set_xscale("log", base=2)
+        shown = sorted({int(row.case.split()[0]) for row in rows})
+        ax.set_xticks(shown, [str(count) for count in shown])
         ax.set_xlabel("streams")
         ax.set_ylabel(f"{METRICS[metric].title}, {METRICS[metric].unit}")
         ax.set_ylim(bottom=0)
@@ -63,7 +65,9 @@ def _bars(plots: Any, title: str, rows: Sequence[Row], metric: str) -> Any:
         own = {row.case: figure(row.figures[metric]) for row in rows if row.server == server}
         places = [index + at * width for index, _ in enumerate(cases)]
         ax.bar(places, [own.get(case) or 0.0 for case in cases], width, label=server)
-    ax.set_xticks([index + 0.4 - width / 2 for index, _ in enumerate(cases)], cases, rotation=20)
+    ax.set_xticks(
+        [index + 0.4 - width / 2 for index, _ in enumerate(cases)], cases, rotation=20, ha="right"
+    )
     ax.set_ylabel(f"{METRICS[metric].title}, {METRICS[metric].unit}")
     ax.set_title(title)
     ax.legend()

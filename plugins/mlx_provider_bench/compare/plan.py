@@ -9,8 +9,8 @@ from pathlib import Path
 
 from mlx_provider.errors import BadRequest
 
-from ..models.random_weights import FORMATS, IMAGE_EDGE, write_format
-from ..servers.processes import MLX_LM, MLX_VLM, Kind
+from ..models.random_weights import FORMATS, IMAGE_EDGE, refuse_unknown, write_format
+from ..servers.processes import MLX_LM, MLX_VLM, OURS, Kind
 from .others import Other
 
 PARTS = ("answers", "speed", "reuse", "isolation", "stall")
@@ -58,14 +58,13 @@ class Plan:
 
     def check(self) -> None:
         """Raises `BadRequest` that names the option."""
-        for name, given, known in (
-            ("format", self.formats, FORMATS),
-            ("peer", self.peers, tuple(KINDS)),
-            ("part", self.parts, PARTS),
-        ):
-            unknown = sorted({*given} - {*known})
-            if unknown:
-                raise BadRequest(f"no such {name}: {', '.join(unknown)}; {known}", param=name)
+        for family in () if self.models else self.families:
+            for form in self.formats:
+                refuse_unknown(family, form)
+        names = [OURS.name, *(kind.name for kind in self.kinds), *(o.name for o in self.others)]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise BadRequest(f"two servers called {', '.join(twice)}", param="server")
         if self.others and len(self.models) != 1:
             raise BadRequest(
                 "--server needs one --model: the one that the server has, too "

@@ -10,14 +10,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from mlx_provider.gateway.proxy import require_proxy
 
 from . import answers, isolation, reuse, speed, stall
 from .machine import machine, versions
 from .others import model_of
 from .plan import Plan, Subject, subjects
+from .progress import say
 from .result import Result, save
 from .rows import Row
 from .sides import Absent, Side, opened
@@ -52,11 +51,11 @@ def bench(plan: Plan, out: Path | None = None) -> Result:
 
 def _measure(plan: Plan, subject: Subject, result: Result, out: Path | None, began: float) -> None:
     with ExitStack() as ending:
-        _say(f"{subject.model}, {subject.format}: servers start")
+        say(f"{subject.model}, {subject.format}: servers start")
         sides, absent = ending.enter_context(opened(plan, subject))
         result.absent += absent
         for part in plan.parts:
-            _say(f"{subject.model}, {subject.format}: {part}")
+            say(f"{subject.model}, {subject.format}: {part}")
             for side in sides:
                 side.ready()
             result.rows += MEASURES[part](plan, subject, sides) if sides else []
@@ -78,7 +77,3 @@ def _about(plan: Plan, out: Path | None) -> dict[str, Any]:
         "versions": versions(),
         "servers": {each.name: f"{each.base}, {model_of(each)}" for each in plan.others},
     }
-
-
-def _say(what: str) -> None:
-    typer.echo(f"{datetime.now(UTC):%H:%M:%S} {what}", err=True)

@@ -179,6 +179,7 @@ class _Opening:
             "api_key": f"os.environ/{variable}",
             "timeout": self.plan.limit,
             "stream_timeout": self.plan.limit,
+            "max_retries": 0,
         }
         self.config["model_list"].append({"model_name": name, "litellm_params": params})
 

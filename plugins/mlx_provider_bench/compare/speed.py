@@ -9,6 +9,7 @@ from statistics import median
 from ..servers.client import Messages, Run
 from .asking import questions
 from .plan import Plan, Subject
+from .progress import say
 from .rows import Row, Rows
 from .sides import Side, in_turn
 
@@ -19,6 +20,7 @@ WARMING = 4
 def measure(plan: Plan, subject: Subject, sides: Sequence[Side]) -> list[Row]:
     rows = Rows("speed", subject)
     for count in plan.streams:
+        say(f"  streams: {count}")
         for side in sides:
             side.together(questions("warming", count, 0, plan.words), WARMING)
         for turn in range(plan.rounds):

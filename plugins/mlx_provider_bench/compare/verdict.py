@@ -53,7 +53,19 @@ def not_faster(rows: Sequence[Row]) -> list[Ratio]:
 def without_rival(rows: Sequence[Row]) -> list[Row]:
     """Cases of ours with figures that no other server's could be held against."""
     held = {id(ratio.ours) for ratio in ratios(rows)}
-    return [row for row in rows if row.server == OURS and row.figures and id(row) not in held]
+    ours = [row for row in rows if row.server == OURS and row.figures and not row.refused]
+    return [row for row in ours if id(row) not in held]
+
+
+def refusals(rows: Sequence[Row]) -> list[Row]:
+    """Cases in which ours has no figures to show for some of what was asked."""
+    return [row for row in rows if row.server == OURS and row.figures and row.refused]
+
+
+def answers_wrongly(rows: Sequence[Row], row: Row) -> bool:
+    """Whether that server, with that model, has answers that are others in company."""
+    who = row.server, row.model, row.format
+    return any((r.server, r.model, r.format) == who for r in not_as_alone(rows))
 
 
 def not_as_alone(rows: Sequence[Row]) -> list[Row]:
