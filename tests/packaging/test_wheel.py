@@ -67,6 +67,7 @@ def test_the_licence_and_the_readme_are_in(files: set[str]) -> None:
 
 def sources(folder: str) -> list[Path]:
     found = [*(ROOT / folder).rglob("*.py"), *(ROOT / folder).rglob("py.typed")]
-    found += [path for kind in ("html", "jinja") for path in (ROOT / folder).rglob(f"*.{kind}")]
+    for kind in ("html", "jinja", "yaml"):
+        found += (ROOT / folder).rglob(f"*.{kind}")
     assert found
     return found
