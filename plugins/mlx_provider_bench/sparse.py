@@ -221,7 +221,7 @@ def asked_after(model: LoadedModel, length: int, depth: float, seed: int) -> Pro
     turns = 0
     while True:
         turns += 1
-        messages = talk(turns, depth, seed)
+        messages = talk(turns, depth, seed, length)
         prompt = model.prepare(messages, tools=(), media=(), variables={})
         if len(prompt.tokens) >= length:
             return prompt

@@ -49,18 +49,19 @@ class Haystack:
     """A kind of long prompt."""
 
     name: str
-    build: Callable[[int, float, int], Messages]
-    """(parts, depth from 0 to 1, seed) -> the messages."""
+    build: Callable[[int, float, int, int], Messages]
+    """(parts, depth from 0 to 1, seed, wanted tokens) -> the messages. Of one length, more parts
+    are more tokens; another length begins otherwise."""
     answer: Callable[[int], str]
     """What a right reply holds, by seed."""
     hint: str
     """What is asked, for people."""
 
 
-def talk(turns: int, depth: float, seed: int) -> Messages:
+def talk(turns: int, depth: float, seed: int, length: int) -> Messages:
     """So many turns and the one with the name."""
     name = NAMES[seed % len(NAMES)]
-    dice = _dice(turns, depth, seed)
+    dice = _dice(depth, seed, length)
     said = [dice.choice(TALK) for _ in range(turns)]
     place = round(depth * turns)
     told = [*said[:place], (TOLD.format(name), GREETED.format(name)), *said[place:]]
@@ -74,9 +75,9 @@ def talk(turns: int, depth: float, seed: int) -> Messages:
     ]
 
 
-def document(sentences: int, depth: float, seed: int) -> Messages:
+def document(sentences: int, depth: float, seed: int, length: int) -> Messages:
     """So many sentences and the one with the code."""
-    dice = _dice(sentences, depth, seed)
+    dice = _dice(depth, seed, length)
     parts = [_sentence(dice) for _ in range(sentences)]
     colour, code = _locker(seed)
     parts.insert(round(depth * sentences), CODE.format(colour=colour, code=code))
@@ -84,9 +85,9 @@ def document(sentences: int, depth: float, seed: int) -> Messages:
     return [{"role": "user", "content": text}]
 
 
-def _dice(parts: int, depth: float, seed: int) -> random.Random:
+def _dice(depth: float, seed: int, length: int) -> random.Random:
     """No two prompts begin alike, so that none is found in a prefix cache."""
-    return random.Random(f"{parts} {depth} {seed}")  # noqa: S311
+    return random.Random(f"{depth} {seed} {length}")  # noqa: S311
 
 
 def _sentence(dice: random.Random) -> str:

@@ -97,7 +97,7 @@ def _in_any_order(wanted: Sequence[Any], given: Any) -> bool:
 
 
 def _like(text: str) -> str:
-    return " ".join(text.casefold().split()).rstrip(".!")
+    return " ".join(text.casefold().rstrip(".!\n ").split())
 
 
 def _defines(names: Sequence[str], given: Any) -> bool:

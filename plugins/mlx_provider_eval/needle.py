@@ -142,15 +142,15 @@ def _cells(
         for depth in plan.depths:
             asked = []
             for seed in range(plan.needles):
-                build = partial(_built, haystack, depth / 100, seed)
+                build = partial(_built, haystack, depth / 100, seed, length)
                 messages, tokens, near = as_long_as(build, count, length, near)
                 asked.append((tokens, haystack.answer(seed), client.ask(messages, stream=True)))
                 done()
             yield _cell(length, depth, asked)
 
 
-def _built(haystack: Haystack, depth: float, seed: int, parts: int) -> Any:
-    return haystack.build(parts, depth, seed)
+def _built(haystack: Haystack, depth: float, seed: int, length: int, parts: int) -> Any:
+    return haystack.build(parts, depth, seed, length)
 
 
 def _template(plan: Plan) -> dict[str, Any]:

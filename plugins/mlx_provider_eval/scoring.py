@@ -39,6 +39,10 @@ FAULTS = {
 """In the order in which one is looked for."""
 
 
+LEAST_WRONG = ("invented argument", "wrong argument", "wrong tool")
+"""Of several calls the order that comes closest to what was wanted is the one to speak of."""
+
+
 @dataclass(frozen=True)
 class Fault:
     """What is wrong."""
@@ -102,7 +106,7 @@ def _calls_fault(
         if fault is None:
             return None
         faults.append(fault)
-    return min(faults, key=lambda fault: fault.name == "wrong tool")
+    return min(faults, key=lambda fault: LEAST_WRONG.index(fault.name))
 
 
 def _call_fault(call: Made, tools: Mapping[str, Tool]) -> Fault | None:
