@@ -12,6 +12,7 @@ from mlx_provider.registry import PluginRegistry
 from mlx_provider_eval.stage import prepare
 from mlx_provider_eval.subjects import Subject, subjects, values
 
+
 @pytest.fixture(scope="module")
 def registry() -> PluginRegistry:
     return PluginRegistry.discover()
