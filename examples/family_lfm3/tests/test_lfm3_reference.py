@@ -15,7 +15,7 @@ from mlx_provider_lfm3 import load
 from mlx_provider_lfm3.convert import convert
 from mlx_provider_lfm3.model import ModelArgs, layer_kinds
 
-from mlx_provider import LoadedModel, LoadOptions, PrefillChunk, Prompt
+from mlx_provider import LoadedModel, LoadOptions, PrefillChunk, Prompt, UnsupportedModel
 
 HERE = Path(__file__).parent
 REFERENCE = HERE / "reference"
@@ -122,6 +122,15 @@ def test_an_untied_output_matrix_and_no_gates(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config | said | {"tie_word_embeddings": True}))
     tied = logits_of(load(folder, LoadOptions(dtype="float32")), tokens, 16)[0]
     assert mx.allclose(untied, 2 * tied, atol=1e-3)
+
+
+def test_layers_of_another_kind_are_refused_by_name(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(REFERENCE, tmp_path / "changed"))
+    config = json.loads((folder / "config.json").read_text())
+    config["layer_types"][1] = "linear_attention"
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModel, match="linear_attention"):
+        load(folder, LoadOptions())
 
 
 def test_fresh_answers_of_torch(tmp_path: Path) -> None:
