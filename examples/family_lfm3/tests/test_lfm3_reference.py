@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import mlx.core as mx
@@ -86,12 +87,11 @@ def test_a_converted_checkpoint_answers_alike(model: LoadedModel, tmp_path: Path
     assert mx.array_equal(logits_of(converted, tokens, 16)[0], logits_of(model, tokens, 16)[0])
 
 
-def test_four_bits_take_less_and_say_what_they_say_when_expanded(tmp_path: Path) -> None:
+def test_four_bits_take_less_and_say_what_they_say_when_expanded(
+    in_float32: Callable[[Path], Path], tmp_path: Path
+) -> None:
     """Scales in float32, so that nothing but the layers' four bits can differ."""
-    plain = Path(shutil.copytree(REFERENCE, tmp_path / "plain"))
-    weights = mx.load(str(plain / "model.safetensors"))
-    wide = {name: value.astype(mx.float32) for name, value in weights.items()}
-    mx.save_safetensors(str(plain / "model.safetensors"), wide, {"format": "pt"})
+    plain = in_float32(tmp_path / "plain")
     folder = convert(plain, tmp_path / "new", bits=4, group=32)
     assert json.loads((folder / "config.json").read_text())["quantization"]["bits"] == 4
     small, expanded = load(folder, LoadOptions()), load(folder, LoadOptions(dtype="float32"))
