@@ -110,10 +110,11 @@ def staging(
         groups.setdefault(tuple(sorted(subject.variables.items())), []).append(subject)
     for variables, members in groups.items():
         with gateway_apart(_config(members), {**environ, **dict(variables)}) as apart:
-            apart.proxy.wait_ready()
             for number, subject in enumerate(members):
                 tell("model", subject.label)
-                yield _loaded(subject, _name(number), apart)
+                staged = _loaded(subject, _name(number), apart)
+                apart.proxy.wait_ready()  # which has started meanwhile
+                yield staged
 
 
 def _config(members: Sequence[Subject]) -> dict[str, Any]:
