@@ -12,7 +12,6 @@ from mlx_provider.errors import EngineUnavailable, MLXProviderError, Unsupported
 from mlx_provider.gateway.apart import Apart, gateway_apart
 from mlx_provider.gateway.config import TIMEOUT, proxy_config
 from mlx_provider.gateway.engine import answered
-from mlx_provider.litellm.operator import OperatorOptions, engine_options
 from mlx_provider.protocol.messages import GenerateRequest, Health, ModelOptions, ModelStatus
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.checkpoint import checkpoint
@@ -124,7 +123,7 @@ def _config(members: Sequence[Subject]) -> dict[str, Any]:
         limits = {"timeout": TIMEOUT, "stream_timeout": TIMEOUT}
         (entry,) = proxy_config(_name(number), subject.model, **limits)["model_list"]
         # Of one model, none finds the prompts that another one has computed in its own way.
-        entry["model_info"]["mlx"] = {"cache_salt": _name(number), **subject.options}
+        entry["model_info"]["mlx"] = {**subject.options, "cache_salt": _name(number)}
         config["model_list"].append(entry)
     return config
 
@@ -134,7 +133,7 @@ def _name(number: int) -> str:
 
 
 def _loaded(subject: Subject, name: str, apart: Apart) -> Staged | Skipped:
-    options = engine_options(OperatorOptions.model_validate(dict(subject.options)))
+    options = ModelOptions.model_validate(dict(subject.options))
     request = GenerateRequest(model=subject.model, messages=HELLO, max_tokens=1, options=options)
     before = _models(apart.engine)
     try:
