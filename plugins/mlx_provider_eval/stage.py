@@ -35,7 +35,6 @@ class Staged:
     """What a client calls it."""
     status: ModelStatus
     options: ModelOptions
-    template: str
     apart: Apart
 
     @property
@@ -149,7 +148,6 @@ def _loaded(subject: Subject, name: str, apart: Apart) -> Staged | Skipped:
         name=name,
         status=added[-1],
         options=options,
-        template=checkpoint(subject.model).chat_template,
         apart=apart,
     )
 
