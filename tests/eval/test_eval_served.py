@@ -143,8 +143,6 @@ def test_what_does_not_load_is_told_and_the_others_go_on(staged: list[Staged | S
     skipped = staged[3]
     assert isinstance(skipped, Skipped)
     assert "kv_group_size" in skipped.why
-    result = tools.measured(tools.Plan([]), skipped, lambda: None)
-    assert result["skipped"] == skipped.why
 
 
 def test_the_demo_finds_a_name(staged: list[Staged | Skipped]) -> None:
@@ -152,7 +150,7 @@ def test_the_demo_finds_a_name(staged: list[Staged | Skipped]) -> None:
     demo = of(staged, 2)
     done: list[int] = []
     result = needle.measured(plan, demo, lambda: done.append(1))
-    assert len(done) == needle.runs(plan, demo) == 8
+    assert len(done) == needle.asks(plan, demo) == 8
     assert [cell["length"] for cell in result["cells"]] == [128, 128, 256, 256]
     assert (result["haystack"], result["limit"], result["limited_by"]) == ("talk", 256, "--limit")
     assert sum(cell["found"] for cell in result["cells"]) >= 7
@@ -187,7 +185,7 @@ def test_the_command_compares_and_writes(
     staged: list[Staged | Skipped], own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All but the start of the gateway, which is that of this file."""
-    monkeypatch.setattr("mlx_provider_eval.stage.staging", lambda *_: (each for each in staged))
+    monkeypatch.setattr("mlx_provider_eval.running.staging", lambda *_: (each for each in staged))
     monkeypatch.setattr("mlx_provider_eval.stage.prepare", lambda *_: None)
     arguments = ["tools", "demo", "--scenarios", str(own / "cases.yaml"), "--kind", "no call"]
     done = CliRunner().invoke(commands.evaluate, [*arguments, "--out", str(tmp_path)],
@@ -228,7 +226,7 @@ def test_a_signal_leaves_no_process(
     asked = {"id": "a", "kind": "k", "tools": ["get_time"], "expect": TEXT}
     asked["say"] = script(Step(count=900, slow=0.5))
     (own / "slow.yaml").write_text(yaml.safe_dump({"scenarios": [asked]}))
-    monkeypatch.setattr("mlx_provider_eval.stage.staging", lambda *_: gateway.again())
+    monkeypatch.setattr("mlx_provider_eval.running.staging", lambda *_: gateway.again())
     monkeypatch.setattr("mlx_provider_eval.stage.prepare", lambda *_: None)
     threading.Thread(target=end_when_it_runs, args=(scripted,), daemon=True).start()
     arguments = ["tools", "demo", "--scenarios", str(own / "slow.yaml"), "--at-once", "2"]

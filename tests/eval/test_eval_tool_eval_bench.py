@@ -10,12 +10,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from mlx_provider.errors import NotInstalled, RequestFailed
 from mlx_provider.gateway.apart import Apart
 from mlx_provider.gateway.proxy import Proxy
 from mlx_provider.protocol.messages import ModelOptions, ModelStatus
+from mlx_provider.registry import PluginRegistry
 from mlx_provider_eval import tool_eval_bench
+from mlx_provider_eval.commands import evaluate
 from mlx_provider_eval.stage import Staged
 from mlx_provider_eval.subjects import Subject
 
@@ -66,7 +69,7 @@ def stand_in(folder: Path, report: Any = REPORT) -> str:
 
 
 def test_its_points_become_a_table(staged: Staged, tmp_path: Path) -> None:
-    measured = tool_eval_bench.measured(stand_in(tmp_path), staged, ["--short"])
+    measured = tool_eval_bench.measured(stand_in(tmp_path), ["--short"], staged, lambda: None)
     words, key, direct, folder = json.loads((tmp_path / "seen.json").read_text())
     assert words[:5] == ["run", "--base-url", staged.url, "--model", "one"]
     assert words[-1] == "--short"
@@ -82,12 +85,12 @@ def test_its_points_become_a_table(staged: Staged, tmp_path: Path) -> None:
 
 def test_its_failure_is_told(staged: Staged, tmp_path: Path) -> None:
     with pytest.raises(RequestFailed, match="ended with exit code 3: no luck today"):
-        tool_eval_bench.measured(stand_in(tmp_path), staged, [])
+        tool_eval_bench.measured(stand_in(tmp_path), [], staged, lambda: None)
 
 
 def test_a_report_of_another_form_is_told(staged: Staged, tmp_path: Path) -> None:
     with pytest.raises(RequestFailed, match="a report of another form, without 'scores'"):
-        tool_eval_bench.measured(stand_in(tmp_path, {"a": 1}), staged, ["--short"])
+        tool_eval_bench.measured(stand_in(tmp_path, {"a": 1}), ["--short"], staged, lambda: None)
 
 
 def test_where_it_is_missing_the_command_that_installs_it_is_named(tmp_path: Path) -> None:
@@ -109,5 +112,20 @@ def test_it_ends_with_us(staged: Staged, tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(subprocess.Popen, "wait", wait)
     with pytest.raises(KeyboardInterrupt):
-        tool_eval_bench.measured(str(tmp_path / "slow"), staged, [])
+        tool_eval_bench.measured(str(tmp_path / "slow"), [], staged, lambda: None)
     assert begun[0].poll() is not None
+
+
+def test_the_command_hands_on_what_follows(
+    staged: Staged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("mlx_provider_eval.running.staging", lambda *_: (x for x in [staged]))
+    monkeypatch.setattr("mlx_provider_eval.stage.prepare", lambda *_: None)
+    arguments = ["tool-eval-bench", "demo", "--json", "--", "--short"]
+    done = CliRunner().invoke(evaluate, arguments, obj=PluginRegistry(), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["subjects"][0]["points"] == [5, 8]
+    refused = CliRunner().invoke(evaluate, ["tool-eval-bench", "demo", "--short"])
+    assert refused.exit_code == 2
