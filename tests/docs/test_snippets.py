@@ -3,7 +3,7 @@
 `python` runs, `console` runs its lines that begin with `$ `, `yaml`, `toml` and `json` are read as
 the project reads them. Where a block cannot run here, its title says why
 (`console title="not run by the tests: needs a Mac"`); what it gives `mlx-provider` is looked at all
-the same. `text` is what a program writes. Blocks of the README are run by `test_readme_blocks.py`.
+the same. `text` is what a program writes. `test_readme_blocks.py` runs what the README shows.
 """
 
 import json

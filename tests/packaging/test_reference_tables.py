@@ -89,6 +89,13 @@ def test_operator_options() -> None:
     assert names_and_defaults("options") == expected
 
 
+def test_clients() -> None:
+    contents = load(EntryPoint("clients", "mlx_provider_clients", "mlx_provider"))
+    expected = ["| name | agent | install |", "|---|---|---|"]
+    expected += [f"| `{c.name}` | {c.serves} | `{c.install}` |" for c in contents.clients]
+    assert table("clients") == expected, "\n".join(expected)
+
+
 def test_errors() -> None:
     classes = sorted(error_classes().values(), key=lambda cls: (cls.status, cls.code))
     means = {cls.code: first_sentence(cls.__doc__) for cls in classes}

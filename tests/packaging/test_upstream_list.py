@@ -17,6 +17,8 @@ CODED = re.compile(r"`([^`]+)`")
 WHILE = re.compile(r"`([\w/.]+\.(?:py|so))`: `([^`]+)`")
 PUTTING = frozenset({"patch", "replaced", "Replacement"})
 """Names by which our code and plugins put a function into upstream's modules."""
+PERHAPS = re.compile(r"\b(?:patch|replaced|Replacement|setattr)\(|^ +[\w.]+ = \w+$", re.MULTILINE)
+"""Spares most modules the parser."""
 NO_PATCH = frozenset(
     {
         "mlx_provider/upstream/__init__.py",
@@ -84,12 +86,15 @@ def sites() -> Iterator[str]:
             where = path.relative_to(ROOT).as_posix()
             if where.startswith("mlx_provider/testing/"):
                 continue  # errors put into models, on purpose
-            if where.startswith("mlx_provider/upstream/") or puts(ast.parse(path.read_bytes())):
+            if where.startswith("mlx_provider/upstream/") or puts(path.read_text("utf-8")):
                 yield where
 
 
-def puts(tree: ast.Module) -> bool:
+def puts(source: str) -> bool:
     """Whether a module puts a function of its own into somebody else's module or class."""
+    if not PERHAPS.search(source):
+        return False
+    tree = ast.parse(source)
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     inner = {
         node.name
