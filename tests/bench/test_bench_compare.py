@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from mlx_provider_bench.compare import answers, isolation, reuse, run, speed, st
 from mlx_provider_bench.compare.asking import questions
 from mlx_provider_bench.compare.markdown import NOWHERE, report
 from mlx_provider_bench.compare.others import Other, key_of, model_of, parse_other
-from mlx_provider_bench.compare.plan import FAMILIES, PARTS, Plan, Subject
+from mlx_provider_bench.compare.plan import FAMILIES, PARTS, Plan, Subject, refuse_too_large
 from mlx_provider_bench.compare.result import Result, merged, read, save
 from mlx_provider_bench.compare.rows import Row
 from mlx_provider_bench.compare.sides import NATIVE, Side
@@ -53,8 +54,12 @@ def by_server(rows: list[Row], case: str = "") -> dict[str, Row]:
     return {row.server: row for row in rows if case in row.case}
 
 
+def measured(part: ModuleType, *asked: Any) -> list[Row]:
+    return [row for rows in part.measure(*asked) for row in rows]
+
+
 def test_answers_that_change_in_company_are_told(sides: Sides) -> None:
-    rows = by_server(answers.measure(SMALL, SUBJECT, sides("right", "wrong")), "at once")
+    rows = by_server(measured(answers, SMALL, SUBJECT, sides("right", "wrong")), "at once")
     assert (rows["right"].equal, rows["right"].compared) == (4, 4)
     assert rows["wrong"].compared == 4
     assert rows["wrong"].equal < 4
@@ -63,7 +68,7 @@ def test_answers_that_change_in_company_are_told(sides: Sides) -> None:
 
 
 def test_requests_that_are_refused_are_counted_and_are_not_wrong(sides: Sides) -> None:
-    row = by_server(answers.measure(SMALL, SUBJECT, sides("refuses")), "at once")["refuses"]
+    row = by_server(measured(answers, SMALL, SUBJECT, sides("refuses")), "at once")["refuses"]
     assert row.asked == 8
     assert 0 < row.refused <= 2
     assert row.equal == row.compared == 4 - row.refused
@@ -73,13 +78,13 @@ def test_requests_that_are_refused_are_counted_and_are_not_wrong(sides: Sides) -
 
 def test_a_round_with_a_refusal_has_no_figures(sides: Sides) -> None:
     plan = Plan(words=4, reply=8, rounds=1, streams=(1, 4))
-    one, four = speed.measure(plan, SUBJECT, sides("refuses"))
+    one, four = measured(speed, plan, SUBJECT, sides("refuses"))
     assert one.figures["throughput"][0] is not None
     assert four.figures == {"throughput": [None], "first_token": [None], "pace": [None]}
 
 
 def test_a_stream_that_waits_for_a_long_prompt_is_told(sides: Sides, fake: Any) -> None:
-    rows = by_server(stall.measure(SMALL, SUBJECT, sides("slow", "stalls")))
+    rows = by_server(measured(stall, SMALL, SUBJECT, sides("slow", "stalls")))
     (waited,), (other,) = (rows[name].figures["longest_gap"] for name in ("stalls", "slow"))
     assert waited is not None
     assert waited >= 0.9 * fake.WAIT
@@ -91,13 +96,13 @@ def test_a_silent_server_is_left_alone_and_asked_again_in_the_next_part(
     sides: Sides, fake: Any
 ) -> None:
     (silent,) = sides("silent", limit=0.2)
-    rows = answers.measure(SMALL, SUBJECT, [silent])
+    rows = measured(answers, SMALL, SUBJECT, [silent])
     assert all(row.refused == row.asked == 8 for row in rows)
     assert "not asked again" in rows[-1].reason
     before = fake.seen
     assert before <= 4 + 1
     silent.ready()
-    speed.measure(SMALL, SUBJECT, [silent])
+    measured(speed, SMALL, SUBJECT, [silent])
     assert fake.seen == before + 1
 
 
@@ -109,7 +114,7 @@ def test_bytes_without_end_are_no_answer(sides: Sides) -> None:
 
 
 def test_streams_that_a_bad_request_topples_are_told(sides: Sides) -> None:
-    rows = isolation.measure(SMALL, SUBJECT, sides("slow", "topples"))
+    rows = measured(isolation, SMALL, SUBJECT, sides("slow", "topples"))
     empty = by_server(rows, "no messages")
     assert (empty["slow"].equal, empty["slow"].refused) == (4, 0)
     assert empty["slow"].notes == {"answered": "400", "afterwards": "answers"}
@@ -123,7 +128,7 @@ def test_a_prompt_that_is_answered_differently_from_a_cache_is_told(sides: Sides
     sees = Subject("qwen3_vl", "4bit", Path(), sees=True)
     made = sides("right", "forgets")
     made[1].images = False
-    rows = reuse.measure(SMALL, sees, made)
+    rows = measured(reuse, SMALL, sees, made)
     again = by_server(rows, "prompt, once more")
     assert [(again[name].equal, again[name].compared) for name in again] == [(1, 1), (0, 1)]
     assert again["right"].notes == {"reused": "5 of 9"}
@@ -292,6 +297,15 @@ def test_plans_that_cannot_be_are_told() -> None:
             plan.check()
     with pytest.raises(BadRequest, match="--server needs one --model"):
         Plan(others=[Other("a", "http://host/v1")]).check()
+
+
+def test_more_copies_than_memory_are_told_before_they_are_loaded(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(bytes(1000))
+    subject = Subject("a", "b", tmp_path, sees=False)
+    refuse_too_large(Plan(), subject, 3000)
+    refuse_too_large(Plan(peers=["mlx-lm"]), subject, 2000)
+    with pytest.raises(BadRequest, match=r"3 servers with .* leave some out with --peer"):
+        refuse_too_large(Plan(), subject, 2999)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

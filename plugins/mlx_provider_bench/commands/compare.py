@@ -27,7 +27,7 @@ class Peer(StrEnum):
 
 
 Out = Annotated[
-    Path | None, typer.Option(help="Folder for report.md and result.json, kept up part by part.")
+    Path | None, typer.Option(help="Folder for report.md and result.json, kept up meanwhile.")
 ]
 Plots = Annotated[bool, typer.Option("--plots", help="Pictures into that folder, too.")]
 

@@ -6,7 +6,7 @@ neither is always the one that finds its prompts in a prefix cache.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from .asking import questions
 from .plan import Plan, Subject
@@ -18,9 +18,9 @@ CASES = {"at once": 0.0, "one after another": 0.15}
 """Seconds between arrivals: rows that start together, and rows that join those that decode."""
 
 
-def measure(plan: Plan, subject: Subject, sides: Sequence[Side]) -> list[Row]:
-    rows = Rows("answers", subject)
+def measure(plan: Plan, subject: Subject, sides: Sequence[Side]) -> Iterator[list[Row]]:
     for case, apart in CASES.items():
+        rows = Rows("answers", subject)
         say(f"  {plan.crowd} {case}")
         for turn in range(plan.rounds):
             asked = questions(f"answers {case}", plan.crowd, turn, plan.words)
@@ -31,4 +31,4 @@ def measure(plan: Plan, subject: Subject, sides: Sequence[Side]) -> list[Row]:
                 row = rows(f"{plan.crowd} {case}", side.name)
                 row.count([*together, *alone])
                 row.hold(together, alone)
-    return rows.all()
+        yield rows.all()

@@ -6,7 +6,7 @@ another. Each is sent once every stream has begun. Afterwards the server is aske
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -45,7 +45,7 @@ BAD: Mapping[str, tuple[Any, dict[str, Any]]] = {
 LEAVES = "a client that leaves"
 
 
-def measure(plan: Plan, subject: Subject, sides: Sequence[Side]) -> list[Row]:
+def measure(plan: Plan, subject: Subject, sides: Sequence[Side]) -> Iterator[list[Row]]:
     rows = Rows("isolation", subject)
     asked = questions("isolation", STREAMS, 0, plan.words)
     for turn in range(plan.rounds):
@@ -54,7 +54,7 @@ def measure(plan: Plan, subject: Subject, sides: Sequence[Side]) -> list[Row]:
             for case, disturb in disturbances(plan).items():
                 row = rows(f"beside {case}", side.name)
                 _beside(row, side, Crowd(asked, alone, plan), disturb)
-    return rows.all()
+    yield rows.all()
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,14 @@ def machine() -> dict[str, Any]:
 
     about = surroundings("")
     del about["dtype"]
-    pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     system = f"{platform.system()} {platform.release()} {platform.machine()}"
-    return {"processor": processor(), "system": system, "memory_gb": round(pages / 1e9, 1)} | about
+    named = {"processor": processor(), "system": system, "memory_gb": round(memory() / 1e9, 1)}
+    return named | about
+
+
+def memory() -> int:
+    """Bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def processor() -> str:

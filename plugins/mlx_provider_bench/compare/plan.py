@@ -106,6 +106,18 @@ class Subject:
     """Takes images."""
 
 
+def refuse_too_large(plan: Plan, subject: Subject, memory: int) -> None:
+    """Raises `BadRequest` where the sides' copies of the weights alone do not fit into memory."""
+    weights = sum(path.stat().st_size for path in subject.folder.glob("*.safetensors"))
+    copies = 1 + len(plan.peers)
+    if copies * weights > memory:
+        raise BadRequest(
+            f"{copies} servers with {weights / 1e9:.0f} GB of weights each do not fit into "
+            f"{memory / 1e9:.0f} GB of memory: leave some out with --peer, or take a smaller model",
+            param="peer",
+        )
+
+
 def subjects(plan: Plan, scratch: Path) -> Iterator[Subject]:
     """One after another; a folder of random weights is written when it is asked for.
 

@@ -7,7 +7,7 @@ question, and before another document. Each round has documents and images of it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ..servers.client import Answer, Messages
 from ..servers.questions import Asked, messages_of, same
@@ -23,16 +23,18 @@ BESIDE_IMAGE = 5
 """The part of the long prompt's words that stands behind an image."""
 
 
-def measure(plan: Plan, subject: Subject, sides: Sequence[Side]) -> list[Row]:
+def measure(plan: Plan, subject: Subject, sides: Sequence[Side]) -> Iterator[list[Row]]:
     rows = Rows("reuse", subject)
     for turn in range(plan.rounds):
         for side in in_turn(sides, turn):
             _prefix(rows, side, Asked(document(f"prefix {turn}", plan.prompt), QUESTIONS[0]))
+    yield rows.all()
     if subject.sees:
+        rows = Rows("reuse", subject)
         for turn in range(plan.rounds):
             for side in in_turn(sides, turn):
                 _image(rows, side, plan, turn)
-    return rows.all()
+        yield rows.all()
 
 
 def _prefix(rows: Rows, side: Side, base: Asked) -> None:

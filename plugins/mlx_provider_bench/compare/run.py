@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,15 +13,15 @@ from typing import Any
 from mlx_provider.gateway.proxy import require_proxy
 
 from . import answers, isolation, reuse, speed, stall
-from .machine import machine, versions
+from .machine import machine, memory, versions
 from .others import model_of
-from .plan import Plan, Subject, subjects
+from .plan import Plan, Subject, refuse_too_large, subjects
 from .progress import say
 from .result import Result, save
 from .rows import Row
 from .sides import Absent, Side, opened
 
-Part = Callable[[Plan, Subject, Sequence[Side]], list[Row]]
+Part = Callable[[Plan, Subject, Sequence[Side]], Iterator[list[Row]]]
 MEASURES: Mapping[str, Part] = {
     "answers": answers.measure,
     "speed": speed.measure,
@@ -32,7 +32,7 @@ MEASURES: Mapping[str, Part] = {
 
 
 def bench(plan: Plan, out: Path | None = None) -> Result:
-    """Run the plan. What has been measured stands in `out` after each part.
+    """Run the plan. What has been measured so far stands in `out`, always.
 
     Raises `BadRequest`, `ModelNotFound`, `NotInstalled`, `EngineUnavailable` where nothing can be
     measured at all; whatever a server does is a figure.
@@ -50,6 +50,7 @@ def bench(plan: Plan, out: Path | None = None) -> Result:
 
 
 def _measure(plan: Plan, subject: Subject, result: Result, out: Path | None, began: float) -> None:
+    refuse_too_large(plan, subject, memory())
     with ExitStack() as ending:
         say(f"{subject.model}, {subject.format}: servers start")
         sides, absent = ending.enter_context(opened(plan, subject))
@@ -58,10 +59,11 @@ def _measure(plan: Plan, subject: Subject, result: Result, out: Path | None, beg
             say(f"{subject.model}, {subject.format}: {part}")
             for side in sides:
                 side.ready()
-            result.rows += MEASURES[part](plan, subject, sides) if sides else []
-            result.runs[0]["seconds"] = round(time.monotonic() - began)
-            if out is not None:
-                save(result, out)
+            for rows in MEASURES[part](plan, subject, sides) if sides else ():
+                result.rows += rows
+                result.runs[0]["seconds"] = round(time.monotonic() - began)
+                if out is not None:
+                    save(result, out)
         for side in sides:
             side.ready()
             named = side.name, subject.model, subject.format

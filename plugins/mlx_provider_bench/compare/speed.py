@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median
 
 from ..servers.client import Messages, Run
@@ -17,9 +17,9 @@ WARMING = 4
 """Tokens of the answers before those that count: kernels are compiled for new shapes."""
 
 
-def measure(plan: Plan, subject: Subject, sides: Sequence[Side]) -> list[Row]:
-    rows = Rows("speed", subject)
+def measure(plan: Plan, subject: Subject, sides: Sequence[Side]) -> Iterator[list[Row]]:
     for count in plan.streams:
+        rows = Rows("speed", subject)
         say(f"  streams: {count}")
         for side in sides:
             side.together(questions("warming", count, 0, plan.words), WARMING)
@@ -28,7 +28,7 @@ def measure(plan: Plan, subject: Subject, sides: Sequence[Side]) -> list[Row]:
             for side in in_turn(sides, turn):
                 row = rows(f"{count} stream{'s' * (count > 1)}", side.name)
                 _add(row, _run(side, asked, plan.reply))
-    return rows.all()
+        yield rows.all()
 
 
 def _run(side: Side, asked: Sequence[Messages], reply: int) -> Run:

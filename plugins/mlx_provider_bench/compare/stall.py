@@ -7,7 +7,7 @@ in one go answers it soonest.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -27,7 +27,7 @@ PIECES = 6
 """Of each stream before the prompt comes."""
 
 
-def measure(plan: Plan, subject: Subject, sides: Sequence[Side]) -> list[Row]:
+def measure(plan: Plan, subject: Subject, sides: Sequence[Side]) -> Iterator[list[Row]]:
     rows = Rows("stall", subject)
     for turn in range(plan.rounds):
         asked = questions("stall", STREAMS, turn, plan.words)
@@ -36,7 +36,7 @@ def measure(plan: Plan, subject: Subject, sides: Sequence[Side]) -> list[Row]:
         for side in in_turn(sides, turn):
             row = rows(f"{STREAMS} streams, a prompt of {plan.prompt} words", side.name)
             _add(row, _scene(side, plan, asked, late))
-    return rows.all()
+    yield rows.all()
 
 
 @dataclass(frozen=True)
