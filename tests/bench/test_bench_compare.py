@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -72,8 +73,8 @@ def test_requests_that_are_refused_are_counted_and_are_not_wrong(sides: Sides) -
     assert row.asked == 8
     assert 0 < row.refused <= 2
     assert row.equal == row.compared == 4 - row.refused
-    assert "HTTP 429" in row.reason
-    assert f"refused {row.refused} of 8: HTTP 429" in report(result(row))
+    assert row.reason == "HTTP 429: no room"
+    assert f"refused {row.refused} of 8: HTTP 429: no room" in report(result(row))
 
 
 def test_a_round_with_a_refusal_has_no_figures(sides: Sides) -> None:
@@ -122,6 +123,15 @@ def test_streams_that_a_bad_request_topples_are_told(sides: Sides) -> None:
     assert "the batch was closed" in empty["topples"].reason
     left = by_server(rows, isolation.LEAVES)["slow"]
     assert (left.equal, left.notes["answered"]) == (4, "left after the first token")
+
+
+def test_a_bad_request_that_came_too_late_proves_nothing(sides: Sides) -> None:
+    (side,) = sides("right")
+    asked = questions("any", 2, 0, 4)
+    found = Row("isolation", "llama", "4bit", "beside nothing", "right")
+    crowd = isolation.Crowd(asked, side.alone(asked, 2), SMALL)
+    isolation._beside(found, side, crowd, lambda _: time.sleep(0.5) or "400")
+    assert found.notes["answered"] == f"400, {isolation.TOO_LATE}"
 
 
 def test_a_prompt_that_is_answered_differently_from_a_cache_is_told(sides: Sides) -> None:

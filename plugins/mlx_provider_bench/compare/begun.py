@@ -19,6 +19,8 @@ class Begun:
         self._left = streams * pieces
         self._lock = threading.Lock()
         self._enough = threading.Event()
+        self.end = 0.0
+        """When all of them had ended; 0: not yet."""
 
     def heard(self) -> bool:
         """One more; the stream goes on."""
@@ -30,6 +32,7 @@ class Begun:
 
     def ended(self, result: T) -> T:
         """All streams have ended, with or without text: whoever waits need not any longer."""
+        self.end = time.perf_counter()
         self._enough.set()
         return result
 

@@ -6,6 +6,7 @@ another. Each is sent once every stream has begun. Afterwards the server is aske
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -43,6 +44,8 @@ BAD: Mapping[str, tuple[Any, dict[str, Any]]] = {
 }
 """Messages, and what else the request says."""
 LEAVES = "a client that leaves"
+TOO_LATE = "after the streams had ended"
+"""Nothing was proven then: longer answers are needed."""
 
 
 def measure(plan: Plan, subject: Subject, sides: Sequence[Side]) -> Iterator[list[Row]]:
@@ -82,23 +85,25 @@ def _beside(row: Row, side: Side, crowd: Crowd, disturb: Disturbance) -> None:
         row.count(side.together(crowd.asked, crowd.plan.reply))
         return
     begun = Begun(len(crowd.asked))
-    together, told = beside(
+    together, (told, at) = beside(
         lambda: begun.ended(side.together(crowd.asked, crowd.plan.reply, heard=begun.heard)),
         lambda: _once(begun, crowd.plan.limit, side, disturb),
     )
     row.count(together)
     row.hold(together, crowd.alone)
-    row.notes["answered"] = told
+    row.notes["answered"] = told if at < begun.end else f"{told}, {TOO_LATE}"
     (after,) = side.alone([HELLO], 2)
     row.notes["afterwards"] = after.failure or "answers"
 
 
-def _once(begun: Begun, limit: float, side: Side, disturb: Disturbance) -> str:
+def _once(begun: Begun, limit: float, side: Side, disturb: Disturbance) -> tuple[str, float]:
+    """What was answered, and when that was."""
     begun.wait(limit)
     try:
-        return disturb(side)
+        told = disturb(side)
     except RequestFailed as error:
-        return error.message[:80]
+        told = error.message[:80]
+    return told, time.perf_counter()
 
 
 def _bad(messages: Any, said: dict[str, Any], side: Side) -> str:

@@ -148,7 +148,7 @@ def _repeat(result: Result) -> Iterator[str]:
         busy = f"load {run['machine']['load_average']} at its start"
         yield f"Run {at + 1}, {run['started']}, {run['seconds']} s, {busy}:"
         yield from ["", "```text", run["command"], "```", ""]
-        yield from (f"- {name}: {where}" for name, where in run["servers"].items())
+        yield from [*(f"- {name}: {where}" for name, where in run["servers"].items()), ""]
     yield "Ratios are medians of the rounds of one run, in which the servers take turns; above 1 is"
     yield "in our favour, for times as for rates. Figures of different runs are not to be compared."
 

@@ -127,7 +127,7 @@ def subjects(plan: Plan, scratch: Path) -> Iterator[Subject]:
 
     for model in plan.models:
         folder = folder_of(model)
-        yield Subject(model, OWN, folder, sees(folder))
+        yield Subject(folder.name if Path(model).is_dir() else model, OWN, folder, sees(folder))
     if plan.models:
         return
     for family in plan.families:

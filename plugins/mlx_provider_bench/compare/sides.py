@@ -24,6 +24,8 @@ NATIVE = f"{OURS.name}-native"
 """Ours with the weights in the checkpoint's own dtype, whatever the device is fast at."""
 PATIENCE = 2
 """Times that everything asked of a side may stay without an answer before it is left alone."""
+LATER = 30.0
+"""Seconds by which the proxy is more patient than we are: who was late is ours to say."""
 KEY = "COMPARED_KEY_{}"
 """Variables by which the proxy, and nobody else, is told keys."""
 REPEATED, REPEATS = "REPEATED_STREAMING_CHUNK_LIMIT", "1000000"
@@ -177,8 +179,8 @@ class _Opening:
             "model": f"openai/{model}",
             "api_base": base,
             "api_key": f"os.environ/{variable}",
-            "timeout": self.plan.limit,
-            "stream_timeout": self.plan.limit,
+            "timeout": self.plan.limit + LATER,
+            "stream_timeout": self.plan.limit + LATER,
             "max_retries": 0,
         }
         self.config["model_list"].append({"model_name": name, "litellm_params": params})

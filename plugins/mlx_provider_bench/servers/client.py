@@ -108,7 +108,7 @@ class Client:
         try:
             with self._http.stream("POST", path, json=body) as reply:
                 if not reply.is_success:
-                    raise RequestFailed(f"HTTP {reply.status_code}: {reply.read()[:300]!r}")
+                    raise RequestFailed(f"HTTP {reply.status_code}: {_told(reply.read())}")
                 for piece in read(_lines(reply, began + self._limit)):
                     if piece.text:
                         times.append(time.perf_counter() - began)
@@ -280,6 +280,15 @@ def _chat_pieces(lines: Iterator[str]) -> Iterator[Piece]:
             details.get("cached_tokens") or 0,
             usage.get("prompt_tokens") or usage.get("input_tokens") or 0,
         )
+
+
+def _told(body: bytes) -> str:
+    """What an error says, its first line."""
+    try:
+        told = json.loads(body)["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        told = body.decode(errors="replace")
+    return (str(told).strip().splitlines() or ["nothing"])[0][:300]
 
 
 def _event(text: str) -> dict[str, Any]:
