@@ -27,7 +27,7 @@ from mlx_provider_bench.compare.rows import Row
 from mlx_provider_bench.compare.sides import NATIVE, Side
 from mlx_provider_bench.compare.verdict import not_faster, ratios, without_rival
 from mlx_provider_bench.models.random_weights import load, write_format
-from mlx_provider_bench.servers.client import Client
+from mlx_provider_bench.servers.client import Answer, Client
 from mlx_provider_bench.servers.processes import Kept, Kind, Server
 
 SUBJECT = Subject("llama", "4bit", Path(), sees=False)
@@ -91,6 +91,19 @@ def test_a_stream_that_waits_for_a_long_prompt_is_told(sides: Sides, fake: Any) 
     assert waited >= 0.9 * fake.WAIT
     assert other is not None
     assert rows["slow"].figures["newcomer"][0] is not None
+
+
+def test_streams_that_end_too_soon_are_told() -> None:
+    def told(ended: float) -> dict[str, str]:
+        stream = Answer("a b", 0.1, ended, 2, 0, times=(0.1, ended))
+        newcomer = Answer("c", 0.5, 0.6, 1, 0)
+        found = Row("stall", "llama", "4bit", "case", "server")
+        stall._add(found, stall.Scene([stream], newcomer, came=0.2))
+        assert found.figures["longest_gap"] == [pytest.approx(ended - 0.1)]
+        return found.notes
+
+    assert told(ended=0.6) == {"streams": stall.TOO_SHORT}
+    assert told(ended=0.8) == {}
 
 
 def test_a_silent_server_is_left_alone_and_asked_again_in_the_next_part(

@@ -19,10 +19,12 @@ from .rows import Row, Rows
 from .sides import Side, in_turn
 
 STREAMS = 2
-LONGER = 3
+LONGER = 6
 """Times the usual answer's tokens of the streams: they should outlast the prompt."""
 NEWCOMER = 2
 """Tokens of the answer to the long prompt."""
+TOO_SHORT = "ended before the prompt was answered"
+"""What would have been seen of them later is not known: longer answers are needed."""
 PIECES = 6
 """Of each stream before the prompt comes."""
 
@@ -69,8 +71,9 @@ def _add(row: Row, scene: Scene) -> None:
     gaps = [gap for each in scene.streams for gap in gaps_after(each.times, scene.came)]
     row.add("longest_gap", max(gaps) if whole and gaps else None)
     row.add("newcomer", scene.newcomer.first if whole else None)
-    if whole and not gaps:
-        row.notes["streams"] = "ended before the prompt came: a longer --reply is needed"
+    ends = max((each.total for each in scene.streams), default=0.0)
+    if whole and ends < scene.came + scene.newcomer.first:
+        row.notes["streams"] = TOO_SHORT
 
 
 def gaps_after(times: Sequence[float], since: float) -> list[float]:
