@@ -65,7 +65,7 @@ def _measure(plan: Plan, subject: Subject, result: Result, out: Path | None, beg
                 if out is not None:
                     save(result, out)
         for side in sides:
-            side.ready()
+            side.died()
             named = side.name, subject.model, subject.format
             result.deaths += [Absent(*named, how) for how in side.deaths]
 

@@ -52,12 +52,18 @@ class Side:
     def ready(self) -> None:
         """Before a part: a process that died is started again, and one that was silent is asked."""
         self._silent = min(self._silent, PATIENCE - 1)
-        if self.kept is not None and self.kept.death:
-            self.deaths.append(self.kept.death)
+        if self.kept is not None and self.died():
             try:
                 self.kept.start()
             except EngineUnavailable as error:
                 self.deaths.append(error.message[:200])
+
+    def died(self) -> bool:
+        """Whether its process has ended, which is noted."""
+        if self.kept is None or not self.kept.death:
+            return False
+        self.deaths.append(self.kept.death)
+        return True
 
     def alone(self, questions: Sequence[Messages], reply: int) -> list[Answer]:
         """One by one."""
