@@ -189,6 +189,12 @@ def test_a_server_that_died_is_told_and_started_again(
         assert side.deaths == ["its process ended with signal 15"]
         assert kept.death == ""
         side.client.close()
+        (tmp_path / "well_server.py").write_text("raise SystemExit('no room here')")
+        kept.stop()
+        side.revive()
+        side.revive()
+        assert side.deaths[2].endswith("no room here")
+        assert len(side.deaths) == 3
     finally:
         kept.stop()
 

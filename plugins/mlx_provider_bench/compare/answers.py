@@ -25,6 +25,7 @@ def measure(plan: Plan, subject: Subject, sides: Sequence[Side]) -> Iterator[lis
         for turn in range(plan.rounds):
             asked = questions(f"answers {case}", plan.crowd, turn, plan.words)
             for side in in_turn(sides, turn):
+                side.revive()
                 alone = side.alone(asked, plan.reply) if turn % 2 else None
                 together = side.together(asked, plan.reply, apart=apart)
                 alone = alone or side.alone(asked, plan.reply)

@@ -55,6 +55,7 @@ def measure(plan: Plan, subject: Subject, sides: Sequence[Side]) -> Iterator[lis
         for side in in_turn(sides, turn):
             alone = side.alone(asked, plan.reply)
             for case, disturb in disturbances(plan).items():
+                side.revive()
                 row = rows(f"beside {case}", side.name)
                 _beside(row, side, Crowd(asked, alone, plan), disturb)
     yield rows.all()

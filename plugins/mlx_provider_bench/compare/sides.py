@@ -50,13 +50,18 @@ class Side:
         return self._silent >= PATIENCE
 
     def ready(self) -> None:
-        """Before a part: a process that died is started again, and one that was silent is asked."""
+        """Before a part: whoever was silent is asked once more."""
         self._silent = min(self._silent, PATIENCE - 1)
+        self.revive()
+
+    def revive(self) -> None:
+        """Before a case: a process that died is started again, unless that failed before."""
         if self.kept is not None and self.died():
             try:
                 self.kept.start()
             except EngineUnavailable as error:
                 self.deaths.append(error.message[:200])
+                self.kept = None
 
     def died(self) -> bool:
         """Whether its process has ended, which is noted."""

@@ -22,6 +22,7 @@ def measure(plan: Plan, subject: Subject, sides: Sequence[Side]) -> Iterator[lis
         rows = Rows("speed", subject)
         say(f"  streams: {count}")
         for side in sides:
+            side.revive()
             side.together(questions("warming", count, 0, plan.words), WARMING)
         for turn in range(plan.rounds):
             asked = questions("speed", count, turn, plan.words)

@@ -137,7 +137,11 @@ class Kept:
                 start_new_session=True,  # Ctrl-C reaches this process alone, which ends the server
                 env=os.environ | {"HF_HUB_OFFLINE": "1"} | own | dict(kind.environment),
             )
-        _await_health(self._process, self.server, self._log)
+        try:
+            _await_health(self._process, self.server, self._log)
+        except EngineUnavailable:
+            self.stop()
+            raise
         return self.server
 
     @property
