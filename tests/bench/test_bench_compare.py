@@ -145,6 +145,9 @@ def test_a_bad_request_that_came_too_late_proves_nothing(sides: Sides) -> None:
     crowd = isolation.Crowd(asked, side.alone(asked, 2), SMALL)
     isolation._beside(found, side, crowd, lambda _: time.sleep(0.5) or "400")
     assert found.notes["answered"] == f"400, {isolation.TOO_LATE}"
+    lost = [Answer("", 1, 1, 0, 0, failure="gone")] * 2
+    isolation._beside(found, side, isolation.Crowd(asked, lost, SMALL), lambda _: "400")
+    assert (found.refused, found.asked, found.reason) == (2, 6, "gone")
 
 
 def test_a_prompt_that_is_answered_differently_from_a_cache_is_told(sides: Sides) -> None:
@@ -256,6 +259,8 @@ def test_a_server_that_refused_is_no_rival_and_that_is_said() -> None:
     assert list(ratios(rows)) == []
     assert without_rival(rows) == rows[:1]
     assert "refused 3 of 16: HTTP 500" in report(result(*rows))
+    missing = report(result(row("mlx-provider", None), row("other", 900)))
+    assert "- llama, 4bit, 16 streams: throughput: no figure of ours" in missing
     ours = row("mlx-provider", None, asked=4, refused=1, reason="no room")
     told = report(result(ours, row("other", 900)))
     assert "## Where we are not faster\n\n- llama, 4bit, 16 streams: refused 1 of 4: no" in told

@@ -23,6 +23,8 @@ from .rows import Row, Rows
 from .sides import Side, in_turn
 
 STREAMS = 4
+LONGER = 2
+"""Times the usual answer's tokens of the streams: they should outlast the bad request."""
 NO_IMAGE = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUg=="
 BAD: Mapping[str, tuple[Any, dict[str, Any]]] = {
     "no messages": ([], {}),
@@ -53,7 +55,8 @@ def measure(plan: Plan, subject: Subject, sides: Sequence[Side]) -> Iterator[lis
     asked = questions("isolation", STREAMS, 0, plan.words)
     for turn in range(plan.rounds):
         for side in in_turn(sides, turn):
-            alone = side.alone(asked, plan.reply)
+            side.revive()
+            alone = side.alone(asked, LONGER * plan.reply)
             for case, disturb in disturbances(plan).items():
                 side.revive()
                 row = rows(f"beside {case}", side.name)
@@ -69,6 +72,10 @@ class Crowd:
     alone: Sequence[Answer]
     plan: Plan
 
+    @property
+    def reply(self) -> int:
+        return LONGER * self.plan.reply
+
 
 Disturbance = Callable[[Side], str]
 """What was answered."""
@@ -83,14 +90,14 @@ def disturbances(plan: Plan) -> dict[str, Disturbance]:
 
 def _beside(row: Row, side: Side, crowd: Crowd, disturb: Disturbance) -> None:
     if side.given_up:
-        row.count(side.together(crowd.asked, crowd.plan.reply))
+        row.count(side.together(crowd.asked, crowd.reply))
         return
     begun = Begun(len(crowd.asked))
     together, (told, at) = beside(
-        lambda: begun.ended(side.together(crowd.asked, crowd.plan.reply, heard=begun.heard)),
+        lambda: begun.ended(side.together(crowd.asked, crowd.reply, heard=begun.heard)),
         lambda: _once(begun, crowd.plan.limit, side, disturb),
     )
-    row.count(together)
+    row.count([*together, *(answer for answer in crowd.alone if answer.failure)])
     row.hold(together, crowd.alone)
     row.notes["answered"] = told if at < begun.end else f"{told}, {TOO_LATE}"
     (after,) = side.alone([HELLO], 2)

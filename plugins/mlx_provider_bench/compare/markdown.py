@@ -19,6 +19,7 @@ from .verdict import (
     not_faster,
     ratios,
     refusals,
+    without_figure,
     without_rival,
 )
 
@@ -65,6 +66,10 @@ def _not_faster(result: Result) -> list[str]:
     """Never empty: who had nobody beside it says so."""
     found, compared = not_faster(result.rows), sum(1 for _ in ratios(result.rows))
     lines = [f"- {_case(row)}: {refused(row)}" for row in refusals(result.rows)]
+    lines += [
+        f"- {_case(row)}: {METRICS[metric].title}: no figure of ours"
+        for row, metric in without_figure(result.rows)
+    ]
     lines += [f"- {_sentence(ratio)}{_but(result, ratio.other)}" for ratio in found]
     if not lines:
         lines = [NOWHERE] if compared else ["There was no other server's figure to compare with."]

@@ -25,7 +25,7 @@ NEWCOMER = 2
 """Tokens of the answer to the long prompt."""
 TOO_SHORT = "ended before the prompt was answered"
 """What would have been seen of them later is not known: longer answers are needed."""
-PIECES = 6
+PIECES = 2
 """Of each stream before the prompt comes."""
 
 

@@ -62,6 +62,15 @@ def refusals(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row.server == OURS and row.figures and row.refused]
 
 
+def without_figure(rows: Sequence[Row]) -> Iterator[tuple[Row, str]]:
+    """Cases of ours, and metrics that another server has a figure for and ours has none."""
+    for ours, others in _cases(rows, OURS):
+        for metric in METRICS:
+            there = any(figure(each.figures.get(metric, ())) is not None for each in others)
+            if there and not ours.refused and figure(ours.figures.get(metric, ())) is None:
+                yield ours, metric
+
+
 def answers_wrongly(rows: Sequence[Row], row: Row) -> bool:
     """Whether that server, with that model, has answers that are others in company."""
     who = row.server, row.model, row.format
