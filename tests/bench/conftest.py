@@ -85,6 +85,7 @@ class FakeServer(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    models: Any = {"data": [{"id": "right"}]}
     WAIT = 0.4
     """Seconds by which `stalls` is late."""
 
@@ -107,7 +108,7 @@ class FakeRequest(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        self._whole(200, {"data": [{"id": "right"}]})
+        self._whole(200, self.server.models)
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -175,8 +176,8 @@ class FakeRequest(BaseHTTPRequestHandler):
         self.wfile.write(f"data: {json.dumps(head | event)}\n\n".encode())
         self.wfile.flush()
 
-    def _whole(self, status: int, content: dict[str, Any]) -> None:
-        text = json.dumps(content).encode()
+    def _whole(self, status: int, content: Any) -> None:
+        text = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(status)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(text)))

@@ -302,7 +302,7 @@ def test_the_command_repeats_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (asked[-1].others, asked[-1].limit) == (list(plan.others), plan.limit)
 
 
-def test_servers_are_named_without_their_keys(fake: Any) -> None:
+def test_servers_are_named_without_their_keys(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     other = parse_other("my-vllm=http://host:8000")
     assert (other.base, other.model) == ("http://host:8000/v1", "")
     assert key_of(other, {"MY_VLLM_API_KEY": "secret"}) == "secret"
@@ -317,6 +317,10 @@ def test_servers_are_named_without_their_keys(fake: Any) -> None:
     for text, told in wrong.items():
         with pytest.raises(BadRequest, match=told):
             parse_other(text)
+    monkeypatch.setattr(type(fake), "models", b"")
+    assert model_of(parse_other(f"a={fake.url},mine")) == "mine"
+    with pytest.raises(EngineUnavailable, match="lists no model: name one after the address, a="):
+        model_of(parse_other(f"a={fake.url}"))
     with pytest.raises(EngineUnavailable, match="/v1/models: "):
         model_of(Other("gone", "http://127.0.0.1:9/v1"))
 

@@ -64,16 +64,22 @@ def key_of(other: Other, environ: Mapping[str, str] = os.environ) -> str:
 def model_of(other: Other) -> str:
     """What the server calls its model. Raises `EngineUnavailable` that says why it cannot be told.
 
-    An address that answers nothing is found out here, before anything is measured.
+    An address that answers nothing is found out here, before anything is measured. A server that
+    answers, and does not list its models as OpenAI's API has it, is taken at its user's word.
     """
+    address = f"{other.base}/models"
     try:
         headers = {"authorization": f"Bearer {key_of(other)}"}
-        reply = httpx.get(f"{other.base}/models", headers=headers, timeout=LOOK, trust_env=False)
+        reply = httpx.get(address, headers=headers, timeout=LOOK, trust_env=False)
+    except httpx.HTTPError as error:
+        raise EngineUnavailable(f"{address}: {error or type(error).__name__}") from None
+    try:
         listed = [str(each["id"]) for each in reply.raise_for_status().json()["data"]]
-    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-        if other.model and isinstance(error, httpx.HTTPStatusError | ValueError):
-            return other.model  # it is there, and lists nothing
-        raise EngineUnavailable(f"{other.base}/models: {error or type(error).__name__}") from None
+    except (httpx.HTTPStatusError, ValueError, KeyError, TypeError):
+        listed = []
     if other.model or listed:
         return other.model or listed[0]
-    raise EngineUnavailable(f"{other.base}/models is empty: name a model after the address")
+    raise EngineUnavailable(
+        f"{address} (status {reply.status_code}) lists no model: name one after the address, "
+        f"{other.name}={other.base},MODEL"
+    )
