@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from typer.testing import CliRunner
@@ -85,7 +85,7 @@ class FakeServer(ThreadingHTTPServer):
     """
 
     daemon_threads = True
-    models: Any = {"data": [{"id": "right"}]}
+    models: ClassVar[Any] = {"data": [{"id": "right"}]}
     WAIT = 0.4
     """Seconds by which `stalls` is late."""
 
@@ -153,7 +153,7 @@ class FakeRequest(BaseHTTPRequestHandler):
                 return
             while self.model == "stalls" and self.server.long and not long:
                 time.sleep(0.01)
-            time.sleep(0.03 if self.model == "slow" else 0.005)
+            time.sleep(0.015 if self.model == "slow" else 0.005)
             self._event({"choices": [{"index": 0, "delta": {"content": word}}]})
         while self.model == "dribbles" and not self.server.over.wait(0.05):
             self.wfile.write(b": ping\n\n")
