@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from ..config import runtime
+from ..config import PREFIX, Runtime, runtime
 from ..errors import EngineUnavailable
-from .engine_options import http_client
+from .engine_options import ApiBase, ApiKeyFile, http_client
 
 if TYPE_CHECKING:
     from ..client.http import HttpClient
@@ -21,55 +25,85 @@ if TYPE_CHECKING:
 engine = typer.Typer(no_args_is_help=True, help="The engine process of this machine and user.")
 END_LIMIT = 30.0
 """Seconds in which an engine that was told to end at once must have ended."""
+NONE_RUNS = 3
+"""Exit code of `status` where there is no engine, as of a service that is not active."""
+POLL = 0.1
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @engine.command()
 def status(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False, api_base: ApiBase = None, api_key_file: ApiKeyFile = None
 ) -> None:
-    """What runs, with which models, and whether it is out of date. Starts nothing."""
+    """What runs, with which models, and whether it is out of date. Starts nothing.
+
+    Exit code 0: it runs; 1: it does not answer, or not well; 3: there is none.
+    """
     from ..client.identity import differences, identity
 
-    health = _client().health()
-    changed = differences(health.identity, identity())
+    if api_base is None and (why := _none_runs(runtime())):
+        typer.echo(json.dumps({"engine": "none", "detail": why}) if as_json else why)
+        raise typer.Exit(NONE_RUNS)
+    health = _answered(http_client(api_base, api_key_file), own=api_base is None)
+    other = list(differences(health.identity, identity()).values())
     if as_json:
-        typer.echo(json.dumps({**health.model_dump(), "out_of_date": changed}, indent=2))
-        return
-    console = Console(highlight=False, soft_wrap=True)
-    for line in described(health, changed):
-        console.print(line, markup=False)
+        told = {"engine": "runs", **health.model_dump(), "other_settings": other}
+        typer.echo(json.dumps(told, indent=2))
+    else:
+        console = Console(highlight=False, soft_wrap=True)
+        for line in described(health, other, api_base):
+            console.print(line, markup=False)
+    if not health.ok:
+        raise typer.Exit(1)
 
 
 @engine.command()
 def stop(
     idle: Annotated[bool, typer.Option("--idle", help="Wait until no request runs.")] = False,
+    api_base: ApiBase = None,
 ) -> None:
     """End the engine; requests that run end with a typed error, unless --idle."""
-    client = _client()
-    pid = client.health().pid
+    _only_here(api_base)
+    if why := _none_runs(runtime()):
+        typer.echo(why)
+        return
+    client = http_client()
+    pid = _answered(client).pid
     if not client.stop("`mlx-provider engine stop`", "idle" if idle else "now"):
         typer.echo(f"engine process {pid} ends as soon as no request runs")
         return
-    _await_end(client)
+    _await_end(pid)
     typer.echo(f"engine process {pid} has ended")
 
 
 @engine.command()
 def restart(
     idle: Annotated[bool, typer.Option("--idle", help="Only if no request runs.")] = False,
+    api_base: ApiBase = None,
 ) -> None:
-    """End the engine and start one with the plugins and settings of today."""
+    """End the engine and start one with the plugins and settings of today.
+
+    One that another program started with other settings is only ended: that program's next
+    request starts it again.
+    """
+    from ..client.identity import differences, identity, told
     from ..client.lifecycle import LocalEngine
 
-    client = _client()
-    try:
-        ends = client.stop("`mlx-provider engine restart`", "idle" if idle else "now")
-    except EngineUnavailable:
-        ends = True
-    if not ends:
-        typer.echo("requests run: the engine ends when it is idle, the next request starts one")
-        return
-    _await_end(client)
+    _only_here(api_base)
+    client = http_client()
+    if not _none_runs(runtime()):
+        health = _answered(client)
+        if not client.stop("`mlx-provider engine restart`", "idle" if idle else "now"):
+            typer.echo("requests run: the engine ends when it is idle, the next request starts one")
+            return
+        _await_end(health.pid)
+        if other := differences(health.identity, identity()):
+            typer.echo(
+                f"engine process {health.pid} has ended. It had other settings than this shell, so "
+                f"the next request starts the new one, with its sender's: {told(other)}"
+            )
+            return
     LocalEngine(runtime()).ensure()
     typer.echo(f"engine process {client.health().pid} runs")
 
@@ -78,50 +112,131 @@ def restart(
 def logs(
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="How many lines.")] = 50,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more.")] = False,
+    api_base: ApiBase = None,
 ) -> None:
     """Print the end of the engine's log."""
-    path = runtime().log
+    _only_here(api_base)
     try:
-        with path.open(errors="replace") as log:
-            for line in deque(log, lines):
-                typer.echo(line, nl=False)
-            while follow:
-                typer.echo(log.read(), nl=False)
-                time.sleep(0.5)
-    except FileNotFoundError:
-        raise EngineUnavailable(f"there is no log at {path}: no engine was started here") from None
+        for text in _log_text(runtime().log, lines, follow=follow):
+            typer.echo(text, nl=False)
     except KeyboardInterrupt:
         return
 
 
-def described(health: Health, changed: list[str]) -> list[str]:
+def described(health: Health, other: list[str], api_base: str | None = None) -> list[str]:
     """The engine's state, a line for each thing."""
+    log = f"where {api_base} was started, on its error output" if api_base else runtime().log
     lines = [
         f"process {health.pid}: mlx-provider {health.version} on {health.device}",
         f"BLAS: {health.blas}",
         f"requests: {health.running} run, {health.queued} wait",
         f"memory: {health.active_memory / 2**20:.0f} MiB",
-        f"log: {runtime().log}",
+        f"log: {log}",
     ]
+    lines += [] if health.ok else [f"it has died: {health.detail}; `mlx-provider engine restart`"]
     lines += [
         f"model {m.model}: {m.family} of plugin {m.plugin}, context {m.context_length}"
         for m in health.models
     ]
     lines += [f"decoding of {m.model}: {m.decoding}" for m in health.models]
     lines += [f"note of {m.model}: {note}" for m in health.models for note in m.notes]
-    return [*lines, *(f"out of date: {each}" for each in changed)]
+    lines += [f"out of date: {each}" for each in health.out_of_date]
+    return [*lines, *(f"other than this shell: {each}" for each in other)]
 
 
-def _client() -> HttpClient:
-    return http_client()
+def _only_here(api_base: str | None) -> None:
+    """Raises `EngineUnavailable` for an engine that is not found by the runtime folder."""
+    if api_base is not None:
+        raise EngineUnavailable(
+            f"the engine at {api_base} can be asked for its status, and no more, from here: it is "
+            "ended, started and logged where it runs. For an engine of yours in another folder "
+            f"set {PREFIX}RUNTIME_DIR"
+        )
 
 
-def _await_end(client: HttpClient) -> None:
+def _none_runs(here: Runtime) -> str:
+    """Why there is no engine, in a line; empty: some process holds the lock.
+
+    Raises `EngineUnavailable` for a folder of another user, and where something else than an
+    engine is at the socket's place.
+    """
+    from ..client.runtime_folder import inspect, is_held
+
+    if not inspect(here) or not here.socket.exists():
+        held = here.lock.exists() and is_held(here.lock)
+        return "" if held else f"no engine runs in {here.folder}: the first request starts one"
+    if not here.socket.is_socket():
+        raise EngineUnavailable(f"{here.socket} is in the way and is no socket: remove it")
+    if is_held(here.lock):
+        return ""
+    if here.listens():
+        raise EngineUnavailable(
+            f"some process that is no engine of mlx-provider listens on {here.socket}: end it "
+            f"(`lsof {here.socket}` names it), or set {PREFIX}RUNTIME_DIR to another folder"
+        )
+    return (
+        f"no engine runs: {here.socket} was left behind by one that was killed, "
+        "and the next request starts another in its place"
+    )
+
+
+def _answered(client: HttpClient, *, own: bool = True) -> Health:
+    """The engine's state. Raises `EngineUnavailable` that names the process that is silent."""
+    from ..client.runtime_folder import holder
+
+    here = runtime()
+    try:
+        return client.health()
+    except EngineUnavailable as error:
+        if not own or type(error) is not EngineUnavailable:
+            raise
+        pid = holder(here.lock)
+        raise EngineUnavailable(
+            f"engine process {pid} does not answer: it is starting or ending; else see {here.log} "
+            f"and `kill {pid}` ({error.message})"
+        ) from None
+
+
+def _await_end(pid: int) -> None:
+    """Until its lock is free, or another engine's."""
+    from ..client.runtime_folder import holder, is_held
+
+    here = runtime()
     deadline = time.monotonic() + END_LIMIT
-    while time.monotonic() < deadline:
-        try:
-            client.health()
-        except EngineUnavailable:
-            return
-        time.sleep(0.1)
-    raise EngineUnavailable(f"the engine does not end within {END_LIMIT:g} s: see {runtime().log}")
+    while is_held(here.lock) and holder(here.lock) == str(pid):
+        if time.monotonic() > deadline:
+            raise EngineUnavailable(
+                f"engine process {pid} does not end within {END_LIMIT:g} s: see {here.log} "
+                f"and `kill -9 {pid}`"
+            )
+        time.sleep(POLL)
+
+
+def _log_text(path: Path, lines: int, *, follow: bool) -> Iterator[str]:
+    """The last lines; with `follow` what is added, through the next engines' logs too."""
+    with ExitStack() as opened:
+        log = opened.enter_context(_opened(path))
+        yield from deque(log, lines)
+        while follow:
+            yield log.read()
+            if _is_another(path, log):
+                yield log.read()
+                opened.close()
+                log = opened.enter_context(_opened(path))
+            time.sleep(POLL)
+
+
+def _opened(path: Path) -> IO[str]:
+    from ..client.runtime_folder import open_own_file
+
+    if not path.exists():
+        raise EngineUnavailable(f"there is no log at {path}: no engine was started here")
+    return os.fdopen(open_own_file(path, os.O_RDONLY), errors="replace")
+
+
+def _is_another(path: Path, log: IO[str]) -> bool:
+    """Whether a new engine has set the log aside and begun one."""
+    try:
+        return not os.path.samestat(path.stat(), os.fstat(log.fileno()))
+    except FileNotFoundError:
+        return False

@@ -13,10 +13,10 @@ from .. import __version__
 from ..config import PREFIX
 from ..errors import EngineUnavailable, OtherProtocol
 from ..protocol.figures import Figures
-from ..protocol.messages import GenerateRequest, Health, ModelRequest
+from ..protocol.messages import STARTS_ENGINES, GenerateRequest, Health, ModelRequest
 from .address import Address
 from .generation import Generation
-from .identity import differences
+from .identity import OWN, PYTHON, differences, is_left_behind, told
 from .lines import Lines
 from .link import Attachment, Link
 from .retry import NotTaken, last_try, patiently
@@ -25,6 +25,10 @@ from .wire import parse_figures, parse_health, request_body
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
+
+LEFT_BEHIND = "start this process again, it is of a version that is installed no more"
+LATER = "it ends when it is idle, or with `mlx-provider engine restart`"
+APART = f"{PREFIX}RUNTIME_DIR gives each its own engine"
 
 When = Literal["now", "idle", "alone"]
 """`idle`: no request runs; `alone`: and no other client is there."""
@@ -52,6 +56,7 @@ class HttpClient:
         self._identity = identity
         self._address = address
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._headers |= dict([STARTS_ENGINES]) if start else {}
         self._start = start
         self._link = Link(address, self._headers)
         self._of_parents: list[Link] = []
@@ -134,7 +139,7 @@ class HttpClient:
             except NotTaken:
                 return self._started(link, self._start)
             except OtherProtocol as error:
-                if not _gives_way(link, error.message, "idle"):
+                if is_left_behind() or not _gives_way(link, error.message, "idle"):
                     raise
                 return self._started(link, self._start)
             return self._up_to_date(link, attachment, self._start)
@@ -157,7 +162,7 @@ class HttpClient:
 
         attachment = patiently(attached)
         if attachment.health.version != __version__:
-            raise _other_version(link, attachment)
+            raise _other_version(link, attachment, LEFT_BEHIND)
         return attachment
 
     def _up_to_date(
@@ -165,24 +170,27 @@ class HttpClient:
     ) -> Attachment:
         """The engine, or a new one in the place of one that is out of date and disturbs nobody.
 
-        Raises `EngineUnavailable` where one of another version is busy.
+        Raises `EngineUnavailable` where one of another version goes on.
         """
         health = attachment.health
-        changed = differences(health.identity, self._identity()) if self._identity else []
-        other_version = health.version != __version__
-        if not changed and not other_version:
+        changed = differences(health.identity, self._identity()) if self._identity else {}
+        if health.version != __version__:
+            changed = {OWN: f"{OWN}: {health.version}, here {__version__}"} | changed
+        if not changed:
             return attachment
-        reason = "; ".join(changed) or f"mlx-provider: {health.version}, now {__version__}"
-        # Others may want their settings as much as we want ours; versions are the same for all.
-        settings = bool(changed) and all(each.startswith(PREFIX) for each in changed)
-        if _gives_way(link, reason, "alone" if settings else "idle"):
+        if OWN in changed and is_left_behind():
+            raise _other_version(link, attachment, LEFT_BEHIND)
+        # Another Python, or other settings, may be wanted by others as much as ours are by us.
+        newer = OWN in changed and PYTHON not in changed
+        if _gives_way(link, told(changed), "idle" if newer else "alone"):
             link.drop(attachment)
             return self._started(link, start, health.pid)
-        if other_version:
-            raise _other_version(link, attachment)
+        if OWN in changed:
+            raise _other_version(link, attachment, LATER if newer else APART)
         log.warning(
-            "the running engine (process %d) is out of date and busy, and ends when it is idle, "
-            "or with `mlx-provider engine restart`: %s", health.pid, reason,
+            "the running engine (process %d) was started with other settings, which other clients "
+            "use: it serves this process, too, until these are gone, or until `mlx-provider engine "
+            "restart`. %s: %s", health.pid, APART, told(changed),
         )  # fmt: skip
         return attachment
 
@@ -195,12 +203,12 @@ class HttpClient:
         self._link = Link(self._address, self._headers)
 
 
-def _other_version(link: Link, attachment: Attachment) -> EngineUnavailable:
+def _other_version(link: Link, attachment: Attachment, remedy: str) -> EngineUnavailable:
     link.drop(attachment)
     health = attachment.health
     return EngineUnavailable(
         f"the running engine (process {health.pid}) is mlx-provider {health.version}, this client "
-        f"is {__version__}: it ends when it is idle, or with `mlx-provider engine restart`"
+        f"is {__version__}: {remedy}"
     )
 
 

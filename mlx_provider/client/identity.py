@@ -1,59 +1,74 @@
-"""What an engine process was started as, so that a client can see that it is out of date."""
+"""What an engine process was started as, so that a client can see that it wants another one.
+
+What is on disk, plugins above all, the engine itself watches: it knows what it has imported.
+"""
 
 from __future__ import annotations
 
-import importlib.util
+import hashlib
 import os
-from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, entry_points, version
-from pathlib import Path
+import platform
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 
 from .. import __version__
 from ..config import PREFIX
 from ..registry.discovery import SELECTION
 
-UPSTREAM = ("mlx", "mlx-lm", "mlx-vlm", "transformers")
+OWN, PYTHON = "mlx-provider", "python"
 NOT_THE_ENGINES = frozenset(
     PREFIX + name for name in ("API_KEY", "IDLE_TIMEOUT", "RUNTIME_DIR", "TRANSPORT")
 )
 """Variables that are secret, or that do not change what a running engine does for a client."""
+OTHERS = (
+    "CUDA_VISIBLE_DEVICES",
+    "HF_ENDPOINT",
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "HF_HUB_OFFLINE",
+    "HF_TOKEN",
+    "PYTHONPATH",
+)
+"""Variables of others by which an engine finds models, devices and code."""
+MLX, WINDOW = "MLX_", "_SLIDING_WINDOW"
+"""Begin of MLX's own variables, and of ours; end of those that change what a model attends to."""
+SECRET = ("HF_TOKEN",)
 
 
 def identity(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Versions, plugins with the age of their files, and settings, by name."""
-    found = {"mlx-provider": __version__, **dict(_upstream()), **dict(_plugins())}
-    settings = {n: v for n, v in environ.items() if n.startswith(PREFIX) and (v or n == SELECTION)}
-    return found | {n: v for n, v in settings.items() if n not in NOT_THE_ENGINES}
+    """Version, Python and settings, by name; of a secret a digest."""
+    python = f"{sys.prefix} ({platform.python_version()})"
+    names = [n for n in environ if n.startswith(MLX) or n.endswith(WINDOW) or n in OTHERS]
+    return {OWN: __version__, PYTHON: python} | {
+        name: _shown(name, environ[name])
+        for name in names
+        if name not in NOT_THE_ENGINES and (environ[name] or name == SELECTION)
+    }
 
 
-def differences(theirs: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
-    """What is not the same, in words; empty where the other side does not say what it is."""
+def differences(theirs: Mapping[str, str], ours: Mapping[str, str]) -> dict[str, str]:
+    """What is not the same, in words, by name; empty where the other side does not say."""
     if not theirs:
-        return []
+        return {}
     names = sorted(name for name in {*theirs, *ours} if theirs.get(name) != ours.get(name))
-    return [f"{n}: {theirs.get(n, 'none')}, now {ours.get(n, 'none')}" for n in names]
+    return {n: f"{n}: {theirs.get(n, 'unset')}, here {ours.get(n, 'unset')}" for n in names}
 
 
-def _upstream() -> Iterator[tuple[str, str]]:
-    for name in UPSTREAM:
-        try:
-            yield name, version(name)
-        except PackageNotFoundError:
-            continue
+def told(changed: Mapping[str, str]) -> str:
+    """In one line."""
+    return "; ".join(changed.values())
 
 
-def _plugins() -> Iterator[tuple[str, str]]:
-    for point in entry_points(group="mlx_provider"):
-        owner = point.dist
-        if owner is not None and owner.name != "mlx-provider":
-            yield f"plugin {point.name}", f"{owner.name} {owner.version} {_age(point.module)}"
+def is_left_behind() -> bool:
+    """Whether another version is installed by now, so that no engine of this one can be started."""
+    try:
+        return version(OWN) != __version__
+    except PackageNotFoundError:
+        return False
 
 
-def _age(module: str) -> int:
-    """When the newest source file of a module or package was written, in nanoseconds."""
-    spec = importlib.util.find_spec(module.partition(".")[0])
-    if spec is None or spec.origin is None:
-        return 0
-    origin = Path(spec.origin)
-    files = origin.parent.rglob("*.py") if spec.submodule_search_locations else [origin]
-    return max((file.stat().st_mtime_ns for file in files if file.is_file()), default=0)
+def _shown(name: str, value: str) -> str:
+    if name not in SECRET:
+        return value
+    return "a secret with digest " + hashlib.blake2b(value.encode(), digest_size=4).hexdigest()

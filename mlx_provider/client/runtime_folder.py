@@ -143,6 +143,16 @@ def holder(path: Path) -> str:
         return "unknown"
 
 
+def is_held(path: Path) -> bool:
+    """Whether a process holds the engine's lock; makes no file."""
+    if not path.exists():
+        return False
+    lock = EngineLock.try_take(path)
+    if lock is not None:
+        lock.release()
+    return lock is None
+
+
 def _is_file(descriptor: int, path: Path) -> bool:
     try:
         there = path.stat()

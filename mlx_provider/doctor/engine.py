@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from ..client.connection import Connections
 from ..client.http import HttpClient
 from ..client.identity import differences, identity
-from ..client.runtime_folder import EngineLock, holder
-from ..config import Runtime
+from ..client.runtime_folder import holder, is_held
 from ..errors import EngineUnavailable, OtherProtocol
 from ..protocol.messages import Health
 from .findings import Finding
@@ -31,7 +30,7 @@ def running(subject: Subject) -> Iterator[Finding]:
     except OtherProtocol as error:
         yield Finding("engine.out_of_date", "warn", error.message, RESTART)
     except EngineUnavailable as error:
-        if _is_locked(subject.runtime):
+        if is_held(subject.runtime.lock):
             pid = holder(subject.runtime.lock)
             told = f"engine process {pid} does not answer ({error.message})"
             remedy = f"see {subject.runtime.log}, end process {pid}, or wait if it is starting"
@@ -51,17 +50,10 @@ def told_of(health: Health, subject: Subject) -> Iterator[Finding]:
     models = ", ".join(model.model for model in health.models) or "no model"
     told = f"process {health.pid}, mlx-provider {health.version} on {health.device}: {models}, "
     yield Finding("engine.running", "ok", told + size(health.active_memory))
+    if health.out_of_date:
+        told = f"the engine is out of date: {'; '.join(health.out_of_date)}"
+        yield Finding("engine.out_of_date", "warn", told, RESTART)
     changed = differences(health.identity, identity(subject.environ))
     if changed:
-        told = f"the engine is not what one started now would be: {'; '.join(changed)}"
-        yield Finding("engine.out_of_date", "warn", told, RESTART)
-
-
-def _is_locked(runtime: Runtime) -> bool:
-    """Whether a process holds the engine's lock. Makes no file."""
-    if not runtime.lock.exists():
-        return False
-    lock = EngineLock.try_take(runtime.lock)
-    if lock is not None:
-        lock.release()
-    return lock is None
+        told = f"the engine was started with other settings: {'; '.join(changed.values())}"
+        yield Finding("engine.settings", "warn", told, RESTART)

@@ -30,6 +30,8 @@ from ..bounds import (
 from ..errors import MLXProviderError, from_code
 
 PROTOCOL_VERSION = 1
+STARTS_ENGINES = ("x-mlx-provider-starts-engines", "yes")
+"""Header of a client that can start an engine in the place of one that gives way."""
 
 FinishReason = Literal["stop", "length", "tool_calls", "cancelled"]
 
@@ -449,4 +451,6 @@ class Health(_Wire):
     active_memory: int = 0
     detail: str = ""
     identity: dict[str, str] = Field(default_factory=dict)
-    """Versions, plugins and settings of the engine process; told to its owner alone."""
+    """Version, Python and settings of the engine process; told to its owner alone."""
+    out_of_date: list[str] = Field(default_factory=list)
+    """What has changed on disk since it was started, and last what becomes of it."""

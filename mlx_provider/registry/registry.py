@@ -24,6 +24,7 @@ from .catalog import Catalog, R
 from .contents import Contents, load
 from .discovery import installed, missing, selection
 from .plugin import Plugin
+from .sources import sources_of
 
 if TYPE_CHECKING:
     import pluggy
@@ -45,6 +46,7 @@ class PluginRegistry:
         self._kernels: Catalog[Kernels] = Catalog("kernels")
         self._drafters: Catalog[Drafter] = Catalog("drafter")
         self._clients: Catalog[Client] = Catalog("client")
+        self._digests: dict[str, str] = {}
 
     @classmethod
     def discover(cls, environ: Mapping[str, str] = os.environ) -> PluginRegistry:
@@ -93,6 +95,16 @@ class PluginRegistry:
     @property
     def clients(self) -> dict[str, Client]:
         return self._clients.names()
+
+    def sources(self, plugin: Plugin) -> str:
+        """Digest of a third party's source files as they were loaded; empty for ours."""
+        return self._digests.get(plugin.key, "")
+
+    def computing(self, family: Plugin) -> str:
+        """Digests of third parties' sources on which the KV of a plugin's models depends."""
+        kernels = [each for each in self.plugins if each.records.get(self._kernels.kind)]
+        plugins = {each.key: each for each in (family, *kernels)}.values()
+        return " ".join(filter(None, (self.sources(each) for each in plugins)))
 
     def client(self, name: str) -> Client:
         """By name or alias, however it is spelt. Raises `BadRequest`."""
@@ -179,6 +191,8 @@ class PluginRegistry:
 
     def _load(self, plugin: Plugin, entry_point: EntryPoint) -> None:
         self._plugins[plugin.key] = plugin
+        if not plugin.ours:
+            self._digests[plugin.key] = sources_of(entry_point).digest()
         with Isolation() as isolation:
             self._admit(plugin, load(entry_point))
         if isolation.fault is not None:

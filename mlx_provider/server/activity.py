@@ -21,6 +21,7 @@ class Activity:
         self._clock = clock
         self._attached = 0
         self._open: set[EventQueue] = set()
+        self._counting = 0
         self._since = clock()
 
     @contextmanager
@@ -49,10 +50,20 @@ class Activity:
             self._open.discard(queue)
             self._since = self._clock()
 
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """While the tokens of a request are counted."""
+        self._counting += 1
+        try:
+            yield
+        finally:
+            self._counting -= 1
+            self._since = self._clock()
+
     @property
     def requests(self) -> int:
-        """Requests that run."""
-        return len(self._open)
+        """Requests that run, or are counted."""
+        return len(self._open) + self._counting
 
     @property
     def clients(self) -> int:
@@ -61,7 +72,7 @@ class Activity:
 
     def idle(self) -> float:
         """Seconds without a client and without a request."""
-        return 0.0 if self._attached or self._open else self._clock() - self._since
+        return 0.0 if self._attached or self.requests else self._clock() - self._since
 
     def relieve(self) -> None:
         """Where readers leave too much unread, the slowest ones lose their replies."""

@@ -27,6 +27,7 @@ from .figures import FiguresRoute
 from .generate import NDJSON, Generate
 from .giving_way import GivingWay
 from .incoming import Incoming
+from .out_of_date import OutOfDate
 
 HEARTBEAT = 10.0
 """Seconds between two empty lines to an attached client, so that a vanished one is noticed."""
@@ -39,7 +40,7 @@ class EngineApp:
 
     `blas` replaces what the service says of it. `key` and `hosts`: of an engine on TCP, see
     `access.Gate`; without a key it listens on its owner's socket. `body_bytes`: of all bodies
-    that are read or prepared at once.
+    that are read or prepared at once. `out_of_date`: knows what has changed since the start.
     """
 
     def __init__(
@@ -50,12 +51,13 @@ class EngineApp:
         key: str | None = None,
         hosts: Iterable[str] = (),
         body_bytes: int = EngineSettings.body_bytes,
+        out_of_date: OutOfDate | None = None,
     ) -> None:
         self._service = service
         self._bodies = Bodies(body_bytes)
         self._blas = blas
         self.activity = Activity()
-        self.giving_way = GivingWay(self.activity)
+        self.giving_way = GivingWay(self.activity, out_of_date, remote=key is not None)
         self._identity = {} if key else identity()
         self.stopping = anyio.Event()
         """Set when the process ends: attached clients are let go, nothing new is accepted."""
@@ -67,7 +69,7 @@ class EngineApp:
 
     def _routes(self, *, remote: bool) -> list[Route]:
         owners = [] if remote else [Route("/v1/stop", self.giving_way.__call__, methods=["POST"])]
-        incoming = Incoming(self.activity, self._bodies, remote)
+        incoming = Incoming(self.activity, self._bodies, remote, self.giving_way.admit)
         answer = partial(Generate, self._service, incoming, self.stopping)
         return [
             *owners,
@@ -89,7 +91,10 @@ class EngineApp:
 
     def state(self) -> Health:
         """What `/health` answers."""
-        own: dict[str, object] = {"identity": self._identity}
+        own: dict[str, object] = {
+            "identity": self._identity,
+            "out_of_date": self.giving_way.out_of_date(),
+        }
         if self._blas:
             own["blas"] = self._blas
         return self._service.health().model_copy(update=own)

@@ -30,7 +30,7 @@ class Count:
             request, ticket = await self._incoming.read(scope, receive, GenerateRequest)
         except ClientDisconnect:
             return
-        with self._incoming.activity.reading():
+        with self._incoming.activity.counting():
             count = await anyio.to_thread.run_sync(
                 self._count, request, ticket, limiter=self._limiter
             )

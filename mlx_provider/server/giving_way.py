@@ -1,4 +1,9 @@
-"""`POST /v1/stop`: an engine gives way to a newer one as soon as it disturbs nobody."""
+"""An engine gives way to a newer one as soon as it disturbs nobody: as told, or of itself.
+
+Told by `POST /v1/stop`; of itself where plugins were edited, installed or removed, once a request
+comes. The request that finds it so is refused as not taken, so that its client sends it to the
+engine that it then starts.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +14,20 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Scope
 
-from ..errors import BadRequest
+from ..errors import BadRequest, EngineUnavailable
+from ..protocol.messages import STARTS_ENGINES
 from .access import error_response
 from .activity import Activity
+from .out_of_date import OutOfDate
 
 log = logging.getLogger(__name__)
+
+STARTS = tuple(each.encode() for each in STARTS_ENGINES)
+NEXT = "it is replaced as soon as no request runs"
+REMOTE = "it goes on as it is until whoever runs it starts it again"
+OTHERS = "it is replaced for the first client of the new version"
 
 
 class StopRequest(BaseModel):
@@ -28,35 +41,91 @@ class StopRequest(BaseModel):
 class GivingWay:
     """Ends the process when asked to, as soon as what it was told to wait for is so."""
 
-    def __init__(self, activity: Activity) -> None:
+    def __init__(
+        self, activity: Activity, out_of_date: OutOfDate | None = None, *, remote: bool = False
+    ) -> None:
+        """`remote`: clients of other machines could not start another engine."""
         self._activity = activity
-        self._asked: StopRequest | None = None
+        self._out_of_date = out_of_date
+        self._remote = remote
+        self._asked: dict[str, StopRequest] = {}
+        self._noticed: list[str] = []
+        self.ending = False
+        """Nothing more is taken."""
         self.stop: Callable[[], None] = lambda: None
         """Ends the process; set by the server that runs it."""
 
     async def __call__(self, request: Request) -> Response:
         """What becomes of the wish: `{"ends": bool, "clients": int, "requests": int}`."""
         try:
-            self._asked = StopRequest.model_validate_json(await request.body())
+            asked = StopRequest.model_validate_json(await request.body())
         except ValidationError as error:
             return error_response(BadRequest(f"body: {error.errors()[0]['msg']}"))
+        self._asked[asked.when] = asked
         ends = self.due(others=1)
         log.log(
             logging.INFO if ends else logging.WARNING,
             "%s (%s): %d clients, %d requests",
             "the engine ends" if ends else "the engine ends when it is idle",
-            self._asked.reason, self._activity.clients, self._activity.requests,
+            asked.reason, self._activity.clients, self._activity.requests,
         )  # fmt: skip
         if ends:
-            self.stop()
+            self._end()
         return JSONResponse({"ends": ends, **self._told()})
+
+    def admit(self, scope: Scope) -> None:
+        """Before each request. Raises `EngineUnavailable` where another engine is to serve it.
+
+        Only who can start one is sent to another.
+        """
+        if not self.ending:
+            changes = self._notice() if STARTS in scope["headers"] else []
+            if not self._renews(changes) or self._activity.requests:
+                return
+            log.info("the engine gives way to a new one: %s", "; ".join(changes))
+            self._end()
+        raise EngineUnavailable("the engine gives way to a new one")
+
+    def out_of_date(self) -> list[str]:
+        """What has changed since the engine was started, and what becomes of it."""
+        changes = self._changes()
+        return [*changes, self._outlook(changes)] if changes else []
 
     def due(self, others: int = 0) -> bool:
         """Whether the engine should end. `others`: clients that count as nobody."""
-        if self._asked is None or self._asked.when == "now":
-            return self._asked is not None
-        alone = self._asked.when == "idle" or self._activity.clients <= others
-        return alone and not self._activity.requests
+        if "now" in self._asked:
+            return True
+        if self._activity.requests:
+            return False
+        alone = "alone" in self._asked and self._activity.clients <= others
+        return alone or "idle" in self._asked or self._renews(self._noticed)
+
+    def _changes(self) -> list[str]:
+        return [] if self._out_of_date is None else self._out_of_date.changes()
+
+    def _notice(self) -> list[str]:
+        """What has changed; told in the log as often as that is something else."""
+        changes = self._changes()
+        if changes != self._noticed:
+            self._noticed = changes
+            if changes and self._activity.requests:
+                told = "; ".join(changes)
+                log.warning("the engine is out of date: %s: %s", told, self._outlook(changes))
+        return changes
+
+    def _renews(self, changes: list[str]) -> bool:
+        """Whether an engine in the place of this one would be of use to its clients."""
+        known = None if self._remote else self._out_of_date
+        return known is not None and known.replaceable(changes)
+
+    def _outlook(self, changes: list[str]) -> str:
+        if self._remote:
+            return REMOTE
+        return NEXT if self._renews(changes) else OTHERS
+
+    def _end(self) -> None:
+        self.ending = True
+        self.stop()
 
     def _told(self) -> dict[str, Any]:
         return {"clients": self._activity.clients, "requests": self._activity.requests}

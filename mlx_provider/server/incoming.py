@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -9,7 +10,7 @@ from pydantic import ValidationError
 from starlette.types import Receive, Scope
 
 from ..byte_gate import Ticket
-from ..errors import BadRequest
+from ..errors import MLXProviderError
 from ..invalid import bad_request
 from ..protocol.messages import ModelRequest
 from .activity import Activity
@@ -20,22 +21,27 @@ T = TypeVar("T", bound=ModelRequest)
 
 @dataclass(frozen=True)
 class Incoming:
-    """The way in of one app. `remote`: requests come over a network, and say so to the service."""
+    """The way in of one app."""
 
     activity: Activity
     bodies: Bodies
     remote: bool
+    """Requests come over a network, and say so to the service."""
+    admit: Callable[[Scope], None]
+    """Raises where another engine is to serve the request."""
 
     async def read(self, scope: Scope, receive: Receive, kind: type[T]) -> tuple[T, Ticket]:
         """A request of this kind, and what it holds of the room for bodies: the caller's to close.
 
-        Raises `BadRequest` that names the first field at fault, and what `Bodies.read` raises.
+        It counts as admitted until the caller's next `await`. Raises `BadRequest` that names the
+        first field at fault, and what `Bodies.read` and `admit` raise.
         """
         with self.activity.reading():
             body = await self.bodies.read(scope, receive)
         try:
             request = parse_request(kind, body.data)
-        except BadRequest:
+            self.admit(scope)
+        except MLXProviderError:
             body.ticket.close()
             raise
         return request.model_copy(

@@ -127,7 +127,9 @@ class EngineServer(uvicorn.Server):
                 signal.signal(number, handler)
 
     def _stop(self, *signalled: object) -> None:
-        """Takes effect with the next turn of uvicorn's main loop."""
+        """Takes effect with the next turn of uvicorn's main loop; nothing is taken until then."""
+        self._app.giving_way.ending = True
+        self._listener.remove()  # who comes now waits for the next engine
         self.should_exit = True
 
     async def _watch_clients(self) -> None:

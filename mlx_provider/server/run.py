@@ -26,6 +26,7 @@ from .access import own_names
 from .app import EngineApp
 from .engine_key import engine_key
 from .listen import Listener, listen_tcp, listen_unix
+from .out_of_date import OutOfDate
 from .process import EngineServer, LoopDelivery
 
 BuildService = Callable[[EngineSettings, Deliver], Service]
@@ -135,13 +136,14 @@ async def _run(
     make_app: Callable[..., EngineApp] = EngineApp,
     told: str = "",
 ) -> None:
+    out_of_date = OutOfDate()  # before a plugin is imported
     service = build(settings, LoopDelivery(asyncio.get_running_loop()))
     try:
         listener = listen()
     except MLXProviderError:
         service.close()
         raise
-    app = make_app(service, blas=active(), body_bytes=settings.body_bytes)
+    app = make_app(service, blas=active(), body_bytes=settings.body_bytes, out_of_date=out_of_date)
     ready = partial(_ready, options, listener, app, told)
     await EngineServer(app, service, listener, ready).run_until_stopped(idle_limit)
 

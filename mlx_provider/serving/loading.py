@@ -23,7 +23,7 @@ from ..families.estimate import DTYPE_BYTES
 from ..isolation import Fault, Isolation
 from ..protocol.messages import ModelOptions
 from ..records import LoadedModel, LoadOptions, ModelFamily
-from ..registry import PluginRegistry
+from ..registry import Plugin, PluginRegistry
 from .kernels import equip
 from .model_pool import Plan
 from .served import Loaded
@@ -113,7 +113,7 @@ class Loading:
             weights_estimate(
                 key.folder, key.adapter, expanded=None if dtype is None else DTYPE_BYTES[dtype]
             ),
-            partial(self._load, key, family, plugin.name, chosen),
+            partial(self._load, key, family, plugin, chosen),
         )
 
     def unload(self, loaded: Loaded) -> None:
@@ -139,7 +139,7 @@ class Loading:
             self._worker.remove(running.engine)
 
     def _load(
-        self, key: WeightsKey, family: ModelFamily, plugin: str, options: LoadOptions
+        self, key: WeightsKey, family: ModelFamily, plugin: Plugin, options: LoadOptions
     ) -> Loaded:
         began = time.monotonic()
         loaded = self._worker.call(partial(self._load_here, key, family, plugin, options)).result()
@@ -150,7 +150,7 @@ class Loading:
         return loaded
 
     def _load_here(
-        self, key: WeightsKey, family: ModelFamily, plugin: str, options: LoadOptions
+        self, key: WeightsKey, family: ModelFamily, plugin: Plugin, options: LoadOptions
     ) -> Loaded:
         self._shrink_prefix_cache()
         before = mx.get_active_memory()
@@ -165,8 +165,9 @@ class Loading:
             folder=key.folder,
             name=key.folder.name,
             family=family.name,
-            plugin=plugin,
+            plugin=plugin.name,
             info=info,
+            code=self._registry.computing(plugin),
             taken=taken,
             features=FeatureCache(self._feature_bytes),
             grammar=GrammarCompiler(

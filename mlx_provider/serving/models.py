@@ -342,8 +342,8 @@ class Models:
         chosen = self._settings.kv_layout
         layouts = model.kv_layouts if chosen == "auto" else (chosen,)
         make_cache = cache_maker(model, options)
-        plugins = [str(plugin) for plugin in self._registry.plugins]
-        kv = kv_kind(options)
+        plugins = [f"{each} {self._registry.sources(each)}" for each in self._registry.plugins]
+        kv = " ".join(filter(None, (kv_kind(options), loaded.code)))
         key = circumstances(loaded, kv, layouts, plugins)
         measured = self._measured(loaded, key, options, layouts)
         found, curve, limits = measured.probe, measured.curve, self._limits()

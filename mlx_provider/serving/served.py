@@ -58,6 +58,8 @@ class Loaded:
     features: FeatureCache
     grammar: GrammarCompiler
     _model: LoadedModel | None
+    code: str = ""
+    """Digest of the third party's code that computes its KV; empty: it is ours alone."""
     running: dict[str, Running] = field(default_factory=dict)
     """Engines by kind."""
     served: dict[Any, Served] = field(default_factory=dict)

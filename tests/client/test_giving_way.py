@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from mlx_provider.cli.app import build
+from mlx_provider.client import http
+from mlx_provider.client import identity as identity_module
 from mlx_provider.client.address import Address
 from mlx_provider.client.http import HttpClient
-from mlx_provider.client.identity import differences, identity
+from mlx_provider.client.identity import differences, identity, told
 from mlx_provider.errors import EngineUnavailable
 from mlx_provider.protocol.messages import GenerateRequest
-from mlx_provider.registry import PluginRegistry
 
 
 def finished(client: HttpClient) -> int:
@@ -48,35 +45,6 @@ def with_identity(local: Any) -> Iterator[Any]:
     return make
 
 
-def test_an_idle_engine_gives_way_to_new_plugins(with_identity: Any) -> None:
-    old = with_identity({})
-    first = finished(old)
-    assert finished(old) == first  # nothing has changed
-    new = with_identity({"plugin angle": "mlx-provider-angle 2.0 0"})
-    running = new.submit(GenerateRequest(model="fake", prompt="count 5 0.1"))
-    second = new.health().pid
-    assert second != first  # the very request that found it out of date
-    while running.get(30):
-        pass
-    assert finished(old) == second  # who was attached goes on with the new one
-
-
-def test_a_busy_engine_says_so_and_ends_when_it_is_idle(
-    with_identity: Any, caplog: pytest.LogCaptureFixture, wait_until: Any
-) -> None:
-    old = with_identity({})
-    running = old.submit(GenerateRequest(model="fake", prompt="count 30 0.05"))
-    first = old.health().pid
-    with caplog.at_level(logging.WARNING):
-        assert finished(with_identity({"plugin angle": "2.0"})) == first
-    assert "plugin angle: none, now 2.0" in caplog.text
-    assert "engine restart" in caplog.text
-    while events := running.get(30):
-        last = events[-1]
-    assert last.type == "done"
-    wait_until(lambda: finished(old) != first)
-
-
 def test_settings_of_one_client_do_not_take_the_engine_from_another(
     with_identity: Any, wait_until: Any
 ) -> None:
@@ -90,48 +58,37 @@ def test_settings_of_one_client_do_not_take_the_engine_from_another(
     wait_until(lambda: finished(last) != first)
 
 
-def test_what_an_engine_is(monkeypatch: pytest.MonkeyPatch, install_plugin: Any) -> None:
-    before = identity({"MLX_PROVIDER_MAX_ROWS": "3", "MLX_PROVIDER_API_KEY": "secret", "HOME": "x"})
+def test_what_an_engine_is() -> None:
+    given = {"MLX_PROVIDER_MAX_ROWS": "3", "MLX_PROVIDER_API_KEY": "secret", "HOME": "x"}
+    before = identity({**given, "HF_TOKEN": "secret", "A_SLIDING_WINDOW": "9"})
     assert "secret" not in before.values()
     assert "HOME" not in before
-    assert before["MLX_PROVIDER_MAX_ROWS"] == "3"
+    assert (before["MLX_PROVIDER_MAX_ROWS"], before["A_SLIDING_WINDOW"]) == ("3", "9")
     # Empty counts as unset, but for the plugins, where it means none.
     assert identity({"MLX_PROVIDER_MAX_QUEUE": ""}) == identity({})
     assert identity({"MLX_PROVIDER_PLUGINS": ""}) != identity({})
-    install_plugin("mlx-provider-late", "")
-    (changed,) = differences(before, identity({"MLX_PROVIDER_MAX_ROWS": "3"}))
-    assert changed.startswith("plugin mlx_provider_late: none, now mlx-provider-late 1.0")
-    assert differences({}, before) == []
+    after = {**identity({**given, "HF_TOKEN": "other"}), "python": "/other (3.11)"}
+    assert set(differences(before, after)) == {"HF_TOKEN", "A_SLIDING_WINDOW", "python"}
+    assert "secret" not in told(differences(before, after)).replace("a secret with", "")
+    assert differences({}, before) == {}
 
 
-def command(*arguments: str) -> str:
-    cli = build(PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": ""}))
-    result = CliRunner().invoke(cli, ["engine", *arguments])
-    if result.exception is not None:
-        raise result.exception
-    return result.stdout
-
-
-def test_the_engine_command(
-    local: Any, with_identity: Any, monkeypatch: pytest.MonkeyPatch
+def test_a_process_that_was_left_behind_takes_nobodys_engine(
+    with_identity: Any, local: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mlx_provider.client import connection
-
-    monkeypatch.setenv("MLX_PROVIDER_RUNTIME_DIR", str(local.folder))
-    monkeypatch.setattr(connection, "_connections", connection.Connections())
-    for part in ("status", "stop"):
-        with pytest.raises(EngineUnavailable):
-            command(part)
-    with pytest.raises(EngineUnavailable, match="no log"):
-        command("logs")
-    client = with_identity({})
-    pid = finished(client)
-    assert f"process {pid}" in command("status")
-    assert json.loads(command("status", "--json"))["pid"] == pid
-    assert f"process {pid}" in command("logs", "-n", "3")
-    restarted = command("restart")
-    assert f"process {client.health().pid} runs" in restarted
-    assert str(pid) not in restarted
-    pid = client.health().pid
-    assert f"process {pid} has ended" in command("stop")
-    assert finished(client) != pid
+    """Another version is installed by now: no engine of this one can be started any more."""
+    new = HttpClient(
+        Address("http://engine", str(local.folder / "engine.sock")),
+        start=local.engine(FAKE_VERSION="9").ensure,
+    )
+    local.stack.callback(new.close)
+    monkeypatch.setattr(http, "__version__", "9")
+    pid = finished(new)
+    monkeypatch.setattr(http, "__version__", "8")
+    monkeypatch.setattr(identity_module, "version", lambda name: "9")
+    for _ in range(2):
+        with pytest.raises(EngineUnavailable, match="start this process again"):
+            finished(with_identity({}))
+    assert new.health().pid == pid
+    monkeypatch.setattr(http, "__version__", "9")
+    assert finished(new) == pid

@@ -245,9 +245,15 @@ def test_an_engine(subject: Make) -> None:
     assert state(engine.running, here) == {"engine.running": "ok"}
     same = dict(identity(here.environ))
     assert [e.state for e in engine.told_of(health(identity=same), here)] == ["ok"]
-    old = list(engine.told_of(health(identity={**same, "mlx": "0.1"}), here))
-    assert [each.state for each in old] == ["ok", "warn"]
-    assert "mlx: 0.1" in old[1].what
+    other = health(identity={**same, "HF_HOME": "x"}, out_of_date=["plugin toy: edited", "so"])
+    told = list(engine.told_of(other, here))
+    assert [each.name for each in told] == [
+        "engine.running",
+        "engine.out_of_date",
+        "engine.settings",
+    ]
+    assert "plugin toy: edited; so" in told[1].what
+    assert "HF_HOME: x, here unset" in told[2].what
     dead = list(engine.told_of(health(ok=False, detail="a fault"), here))
     assert [each.state for each in dead] == ["fail"]
     in_process = subject(environ={"MLX_PROVIDER_TRANSPORT": "in_process"})

@@ -21,7 +21,7 @@ class CacheKey:
     fingerprint: str
     """`ModelInfo.fingerprint`: weights, adapter, quantisation, sliding window."""
     kv: str = ""
-    """How the KV cache itself is kept (its quantisation)."""
+    """How the KV cache itself is kept (its quantisation), and by whose code it is computed."""
     salt: str = ""
     """Tenant: entries of one salt are invisible to every other."""
 

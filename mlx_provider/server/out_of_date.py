@@ -1,0 +1,100 @@
+"""What an engine process was started from, and what of that is no longer what is on disk."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from ..registry.discovery import installed, selection
+from ..registry.sources import beside, watched
+
+OWN = "mlx-provider"
+PACKAGES = (OWN, "mlx", "mlx-lm", "mlx-vlm", "transformers")
+TOLD = 5
+"""Files that are named of one plugin."""
+
+
+class OutOfDate:
+    """Made before the plugins are imported; asked in the event loop.
+
+    A question costs a `stat` of each watched file and of each folder that Python imports from.
+    """
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        self._environ = dict(environ)
+        self._folders = _folders()
+        self._began = self._installed({})
+        self._now = self._began
+        self._plugins = watched(environ)
+        self._beside = beside()
+        self._modules = 0
+
+    def changes(self) -> list[str]:
+        """In words, one thing each; none where an engine that starts now would be the same."""
+        folders = _folders()
+        if folders != self._folders:
+            self._folders, self._now = folders, self._installed(self._began)
+        if len(sys.modules) != self._modules:
+            self._modules = len(sys.modules)
+            self._beside.learn()
+        return [*self._differ(), *self._edited()]
+
+    def replaceable(self, changes: list[str]) -> bool:
+        """Whether an engine that starts now is of use to the clients that this one has.
+
+        One of another version would not be: they are of this one, until they start again.
+        """
+        return bool(changes) and self._now.get(OWN) == self._began.get(OWN)
+
+    def _differ(self) -> Iterator[str]:
+        for name in sorted({*self._began, *self._now}):
+            then, now = self._began.get(name), self._now.get(name)
+            if then != now:
+                yield f"{name}: {then or 'none'}, now {now or 'none'}"
+
+    def _edited(self) -> Iterator[str]:
+        named: set[str] = set()
+        for plugin, sources in self._plugins.values():
+            changed = sources.changed()
+            named.update(sources.known, changed)
+            if changed:
+                yield f"plugin {plugin.name}: edited {_files(changed)}"
+        others = [path for path in self._beside.changed() if path not in named]
+        if others:
+            yield f"modules beside the plugins: edited {_files(others)}"
+
+    def _installed(self, before: Mapping[str, str]) -> dict[str, str]:
+        """Plugins and the packages below them, by name."""
+        wanted = selection(self._environ)
+        found = {
+            f"plugin {plugin.name}": f"{plugin.distribution} {plugin.version}"
+            for plugin, _ in installed()
+            if not plugin.ours and (wanted is None or plugin.name in wanted)
+        }
+        for name in PACKAGES:
+            try:
+                found[name] = version(name)
+            except PackageNotFoundError:  # while pip replaces it, for one
+                found |= {name: before[name]} if name in before else {}
+        return found
+
+
+def _folders() -> dict[str, int]:
+    """When something was put into, or taken from, a folder that Python imports from."""
+    found = {}
+    for path in sys.path:
+        try:
+            found[path] = Path(path).stat().st_mtime_ns
+        except OSError:
+            continue
+    return found
+
+
+def _files(paths: list[str]) -> str:
+    """Without their folders, which are nobody's business but the owner's."""
+    names = [f"{Path(path).parent.name}/{Path(path).name}" for path in paths]
+    more = len(names) - TOLD
+    return ", ".join(names[:TOLD]) + (f" and {more} more" if more > 0 else "")

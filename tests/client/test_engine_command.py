@@ -1,0 +1,173 @@
+"""`mlx-provider engine`: what it tells of an engine, of none, and of what is no engine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from mlx_provider.cli.app import build
+from mlx_provider.cli.engine import _log_text
+from mlx_provider.client import connection, runtime_folder
+from mlx_provider.client.runtime_folder import EngineLock
+from mlx_provider.errors import EngineUnavailable
+from mlx_provider.protocol.messages import Failed, GenerateRequest
+from mlx_provider.registry import PluginRegistry
+
+NOBODY = 2**30
+"""A process id that no system gives."""
+Command = Callable[..., Result]
+
+
+@pytest.fixture
+def command(local: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
+    """The command line on the folder of `local`; errors of ours are raised."""
+    monkeypatch.setenv("MLX_PROVIDER_RUNTIME_DIR", str(local.folder))
+    connections = connection.Connections()
+    monkeypatch.setattr(connection, "_connections", connections)
+    cli = build(PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": ""}))
+
+    def run(*arguments: str) -> Result:
+        result = CliRunner().invoke(cli, ["engine", *arguments])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result
+
+    yield run
+    connections.close()
+
+
+def test_no_engine(command: Command, local: Any) -> None:
+    for told in (command("status"), command("stop")):
+        assert "no engine runs in" in told.stdout
+    assert (command("status").exit_code, command("stop").exit_code) == (3, 0)
+    assert json.loads(command("status", "--json").stdout)["engine"] == "none"
+    with pytest.raises(EngineUnavailable, match="no engine was started here"):
+        command("logs")
+    assert not list(local.folder.iterdir()), "asking makes no file"
+
+
+def test_an_engine(command: Command, local: Any) -> None:
+    client = local.client()
+    running = client.submit(GenerateRequest(model="fake", prompt="wait"))
+    pid = client.health().pid
+    status = command("status")
+    assert status.exit_code == 0
+    assert f"process {pid}" in status.stdout
+    told = json.loads(command("status", "--json").stdout)
+    assert (told["engine"], told["pid"], told["other_settings"]) == ("runs", pid, [])
+    assert f"process {pid}" in command("logs", "-n", "3").stdout
+    assert f"process {pid} ends as soon as" in command("stop", "--idle").stdout
+    assert f"process {pid} has ended" in command("stop").stdout
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    last = [event for _ in range(9) for event in running.get(30)][-1]
+    assert isinstance(last, Failed), "who waits is told"
+    assert last.error.code == "engine_unavailable"
+
+
+def test_restart(command: Command, local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = command("restart").stdout
+    client = local.client()
+    pid = client.health().pid
+    assert f"process {pid} runs" in started
+    monkeypatch.setenv("MLX_PROVIDER_MAX_ROWS", "7")
+    status = command("status").stdout
+    assert "other than this shell: MLX_PROVIDER_MAX_ROWS: unset, here 7" in status
+    ended = command("restart").stdout
+    assert f"engine process {pid} has ended. It had other settings than this shell" in ended
+    assert command("status").exit_code == 3
+
+
+def test_a_socket_that_lies(
+    command: Command, local: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = local.folder / "engine.sock"
+    (local.folder / "engine.lock").write_text(f"{NOBODY}\n")  # of an engine long ago
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+        other.listen()
+        for part in ("status", "stop", "restart"):
+            with pytest.raises(EngineUnavailable, match="no engine of mlx-provider listens on"):
+                command(part)
+    for part in ("status", "stop"):
+        assert "was left behind by one that was killed" in command(part).stdout
+    path.unlink()
+    path.write_text("")
+    with pytest.raises(EngineUnavailable, match="is in the way and is no socket: remove it"):
+        command("status")
+    path.unlink()
+    lock = EngineLock.try_take(local.folder / "engine.lock")
+    assert lock is not None
+    with pytest.raises(EngineUnavailable, match=f"process {NOBODY} does not answer"):
+        command("status")
+    lock.release()
+    monkeypatch.setattr(runtime_folder.os, "getuid", lambda: 12345)
+    with pytest.raises(EngineUnavailable, match="belongs to another user: set MLX_PROVIDER_RUN"):
+        command("stop")
+
+
+def test_an_engine_that_was_killed(command: Command, local: Any) -> None:
+    client = local.client()
+    client.submit(GenerateRequest(model="fake", prompt="text x"))
+    local.end()
+    with contextlib.suppress(EngineUnavailable):
+        client.health()
+    status = command("status")
+    assert (status.exit_code, "left behind" in status.stdout) == (3, True)
+
+
+def test_a_remote_engine(command: Command, tcp_engine: str, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("secret")
+    key.chmod(0o600)
+    at = ("--api-base", tcp_engine)
+    told = command("status", *at, "--api-key-file", str(key))
+    assert (told.exit_code, f"where {tcp_engine} was started" in told.stdout) == (0, True)
+    for part in ("stop", "restart", "logs"):
+        with pytest.raises(EngineUnavailable, match="asked for its status, and no more"):
+            command(part, *at)
+
+
+def test_the_log_is_followed_into_the_next_engines(tmp_path: Path) -> None:
+    path = tmp_path / "engine.log"
+    path.write_text("one\ntwo\n")
+    told = _log_text(path, 1, follow=True)
+    assert isinstance(told, Generator)
+    assert next(told) == "two\n"
+    with path.open("a") as log:
+        log.write("three\n")
+    assert next(told) == "three\n"
+    path.rename(tmp_path / "engine.log.1")
+    path.write_text("four\n")
+    assert "".join(next(told) for _ in range(3)) == "four\n"
+    told.close()
+
+
+def test_following_ends_with_ctrl_c(local: Any) -> None:
+    (local.folder / "engine.log").write_text("begin\n")
+    arguments = ["-c", "from mlx_provider.cli import main; main()", "engine", "logs", "-f"]
+    environment = {**os.environ, "MLX_PROVIDER_RUNTIME_DIR": str(local.folder)}
+    with subprocess.Popen(
+        [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=environment, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        watchdog = threading.Timer(60, process.kill)
+        watchdog.start()
+        assert process.stdout.readline() == "begin\n"
+        process.send_signal(signal.SIGINT)
+        told = process.communicate()[1]
+        watchdog.cancel()
+    assert (process.returncode, told) == (0, "")
