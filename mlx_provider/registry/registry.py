@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ..errors import PluginError, UnsupportedModel
-from ..isolation import Isolation
+from ..isolation import Fault, Isolation
 from ..records import (
     Client,
     Drafter,
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import typer
 
 log = logging.getLogger(__name__)
+MATCHES_FAILED = "matches failed"
 D = TypeVar("D", ToolParser, ReasoningParser)
 
 
@@ -176,7 +177,7 @@ class PluginRegistry:
                 if kernels.matches(device, precision):
                     return kernels.name, _replacements(kernels)
             if isolation.fault is not None:
-                self._note(owner.key, f"kernels {kernels.name!r} failed: {isolation.fault.told}")
+                self._fault(owner.key, f"kernels {kernels.name!r} failed", isolation.fault)
         return None
 
     def register_commands(self, cli: typer.Typer) -> None:
@@ -187,7 +188,7 @@ class PluginRegistry:
             with Isolation() as isolation:
                 adopt(cli, manager.hook)
             if isolation.fault is not None:
-                self._note(key, f"its commands are left out: {isolation.fault.told}")
+                self._fault(key, "its commands are left out", isolation.fault)
 
     def _load(self, plugin: Plugin, entry_point: EntryPoint) -> None:
         self._plugins[plugin.key] = plugin
@@ -197,7 +198,8 @@ class PluginRegistry:
             self._admit(plugin, load(entry_point))
         if isolation.fault is not None:
             self._plugins[plugin.key] = replace(plugin, error=isolation.fault.told)
-            log.warning("plugin %s skipped: %s", plugin, isolation.fault.told)
+            told, trace = isolation.fault.told, isolation.fault.trace
+            log.warning("plugin %s skipped: %s\n%s", plugin, told, trace)
 
     def _admit(self, plugin: Plugin, contents: Contents) -> None:
         """Check everything, then commit: a plugin is in entirely or not at all."""
@@ -228,19 +230,22 @@ class PluginRegistry:
         for name, owner in catalog.add(records, plugin).items():
             self._note(owner.key, f"{catalog.kind} {name!r} is replaced by {plugin}")
 
-    def _note(self, key: str, note: str) -> None:
+    def _fault(self, key: str, part: str, fault: Fault) -> None:
+        self._note(key, f"{part}: {fault.told}", f"\n{fault.trace}")
+
+    def _note(self, key: str, note: str, trace: str = "") -> None:
         plugin = self._plugins[key]
         if note not in plugin.notes:
             self._plugins[key] = replace(plugin, notes=(*plugin.notes, note))
-            log.warning("plugin %s: %s", plugin, note)
+            log.warning("plugin %s: %s%s", plugin, note, trace)
 
     def _priority(self, family: ModelFamily, owner: Plugin, config: Mapping[str, Any]) -> int:
         priority = 0
         with Isolation() as isolation:
             priority = int(family.matches(config))
         if isolation.fault is not None:
-            note = f"model family {family.name!r}: matches failed: {isolation.fault.told}"
-            self._note(owner.key, note)
+            part = f"model family {family.name!r}: {MATCHES_FAILED}"
+            self._fault(owner.key, part, isolation.fault)
         return priority
 
     def _detect(self, catalog: Catalog[D], template: str) -> D | None:
@@ -250,8 +255,8 @@ class PluginRegistry:
                 if record.detect(template) and (best is None or record.rank > best[0]):
                     best = (record.rank, record)
             if isolation.fault is not None:
-                note = f"{catalog.kind} {record.name!r}: detect failed: {isolation.fault.told}"
-                self._note(owner.key, note)
+                part = f"{catalog.kind} {record.name!r}: detect failed"
+                self._fault(owner.key, part, isolation.fault)
         return best[1] if best else None
 
     def _unsupported(self, config: Mapping[str, Any]) -> str:
@@ -261,7 +266,14 @@ class PluginRegistry:
             f"(installed: {families}); a plugin can add one with the hook mlx_model_families"
         )
         off = ", ".join(plugin.name for plugin in self.plugins if plugin.error is not None)
-        return f"{message}; plugins that failed to load: {off}" if off else message
+        failed = [f"{p.name}: {n}" for p in self.plugins for n in p.notes if MATCHES_FAILED in n]
+        return "; ".join(
+            [
+                message,
+                *([f"plugins that failed to load: {off}"] if off else []),
+                *([f"plugins that failed at it: {', '.join(failed)}"] if failed else []),
+            ]
+        )
 
 
 def _replacements(kernels: Kernels) -> list[Replacement]:
