@@ -25,7 +25,7 @@ from .out_of_date import OutOfDate
 log = logging.getLogger(__name__)
 
 STARTS = tuple(each.encode() for each in STARTS_ENGINES)
-NEXT = "it is replaced as soon as no request runs"
+NEXT = "it is replaced with the first request that finds no other running"
 REMOTE = "it goes on as it is until whoever runs it starts it again"
 OTHERS = "it is replaced for the first client of the new version"
 
