@@ -111,6 +111,12 @@ def runtime(environ: Mapping[str, str] = os.environ) -> Runtime:
     return Runtime(Path(tempfile.gettempdir()) / f"mlx-provider-{os.getuid()}", environ)
 
 
+def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where what this user's programs have found out is kept, longer than a session lasts."""
+    base = environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(base).expanduser() / "mlx-provider"
+
+
 def engine_settings(environ: Mapping[str, str] = os.environ) -> EngineSettings:
     """Settings from the environment.
 

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 PROJECT = "mlx_provider"
 API_VERSION = 1
-"""Version of this seam. A plugin module may state `mlx_provider_api = 1`; another is refused."""
+"""Version of this seam, which a plugin module states as `mlx_provider_api = 1`."""
+OLDEST_API = 1
+"""The oldest version of which plugins are still taken; others are refused."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)

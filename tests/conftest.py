@@ -47,6 +47,7 @@ def own_settings(request: pytest.FixtureRequest) -> Iterator[None]:
             patch.delenv(name)
         patch.setenv("MLX_PROVIDER_RUNTIME_DIR", folder)
         patch.setenv("XDG_CONFIG_HOME", f"{folder}/config")
+        patch.setenv("XDG_STATE_HOME", f"{folder}/state")
         left_out = set(request.config.getoption("--without-plugin"))
         if left_out:
             kept = entry_points(group="mlx_provider").names - left_out

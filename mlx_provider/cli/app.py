@@ -20,6 +20,7 @@ from .engine import engine
 from .init import init
 from .launch import launch
 from .metrics import metrics
+from .new_plugin import new_plugin
 from .plugins import plugins
 from .serve import serve
 from .top import top
@@ -30,7 +31,19 @@ def build(registry: PluginRegistry) -> typer.Typer:
     cli = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich")
     cli.callback(invoke_without_command=True)(options)
     cli.command(context_settings={"allow_extra_args": True})(launch)
-    for command in (init, demo, doctor, chat, serve, plugins, cache, top, metrics, parse):
+    for command in (
+        init,
+        demo,
+        doctor,
+        chat,
+        serve,
+        plugins,
+        new_plugin,
+        cache,
+        top,
+        metrics,
+        parse,
+    ):
         cli.command()(command)
     cli.add_typer(engine, name="engine")
     registry.register_commands(cli)

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from ..records import Kernels, ModelFamily
 from ..registry import Plugin, PluginRegistry
+from ..registry.conformance import for_people, for_programs
 
 LABEL_WIDTH = 18
 
@@ -21,10 +22,11 @@ def plugins(
     context: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the installed plugins with their hooks, records and errors."""
+    """List the installed plugins with their hooks, records, errors and what checks have found."""
     registry = context.find_object(PluginRegistry) or PluginRegistry.discover()
     if as_json:
-        typer.echo(json.dumps([asdict(plugin) for plugin in registry.plugins], indent=2))
+        told = [asdict(each) | {"conformance": for_programs(each)} for each in registry.plugins]
+        typer.echo(json.dumps(told, indent=2))
         return
     console = Console(highlight=False, soft_wrap=True)
     if not registry.plugins:
@@ -44,6 +46,9 @@ def _described(
     lines += [("serves", families[name].serves) for name in own if name in families]
     own = plugin.records.get("kernels", ())
     lines += [("serves", kernels[name].serves) for name in own if name in kernels]
+    for patch in plugin.patches:
+        lines.append(("replaces", f"{patch.target} of {patch.version}: {patch.reason}"))
+    lines.append(("conformance", for_people(plugin)))
     lines += [("note", note) for note in plugin.notes]
     lines.append(("error", plugin.error or ""))
     for label, content in lines:

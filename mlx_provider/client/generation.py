@@ -6,8 +6,30 @@ import weakref
 from collections.abc import Callable
 from typing import Protocol
 
-from ..protocol.event_queue import EventQueue
 from ..protocol.messages import Accepted, Event, GenerateRequest, Health, ModelRequest
+
+
+class Events(Protocol):
+    """What arrives of one request, for one reader."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last event has arrived (read or not)."""
+
+    def get(self, timeout: float | None = None) -> list[Event]:
+        """Waiting events, after waiting for at least one; none after the last event was read.
+
+        Raises `RequestTimedOut` when `timeout` seconds pass without one.
+        """
+
+    async def aget(self, timeout: float | None = None) -> list[Event]:
+        """`get` for an event loop; cancelling it loses no event."""
+
+    def pass_on(self, take: Callable[[list[Event]], None]) -> None:
+        """Hand what waits and all that comes to `take`, in order; nobody reads here any more.
+
+        `take` runs in the thread that brings the events and must not block.
+        """
 
 
 class Generation:
@@ -18,26 +40,26 @@ class Generation:
     Dropping the object cancels the request, too.
     """
 
-    def __init__(self, accepted: Accepted, queue: EventQueue, cancel: Callable[[], None]) -> None:
+    def __init__(self, accepted: Accepted, events: Events, cancel: Callable[[], None]) -> None:
         self.accepted = accepted
-        self._queue = queue
+        self._events = events
         self._finalizer = weakref.finalize(self, cancel)
 
     def get(self, timeout: float | None = None) -> list[Event]:
         """Wait at most `timeout` seconds for events; raises `RequestTimedOut` after that."""
-        return self._queue.get(timeout)
+        return self._events.get(timeout)
 
     async def aget(self, timeout: float | None = None) -> list[Event]:
         """`get` in an event loop."""
-        return await self._queue.aget(timeout)
+        return await self._events.aget(timeout)
 
     def pass_on(self, take: Callable[[list[Event]], None]) -> None:
         """Hand every event to `take`, in the thread that brings it, instead of to a reader."""
-        self._queue.pass_on(take)
+        self._events.pass_on(take)
 
     def close(self) -> None:
         """Cancel what is left of the request. Idempotent, never blocks, any thread."""
-        if self._queue.ended:
+        if self._events.ended:
             self._finalizer.detach()
         self._finalizer()
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import socket
-import sys
+import ssl
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
@@ -16,22 +15,19 @@ from typing import Any, TypeVar
 
 import anyio
 import httpx
-from pydantic import ValidationError
 
-from ..errors import EngineDied, EngineUnavailable, MLXProviderError, RequestFailed
-from ..protocol.event_queue import EventQueue
-from ..protocol.messages import Accepted, Event, Failed, Health
+from ..errors import EngineUnavailable, MLXProviderError
+from ..protocol.messages import Health
 from .address import Address
+from .exchange import CONNECT_LIMIT, Exchanges, Post, keepalive_options
 from .generation import Generation
 from .io_thread import IOThread, client_closed
 from .lines import Lines
 from .retry import NotTaken, lost, refused, unreachable
-from .wire import error_of, event_batches, first_line, lines_of, parse_health
+from .wire import error_of, first_line, lines_of, parse_health
 
 T = TypeVar("T")
 
-CONNECT_LIMIT = 5.0
-"""Seconds for a connection to be made; replies have no limit, a model may load for minutes."""
 ATTACH_LIMIT = 60.0
 """Seconds for a listening engine to say who it is."""
 IDLE_EXPIRY = 30.0
@@ -62,7 +58,10 @@ class Link:
         self._starting = threading.Lock()
         self._thread: IOThread | None = None
         self._closed = False
-        self._http = _http_client(address, headers)
+        # Loading the certificate store takes 20 ms, which only https needs.
+        self._tls = httpx.create_ssl_context() if address.url.startswith("https:") else None
+        self._http = _http_client(address, headers, self._tls)
+        self._exchanges = Exchanges()
         self._running: dict[asyncio.Task[None], anyio.CancelScope] = {}
 
     def attach(self) -> Attachment:
@@ -77,7 +76,9 @@ class Link:
 
     def send(self, path: str, body: bytes) -> Generation:
         """Send a request, wait until it is accepted. Raises typed errors and `NotTaken`."""
-        return self._call(self._send(path, body))
+        post = Post(self._address, path, self._headers, body, self._tls, self._begun)
+        accepted, events = self._exchanges.run(post)
+        return Generation(accepted, events, events.close)
 
     def ask(
         self, method: str, path: str, ok: tuple[int, ...] = (200,), body: bytes | None = None
@@ -94,6 +95,7 @@ class Link:
         with self._starting:
             self._closed = True
             thread, self._thread = self._thread, None
+        self._exchanges.close()
         if thread is not None:
             thread.call(self._shut())
             thread.stop()
@@ -155,36 +157,6 @@ class Link:
             scope.cancel()
             raise
 
-    async def _send(self, path: str, body: bytes) -> Generation:
-        queue = EventQueue()
-        accepted, scope = await self._begin(partial(self._exchange, path, body, queue))
-        return Generation(accepted, queue, partial(self._soon, scope.cancel))
-
-    async def _exchange(
-        self, path: str, body: bytes, queue: EventQueue, opened: asyncio.Future[Accepted]
-    ) -> None:
-        """One request from its sending to its last event."""
-        error: Exception = EngineDied("the engine's reply ended before its last event")
-        try:
-            async with self._reply("POST", path, body) as response:
-                async for events in event_batches(response):
-                    queue.put(_after_accepted(events, opened))
-                    await queue.room()
-        except (MLXProviderError, NotTaken) as failure:
-            error = failure
-        except ValidationError as failure:
-            error = EngineUnavailable(f"the engine's events cannot be read: {failure}")
-        except asyncio.CancelledError:
-            error = client_closed()
-            if opened.done():
-                error = RequestFailed.cancelled()
-            raise
-        finally:
-            if not opened.done():
-                opened.set_exception(error)
-            if isinstance(error, MLXProviderError):
-                queue.put([Failed.of(error)])
-
     async def _attach(self) -> Attachment:
         gone = threading.Event()
         try:
@@ -237,7 +209,8 @@ class Link:
             async with self._http.stream(method, path, content=body, headers=JSON) as response:
                 answered = True
                 if response.status_code not in ok:
-                    raise refused(await error_of(response))
+                    body = await response.aread()
+                    raise refused(error_of(response.status_code, path, body))
                 yield response
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise unreachable(self._address, error) from None
@@ -245,15 +218,16 @@ class Link:
             raise lost(error, None if answered else time.monotonic() - began) from None
 
 
-def _http_client(address: Address, headers: dict[str, str]) -> httpx.AsyncClient:
+def _http_client(
+    address: Address, headers: dict[str, str], tls: ssl.SSLContext | None
+) -> httpx.AsyncClient:
     transport = httpx.AsyncHTTPTransport(
         uds=address.socket,
-        # Loading the certificate store takes 20 ms, which only https needs.
-        verify=address.url.startswith("https:"),
+        verify=tls or False,
         limits=httpx.Limits(
             max_connections=None, max_keepalive_connections=None, keepalive_expiry=IDLE_EXPIRY
         ),
-        socket_options=None if address.socket else _keepalive_options(),
+        socket_options=None if address.socket else keepalive_options(),
     )
     return httpx.AsyncClient(
         base_url=address.url,
@@ -263,28 +237,3 @@ def _http_client(address: Address, headers: dict[str, str]) -> httpx.AsyncClient
         # A proxy of the environment is meant for the internet, not for this engine.
         trust_env=False,
     )
-
-
-def _keepalive_options() -> list[tuple[int, int, int]]:
-    """Notice within half a minute that an engine's machine has vanished from the network."""
-    if sys.platform == "darwin":
-        idle = socket.TCP_KEEPALIVE
-    else:
-        idle = socket.TCP_KEEPIDLE
-    return [
-        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-        (socket.IPPROTO_TCP, idle, 10),
-        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
-        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
-    ]
-
-
-def _after_accepted(events: list[Event], opened: asyncio.Future[Accepted]) -> list[Event]:
-    """Hand the leading `Accepted` to the one who waits for it; the rest is for the reader."""
-    if opened.done():
-        return events
-    first, *rest = events
-    if not isinstance(first, Accepted):
-        raise EngineUnavailable(f"the engine's first event is {first.type!r}, not 'accepted'")
-    opened.set_result(first)
-    return rest

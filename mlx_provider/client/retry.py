@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-import httpx
-
 from ..errors import EngineDied, EngineUnavailable, MLXProviderError
 from .address import Address
 
@@ -31,7 +29,7 @@ class NotTaken(Exception):
         self.error = error
 
 
-def unreachable(address: Address, error: httpx.TransportError) -> NotTaken:
+def unreachable(address: Address, error: Exception) -> NotTaken:
     """No connection could be made."""
     return NotTaken(EngineUnavailable(f"no engine answers at {address}: {error}"))
 
@@ -41,7 +39,7 @@ def refused(error: MLXProviderError) -> Exception:
     return NotTaken(error) if type(error) is EngineUnavailable else error
 
 
-def lost(error: httpx.TransportError, unanswered: float | None) -> Exception:
+def lost(error: Exception, unanswered: float | None) -> Exception:
     """A connection broke, `unanswered` seconds after it was made; `None`: after an answer."""
     died = EngineDied(f"the engine ended while it held this request: {error}")
     going_down = unanswered is not None and unanswered < GOING_DOWN

@@ -36,23 +36,24 @@ def request_body(request: ModelRequest) -> bytes:
         raise BadRequest(f"the request cannot be written as JSON: {error}") from None
 
 
-async def event_batches(response: httpx.Response) -> AsyncIterator[list[Event]]:
-    """The events of a reply, as they arrive.
+class EventLines:
+    """The events of a reply out of its pieces.
 
-    Splits at newlines only: httpx's own `aiter_lines` (0.28) also splits at U+2028 and U+0085,
-    which are ordinary characters inside JSON text.
+    Splits at newlines only: U+2028 and U+0085 are ordinary characters inside JSON text.
     """
-    begun: list[bytes] = []
-    """Pieces of a line that has not ended: joined once, however many they are."""
-    async for piece in response.aiter_raw():
+
+    def __init__(self) -> None:
+        self._begun: list[bytes] = []
+        """Pieces of a line that has not ended: joined once, however many they are."""
+
+    def feed(self, piece: bytes) -> list[Event]:
+        """The events whose lines end in it. Raises pydantic's `ValidationError`."""
         *ends, rest = piece.split(b"\n")
         if ends:
-            ends[0] = b"".join([*begun, ends[0]])
-            begun = []
-        begun.append(rest)
-        events = [event for line in ends for event in EVENT_BATCH.validate_json(line)]
-        if events:
-            yield events
+            ends[0] = b"".join([*self._begun, ends[0]])
+            self._begun = []
+        self._begun.append(rest)
+        return [event for line in ends for event in EVENT_BATCH.validate_json(line)]
 
 
 async def lines_of(response: httpx.Response) -> AsyncGenerator[bytes, None]:
@@ -74,14 +75,13 @@ async def first_line(pieces: AsyncIterator[bytes]) -> bytes:
     return line.partition(b"\n")[0]
 
 
-async def error_of(response: httpx.Response) -> MLXProviderError:
+def error_of(status: int, path: str, body: bytes) -> MLXProviderError:
     """The typed error that an answer other than 200 holds."""
-    body = await response.aread()
     try:
         return ErrorBody.model_validate(json.loads(body)["error"]).exception()
     except (ValueError, KeyError, TypeError):
-        message = f"{response.url.path} answered {response.status_code}: {body[:200]!r}"
-    if response.status_code == Unauthorized.status:
+        message = f"{path} answered {status}: {body[:200]!r}"
+    if status == Unauthorized.status:
         return Unauthorized(message)
     return EngineUnavailable(f"no engine of mlx-provider: {message}")
 

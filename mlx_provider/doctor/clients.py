@@ -22,7 +22,7 @@ LAUNCH = "start the proxy there, or begin the client with an address that is ser
 
 def configured(subject: Subject) -> Iterator[Finding]:
     """Each server that a client is set to."""
-    found = list(targets(subject.environ, subject.home))
+    found = list(targets(subject.registry.clients.values(), subject.environ, subject.home))
     for each in found:
         if isinstance(each, Unread):
             told = f"{each.client}: {each.path} cannot be read: {each.why}"

@@ -33,6 +33,10 @@ def family(subject: Subject) -> Iterator[Finding]:
     found, plugin = subject.registry.family_for(subject.config)
     told = f"family {found.name} of plugin {plugin.name} serves {subject.config.get('model_type')}"
     yield Finding("model.family", "ok", told)
+    rivals = subject.registry.rivals(subject.config)
+    if rivals:
+        remedy = "uninstall one, or name the plugins that you want in MLX_PROVIDER_PLUGINS"
+        yield Finding("model.family_claims", "warn", rivals, remedy)
 
 
 def parsers(subject: Subject) -> Iterator[Finding]:

@@ -8,5 +8,6 @@
 | `models` | which models there are, and what of their context fits into memory |
 | `profile` | a client's files, variables and command, from its record |
 | `foreground` | a client in the terminal: signals, exit code |
+| `apart` | engine and proxy of one command alone |
 | `session` | all of these together, one line a phase |
 """

@@ -71,7 +71,7 @@ def prepare(
         if path.is_absolute() or ".." in path.parts or not path.parts:
             raise PluginError(f"client {client.name!r}: file {name!r} is outside of its folder")
     hidden = [n for n in environ if any(fnmatchcase(n, p) for p in profile.hidden)]
-    added = {**_direct(environ), **profile.environment}
+    added = {**direct(environ), **profile.environment}
     return Prepared(command, added, tuple(sorted(set(hidden) - added.keys())), profile.files)
 
 
@@ -85,7 +85,7 @@ def _asked(client: Client, gateway: Gateway) -> Profile:
     raise PluginError(f"client {client.name!r}: its profile failed: {told}")
 
 
-def _direct(environ: Mapping[str, str]) -> dict[str, str]:
+def direct(environ: Mapping[str, str]) -> dict[str, str]:
     """Loopback is reached without a proxy of the user's."""
     return {name: ",".join(filter(None, (environ.get(name), LOOPBACK))) for name in DIRECT}
 

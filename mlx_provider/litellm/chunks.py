@@ -71,7 +71,8 @@ class ChunkStream:
         logprobs = self._logprobs(event)
         for part in self._parts(event):
             choice = self._choice(event.index, part)
-            choice.logprobs, logprobs = logprobs, None
+            if logprobs is not None:  # assigning to LiteLLM's objects takes microseconds
+                choice.logprobs, logprobs = logprobs, None
             yield self._chunk([choice])
         if logprobs is not None:
             choice = self._choice(event.index, {"content": ""})

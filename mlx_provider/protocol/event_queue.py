@@ -16,9 +16,6 @@ COMPACT_ABOVE = 2**17
 """Bytes of waiting events above which those of one choice are joined."""
 UNREAD_LIMIT = 2**25
 """Bytes of joined events above which a reader is too slow; a queue never holds twice as many."""
-PAUSE_ABOVE = 2**20
-"""Bytes of waiting events above which a writer that waits for `room` pauses: far above what a step
-brings, so that a reader of ordinary speed never meets it."""
 TAKEN = 2**20
 """Bytes of events after which one call of `get` returns no more."""
 
@@ -30,8 +27,7 @@ class EventQueue:
     more memory than the text it has not read yet. Log-probabilities cannot be joined: a reader
     that leaves more than `UNREAD_LIMIT` unread loses it, and finds `Failed` in its place.
     `put` is safe from any thread; one reader, either `get` (blocking) or `aget` (in an event
-    loop). A writer in an event loop may await `room`: it thus holds `PAUSE_ABOVE` bytes and one
-    `put`, and whoever writes to that writer does the joining.
+    loop).
     """
 
     def __init__(self) -> None:
@@ -39,7 +35,6 @@ class EventQueue:
         self._arrived = threading.Condition(self._lock)
         self._events: list[Event] = []
         self._reader: _Sleeper | None = None
-        self._writer: _Sleeper | None = None
         self._onward: Callable[[list[Event]], None] | None = None
         self._ended = False
         self._unread = 0
@@ -71,18 +66,6 @@ class EventQueue:
         if reader is not None:
             reader.wake()
 
-    async def room(self) -> None:
-        """Wait until the reader has taken enough, or the last event has arrived."""
-        with self._lock:
-            if not self._full:
-                return
-            self._writer = writer = _Sleeper()
-        try:
-            while self._full:
-                await writer.sleep()
-        finally:
-            self._writer = None
-
     def give_up(self) -> None:
         """Drop what waits; the reader finds an error instead. Nobody need be woken by this."""
         with self._lock:
@@ -101,7 +84,7 @@ class EventQueue:
             while not self._readable:
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
-                    raise _nothing_within(timeout)
+                    raise nothing_within(timeout)
                 self._arrived.wait(left)
             return self._take()
 
@@ -117,7 +100,7 @@ class EventQueue:
                 while not self._readable:
                     await reader.sleep()
         except TimeoutError:
-            raise _nothing_within(timeout) from None
+            raise nothing_within(timeout) from None
         finally:
             self._reader = None
         with self._lock:
@@ -138,10 +121,6 @@ class EventQueue:
     def _readable(self) -> bool:
         return bool(self._events) or self._ended
 
-    @property
-    def _full(self) -> bool:
-        return self._unread > PAUSE_ABOVE and not self._ended
-
     def _forward(self) -> None:
         while self._onward is not None and self._events:
             self._onward(self._take())
@@ -150,8 +129,6 @@ class EventQueue:
         events = compacted(self._events)
         count = len(events) if self._unread <= TAKEN else _within(TAKEN, events)
         self._hold(events[count:])
-        if self._writer is not None:
-            self._writer.wake()
         return events[:count]
 
     def _append(self, event: Event) -> None:
@@ -213,5 +190,6 @@ def _within(limit: int, events: list[Event]) -> int:
     return count
 
 
-def _nothing_within(timeout: float | None) -> RequestTimedOut:
+def nothing_within(timeout: float | None) -> RequestTimedOut:
+    """What a reader is told whose patience has ended."""
     return RequestTimedOut(f"no event within {timeout:g} s")

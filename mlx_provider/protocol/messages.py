@@ -436,6 +436,18 @@ def batching(layout: str, mixed_prefill: bool, noise_floor: float) -> str:
     )
 
 
+class PluginStatus(_Wire):
+    """One installed plugin of the engine's process."""
+
+    name: str
+    distribution: str
+    version: str
+    in_use: bool
+    conformance: str = ""
+    """What `pytest --mlx-conformance` has found of it, and whether that still holds; empty: nobody
+    has run that."""
+
+
 class Health(_Wire):
     """What `/health` answers: `ok` is false while no engine thread lives."""
 
@@ -446,6 +458,7 @@ class Health(_Wire):
     device: str
     blas: str
     models: list[ModelStatus] = Field(default_factory=list)
+    plugins: list[PluginStatus] = Field(default_factory=list)
     queued: int = 0
     running: int = 0
     active_memory: int = 0

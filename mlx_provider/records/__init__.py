@@ -3,10 +3,11 @@
 from .attention import Part, Parts, Run, parts_of
 from .blocks import read_block, scan_block
 from .claims import claimed, through
-from .client import Client, Gateway, Profile
+from .client import Client, ClientServer, ClientSettings, Gateway, Profile
 from .drafter import Drafter, Drafting, DraftOptions, DraftRow, ScoresPrompts, Scoring
 from .embedding import Embedding, Pooling
 from .grammar import CallGrammar, MessageGrammar, TaggedArguments
+from .json_reading import read_json
 from .kernels import Function, Kernels, Replacement
 from .marked import read_marked, report_call
 from .model import (
@@ -29,10 +30,13 @@ from .parameters import listed_parameters, resolved, type_of, value_types
 from .parsing import ReasoningParser, ToolCall, ToolParser, Tools
 from .reading import Emit, NotACall, Reading, Rest, TextEnded, TextReader
 from .turn_ends import read_turn_ends
+from .upstream import UpstreamPatch
 
 __all__ = [
     "CallGrammar",
     "Client",
+    "ClientServer",
+    "ClientSettings",
     "DraftOptions",
     "DraftRow",
     "Drafter",
@@ -75,10 +79,12 @@ __all__ = [
     "ToolCall",
     "ToolParser",
     "Tools",
+    "UpstreamPatch",
     "claimed",
     "listed_parameters",
     "parts_of",
     "read_block",
+    "read_json",
     "read_marked",
     "read_turn_ends",
     "report_call",

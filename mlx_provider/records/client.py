@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,30 @@ class Profile:
 
 
 @dataclass(frozen=True)
+class ClientServer:
+    """One that a client's settings name."""
+
+    url: str
+    context: int | None = None
+    """Tokens that the client takes the model's context to have, where it says so."""
+
+
+@dataclass(frozen=True)
+class ClientSettings:
+    """Where a user's own settings of a client name a server: `doctor` reads them, nobody writes."""
+
+    variables: tuple[str, ...] = ()
+    """Of the environment, each an address."""
+    files: tuple[str, ...] = ()
+    """JSON, TOML or YAML by suffix, below the home folder; `$NAME/...` below a folder that a
+    variable names instead."""
+    servers: Callable[[Mapping[str, Any]], Iterable[ClientServer]] = lambda content: ()
+    """Those that the content of a file names, which may be anything: strangers wrote it."""
+    window: str = ""
+    """The variable that tells the context where a variable tells the address."""
+
+
+@dataclass(frozen=True)
 class Client:
     """A program that speaks one of a gateway's APIs."""
 
@@ -60,3 +84,4 @@ class Client:
     aliases: tuple[str, ...] = ()
     serves: str = ""
     """One line for people: what it is."""
+    settings: ClientSettings = ClientSettings()

@@ -32,6 +32,9 @@ class DraftRow:
     where the drafter asks for them. A token is missing between two calls where nobody drafted."""
     state: Any = None
     """The drafter's own, from one call to the next."""
+    salt: str = ""
+    """Whose text it is. Drafts made of one tenant's text, and how fast their replies come, would
+    tell another one of it: what a drafter remembers of a row may help rows of this salt alone."""
 
 
 class Drafting(Protocol):

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from .upstream import UpstreamPatch
+
 Function = Callable[..., Any]
 
 
@@ -42,3 +44,5 @@ class Kernels:
     """Of several that match, those with the highest rank are taken."""
     serves: str = ""
     """One line for people: what becomes faster where."""
+    patches: tuple[UpstreamPatch, ...] = ()
+    """What `replacements` replace, one for each, with the reason."""

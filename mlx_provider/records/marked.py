@@ -44,7 +44,7 @@ def _ends(reader: TextReader, found: str, parse: Parse, text: str, tools: Tools)
     """Whether `text` is calls, which are then reported; `found` is the end marker behind it."""
     try:
         calls = parse(text, tools)
-    except ValueError:
+    except (ValueError, RecursionError):  # `json.loads` of a thousand brackets raises the latter
         return False
     if not calls:
         raise NotACall("no call")

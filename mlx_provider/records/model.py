@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, runt
 
 from .embedding import Embedding
 from .pixels import BICUBIC, Size, scaled
+from .upstream import UpstreamPatch
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -326,3 +327,5 @@ class ModelFamily:
     """One line for people: which models this family serves."""
     recommended: Mapping[str, int] = field(default_factory=dict)
     """Hub ids of its models that suit coding agents, with the bytes of their weights, about."""
+    patches: tuple[UpstreamPatch, ...] = ()
+    """What of upstream `load` replaces."""

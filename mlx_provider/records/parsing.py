@@ -47,7 +47,8 @@ class ToolParser:
     end: str
     """Text that closes it; empty: the end of the reply."""
     parse: Parse = _nothing
-    """(text between the markers, the request's tools) -> calls. Raises `ValueError`: no call.
+    """(text between the markers, the request's tools) -> calls. Raises `ValueError`: no call; so
+    does text that is nested too deeply for Python (`RecursionError`).
 
     Whatever else it raises is a fault of the parser: its text is shown as text, and the fault
     is reported with the parser's name.

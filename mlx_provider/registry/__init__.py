@@ -1,7 +1,8 @@
 """Installed plugins, and what they bring."""
 
-from .discovery import SELECTION
+from .discovery import SELECTION, installed
+from .names import canonical
 from .plugin import Plugin
 from .registry import PluginRegistry
 
-__all__ = ["SELECTION", "Plugin", "PluginRegistry"]
+__all__ = ["SELECTION", "Plugin", "PluginRegistry", "canonical", "installed"]

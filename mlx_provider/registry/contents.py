@@ -11,7 +11,15 @@ import pluggy
 
 from .. import hookspecs
 from ..errors import PluginError
-from ..records import Client, Drafter, Kernels, ModelFamily, ReasoningParser, ToolParser
+from ..records import (
+    Client,
+    Drafter,
+    Kernels,
+    ModelFamily,
+    ReasoningParser,
+    ToolParser,
+    UpstreamPatch,
+)
 from .texts import check_texts
 
 R = TypeVar("R", ModelFamily, ToolParser, ReasoningParser, Kernels, Drafter, Client)
@@ -33,6 +41,8 @@ class Contents:
 
     manager: pluggy.PluginManager
     """Holds this plugin alone, so that its hooks cannot disturb another's."""
+    api: int
+    """Version of the seam that it was written for."""
     hooks: tuple[str, ...]
     model_families: tuple[ModelFamily, ...]
     tool_parsers: tuple[ToolParser, ...]
@@ -40,6 +50,13 @@ class Contents:
     kernels: tuple[Kernels, ...]
     drafters: tuple[Drafter, ...]
     clients: tuple[Client, ...]
+
+    @property
+    def patches(self) -> tuple[UpstreamPatch, ...]:
+        """What of upstream it replaces; each once."""
+        found = [patch for family in self.model_families for patch in family.patches]
+        found += [patch for kernels in self.kernels for patch in kernels.patches]
+        return tuple(dict.fromkeys(found))
 
 
 def load(entry_point: EntryPoint) -> Contents:
@@ -49,7 +66,7 @@ def load(entry_point: EntryPoint) -> Contents:
     argument, and `PluginError` for another API version, no hook at all or a wrong record.
     """
     module = entry_point.load()
-    _check_api(module)
+    api = _api(module)
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
     manager.register(module, name=entry_point.name)
@@ -59,6 +76,7 @@ def load(entry_point: EntryPoint) -> Contents:
         raise PluginError(f"{entry_point.value} implements no hook; is @hookimpl missing?")
     return Contents(
         manager,
+        api,
         hooks,
         _records(manager, "mlx_model_families", ModelFamily),
         _records(manager, "mlx_tool_parsers", ToolParser),
@@ -69,13 +87,17 @@ def load(entry_point: EntryPoint) -> Contents:
     )
 
 
-def _check_api(module: Any) -> None:
+def _api(module: Any) -> int:
+    """What a module states. Raises `PluginError` for a version that is not supported."""
     wanted = getattr(module, "mlx_provider_api", hookspecs.API_VERSION)
-    if wanted != hookspecs.API_VERSION:
-        raise PluginError(
-            f"written for plugin API {wanted}, this mlx-provider has {hookspecs.API_VERSION}: "
-            "install versions of both that agree"
-        )
+    if type(wanted) is not int:
+        raise PluginError(f"mlx_provider_api is {wanted!r}, not a whole number")
+    known = f"written for plugin API {wanted}, this mlx-provider has {hookspecs.API_VERSION}"
+    if wanted > hookspecs.API_VERSION:
+        raise PluginError(f"{known}: update mlx-provider")
+    if wanted < hookspecs.OLDEST_API:
+        raise PluginError(f"{known}, and takes {hookspecs.OLDEST_API} or later: update the plugin")
+    return wanted
 
 
 def _records(manager: pluggy.PluginManager, hook: str, kind: type[R]) -> tuple[R, ...]:
@@ -101,5 +123,14 @@ def _check(record: object, hook: str, kind: type[R]) -> None:
             raise PluginError(f"{kind.__name__} {record.name!r}: {field} is not callable")
     if not isinstance(getattr(record, "rank", 0), int):
         raise PluginError(f"{kind.__name__} {record.name!r}: rank is not a whole number")
+    if isinstance(record, ModelFamily | Kernels):
+        _check_patches(record.patches, f"{kind.__name__} {record.name!r}: ")
     if not isinstance(record, ModelFamily):
         check_texts(record, f"{kind.__name__} {record.name!r}: ")
+
+
+def _check_patches(patches: object, where: str) -> None:
+    if not isinstance(patches, tuple) or not all(isinstance(x, UpstreamPatch) for x in patches):
+        raise PluginError(f"{where}patches is not a tuple of UpstreamPatch")
+    for patch in patches:
+        check_texts(patch, f"{where}patches: ")

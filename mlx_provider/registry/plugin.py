@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ..records import UpstreamPatch
+
 FIRST_PARTY = "mlx-provider"
 """The distribution whose plugins a third party may replace."""
 
@@ -19,6 +21,8 @@ class Plugin:
     hooks: tuple[str, ...] = ()
     records: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Names of its records by kind (`model family`, `tool parser`, `kernels` ...)."""
+    patches: tuple[UpstreamPatch, ...] = ()
+    """What of upstream it replaces."""
     error: str | None = None
     """Why nothing of this plugin is in use."""
     notes: tuple[str, ...] = ()

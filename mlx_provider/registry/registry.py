@@ -9,6 +9,7 @@ from dataclasses import replace
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from .. import hookspecs
 from ..errors import PluginError, UnsupportedModel
 from ..isolation import Fault, Isolation
 from ..records import (
@@ -22,7 +23,7 @@ from ..records import (
 )
 from .catalog import Catalog, R
 from .contents import Contents, load
-from .discovery import installed, missing, selection
+from .discovery import SELECTION, installed, missing, selection
 from .plugin import Plugin
 from .sources import sources_of
 
@@ -64,6 +65,7 @@ class PluginRegistry:
         for name in sorted((wanted or frozenset()) - {plugin.name for plugin, _ in found}):
             registry._plugins[name] = missing(name)
             log.warning("plugin %s: %s", name, registry._plugins[name].error)
+        registry._note_shared_names()
         return registry
 
     @property
@@ -131,17 +133,20 @@ class PluginRegistry:
     def family_for(self, config: Mapping[str, Any]) -> tuple[ModelFamily, Plugin]:
         """The family with the highest priority for a `config.json`, and its plugin.
 
-        At equal priority a third party goes before ours. A `matches` that raises or returns
-        no number is no match, and is noted on its plugin. Raises `UnsupportedModel`.
+        At equal priority a third party goes before ours; where two of them do, both are noted. A
+        `matches` that raises or returns no number is no match, and is noted on its plugin.
+        Raises `UnsupportedModel`.
         """
-        best: tuple[int, ModelFamily, Plugin] | None = None
-        for family, owner in self._families.preferred():
-            priority = self._priority(family, owner, config)
-            if priority > (best[0] if best else 0):
-                best = (priority, family, owner)
-        if best is None:
+        claims = self._claims(config)
+        if not claims:
             raise UnsupportedModel(self._unsupported(config), param="model")
-        return best[1], self._plugins[best[2].key]
+        self._note_rivals(claims, f"model_type {config.get('model_type')!r}")
+        family, owner = claims[0]
+        return family, self._plugins[owner.key]
+
+    def rivals(self, config: Mapping[str, Any]) -> str:
+        """Which third parties claim a `config.json` alike, in one line; empty: none do."""
+        return _rivals(self._claims(config), f"model_type {config.get('model_type')!r}")
 
     def detect_tool_parser(self, template: str) -> ToolParser | None:
         """The highest-ranking tool parser that recognises a chat template.
@@ -172,12 +177,15 @@ class PluginRegistry:
         and the next are asked.
         """
         preferred = sorted(self._kernels.preferred(), key=lambda owned: -owned[0].rank)
-        for kernels, owner in preferred:
+        fitting = [each for each in preferred if self._fits(*each, device, precision)]
+        for kernels, owner in fitting:
             with Isolation() as isolation:
-                if kernels.matches(device, precision):
-                    return kernels.name, _replacements(kernels)
-            if isolation.fault is not None:
-                self._fault(owner.key, f"kernels {kernels.name!r} failed", isolation.fault)
+                found = _replacements(kernels)
+            if isolation.fault is None:
+                claims = [each for each in fitting if each[0].rank == kernels.rank]
+                self._note_rivals(claims, f"device {device!r} for kernels")
+                return kernels.name, found
+            self._fault(owner.key, f"kernels {kernels.name!r} failed", isolation.fault)
         return None
 
     def register_commands(self, cli: typer.Typer) -> None:
@@ -217,7 +225,9 @@ class PluginRegistry:
             self._drafters.kind: tuple(r.name for r in contents.drafters),
             self._clients.kind: tuple(r.name for r in contents.clients),
         }
-        self._plugins[plugin.key] = replace(plugin, hooks=contents.hooks, records=records)
+        self._plugins[plugin.key] = replace(
+            plugin, hooks=contents.hooks, records=records, patches=contents.patches
+        )
         self._managers[plugin.key] = contents.manager
         self._add(self._families, contents.model_families, plugin)
         self._add(self._tool_parsers, contents.tool_parsers, plugin)
@@ -225,6 +235,9 @@ class PluginRegistry:
         self._add(self._kernels, contents.kernels, plugin)
         self._add(self._drafters, contents.drafters, plugin)
         self._add(self._clients, contents.clients, plugin)
+        if contents.api < hookspecs.API_VERSION:
+            told = f"written for plugin API {contents.api}, this mlx-provider has"
+            self._note(plugin.key, f"{told} {hookspecs.API_VERSION}: update the plugin")
 
     def _add(self, catalog: Catalog[R], records: tuple[R, ...], plugin: Plugin) -> None:
         for name, owner in catalog.add(records, plugin).items():
@@ -239,6 +252,41 @@ class PluginRegistry:
             self._plugins[key] = replace(plugin, notes=(*plugin.notes, note))
             log.warning("plugin %s: %s%s", plugin, note, trace)
 
+    def _fits(self, kernels: Kernels, owner: Plugin, device: str, precision: str) -> bool:
+        fits = False
+        with Isolation() as isolation:
+            fits = bool(kernels.matches(device, precision))
+        if isolation.fault is not None:
+            self._fault(owner.key, f"kernels {kernels.name!r} failed", isolation.fault)
+        return fits
+
+    def _note_shared_names(self) -> None:
+        """Two distributions may name their plugins alike, and then are selected together."""
+        found = list(self._plugins.values())
+        for plugin in found:
+            for other in found:
+                if other.name == plugin.name and other.key != plugin.key:
+                    self._note(
+                        plugin.key,
+                        f"{other} has the same name: {SELECTION} takes or leaves both",
+                    )
+
+    def _note_rivals(self, claims: list[tuple[R, Plugin]], what: str) -> None:
+        told = _rivals(claims, what)
+        if told:
+            for _, owner in claims:
+                if not owner.ours:
+                    self._note(owner.key, told)
+
+    def _claims(self, config: Mapping[str, Any]) -> list[tuple[ModelFamily, Plugin]]:
+        """The families of the highest priority for a config, the one that is used first."""
+        found = [
+            (self._priority(family, owner, config), family, owner)
+            for family, owner in self._families.preferred()
+        ]
+        highest = max((priority for priority, _, _ in found), default=0)
+        return [(family, owner) for priority, family, owner in found if priority == highest > 0]
+
     def _priority(self, family: ModelFamily, owner: Plugin, config: Mapping[str, Any]) -> int:
         priority = 0
         with Isolation() as isolation:
@@ -249,15 +297,18 @@ class PluginRegistry:
         return priority
 
     def _detect(self, catalog: Catalog[D], template: str) -> D | None:
-        best: tuple[int, D] | None = None
+        found: list[tuple[D, Plugin]] = []
         for record, owner in catalog.preferred():
             with Isolation() as isolation:
-                if record.detect(template) and (best is None or record.rank > best[0]):
-                    best = (record.rank, record)
+                if record.detect(template):
+                    found.append((record, owner))
             if isolation.fault is not None:
                 part = f"{catalog.kind} {record.name!r}: detect failed"
                 self._fault(owner.key, part, isolation.fault)
-        return best[1] if best else None
+        highest = max((record.rank for record, _ in found), default=0)
+        claims = [(record, owner) for record, owner in found if record.rank == highest]
+        self._note_rivals(claims, "a chat template")
+        return claims[0][0] if claims else None
 
     def _unsupported(self, config: Mapping[str, Any]) -> str:
         families = ", ".join(sorted(self.model_families)) or "none"
@@ -282,3 +333,13 @@ def _replacements(kernels: Kernels) -> list[Replacement]:
         if not isinstance(each, Replacement):
             raise PluginError(f"replacements gave {type(each).__name__}, not Replacement")
     return found
+
+
+def _rivals(claims: list[tuple[R, Plugin]], what: str) -> str:
+    """What is told of third parties that claim the same alike; empty: at most one does."""
+    strangers = {owner.key: (record.name, owner) for record, owner in claims if not owner.ours}
+    if len(strangers) < 2:
+        return ""
+    listed = " and ".join(f"{name!r} of {owner}" for name, owner in strangers.values())
+    used = claims[0][0].name
+    return f"{what} is claimed by {listed} alike; {used!r} is used: {SELECTION} can leave one out"

@@ -16,6 +16,7 @@ from ..records import (
     ReasoningParser,
     TaggedArguments,
     ToolParser,
+    UpstreamPatch,
 )
 
 Part = CallGrammar | MessageGrammar | TaggedArguments
@@ -50,7 +51,8 @@ TEXTS: dict[object, tuple[Callable[[object], bool], str]] = {
 
 
 def check_texts(
-    record: ToolParser | ReasoningParser | Kernels | Drafter | Client | Part, where: str
+    record: ToolParser | ReasoningParser | Kernels | Drafter | Client | UpstreamPatch | Part,
+    where: str,
 ) -> None:
     """Raise `PluginError` for what is no text: it would fail in the middle of a reply."""
     for field in fields(record):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 
 import anyio
 import anyio.to_thread
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from ..errors import BadRequest, Overloaded
 from ..serving.interface import Service
@@ -35,18 +37,35 @@ class FiguresRoute:
         seconds = _seconds(every)
         if self._streams >= STREAMS:
             raise Overloaded(f"{STREAMS} others watch the engine, the limit; try again later")
-        return StreamingResponse(self._lines(seconds), media_type=NDJSON)
+        return _Watched(self, self._lines(seconds))
 
-    async def _lines(self, every: float) -> AsyncIterator[bytes]:
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """One stream more, until it ends however it does."""
         self._streams += 1
         try:
-            while not self._stopping.is_set():
-                figures = await anyio.to_thread.run_sync(self._service.figures)
-                yield figures.model_dump_json().encode() + b"\n"
-                with anyio.move_on_after(every):
-                    await self._stopping.wait()
+            yield
         finally:
             self._streams -= 1
+
+    async def _lines(self, every: float) -> AsyncIterator[bytes]:
+        while not self._stopping.is_set():
+            figures = await anyio.to_thread.run_sync(self._service.figures)
+            yield figures.model_dump_json().encode() + b"\n"
+            with anyio.move_on_after(every):
+                await self._stopping.wait()
+
+
+class _Watched(StreamingResponse):
+    """Counted from its head on: a body that nobody begins to read would never be."""
+
+    def __init__(self, route: FiguresRoute, lines: AsyncIterator[bytes]) -> None:
+        super().__init__(lines, media_type=NDJSON)
+        self._route = route
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._route.watching():
+            await super().__call__(scope, receive, send)
 
 
 def _seconds(given: str) -> float:

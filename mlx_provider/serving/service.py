@@ -44,6 +44,7 @@ from .in_flight import Entered, Entry, InFlight
 from .interface import Deliver, deliver_now
 from .metrics import EngineMetrics
 from .models import Models, Use
+from .plugin_statuses import PluginStatuses
 from .prompt import prepare
 from .ready import Ready, make_ready
 from .served import Served
@@ -68,9 +69,11 @@ class ChatService:
         self._deliver = deliver
         self._worker = EngineWorker(self._take, self._died)
         self._media = MediaRoom(settings.media_bytes, settings.max_queue)
+        plugins = registry or PluginRegistry.discover()
+        self._plugins = PluginStatuses(plugins)
         self._models = Models(
             settings,
-            registry or PluginRegistry.discover(),
+            plugins,
             self._worker,
             self._recorder,
             beside=lambda: self._media.held,
@@ -225,6 +228,7 @@ class ChatService:
             device=device_name(),
             blas=blas.active(),
             models=self._models.statuses(),
+            plugins=self._plugins.all(),
             queued=self._queued(),
             running=self._running(),
             active_memory=mx.get_active_memory(),

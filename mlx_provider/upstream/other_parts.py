@@ -56,6 +56,12 @@ def _own(model: nn.Module, given: Mapping[str, Any]) -> list[tuple[str, Any]]:
     known = dict(tree_flatten(model.parameters())).keys()
     apart = {name for name in given.keys() - known if _elsewhere(model, name)}
     missing, unknown = known - given.keys(), given.keys() - known - apart
+    if missing and unknown:
+        raise ValueError(
+            f"the checkpoint lacks {_listed(missing)}, and holds {_listed(unknown)} that its "
+            "architecture does not have; the two name their weights unlike each other, which the "
+            "`sanitize` of a model's class mends"
+        )
     if missing:
         raise ValueError(f"the checkpoint lacks {_listed(missing)}; download it again")
     if unknown:

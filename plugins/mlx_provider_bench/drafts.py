@@ -12,7 +12,6 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,11 +23,10 @@ from mlx_provider.config import PREFIX
 from mlx_provider.errors import EngineUnavailable
 
 from .models.random_weights import write_pair
-from .proxy import Run, questions_of
 from .report import Result, print_rows, surroundings
-from .servers.client import Client, Messages
+from .servers.client import Client, Messages, Run, beside
 from .servers.processes import MLX_LM, MLX_VLM, OURS, Kind, Server, running
-from .servers.questions import same
+from .servers.questions import same, short_stories
 
 HYBRID = Path(mlx_provider.__file__).parent / "demo" / "hybrid"
 """The trained model in the package that has a head."""
@@ -139,9 +137,9 @@ def _measure(plan: Plan, count: int, sides: Sequence[Side]) -> Iterator[Result]:
     for side in sides:
         side.runs, side.late = [], []
     for turn in range(1 + plan.rounds):
-        asked = questions_of(count, turn)
+        asked = short_stories(count, turn)
         for side in [*sides[turn % len(sides) :], *sides[: turn % len(sides)]]:
-            pair = [_run(client, asked, plan.reply) for client in (side.plain, side.drafted)]
+            pair = [client.run(asked, plan.reply) for client in (side.plain, side.drafted)]
             late = [
                 _newcomer(c, asked, plan.reply, r)
                 for c, r in zip((side.plain, side.drafted), pair, strict=True)
@@ -153,20 +151,14 @@ def _measure(plan: Plan, count: int, sides: Sequence[Side]) -> Iterator[Result]:
         yield {"streams": count, "server": side.name} | _row(side)
 
 
-def _run(client: Client, asked: Sequence[Messages], reply: int) -> Run:
-    began = time.perf_counter()
-    answers = client.ask_together(asked, reply)
-    return Run(answers, time.perf_counter() - began)
-
-
 def _newcomer(client: Client, asked: Sequence[Messages], reply: int, before: Run) -> float:
     """Seconds until the first token of one who comes while the same questions are answered."""
-    with ThreadPoolExecutor(1) as pool:
-        others = pool.submit(client.ask_together, asked, reply)
+
+    def late() -> float:
         time.sleep(LATE * before.seconds)
-        found = client.try_ask(SHORT, 2).first
-        others.result()
-    return found
+        return client.try_ask(SHORT, 2).first
+
+    return beside(late, lambda: client.run(asked, reply))[0]
 
 
 def _row(side: Side) -> Result:

@@ -4,43 +4,37 @@ The same questions are asked of one engine over its socket and through a proxy i
 second of all streams, and time to first token. What a token costs the proxy is its processor time;
 what of that is ours is measured in this process, which reads the same replies by the same code and
 nothing of LiteLLM's around it. Chunks are objects of LiteLLM's classes, which any provider makes:
-what making them takes is LiteLLM's.
+what making them takes is LiteLLM's, and found by making each a second time, in the same place.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import subprocess
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from mlx_provider.client.connection import Connections
 from mlx_provider.client.generation import EngineClient
-from mlx_provider.config import PREFIX
-from mlx_provider.gateway.config import proxy_config, write_config
-from mlx_provider.gateway.engine import end_engine
-from mlx_provider.gateway.proxy import Proxy, start_proxy
+from mlx_provider.gateway.config import proxy_config
+from mlx_provider.gateway.proxy import Proxy
 from mlx_provider.protocol.messages import GenerateRequest, Sampling
 
-from .proxy import Run, questions_of
 from .report import Result, against, print_rows, surroundings
-from .servers.client import Answer, Client, Messages
+from .servers.client import Answer, Client, Messages, Run
+from .servers.gateway import stage
 from .servers.processes import Kind, Server
+from .servers.questions import HELLO, short_stories
 
 NAME = "measured"
+FEW = 8
+"""Requests that a turn should have: with fewer, more turns count."""
 SHARE = 0.15
 """Of LiteLLM's own time for a token that ours may be."""
-CHUNKS = 1000
-"""That are made to see what one takes."""
-HELLO: Messages = [{"role": "user", "content": "Hello there, how are you?"}]
 
 
 @dataclass(frozen=True)
@@ -61,15 +55,17 @@ class Turn:
     cpu: float
     """Seconds of processor time: of the proxy, or of this process."""
 
-    @property
-    def per_token(self) -> float:
-        return self.cpu / max(1, sum(answer.tokens for answer in self.run.answers))
+
+def per_token(turns: Sequence[Turn]) -> float:
+    """Seconds of processor time for a token of all of them."""
+    tokens = sum(answer.tokens for turn in turns for answer in turn.run.answers)
+    return sum(turn.cpu for turn in turns) / max(1, tokens)
 
 
 def bench(plan: Plan) -> Result:
     """Run the plan; JSON-able. A table goes to stderr."""
     result = surroundings("float32") | {"model": plan.model}
-    with _gateway(plan.model) as (engine, proxy):
+    with stage(proxy_config(NAME, plan.model)) as (engine, proxy):
         server = Server(Kind(NAME, "gateway"), proxy.url, Path(), proxy.key, alias=NAME)
         client = Client(server)
         client.ask(HELLO, 4)
@@ -79,68 +75,55 @@ def bench(plan: Plan) -> Result:
     return result
 
 
-@contextmanager
-def _gateway(model: str) -> Iterator[tuple[EngineClient, Proxy]]:
-    with ExitStack() as ending:
-        scratch = Path(tempfile.mkdtemp(prefix="mlxp-"))  # short: a socket's path is
-        ending.callback(shutil.rmtree, scratch, ignore_errors=True)
-        own = {PREFIX + "RUNTIME_DIR": os.fspath(scratch), "HF_HUB_OFFLINE": "1"}
-        environ = {**os.environ, **own}
-        connections = Connections(environ)
-        ending.callback(connections.close)
-        engine = connections.client(None, None)
-        ending.callback(end_engine, engine)
-        proxy = start_proxy(write_config(proxy_config(NAME, model), scratch), environ)
-        ending.callback(proxy.stop)
-        proxy.wait_ready()
-        yield engine, proxy
-
-
 def _row(plan: Plan, count: int, engine: EngineClient, proxy: Proxy, client: Client) -> Result:
-    pairs = []
-    for turn in range(1 + plan.rounds):
-        asked = questions_of(count, turn)
-        pair = _alone(engine, plan, asked), _through(proxy, client, plan, asked)
+    once, twice, through = [], [], []
+    for turn in range(1 + plan.rounds * max(1, FEW // count)):
+        asked = short_stories(count, turn)
+        each = _alone(engine, plan, asked), _alone(engine, plan, asked, again=True)
+        proxied = _through(proxy, client, plan, asked)
         if turn:  # the first one has loaded what there is to load
-            pairs.append(pair)
-    ours = median(alone.per_token for alone, _ in pairs)
-    whole = median(through.per_token for _, through in pairs)
+            once.append(each[0])
+            twice.append(each[1])
+            through.append(proxied)
+    objects = max(0.0, per_token(twice) - per_token(once))
+    ours, whole = max(0.0, per_token(once) - objects), per_token(through)
+    pairs = list(zip(once, through, strict=True))
     return {
         "streams": count,
-        "alone": median(alone.run.rate for alone, _ in pairs),
-        "through": median(through.run.rate for _, through in pairs),
+        "alone": median(turn.run.rate for turn in once),
+        "through": median(turn.run.rate for turn in through),
         "ratio": median(through.run.rate / alone.run.rate for alone, through in pairs),
         "later": median(through.run.first - alone.run.first for alone, through in pairs),
         "proxy_us": 1e6 * whole,
+        "objects_us": 1e6 * objects,
         "ours_us": 1e6 * ours,
         "share": against(ours / max(whole - ours, 1e-9), SHARE, at_least=False),
     }
 
 
 def _through(proxy: Proxy, client: Client, plan: Plan, asked: Sequence[Messages]) -> Turn:
-    cpu, began = cpu_seconds(proxy.process.pid), time.perf_counter()
-    answers = client.ask_together(asked, plan.reply)
-    run = Run(answers, time.perf_counter() - began)
+    cpu = cpu_seconds(proxy.process.pid)
+    run = client.run(asked, plan.reply)
     return Turn(run, cpu_seconds(proxy.process.pid) - cpu)
 
 
-def _alone(engine: EngineClient, plan: Plan, asked: Sequence[Messages]) -> Turn:
+def _alone(
+    engine: EngineClient, plan: Plan, asked: Sequence[Messages], again: bool = False
+) -> Turn:
+    """Read as the handler does. `again`: the objects of each chunk are made twice."""
+
+    async def read() -> list[Answer]:
+        return list(await asyncio.gather(*(_read(engine, plan, each, again) for each in asked)))
+
     cpu, began = time.process_time(), time.perf_counter()
-    read = asyncio.run(_read_all(engine, plan, asked))
-    run = Run([answer for answer, _ in read], time.perf_counter() - began)
-    spent = time.process_time() - cpu
-    return Turn(run, spent - sum(chunks for _, chunks in read) * chunk_seconds())
+    with asyncio.Runner(loop_factory=_proxys_loop()) as runner:
+        answers = runner.run(read())
+    return Turn(Run(answers, time.perf_counter() - began), time.process_time() - cpu)
 
 
-async def _read_all(
-    engine: EngineClient, plan: Plan, asked: Sequence[Messages]
-) -> list[tuple[Answer, int]]:
-    return list(await asyncio.gather(*(_read(engine, plan, each) for each in asked)))
-
-
-async def _read(engine: EngineClient, plan: Plan, messages: Messages) -> tuple[Answer, int]:
-    """As the handler reads a streamed reply for LiteLLM; and its chunks."""
+async def _read(engine: EngineClient, plan: Plan, messages: Messages, again: bool) -> Answer:
     from mlx_provider.litellm.call import Deadline
+    from mlx_provider.litellm.operator import OperatorOptions
     from mlx_provider.litellm.streams import AsyncReplyStream, Reply
 
     request = GenerateRequest(
@@ -149,29 +132,39 @@ async def _read(engine: EngineClient, plan: Plan, messages: Messages) -> tuple[A
         max_tokens=plan.reply,
         sampling=Sampling(temperature=0),
     )
-    began, first, text, tokens, chunks = time.perf_counter(), 0.0, "", 0, 0
+    began, first, text, tokens = time.perf_counter(), 0.0, "", 0
     generation = await asyncio.to_thread(engine.submit, request)
-    async for chunk in AsyncReplyStream(Reply(generation, Deadline(None, None), plan.model)):
-        chunks += 1
+    reply = Reply(generation, Deadline(None, None), plan.model)
+    async for chunk in AsyncReplyStream(reply, OperatorOptions().heartbeat):
         for choice in chunk.choices:
             if choice.delta.content and not text:
                 first = time.perf_counter() - began
             text += choice.delta.content or ""
+        if again:
+            _made(chunk)
         usage: Any = getattr(chunk, "usage", None)
         tokens = usage.completion_tokens if usage is not None else tokens
     total = time.perf_counter() - began
-    return Answer(text, first or total, total, tokens, 0), chunks
+    return Answer(text, first or total, total, tokens, 0)
 
 
-def chunk_seconds() -> float:
-    """Processor time of one chunk's objects."""
+def _made(chunk: Any) -> None:
     from litellm.types.utils import Delta, ModelResponseStream, StreamingChoices
 
-    began = time.process_time()
-    for _ in range(CHUNKS):
-        choice = StreamingChoices(index=0, delta=Delta(content="word"), finish_reason=None)
-        ModelResponseStream(id="request", created=1, model=NAME, choices=[choice])
-    return (time.process_time() - began) / CHUNKS
+    choices = [
+        StreamingChoices(index=each.index, delta=Delta(content=each.delta.content))
+        for each in chunk.choices
+    ]
+    ModelResponseStream(id=chunk.id, created=chunk.created, model=chunk.model, choices=choices)
+
+
+def _proxys_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """What uvicorn takes for the proxy."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
 
 
 def cpu_seconds(pid: int) -> float:
@@ -194,6 +187,7 @@ _TABLE = {
     "ratio": "ratio",
     "first token later, s": "later",
     "proxy µs/token": "proxy_us",
+    "objects": "objects_us",
     "ours": "ours_us",
     "ours over LiteLLM's": "share",
 }

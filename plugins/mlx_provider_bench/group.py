@@ -1,6 +1,7 @@
 """The group `bench`, whose commands are read when one of them, or their list, is asked for.
 
-They have dozens of options, for which no other command of `mlx-provider` should wait.
+They have dozens of options, for which no other command of `mlx-provider` should wait. What ends a
+command ends the servers, engines and proxies that it has started.
 """
 
 from __future__ import annotations
@@ -22,6 +23,18 @@ class Deferred(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         self._read()
         return super().get_command(ctx, cmd_name)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Clean-ups run after a signal, too; its exit code is a shell's."""
+        from mlx_provider.gateway.foreground import Ended
+
+        from .ending import ending_once
+
+        try:
+            with ending_once():
+                return super().invoke(ctx)
+        except Ended as ended:
+            raise typer.Exit(128 + ended.number) from None
 
     def _read(self) -> None:
         from .commands import bench as commands

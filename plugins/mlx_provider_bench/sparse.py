@@ -45,25 +45,13 @@ from mlx_provider.testing.device_curves import (
     simulate,
 )
 from mlx_provider.testing.driver import new_request
+from mlx_provider_eval.haystack import NAMES, TOLD, talk
 
 from .engine import MODEL, sizes
 from .models.random_weights import load
 from .report import Result, print_rows, size_of, surroundings
 from .subjects.batching import server_engine
 
-NAMES = ("Maria", "Peter", "Anna", "Tom", "Lena", "Paul")
-TOLD, GREETED = "My name is {}.", "Nice to meet you, {}!"
-ASKED = "What is my name?"
-TALK = (
-    ("What is the capital of France?", "The capital of France is Paris."),
-    ("Count from 1 to 5.", "1, 2, 3, 4, 5"),
-    ("Say: BANANA", "BANANA"),
-    ("How are you?", "I am fine, thank you."),
-    ("What is the capital of Italy?", "The capital of Italy is Rome."),
-    ("Count from 3 to 9.", "3, 4, 5, 6, 7, 8, 9"),
-    ("Thank you!", "You are welcome."),
-)
-"""What stands around the name."""
 REPLY = 12
 """Tokens in which it is to be told."""
 LEAST = 256
@@ -202,9 +190,9 @@ def needle(setting: Setting) -> Iterator[Result]:
     plan = setting.plan
     for length in plan.lengths:
         talks = [
-            (name, talk(setting.model, length, depth, name))
+            (NAMES[seed], asked_after(setting.model, length, depth, seed))
             for depth in plan.depths
-            for name in NAMES[: plan.names]
+            for seed in range(plan.names)
         ]
         scorers: dict[str, ScoresPrompts] = {"draft model": setting.scorer, "chance": Chance()}
         ranks = {
@@ -228,19 +216,12 @@ def needle(setting: Setting) -> Iterator[Result]:
                 }
 
 
-def talk(model: LoadedModel, length: int, depth: float, name: str) -> Prompt:
-    """At least so many tokens, a name told at that share of the turns, and asked for at the end."""
-    turns: list[tuple[str, str]] = []
+def asked_after(model: LoadedModel, length: int, depth: float, seed: int) -> Prompt:
+    """The shortest talk of at least so many tokens, with a name at that share of its turns."""
+    turns = 0
     while True:
-        turns.append(TALK[(3 * len(turns) + len(name)) % len(TALK)])
-        at = round(depth * len(turns))
-        told = [*turns[:at], (TOLD.format(name), GREETED.format(name)), *turns[at:]]
-        messages = [
-            {"role": role, "content": text}
-            for turn in told
-            for role, text in zip(("user", "assistant"), turn, strict=True)
-        ]
-        messages.append({"role": "user", "content": ASKED})
+        turns += 1
+        messages = talk(turns, depth, seed, length)
         prompt = model.prepare(messages, tools=(), media=(), variables={})
         if len(prompt.tokens) >= length:
             return prompt

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from mlx_provider import Client, Gateway, Profile
+from mlx_provider import Client, ClientServer, ClientSettings, Gateway, Profile
 
 from .limits import PATIENCE
 
@@ -56,10 +58,17 @@ def git_config(home: Path) -> Path:
     return base if base.is_file() and not own.is_file() else own
 
 
+def servers(content: Mapping[str, Any]) -> Iterator[ClientServer]:
+    """That a user's own settings name."""
+    if url := content.get("openai-api-base"):
+        yield ClientServer(str(url))
+
+
 CLIENT = Client(
     "aider",
     command="aider",
     install="pip install aider-chat",
     profile=profile,
     serves="aider",
+    settings=ClientSettings((), (".aider.conf.yml",), servers),
 )

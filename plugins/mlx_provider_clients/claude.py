@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from mlx_provider import Client, Gateway, Profile
+from mlx_provider import Client, ClientServer, ClientSettings, Gateway, Profile
 
 from .limits import PATIENCE
+from .nested import mapping
 
 ROLES = ("OPUS", "SONNET", "HAIKU")
 LEAST_WINDOW = 100_000
@@ -45,6 +48,14 @@ def profile(gateway: Gateway) -> Profile:
     )
 
 
+def servers(content: Mapping[str, Any]) -> Iterator[ClientServer]:
+    """That a user's own settings name."""
+    variables = mapping(content, "env")
+    window = str(variables.get("CLAUDE_CODE_AUTO_COMPACT_WINDOW", ""))
+    if url := variables.get("ANTHROPIC_BASE_URL"):
+        yield ClientServer(str(url), int(window) if window.isdigit() else None)
+
+
 CLIENT = Client(
     "claude",
     command="claude",
@@ -53,4 +64,10 @@ CLIENT = Client(
     api="messages",
     aliases=("claude-code",),
     serves="Claude Code",
+    settings=ClientSettings(
+        ("ANTHROPIC_BASE_URL",),
+        ("$CLAUDE_CONFIG_DIR/settings.json", ".claude/settings.json"),
+        servers,
+        window="CLAUDE_CODE_AUTO_COMPACT_WINDOW",
+    ),
 )

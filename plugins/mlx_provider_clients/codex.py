@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from mlx_provider import Client, Gateway, Profile
+from mlx_provider import Client, ClientServer, ClientSettings, Gateway, Profile
 
 from .limits import KEY, PATIENCE
+from .nested import count, mapping
 
 PROVIDER = "mlx"
 TEMPORARY = "tmp"
@@ -48,6 +51,13 @@ def _toml(values: dict[str, object]) -> list[str]:
     return [f"{name} = {json.dumps(value)}" for name, value in values.items()]
 
 
+def servers(content: Mapping[str, Any]) -> Iterator[ClientServer]:
+    """That a user's own settings name."""
+    chosen = mapping(content, "model_providers", str(content.get("model_provider")))
+    if url := chosen.get("base_url"):
+        yield ClientServer(str(url), count(content.get("model_context_window")))
+
+
 CLIENT = Client(
     "codex",
     command="codex",
@@ -55,4 +65,5 @@ CLIENT = Client(
     profile=profile,
     api="responses",
     serves="Codex CLI",
+    settings=ClientSettings((), ("$CODEX_HOME/config.toml", ".codex/config.toml"), servers),
 )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from mlx_provider import Client, Gateway, Profile
+from mlx_provider import Client, ClientServer, ClientSettings, Gateway, Profile
 
 from .limits import KEY, PATIENCE
+from .nested import count, each, mapping
 
 
 def profile(gateway: Gateway) -> Profile:
@@ -39,6 +42,16 @@ def profile(gateway: Gateway) -> Profile:
     )
 
 
+def servers(content: Mapping[str, Any]) -> Iterator[ClientServer]:
+    """That a user's own settings name."""
+    for model in each(content.get("models")):
+        if url := model.get("apiBase"):
+            options = mapping(model, "defaultCompletionOptions")
+            yield ClientServer(
+                str(url), count(options.get("contextLength") or model.get("contextLength"))
+            )
+
+
 CLIENT = Client(
     "continue",
     command="cn",
@@ -46,4 +59,5 @@ CLIENT = Client(
     profile=profile,
     aliases=("cn",),
     serves="Continue",
+    settings=ClientSettings((), (".continue/config.yaml",), servers),
 )

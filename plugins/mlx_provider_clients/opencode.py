@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from mlx_provider import Client, Gateway, Profile
+from mlx_provider import Client, ClientServer, ClientSettings, Gateway, Profile
 
 from .limits import KEY
+from .nested import each, least, mapping
 
 PROVIDER = "mlx"
 FOLDERS = ("CONFIG", "DATA", "STATE", "CACHE")
@@ -70,10 +73,23 @@ def profile(gateway: Gateway) -> Profile:
     )
 
 
+def servers(content: Mapping[str, Any]) -> Iterator[ClientServer]:
+    """That a user's own settings name."""
+    for provider in each(content.get("provider")):
+        if url := mapping(provider, "options").get("baseURL"):
+            limits = [mapping(model, "limit") for model in each(provider.get("models"))]
+            yield ClientServer(str(url), least(limit.get("context") for limit in limits))
+
+
 CLIENT = Client(
     "opencode",
     command="opencode",
     install="npm install -g opencode-ai",
     profile=profile,
     serves="OpenCode",
+    settings=ClientSettings(
+        (),
+        ("$XDG_CONFIG_HOME/opencode/opencode.json", ".config/opencode/opencode.json"),
+        servers,
+    ),
 )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from mlx_provider import Client, Gateway, Profile
+from mlx_provider import Client, ClientServer, ClientSettings, Gateway, Profile
 
 from .limits import KEY
+from .nested import each, least
 
 PROVIDER = "mlx"
 RECENT = 20_000
@@ -46,10 +49,19 @@ def profile(gateway: Gateway) -> Profile:
     )
 
 
+def servers(content: Mapping[str, Any]) -> Iterator[ClientServer]:
+    """That a user's own settings name."""
+    for provider in each(content.get("providers")):
+        if url := provider.get("baseUrl"):
+            windows = (model.get("contextWindow") for model in each(provider.get("models")))
+            yield ClientServer(str(url), least(windows))
+
+
 CLIENT = Client(
     "pi",
     command="pi",
     install="npm install -g @earendil-works/pi-coding-agent",
     profile=profile,
     serves="pi",
+    settings=ClientSettings((), (".pi/agent/models.json",), servers),
 )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from mlx_provider import Client, Gateway, Profile
+from mlx_provider import Client, ClientServer, ClientSettings, Gateway, Profile
 
 from .limits import KEY, PATIENCE
+from .nested import count, mapping
 
 
 def profile(gateway: Gateway) -> Profile:
@@ -47,6 +50,14 @@ def profile(gateway: Gateway) -> Profile:
     )
 
 
+def servers(content: Mapping[str, Any]) -> Iterator[ClientServer]:
+    """That a user's own settings name."""
+    named = mapping(content, "security", "auth").get("baseUrl")
+    if url := named or mapping(content, "env").get("OPENAI_BASE_URL"):
+        window = mapping(content, "model", "generationConfig").get("contextWindowSize")
+        yield ClientServer(str(url), count(window))
+
+
 CLIENT = Client(
     "qwen",
     command="qwen",
@@ -54,4 +65,5 @@ CLIENT = Client(
     profile=profile,
     aliases=("qwen-code",),
     serves="Qwen Code",
+    settings=ClientSettings((), (".qwen/settings.json",), servers),
 )

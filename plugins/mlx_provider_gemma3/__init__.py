@@ -6,9 +6,16 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mlx_provider import LoadedModel, LoadOptions, ModelFamily, hookimpl
+from mlx_provider import LoadedModel, LoadOptions, ModelFamily, UpstreamPatch, hookimpl
 
 mlx_provider_api = 1
+PATCHES = (
+    UpstreamPatch(
+        "mlx_vlm.models.gemma3.language.LanguageModel.sanitize",
+        "mlx-vlm 0.7.10",
+        "an untied output matrix is overwritten, a quantised one cannot be tied",
+    ),
+)
 
 
 def matches(config: Mapping[str, Any]) -> int:
@@ -39,5 +46,6 @@ def load_text(folder: Path, options: LoadOptions) -> LoadedModel:
 @hookimpl
 def mlx_model_families() -> Iterable[ModelFamily]:
     """Gemma 3."""
-    yield ModelFamily("gemma3", matches, load, serves="Gemma 3: text and images")
+    serves = "Gemma 3: text and images"
+    yield ModelFamily("gemma3", matches, load, serves=serves, patches=PATCHES)
     yield ModelFamily("gemma3_text", matches_text, load_text, serves="Gemma 3 of text alone")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mlx_provider import LoadedModel, LoadOptions, ModelFamily, hookimpl
+from mlx_provider import LoadedModel, LoadOptions, ModelFamily, UpstreamPatch, hookimpl
 
 mlx_provider_api = 1
 MODEL_TYPES = ("qwen3_5", "qwen3_5_moe")
@@ -15,6 +15,18 @@ RECOMMENDED = {
     "mlx-community/Qwen3.5-9B-MLX-4bit": 6_000_000_000,
     "mlx-community/Qwen3.5-4B-MLX-4bit": 3_000_000_000,
 }
+PATCHES = (
+    UpstreamPatch(
+        "mlx_vlm.models.qwen3_5.gated_delta.gated_delta_chunked",
+        "mlx-vlm 0.7.10",
+        "pads every call to chunks of 64; without Metal in chunks of 16: 0.13 to 0.53 of the time",
+    ),
+    UpstreamPatch(
+        "mlx_vlm.models.qwen3_5.language._qwen3_5_left_padded_attention",
+        "mlx-vlm 0.7.10",
+        "attends length after length; in one call: 0.4 of the time for 8 rows of unlike lengths",
+    ),
+)
 
 
 def matches(config: Mapping[str, Any]) -> int:
@@ -46,4 +58,4 @@ def load(folder: Path, options: LoadOptions) -> LoadedModel:
 def mlx_model_families() -> Iterable[ModelFamily]:
     """Qwen3.5."""
     serves = "Qwen3.5: text, images, video frames"
-    yield ModelFamily("qwen3_5", matches, load, serves, RECOMMENDED)
+    yield ModelFamily("qwen3_5", matches, load, serves, RECOMMENDED, PATCHES)

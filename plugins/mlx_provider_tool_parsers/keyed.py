@@ -7,10 +7,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from mlx_provider import CallGrammar, TaggedArguments, ToolParser
-from mlx_provider.records import NotACall, Reading, TextEnded, TextReader, Tools, claimed, through
+from mlx_provider.records import (
+    NotACall,
+    Reading,
+    TextEnded,
+    TextReader,
+    Tools,
+    claimed,
+    read_json,
+    through,
+)
 
 from .blocks import JsonBlock
-from .json_text import pass_json, read_json
+from .json_text import pass_json
 from .schema import Unknown, accepts
 from .values import Arguments, Unreported
 

@@ -46,7 +46,8 @@ class _Node:
 
 PREFIX = "]<]minimax[>["
 OPEN, CLOSE = PREFIX + "<tool_call>", PREFIX + "</tool_call>"
-_TAG = re.compile(r"<(/?)([^<>]+)>(.*)", re.DOTALL)
+_TAG = re.compile(r"<(/?)(?!\s*>)([^<>]+)>(.*)", re.DOTALL)
+"""Blanks are no name."""
 
 
 def _tree(text: str) -> _Node:

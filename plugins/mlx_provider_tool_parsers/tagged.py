@@ -5,10 +5,19 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from mlx_provider.records import NotACall, Reading, TextEnded, TextReader, Tools, claimed, through
+from mlx_provider.records import (
+    NotACall,
+    Reading,
+    TextEnded,
+    TextReader,
+    Tools,
+    claimed,
+    read_json,
+    through,
+)
 
 from .blocks import JsonBlock
-from .json_text import ignore, pass_json, read_json
+from .json_text import ignore, pass_json
 from .schema import Unknown, accepts, properties
 from .values import Arguments, Unreported
 

@@ -1,86 +1,357 @@
-"""Two checkouts compared: whose code runs, and what is said of their figures."""
+"""`bench compare`: what is said of servers that are wrong, slow, silent or gone."""
 
 from __future__ import annotations
 
 import json
+import shlex
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from mlx_provider.cli.app import build
-from mlx_provider.errors import BadRequest, RequestFailed
-from mlx_provider.registry import PluginRegistry
-from mlx_provider_bench.comparison import believed, compare, compared, environment, figures
+from mlx_provider.errors import BadRequest, EngineUnavailable
+from mlx_provider.families.checkpoint import read_json
+from mlx_provider_bench import commands
+from mlx_provider_bench.commands import running
+from mlx_provider_bench.compare import answers, isolation, reuse, run, speed, stall
+from mlx_provider_bench.compare.asking import questions
+from mlx_provider_bench.compare.markdown import NOWHERE, report
+from mlx_provider_bench.compare.others import Other, key_of, model_of, parse_other
+from mlx_provider_bench.compare.plan import FAMILIES, PARTS, Plan, Subject
+from mlx_provider_bench.compare.result import Result, merged, read, save
+from mlx_provider_bench.compare.rows import Row
+from mlx_provider_bench.compare.sides import NATIVE, Side
+from mlx_provider_bench.compare.verdict import not_faster, ratios, without_rival
+from mlx_provider_bench.models.random_weights import load, write_format
+from mlx_provider_bench.servers.client import Client
+from mlx_provider_bench.servers.processes import Kept, Kind, Server
 
-CODE = """
-import json, sys
-from importlib.metadata import entry_points
-
-def main():
-    names = sorted(point.name for point in entry_points(group="mlx_provider"))
-    asked = sys.argv[1:]
-    print("a line before the last")
-    print(json.dumps({"rows": [{"step_seconds": 1e6, "valid": f"{names} {asked}"}]}))
-"""
-FEW = ("--vocabulary", "8000", "--rows", "2", "--constrained", "0", "--steps", "2")
-SMALL = ("--repeats", "1", "--hidden", "64", "--layers", "1")
+SUBJECT = Subject("llama", "4bit", Path(), sees=False)
+SMALL = Plan(crowd=4, words=4, reply=8, rounds=1, streams=(1, 2), prompt=300, limit=20)
+Sides = Callable[..., list[Side]]
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    """Another state of the project, with one plugin and one benchmark."""
-    folder = tmp_path / "other"
-    (folder / "mlx_provider").mkdir(parents=True)
-    (folder / "mlx_provider" / "__init__.py").touch()
-    (folder / "mlx_provider" / "cli.py").write_text(CODE)
-    points = '[project.entry-points.mlx_provider]\nbefore = "mlx_provider_before"\n'
-    (folder / "pyproject.toml").write_text(points)
-    return folder
+def sides(fake: Any) -> Any:
+    """Of the fake server, by what it does; without a proxy."""
+    made: list[Side] = []
+
+    def of(*names: str, limit: float = 20) -> list[Side]:
+        for name in names:
+            server = Server(Kind(name, "gateway"), fake.url, Path(), "key", alias=name)
+            made.append(Side(name, Client(server, limit=limit)))
+        return made
+
+    yield of
+    for side in made:
+        side.client.close()
 
 
-def test_each_side_runs_its_own_code_and_plugins(checkout: Path) -> None:
-    cli = build(PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "bench"}))
-    asked = ["grammar", *FEW, *SMALL]
-    done = CliRunner().invoke(cli, ["bench", "compare", "--rounds", "1", str(checkout), *asked])
+def by_server(rows: list[Row], case: str = "") -> dict[str, Row]:
+    return {row.server: row for row in rows if case in row.case}
+
+
+def test_answers_that_change_in_company_are_told(sides: Sides) -> None:
+    rows = by_server(answers.measure(SMALL, SUBJECT, sides("right", "wrong")), "at once")
+    assert (rows["right"].equal, rows["right"].compared) == (4, 4)
+    assert rows["wrong"].compared == 4
+    assert rows["wrong"].equal < 4
+    told = report(result(*rows.values()))
+    assert f"- wrong, llama, 4bit, 4 at once: {rows['wrong'].equal} of 4 equal" in told
+
+
+def test_requests_that_are_refused_are_counted_and_are_not_wrong(sides: Sides) -> None:
+    row = by_server(answers.measure(SMALL, SUBJECT, sides("refuses")), "at once")["refuses"]
+    assert row.asked == 8
+    assert 0 < row.refused <= 2
+    assert row.equal == row.compared == 4 - row.refused
+    assert "HTTP 429" in row.reason
+    assert f"refused {row.refused} of 8: HTTP 429" in report(result(row))
+
+
+def test_a_round_with_a_refusal_has_no_figures(sides: Sides) -> None:
+    plan = Plan(words=4, reply=8, rounds=1, streams=(1, 4))
+    one, four = speed.measure(plan, SUBJECT, sides("refuses"))
+    assert one.figures["throughput"][0] is not None
+    assert four.figures == {"throughput": [None], "first_token": [None], "pace": [None]}
+
+
+def test_a_stream_that_waits_for_a_long_prompt_is_told(sides: Sides, fake: Any) -> None:
+    rows = by_server(stall.measure(SMALL, SUBJECT, sides("slow", "stalls")))
+    (waited,), (other,) = (rows[name].figures["longest_gap"] for name in ("stalls", "slow"))
+    assert waited is not None
+    assert waited >= 0.9 * fake.WAIT
+    assert other is not None
+    assert rows["slow"].figures["newcomer"][0] is not None
+
+
+def test_a_silent_server_is_left_alone_and_asked_again_in_the_next_part(
+    sides: Sides, fake: Any
+) -> None:
+    (silent,) = sides("silent", limit=0.2)
+    rows = answers.measure(SMALL, SUBJECT, [silent])
+    assert all(row.refused == row.asked == 8 for row in rows)
+    assert "not asked again" in rows[-1].reason
+    before = fake.seen
+    assert before <= 4 + 1
+    silent.ready()
+    speed.measure(SMALL, SUBJECT, [silent])
+    assert fake.seen == before + 1
+
+
+def test_bytes_without_end_are_no_answer(sides: Sides) -> None:
+    (side,) = sides("dribbles", limit=0.3)
+    (answer,) = side.alone(questions("any", 1, 0, 4), 4)
+    assert answer.late
+    assert "no end in the time" in answer.failure
+
+
+def test_streams_that_a_bad_request_topples_are_told(sides: Sides) -> None:
+    rows = isolation.measure(SMALL, SUBJECT, sides("slow", "topples"))
+    empty = by_server(rows, "no messages")
+    assert (empty["slow"].equal, empty["slow"].refused) == (4, 0)
+    assert empty["slow"].notes == {"answered": "400", "afterwards": "answers"}
+    assert empty["topples"].refused > 0
+    assert "the batch was closed" in empty["topples"].reason
+    left = by_server(rows, isolation.LEAVES)["slow"]
+    assert (left.equal, left.notes["answered"]) == (4, "left after the first token")
+
+
+def test_a_prompt_that_is_answered_differently_from_a_cache_is_told(sides: Sides) -> None:
+    sees = Subject("qwen3_vl", "4bit", Path(), sees=True)
+    made = sides("right", "forgets")
+    made[1].images = False
+    rows = reuse.measure(SMALL, sees, made)
+    again = by_server(rows, "prompt, once more")
+    assert [(again[name].equal, again[name].compared) for name in again] == [(1, 1), (0, 1)]
+    assert again["right"].notes == {"reused": "5 of 9"}
+    image = by_server(rows, "image, first time")
+    assert image["forgets"].notes == {"images": "takes none"}
+    assert image["right"].figures["first_token"][0] is not None
+
+
+SERVER = """
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Well(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Well).serve_forever()
+"""
+
+
+def test_a_server_that_died_is_told_and_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "well_server.py").write_text(SERVER)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    kept = Kept(Kind("well", "chat", "well_server"), tmp_path, tmp_path / "log")
+    try:
+        side = Side("well", Client(kept.start()), kept=kept)
+        side.ready()
+        assert side.deaths == []
+        kept.stop()
+        side.ready()
+        assert side.deaths == ["its process ended with signal 15"]
+        assert kept.death == ""
+        side.client.close()
+    finally:
+        kept.stop()
+
+
+def row(server: str, *rates: float | None, metric: str = "throughput", **more: Any) -> Row:
+    return Row("speed", "llama", "4bit", "16 streams", server, figures={metric: [*rates]}, **more)
+
+
+RUN = {
+    "command": "mlx-provider bench compare",
+    "started": "2026-01-01T00:00:00+00:00",
+    "seconds": 9,
+    "machine": {
+        "processor": "M9", "cores": 2, "memory_gb": 8, "system": "x", "device": "d",
+        "load_average": 0.5,
+    },
+    "versions": {"mlx": "1"},
+    "servers": {},
+}  # fmt: skip
+
+
+def result(*rows: Row) -> Result:
+    return Result([RUN], list(rows))
+
+
+def test_ratios_are_of_the_same_round_and_above_one_in_our_favour() -> None:
+    rows = [row("mlx-provider", 100, 300, 200), row("other", 200, 100, 50), row(NATIVE, 1, 1, 1)]
+    (rate,) = ratios(rows)
+    assert rate.rounds == (0.5, 3, 4)
+    assert (rate.value, rate.unsure) == (3, True)
+    times = [row("mlx-provider", 1, None, metric="first_token"), row("other", 4, 1)]
+    times[1].figures = {"first_token": [4, 1]}
+    (first,) = ratios(times)
+    assert first.rounds == (4,)
+
+
+def test_where_we_are_not_faster_is_said_worst_first() -> None:
+    rows = [row("mlx-provider", 90, 110), row("a", 100, 100), row("b", 180, 220), row("c", 50, 50)]
+    assert [(r.other.server, r.value) for r in not_faster(rows)] == [("b", 0.5), ("a", 1.0)]
+    told = report(result(*rows))
+    assert "throughput **0.50 ×** b's (100 against 200 tokens/s; rounds 0.50 to 0.50)" in told
+    assert "throughput **1.00 ×** a's (100 against 100 tokens/s; rounds 0.90 to 1.10, which" in told
+    assert "3 figures were compared; 2 are listed." in told
+    wrong = Row("answers", "llama", "4bit", "4 at once", "b", compared=4, equal=3)
+    assert "0.50 to 0.50); its answers in company are not those alone" in report(
+        result(*rows, wrong)
+    )
+
+
+def test_the_section_is_never_left_out() -> None:
+    faster = report(result(row("mlx-provider", 200), row("other", 100)))
+    assert f"## Where we are not faster\n\n{NOWHERE}\n" in faster
+    alone = report(result(row("mlx-provider", 200)))
+    assert "There was no other server's figure to compare with." in alone
+
+
+def test_a_server_that_refused_is_no_rival_and_that_is_said() -> None:
+    rows = [row("mlx-provider", 100), row("other", 900, asked=16, refused=3, reason="HTTP\n500")]
+    assert list(ratios(rows)) == []
+    assert without_rival(rows) == rows[:1]
+    assert "refused 3 of 16: HTTP 500" in report(result(*rows))
+    ours = row("mlx-provider", None, asked=4, refused=1, reason="no room")
+    told = report(result(ours, row("other", 900)))
+    assert "## Where we are not faster\n\n- llama, 4bit, 16 streams: refused 1 of 4: no" in told
+
+
+def test_runs_become_one_report_and_keep_their_ratios(tmp_path: Path) -> None:
+    ours, other = row("mlx-provider", 100), row("other", 50)
+    save(result(ours), tmp_path / "a")
+    save(result(other), tmp_path / "b")
+    whole = merged([read(tmp_path / "a"), read(tmp_path / "b" / "result.json")])
+    assert [each.run for each in whole.rows] == [0, 1]
+    assert list(ratios(whole.rows)) == []
+    assert report(whole).count("mlx-provider bench compare") == 2
+    (tmp_path / "c").write_text("{}")
+    with pytest.raises(BadRequest, match="c is no result of `bench compare`"):
+        read(tmp_path / "c")
+
+
+def test_the_command_repeats_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Plan] = []
+
+    def measure(plan: Plan, out: Path | None) -> Result:
+        asked.append(plan)
+        return result()
+
+    monkeypatch.setattr(running, "preload", lambda: None)
+    monkeypatch.setattr(run, "bench", measure)
+    other = parse_other("vllm=http://127.0.0.1:8000,a b")
+    plans = [
+        Plan(rounds=7, limit=9.5, streams=[1, 3], parts=["stall"], native=False, peers=[]),
+        Plan(models=["org/name"], others=[other], crowd=3, edge=56, prompt=33),
+    ]
+    for plan in plans:
+        words = shlex.split(plan.command())
+        assert words[:3] == ["mlx-provider", "bench", "compare"]
+        done = CliRunner().invoke(commands.bench, words[2:], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        assert asked[-1].command() == plan.command()
+        assert (asked[-1].others, asked[-1].limit) == (list(plan.others), plan.limit)
+
+
+def test_servers_are_named_without_their_keys(fake: Any) -> None:
+    other = parse_other("my-vllm=http://host:8000")
+    assert (other.base, other.model) == ("http://host:8000/v1", "")
+    assert key_of(other, {"MY_VLLM_API_KEY": "secret"}) == "secret"
+    assert parse_other("a=https://host/api/,some/name,x").base == "https://host/api"
+    assert parse_other("a=https://host/api/,some/name").model == "some/name"
+    assert model_of(parse_other(f"a={fake.url}")) == "right"
+    wrong = {
+        "http://host": "no NAME=URL", "a=ftp://host": "no NAME=URL", "a=host:1": "no NAME=URL",
+        "a=http://me:key@host": "A_API_KEY", "a=http://host?key=1": "A_API_KEY",
+        "mlx-provider=http://host": "our own name",
+    }  # fmt: skip
+    for text, told in wrong.items():
+        with pytest.raises(BadRequest, match=told):
+            parse_other(text)
+    with pytest.raises(EngineUnavailable, match="/v1/models: "):
+        model_of(Other("gone", "http://127.0.0.1:9/v1"))
+
+
+def test_plans_that_cannot_be_are_told() -> None:
+    for plan, told in (
+        (Plan(formats=("8bit",)), "no such format: 8bit"),
+        (Plan(families=("nobody",)), "unknown tiny family 'nobody'"),
+        (Plan(models=["demo"], others=[Other("mlx_lm.server", "http://host/v1")]), "two servers"),
+    ):
+        with pytest.raises(BadRequest, match=told):
+            plan.check()
+    with pytest.raises(BadRequest, match="--server needs one --model"):
+        Plan(others=[Other("a", "http://host/v1")]).check()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_four_bits_are_what_is_served(tmp_path: Path, family: str) -> None:
+    folder = write_format(tmp_path / "model", family, "4bit", 64, 2)
+    assert read_json(folder / "config.json")["quantization"] == {"group_size": 64, "bits": 4}
+    model: Any = load(folder, None)
+    kinds = {type(layer).__name__ for _, layer in model.model.named_modules()}
+    assert "QuantizedLinear" in kinds
+
+
+def test_no_question_is_asked_twice_and_every_side_gets_the_same() -> None:
+    asked = [q for turn in range(3) for n in (1, 4, 16) for q in questions("speed", n, turn, 40)]
+    texts = [messages[0]["content"] for messages in asked]
+    assert len(set(texts)) == len(texts) == 3 * (1 + 4 + 16)
+    assert questions("speed", 4, 1, 40) == questions("speed", 4, 1, 40)
+
+
+def test_ours_and_other_servers_behind_one_proxy(
+    fake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "preload", lambda: None)
+    monkeypatch.setenv("RIGHT_API_KEY", "a-key-for-one")
+    folder, out = write_format(tmp_path / "model", "llama", "4bit", 64, 2), tmp_path / "out"
+    servers = [f"--server={name}={fake.url},{name}" for name in ("right", "wrong")]
+    few = shlex.split("--rounds 1 --crowd 3 --streams 1 --streams 2 --words 4 --reply 8")
+    parts = ["--part=answers", "--part=speed", f"--model={folder}", "--peer=none", f"--out={out}"]
+    done = CliRunner().invoke(
+        commands.bench, ["compare", *servers, *few, *parts], catch_exceptions=False
+    )
     assert done.exit_code == 0, done.output
-    result = json.loads(done.stdout.splitlines()[-1])
-    assert result["benchmark"] == asked
-    seconds, valid = result["figures"]
-    assert seconds["there"] == 1e6
-    assert 0 < seconds["here"] < 1e5
-    assert seconds["ratio"] == seconds["lowest"] == seconds["highest"] == seconds["here"] / 1e6
-    assert valid == {
-        "figure": "rows.0.valid",
-        "here": "0/0",
-        "there": f"['before'] {['bench', *asked]}",
-    }
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["absent"] == found["deaths"] == []
+    answered = {r["server"]: r for r in found["rows"] if r["case"] == "3 at once"}
+    assert list(answered) == ["mlx-provider", NATIVE, "right", "wrong"]
+    assert [answered[n]["equal"] for n in ("mlx-provider", NATIVE, "right")] == [3, 3, 3]
+    assert answered["wrong"]["equal"] < 3
+    pairs = [r for r in found["rows"] if r["case"] == "2 streams"]
+    assert [r["refused"] for r in pairs] == [0, 0, 0, 0]
+    assert all(r["figures"]["throughput"][0] > 0 for r in pairs)
+    assert fake.keys == {"Bearer a-key-for-one", "Bearer none"}
+    page = (out / "report.md").read_text()
+    assert "## Where we are not faster" in page
+    assert "- wrong, " in page
+    assert found == json.loads((out / "result.json").read_text())
+    assert "a-key-for-one" not in page + done.output
 
 
-def test_a_folder_that_is_no_checkout_is_told(tmp_path: Path) -> None:
-    with pytest.raises(BadRequest, match="is no checkout of mlx-provider"):
-        environment(tmp_path, tmp_path)
-
-
-def test_a_benchmark_that_fails_is_told(checkout: Path) -> None:
-    with pytest.raises(RequestFailed, match=r"(?s)engine --part nothing failed:.*Invalid value"):
-        compare(checkout, ["engine", "--part", "nothing"], rounds=1)
-
-
-def test_figures_are_those_that_were_measured() -> None:
-    def run(rate: float, peer: float, tokens: str = "4/4", layout: str = "grouped") -> dict:
-        rates = {f"mlx-provider ({layout})": rate, "mlx-lm BatchGenerator": peer}
-        return dict(figures({"decode": {"rates": rates, "same": tokens, "target": 1.3}, "n": 7}))
-
-    here = [run(20.0, 10.0), run(33.0, 9.0), run(10.0, 10.0)]
-    there = [run(10.0, 10.0, "3/4", "solo"), run(11.0, 12.0), run(10.0, 5.0)]
-    rows = compared(here, there)
-    ours, peer, same = rows
-    assert ours["figure"] == "decode.rates.mlx-provider"
-    assert (ours["here"], ours["there"]) == (20.0, 10.0)
-    assert (ours["lowest"], ours["ratio"], ours["highest"]) == (1.0, 2.0, 3.0)
-    assert peer["figure"] == "decode.rates.mlx-lm BatchGenerator"
-    assert (same["here"], same["there"]) == ("4/4", "3/4, 4/4")
-    (noise,) = believed(rows)
-    assert noise["figure"].startswith("decode: ")
-    assert (noise["lowest"], noise["ratio"], noise["highest"]) == (0.75, 1.0, 2.0)
+@pytest.mark.sweep
+def test_every_part_beside_the_peers(bench: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    few = "--rounds 1 --crowd 4 --streams 2 --words 8 --reply 16 --prompt 200 --edge 112"
+    model = "--family qwen3_vl --format bfloat16 --hidden 64 --layers 2"
+    found = bench("compare", *few.split(), *model.split(), f"--out={tmp_path}")
+    assert found["absent"] == found["deaths"] == []
+    names = ["mlx-provider", NATIVE, "mlx_lm.server", "mlx_vlm.server"]
+    for part in PARTS:
+        rows = [row for row in found["rows"] if row["part"] == part]
+        assert list(dict.fromkeys(row["server"] for row in rows)) == names
+        ours = [row for row in rows if row["server"].startswith("mlx-provider")]
+        assert all(row["refused"] == 0 and row["equal"] == row["compared"] for row in ours)
+    images = [row for row in found["rows"] if row["case"] == "image, once more"]
+    assert [row["server"] for row in images] == [*names[:2], names[3]]
+    assert "figures were compared" in (tmp_path / "report.md").read_text()

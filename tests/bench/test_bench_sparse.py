@@ -44,7 +44,7 @@ def test_a_name_stands_where_it_should(depth: float) -> None:
         def prepare(self, messages: Any, **more: Any) -> Prompt:
             return Prompt(" ".join(each["content"] for each in messages).split())  # type: ignore[arg-type]
 
-    words = list(sparse.talk(Words(), 80, depth, "Anna").tokens)  # type: ignore[arg-type]
+    words = list(sparse.asked_after(Words(), 80, depth, 2).tokens)  # type: ignore[arg-type]
     assert len(words) >= 80
     assert words.count("Anna.") == 1
     assert (words.index("Anna.") < 8) == (depth == 0.0)

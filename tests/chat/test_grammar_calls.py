@@ -10,9 +10,9 @@ import pytest
 from mlx_provider.chat.constraints.readable import check_readable, read_calls
 from mlx_provider.chat.constraints.tagged import whole_text
 from mlx_provider.chat.constraints.written import written_call
-from mlx_provider.chat.output.reply import Reply
 from mlx_provider.errors import BadRequest
 from mlx_provider.records import CallGrammar, ToolCall, ToolParser
+from mlx_provider.testing.conformance.calls import GREP, MOVE, PING, PUT, TREE, read
 from mlx_provider_tool_parsers import mlx_tool_parsers
 
 
@@ -29,21 +29,6 @@ def grammar(name: str) -> CallGrammar:
 
 FORMATS = sorted(parser.name for parser in mlx_tool_parsers())
 
-TREE: dict[str, Any] = {
-    "$defs": {
-        "Node": {
-            "type": "object",
-            "properties": {
-                "kind": {"anyOf": [{"const": "dir"}, {"const": "file"}, {"type": "null"}]},
-                "size": {"type": ["integer", "null"], "minimum": 0, "maximum": 9},
-                "children": {"type": "array", "items": {"$ref": "#/$defs/Node"}, "maxItems": 1},
-            },
-            "required": ["kind", "size", "children"],
-            "additionalProperties": False,
-        }
-    },
-    "$ref": "#/$defs/Node",
-}
 POINT: dict[str, Any] = {
     "type": "object",
     "properties": {"x": {"type": "integer"}, "on": {"type": "boolean"}},
@@ -56,26 +41,10 @@ def json_schema(schema: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
 
 
-GREP: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "grep",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "pattern": {"type": "string", "maxLength": 6, "pattern": "^[a-z]+$"},
-                "count": {"type": "integer", "minimum": 0, "maximum": 99},
-                "mode": {"enum": ["all", "first"]},
-            },
-            "required": ["pattern", "mode"],
-        },
-    },
-}
 SAVE: dict[str, Any] = {
     "type": "function",
     "function": {"name": "grep_tree", "strict": True, "parameters": TREE | {"type": "object"}},
 }
-PING: dict[str, Any] = {"type": "function", "function": {"name": "ping"}}
 TOOLS = [GREP, SAVE, PING]
 
 
@@ -307,74 +276,23 @@ def test_tokens_of_one_reply(model: Any) -> None:
         constraint.advance(token)
 
 
-PUT: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "put",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "root": {"$ref": "#/$defs/Node"},
-                "kind": {"anyOf": [{"const": "dir"}, {"const": "file"}]},
-                "count": {"type": ["integer", "null"], "minimum": 0, "maximum": 9},
-                "share": {"type": "number", "minimum": 0, "maximum": 1},
-                "flags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3},
-            },
-            "required": ["root", "kind", "count"],
-            "$defs": TREE["$defs"],
-        },
-    },
-}
-
-
-MOVE: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "move",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "from": {"type": "string", "maxLength": 3},
-                "to": {"type": "object", "properties": {"id": {"type": "string", "maxLength": 3}}},
-                "how": {"enum": ["fast", 2, None]},
-            },
-        },
-    },
-}
-"""Everything may be left out, and one key is a word of Python's."""
-
-
-def read_back(text: str, parser: ToolParser, tools: list[Any]) -> tuple[list[Any], str]:
-    """Calls and content that the reply machine makes of a text."""
-    reply = Reply(tools=tools, tool_parser=parser)
-    deltas = reply.push_text(text) + reply.finish("stop")[0]
-    calls: dict[int, list[str]] = {}
-    for delta in (piece for d in deltas for piece in d.tool_calls):
-        call = calls.setdefault(delta.index, ["", ""])
-        call[0] += delta.name or ""
-        call[1] += delta.arguments
-    return [(name, json.loads(body)) for name, body in calls.values()], "".join(
-        d.content for d in deltas
-    )
-
-
 @pytest.mark.parametrize("name", FORMATS)
 def test_parsers_read_what_the_grammar_writes(model: Any, name: str) -> None:
     tools = [GREP, PING, PUT, MOVE]
     schemas = {t["function"]["name"]: t["function"].get("parameters", True) for t in tools}
     parser = parsers()[name]
     first = model.started(grammar(name), tools=tools, tool_choice="required")
-    read = 0
+    seen = 0
     for seed in range(16):
         text, done = model.sample(first.fork(), seed, 600)
         if done:
-            calls, content = read_back(text, parser, tools)
+            calls, content = read(text, parser, tools)
             assert calls, text
-            assert content.strip() == "", text
+            assert content == "", text
             for called, arguments in calls:
                 jsonschema.validate(arguments, schemas[called])
-            read += 1
-    assert read >= 4
+            seen += 1
+    assert seen >= 4
 
 
 @pytest.mark.parametrize(

@@ -51,9 +51,11 @@ def test_json_says_everything(registry: PluginRegistry) -> None:
         "version": "2.0",
         "hooks": [],
         "records": {},
+        "patches": [],
         "error": "ModuleNotFoundError: No module named 'nowhere_to_be_found' "
         "(broken.py, line 1, in <module>)",
         "notes": [],
+        "conformance": None,
     }
     assert toy["hooks"] == ["mlx_reasoning_parsers", "mlx_register_commands"]
     assert toy["records"]["reasoning parser"] == ["angle"]
@@ -88,3 +90,13 @@ def test_no_plugins_is_said() -> None:
 def test_what_a_family_cannot_do_is_said() -> None:
     shown = run(PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "vision"}))
     assert "where images cannot be embedded one by one" in shown
+
+
+def test_what_a_plugin_replaces_of_upstream_is_listed_with_reason_and_version() -> None:
+    registry = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "gemma3"})
+    (gemma,) = json.loads(run(registry, "--json"))
+    (patch,) = gemma["patches"]
+    assert patch["target"] == "mlx_vlm.models.gemma3.language.LanguageModel.sanitize"
+    assert patch["version"] == "mlx-vlm 0.7.10"
+    told = f"replaces          {patch['target']} of {patch['version']}: {patch['reason']}"
+    assert told in run(registry)

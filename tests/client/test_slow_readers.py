@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
 import pytest
 
-from mlx_provider.client.wire import event_batches
+from mlx_provider.client.reply_events import READ_AHEAD
+from mlx_provider.client.wire import EventLines
 from mlx_provider.protocol.event_queue import TAKEN, UNREAD_LIMIT, EventQueue
 from mlx_provider.protocol.joined import JOINED, size
 from mlx_provider.protocol.messages import (
@@ -30,16 +30,7 @@ UNREAD = "flood 20000"
 
 
 def held(generation: Any) -> int:
-    return sum(map(size, list(generation._queue._events)))
-
-
-def settled(generation: Any) -> int:
-    """What an event queue holds once nothing more comes."""
-    before, now = -1, held(generation)
-    while now != before or not now:
-        time.sleep(0.2)
-        before, now = now, held(generation)
-    return now
+    return sum(map(size, list(generation._events._events)))
 
 
 def test_what_is_not_read_stays_with_the_engine(
@@ -47,10 +38,23 @@ def test_what_is_not_read_stays_with_the_engine(
 ) -> None:
     generation = client.submit(request_of(UNREAD, id="unread"))
     wait_until(lambda: "unread" in client.cache_report()["finished"])
-    assert settled(generation) < 4 * 2**20
+    assert held(generation) < 2**20
     events = read(generation)
     assert text(events) == "x" * 20_000_000
     assert isinstance(events[-1], Done)
+
+
+async def test_a_loops_reader_that_does_not_come_leaves_it_with_the_engine(
+    client: Any, request_of: Any, text: Any
+) -> None:
+    generation = await asyncio.to_thread(client.submit, request_of(UNREAD))
+    events = await generation.aget(30)  # what came with the acceptance
+    events += await generation.aget(30)
+    await asyncio.sleep(0.5)
+    assert 0 < held(generation) < READ_AHEAD + 2 * TAKEN
+    while batch := await generation.aget(30):
+        events += batch
+    assert text(events) == "x" * 20_000_000
 
 
 async def test_a_slow_event_loop_gets_everything(client: Any, request_of: Any, text: Any) -> None:
@@ -64,17 +68,18 @@ async def test_a_slow_event_loop_gets_everything(client: Any, request_of: Any, t
 
 
 def test_an_unread_reply_ends_with_close_and_with_its_client(
-    client: Any, request_of: Any, read: Any, wait_until: Any
+    client: Any, request_of: Any, read: Any
 ) -> None:
     closed, dropped, left = (client.submit(request_of(UNREAD, id=i)) for i in ("c", "d", "l"))
-    for generation in (closed, dropped, left):
-        settled(generation)
+    sockets = [generation._events._connection for generation in (closed, dropped, left)]
     closed.close()
-    del dropped, generation
-    wait_until(lambda: len(client._link._running) == 2)  # the attach connection, and `left`
+    del dropped
+    gc.collect()
+    assert [one.fileno() < 0 for one in sockets] == [True, True, False]
     client.close()
     assert isinstance(read(closed)[-1], Failed)
     assert isinstance(read(left)[-1], Failed)
+    assert sockets[2].fileno() < 0
 
 
 def test_an_unread_reply_outlives_neither_engine_nor_reader(
@@ -82,7 +87,6 @@ def test_an_unread_reply_outlives_neither_engine_nor_reader(
 ) -> None:
     client = local.client()
     generation = client.submit(request_of("flood 20000"))
-    settled(generation)
     local.end()
     last = read(generation)[-1]
     assert isinstance(last, Failed)
@@ -168,34 +172,37 @@ def test_pieces_of_a_call_are_joined() -> None:
     ]
 
 
-async def test_a_long_line_costs_its_length_once() -> None:
+def test_a_long_line_costs_its_length_once() -> None:
     line = EVENT_BATCH.dump_json([Delta(content="x" * 2**24)]) + b"\n"
-
-    async def pieces() -> Any:
-        for at in range(0, len(line), 1024):
-            yield line[at : at + 1024]
-            await asyncio.sleep(0)
-
-    reply = httpx.Response(200, content=pieces(), request=httpx.Request("GET", "http://engine"))
-    async with asyncio.timeout(20):
-        [[event]] = [batch async for batch in event_batches(reply)]
+    lines = EventLines()
+    began = time.process_time()
+    events = [each for at in range(0, len(line), 1024) for each in lines.feed(line[at : at + 1024])]
+    assert time.process_time() - began < 20
+    [event] = events
     assert isinstance(event, Delta)
     assert len(event.content) == 2**24
 
 
-def test_a_cancel_that_meets_arriving_data_is_silent(
+async def test_a_close_that_meets_arriving_data_is_silent(
     client: Any, request_of: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The loop is held while the engine writes, so that both come in the same turn."""
     with caplog.at_level(logging.ERROR):
-        for _ in range(20):
-            generation = client.submit(request_of("count 100 0.001"))
-            held_up = threading.Event()
-            client._link._soon(lambda: (held_up.set(), time.sleep(0.02)))  # noqa: B023
-            held_up.wait()
+        for at in range(20):
+            generation = await asyncio.to_thread(client.submit, request_of("count 100 0.001"))
+            reading = asyncio.ensure_future(read_all(generation))
+            await asyncio.sleep(0.002 * (at % 3))
+            time.sleep(0.02)
             generation.close()
-        client.health()
+            assert isinstance((await reading)[-1], Failed)
     assert [record.getMessage() for record in caplog.records] == []
+
+
+async def read_all(generation: Any) -> list[Any]:
+    events = []
+    while batch := await generation.aget(30):
+        events += batch
+    return events
 
 
 def test_what_else_goes_wrong_in_the_clients_loop_is_logged(

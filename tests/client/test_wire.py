@@ -5,37 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 
-import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_provider.client.address import Address, parse_address
-from mlx_provider.client.wire import error_of, event_batches, first_line, parse_health
+from mlx_provider.client.wire import EventLines, error_of, first_line, parse_health
 from mlx_provider.errors import BadRequest, EngineUnavailable, Unauthorized
-from mlx_provider.protocol.messages import EVENT_BATCH, Delta, Event
-
-
-def reply(pieces: list[bytes], status: int = 200) -> httpx.Response:
-    async def stream() -> AsyncIterator[bytes]:
-        for piece in pieces:
-            yield piece
-
-    request = httpx.Request("GET", "http://engine/path")
-    return httpx.Response(status, content=stream(), request=request)
+from mlx_provider.protocol.messages import EVENT_BATCH, Delta
 
 
 @given(st.lists(st.text(min_size=1), min_size=1), st.integers(1, 50))
 def test_events_do_not_depend_on_how_the_bytes_are_cut(texts: list[str], size: int) -> None:
-    import asyncio
-
     whole = b"".join(EVENT_BATCH.dump_json([Delta(content=text)]) + b"\n" for text in texts)
-    pieces = [whole[at : at + size] for at in range(0, len(whole), size)]
-
-    async def read() -> list[Event]:
-        return [event async for batch in event_batches(reply(pieces)) for event in batch]
-
-    assert asyncio.run(read()) == [Delta(content=text) for text in texts]
+    lines = EventLines()
+    events = [e for at in range(0, len(whole), size) for e in lines.feed(whole[at : at + size])]
+    assert events == [Delta(content=text) for text in texts]
 
 
 async def test_first_line() -> None:
@@ -48,10 +33,10 @@ async def test_first_line() -> None:
     assert await first_line(pieces()) == b""
 
 
-async def test_an_answer_that_is_not_ours() -> None:
-    assert isinstance(await error_of(reply([b"<html>"], 404)), EngineUnavailable)
-    assert isinstance(await error_of(reply([b'{"error": "no"}'], 500)), EngineUnavailable)
-    assert isinstance(await error_of(reply([b"[]"], 401)), Unauthorized)
+def test_an_answer_that_is_not_ours() -> None:
+    assert isinstance(error_of(404, "/path", b"<html>"), EngineUnavailable)
+    assert isinstance(error_of(500, "/path", b'{"error": "no"}'), EngineUnavailable)
+    assert isinstance(error_of(401, "/path", b"[]"), Unauthorized)
 
 
 @pytest.mark.parametrize("line", [b"", b"<html>", b"[]", b"{}", b'{"protocol": "x"}'])

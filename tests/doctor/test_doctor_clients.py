@@ -62,7 +62,7 @@ FILES = [
         {"env": {"ANTHROPIC_BASE_URL": "ADDRESS", "CLAUDE_CODE_AUTO_COMPACT_WINDOW": "8000"}},
     ),
     (
-        "Codex",
+        "Codex CLI",
         ".codex/config.toml",
         'model_provider = "mine"\nmodel_context_window = 8000\n'
         '[model_providers.mine]\nbase_url = "ADDRESS"\n[model_providers.other]\nbase_url = "no"\n',
@@ -110,7 +110,9 @@ def test_a_file_names_a_server_and_a_context(
     path = here.home / file
     write(path, text.replace("ADDRESS", url))
     before = path.read_bytes(), path.stat().st_mtime_ns
-    assert list(targets(here.environ, here.home)) == [Target(client, str(path), url, 8000)]
+    assert list(targets(here.registry.clients.values(), here.environ, here.home)) == [
+        Target(client, str(path), url, 8000)
+    ]
     assert state(here) == [("clients.address", "ok"), ("clients.context", "warn")]
     write(path, text.replace("ADDRESS", url).replace("8000", "64000"))
     assert state(here) == [("clients.address", "ok")]
@@ -160,3 +162,29 @@ def test_keys_and_web_proxies(subject: Make) -> None:
     assert [each.state for each in clients.web_proxies(subject(environ=web))] == ["warn"]
     exempt = {**web, "NO_PROXY": "localhost,127.0.0.1"}
     assert list(clients.web_proxies(subject(environ=exempt))) == []
+
+
+def test_a_third_partys_client_is_looked_for_too_and_its_fault_is_told(
+    subject: Make, port: int, install_plugin: Callable[..., str]
+) -> None:
+    install_plugin(
+        "mlx-provider-mine",
+        """
+from mlx_provider import Client, ClientServer, ClientSettings, Profile, hookimpl
+
+def servers(content):
+    yield ClientServer(content["url"])
+
+@hookimpl
+def mlx_clients():
+    yield Client("mine", "mine", "", lambda gateway: Profile(),
+                 settings=ClientSettings((), (".mine.json",), servers))
+""",
+    )
+    here = subject()
+    write(here.home / ".mine.json", {"url": f"http://127.0.0.1:{port}"})
+    assert state(here) == [("clients.address", "ok")]
+    write(here.home / ".mine.json", {})
+    (told,) = clients.configured(here)
+    assert told.name == "clients.file"
+    assert "KeyError" in told.what

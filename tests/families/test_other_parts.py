@@ -73,3 +73,11 @@ def test_missing_weights_are_refused_whatever_else_there_is(folders, tmp_path: P
     folder = changed(folders("llama"), tmp_path, more, without=lost)
     with pytest.raises(UnsupportedModel, match=f"lacks 1 weights .{lost}"):
         load(folder, LoadOptions())
+
+
+def test_weights_under_other_names_are_told_with_both(folders, tmp_path: Path) -> None:
+    lost, other = "model.layers.1.mlp.up_proj.weight", "model.layers.1.mlp.w3.weight"
+    folder = changed(folders("llama"), tmp_path, {other: mx.ones((4, 4))}, without=lost)
+    with pytest.raises(UnsupportedModel, match=f"{lost}.*{other}.*sanitize") as refused:
+        load(folder, LoadOptions())
+    assert "download" not in str(refused.value)

@@ -23,7 +23,6 @@ NAMES = re.compile(
 """Architectures of mlx-lm, mlx-vlm and transformers, as they are written in names and in prose."""
 
 ALLOWED = {
-    "doctor/client_files.py": "Qwen Code, a program that users talk through",
     "families/estimate.py": "field names that configs of many architectures share (`mamba_...`)",
     "upstream/patch_processors.py": "the upstream file whose processors are used",
 }

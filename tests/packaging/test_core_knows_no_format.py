@@ -27,9 +27,6 @@ MODELS = {"bench", "testing"}
 FAMILIES = {"families", "upstream", *MODELS}
 """Rooms that meet model families, some of which have a format's name."""
 
-CLIENTS = {"client_files"}
-"""Rooms that name the programs of users, one of which is called as a model family is."""
-
 
 def lines(exempt: set[str], pattern: re.Pattern[str]) -> list[str]:
     """Where the core matches, outside of some rooms."""
@@ -43,7 +40,7 @@ def lines(exempt: set[str], pattern: re.Pattern[str]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("exempt", "pattern"), [(FAMILIES | CLIENTS, NAMED), (MODELS, MARKED)], ids=["names", "markers"]
+    ("exempt", "pattern"), [(FAMILIES, NAMED), (MODELS, MARKED)], ids=["names", "markers"]
 )
 def test_the_core_knows_no_format(exempt: set[str], pattern: re.Pattern[str]) -> None:
     assert lines(exempt, pattern) == []

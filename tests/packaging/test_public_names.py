@@ -41,7 +41,7 @@ AUTHORED = sorted(
     path
     for folder in (ROOT / "plugins", *EXAMPLES)
     for path in folder.rglob("*.py")
-    if not LOOKS_INSIDE & set(path.parts)
+    if not {*LOOKS_INSIDE, "tests"} & set(path.relative_to(folder).parts)
     or (path.parent.parent == folder and path.stem == "__init__")
 )
 

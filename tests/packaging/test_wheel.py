@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+KINDS = {".py", ".typed", ".html", ".json", ".jinja", ".safetensors"}
+LARGEST = 16e6
+"""Bytes of all files."""
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +45,29 @@ def test_nothing_else_is_in(files: set[str]) -> None:
     assert {path for path in files if path.startswith("../")} == {"../../../bin/mlx-provider"}
 
 
+def test_only_what_is_needed_is_in(files: set[str]) -> None:
+    inside = {path for path in files if not path.startswith(("../", "mlx_provider-"))}
+    kinds = {Path(path).suffix or Path(path).name for path in inside}
+    assert kinds <= KINDS, sorted(path for path in inside if Path(path).suffix not in KINDS)
+    assert not any(re.search(r"(^|/)(\.|test_\w+\.py$)", path) for path in inside)
+
+
+def test_it_is_small(files: set[str]) -> None:
+    """Both demo models have 7.5 MB."""
+    sizes = [path.size or 0 for path in distribution("mlx-provider").files or []]
+    assert 2e6 < sum(sizes) < LARGEST
+
+
+def test_the_licence_and_the_readme_are_in(files: set[str]) -> None:
+    assert any(path.endswith(".dist-info/licenses/LICENSE") for path in files)
+    described = distribution("mlx-provider").metadata
+    assert described["Description-Content-Type"] == "text/markdown"
+    assert described.get_payload() == (ROOT / "README.md").read_text(encoding="utf-8")
+
+
 def sources(folder: str) -> list[Path]:
     found = [*(ROOT / folder).rglob("*.py"), *(ROOT / folder).rglob("py.typed")]
-    found += (ROOT / folder).rglob("*.html")
+    for kind in ("html", "jinja", "yaml"):
+        found += (ROOT / folder).rglob(f"*.{kind}")
     assert found
     return found

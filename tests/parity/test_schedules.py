@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,9 +10,8 @@ from hypothesis import strategies as st
 
 from mlx_provider.engine.execution.probe import probe
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
-from mlx_provider.engine.request import Phase, Request, SamplingParams
+from mlx_provider.engine.request import Request
 from mlx_provider.engine.scheduling.scheduler import Scheduler
-from mlx_provider.engine.speculation.speculation import Speculation
 from mlx_provider.families.text import TextModel
 from mlx_provider.testing.driver import (
     Alternating,
@@ -22,7 +20,7 @@ from mlx_provider.testing.driver import (
     new_request,
     output_of,
 )
-from mlx_provider.testing.oracle import Eager, Oracle
+from mlx_provider.testing.schedules import ARRIVALS, Arrival, run_schedule
 
 FAMILIES = (
     "llama", "qwen3", "gemma3_text", "gpt_oss", "qwen3_5_text", "nemotron_h", "jamba", "rwkv7",
@@ -32,110 +30,6 @@ LOGPROB_TOLERANCE = {"afm7": 0.01}
 """1e-4 but for afm7, which rounds keys and values to steps of 0.02 (`fake_8bit_quant`): the last
 bit, other in another chunk, may move one of them by a step."""
 Tiny = Callable[..., TextModel]
-
-
-@dataclass(frozen=True)
-class Arrival:
-    """One request of a schedule."""
-
-    step: int
-    length: int
-    word: int
-    """Prompts of the same word share their beginning."""
-    max_tokens: int
-    n: int
-    kind: int
-    cancel_after: int | None
-    fails_at: int | None
-
-
-ARRIVALS = st.lists(
-    st.builds(
-        Arrival,
-        step=st.integers(0, 25),
-        length=st.sampled_from([1, 2, 7, 19, 75, 140]),
-        word=st.integers(0, 3),
-        max_tokens=st.integers(1, 30),
-        n=st.sampled_from([1, 1, 1, 2]),
-        kind=st.integers(0, 5),
-        cancel_after=st.one_of(st.none(), st.none(), st.integers(0, 20)),
-        fails_at=st.one_of(st.none(), st.none(), st.none(), st.integers(0, 10)),
-    ),
-    min_size=2,
-    max_size=9,
-)
-
-KINDS = (
-    SamplingParams(temperature=0),
-    SamplingParams(temperature=0, repetition_penalty=1.3),
-    SamplingParams(temperature=0, presence_penalty=0.5, frequency_penalty=0.7),
-    SamplingParams(temperature=1.0, seed=11),
-    SamplingParams(temperature=0.8, top_p=0.9, top_k=40, seed=5),
-    SamplingParams(temperature=1.2, min_p=0.05, seed=7, logit_bias=((30, 2.0), (31, -100.0))),
-)
-
-
-def request_of(arrival: Arrival) -> Request:
-    tokens = [20 + (arrival.word * 97 + 31 * i) % 340 for i in range(arrival.length)]
-    request = new_request(
-        tokens,
-        max_tokens=arrival.max_tokens,
-        n=arrival.n,
-        params=replace(KINDS[arrival.kind]),
-        logprobs=2,
-        min_tokens=3 if arrival.kind == 1 else 0,
-        stop_tokens=frozenset({40, 41}) if arrival.kind == 2 else frozenset(),
-    )
-    cuts = [c for c in (70, 136) if c < arrival.length]  # both worth their pass
-    request.prompt = replace(request.prompt, snapshot_points=cuts)
-    output_of(request).fails_at = arrival.fails_at
-    return request
-
-
-def run_schedule(
-    model: TextModel,
-    arrivals: list[Arrival],
-    layout: str,
-    chunk: int,
-    prefix_cache: PrefixCache | None = None,
-    *,
-    scheduler: type[Scheduler] = Alternating,
-    mixes: bool = False,
-    guessed: float | None = None,
-) -> list[Request]:
-    """`guessed`: share of the drafts that are right; unset: nothing is drafted."""
-    requests = [request_of(a) for a in arrivals]
-    engine = new_engine(
-        model,
-        layout=layout,
-        mixes=mixes,
-        scheduler=scheduler,
-        max_chunk=chunk,
-        prefix_cache=prefix_cache,
-        speculation=None if guessed is None else guessing(model, requests, guessed),
-    )
-    last = max(a.step + (a.cancel_after or 0) for a in arrivals)
-    step = 0
-    while step <= last or not engine.idle:
-        for arrival, request in zip(arrivals, requests, strict=True):
-            if arrival.step == step:
-                engine.submit(request)
-            if arrival.cancel_after is not None and arrival.step + arrival.cancel_after == step:
-                engine.cancel(request)
-        engine.step()
-        step += 1
-        assert step < 2000, "a request never ends"
-    assert all(request.phase is Phase.DONE for request in requests)
-    return requests
-
-
-def guessing(model: TextModel, requests: list[Request], share: float) -> Speculation:
-    """Drafts for every row in every number, by one who knows what comes."""
-    oracle = Oracle(share)
-    for request in requests:
-        for row, answer in zip(request.rows, alone(model, request).rows, strict=True):
-            oracle.learn([*row.request.prompt.tokens, *answer.tokens])
-    return Speculation(oracle, vocab=model.info.vocab_size, policy=Eager())
 
 
 def check_against_solo(model: TextModel, arrivals: list[Arrival], requests: list[Request]) -> None:

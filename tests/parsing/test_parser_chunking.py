@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_provider.records import Reading, TextReader, ToolCall, ToolParser, Tools
+from mlx_provider.testing.conformance.examples import cut
+from mlx_provider.testing.conformance.texts import FRAGMENTS, replies
 
 from .conftest import REASONING_PARSERS, TOOL_PARSERS, read_chunks
 
@@ -20,46 +22,6 @@ quick = settings(
 )
 NAMES = sorted({parser.name for parser in TOOL_PARSERS.values()})
 THOUGHTS = sorted({parser.name for parser in REASONING_PARSERS.values()})
-
-PIECES = (
-    *(
-        '{"name": "f", "arguments": {"a": 1, "b": "x</tool_call>y"}}',
-        "f",
-        "\n",
-        " ",
-        "plain",
-        "é😀",
-    ),
-    *("<function=f>", "<parameter=a>", "v", "</parameter>", "</function>", "[f(a='b')]", "[", "{"),
-    *(
-        "call:f{a:1}",
-        "<arg_key>a</arg_key>",
-        "<arg_value>1</arg_value>",
-        "functions.f:0",
-        "```json",
-    ),
-    *('<invoke name="f">', '<parameter name="a">', "</invoke>", '"', "\\", "STOP", "</", "<", "|>"),
-    *("<think>", "</think>", "<tool_call>", "</tool_call>"),
-)
-
-
-@st.composite
-def replies(draw: st.DrawFn, markers: tuple[str, ...]) -> str:
-    """Text full of markers, whole and broken."""
-    parts = draw(st.lists(st.sampled_from([*PIECES, *markers, *markers]), max_size=14))
-    text = "".join(parts)
-    if text and draw(st.booleans()):
-        gone = draw(st.integers(0, len(text) - 1))
-        text = text[:gone] + text[gone + 1 :]
-    return text
-
-
-def cut(text: str, sizes: list[int]) -> list[str]:
-    chunks, at = [], 0
-    for size in [*sizes, len(text)]:
-        chunks.append(text[at : at + size])
-        at += size
-    return chunks
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -80,25 +42,6 @@ def test_any_cut_gives_the_same_reply(name: str, data: st.DataObject) -> None:
     assert read_chunks(list(text), **formats) == at_once
     sizes = data.draw(st.lists(st.integers(0, 12), max_size=len(text)))
     assert read_chunks(cut(text, sizes), **formats) == at_once
-
-
-FRAGMENTS = (
-    *("<", "</", "<tool", "<tool_cal", "<|", "<|tool", "[", "[TOOL", "[TOOL_CALLS", "{", "}", "]"),
-    *(
-        "<func",
-        "<thin",
-        "</thin",
-        "call:",
-        "functions.",
-        "<｜",
-        "a < b",
-        "x[i] = {",
-        "\n",
-        " ",
-        "so",
-    ),
-    *('{"value": 42}', "[1, 2]", "[see](http://x.test)", "if (a[0] < b) { return; }", "»", "😀"),
-)
 
 
 @pytest.mark.parametrize("name", NAMES)

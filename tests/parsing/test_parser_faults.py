@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from mlx_provider.chat.constraints.readable import check_readable
+from mlx_provider.chat.constraints.written import written_call
 from mlx_provider.chat.output.reply import Reply
 from mlx_provider.cli.parse import answers
 from mlx_provider.errors import BadRequest
 from mlx_provider.protocol.messages import GenerateRequest
 from mlx_provider.records import Reading, ReasoningParser, TextReader, ToolCall, ToolParser, Tools
 
-from .conftest import TOOL_PARSERS, put_together, tool
+from .conftest import TOOL_PARSERS, put_together, read_chunks, tool
 
 
 class Odd(Exception):
@@ -76,6 +77,14 @@ def test_the_text_is_passed_on(name: str, caplog: pytest.LogCaptureFixture) -> N
         assert fault in caplog.text
 
 
+def test_text_that_is_nested_too_deeply_is_no_fault_of_its_parser() -> None:
+    """The model wrote it: a parser in ten lines need not know how deep Python can read."""
+    nested = f'<call>{{"name": "f", "args": {"[" * 100_000}</call> end'
+    reply = Reply(tool_parser=BROKEN["angle"])
+    found = put_together(reply.push_text(nested) + reply.finish("stop")[0], "stop")
+    assert (found.content, found.calls, reply.faults) == (nested, (), [])
+
+
 def test_a_reader_of_whole_replies_that_raises() -> None:
     reply = Reply(reasoning_parser=ReasoningParser("mine", "", "", whole=whole))
     deltas = reply.push_text("so the rest") + reply.finish("stop")[0]
@@ -119,3 +128,14 @@ def test_a_call_that_the_parser_cannot_read_is_not_enforced(name: str) -> None:
     with pytest.raises(BadRequest, match=f"tool 'f' .*tool parser '{name}' failed") as caught:
         check_readable(request, parser)
     assert caught.value.param == "tools"
+
+
+@pytest.mark.parametrize("name", sorted({parser.name for parser in TOOL_PARSERS.values()}))
+@pytest.mark.parametrize("blank", ["", " ", "\n"])
+def test_names_of_nothing_are_no_fault(name: str, blank: str) -> None:
+    """A model may write a call without a name, and a parameter without one."""
+    parser = TOOL_PARSERS[name]
+    schema = tool("f", **{blank: "string"})["function"]["parameters"]
+    for called in ("f", blank):
+        text = written_call(parser.call_grammar(), called, {blank: "v"}, schema)
+        assert read_chunks([text], tool_parser=parser).faults == ()

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from mlx_provider.errors import EngineDied
-from mlx_provider.protocol.event_queue import PAUSE_ABOVE, EventQueue
+from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.protocol.messages import Delta, ErrorBody, Event, Failed
 
 FAILED = Failed(error=ErrorBody.of(EngineDied("end")))
@@ -85,16 +85,3 @@ def test_a_loop_that_ends_meanwhile_hurts_no_writer(in_thread: bool) -> None:
     assert queue.get(0) == [FAILED]
     reading.get_coro().close()
     reading._log_destroy_pending = False
-
-
-async def test_a_writer_waits_for_room() -> None:
-    queue, large = EventQueue(), Delta(content="x" * 2 * PAUSE_ABOVE)
-    await queue.room()
-    queue.put([large])
-    writer = asyncio.create_task(queue.room())
-    await asyncio.sleep(0.01)
-    assert not writer.done()
-    assert await asyncio.to_thread(queue.get) == [large]
-    await asyncio.wait_for(writer, 20)
-    queue.put([large, FAILED])
-    await asyncio.wait_for(queue.room(), 20)

@@ -1,4 +1,7 @@
-"""Every code block of the README runs as it stands, or is listed here with the reason why not."""
+"""Every code block of the README runs as it stands, or is listed here with the reason why not.
+
+The proxy gets the options of the reference's page, too.
+"""
 
 import os
 import re
@@ -18,14 +21,14 @@ from mlx_provider.litellm.operator import operator_options
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = [text for _, text in re.findall(r"^```(\w+)\n(.*?)^```", README, re.DOTALL | re.MULTILINE)]
+FENCED = re.compile(r"^```\w+\n(.*?)^```", re.DOTALL | re.MULTILINE)
+BLOCKS = FENCED.findall(README)
 
 CONFIG = "model_list:"
 START = "export LITELLM_MASTER_KEY="
-OPTIONS = "  model_info:"
 SCRIPT = "import litellm"
-SERVE = "mlx-provider serve"
-HERE = (CONFIG, START, OPTIONS, SCRIPT)
+HERE = (CONFIG, START, SCRIPT)
+OPTIONS = FENCED.findall((ROOT / "docs/reference/options.md").read_text(encoding="utf-8"))[0]
 ELSEWHERE = {
     "import json": "tests/packaging/test_third_party_example.py",
     "[project]": "tests/packaging/test_third_party_example.py",
@@ -35,7 +38,6 @@ NOT_RUN = {
     "python3 -m venv .venv ": "installs packages; the demo is run by test_demo_command.py",
     "python3 -m venv .venv-test ": "installs packages and runs this whole suite",
     "uv run ": "needs uv, installs packages",
-    SERVE: "listens on every interface, for another machine; its options are checked below",
 }
 SMALL = {
     "mlx/mlx-community/Qwen3-VL-8B-Instruct-4bit": "mlx/demo",  # nothing is downloaded
@@ -55,24 +57,14 @@ def test_every_block_has_its_place():
 
 
 def test_the_operators_options_are_valid():
-    options = operator_options(yaml.safe_load(block(OPTIONS)))
+    options = operator_options(yaml.safe_load(OPTIONS))
     assert (options.kv_bits, options.cache_salt) == (8, "team")
-
-
-def test_serve_has_the_options_shown():
-    words = shlex.split(block(SERVE))[1:]
-    code = "from mlx_provider.cli import main; main()"
-    shown = subprocess.run(
-        [sys.executable, "-c", code, *words, "--help"], capture_output=True, text=True
-    )
-    assert shown.returncode == 0, shown.stderr
-    assert "--api-key" in shown.stdout
 
 
 @pytest.fixture
 def folder(tmp_path):
     """The README's config, and `litellm` as a command that leaves its key where we find it."""
-    config = block(CONFIG).replace("  model_info:\n", block(OPTIONS))
+    config = block(CONFIG).replace("  model_info:\n", OPTIONS)
     for large, small in SMALL.items():
         assert large in config
         config = config.replace(large, small)

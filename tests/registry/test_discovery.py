@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+from mlx_provider import hookspecs
 from mlx_provider.registry import PluginRegistry
 
 Install = Callable[..., str]
@@ -89,6 +90,11 @@ BROKEN = {
         "def mlx_model_families(): return []",
         "PluginError: mlx_provider_broken implements no hook; is @hookimpl missing?",
     ),
+    "patches": (
+        "from mlx_provider import ModelFamily, hookimpl\n@hookimpl\n"
+        "def mlx_model_families(): yield ModelFamily('x', len, len, patches=['mlx_lm.x'])",
+        "PluginError: ModelFamily 'x': patches is not a tuple of UpstreamPatch",
+    ),
     "newer API": (
         "from mlx_provider import hookimpl\nmlx_provider_api = 2\n"
         "@hookimpl\ndef mlx_model_families(): return []",
@@ -146,6 +152,37 @@ def test_a_working_plugin_tells_where_it_comes_from(install_plugin: Install) -> 
 def test_stating_this_api_version_is_fine(install_plugin: Install) -> None:
     source = "mlx_provider_api = 1\n" + FAMILY.format(name="toy", priority=10)
     assert discover(install_plugin("mlx-provider-toy", source)).plugins[0].error is None
+
+
+@pytest.mark.parametrize(
+    ("stated", "error"),
+    [
+        (
+            "1",
+            "written for plugin API 1, this mlx-provider has 4, and takes 3 or later: update the",
+        ),
+        ("5", "written for plugin API 5, this mlx-provider has 4: update mlx-provider"),
+        ("'4'", "mlx_provider_api is '4', not a whole number"),
+    ],
+)
+def test_an_api_version_outside_of_what_is_taken_is_refused(
+    install_plugin: Install, monkeypatch: pytest.MonkeyPatch, stated: str, error: str
+) -> None:
+    monkeypatch.setattr(hookspecs, "OLDEST_API", 3)
+    monkeypatch.setattr(hookspecs, "API_VERSION", 4)
+    source = f"mlx_provider_api = {stated}\n" + FAMILY.format(name="toy", priority=10)
+    (plugin,) = discover(install_plugin("mlx-provider-toy", source)).plugins
+    assert (plugin.error or "").startswith(f"PluginError: {error}")
+
+
+def test_an_older_api_version_is_taken_and_noted(
+    install_plugin: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hookspecs, "API_VERSION", 2)
+    source = "mlx_provider_api = 1\n" + FAMILY.format(name="toy", priority=10)
+    (plugin,) = discover(install_plugin("mlx-provider-toy", source)).plugins
+    assert plugin.error is None
+    assert plugin.notes == ("written for plugin API 1, this mlx-provider has 2: update the plugin",)
 
 
 def test_ours_load_first(install_plugin: Install) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import os
 import signal
 import sys
@@ -30,6 +29,7 @@ from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.protocol.messages import Delta, Done, Event, Failed, GenerateRequest
 from mlx_provider.records import CallGrammar
 from mlx_provider.serving.service import ChatService
+from mlx_provider.testing.byte_model import ENDS, byte_tokenizer
 from mlx_provider_tool_parsers import mlx_tool_parsers
 
 PARSERS = {parser.name: parser for parser in mlx_tool_parsers()}
@@ -222,22 +222,10 @@ def test_masks_are_known_before_the_engine_asks(compiler: GrammarCompiler) -> No
 # -- the process that tries
 
 
-def vocabulary() -> Any:
-    """The byte vocabulary of the grammar tests."""
-    path = Path(__file__).parents[1] / "chat" / "conftest.py"
-    spec = importlib.util.spec_from_file_location("byte_vocabulary", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def compiler() -> GrammarCompiler:
-    tokenizer = vocabulary().byte_tokenizer()
-    eos = [tokenizer.token_to_id(end) for end in vocabulary().ENDS]
+    tokenizer = byte_tokenizer()
+    eos = [tokenizer.token_to_id(end) for end in ENDS]
     return GrammarCompiler(tokenizer, eos, tokenizer.get_vocab_size())
 
 

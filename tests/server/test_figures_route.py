@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
+import httpx
 import pytest
 
 from mlx_provider.client.address import parse_address
@@ -72,6 +73,17 @@ def test_only_so_many_may_watch(engine: Any, wait_until: Callable[..., None]) ->
             return reply.status_code == 200
 
     wait_until(let_in)
+
+
+async def test_who_comes_at_once_is_counted_at_once(engine: Any) -> None:
+    transport = httpx.AsyncHTTPTransport(uds=f"{engine.folder}/engine.sock")
+    async with httpx.AsyncClient(transport=transport, base_url="http://engine") as http:
+        asked = [http.build_request("GET", "/v1/figures?stream=60") for _ in range(STREAMS + 8)]
+        replies = await asyncio.gather(*(http.send(one, stream=True) for one in asked))
+        refused = [reply.status_code for reply in replies if reply.status_code != 200]
+        for reply in replies:
+            await reply.aclose()
+    assert refused == [429] * 8
 
 
 def test_the_stream_ends_with_the_engine(spawn: Callable[..., Any]) -> None:

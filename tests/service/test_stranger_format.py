@@ -12,7 +12,9 @@ import pytest
 from mlx_provider.errors import BadRequest
 from mlx_provider.protocol.messages import Sampling
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "third_party_plugin" / "mlx_provider_angle.py"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+ANGLE = EXAMPLES / "third_party_plugin" / "mlx_provider_angle.py"
+COMMAND_A = EXAMPLES / "format_command_a" / "mlx_provider_command_a.py"
 TAGS = """
 import json
 import re
@@ -105,8 +107,12 @@ def stranger(
 
 @pytest.mark.parametrize(
     ("source", "opener"),
-    [(EXAMPLE.read_text(encoding="utf-8"), "<call>"), (TAGS, "<<")],
-    ids=["json", "tags"],
+    [
+        (ANGLE.read_text(encoding="utf-8"), "<call>"),
+        (COMMAND_A.read_text(encoding="utf-8"), "<|START_ACTION|>"),
+        (TAGS, "<<"),
+    ],
+    ids=["json", "streamed json", "tags"],
 )
 def test_a_required_call_of_a_strict_tool_is_valid(stranger: Any, source: str, opener: str) -> None:
     model = stranger(source, opener)
@@ -125,6 +131,8 @@ def test_a_required_call_of_a_strict_tool_is_valid(stranger: Any, source: str, o
         whole += 1
     assert whole >= 5
     assert names == {"grep", "ping"}
+    named = {"type": "function", "function": {"name": "ping"}}
+    assert model.ask(**asked | {"tool_choice": named}).only.arguments == [("ping", {})]
 
 
 def test_a_format_without_a_grammar_that_is_no_json_is_refused(stranger: Any) -> None:

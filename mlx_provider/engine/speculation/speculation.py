@@ -174,7 +174,7 @@ class Speculation:
     def _asked(self, row: Row, count: int) -> DraftRow:
         own = self._rows[row]
         if own.seen is None:
-            own.seen = DraftRow(row.all_tokens)
+            own.seen = DraftRow(row.all_tokens, salt=row.request.salt)
         seen = own.seen
         seen.tokens.extend(row.tokens[len(seen.tokens) - len(row.request.prompt.tokens) :])
         seen.wanted = count

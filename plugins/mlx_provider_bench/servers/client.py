@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from statistics import median
+from typing import Any, TypeVar
 
 import httpx
 
@@ -17,7 +19,10 @@ from mlx_provider.protocol.messages import EVENT_BATCH, Delta, Done, Event, Fail
 from .processes import Dialect, Server
 
 Messages = Sequence[dict[str, Any]]
+T = TypeVar("T")
+U = TypeVar("U")
 TIMEOUT = 1800.0
+"""Seconds for a request, to its last byte."""
 THINKING = {"enable_thinking": True}
 """mlx-vlm's server turns thinking off unless told, which changes the prompt."""
 
@@ -35,61 +40,173 @@ class Answer:
     """Prompt tokens that the server says it did not compute; 0 where it says nothing."""
     failure: str = ""
     """Why there is no reply, where `try_ask` got none."""
+    prompt: int = 0
+    """Tokens of the prompt, as the server counts them."""
+    times: tuple[float, ...] = ()
+    """When each piece of text came."""
+    late: bool = False
+    """It failed by the time that was allowed."""
+
+    @property
+    def pace(self) -> float:
+        """Tokens a second after the first one."""
+        return (self.tokens - 1) / max(1e-9, self.total - self.first)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Questions asked of one server at the same time."""
+
+    answers: Sequence[Answer]
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        return sum(answer.tokens for answer in self.answers) / self.seconds
+
+    @property
+    def first(self) -> float:
+        return median(answer.first for answer in self.answers)
+
+
+class TooLate(RequestFailed):
+    """No end within the time that was allowed."""
 
 
 class Client:
     """Requests to one server; safe from several threads."""
 
-    def __init__(self, server: Server, said: Mapping[str, Any] | None = None) -> None:
-        """`said`: what each of its requests says besides."""
+    def __init__(
+        self, server: Server, said: Mapping[str, Any] | None = None, limit: float = TIMEOUT
+    ) -> None:
+        """`said`: what each of its requests says besides. `limit`: seconds for each of them."""
         self.server = server
         self._said = said or {}
-        self._http = httpx.Client(base_url=server.url, headers=server.headers, timeout=TIMEOUT)
+        self._limit = limit
+        self._http = httpx.Client(
+            base_url=server.url, headers=server.headers, timeout=limit, trust_env=False
+        )
 
     def close(self) -> None:
         self._http.close()
 
-    def ask(self, messages: Messages, max_tokens: int) -> Answer:
-        """Greedy reply. Raises `RequestFailed` with what the server said."""
+    def ask(
+        self, messages: Messages, max_tokens: int, heard: Callable[[], bool] = lambda: True
+    ) -> Answer:
+        """Greedy reply. Raises `RequestFailed` with what the server said, `TooLate`.
+
+        `heard` is called for each piece of text; once it says no, the connection is closed.
+        """
         dialect = self.server.kind.dialect
         path, body = _REQUESTS[dialect](self.server.model, messages, max_tokens)
         body |= self._said
         read: Callable[[Iterator[str]], Iterator[Piece]] = (
             _our_pieces if dialect == "generate" else _chat_pieces
         )
-        text, first, tokens, cached = "", 0.0, 0, 0
+        text, tokens, cached, prompt, times = "", 0, 0, 0, []
         began = time.perf_counter()
         try:
             with self._http.stream("POST", path, json=body) as reply:
                 if not reply.is_success:
                     raise RequestFailed(f"HTTP {reply.status_code}: {reply.read()[:300]!r}")
-                for piece in read(reply.iter_lines()):
-                    if piece.text and not text:
-                        first = time.perf_counter() - began
+                for piece in read(_lines(reply, began + self._limit)):
+                    if piece.text:
+                        times.append(time.perf_counter() - began)
                     text += piece.text
                     tokens, cached = piece.tokens or tokens, piece.cached or cached
+                    prompt = piece.prompt or prompt
+                    if piece.text and not heard():
+                        break
+        except httpx.TimeoutException as error:
+            raise TooLate(f"no answer within {self._limit:g} s") from error
         except httpx.HTTPError as error:
             raise RequestFailed(f"{type(error).__name__}: {error}") from error
         total = time.perf_counter() - began
-        return Answer(text, first or total, total, tokens, cached)
+        first = times[0] if times else total
+        return Answer(text, first, total, tokens, cached, prompt=prompt, times=tuple(times))
 
     def first_token(self, messages: Messages) -> Answer:
         """A reply of one token: its total time is the time to first token, on every server."""
         return self.ask(messages, 1)
 
-    def try_ask(self, messages: Messages, max_tokens: int) -> Answer:
+    def try_ask(
+        self, messages: Messages, max_tokens: int, heard: Callable[[], bool] = lambda: True
+    ) -> Answer:
         """As `ask`, but a request that fails is an empty answer."""
         began = time.perf_counter()
         try:
-            return self.ask(messages, max_tokens)
+            return self.ask(messages, max_tokens, heard)
         except RequestFailed as error:
-            spent = time.perf_counter() - began
-            return Answer("", spent, spent, 0, 0, failure=error.message[:200])
+            spent, late = time.perf_counter() - began, isinstance(error, TooLate)
+            return Answer("", spent, spent, 0, 0, failure=error.message[:200], late=late)
 
-    def ask_together(self, prompts: Sequence[Messages], max_tokens: int) -> list[Answer]:
-        """All at once, answers in order."""
-        with ThreadPoolExecutor(len(prompts)) as pool:
-            return list(pool.map(lambda messages: self.try_ask(messages, max_tokens), prompts))
+    def ask_together(
+        self,
+        prompts: Sequence[Messages],
+        max_tokens: int,
+        *,
+        apart: float = 0.0,
+        heard: Callable[[], bool] = lambda: True,
+    ) -> list[Answer]:
+        """All at once, or `apart` seconds after one another; answers in order."""
+
+        def one(at: int, messages: Messages) -> Answer:
+            time.sleep(at * apart)
+            return self.try_ask(messages, max_tokens, heard)
+
+        return at_once([partial(one, at, messages) for at, messages in enumerate(prompts)])
+
+    def run(self, prompts: Sequence[Messages], max_tokens: int) -> Run:
+        """All at once, and what it took."""
+        began = time.perf_counter()
+        answers = self.ask_together(prompts, max_tokens)
+        return Run(answers, time.perf_counter() - began)
+
+    def status(self, messages: Any, said: Mapping[str, Any]) -> tuple[int, str]:
+        """HTTP status and text of a request without a stream, written as it should not be.
+
+        `said` replaces fields of the request. Raises `RequestFailed`, `TooLate`.
+        """
+        _, body = _gateway(self.server.model, messages, 8)
+        body = {**body, "stream": False, **said}
+        del body["stream_options"]
+        try:
+            reply = self._http.post("/v1/chat/completions", json=body)
+        except httpx.TimeoutException as error:
+            raise TooLate(f"no answer within {self._limit:g} s") from error
+        except httpx.HTTPError as error:
+            raise RequestFailed(f"{type(error).__name__}: {error}") from error
+        return reply.status_code, reply.text
+
+
+def at_once(tasks: Sequence[Callable[[], T]]) -> list[T]:
+    """Each in a thread of its own, results in order.
+
+    What ends the waiting (a signal) does not wait for requests, which end with their server.
+    """
+    pool = ThreadPoolExecutor(max(1, len(tasks)))
+    try:
+        return [each.result() for each in [pool.submit(task) for task in tasks]]
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def beside(one: Callable[[], T], other: Callable[[], U]) -> tuple[T, U]:
+    """Both at the same time, as `at_once`."""
+    results: list[Any] = at_once([one, other])
+    return results[0], results[1]
+
+
+def _lines(reply: httpx.Response, deadline: float) -> Iterator[str]:
+    """Of a stream, whose end must come in time even where bytes never stop to come."""
+    rest = ""
+    for text in reply.iter_text():
+        if time.perf_counter() > deadline:
+            raise TooLate("bytes come, and no end in the time that was allowed")
+        *lines, rest = (rest + text).split("\n")
+        yield from (line.rstrip("\r") for line in lines)
+    if rest:
+        yield rest
 
 
 @dataclass(frozen=True)
@@ -99,6 +216,7 @@ class Piece:
     text: str = ""
     tokens: int = 0
     cached: int = 0
+    prompt: int = 0
 
 
 def _generate(model: str, messages: Messages, max_tokens: int) -> tuple[str, dict[str, Any]]:
@@ -141,7 +259,8 @@ def _our_piece(event: Event) -> Piece:
     if isinstance(event, Delta):
         return Piece(event.reasoning + event.content)
     if isinstance(event, Done):
-        return Piece("", event.usage.completion_tokens, event.usage.cached_tokens)
+        usage = event.usage
+        return Piece("", usage.completion_tokens, usage.cached_tokens, usage.prompt_tokens)
     return Piece()
 
 
@@ -149,7 +268,7 @@ def _chat_pieces(lines: Iterator[str]) -> Iterator[Piece]:
     for line in lines:
         if not line.startswith("data:") or line.endswith("[DONE]"):
             continue
-        event = json.loads(line[5:])
+        event = _event(line[5:])
         if event.get("error"):
             raise RequestFailed(str(event["error"])[:300])
         usage = event.get("usage") or {}
@@ -159,7 +278,18 @@ def _chat_pieces(lines: Iterator[str]) -> Iterator[Piece]:
             "".join(_text(delta) for delta in deltas),
             usage.get("completion_tokens") or usage.get("output_tokens") or 0,
             details.get("cached_tokens") or 0,
+            usage.get("prompt_tokens") or usage.get("input_tokens") or 0,
         )
+
+
+def _event(text: str) -> dict[str, Any]:
+    try:
+        event: Any = json.loads(text)
+    except ValueError:
+        event = None
+    if not isinstance(event, dict):
+        raise RequestFailed(f"an event that is no JSON object: {text[:100]!r}")
+    return event
 
 
 def _text(delta: dict[str, Any]) -> str:

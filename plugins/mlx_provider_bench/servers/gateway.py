@@ -1,98 +1,74 @@
-"""One LiteLLM proxy in front of our engine and of the peers' servers, all with the same model."""
+"""A LiteLLM proxy and an engine of our own behind it, which end with the benchmark."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from mlx_provider.client.connection import Connections
-from mlx_provider.config import PREFIX
-from mlx_provider.errors import EngineUnavailable, RequestFailed
-from mlx_provider.gateway.config import proxy_config, write_config
+from mlx_provider.client.generation import EngineClient
+from mlx_provider.client.runtime_folder import EngineLock, holder
+from mlx_provider.config import PREFIX, runtime
+from mlx_provider.gateway.config import write_config
 from mlx_provider.gateway.engine import end_engine
-from mlx_provider.gateway.proxy import start_proxy
+from mlx_provider.gateway.proxy import Proxy, start_proxy
 
-from .client import THINKING, Client, Messages
-from .processes import OURS, Kind, Server, running
+from ..ending import held
 
-NATIVE = f"{OURS.name}-native"
-"""Ours with the weights in the checkpoint's own dtype, whatever the device is fast at."""
-HELLO: Messages = [{"role": "user", "content": "Hello there, how are you?"}]
 IDLE_TIMEOUT = 600
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """A side that cannot take part."""
-
-    name: str
-    why: str
+"""Seconds after which the engine ends by itself, should the benchmark be killed."""
+START_LIMIT = 15.0
+"""Seconds in which an engine that was just started has signed its lock."""
 
 
 @contextmanager
-def gateway(
-    folder: Path, peers: Sequence[Kind], *, native: bool
-) -> Iterator[tuple[list[Client], list[Skipped]]]:
-    """A client for each side, by the name that its requests give the proxy; each has answered once.
+def stage(
+    config: Mapping[str, Any], variables: Mapping[str, str] | None = None
+) -> Iterator[tuple[EngineClient, Proxy]]:
+    """Engine and proxy for a proxy's config; the engine starts with the first request.
 
-    `native`: ours twice, once with `dtype: native`. The engine is one of its own.
-    Raises `NotInstalled` or `EngineUnavailable` where the proxy cannot start.
+    The runtime folder is the benchmark's own, so that an engine of the user is neither used nor
+    ended. Raises `NotInstalled` or `EngineUnavailable` where the proxy cannot start.
     """
     with ExitStack() as ending:
         scratch = Path(tempfile.mkdtemp(prefix="mlxp-"))  # short: a socket's path is
         ending.callback(shutil.rmtree, scratch, ignore_errors=True)
-        config, skipped = _ours(folder, native=native), []
-        for kind in peers:
-            try:
-                server = ending.enter_context(running(kind, folder, scratch / f"{kind.name}.log"))
-                config["model_list"].append(_entry(server))
-            except EngineUnavailable as error:
-                skipped.append(Skipped(kind.name, error.message))
         environ = {
             **os.environ,
+            **(variables or {}),
             "HF_HUB_OFFLINE": "1",
             PREFIX + "RUNTIME_DIR": os.fspath(scratch),
             PREFIX + "IDLE_TIMEOUT": str(IDLE_TIMEOUT),
         }
         connections = Connections(environ)
         ending.callback(connections.close)
-        ending.callback(end_engine, connections.client(None, None))
-        proxy = start_proxy(write_config(config, scratch), environ)
-        ending.callback(proxy.stop)
+        engine = connections.client(None, None)
+        ending.callback(_end_starting, runtime(environ).lock)
+        ending.callback(end_engine, engine)
+        with held():
+            proxy = start_proxy(write_config(config, scratch), environ)
+            ending.callback(proxy.stop)
         proxy.wait_ready()
-        clients = []
-        for entry in config["model_list"]:
-            name = entry["model_name"]
-            client = Client(Server(Kind(name, "gateway"), proxy.url, folder, proxy.key, alias=name))
-            ending.callback(client.close)
-            try:
-                client.ask(HELLO, 4)
-                clients.append(client)
-            except RequestFailed as error:
-                skipped.append(Skipped(name, error.message))
-        yield clients, skipped
+        yield engine, proxy
 
 
-def _ours(folder: Path, *, native: bool) -> dict[str, Any]:
-    config = proxy_config(OURS.name, os.fspath(folder))
-    if native:
-        (entry,) = proxy_config(NATIVE, os.fspath(folder))["model_list"]
-        entry["model_info"]["mlx"] = {"dtype": "native"}
-        config["model_list"].append(entry)
-    return config
-
-
-def _entry(server: Server) -> dict[str, Any]:
-    params = {
-        "model": f"openai/{server.folder}",
-        "api_base": f"{server.url}/v1",
-        "api_key": server.key,
-        "extra_body": THINKING,
-    }
-    return {"model_name": server.kind.name, "litellm_params": params}
+def _end_starting(lock: Path) -> None:
+    """End an engine that does not listen yet, once the proxy that started it is gone."""
+    deadline = time.monotonic() + START_LIMIT
+    while lock.exists() and time.monotonic() < deadline:
+        taken = EngineLock.try_take(lock)
+        if taken is not None:
+            taken.release()
+            return
+        pid = holder(lock)
+        if pid.isdigit():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGTERM)
+        time.sleep(0.1)

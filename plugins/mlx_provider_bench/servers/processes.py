@@ -17,12 +17,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import httpx
 
 from mlx_provider.config import PREFIX
 from mlx_provider.errors import EngineUnavailable
+
+from ..ending import held
 
 Dialect = Literal["generate", "chat", "gateway"]
 START_LIMIT = 300.0
@@ -107,39 +109,70 @@ class Server:
             httpx.request(method, address, headers=self.headers, timeout=60).raise_for_status()
 
 
+class Kept:
+    """A server's process, which can be started again at the same address."""
+
+    def __init__(self, kind: Kind, folder: Path, log: Path) -> None:
+        self.kind = kind
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+        url, key = f"http://127.0.0.1:{free_port()}", secrets.token_urlsafe()
+        self.server = Server(kind, url, folder, key)
+
+    def start(self) -> Server:
+        """Return once it answers. Raises `EngineUnavailable` with the log's last lines."""
+        kind, folder = self.kind, self.server.folder
+        own = {PREFIX + "API_KEY": self.server.key, PREFIX + "MODEL_ROOTS": str(folder)}
+        port = self.server.url.rpartition(":")[2]
+        command = [sys.executable, "-m", __spec__.name, kind.module, *kind.arguments]
+        command += ["--host", "127.0.0.1", "--port", port]
+        if kind.takes_model:
+            command += ["--model", str(folder)]
+        with held(), self._log.open("ab") as out:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,  # Ctrl-C reaches this process alone, which ends the server
+                env=os.environ | {"HF_HUB_OFFLINE": "1"} | own | dict(kind.environment),
+            )
+        _await_health(self._process, self.server, self._log)
+        return self.server
+
+    @property
+    def death(self) -> str:
+        """How its process ended; empty while it runs."""
+        code = None if self._process is None else self._process.poll()
+        return "" if code is None else _ended(code)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            stop(self._process)
+
+
 @contextmanager
 def running(kind: Kind, folder: Path, log: Path) -> Iterator[Server]:
     """A server for the model in `folder`; stopped at the end.
 
     Raises `EngineUnavailable` with the log's last lines if it does not come up.
     """
-    port, key = free_port(), secrets.token_urlsafe()
-    own = {PREFIX + "API_KEY": key, PREFIX + "MODEL_ROOTS": str(folder)}
-    command = [sys.executable, "-m", __spec__.name, kind.module, *kind.arguments]
-    command += ["--host", "127.0.0.1", "--port", str(port)]
-    if kind.takes_model:
-        command += ["--model", str(folder)]
-    with log.open("ab") as out:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            env=os.environ | {"HF_HUB_OFFLINE": "1"} | own | dict(kind.environment),
-        )
+    kept = Kept(kind, folder, log)
     try:
-        server = Server(kind, f"http://127.0.0.1:{port}", folder, key)
-        _await_health(process, server, log)
-        yield server
+        yield kept.start()
     finally:
-        stop(process)
+        kept.stop()
 
 
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a process of ours, in earnest if it does not listen."""
+def _ended(code: int) -> str:
+    return f"its process ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}"
+
+
+def stop(process: subprocess.Popen[Any], limit: float = STOP_LIMIT) -> None:
+    """End a process of ours, in earnest if it does not listen. Idempotent."""
     process.terminate()
     try:
-        process.wait(STOP_LIMIT)
+        process.wait(limit)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -12,7 +12,7 @@ from typing import Any
 
 from mlx_provider.errors import EngineUnavailable, RequestFailed
 
-from ..models.random_weights import IMAGE_EDGE
+from ..models.random_weights import IMAGE_EDGE, WORDS
 from ..report import Result
 from .client import Answer, Client, Messages
 from .processes import OURS, PEERS, Kind, running
@@ -60,6 +60,12 @@ def words_of(asked: Asked, image: Mapping[str, Any] | None) -> list[dict[str, An
         messages.append({"role": "user", "content": question})
         messages.append({"role": "assistant", "content": reply})
     return [*messages, {"role": "user", "content": asked.question}]
+
+
+def short_stories(count: int, turn: int) -> list[Messages]:
+    """Questions that the demo models answer at length, no two alike."""
+    words = [WORDS[(7 * turn + at) % len(WORDS)] for at in range(count)]
+    return [[{"role": "user", "content": f"Tell me a story. {word}"}] for word in words]
 
 
 def image_part(seed: int, height: int, width: int) -> dict[str, Any]:
@@ -128,7 +134,7 @@ def _on_each(
 def _talk(client: Client, variant: str, truths: Truths, reply: int) -> Result:
     turns, right = [], 0
     for asked, truth in truths:
-        messages = _messages(asked)
+        messages = messages_of(asked)
         turns.append(client.first_token(messages))
         right += same(client.ask(messages, reply), truth)
     seconds = [one.total for one in turns]
@@ -147,7 +153,7 @@ def _talk(client: Client, variant: str, truths: Truths, reply: int) -> Result:
 def _one_document(
     client: Client, variant: str, first: tuple[Asked, str], other: tuple[Asked, str], reply: int
 ) -> Result:
-    base, others = _messages(first[0]), _messages(other[0])
+    base, others = messages_of(first[0]), messages_of(other[0])
     cold = client.first_token(base)
     repeats = [client.first_token(base) for _ in range(REPEATS)]
     hit = client.first_token(others)
@@ -168,7 +174,8 @@ def _one_document(
     }
 
 
-def _messages(asked: Asked) -> list[dict[str, Any]]:
+def messages_of(asked: Asked) -> list[dict[str, Any]]:
+    """As a server is asked it: an image is a PNG in a data URL."""
     if asked.image is None:
         return words_of(asked, None)
     return words_of(asked, image_part(asked.image, asked.image_edge, asked.image_edge))

@@ -1,0 +1,51 @@
+"""Drafts in the engine: nobody's tokens change, and what was said is said again in few passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from mlx_provider_recall.recall import Recall
+
+from mlx_provider import LoadedModel, LoadOptions
+from mlx_provider.engine.speculation.speculation import Speculation
+from mlx_provider.families.text import load_text
+from mlx_provider.registry import PluginRegistry
+from mlx_provider.testing.driver import alone, new_engine, new_request, output_of, run
+from mlx_provider.testing.oracle import Eager
+from mlx_provider.testing.tiny_models import build
+
+VOCAB = 384
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return load_text(build(tmp_path_factory.mktemp("tiny"), "qwen3"), LoadOptions())
+
+
+def ask(engine: Any, *prompts: range, **more: Any) -> list[Any]:
+    requests = [new_request(prompt, max_tokens=40, **more) for prompt in prompts]
+    for request in requests:
+        engine.submit(request)
+    run(engine)
+    return requests
+
+
+def test_answers_stay_and_come_sooner_when_they_are_asked_for_again(model: LoadedModel) -> None:
+    speculation = Speculation(Recall(), vocab=VOCAB, policy=Eager(), clock=lambda: 0.0)
+    engine = new_engine(model, mixes=True, speculation=speculation, clock=lambda: 0.0)
+    prompts = range(5, 30), range(40, 47), range(9, 60)
+    first = ask(engine, *prompts, salt="one")
+    again = ask(engine, *prompts, salt="one")
+    others = ask(engine, *prompts, salt="two")
+    for request in (*first, *again, *others):
+        assert output_of(request).tokens == output_of(alone(model, request)).tokens
+    held = [sum(request.accepted for request in part) for part in (first, again, others)]
+    assert held[1] > 60
+    assert max(held[0], held[2]) < held[1] / 2
+
+
+def test_it_is_found_by_its_name() -> None:
+    registry = PluginRegistry.discover({})
+    assert registry.drafter("recall").serves
+    assert "recall" not in [drafter.name for drafter in registry.automatic_drafters()]

@@ -1,0 +1,73 @@
+"""A gateway apart from the user's own: engine and proxy of one command, which end with it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..client.connection import TRANSPORT, Connections
+from ..client.generation import EngineClient
+from ..client.runtime_folder import EngineLock
+from ..config import PREFIX, runtime
+from .config import write_config
+from .engine import end_engine
+from .proxy import Proxy, require_proxy, start_proxy
+
+IDLE_TIMEOUT = 30
+"""Seconds after which the engine ends by itself, should its command be killed."""
+START_LIMIT = 20.0
+POLL = 0.1
+
+
+@dataclass(frozen=True)
+class Apart:
+    """A proxy that was started, and the engine that it will use, which the first request starts."""
+
+    proxy: Proxy
+    engine: EngineClient
+
+
+@contextmanager
+def gateway_apart(
+    config: Mapping[str, Any], environ: Mapping[str, str] = os.environ, *, port: int | None = None
+) -> Iterator[Apart]:
+    """Start a proxy for `config`; end it and its engine with the block, whatever ends that.
+
+    Does not wait for the proxy. The runtime folder is its own, so that an engine of the user is
+    neither used nor ended. Raises `NotInstalled` or `EngineUnavailable` where it cannot start.
+    """
+    require_proxy()
+    with ExitStack() as ending:
+        folder = Path(tempfile.mkdtemp(prefix="mlxp-"))  # short: a socket's path is
+        ending.callback(shutil.rmtree, folder, ignore_errors=True)
+        own = {
+            **environ,
+            TRANSPORT: "process",
+            PREFIX + "RUNTIME_DIR": os.fspath(folder),
+            PREFIX + "IDLE_TIMEOUT": str(IDLE_TIMEOUT),
+        }
+        connections = Connections(own)
+        engine = connections.client(None, None)
+        ending.callback(_end_for_good, engine, runtime(own).lock)
+        ending.callback(connections.close)
+        proxy = start_proxy(write_config(config, folder), own, port=port)
+        ending.callback(proxy.stop)
+        yield Apart(proxy, engine)
+
+
+def _end_for_good(engine: EngineClient, lock: Path) -> None:
+    """End the engine, also one that has just been started and does not listen yet."""
+    deadline = time.monotonic() + START_LIMIT
+    while time.monotonic() < deadline:
+        end_engine(engine)
+        if (free := EngineLock.try_take(lock)) is not None:
+            free.release()
+            return
+        time.sleep(POLL)

@@ -1,0 +1,178 @@
+"""What `pytest --mlx-conformance` has found of an installed plugin, kept for whoever uses it."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import quote
+
+from .. import __version__
+from ..config import state_folder
+from ..hookspecs import PROJECT
+from ..plain_file import read_own, replace_own
+from .plugin import Plugin
+
+FORMAT = 1
+LONGEST = 4 * 2**20
+"""Bytes of a record."""
+SOFTWARE = ("mlx", "mlx-lm", "mlx-vlm", "llguidance")
+"""What a plugin computes and writes with, beside ourselves."""
+NAMED = 5
+"""Failed checks that are named in one line."""
+Outcome = Literal["passed", "failed", "skipped"]
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """One check of one thing that a plugin brings."""
+
+    subject: str
+    """`plugin`, or kind and name of a record: `tool parser angle`."""
+    variant: str
+    """Of a model: its checkpoint and format; else empty."""
+    check: str
+    outcome: Outcome
+    told: str = ""
+    """Why it failed or was skipped."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.subject}{self.variant and f' [{self.variant}]'}: {self.check}"
+
+
+@dataclass(frozen=True)
+class ConformanceRecord:
+    """One run over one plugin."""
+
+    plugin: str
+    distribution: str
+    version: str
+    software: Mapping[str, str]
+    """Versions of ourselves and of what is below us, by name."""
+    device: str
+    date: str
+    """ISO 8601, UTC."""
+    source: str
+    """Digest of the plugin's source files."""
+    results: Sequence[CheckResult]
+
+    def of(self, outcome: Outcome) -> list[CheckResult]:
+        """Results of one kind, in order."""
+        return [each for each in self.results if each.outcome == outcome]
+
+    @property
+    def told(self) -> str:
+        """One line for people, without whether it still holds."""
+        failed, count = self.of("failed"), len(self.results)
+        made = f"{self.date[:10]}, mlx {self.software.get('mlx', 'none')} on {self.device}"
+        skipped = f", {len(self.of('skipped'))} skipped" if self.of("skipped") else ""
+        if not failed:
+            return f"{len(self.of('passed'))} checks passed{skipped} ({made})"
+        names = "; ".join(each.name for each in failed[:NAMED])
+        more = f"; {len(failed) - NAMED} more" if len(failed) > NAMED else ""
+        return f"{len(failed)} of {count} checks FAILED{skipped} ({made}): {names}{more}"
+
+    def write(self, environ: Mapping[str, str] = os.environ) -> Path:
+        """Keep it in place of the plugin's last one. Raises `OSError`."""
+        path = record_path(self.distribution, self.plugin, environ)
+        text = json.dumps({"format": FORMAT, **asdict(self)}, indent=1)
+        replace_own(path, text.encode())
+        return path
+
+
+def record_path(distribution: str, plugin: str, environ: Mapping[str, str] = os.environ) -> Path:
+    """Where a plugin's record is kept."""
+    name = f"{quote(distribution, safe='')}+{quote(plugin, safe='')}.json"
+    return state_folder(environ) / "conformance" / name
+
+
+def record_of(plugin: Plugin, environ: Mapping[str, str] = os.environ) -> ConformanceRecord | None:
+    """The last one of an installed plugin; `None`: there is none that can be read."""
+    try:
+        data = read_own(record_path(plugin.distribution, plugin.name, environ), LONGEST)
+        return _read(json.loads(data))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _read(fields: dict[str, Any]) -> ConformanceRecord:
+    if fields.pop("format") != FORMAT:
+        raise ValueError("written by another version")
+    results = tuple(CheckResult(**each) for each in fields.pop("results"))
+    return ConformanceRecord(**fields, results=results)
+
+
+def stale(record: ConformanceRecord, plugin: Plugin) -> str:
+    """Why a record says nothing of what is installed here; empty: it does."""
+    if record.version != plugin.version:
+        return f"of version {record.version}, not {plugin.version}"
+    here = software()
+    for name, then in record.software.items():
+        if here.get(name) != then:
+            return f"with {name} {then}, not {here.get(name, 'none')}"
+    if record.source != source_digest(plugin):
+        return "of other source files of that version"
+    return ""
+
+
+def for_people(plugin: Plugin, environ: Mapping[str, str] = os.environ) -> str:
+    """One line for people; empty: nobody has run the checks."""
+    record = record_of(plugin, environ)
+    if record is None:
+        return ""
+    why = stale(record, plugin)
+    return f"stale ({why}): {record.told}" if why else record.told
+
+
+def for_programs(plugin: Plugin, environ: Mapping[str, str] = os.environ) -> dict[str, Any] | None:
+    """For programs; `None`: nobody has run the checks."""
+    record = record_of(plugin, environ)
+    if record is None:
+        return None
+    return {
+        **{name: value for name, value in asdict(record).items() if name != "results"},
+        "stale": stale(record, plugin),
+        "passed": len(record.of("passed")),
+        "failed": [asdict(each) for each in record.of("failed")],
+        "skipped": [asdict(each) for each in record.of("skipped")],
+        "file": str(record_path(plugin.distribution, plugin.name, environ)),
+    }
+
+
+def software() -> dict[str, str]:
+    """Versions of what is installed here, by name."""
+    return {PROJECT.replace("_", "-"): __version__, **dict(_versions())}
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    for name in SOFTWARE:
+        try:
+            yield name, version(name)
+        except PackageNotFoundError:
+            continue
+
+
+def source_digest(plugin: Plugin) -> str:
+    """Of the Python files of a plugin's package: another one after every edit."""
+    digest = hashlib.sha256()
+    for path in sorted(_sources(plugin)):
+        digest.update(f"{path.name} ".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _sources(plugin: Plugin) -> Iterator[Path]:
+    for point in entry_points(group=PROJECT, name=plugin.name):
+        spec = importlib.util.find_spec(point.module.partition(".")[0])
+        if spec is None or spec.origin is None:
+            continue
+        origin = Path(spec.origin)
+        files = origin.parent.rglob("*.py") if spec.submodule_search_locations else [origin]
+        yield from (file for file in files if file.is_file())

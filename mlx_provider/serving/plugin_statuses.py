@@ -1,0 +1,44 @@
+"""What `/health` tells of this process's plugins."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from ..protocol.messages import PluginStatus
+from ..registry import Plugin, PluginRegistry
+from ..registry.conformance import for_people, record_path
+
+
+class PluginStatuses:
+    """Records of conformance are read anew where they were written anew. Any thread."""
+
+    def __init__(self, registry: PluginRegistry, environ: Mapping[str, str] = os.environ) -> None:
+        self._registry = registry
+        self._environ = environ
+        self._told: dict[str, tuple[int, str]] = {}
+        """By plugin: when its record was written (ns), and what it says."""
+
+    def all(self) -> list[PluginStatus]:
+        """Every plugin, in the registry's order."""
+        return [
+            PluginStatus(
+                name=plugin.name,
+                distribution=plugin.distribution,
+                version=plugin.version,
+                in_use=plugin.error is None,
+                conformance=self._conformance(plugin),
+            )
+            for plugin in self._registry.plugins
+        ]
+
+    def _conformance(self, plugin: Plugin) -> str:
+        path = record_path(plugin.distribution, plugin.name, self._environ)
+        try:
+            written = path.stat().st_mtime_ns
+        except OSError:
+            return ""
+        known = self._told.get(plugin.key)
+        if known is None or known[0] != written:
+            known = self._told[plugin.key] = written, for_people(plugin, self._environ)
+        return known[1]

@@ -1,0 +1,236 @@
+"""Tool calls to write and to read back: tools, arguments, and text that may mislead a parser."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import strategies as st
+
+from ...chat.output.reply import Reply
+from ...records import ReasoningParser, ToolParser, value_types
+
+KIDS: dict[str, Any] = {"type": "object", "properties": {"kids": {"type": "array"}}}
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "$defs": {"Text": {"type": "string"}, "Count": {"type": "integer"}},
+    "properties": {
+        "text": {"type": "string"},
+        "note": {"$ref": "#/$defs/Text"},
+        "both": {"allOf": [{"type": "string"}]},
+        "count": {"$ref": "#/$defs/Count"},
+        "share": {"type": "number"},
+        "flag": {"type": "boolean"},
+        "list": {"type": "array"},
+        "tree": KIDS,
+        "maybe": {"type": ["string", "null"]},
+        "mode": {"enum": ["all", "first", None]},
+    },
+}
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "put", "parameters": SCHEMA}}
+ODD = (
+    *(
+        "a",
+        "Ж",
+        "本",
+        "😀",
+        " ",
+        "\n",
+        "\n\n",
+        "\t",
+        "\r",
+        "\u2028",
+        '"',
+        "'",
+        "\\",
+        "\\n",
+        "/",
+        "`",
+    ),
+    *("<", ">", "{", "}", "[", "]", "(", ")", ",", ":", "&amp;", "null", "7", "true", "```json\n"),
+    *("<![CDATA[", "]]>", "<|im_end|>", "</s>", "<think>", "</think>", "[Calling tool: put({})]"),
+)
+PLAIN = {
+    "text": 'two\nlines, <b>"quoted"</b> \\ [x] {y}',
+    "note": "7",
+    "both": "null",
+    "count": -3,
+    "share": 0.5,
+    "flag": True,
+    "list": [1, "a", [None]],
+    "tree": {"kids": [{"a": "b"}]},
+    "maybe": None,
+    "mode": "first",
+}
+"""Arguments of it that no reader can take for others."""
+
+TREE: dict[str, Any] = {
+    "$defs": {
+        "Node": {
+            "type": "object",
+            "properties": {
+                "kind": {"anyOf": [{"const": "dir"}, {"const": "file"}, {"type": "null"}]},
+                "size": {"type": ["integer", "null"], "minimum": 0, "maximum": 9},
+                "children": {"type": "array", "items": {"$ref": "#/$defs/Node"}, "maxItems": 1},
+            },
+            "required": ["kind", "size", "children"],
+            "additionalProperties": False,
+        }
+    },
+    "$ref": "#/$defs/Node",
+}
+GREP: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "grep",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "pattern": {"type": "string", "maxLength": 6, "pattern": "^[a-z]+$"},
+                "count": {"type": "integer", "minimum": 0, "maximum": 99},
+                "mode": {"enum": ["all", "first"]},
+            },
+            "required": ["pattern", "mode"],
+        },
+    },
+}
+PING: dict[str, Any] = {"type": "function", "function": {"name": "ping"}}
+PUT: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "put",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "root": {"$ref": "#/$defs/Node"},
+                "kind": {"anyOf": [{"const": "dir"}, {"const": "file"}]},
+                "count": {"type": ["integer", "null"], "minimum": 0, "maximum": 9},
+                "share": {"type": "number", "minimum": 0, "maximum": 1},
+                "flags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3},
+            },
+            "required": ["root", "kind", "count"],
+            "$defs": TREE["$defs"],
+        },
+    },
+}
+MOVE: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "move",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "from": {"type": "string", "maxLength": 3},
+                "to": {"type": "object", "properties": {"id": {"type": "string", "maxLength": 3}}},
+                "how": {"enum": ["fast", 2, None]},
+            },
+        },
+    },
+}
+"""Everything may be left out, and one key is a word of Python's."""
+TOOLS: Sequence[dict[str, Any]] = (GREP, PING, PUT, MOVE)
+"""References, enumerations, bounds, patterns, and a tool without parameters."""
+
+
+def pieces(parser: ToolParser) -> list[str]:
+    """Text that may mislead this format's parser."""
+    grammar = parser.call_grammar()
+    found = [*parser.visible(), grammar.open, grammar.close, grammar.after]
+    before = grammar.before.replace("{name}", "put").replace("{digits}", "1")
+    found.append(before)
+    if (tags := grammar.tagged) is not None:
+        key = f"{tags.key_before}note{tags.key_after}"
+        after = tags.value_after.replace("{key}", "text")
+        found += [key, f"\n{key}", before + key, after, after.strip(), *tags.barred, tags.between]
+        found += [f"{after.strip()} {key}", f"{after.strip()}{grammar.after}"]
+    return [piece for piece in found if piece]
+
+
+def texts(parser: ToolParser) -> st.SearchStrategy[str]:
+    odd = st.lists(st.sampled_from([*ODD, *pieces(parser)]), max_size=6).map("".join)
+    return odd | st.text(st.characters(codec="utf-8"), max_size=6)
+
+
+def calls(parser: ToolParser, *, nested: bool = True) -> st.SearchStrategy[dict[str, Any]]:
+    """Arguments that fit SCHEMA, in its order.
+
+    nested: misleading text stands in lists and objects, too.
+    """
+    text = texts(parser)
+    inside = text if nested else st.text("ab</>", max_size=4)
+    scalars = inside | st.integers() | st.booleans() | st.none()
+    tree = st.recursive(
+        scalars,
+        lambda value: st.lists(value, max_size=2) | st.dictionaries(inside, value, max_size=2),
+    )
+    values: dict[str, st.SearchStrategy[Any]] = {
+        "text": text,
+        "note": text,
+        "both": text,
+        "count": st.integers(-(10**20), 10**20),
+        "share": st.floats(allow_nan=False, allow_infinity=False) | st.integers(-9, 9),
+        "flag": st.booleans(),
+        "list": st.lists(tree, max_size=3),
+        "tree": st.fixed_dictionaries({}, optional={"kids": st.lists(tree, max_size=2)}),
+        "maybe": st.none() | text,
+        "mode": st.sampled_from(["all", "first", None]),
+    }
+    order = list(values)
+    return st.fixed_dictionaries({}, optional=values).map(
+        lambda found: {key: found[key] for key in order if key in found}
+    )
+
+
+def meant(parser: ToolParser, arguments: dict[str, Any], *, lined: bool = False) -> dict[str, Any]:
+    """What a reader cannot but make of arguments in this format.
+
+    lined: one line end at a text's edge is the tag's own.
+    """
+    return {key: _meant(parser, key, value, lined) for key, value in arguments.items()}
+
+
+def _meant(parser: ToolParser, key: str, value: Any, lined: bool) -> Any:
+    tags = parser.call_grammar().tagged
+    if tags is None or tags.text is None or not isinstance(value, str):
+        return value
+    union = value_types(SCHEMA["properties"][key], SCHEMA) > {"string"}
+    if union and not tags.tells_text and value.strip().lower() in ("null", "none"):
+        return None
+    return without_line_ends(value) if lined else value
+
+
+def without_line_ends(text: str) -> str:
+    """Without the one line end at each edge that a format may take for its tag's own."""
+    return text.removeprefix("\n").removesuffix("\n")
+
+
+Called = tuple[str, Any]
+"""A tool's name and its arguments."""
+
+
+def read(
+    text: str, parser: ToolParser, tools: Sequence[Any], thoughts: ReasoningParser | None = None
+) -> tuple[list[Called], str]:
+    """Calls, and the text beside them, that the reply machine makes of a reply."""
+    reply = Reply(tools=tools, tool_parser=parser, reasoning_parser=thoughts)
+    deltas = reply.push_text(text) + reply.finish("stop")[0]
+    found: dict[int, list[str]] = {}
+    for piece in (piece for delta in deltas for piece in delta.tool_calls):
+        call = found.setdefault(piece.index, ["", ""])
+        call[0] += piece.name or ""
+        call[1] += piece.arguments
+    beside = "".join(delta.content + delta.reasoning for delta in deltas)
+    return [(name, json.loads(arguments)) for name, arguments in found.values()], beside.strip()
+
+
+def named(name: str, keys: Sequence[str], kind: str) -> dict[str, Any]:
+    """A tool whose parameters are all of one kind."""
+    parameters = {"type": "object", "properties": {key: {"type": kind} for key in keys}}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+WORD = st.from_regex(r"[A-Za-z_][A-Za-z0-9_-]{0,20}", fullmatch=True)
+ODD_NAME = st.text(st.sampled_from("a-.:/ <>{}[]()\"'\\=,|&\n1Ж"), min_size=1, max_size=6)
+VALUES: dict[str, Any] = {"string": "v", "integer": 1, "array": []}
+"""One of each kind."""

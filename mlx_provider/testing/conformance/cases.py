@@ -1,0 +1,117 @@
+"""All checks of one installed plugin."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property, partial
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import TypeVar
+
+from ...isolation import Isolation
+from ...records import ReasoningParser, ToolParser
+from ...registry import Plugin, PluginRegistry
+from ...registry.contents import Contents, load
+from ...registry.discovery import installed
+from ..byte_model import ByteModel, byte_model
+from . import loading, reasoning_parsers, tool_parsers
+from .check import Case, Check
+from .loading import Installed
+from .tool_parsers import Format
+
+S = TypeVar("S")
+Builders = Callable[[str], Mapping[str, Callable[[Path], object]]]
+"""From the name of a family, of kernels or of a drafter to those who write tiny checkpoints for it
+into an empty folder, by label."""
+
+
+class UnknownPlugin(LookupError):
+    """No such plugin is installed; the message says which are."""
+
+
+class Laboratory:
+    """What the checks of one run share, made when the first one asks for it."""
+
+    def __init__(self, builders: Builders) -> None:
+        self.builders = builders
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    @cached_property
+    def registry(self) -> PluginRegistry:
+        """Every plugin that is in use."""
+        return PluginRegistry.discover()
+
+    @cached_property
+    def writer(self) -> ByteModel:
+        """Who writes under any grammar."""
+        return byte_model()
+
+    def folder(self) -> Path:
+        """A new empty one."""
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="mlxp-conformance-")
+        return Path(tempfile.mkdtemp(dir=self._folder.name))
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        if self._folder is not None:
+            self._folder.cleanup()
+
+
+def find(name: str) -> tuple[Plugin, EntryPoint]:
+    """The installed plugin of an entry point's name, or `distribution:name`.
+
+    Raises `UnknownPlugin`.
+    """
+    known = installed()
+    for plugin, point in known:
+        if name in (plugin.name, plugin.key):
+            return plugin, point
+    names = ", ".join(sorted(plugin.name for plugin, _ in known)) or "none"
+    raise UnknownPlugin(f"no plugin {name!r} is installed (installed: {names})")
+
+
+def cases_of(plugin: Plugin, point: EntryPoint, lab: Laboratory) -> list[Case]:
+    """Every check of one plugin, in order; those of records only where it loads."""
+    contents: Contents | None = None
+    with Isolation() as trying:
+        contents = load(point)
+    listed = next((each for each in lab.registry.plugins if each.key == plugin.key), plugin)
+    if trying.fault is not None:
+        listed = Plugin(plugin.name, plugin.distribution, plugin.version, error=trying.fault.told)
+    found = list(_each("plugin", "", loading.CHECKS, lambda: Installed(listed, point, contents)))
+    if contents is not None:
+        found += _of_records(contents, lab)
+    return found
+
+
+def _of_records(contents: Contents, lab: Laboratory) -> Iterator[Case]:
+    whole = {parser.name: parser for parser in contents.reasoning_parsers}
+    for calls in contents.tool_parsers:
+        made = partial(_format, calls, whole.get(calls.name), lab)
+        yield from _each(f"tool parser {calls.name}", "", tool_parsers.CHECKS, made)
+    for parser in contents.reasoning_parsers:
+        subject = f"reasoning parser {parser.name}"
+        yield from _each(subject, "", reasoning_parsers.CHECKS, partial(_itself, parser))
+
+
+def _each(
+    subject: str, variant: str, checks: Iterable[Check[S]], made: Callable[[], S]
+) -> Iterator[Case]:
+    """`made` is asked when a check runs, not when it is listed."""
+    for check in checks:
+        run = partial(_run, check, made)
+        yield Case(subject, variant, check.name, check.promise, run)
+
+
+def _run(check: Check[S], made: Callable[[], S]) -> None:
+    check.run(made())
+
+
+def _format(parser: ToolParser, thoughts: ReasoningParser | None, lab: Laboratory) -> Format:
+    return Format(parser, thoughts, lab.writer)
+
+
+def _itself(parser: ReasoningParser) -> ReasoningParser:
+    return parser

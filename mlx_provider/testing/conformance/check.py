@@ -1,0 +1,58 @@
+"""One check: what it promises, and how it says that the promise is not kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+S = TypeVar("S")
+
+
+class Nonconformity(AssertionError):
+    """A promise is not kept; the message says where that was seen."""
+
+
+class NotApplicable(Exception):
+    """A check has nothing to look at; the message says why."""
+
+
+@dataclass(frozen=True)
+class Check(Generic[S]):
+    """One promise of one kind of record."""
+
+    name: str
+    promise: str
+    """One sentence."""
+    run: Callable[[S], None]
+    """Raises `Nonconformity`, `NotApplicable`, or what the plugin raises."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One check of one thing."""
+
+    subject: str
+    """`plugin`, or kind and name of a record."""
+    variant: str
+    """Of a model: its checkpoint and format."""
+    check: str
+    promise: str
+    run: Callable[[], None]
+
+
+def demand(kept: bool, told: str) -> None:
+    """Raises `Nonconformity` unless `kept`."""
+    if not kept:
+        raise Nonconformity(told)
+
+
+def same(found: object, expected: object, what: str) -> None:
+    """Raises `Nonconformity` that shows both, where they differ."""
+    if found != expected:
+        raise Nonconformity(f"{what}\n  expected: {_short(expected)}\n  found:    {_short(found)}")
+
+
+def _short(value: object, longest: int = 600) -> str:
+    text = repr(value)
+    return text if len(text) <= longest else f"{text[:longest]}…"

@@ -1,0 +1,40 @@
+"""How examples are drawn: always the same ones, so that two runs of one plugin agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+
+def for_examples(
+    strategy: st.SearchStrategy[Any], count: int, run: Callable[[Any], None], *, shrinks: bool
+) -> None:
+    """Call `run` with `count` values. `shrinks`: what fails is told in its least form."""
+    phases = (Phase.generate, Phase.shrink) if shrinks else (Phase.generate,)
+
+    chosen = settings(
+        max_examples=count,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+        phases=phases,
+    )
+
+    def each(value: Any) -> None:
+        run(value)
+
+    chosen(given(value=strategy)(each))()
+
+
+def cut(text: str, sizes: list[int]) -> list[str]:
+    """A text in pieces of these sizes, and what is left."""
+    chunks, at = [], 0
+    for size in [*sizes, len(text)]:
+        chunks.append(text[at : at + size])
+        at += size
+    return chunks

@@ -1,0 +1,137 @@
+"""Requests that come, go and fail while others run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hypothesis import strategies as st
+
+from ..engine.prefix_cache.cache import PrefixCache
+from ..engine.request import Phase, Request, SamplingParams
+from ..engine.scheduling.scheduler import Scheduler
+from ..engine.speculation.speculation import Speculation
+from ..records import LoadedModel
+from .driver import Alternating, alone, new_engine, new_request, output_of
+from .oracle import Eager, Oracle
+
+LIKELY = 5
+"""Tokens whose log-probabilities each request asks for."""
+LAST = 2000
+"""Steps within which every schedule ends."""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """One request of a schedule."""
+
+    step: int
+    length: int
+    word: int
+    """Prompts of the same word share their beginning."""
+    max_tokens: int
+    n: int
+    kind: int
+    cancel_after: int | None
+    fails_at: int | None
+
+
+ARRIVALS = st.lists(
+    st.builds(
+        Arrival,
+        step=st.integers(0, 25),
+        length=st.sampled_from([1, 2, 7, 19, 75, 140]),
+        word=st.integers(0, 3),
+        max_tokens=st.integers(1, 30),
+        n=st.sampled_from([1, 1, 1, 2]),
+        kind=st.integers(0, 5),
+        cancel_after=st.one_of(st.none(), st.none(), st.integers(0, 20)),
+        fails_at=st.one_of(st.none(), st.none(), st.none(), st.integers(0, 10)),
+    ),
+    min_size=2,
+    max_size=9,
+)
+
+KINDS = (
+    SamplingParams(temperature=0),
+    SamplingParams(temperature=0, repetition_penalty=1.3),
+    SamplingParams(temperature=0, presence_penalty=0.5, frequency_penalty=0.7),
+    SamplingParams(temperature=1.0, seed=11),
+    SamplingParams(temperature=0.8, top_p=0.9, top_k=40, seed=5),
+    SamplingParams(temperature=1.2, min_p=0.05, seed=7, logit_bias=((30, 2.0), (31, -100.0))),
+)
+
+
+def tiny_tokens(arrival: Arrival) -> list[int]:
+    """A prompt in the vocabulary of tiny models."""
+    return [20 + (arrival.word * 97 + 31 * i) % 340 for i in range(arrival.length)]
+
+
+def request_of(arrival: Arrival, tokens: Sequence[int]) -> Request:
+    """It, with these tokens for a prompt."""
+    request = new_request(
+        tokens,
+        max_tokens=arrival.max_tokens,
+        n=arrival.n,
+        params=replace(KINDS[arrival.kind]),
+        logprobs=LIKELY,
+        min_tokens=3 if arrival.kind == 1 else 0,
+        stop_tokens=frozenset({40, 41}) if arrival.kind == 2 else frozenset(),
+    )
+    cuts = [c for c in (70, 136) if c < arrival.length]  # both worth their pass
+    request.prompt = replace(request.prompt, snapshot_points=cuts)
+    output_of(request).fails_at = arrival.fails_at
+    return request
+
+
+def run_schedule(
+    model: LoadedModel,
+    arrivals: Sequence[Arrival],
+    layout: str,
+    chunk: int,
+    prefix_cache: PrefixCache | None = None,
+    *,
+    scheduler: type[Scheduler] = Alternating,
+    mixes: bool = False,
+    guessed: float | None = None,
+    tokens_of: Callable[[Arrival], Sequence[int]] = tiny_tokens,
+    **more: Any,
+) -> list[Request]:
+    """Every request at its step, to the end of all.
+
+    `guessed`: share of the drafts that are right; unset: nothing is drafted.
+    """
+    requests = [request_of(each, tokens_of(each)) for each in arrivals]
+    engine = new_engine(
+        model,
+        layout=layout,
+        mixes=mixes,
+        scheduler=scheduler,
+        max_chunk=chunk,
+        prefix_cache=prefix_cache,
+        speculation=None if guessed is None else guessing(model, requests, guessed),
+        **more,
+    )
+    last = max(a.step + (a.cancel_after or 0) for a in arrivals)
+    step = 0
+    while step <= last or not engine.idle:
+        for arrival, request in zip(arrivals, requests, strict=True):
+            if arrival.step == step:
+                engine.submit(request)
+            if arrival.cancel_after is not None and arrival.step + arrival.cancel_after == step:
+                engine.cancel(request)
+        engine.step()
+        step += 1
+        assert step < LAST, "a request never ends"
+    assert all(request.phase is Phase.DONE for request in requests)
+    return requests
+
+
+def guessing(model: LoadedModel, requests: Sequence[Request], share: float) -> Speculation:
+    """Drafts for every row in every number, by one who knows what comes."""
+    oracle = Oracle(share)
+    for request in requests:
+        for row, answer in zip(request.rows, alone(model, request).rows, strict=True):
+            oracle.learn([*row.request.prompt.tokens, *answer.tokens])
+    return Speculation(oracle, vocab=model.info.vocab_size, policy=Eager())

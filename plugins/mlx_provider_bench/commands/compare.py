@@ -1,0 +1,154 @@
+"""Ours beside other servers: a run, several runs as one report, a model for all sides."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import running
+from .options import Hidden, Layers
+
+
+class ComparePart(StrEnum):
+    answers = "answers"
+    speed = "speed"
+    reuse = "reuse"
+    isolation = "isolation"
+    stall = "stall"
+
+
+class Peer(StrEnum):
+    mlx_lm = "mlx-lm"
+    mlx_vlm = "mlx-vlm"
+    none = "none"
+
+
+Out = Annotated[
+    Path | None, typer.Option(help="Folder for report.md and result.json, kept up part by part.")
+]
+Plots = Annotated[bool, typer.Option("--plots", help="Pictures into that folder, too.")]
+
+
+def compare(
+    part: Annotated[
+        list[ComparePart] | None, typer.Option(help="Repeat for several; all by default.")
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="A folder or Hub repository; repeatable. Unset: random weights."),
+    ] = None,
+    family: Annotated[
+        list[str] | None, typer.Option(help="Of random weights; repeatable. llama, qwen3_5.")
+    ] = None,
+    form: Annotated[
+        list[str] | None,
+        typer.Option("--format", help="float32, bfloat16, 4bit; repeatable. All by default."),
+    ] = None,
+    server: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME=URL[,model] of a server that runs; repeatable. Its key: NAME_API_KEY."
+        ),
+    ] = None,
+    peer: Annotated[
+        list[Peer] | None,
+        typer.Option(help="Servers of installed packages, started here; repeatable. Both."),
+    ] = None,
+    native: Annotated[
+        bool, typer.Option(help="On a CPU ours also in the dtype of the checkpoint.")
+    ] = True,
+    streams: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Requests at once; repeatable. 1, 2, 4, 8, 16, 32."),
+    ] = None,
+    crowd: Annotated[int, typer.Option(min=1, help="Requests at once, for `answers`.")] = 16,
+    words: Annotated[
+        int, typer.Option(min=4, help="Words of the shortest question; others: up to twice.")
+    ] = 40,
+    reply: Annotated[int, typer.Option(min=2, help="Tokens of each answer at most.")] = 64,
+    prompt: Annotated[int, typer.Option(min=20, help="Words of a long prompt.")] = 1000,
+    edge: Annotated[int, typer.Option(min=28, help="Pixels along an image's sides.")] = 448,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns that the servers take.")] = 3,
+    limit: Annotated[float, typer.Option(min=1, help="Seconds for one request.")] = 120.0,
+    hidden: Hidden = 256,
+    layers: Layers = 6,
+    out: Out = None,
+    plots: Plots = False,
+) -> None:
+    """Ours beside other servers behind one LiteLLM proxy: answers first, then speed."""
+    if plots:
+        _drawable(out)
+    running.preload()
+    from ..compare.others import parse_other
+    from ..compare.plan import Plan
+    from ..compare.run import bench as measure
+
+    default = Plan()
+    plan = Plan(
+        parts=[p.value for p in part or list(ComparePart)],
+        models=model or (),
+        families=family or default.families,
+        formats=form or default.formats,
+        hidden=hidden,
+        layers=layers,
+        peers=default.peers if peer is None else [p.value for p in peer if p is not Peer.none],
+        others=[parse_other(each) for each in server or ()],
+        native=native,
+        streams=streams or default.streams,
+        crowd=crowd,
+        words=words,
+        reply=reply,
+        prompt=prompt,
+        edge=edge,
+        rounds=rounds,
+        limit=limit,
+    )
+    from ..compare.showing import show
+
+    show(measure(plan, out), out, plots=plots)
+
+
+def report(
+    file: Annotated[list[Path], typer.Argument(help="Results of `bench compare`, or folders.")],
+    out: Out = None,
+    plots: Plots = False,
+) -> None:
+    """Several runs of `bench compare` as one report: its parts may be run one by one."""
+    if plots:
+        _drawable(out)
+    from ..compare.result import merged, read
+    from ..compare.showing import show
+
+    show(merged([read(each) for each in file]), out, plots=plots)
+
+
+def model(
+    folder: Annotated[Path, typer.Argument(help="Where it is written; must not be there.")],
+    family: Annotated[str, typer.Option(help="llama, qwen3_5, qwen3_vl, gemma3, ...")] = "llama",
+    form: Annotated[str, typer.Option("--format", help="float32, bfloat16, 4bit.")] = "4bit",
+    hidden: Hidden = 256,
+    layers: Layers = 6,
+) -> None:
+    """A model of random weights for every side of `bench compare --model --server`."""
+    running.preload()
+    from mlx_provider.errors import BadRequest
+
+    from ..models.random_weights import write_format
+
+    if folder.exists():
+        raise BadRequest(f"{folder} is there already", param="folder")
+    typer.echo(write_format(folder.absolute(), family, form, hidden, layers))
+
+
+def _drawable(out: Path | None) -> None:
+    """Said before minutes are spent."""
+    from mlx_provider.errors import BadRequest
+
+    from ..plot import pyplot
+
+    if out is None:
+        raise BadRequest("--plots needs --out", param="plots")
+    pyplot()

@@ -1,0 +1,34 @@
+"""Whether requests in company get the answers that each gets alone, on the same server.
+
+Half of the rounds ask together first and one by one then, the others the other way round, so that
+neither is always the one that finds its prompts in a prefix cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .asking import questions
+from .plan import Plan, Subject
+from .progress import say
+from .rows import Row, Rows
+from .sides import Side, in_turn
+
+CASES = {"at once": 0.0, "one after another": 0.15}
+"""Seconds between arrivals: rows that start together, and rows that join those that decode."""
+
+
+def measure(plan: Plan, subject: Subject, sides: Sequence[Side]) -> list[Row]:
+    rows = Rows("answers", subject)
+    for case, apart in CASES.items():
+        say(f"  {plan.crowd} {case}")
+        for turn in range(plan.rounds):
+            asked = questions(f"answers {case}", plan.crowd, turn, plan.words)
+            for side in in_turn(sides, turn):
+                alone = side.alone(asked, plan.reply) if turn % 2 else None
+                together = side.together(asked, plan.reply, apart=apart)
+                alone = alone or side.alone(asked, plan.reply)
+                row = rows(f"{plan.crowd} {case}", side.name)
+                row.count([*together, *alone])
+                row.hold(together, alone)
+    return rows.all()

@@ -1,0 +1,111 @@
+"""Streams beside a request that is bad, or a client that leaves: they are answered as alone.
+
+What the server says to the bad request is told as it is: what is an error on one server is taken by
+another. Each is sent once every stream has begun. Afterwards the server is asked one more thing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from mlx_provider.errors import RequestFailed
+
+from ..servers.client import Answer, Messages, beside
+from ..servers.questions import HELLO
+from .asking import questions
+from .begun import Begun
+from .plan import Plan, Subject
+from .rows import Row, Rows
+from .sides import Side, in_turn
+
+STREAMS = 4
+NO_IMAGE = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUg=="
+BAD: Mapping[str, tuple[Any, dict[str, Any]]] = {
+    "no messages": ([], {}),
+    "a role that is none": ([{"role": "nobody", "content": "Hello"}], {}),
+    "temperature -4": (HELLO, {"temperature": -4}),
+    "a broken image": (
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": NO_IMAGE}}]}],
+        {},
+    ),
+    "a schema that is none": (
+        HELLO,
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "none", "strict": True, "schema": {"type": "nothing"}},
+            }
+        },
+    ),
+}
+"""Messages, and what else the request says."""
+LEAVES = "a client that leaves"
+
+
+def measure(plan: Plan, subject: Subject, sides: Sequence[Side]) -> list[Row]:
+    rows = Rows("isolation", subject)
+    asked = questions("isolation", STREAMS, 0, plan.words)
+    for turn in range(plan.rounds):
+        for side in in_turn(sides, turn):
+            alone = side.alone(asked, plan.reply)
+            for case, disturb in disturbances(plan).items():
+                row = rows(f"beside {case}", side.name)
+                _beside(row, side, Crowd(asked, alone, plan), disturb)
+    return rows.all()
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """Streams, and what each is answered alone."""
+
+    asked: Sequence[Messages]
+    alone: Sequence[Answer]
+    plan: Plan
+
+
+Disturbance = Callable[[Side], str]
+"""What was answered."""
+
+
+def disturbances(plan: Plan) -> dict[str, Disturbance]:
+    """Each by the name of its case."""
+    bad = {case: partial(_bad, messages, said) for case, (messages, said) in BAD.items()}
+    leaver = questions("leaves", 1, 0, plan.words)[0]
+    return {**bad, LEAVES: partial(_leaves, leaver, plan.reply)}
+
+
+def _beside(row: Row, side: Side, crowd: Crowd, disturb: Disturbance) -> None:
+    if side.given_up:
+        row.count(side.together(crowd.asked, crowd.plan.reply))
+        return
+    begun = Begun(len(crowd.asked))
+    together, told = beside(
+        lambda: begun.ended(side.together(crowd.asked, crowd.plan.reply, heard=begun.heard)),
+        lambda: _once(begun, crowd.plan.limit, side, disturb),
+    )
+    row.count(together)
+    row.hold(together, crowd.alone)
+    row.notes["answered"] = told
+    (after,) = side.alone([HELLO], 2)
+    row.notes["afterwards"] = after.failure or "answers"
+
+
+def _once(begun: Begun, limit: float, side: Side, disturb: Disturbance) -> str:
+    begun.wait(limit)
+    try:
+        return disturb(side)
+    except RequestFailed as error:
+        return error.message[:80]
+
+
+def _bad(messages: Any, said: dict[str, Any], side: Side) -> str:
+    status, _ = side.client.status(messages, said)
+    return str(status)
+
+
+def _leaves(messages: Messages, reply: int, side: Side) -> str:
+    left = side.client.try_ask(messages, reply, heard=lambda: False)
+    return left.failure or "left after the first token"

@@ -1,0 +1,53 @@
+"""What figures depend on besides the code."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("mlx-provider", "mlx", "mlx-lm", "mlx-vlm", "litellm", "transformers")
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of those packages that are installed."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def machine() -> dict[str, Any]:
+    """The machine, and how busy it was at the start."""
+    from ..report import surroundings
+
+    about = surroundings("")
+    del about["dtype"]
+    pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    system = f"{platform.system()} {platform.release()} {platform.machine()}"
+    return {"processor": processor(), "system": system, "memory_gb": round(pages / 1e9, 1)} | about
+
+
+def processor() -> str:
+    """Its name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if "model name" in line)
+    except (OSError, StopIteration):
+        return _sysctl("machdep.cpu.brand_string") or platform.processor() or "unknown"
+
+
+def _sysctl(name: str) -> str:
+    try:
+        done = subprocess.run(
+            ["sysctl", "-n", name], capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip()

@@ -1,0 +1,79 @@
+"""Servers that run already, of whatever make, with OpenAI's API."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import httpx
+
+from mlx_provider.errors import BadRequest, EngineUnavailable
+
+OURS = "mlx-provider"
+LOOK = 10.0
+"""Seconds for a server to list its models."""
+
+
+@dataclass(frozen=True)
+class Other:
+    """One of them, as the user named it."""
+
+    name: str
+    base: str
+    """The address that `/chat/completions` is added to."""
+    model: str = ""
+    """What it calls the model; unset: the first that it lists."""
+    option: str = ""
+    """As it was written."""
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that may hold its key."""
+        return re.sub(r"\W", "_", self.name).upper() + "_API_KEY"
+
+
+def parse_other(text: str) -> Other:
+    """From `NAME=URL[,model]`; an address without a path gets OpenAI's `/v1`.
+
+    Raises `BadRequest`, also for a key in the address: other users of the machine could read it.
+    """
+    name, equals, rest = text.partition("=")
+    url, _, model = rest.partition(",")
+    parts = urlsplit(url)
+    if not (equals and re.fullmatch(r"[\w.-]+", name) and parts.scheme in ("http", "https")):
+        raise BadRequest(f"--server {text!r} is no NAME=URL[,model]", param="server")
+    if name.startswith(OURS):
+        raise BadRequest(f"--server {name}: that is our own name; choose another", param="server")
+    if "@" in parts.netloc or parts.query:
+        raise BadRequest(
+            f"--server {name}: no key in the address; it is read from {Other(name, '').variable}",
+            param="server",
+        )
+    base = url.rstrip("/") if parts.path.strip("/") else f"{url.rstrip('/')}/v1"
+    return Other(name, base, model, text)
+
+
+def key_of(other: Other, environ: Mapping[str, str] = os.environ) -> str:
+    """From the environment; a word for servers that want none."""
+    return environ.get(other.variable) or "none"
+
+
+def model_of(other: Other) -> str:
+    """What the server calls its model. Raises `EngineUnavailable` that says why it cannot be told.
+
+    An address that answers nothing is found out here, before anything is measured.
+    """
+    try:
+        headers = {"authorization": f"Bearer {key_of(other)}"}
+        reply = httpx.get(f"{other.base}/models", headers=headers, timeout=LOOK, trust_env=False)
+        listed = [str(each["id"]) for each in reply.raise_for_status().json()["data"]]
+    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+        if other.model and isinstance(error, httpx.HTTPStatusError | ValueError):
+            return other.model  # it is there, and lists nothing
+        raise EngineUnavailable(f"{other.base}/models: {error or type(error).__name__}") from None
+    if other.model or listed:
+        return other.model or listed[0]
+    raise EngineUnavailable(f"{other.base}/models is empty: name a model after the address")

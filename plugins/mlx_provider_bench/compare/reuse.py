@@ -1,0 +1,82 @@
+"""Time to first token of a long prompt, and of those that begin as it does; the same with images.
+
+A document is asked about for the first time, once more, with another question, and in the next
+turn of its conversation. An image is asked about for the first time, once more, with another
+question, and before another document. Each round has documents and images of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..servers.client import Answer, Messages
+from ..servers.questions import Asked, messages_of, same
+from .asking import document
+from .plan import Plan, Subject
+from .rows import Row, Rows
+from .sides import Side, in_turn
+
+REPLY = 8
+"""Tokens of an answer: time counts until the first."""
+QUESTIONS = ("Which colour is the circle?", "And what is the weather like in Paris today?")
+BESIDE_IMAGE = 5
+"""The part of the long prompt's words that stands behind an image."""
+
+
+def measure(plan: Plan, subject: Subject, sides: Sequence[Side]) -> list[Row]:
+    rows = Rows("reuse", subject)
+    for turn in range(plan.rounds):
+        for side in in_turn(sides, turn):
+            _prefix(rows, side, Asked(document(f"prefix {turn}", plan.prompt), QUESTIONS[0]))
+    if subject.sees:
+        for turn in range(plan.rounds):
+            for side in in_turn(sides, turn):
+                _image(rows, side, plan, turn)
+    return rows.all()
+
+
+def _prefix(rows: Rows, side: Side, base: Asked) -> None:
+    def ask(case: str, asked: Asked) -> Answer:
+        return _timed(rows(f"prompt, {case}", side.name), side, messages_of(asked))
+
+    first = ask("first time", base)
+    again = ask("once more", base)
+    _hold(rows("prompt, once more", side.name), again, first)
+    ask("other question", base.asking(QUESTIONS[1]))
+    ask("next turn", base.followed_by(first.text, QUESTIONS[1]))
+
+
+def _image(rows: Rows, side: Side, plan: Plan, turn: int) -> None:
+    """A side that takes no images has one row, which says so."""
+    if not side.images:
+        rows("image, first time", side.name).notes["images"] = "takes none"
+        return
+    words = max(20, plan.prompt // BESIDE_IMAGE)
+    text, seed = document(f"image {turn}", words), 1000 + turn
+    base = Asked(text, QUESTIONS[0], image=seed, image_edge=plan.edge)
+    there = Asked(document(f"elsewhere {turn}", words), QUESTIONS[0], seed, plan.edge)
+
+    def ask(case: str, asked: Asked) -> Answer:
+        return _timed(rows(f"image, {case}", side.name), side, messages_of(asked))
+
+    first = ask("first time", base)
+    again = ask("once more", base)
+    _hold(rows("image, once more", side.name), again, first)
+    ask("other question", base.asking(QUESTIONS[1]))
+    ask("other document", there)
+
+
+def _timed(row: Row, side: Side, messages: Messages) -> Answer:
+    (answer,) = side.alone([messages], REPLY)
+    row.count([answer])
+    row.add("first_token", None if answer.failure else answer.first)
+    if answer.prompt:
+        row.notes["reused"] = f"{answer.cached} of {answer.prompt}"
+    return answer
+
+
+def _hold(row: Row, again: Answer, first: Answer) -> None:
+    """The answer from stored state against the one that was computed."""
+    if not again.failure and not first.failure:
+        row.compared += 1
+        row.equal += same(again, first.text)

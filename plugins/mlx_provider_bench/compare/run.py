@@ -1,0 +1,79 @@
+"""Models in turn, and for each of them the parts in turn."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from mlx_provider.gateway.proxy import require_proxy
+
+from . import answers, isolation, reuse, speed, stall
+from .machine import machine, versions
+from .others import model_of
+from .plan import Plan, Subject, subjects
+from .progress import say
+from .result import Result, save
+from .rows import Row
+from .sides import Absent, Side, opened
+
+Part = Callable[[Plan, Subject, Sequence[Side]], list[Row]]
+MEASURES: Mapping[str, Part] = {
+    "answers": answers.measure,
+    "speed": speed.measure,
+    "reuse": reuse.measure,
+    "isolation": isolation.measure,
+    "stall": stall.measure,
+}
+
+
+def bench(plan: Plan, out: Path | None = None) -> Result:
+    """Run the plan. What has been measured stands in `out` after each part.
+
+    Raises `BadRequest`, `ModelNotFound`, `NotInstalled`, `EngineUnavailable` where nothing can be
+    measured at all; whatever a server does is a figure.
+    """
+    plan.check()
+    require_proxy()
+    for other in plan.others:
+        model_of(other)  # an address that answers nothing is told before minutes are spent
+    result = Result([_about(plan, out)])
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as scratch:
+        for subject in subjects(plan, Path(scratch)):
+            _measure(plan, subject, result, out, began)
+    return result
+
+
+def _measure(plan: Plan, subject: Subject, result: Result, out: Path | None, began: float) -> None:
+    with ExitStack() as ending:
+        say(f"{subject.model}, {subject.format}: servers start")
+        sides, absent = ending.enter_context(opened(plan, subject))
+        result.absent += absent
+        for part in plan.parts:
+            say(f"{subject.model}, {subject.format}: {part}")
+            for side in sides:
+                side.ready()
+            result.rows += MEASURES[part](plan, subject, sides) if sides else []
+            result.runs[0]["seconds"] = round(time.monotonic() - began)
+            if out is not None:
+                save(result, out)
+        for side in sides:
+            side.ready()
+            named = side.name, subject.model, subject.format
+            result.deaths += [Absent(*named, how) for how in side.deaths]
+
+
+def _about(plan: Plan, out: Path | None) -> dict[str, Any]:
+    return {
+        "command": plan.command("" if out is None else str(out)),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seconds": 0,
+        "machine": machine(),
+        "versions": versions(),
+        "servers": {each.name: f"{each.base}, {model_of(each)}" for each in plan.others},
+    }

@@ -1,0 +1,216 @@
+"""Whoever takes part, each with a client through one LiteLLM proxy."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mlx_provider.errors import EngineUnavailable, RequestFailed
+from mlx_provider.gateway.config import proxy_config
+
+from ..servers.client import THINKING, Answer, Client, Messages
+from ..servers.gateway import stage
+from ..servers.processes import OURS, START_LIMIT, Kept, Kind, Server
+from ..servers.questions import HELLO
+from .others import Other, key_of, model_of
+from .plan import Plan, Subject
+
+NATIVE = f"{OURS.name}-native"
+"""Ours with the weights in the checkpoint's own dtype, whatever the device is fast at."""
+PATIENCE = 2
+"""Times that everything asked of a side may stay without an answer before it is left alone."""
+KEY = "COMPARED_KEY_{}"
+"""Variables by which the proxy, and nobody else, is told keys."""
+REPEATED, REPEATS = "REPEATED_STREAMING_CHUNK_LIMIT", "1000000"
+"""Equal pieces of a stream after which LiteLLM breaks it off: random models repeat themselves."""
+
+
+@dataclass
+class Side:
+    """One server."""
+
+    name: str
+    client: Client
+    images: bool = True
+    """Whether it is asked about images at all."""
+    kept: Kept | None = None
+    """Its process, where it is ours to start again."""
+    deaths: list[str] = field(default_factory=list)
+    _silent: int = 0
+
+    @property
+    def given_up(self) -> bool:
+        return self._silent >= PATIENCE
+
+    def ready(self) -> None:
+        """Before a part: a process that died is started again, and one that was silent is asked."""
+        self._silent = min(self._silent, PATIENCE - 1)
+        if self.kept is not None and self.kept.death:
+            self.deaths.append(self.kept.death)
+            try:
+                self.kept.start()
+            except EngineUnavailable as error:
+                self.deaths.append(error.message[:200])
+
+    def alone(self, questions: Sequence[Messages], reply: int) -> list[Answer]:
+        """One by one."""
+        return [self._heard([self._ask(each, reply)])[0] for each in questions]
+
+    def together(
+        self,
+        questions: Sequence[Messages],
+        reply: int,
+        *,
+        apart: float = 0.0,
+        heard: Callable[[], bool] = lambda: True,
+    ) -> list[Answer]:
+        """All at once, or so many seconds after one another."""
+        if self.given_up:
+            return [self._not_asked()] * len(questions)
+        return self._heard(self.client.ask_together(questions, reply, apart=apart, heard=heard))
+
+    def _ask(self, messages: Messages, reply: int) -> Answer:
+        return self._not_asked() if self.given_up else self.client.try_ask(messages, reply)
+
+    def _heard(self, answers: list[Answer]) -> list[Answer]:
+        if answers and all(answer.late for answer in answers):
+            self._silent += 1
+        elif any(not answer.failure for answer in answers):
+            self._silent = 0
+        return answers
+
+    def _not_asked(self) -> Answer:
+        return Answer("", 0.0, 0.0, 0, 0, failure="not asked again: it gave no answer in time")
+
+
+@dataclass(frozen=True)
+class Absent:
+    """A side that cannot take part, or whose process ended, and why."""
+
+    server: str
+    model: str
+    format: str
+    why: str
+
+
+def in_turn(sides: Sequence[Side], turn: int) -> list[Side]:
+    """Another one first each time: a machine drifts."""
+    first = turn % len(sides)
+    return [*sides[first:], *sides[:first]]
+
+
+@contextmanager
+def opened(plan: Plan, subject: Subject) -> Iterator[tuple[list[Side], list[Absent]]]:
+    """Every side with the subject's model, each of which has answered once; and who has not.
+
+    Raises `NotInstalled` or `EngineUnavailable` where the proxy cannot start.
+    """
+    with ExitStack() as ending:
+        logs = Path(ending.enter_context(tempfile.TemporaryDirectory()))
+        opening = _Opening(plan, subject, _ours(plan, subject))
+        for kind in plan.kinds:
+            kept = Kept(kind, subject.folder, logs / f"{kind.name}.log")
+            ending.callback(kept.stop)
+            opening.start(kept)
+        for other in plan.others:
+            opening.find(other)
+        _, proxy = ending.enter_context(stage(opening.config, opening.variables))
+        sides = []
+        for name in opening.names():
+            server = Server(Kind(name, "gateway"), proxy.url, subject.folder, proxy.key, alias=name)
+            try:
+                _greet(server, opening.patience(name))
+            except RequestFailed as error:
+                opening.leave_out(name, error.message)
+                continue
+            client = Client(server, limit=plan.limit)
+            ending.callback(client.close)
+            sides.append(opening.side(name, client))
+        yield sides, opening.absent
+
+
+def _greet(server: Server, limit: float) -> None:
+    """Whoever loads its model with the first request does so now. Raises `RequestFailed`."""
+    client = Client(server, limit=limit)
+    try:
+        client.ask(HELLO, 4)
+    finally:
+        client.close()
+
+
+@dataclass
+class _Opening:
+    """The proxy's config, while sides come up."""
+
+    plan: Plan
+    subject: Subject
+    config: dict[str, Any]
+    variables: dict[str, str] = field(default_factory=lambda: {REPEATED: REPEATS})
+    kept: dict[str, Kept] = field(default_factory=dict)
+    absent: list[Absent] = field(default_factory=list)
+
+    def start(self, kept: Kept) -> None:
+        try:
+            server = kept.start()
+        except EngineUnavailable as error:
+            self.leave_out(kept.kind.name, error.message)
+            return
+        self.kept[kept.kind.name] = kept
+        self._enter(kept.kind.name, f"{server.url}/v1", os.fspath(server.folder), server.key)
+        self.config["model_list"][-1]["litellm_params"]["extra_body"] = THINKING
+
+    def find(self, other: Other) -> None:
+        try:
+            self._enter(other.name, other.base, model_of(other), key_of(other))
+        except EngineUnavailable as error:
+            self.leave_out(other.name, error.message)
+
+    def _enter(self, name: str, base: str, model: str, key: str) -> None:
+        variable = KEY.format(len(self.variables))
+        self.variables[variable] = key
+        params = {
+            "model": f"openai/{model}",
+            "api_base": base,
+            "api_key": f"os.environ/{variable}",
+            "timeout": self.plan.limit,
+            "stream_timeout": self.plan.limit,
+            "max_retries": 0,
+        }
+        self.config["model_list"].append({"model_name": name, "litellm_params": params})
+
+    def leave_out(self, name: str, why: str) -> None:
+        self.absent.append(Absent(name, self.subject.model, self.subject.format, why[:300]))
+
+    def names(self) -> list[str]:
+        return [entry["model_name"] for entry in self.config["model_list"]]
+
+    def patience(self, name: str) -> float:
+        """Seconds for a first answer; servers that run already have loaded their model."""
+        there = any(other.name == name for other in self.plan.others)
+        return self.plan.limit if there else max(self.plan.limit, START_LIMIT)
+
+    def side(self, name: str, client: Client) -> Side:
+        kept = self.kept.get(name)
+        return Side(name, client, kept.kind.images if kept else True, kept)
+
+
+def _ours(plan: Plan, subject: Subject) -> dict[str, Any]:
+    config = proxy_config(OURS.name, os.fspath(subject.folder))
+    config["router_settings"]["disable_cooldowns"] = True  # a server that fails is asked again
+    if plan.native and subject.format != "float32" and _is_cpu():
+        (entry,) = proxy_config(NATIVE, os.fspath(subject.folder))["model_list"]
+        entry["model_info"]["mlx"] = {"dtype": "native"}
+        config["model_list"].append(entry)
+    return config
+
+
+def _is_cpu() -> bool:
+    """Whether the engine computes in float32 whatever the checkpoint has."""
+    import mlx.core as mx
+
+    return bool(mx.default_device() == mx.cpu)

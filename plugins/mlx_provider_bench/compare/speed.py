@@ -1,0 +1,47 @@
+"""Time to first token, pace of a stream, throughput of all, by the number of streams."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from statistics import median
+
+from ..servers.client import Messages, Run
+from .asking import questions
+from .plan import Plan, Subject
+from .progress import say
+from .rows import Row, Rows
+from .sides import Side, in_turn
+
+WARMING = 4
+"""Tokens of the answers before those that count: kernels are compiled for new shapes."""
+
+
+def measure(plan: Plan, subject: Subject, sides: Sequence[Side]) -> list[Row]:
+    rows = Rows("speed", subject)
+    for count in plan.streams:
+        say(f"  streams: {count}")
+        for side in sides:
+            side.together(questions("warming", count, 0, plan.words), WARMING)
+        for turn in range(plan.rounds):
+            asked = questions("speed", count, turn, plan.words)
+            for side in in_turn(sides, turn):
+                row = rows(f"{count} stream{'s' * (count > 1)}", side.name)
+                _add(row, _run(side, asked, plan.reply))
+    return rows.all()
+
+
+def _run(side: Side, asked: Sequence[Messages], reply: int) -> Run:
+    began = time.perf_counter()
+    answers = side.together(asked, reply)
+    return Run(answers, time.perf_counter() - began)
+
+
+def _add(row: Row, run: Run) -> None:
+    """A round in which a request was refused has no figures: fewer streams are another case."""
+    row.count(run.answers)
+    whole = not any(answer.failure for answer in run.answers)
+    row.add("throughput", run.rate if whole else None)
+    row.add("first_token", run.first if whole else None)
+    paces = [answer.pace for answer in run.answers if answer.tokens > 1]
+    row.add("pace", median(paces) if whole and paces else None)

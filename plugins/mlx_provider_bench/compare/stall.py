@@ -1,0 +1,78 @@
+"""The longest gap of streams while a long prompt arrives, and how soon that is answered.
+
+Either alone says little: a server that makes the prompt wait has no gaps, and one that computes it
+in one go answers it soonest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ..servers.client import Answer, Messages, beside
+from .asking import document, questions
+from .begun import Begun
+from .plan import Plan, Subject
+from .rows import Row, Rows
+from .sides import Side, in_turn
+
+STREAMS = 2
+LONGER = 3
+"""Times the usual answer's tokens of the streams: they should outlast the prompt."""
+NEWCOMER = 2
+"""Tokens of the answer to the long prompt."""
+PIECES = 6
+"""Of each stream before the prompt comes."""
+
+
+def measure(plan: Plan, subject: Subject, sides: Sequence[Side]) -> list[Row]:
+    rows = Rows("stall", subject)
+    for turn in range(plan.rounds):
+        asked = questions("stall", STREAMS, turn, plan.words)
+        text = document(f"stall {turn}", plan.prompt)
+        late: Messages = [{"role": "user", "content": f"{text}\nWhich colour is it?"}]
+        for side in in_turn(sides, turn):
+            row = rows(f"{STREAMS} streams, a prompt of {plan.prompt} words", side.name)
+            _add(row, _scene(side, plan, asked, late))
+    return rows.all()
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What was seen. Times on one clock, in seconds from the streams' start."""
+
+    streams: Sequence[Answer]
+    newcomer: Answer
+    came: float
+
+
+def _scene(side: Side, plan: Plan, asked: Sequence[Messages], late: Messages) -> Scene:
+    begun = Begun(len(asked), PIECES)
+    start = time.perf_counter()
+
+    def stream() -> list[Answer]:
+        return begun.ended(side.together(asked, LONGER * plan.reply, heard=begun.heard))
+
+    def arrive() -> tuple[float, Answer]:
+        came = begun.wait(plan.limit) - start
+        return came, side.alone([late], NEWCOMER)[0]
+
+    streams, (came, newcomer) = beside(stream, arrive)
+    return Scene(streams, newcomer, came)
+
+
+def _add(row: Row, scene: Scene) -> None:
+    row.count([*scene.streams, scene.newcomer])
+    whole = not scene.newcomer.failure and not any(each.failure for each in scene.streams)
+    gaps = [gap for each in scene.streams for gap in gaps_after(each.times, scene.came)]
+    row.add("longest_gap", max(gaps) if whole and gaps else None)
+    row.add("newcomer", scene.newcomer.first if whole else None)
+    if whole and not gaps:
+        row.notes["streams"] = "ended before the prompt came: a longer --reply is needed"
+
+
+def gaps_after(times: Sequence[float], since: float) -> list[float]:
+    """Between pieces of a stream, those that end after `since`."""
+    return [later - earlier for earlier, later in pairwise(times) if later > since]

@@ -1,0 +1,30 @@
+"""What stands in a user's settings of a client, of which nothing is as it should be for sure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+def mapping(content: Any, *names: str) -> Mapping[str, Any]:
+    """What stands below some names, where that is a mapping; else an empty one."""
+    for name in names:
+        content = content.get(name) if isinstance(content, Mapping) else None
+    return content if isinstance(content, Mapping) else {}
+
+
+def each(content: Any) -> list[Mapping[str, Any]]:
+    """The mappings in a list, or in the values of a mapping."""
+    found = content.values() if isinstance(content, Mapping) else content
+    listed = found if isinstance(content, (list, Mapping)) else []
+    return [one for one in listed if isinstance(one, Mapping)]
+
+
+def count(found: Any) -> int | None:
+    """A number above 0."""
+    return found if isinstance(found, int) and found > 0 else None
+
+
+def least(found: Iterable[Any]) -> int | None:
+    """Of the numbers among what was found."""
+    return min((number for one in found if (number := count(one))), default=None)

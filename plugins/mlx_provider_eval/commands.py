@@ -1,0 +1,255 @@
+"""The commands of `eval`. What they need is imported where one of them runs."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from .report import Result, Table
+    from .subjects import Subject
+
+evaluate = typer.Typer(
+    no_args_is_help=True,
+    help="Which model, parser, option and context serve you on this machine: by what they answer.",
+)
+
+Models = Annotated[list[str], typer.Argument(metavar="MODEL...", help="Hub ids, folders, or demo.")]
+Options = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        metavar="NAME=VALUE",
+        help="An operator's option, as in model_info.mlx; several values of one name are compared, "
+        "`default` leaves it out. Repeatable.",
+    ),
+]
+Variables = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--env",
+        metavar="NAME=VALUE",
+        help="A variable of the engine's environment; several values are compared, as above.",
+    ),
+]
+Said = Annotated[
+    str,
+    typer.Option(
+        metavar="JSON",
+        help='What requests say besides: {"chat_template_kwargs": {"enable_thinking": false}}.',
+    ),
+]
+Out = Annotated[Path | None, typer.Option(help="Folder for the report, as Markdown and as JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")]
+
+
+@evaluate.command()
+def tools(
+    context: typer.Context,
+    model: Models,
+    option: Options = None,
+    env: Variables = None,
+    scenarios: Annotated[
+        list[Path] | None,
+        typer.Option(help="A file of your own scenarios, in place of ours. Repeatable."),
+    ] = None,
+    kind: Annotated[
+        list[str] | None, typer.Option(help="Of the scenarios this kind alone. Repeatable.")
+    ] = None,
+    repeat: Annotated[int, typer.Option(min=1, help="Times that each scenario is asked.")] = 1,
+    at_once: Annotated[int, typer.Option(min=1, help="Scenarios that are asked at once.")] = 1,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Of one reply, thoughts included.")] = 2048,
+    body: Said = "{}",
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tool calls through a real gateway, scored by kind; several models or options are compared.
+
+    Decoding is greedy. No network is needed, but for a model that is not here.
+    """
+    from . import tools as measuring
+    from .scenario import read, shipped
+    from .screen import ending
+    from .stage import staging
+    from .tools_report import guidance, markdown, tables
+
+    asked = _of_kinds(read(scenarios or shipped()), kind)
+    plan = measuring.Plan(asked, repeat, at_once, max_tokens, _object(body))
+    chosen = _chosen(context, model, option, env, out)
+    with ending() as screen, closing(staging(chosen, screen.tell)) as stages:
+        found = []
+        for staged in stages:
+            with screen.counting(len(asked) * repeat) as done:
+                found.append(measuring.measured(plan, staged, done))
+    result = measuring.whole(plan, found)
+    _show(result, "tools", tables(result), guidance(result), markdown(result), out, as_json=as_json)
+
+
+class Hay(StrEnum):
+    """See `haystack.HAYSTACKS`."""
+
+    talk = "talk"
+    document = "document"
+
+
+@evaluate.command()
+def needle(
+    context: typer.Context,
+    model: Models,
+    option: Options = None,
+    env: Variables = None,
+    haystack: Annotated[
+        Hay | None, typer.Option(help="document, but for the models of the package: talk.")
+    ] = None,
+    least: Annotated[
+        int, typer.Option("--from", min=64, help="Tokens of the shortest prompt.")
+    ] = 1024,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=64, help="Tokens of the longest; else what model and memory allow."),
+    ] = None,
+    depth: Annotated[
+        list[int] | None,
+        typer.Option(min=0, max=100, help="Per cent before it. Repeatable. 0, 25, 50, 75, 100."),
+    ] = None,
+    needles: Annotated[int, typer.Option(min=1, help="Times that each cell is asked.")] = 3,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Of one reply, thoughts included.")] = 64,
+    body: Said = "{}",
+    plot: Annotated[Path | None, typer.Option(help="Write a PNG or SVG picture.")] = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """What a model still finds in a long prompt, by length and depth; options are compared.
+
+    Lengths double up to the model's context. Decoding is greedy.
+    """
+    from . import needle as measuring
+    from . import needle_report as report
+    from .screen import ending
+    from .stage import Skipped, staging
+
+    plan = measuring.Plan(
+        haystack=haystack.value if haystack else "",
+        least=least,
+        limit=limit,
+        depths=sorted({*(depth or measuring.Plan().depths)}),
+        needles=needles,
+        max_tokens=max_tokens,
+        said=_object(body),
+    )
+    if plot is not None:
+        report.require_plot()
+    chosen = _chosen(context, model, option, env, out)
+    with ending() as screen, closing(staging(chosen, screen.tell)) as stages:
+        found = []
+        for staged in stages:
+            total = 0 if isinstance(staged, Skipped) else measuring.runs(plan, staged)
+            with screen.counting(total) as done:
+                found.append(measuring.measured(plan, staged, done))
+    result = measuring.whole(plan, found)
+    if plot is not None and any(not each.get("skipped") for each in found):
+        report.plot(result, plot)
+    told = (report.tables(result), report.guidance(result), report.markdown(result))
+    _show(result, "needle", *told, out, as_json=as_json)
+
+
+@evaluate.command(context_settings={"allow_extra_args": True})
+def tool_eval_bench(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(help="Hub id, folder, or demo.")],
+    option: Options = None,
+    env: Variables = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """The scenarios of the program tool-eval-bench, if it is installed. What follows goes to it.
+
+    As in: mlx-provider eval tool-eval-bench demo -- --short
+    """
+    from . import tool_eval_bench as others
+    from .screen import ending
+    from .stage import staging
+
+    path = others.program()
+    chosen = _chosen(context, [model], option, env, out)
+    with ending() as screen, closing(staging(chosen, screen.tell)) as stages:
+        found = [others.measured(path, staged, context.args) for staged in stages]
+    result = others.whole(found)
+    tables, markdown = others.tables(result), others.markdown(result)
+    _show(result, "tool-eval-bench", tables, [], markdown, out, as_json=as_json)
+
+
+def _of_kinds(found: list[Any], kinds: list[str] | None) -> list[Any]:
+    there = list(dict.fromkeys(each.kind for each in found))
+    if unknown := sorted({*(kinds or ())} - {*there}):
+        raise typer.BadParameter(
+            f"no such kind: {', '.join(unknown)}; there are {', '.join(there)}"
+        )
+    return [each for each in found if not kinds or each.kind in kinds]
+
+
+def _object(written: str) -> dict[str, Any]:
+    try:
+        found = json.loads(written)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise typer.BadParameter(f"--body {written}: write a JSON object")
+    return found
+
+
+def _chosen(
+    context: typer.Context,
+    models: list[str],
+    options: list[str] | None,
+    variables: list[str] | None,
+    out: Path | None,
+) -> list[Subject]:
+    """What is to be compared; all that can be wrong with it is found here."""
+    from mlx_provider.registry import PluginRegistry
+
+    from .report import require_writable
+    from .stage import prepare
+    from .subjects import subjects, values
+
+    chosen = subjects(models, values(options or [], "--option"), values(variables or [], "--env"))
+    if out is not None:
+        require_writable(out)
+    prepare(chosen, context.find_object(PluginRegistry) or PluginRegistry.discover())
+    return chosen
+
+
+def _show(
+    result: Result,
+    name: str,
+    tables: list[Table],
+    guidance: list[str],
+    markdown: str,
+    out: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """On stdout, and in files. Exit code 1 where nothing was measured."""
+    from .report import measured_of, write
+    from .screen import print_table
+
+    if as_json:
+        typer.echo(json.dumps(result, ensure_ascii=False))
+    else:
+        for table in tables:
+            print_table(table)
+        for line in guidance:
+            typer.echo(line.replace("`", ""))
+    for each in result["subjects"]:
+        if each.get("skipped"):
+            typer.echo(f"{each['label']}: not measured: {each['skipped']}", err=True)
+    if out is not None:
+        for path in write(out, name, result, markdown):
+            typer.echo(f"written: {path}", err=True)
+    if not measured_of(result):
+        raise typer.Exit(1)

@@ -1,0 +1,59 @@
+"""What a figure depends on besides the model: so that whoever reads it can repeat it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from .stage import Staged
+
+PACKAGES = (
+    "mlx-provider",
+    "mlx",
+    "mlx-lm",
+    "mlx-vlm",
+    "transformers",
+    "tokenizers",
+    "litellm",
+    "openai",
+)
+
+
+def conditions() -> dict[str, Any]:
+    """Of this run: when, by which command, with what installed."""
+    return {
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(["mlx-provider", *sys.argv[1:]]),
+        "versions": dict(filter(None, map(_version, PACKAGES))),
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+    }
+
+
+def of_subject(staged: Staged) -> dict[str, Any]:
+    """Of one subject: what serves it, and how."""
+    status, health = staged.status, staged.health()
+    return {
+        **staged.subject.told(),
+        "device": health.device,
+        "family": f"{status.family} of plugin {status.plugin}",
+        "model_type": status.model_type,
+        "weights_bytes": status.weights_bytes,
+        "context_length": status.context_length,
+        "tool_parser": status.tool_parser,
+        "reasoning_parser": status.reasoning_parser,
+        "drafter": status.drafter,
+        "notes": status.notes,
+    }
+
+
+def _version(name: str) -> tuple[str, str] | None:
+    try:
+        return name, version(name)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,150 @@
+"""What `eval needle` shows: found, by length and depth, and where a subject begins to miss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from mlx_provider.errors import NotInstalled
+
+from .report import Result, Table, fenced, measured_of, surroundings
+
+SHOWN = 3
+"""Replies without the thing, of each subject, that the report quotes."""
+
+
+def tables(result: Result) -> list[Table]:
+    """One of each subject: a row for each length, a column for each depth."""
+    return [_table(each) for each in measured_of(result)]
+
+
+def _table(subject: Result) -> Table:
+    rows = []
+    depths = [cell["depth"] for cell in _rows(subject)[0]]
+    for row in _rows(subject):
+        tokens = max(cell["tokens"] for cell in row)
+        computed = tokens - max(cell["skipped"] for cell in row)
+        sparse = [f"{computed:,}"] if _is_sparse(subject) else []
+        rows.append([f"{tokens:,}", *sparse, *map(_shown, row)])
+    head = ["tokens", *(["computed"] if _is_sparse(subject) else []), *(f"{d} %" for d in depths)]
+    return Table(f"{subject['label']} ({subject['haystack']}): found, by depth", head, rows)
+
+
+def _is_sparse(subject: Result) -> bool:
+    return any(cell["skipped"] for cell in subject["cells"])
+
+
+def _shown(cell: Result) -> str:
+    told = f"{cell['found']}/{cell['asked']}"
+    return f"{told}, {cell['failed']} failed" if cell["failed"] else told
+
+
+def _rows(subject: Result) -> list[list[Result]]:
+    return [list(row) for _, row in groupby(subject["cells"], key=lambda cell: cell["length"])]
+
+
+def guidance(result: Result) -> list[str]:
+    """Up to which length each found everything, and what an option has changed."""
+    found = measured_of(result)
+    lines = [_reach(each) for each in found]
+    lines += [_never_thinned(each) for each in found if _never_thinned(each)]
+    for number, each in enumerate(found):
+        first = next(other for other in found if other["model"] == each["model"])
+        if first is not each and number:
+            lines.append(_beside(each, first))
+    return lines
+
+
+def _reach(subject: Result) -> str:
+    reached = 0
+    for row in _rows(subject):
+        if missing := [cell for cell in row if cell["found"] < cell["asked"]]:
+            where = ", ".join(f"{cell['depth']} %" for cell in missing)
+            upto = f"everything found up to {reached:,} tokens" if reached else "nothing is sure"
+            tokens = max(cell["tokens"] for cell in row)
+            return f"`{subject['label']}`: {upto}; at {tokens:,} it misses at depth {where}"
+        reached = max(cell["tokens"] for cell in row)
+    return (
+        f"`{subject['label']}`: everything found up to {reached:,} tokens, the longest that was "
+        f"asked (limited by {subject['limited_by']})"
+    )
+
+
+def _never_thinned(subject: Result) -> str:
+    if "sparse_prefill" not in subject["options"] or _is_sparse(subject):
+        return ""
+    least = subject["options"].get("sparse_prefill_from", "8192 (its default)")
+    return (
+        f"`{subject['label']}`: no prompt was thinned out, so this says nothing of sparse_prefill: "
+        f"sparse_prefill_from is {least}"
+    )
+
+
+def _beside(subject: Result, first: Result) -> str:
+    """Of one model, another option beside the first."""
+    cells = {(cell["length"], cell["depth"]): cell["found"] for cell in first["cells"]}
+    shared = [cell for cell in subject["cells"] if (cell["length"], cell["depth"]) in cells]
+    gained = sum(max(0, c["found"] - cells[c["length"], c["depth"]]) for c in shared)
+    lost = sum(max(0, cells[c["length"], c["depth"]] - c["found"]) for c in shared)
+    asked = sum(cell["asked"] for cell in shared)
+    return (
+        f"`{subject['label']}` beside `{first['label']}`, of {asked} asked of both: "
+        f"{lost} found no more, {gained} found besides"
+    )
+
+
+def markdown(result: Result) -> str:
+    """The whole report."""
+    parts = ["# Needle", surroundings(result)]
+    parts.append(
+        f"Each cell asked {result['needles']} times, greedy, at most {result['max_tokens']} tokens "
+        "a reply. Tokens are those of the whole prompt, by the model's own tokenizer."
+    )
+    parts += [f"## {table.title}\n\n{table.markdown()}" for table in tables(result)]
+    parts.append("\n".join(f"- {line}" for line in guidance(result)))
+    for subject in measured_of(result):
+        missed = [reply for cell in subject["cells"] for reply in cell["missed"]]
+        if missed:
+            parts.append(f"## Not found by {subject['label']}\n\n{fenced(missed[:SHOWN])}")
+    return "\n\n".join(parts) + "\n"
+
+
+def require_plot() -> Any:
+    """matplotlib's `pyplot`, without a screen. Raises `NotInstalled` where it is missing."""
+    try:
+        import matplotlib
+
+        matplotlib.use("agg")
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise NotInstalled("--plot needs matplotlib: pip install 'mlx-provider[bench]'") from error
+    return pyplot
+
+
+def plot(result: Result, path: Path) -> None:
+    """A square for each length and depth, from white (none found) to dark (all); PNG or SVG."""
+    pyplot = require_plot()
+    found = measured_of(result)
+    size = (1.5 + 3.5 * len(found), 4.5)
+    figure, axes = pyplot.subplots(1, len(found), figsize=size, squeeze=False)
+    for axis, subject in zip(axes[0], found, strict=True):
+        rows = _rows(subject)
+        axis.imshow(shares(rows), cmap="Greens", vmin=0, vmax=1, aspect="auto")
+        axis.set_title(subject["label"], fontsize=8, wrap=True)
+        axis.set_xlabel("depth in %")
+        axis.set_ylabel("tokens of the prompt")
+        axis.set_xticks(range(len(rows[0])), [cell["depth"] for cell in rows[0]])
+        axis.set_yticks(range(len(rows)), [max(c["tokens"] for c in row) for row in rows])
+        for y, row in enumerate(rows):
+            for x, cell in enumerate(row):
+                axis.text(x, y, _shown(cell), ha="center", va="center", fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path)
+    pyplot.close(figure)
+
+
+def shares(rows: Sequence[Sequence[Result]]) -> list[list[float]]:
+    """Found of asked, by length and depth."""
+    return [[cell["found"] / cell["asked"] for cell in row] for row in rows]

@@ -1,0 +1,87 @@
+"""Results as tables, for a terminal and as Markdown; as files, where the user wants them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlx_provider.errors import BadRequest
+
+Result = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells of text."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def markdown(self) -> str:
+        lines = [self.head, ["---"] * len(self.head), *self.rows]
+        return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def fenced(value: Any) -> str:
+    """JSON as a block of Markdown."""
+    text = json.dumps(value, indent=1, ensure_ascii=False)
+    fence = "`" * max(3, 1 + max(map(len, _ticks(text)), default=0))
+    return f"{fence}json\n{text}\n{fence}"
+
+
+def _ticks(text: str) -> list[str]:
+    return ["`" * n for n in range(3, 9) if "`" * n in text]
+
+
+def surroundings(result: Result) -> str:
+    """How to have the same again."""
+    lines = [f"- command: `{result['command']}`", f"- at {result['at']} on {result['machine']}"]
+    versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
+    lines.append(f"- {versions}, Python {result['python']}")
+    lines += [f"- {_served(each)}" for each in result["subjects"]]
+    return "\n".join(lines)
+
+
+def _served(subject: Result) -> str:
+    if subject.get("skipped"):
+        return f"`{subject['label']}`: not measured: {subject['skipped']}"
+    parser = subject["tool_parser"] or "none"
+    chosen = {**subject["options"], **subject["environment"]}
+    notes = "".join(f"; {name}={value}" for name, value in chosen.items())
+    notes += "".join(f"; {note}" for note in subject["notes"])
+    return (
+        f"`{subject['label']}`: {subject['model_type']} by family {subject['family']}, "
+        f"{subject['weights_bytes'] / 1e6:.1f} MB, context {subject['context_length']:,}, "
+        f"tool parser {parser}, on {subject['device']}{notes}"
+    )
+
+
+def measured_of(result: Result) -> list[Result]:
+    return [each for each in result["subjects"] if not each.get("skipped")]
+
+
+def require_writable(folder: Path) -> None:
+    """Before an hour is spent. Raises `BadRequest`."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".written").touch()
+        (folder / ".written").unlink()
+    except OSError as error:
+        raise BadRequest(f"--out {folder}: {error.strerror}", param="--out") from None
+
+
+def write(folder: Path, name: str, result: Result, markdown: str) -> list[Path]:
+    """The report as `name.json` and `name.md`."""
+    texts = {".json": json.dumps(result, indent=1, ensure_ascii=False) + "\n", ".md": markdown}
+    paths = [folder / f"{name}{ending}" for ending in texts]
+    for path, text in zip(paths, texts.values(), strict=True):
+        path.write_text(text, encoding="utf-8")
+    return paths

@@ -1,0 +1,161 @@
+"""One gateway for some subjects, and one that asks each of them as a client of OpenAI's would."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlx_provider.client.generation import EngineClient
+from mlx_provider.errors import EngineUnavailable, MLXProviderError, UnsupportedModel
+from mlx_provider.gateway.apart import Apart, gateway_apart
+from mlx_provider.gateway.config import TIMEOUT, proxy_config
+from mlx_provider.gateway.engine import answered
+from mlx_provider.litellm.operator import OperatorOptions, engine_options
+from mlx_provider.protocol.messages import GenerateRequest, Health, ModelOptions, ModelStatus
+from mlx_provider.registry import PluginRegistry
+from mlx_provider.serving.checkpoint import checkpoint
+from mlx_provider.serving.hub import folder_of
+
+from .subjects import Subject
+
+Tell = Callable[[str, str], None]
+"""(phase, what) for the user's eyes."""
+HELLO = [{"role": "user", "content": "Hi"}]
+READ_BY = {"GEMMA3_SLIDING_WINDOW": "gemma3"}
+"""Variables that one plugin's families alone read; for other models they would change nothing."""
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A subject that is loaded, and where it is reached."""
+
+    subject: Subject
+    name: str
+    """What a client calls it."""
+    status: ModelStatus
+    options: ModelOptions
+    template: str
+    apart: Apart
+
+    @property
+    def url(self) -> str:
+        return self.apart.proxy.url
+
+    @property
+    def key(self) -> str:
+        return self.apart.proxy.key
+
+    @property
+    def engine(self) -> EngineClient:
+        return self.apart.engine
+
+    def health(self) -> Health:
+        return self.engine.health()
+
+    def request(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> GenerateRequest:
+        """As the gateway would send it to the engine."""
+        return GenerateRequest(
+            model=self.subject.model,
+            messages=[dict(each) for each in messages],
+            options=self.options,
+            **more,
+        )
+
+    def require_gateway(self) -> None:
+        """Raises `EngineUnavailable` with the log's last lines where the proxy has ended."""
+        if self.apart.proxy.process.poll() is not None:
+            self.apart.proxy.wait_ready()
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A subject that could not be measured."""
+
+    subject: Subject
+    why: str
+
+
+def prepare(subjects: Sequence[Subject], registry: PluginRegistry) -> None:
+    """What is wrong with a model, parser or variable is found before anything starts.
+
+    Downloads what is not here. Raises `ModelNotFound`, `UnsupportedModel`, `BadRequest`.
+    """
+    for subject in subjects:
+        folder_of(subject.model)
+        family, plugin = registry.family_for(checkpoint(subject.model).config)
+        for variable in subject.variables:
+            if (reader := READ_BY.get(variable)) not in (None, plugin.name):
+                raise UnsupportedModel(
+                    f"{variable} is read by plugin {reader} alone; {subject.model} is served by "
+                    f"family {family.name} of plugin {plugin.name}: leave the variable out for it"
+                )
+        if name := subject.options.get("tool_parser"):
+            registry.tool_parser(str(name))
+        if name := subject.options.get("reasoning_parser"):
+            registry.reasoning_parser(str(name))
+
+
+def staging(
+    subjects: Sequence[Subject], tell: Tell, environ: Mapping[str, str] = os.environ
+) -> Generator[Staged | Skipped]:
+    """Subjects one after the other, each loaded when its turn comes.
+
+    Those with the same variables share a gateway, which ends with them or with `close()`. Raises
+    `NotInstalled` or `EngineUnavailable` where proxy or engine cannot start.
+    """
+    groups: dict[tuple[tuple[str, str], ...], list[Subject]] = {}
+    for subject in subjects:
+        groups.setdefault(tuple(sorted(subject.variables.items())), []).append(subject)
+    for variables, members in groups.items():
+        with gateway_apart(_config(members), {**environ, **dict(variables)}) as apart:
+            apart.proxy.wait_ready()
+            for number, subject in enumerate(members):
+                tell("model", subject.label)
+                yield _loaded(subject, _name(number), apart)
+
+
+def _config(members: Sequence[Subject]) -> dict[str, Any]:
+    config = proxy_config("", "")
+    config["model_list"] = []
+    for number, subject in enumerate(members):
+        limits = {"timeout": TIMEOUT, "stream_timeout": TIMEOUT}
+        (entry,) = proxy_config(_name(number), subject.model, **limits)["model_list"]
+        # Of one model, none finds the prompts that another one has computed in its own way.
+        entry["model_info"]["mlx"] = {"cache_salt": _name(number), **subject.options}
+        config["model_list"].append(entry)
+    return config
+
+
+def _name(number: int) -> str:
+    return f"subject-{number + 1}"
+
+
+def _loaded(subject: Subject, name: str, apart: Apart) -> Staged | Skipped:
+    options = engine_options(OperatorOptions.model_validate(dict(subject.options)))
+    request = GenerateRequest(model=subject.model, messages=HELLO, max_tokens=1, options=options)
+    before = _models(apart.engine)
+    try:
+        answered(apart.engine, request)
+    except EngineUnavailable:
+        raise
+    except MLXProviderError as error:
+        return Skipped(subject, error.message)
+    there = [each for each in _models(apart.engine) if each.model == subject.model]
+    added = [each for each in there if each not in before] or there
+    return Staged(
+        subject=subject,
+        name=name,
+        status=added[-1],
+        options=options,
+        template=checkpoint(subject.model).chat_template,
+        apart=apart,
+    )
+
+
+def _models(engine: EngineClient) -> list[ModelStatus]:
+    try:
+        return engine.health().models
+    except EngineUnavailable:  # the first request starts it
+        return []

@@ -1,0 +1,102 @@
+"""A benchmark that a signal ends leaves no proxy, no engine and no server."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from mlx_provider.client.runtime_folder import EngineLock
+from mlx_provider.gateway.foreground import PASSED_ON, Ended
+from mlx_provider_bench.ending import ending_once, held
+from mlx_provider_bench.servers.gateway import _end_starting
+
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/environ").exists(), reason="processes are found by their environment"
+)
+RUN = "from mlx_provider.cli import main; main()"
+SMALL = "--hidden 64 --layers 2 --peer none --format float32 --family llama --part answers"
+
+
+@pytest.fixture(autouse=True)
+def own_handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in PASSED_ON}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def marked(mark: str) -> list[str]:
+    """Command lines of the processes that have it in their environment."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (folder / "environ").read_bytes():
+                found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:
+            continue
+    return found
+
+
+def wait_for(seen: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 90
+    while not seen():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_what_a_benchmark_started_ends_with_it() -> None:
+    mark = f"OF_THIS_TEST={uuid4()}"
+    name, _, value = mark.partition("=")
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN, "bench", "compare", *SMALL.split()],
+        env=os.environ | {name: value},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for(lambda: any("litellm.proxy" in command for command in marked(mark)))
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)  # does not interrupt the clean-up
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, told
+    assert "ending the servers that were started" in told
+    assert "Traceback" not in told
+    assert marked(mark) == []
+
+
+def test_a_signal_waits_while_a_process_is_started() -> None:
+    known = []
+
+    def start() -> None:
+        with held():
+            signal.raise_signal(signal.SIGTERM)
+            known.append("started")
+        known.append("not reached")
+
+    with pytest.raises(Ended) as ended, ending_once():
+        start()
+    assert (ended.value.number, known) == (signal.SIGTERM, ["started"])
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_an_engine_that_starts_is_ended_before_it_listens(tmp_path: Path) -> None:
+    path = tmp_path / "engine.lock"
+    lock = EngineLock.try_take(path)
+    assert lock is not None
+    waiting = "import os, sys, time; os.pwrite(int(sys.argv[1]), b'%d' % os.getpid(), 0); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", waiting, str(lock.descriptor)],
+        pass_fds=[lock.descriptor],
+        stdin=subprocess.PIPE,
+    ) as starting:
+        lock.release()
+        _end_starting(path)
+        assert starting.wait(20) == -signal.SIGTERM

@@ -1,0 +1,245 @@
+"""Who reads a reply reads its socket: over TLS, cut off anywhere, and in whatever thread."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlx_provider.client.address import Address
+from mlx_provider.client.exchange import Exchanges, Post
+from mlx_provider.client.link import Link
+from mlx_provider.client.retry import NotTaken
+from mlx_provider.errors import EngineDied, EngineUnavailable
+from mlx_provider.protocol.messages import (
+    EVENT_BATCH,
+    Accepted,
+    Delta,
+    Done,
+    Failed,
+    Timings,
+    Usage,
+)
+
+ACCEPTED = Accepted(id="r", model="m", prompt_tokens=1, max_tokens=9)
+DONE = Done(
+    usage=Usage(prompt_tokens=1, completion_tokens=1),
+    timings=Timings(queued=0, prefill=0, first_token=0, total=0, tokens_per_second=0),
+)
+TEXT = "word " * 50_000
+"""Of several records of TLS."""
+HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+Serve = Callable[[socket.socket], None]
+
+
+def line(*events: Any) -> bytes:
+    body = EVENT_BATCH.dump_json(list(events)) + b"\n"
+    return b"%x\r\n%s\r\n" % (len(body), body)
+
+
+WHOLE = HEAD + line(ACCEPTED) + line(Delta(content=TEXT)) + line(DONE) + b"0\r\n\r\n"
+
+
+def answering(data: bytes) -> Serve:
+    """Reads the head and the body of a request and sends so many bytes."""
+
+    def serve(connection: socket.socket) -> None:
+        got = b""
+        while not got.endswith(b"BODY"):
+            got += connection.recv(2**16)
+        connection.sendall(data)
+
+    return serve
+
+
+@contextmanager
+def engine(serve: Serve, tls: ssl.SSLContext | None = None) -> Iterator[str]:
+    """The address of a server that answers one connection."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def run() -> None:
+        connection, _ = listening.accept()
+        with connection, suppress(OSError):  # its client may have turned away
+            talking = connection if tls is None else tls.wrap_socket(connection, server_side=True)
+            with talking:
+                serve(talking)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    with listening:
+        scheme = "http" if tls is None else "https"
+        yield f"{scheme}://127.0.0.1:{listening.getsockname()[1]}"
+        thread.join(30)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of this machine's own address, with its key."""
+    from ipaddress import ip_address
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "engine")])
+    here = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+    signed = (
+        x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + timedelta(days=1))
+        .add_extension(here, critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem, private = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    path = tmp_path_factory.mktemp("tls") / "both.pem"
+    secret = key.private_bytes(pem, private, serialization.NoEncryption())
+    path.write_bytes(secret + signed.public_bytes(pem))
+    return path
+
+
+def post(url: str, tls: ssl.SSLContext | None = None) -> Post:
+    def begin(work: Any) -> None:
+        threading.Thread(target=asyncio.run, args=(work,), daemon=True).start()
+
+    return Post(Address(url), "/v1/generate", {"authorization": "Bearer k"}, b"BODY", tls, begin)
+
+
+def read(events: Any) -> list[Any]:
+    found = []
+    while batch := events.get(30):
+        found += batch
+    return found
+
+
+async def aread(events: Any) -> list[Any]:
+    found = []
+    while batch := await events.aget(30):
+        found += batch
+    return found
+
+
+def said(events: list[Any]) -> str:
+    return "".join(event.content for event in events if isinstance(event, Delta))
+
+
+@pytest.mark.parametrize("in_loop", [False, True])
+def test_over_tls(certificate: Path, in_loop: bool) -> None:
+    theirs = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    theirs.load_cert_chain(certificate)
+    ours = ssl.create_default_context(cafile=certificate)
+    with engine(answering(WHOLE), theirs) as url:
+        accepted, events = Exchanges().run(post(url, ours))
+        found = asyncio.run(aread(events)) if in_loop else read(events)
+    assert accepted == ACCEPTED
+    assert said(found) == TEXT
+    assert found[-1] == DONE
+    assert events._connection.fileno() < 0
+
+
+def test_a_stranger_at_the_address_is_not_talked_to(certificate: Path) -> None:
+    theirs = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    theirs.load_cert_chain(certificate)
+
+    talked: list[socket.socket] = []
+    with (
+        engine(talked.append, theirs) as url,
+        pytest.raises(NotTaken, match="CERTIFICATE_VERIFY_FAILED"),
+    ):
+        Exchanges().run(post(url, ssl.create_default_context()))
+    assert talked == []
+
+
+@pytest.mark.parametrize("in_loop", [False, True])
+def test_cut_off_anywhere_it_is_the_engines_death(in_loop: bool) -> None:
+    """Before an answer it was not taken, or its engine died; afterwards it died, once."""
+    head = len(HEAD + line(ACCEPTED))
+    for cut in (0, 5, len(HEAD), head - 3, head, head + 40, len(WHOLE) - 200, len(WHOLE) - 2):
+        with engine(answering(WHOLE[:cut])) as url:
+            try:
+                _, events = Exchanges().run(post(url))
+            except (NotTaken, EngineDied):
+                assert cut < head - 2
+                continue
+            assert cut > head - 3
+            found = asyncio.run(aread(events)) if in_loop else read(events)
+        assert isinstance(found[-1], Done if cut > len(WHOLE) - 10 else Failed)
+        assert all(isinstance(event, Delta) for event in found[:-1])
+        if isinstance(found[-1], Failed):
+            assert found[-1].error.code == "engine_died"
+        assert events.get() == []
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"HTTP/1.1 204 No\r\n\r\n", b"SSH-2.0\r\n\r\n", HEAD + b"3\r\n[]\n\r\n" + b"0\r\n\r\n"],
+)
+def test_what_is_no_engine_is_named(answer: bytes) -> None:
+    with engine(answering(answer)) as url, pytest.raises((NotTaken, EngineUnavailable)):
+        Exchanges().run(post(url))
+
+
+def test_a_body_that_is_not_read_still_has_its_answer() -> None:
+    """Who refuses a request may not read it to its end."""
+    refusal = b'{"error": {"message": "too large", "code": "bad_request", "status": 400}}'
+
+    def refuse(connection: socket.socket) -> None:
+        connection.recv(100)
+        head = b"HTTP/1.1 400 Bad\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+        connection.sendall(head % len(refusal) + refusal)
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(2**16):
+            pass
+
+    with engine(refuse) as url:
+        large = Post(Address(url), "/v1/generate", {}, b"x" * 2**22, None, lambda work: None)
+        with pytest.raises(Exception, match="too large"):
+            Exchanges().run(large)
+
+
+def test_a_reader_in_a_thread_is_woken_by_close() -> None:
+    going_on = threading.Event()
+
+    def wait(connection: socket.socket) -> None:
+        answering(HEAD + line(ACCEPTED))(connection)
+        going_on.wait(30)
+
+    with engine(wait) as url:
+        _, events = Exchanges().run(post(url))
+        threading.Timer(0.1, events.close).start()
+        [last] = events.get(30)
+        assert isinstance(last, Failed)
+        assert last.error.code == "request_failed"
+        going_on.set()
+
+
+def test_what_is_passed_on_arrives_whole() -> None:
+    with engine(answering(WHOLE)) as url:
+        _, events = Exchanges().run(post(url))
+        found: list[Any] = []
+        over = threading.Event()
+        events.pass_on(lambda batch: (found.extend(batch), DONE in batch and over.set()))  # type: ignore[func-returns-value]
+        assert over.wait(30)
+    assert said(found) == TEXT
+
+
+def test_a_base_url_may_have_a_path() -> None:
+    asked: list[bytes] = []
+
+    def keep(connection: socket.socket) -> None:
+        asked.append(connection.recv(2**16))
+        connection.sendall(WHOLE)
+
+    with engine(keep) as url:
+        link = Link(Address(url + "/engine"), {})
+        read(link.send("/v1/generate", b"BODY"))
+        link.close()
+    assert asked[0].startswith(b"POST /engine/v1/generate HTTP/1.1\r\n")
+    assert b"\r\nconnection: close\r\n" in asked[0].lower()

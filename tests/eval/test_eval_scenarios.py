@@ -1,0 +1,222 @@
+"""The shipped scenarios: each is passed by its own right replies, and by no others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlx_provider import BadRequest
+from mlx_provider_eval.asking import Made, Reply
+from mlx_provider_eval.playing import play
+from mlx_provider_eval.scenario import Scenario, digest, read, shipped
+
+SHIPPED = read(shipped())
+Wrong = Callable[[Reply], Reply]
+
+
+class Parrot:
+    """A client whose replies are known; `spoil` changes one of them."""
+
+    def __init__(self, scenario: Scenario, at: int = -1, spoil: Wrong | None = None) -> None:
+        self._right = [right(step.expect) for step in scenario.steps]
+        self._at, self._spoil = at, spoil
+        self.asked: list[list[Mapping[str, Any]]] = []
+        self.bodies: list[dict[str, Any]] = []
+
+    def ask(self, messages: list[Mapping[str, Any]], **body: Any) -> Reply:
+        step = len(self.asked) % len(self._right)
+        self.asked.append([*messages])
+        self.bodies.append(body)
+        reply = self._right[step]
+        return self._spoil(reply) if self._spoil and step == self._at else reply
+
+
+def right(expected: Any) -> Reply:
+    """A reply as it is wanted."""
+    if expected.text is not None:
+        said = [each[0] if isinstance(each, list) else each for each in expected.text.has]
+        return Reply(text=" ".join(["Well:", *said]), finish="stop")
+    calls = [next(iter(call.items())) for call in reversed(expected.calls)]
+    made = (
+        Made(f"call_{at}", name, json.dumps(dict(values(arguments))))
+        for at, (name, arguments) in enumerate(calls)
+    )
+    return Reply(calls=tuple(made), finish="tool_calls")
+
+
+def values(arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, wanted in arguments.items():
+        if not (isinstance(wanted, Mapping) and "$maybe" in wanted):
+            yield name, value(wanted)
+
+
+def value(wanted: Any) -> Any:
+    """One that a matcher takes."""
+    if isinstance(wanted, list):
+        return [value(each) for each in wanted]
+    if not isinstance(wanted, Mapping):
+        return wanted
+    ((sign, inner),) = wanted.items() if len(wanted) == 1 else (("", wanted),)
+    made = {
+        "$in": lambda: value(inner[0]),
+        "$has": lambda: inner,
+        "$like": lambda: f" {inner.upper()} .",
+        "$lines": lambda: f"\n{inner}\n",
+        "$set": lambda: [value(each) for each in reversed(inner)],
+        "$python": lambda: "\n".join(f"def {name}(): ..." for name in inner),
+    }
+    return made[sign]() if sign in made else dict(values(wanted))
+
+
+def names(scenario: Scenario) -> str:
+    return scenario.name
+
+
+@pytest.mark.parametrize("scenario", SHIPPED, ids=names)
+def test_right_replies_pass(scenario: Scenario) -> None:
+    played = play(Parrot(scenario), scenario)  # type: ignore[arg-type]
+    assert played.passed, played.fault
+
+
+def worse(reply: Reply) -> Iterator[tuple[str, Reply]]:
+    """What a model may say in its place, with the fault that this is."""
+    if not reply.calls:
+        yield "no text", replace(reply, text=" \n")
+        yield "cut off", replace(reply, finish="length")
+        return
+    first, *others = reply.calls
+    yield "no call", Reply(text="I cannot do that.")
+    yield "call in text", Reply(text=f"[{first.name}]")
+    yield "unknown tool", replace(reply, calls=(replace(first, name="nobody_has_it"), *others))
+    yield "no JSON", replace(reply, calls=(replace(first, arguments="{"), *others))
+    yield "extra call", replace(reply, calls=(*reply.calls, first))
+    arguments = {**json.loads(first.arguments), "because": "I say so"}
+    with_more = replace(first, arguments=json.dumps(arguments))
+    yield "invented argument", replace(reply, calls=(with_more, *others))
+
+
+@pytest.mark.parametrize("scenario", SHIPPED, ids=names)
+def test_wrong_replies_do_not(scenario: Scenario) -> None:
+    for at, step in enumerate(scenario.steps):
+        for fault, reply in worse(right(step.expect)):
+            client = Parrot(scenario, at, lambda _, wrong=reply: wrong)  # type: ignore[misc]
+            played = play(client, scenario)  # type: ignore[arg-type]
+            assert played.fault is not None, fault
+            assert (played.fault.name, played.step) == (fault, at + 1)
+
+
+def test_all_kinds_are_there() -> None:
+    kinds = {each.kind for each in SHIPPED}
+    assert kinds == {
+        *("single", "choice", "parallel", "no_call", "arguments", "turns", "forced"),
+        *("missing", "streaming"),
+    }
+    assert len(SHIPPED) >= 70
+    assert len(max(SHIPPED, key=lambda each: len(each.tools)).tools) >= 20, "many tools"
+
+
+def test_the_digest_knows_every_check() -> None:
+    one, *rest = SHIPPED
+    assert digest(SHIPPED) == digest(read(shipped()))
+    other = one.model_copy(update={"parallel": not one.parallel})
+    assert digest([other, *rest]) != digest(SHIPPED)
+
+
+def scenario(**fields: Any) -> Scenario:
+    return next(each for each in SHIPPED if all(getattr(each, n) == v for n, v in fields.items()))
+
+
+def test_results_go_to_the_calls_that_they_belong_to() -> None:
+    played = scenario(kind="turns", id="parallel-results")
+    client = Parrot(played)
+    assert play(client, played).passed  # type: ignore[arg-type]
+    results = {m["tool_call_id"]: m["content"] for m in client.asked[1] if m["role"] == "tool"}
+    assert results == {"call_0": '{"temperature": 19}', "call_1": '{"temperature": 11}'}
+    assert client.asked[1][1]["tool_calls"][0]["function"]["name"] == "get_weather"
+
+
+def test_a_stream_that_says_something_else_is_told() -> None:
+    played = scenario(kind="streaming", id="text")
+
+    class Stutters(Parrot):
+        def ask(self, messages: Any, *, stream: bool, **body: Any) -> Reply:
+            return Reply(text="Rome." if stream else "Rome!", finish="stop")
+
+    fault = play(Stutters(played), played).fault  # type: ignore[arg-type]
+    assert fault is not None
+    assert fault.name == "differs by stream"
+    assert "Rome." in fault.told
+    assert "Rome!" in fault.told
+
+
+def test_what_is_demanded_is_sent() -> None:
+    for name, choice in {
+        "required": "required",
+        "none": "none",
+        "named": {"type": "function", "function": {"name": "get_time"}},
+    }.items():
+        played = scenario(kind="forced", id=name)
+        client = Parrot(played)
+        play(client, played)  # type: ignore[arg-type]
+        assert client.bodies[0]["tool_choice"] == choice
+        assert client.bodies[0]["stream"] is True
+    single = scenario(kind="parallel", id="one-at-a-time")
+    client = Parrot(single)
+    play(client, single)  # type: ignore[arg-type]
+    assert client.bodies[0]["parallel_tool_calls"] is False
+
+
+GOOD = """
+kind: own
+define:
+  ring:
+    description: Rings.
+    parameters: {type: object, properties: {at: {type: string}}, required: [at]}
+scenarios:
+- id: a
+  tools: [ring]
+  say: Ring on 2027-01-02.
+  expect: {calls: [{ring: {at: 2027-01-02}}]}
+"""
+
+
+def test_a_user_writes_scenarios_of_his_own(tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text(GOOD)
+    (found,) = read([path])
+    assert found.name == "own/a"
+    assert found.steps[0].expect.calls == [{"ring": {"at": "2027-01-02"}}], "no date, but text"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ("tools: [ring]", "tools: [rang]", "scenario a: no such tool: rang"),
+        ("{ring: {at: 2027-01-02}}", "{get_time: {}}", "get_time: not among its tools"),
+        ("at: 2027-01-02", "at: {$is: x}", "no such matcher: $is"),
+        ("expect: {calls", "expect: {text: {}, calls", "either calls, or text"),
+        ("  say:", "  sai:", "sai"),
+        ("type: object,", "type: objekt,", "parameters"),
+        ("id: a", "id: [", "is no YAML"),
+        ("scenarios:", "scenes:", "holds no list `scenarios`"),
+        ("kind: own\n", "", "kind: Field required"),
+    ],
+)
+def test_a_fault_in_a_file_is_named(tmp_path: Path, before: str, after: str, told: str) -> None:
+    path = tmp_path / "own.yaml"
+    assert before in GOOD
+    path.write_text(GOOD.replace(before, after))
+    with pytest.raises(BadRequest) as error:
+        read([path])
+    assert told in error.value.message
+    assert str(path) in error.value.message
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match=r"none\.yaml cannot be read"):
+        read([tmp_path / "none.yaml"])

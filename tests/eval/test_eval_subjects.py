@@ -1,0 +1,83 @@
+"""What is compared, as it was written on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mlx_provider import BadRequest, ModelNotFound, UnsupportedModel
+from mlx_provider.errors import MLXProviderError
+from mlx_provider.registry import PluginRegistry
+from mlx_provider_eval.stage import prepare
+from mlx_provider_eval.subjects import Subject, subjects, values
+
+
+@pytest.fixture(scope="module")
+def registry() -> PluginRegistry:
+    return PluginRegistry.discover()
+
+
+def test_values_of_one_name_are_compared() -> None:
+    options = values(["kv_bits=default", "kv_bits=8", "reproducible=true"], "--option")
+    one, other = subjects(["demo"], options, {})
+    assert one.options == {"reproducible": True}
+    assert other.options == {"kv_bits": 8, "reproducible": True}
+    assert [one.label, other.label] == ["demo, kv_bits=default", "demo, kv_bits=8"]
+
+
+def test_every_model_meets_every_combination(tmp_path: Path) -> None:
+    found = subjects(
+        ["mlx/demo", str(tmp_path)], {"kv_bits": ["4", "8"]}, {"A_VARIABLE": ["default", "0"]}
+    )
+    assert len(found) == 8
+    assert found[0] == Subject("demo", {"kv_bits": 4}, {}, "demo, kv_bits=4, A_VARIABLE=default")
+    assert found[-1].model == str(tmp_path)
+    assert found[-1].label == f"{tmp_path.name}, kv_bits=8, A_VARIABLE=0"
+    assert found[-1].variables == {"A_VARIABLE": "0"}
+
+
+def test_folders_are_whole_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "draft").mkdir()
+    monkeypatch.chdir(tmp_path)
+    (found,) = subjects(["demo"], {"draft_model": ["draft"]}, {})
+    assert found.options == {"draft_model": str(tmp_path / "draft")}
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("kv_bits", "--option kv_bits: write name=value"),
+        ("kv_bits=3", "--option kv_bits: Input should be 4 or 8"),
+        ("kvbits=8", "--option kvbits: no such option; there are adapter"),
+        ("draft_tokens=a: [", "--option draft_tokens: "),
+    ],
+)
+def test_a_wrong_option_is_named(written: str, told: str) -> None:
+    with pytest.raises(BadRequest) as error:
+        subjects(["demo"], values([written], "--option"), {})
+    assert error.value.message.startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("subject", "error", "told"),
+    [
+        (Subject("nobody/has-this"), ModelNotFound, "nobody/has-this is not on this machine"),
+        (Subject("demo", {"tool_parser": "x"}), MLXProviderError, "no tool parser 'x'"),
+        (
+            Subject("demo", {}, {"GEMMA3_SLIDING_WINDOW": "0"}),
+            UnsupportedModel,
+            "is read by plugin gemma3 alone; demo is served by family qwen3_vl",
+        ),
+    ],
+)
+def test_what_cannot_be_served_is_found_before_anything_starts(
+    subject: Subject,
+    error: type[MLXProviderError],
+    told: str,
+    registry: PluginRegistry,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(error, match=told):
+        prepare([subject], registry)

@@ -1,0 +1,32 @@
+"""Each change is a file of `changelog.d/`, of which a release makes its part of the changelog."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import mlx_provider
+
+ROOT = Path(__file__).parents[2]
+TOOL = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["towncrier"]
+KINDS = "|".join(each["directory"] for each in TOOL["type"])
+NAME = re.compile(rf"\+[a-z0-9][a-z0-9-]*\.({KINDS})\.md")
+FRAGMENTS = sorted(set((ROOT / TOOL["directory"]).iterdir()) - {ROOT / "changelog.d/README.md"})
+CHANGES = (ROOT / TOOL["filename"]).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", FRAGMENTS, ids=lambda path: path.name)
+def test_a_change_is_one_paragraph_of_a_kind(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert NAME.fullmatch(path.name), f"it is +<words-with-dashes>.<one of {KINDS}>.md"
+    assert re.fullmatch(r"[^\s#*-].*\.\n", text, re.DOTALL), "a text that ends with a full stop"
+    assert "\n\n" not in text
+    assert max(map(len, text.splitlines())) <= 98  # the list puts two characters before
+
+
+def test_the_changelog_knows_this_version_or_waits_for_it() -> None:
+    assert "<!-- towncrier release notes start -->\n" in CHANGES
+    assert FRAGMENTS or f"## {mlx_provider.__version__} " in CHANGES

@@ -1,0 +1,338 @@
+"""What plugins may rely on: written down whole, and never taken away within an API version."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import inspect
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mlx_provider
+from mlx_provider import hookspecs, records
+from mlx_provider.registry import PluginRegistry
+from mlx_provider.scaffold import KINDS, PluginName
+from mlx_provider.scaffold.writing import rendered
+from mlx_provider.testing.replies import read_chunks
+
+ROOT = Path(__file__).parents[2]
+FROZEN = ROOT / "tests" / "data" / "plugins"
+PAGE = (ROOT / "docs" / "plugins" / "hooks.md").read_text(encoding="utf-8")
+HOOKS = {name: spec for name, spec in vars(hookspecs).items() if hasattr(spec, "mlx_provider_spec")}
+VERSIONS = range(hookspecs.OLDEST_API, hookspecs.API_VERSION + 1)
+DIGESTS = {1: "069ef8342d5ec3d88e71a8ffc2ae0811c9b3dec1059ff643290308023fe3a09f"}
+"""SHA-256 of each frozen plugin, which nobody edits: another API version gets another file."""
+NEW = "mlx_provider_new/__init__.py"
+LISTED = """
+import json, sys, types
+from importlib.metadata import EntryPoint
+from mlx_provider.registry.contents import load
+
+sources = json.load(sys.stdin)
+for at, source in enumerate(sources):
+    module = types.ModuleType(f"plugin_{at}")
+    sys.modules[module.__name__] = module
+    exec(source, vars(module))
+    load(EntryPoint(module.__name__, module.__name__, "mlx_provider"))
+heavy = {"litellm", "mlx", "mlx_lm", "mlx_vlm", "transformers", "huggingface_hub", "typer", "numpy"}
+print(len(sources), sorted(heavy & sys.modules.keys()))
+"""
+"""A process that lists plugins by their sources, and tells what that has imported."""
+Install = Callable[..., str]
+
+
+# ---- what there is, in words
+
+
+def classes() -> dict[str, ast.ClassDef]:
+    """Every public class of the records, as it is written."""
+    found = {}
+    for path in sorted((ROOT / "mlx_provider" / "records").glob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and node.name in records.__all__:
+                found[node.name] = node
+    return found
+
+
+def lines_of(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    """Fields and public methods of a class, each with what is said of it."""
+    body = [*node.body, ast.Pass()]
+    for each, after in pairwise(body):
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
+            said = ""
+            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+                said = str(after.value.value)
+            yield ast.unparse(each), one_line(said)
+        elif isinstance(each, ast.FunctionDef) and not each.name.startswith("_"):
+            kinds = {ast.unparse(mark) for mark in each.decorator_list}
+            returned = f" -> {ast.unparse(each.returns)}" if each.returns else ""
+            if "property" in kinds:
+                written = f"{each.name}{returned.replace(' ->', ':')}"
+            else:
+                written = f"{each.name}({arguments(each)}){returned}"
+            yield written, one_line(ast.get_docstring(each) or "")
+
+
+def arguments(function: ast.FunctionDef) -> str:
+    return re.sub(r"^(self|cls)(, )?", "", ast.unparse(function.args))
+
+
+def one_line(text: str) -> str:
+    """The whole of a docstring; its paragraphs become one."""
+    return " ".join(text.split())
+
+
+def is_protocol(node: ast.ClassDef) -> bool:
+    return any(ast.unparse(base).startswith("Protocol") for base in node.bases)
+
+
+def listed(node: ast.ClassDef) -> str:
+    """A class as the page has it."""
+    found = [f"### `{node.name}`", "", one_line(ast.get_docstring(node) or ""), ""]
+    found += [f"- `{line}`" + (f": {said}" if said else "") for line, said in lines_of(node)]
+    return "\n".join(found).rstrip()
+
+
+def surface() -> dict[str, Any]:
+    """What an API version consists of."""
+    all_classes = classes()
+    return {
+        "names": sorted(mlx_provider.__all__),
+        "hooks": {name: f"({hook_arguments(name)})" for name in HOOKS},
+        "records": {n: own(c) for n, c in all_classes.items() if not is_protocol(c)},
+        "protocols": {n: own(c) for n, c in all_classes.items() if is_protocol(c)},
+        "functions": {name: f"({arguments(node)})" for name, node in functions().items()},
+        "errors": {cls.__name__: [cls.status, cls.code] for cls in errors()},
+    }
+
+
+def functions() -> dict[str, ast.FunctionDef]:
+    """Public functions of the records, as they are written."""
+    return {
+        node.name: node
+        for path in sorted((ROOT / "mlx_provider" / "records").glob("*.py"))
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef) and node.name in records.__all__
+    }
+
+
+def listed_function(node: ast.FunctionDef) -> str:
+    """A function as the page has it."""
+    returned = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    said = one_line((ast.get_docstring(node) or "").split("\n\n")[0])
+    return f"- `{node.name}({arguments(node)}){returned}`: {said}"
+
+
+def listed_error(cls: type[mlx_provider.MLXProviderError]) -> str:
+    """An error as the page has it."""
+    return f"- `{cls.__name__}` ({cls.status}, `{cls.code}`): {one_line(cls.__doc__ or '')}"
+
+
+def errors() -> list[type[mlx_provider.MLXProviderError]]:
+    named = (getattr(mlx_provider, name) for name in mlx_provider.__all__)
+    base = mlx_provider.MLXProviderError
+    return [cls for cls in named if isinstance(cls, type) and issubclass(cls, base)]
+
+
+def hook_arguments(hook: str) -> str:
+    return ", ".join(inspect.signature(HOOKS[hook]).parameters)
+
+
+def own(node: ast.ClassDef) -> list[str]:
+    return [line for line, _ in lines_of(node)]
+
+
+# ---- the page
+
+
+def test_every_public_name_stands_at_the_root() -> None:
+    assert set(records.__all__) <= set(mlx_provider.__all__)
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_hook_is_on_the_page_with_its_arguments_and_promises(hook: str) -> None:
+    section = section_of(hook)
+    assert section.startswith(f"## `{hook}({hook_arguments(hook)})`")
+    assert one_line(HOOKS[hook].__doc__ or "") in section
+    for part in ("**Cost.**", "**Promise.**", "```python"):
+        assert part in section, f"{hook} has no {part}"
+
+
+@pytest.mark.parametrize("name", classes())
+def test_a_record_is_on_the_page_with_its_fields(name: str) -> None:
+    expected = listed(classes()[name])
+    assert expected in PAGE, expected
+
+
+@pytest.mark.parametrize("name", functions())
+def test_a_function_is_on_the_page(name: str) -> None:
+    expected = listed_function(functions()[name])
+    assert expected in PAGE, expected
+
+
+@pytest.mark.parametrize("cls", errors())
+def test_an_error_is_on_the_page(cls: type[mlx_provider.MLXProviderError]) -> None:
+    assert listed_error(cls) in PAGE, listed_error(cls)
+
+
+def test_every_other_name_is_on_the_page() -> None:
+    known = {*classes(), *functions(), *(cls.__name__ for cls in errors())}
+    others = set(mlx_provider.__all__) - known
+    assert [name for name in sorted(others) if f"`{name}" not in PAGE] == []
+
+
+def test_listing_plugins_stays_light() -> None:
+    """The page's examples, plugins as `new-plugin` writes them, and the frozen ones."""
+    sources = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    sources += [path.read_text(encoding="utf-8") for path in FROZEN.glob("*.py")]
+    sources += [rendered(PluginName("new"), kind)[NEW] for kind in KINDS.values()]
+    done = subprocess.run(
+        [sys.executable, "-c", LISTED], input=json.dumps(sources), capture_output=True, text=True
+    )
+    assert (done.stdout.strip(), done.stderr) == (f"{len(sources)} []", "")
+
+
+def section_of(hook: str) -> str:
+    found = re.search(rf"^## `{hook}\(.*?(?=^## )", PAGE, re.DOTALL | re.MULTILINE)
+    assert found is not None, f"the page has no section {hook}"
+    return found[0]
+
+
+@pytest.fixture
+def example(install_plugin: Install) -> Callable[[str], Any]:
+    """The registry with a hook's example alone, and the example's module."""
+
+    def load(hook: str) -> tuple[PluginRegistry, Any]:
+        (source,) = re.findall(r"```python\n(.*?)```", section_of(hook), re.DOTALL)
+        name = install_plugin(f"mlx-provider-{hook.replace('_', '-')}", source)
+        registry = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": name})
+        (plugin,) = registry.plugins
+        assert (plugin.error, plugin.hooks, plugin.notes) == (None, (hook,), ())
+        return registry, importlib.import_module(name)
+
+    return load
+
+
+def test_the_family_of_the_page_is_served(example: Any, tmp_path: Path) -> None:
+    from mlx_provider import LoadOptions, Prompt
+    from mlx_provider.testing.tiny_greedy import greedy
+    from mlx_provider.testing.tiny_models import build
+
+    folder = build(tmp_path / "model", "llama")
+    config = json.loads((folder / "config.json").read_text()) | {"model_type": "acme"}
+    (folder / "config.json").write_text(json.dumps(config))
+    registry, _ = example("mlx_model_families")
+    family, _ = registry.family_for(config)
+    model = family.load(folder, LoadOptions())
+    assert len(greedy(model, Prompt(tokens=[3, 4, 5]), 4)) == 4
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_the_tool_parser_of_the_page_reads_what_its_grammar_writes(example: Any, size: int) -> None:
+    registry, _ = example("mlx_tool_parsers")
+    parser = registry.tool_parser("acme")
+    given = {"text": 'ends >> not, "nor" \\ here', "count": 3}
+    written = parser.grammar.before.replace("{name}", "note") + json.dumps(given)
+    reply = f"So: {written}{parser.grammar.after}"
+    chunks = [reply[at : at + size] for at in range(0, len(reply), size)]
+    read = read_chunks(chunks, tool_parser=parser)
+    assert (read.content.strip(), read.whole_calls, read.faults) == ("So:", [("note", given)], ())
+    cut = read_chunks([reply[:-9]], tool_parser=parser)
+    assert (cut.calls[0][0], cut.whole_calls, cut.faults) == ("note", [], ())
+    assert read_chunks(["<< 1"], tool_parser=parser).content == "<< 1"
+
+
+def test_the_reasoning_parser_of_the_page_reads_thoughts(example: Any) -> None:
+    registry, _ = example("mlx_reasoning_parsers")
+    parser = registry.detect_reasoning_parser("{{ '<acme:thought>' }}")
+    read = read_chunks(["<acme:thought>So", "</acme:thought>Yes"], reasoning_parser=parser)
+    assert (read.reasoning, read.content) == ("So", "Yes")
+
+
+def test_the_kernels_of_the_page_compute_the_same(example: Any) -> None:
+    import mlx.core as mx
+    from mlx_lm.models.activations import swiglu
+
+    registry, _ = example("mlx_kernels")
+    name, (replacement,) = registry.kernels_for("metal", "low")
+    gate, x = mx.random.normal((2, 5, 8)).astype(mx.bfloat16)
+    found = replacement.make(swiglu)(gate, x)
+    assert (name, found.dtype) == ("acme", mx.bfloat16)
+    assert mx.allclose(found, swiglu(gate, x), atol=0.05)
+    assert registry.kernels_for("cpu", "float32") is None
+
+
+def test_the_drafter_of_the_page_guesses(example: Any) -> None:
+    registry, _ = example("mlx_drafters")
+    drafter = registry.drafter("acme")
+    options = mlx_provider.DraftOptions()
+    assert drafter.refuses(Path(), None, options) == ""
+    drafting = drafter.start(Path(), None, options)
+    rows = [mlx_provider.DraftRow([1, 2, 3, 1, 2], wanted=2), mlx_provider.DraftRow([1], wanted=2)]
+    assert [list(found) for found in drafting.propose(rows)] == [[3, 1], []]
+
+
+def test_the_client_of_the_page_is_told_of_the_gateway(example: Any, tmp_path: Path) -> None:
+    registry, _ = example("mlx_clients")
+    gateway = mlx_provider.Gateway(
+        "http://127.0.0.1:4000", "key", "model", 4096, 1024, False, tmp_path, tmp_path
+    )
+    profile = registry.client("acme").profile(gateway)
+    assert profile.environment["ACME_API_KEY"] == "key"
+    assert json.loads(profile.files["acme.json"]) == {"window": 4096}
+
+
+def test_the_command_of_the_page_runs(example: Any) -> None:
+    from typer.testing import CliRunner
+
+    from mlx_provider.cli.app import build
+
+    registry, _ = example("mlx_register_commands")
+    result = CliRunner().invoke(build(registry), ["acme", "you"], obj=registry)
+    assert result.stdout == "hello you\n"
+
+
+# ---- the promise that nothing is taken away
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_what_a_version_promised_is_there(version: int) -> None:
+    """Fields and arguments may be added at the end, with defaults; names may be added.
+
+    What a plugin implements (a protocol) gains nothing: a new ability is a protocol of its own.
+    """
+    then = json.loads((FROZEN / f"api_{version}.json").read_text(encoding="utf-8"))
+    now = surface()
+    assert set(then["names"]) <= set(now["names"])
+    assert then["protocols"].items() <= now["protocols"].items()
+    assert then["errors"].items() <= now["errors"].items()
+    for name, fields in then["records"].items():
+        kept = [field for field in now["records"][name] if field in fields]
+        assert kept == fields, f"{name} has lost or changed a field"
+        added = [field for field in now["records"][name] if field not in fields]
+        assert [field for field in added if "=" not in field and "(" not in field] == []
+    for kind in ("hooks", "functions"):
+        for name, signature in then[kind].items():
+            assert now[kind][name].startswith(signature[:-1]), f"{name} has lost an argument"
+
+
+def test_the_newest_version_is_written_down_whole() -> None:
+    """What was added since is promised, too: write it into the file."""
+    written = FROZEN / f"api_{hookspecs.API_VERSION}.json"
+    expected = json.dumps(surface(), indent=1, ensure_ascii=False) + "\n"
+    assert written.read_text(encoding="utf-8") == expected, expected
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_frozen_plugin_is_never_edited(version: int) -> None:
+    source = (FROZEN / f"plugin_of_api_{version}.py").read_bytes()
+    assert hashlib.sha256(source).hexdigest() == DIGESTS[version]

@@ -1,0 +1,159 @@
+"""The tables of `docs/` say what the code says. A failing test prints the table to paste."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import tomllib
+from dataclasses import fields
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import typer
+from starlette.routing import Route
+
+from mlx_provider import config, hookspecs
+from mlx_provider.doctor.versions import KNOWN_BAD, TESTED
+from mlx_provider.errors import error_classes
+from mlx_provider.litellm.operator import OperatorOptions
+from mlx_provider.registry.commands import names
+from mlx_provider.registry.contents import Contents, load
+from mlx_provider.server.app import EngineApp
+
+ROOT = Path(__file__).parents[2]
+PAGES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md")}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+OTHER_VARIABLES = {
+    "MLX_PROVIDER_PLUGINS": "",
+    "MLX_PROVIDER_RUNTIME_DIR": "",
+    "MLX_PROVIDER_TRANSPORT": "process",
+    "MLX_PROVIDER_API_KEY": "",
+}
+"""Variables that are no field of `EngineSettings`, with their defaults."""
+
+
+def table(title: str) -> list[str]:
+    """The lines of the one table of this name in all pages."""
+    written = re.compile(rf"<!-- {title}: .*? -->\n(.*?)\n?<!-- end -->", re.DOTALL)
+    found = [match[1] for text in PAGES.values() for match in written.finditer(text)]
+    assert len(found) == 1, f"{len(found)} tables {title!r} in docs/"
+    return found[0].split("\n")
+
+
+def test_hooks() -> None:
+    expected = ["| hook | for |", "|---|---|"]
+    for name, spec in hooks().items():
+        arguments = ", ".join(inspect.signature(spec).parameters)
+        expected.append(f"| `{name}({arguments})` | {first_sentence(spec.__doc__)} |")
+    assert table("hooks") == expected, "\n".join(expected)
+
+
+def test_plugins() -> None:
+    expected = ["| plugin | brings |", "|---|---|"]
+    for name, module in PROJECT["entry-points"]["mlx_provider"].items():
+        contents = load(EntryPoint(name, module, "mlx_provider"))
+        brings = [family.serves for family in contents.model_families]
+        brings += listed("tool parsers", [parser.name for parser in contents.tool_parsers])
+        brings += listed("reasoning parsers", [p.name for p in contents.reasoning_parsers])
+        brings += [f"kernels {kernels.serves}" for kernels in contents.kernels]
+        brings += [f"drafter `{each.name}`: {each.serves}" for each in contents.drafters]
+        brings += listed("clients", [client.name for client in contents.clients])
+        brings += listed("command", commands(contents))
+        expected.append(f"| `{name}` | {'; '.join(brings)} |")
+    assert table("plugins") == expected, "\n".join(expected)
+
+
+def test_environment() -> None:
+    expected = {
+        config.PREFIX + field.name.upper(): shown(field.default)
+        for field in fields(config.EngineSettings)
+    }
+    assert names_and_defaults("environment") == expected | OTHER_VARIABLES
+
+
+def test_every_variable_that_the_code_reads_is_in_the_table() -> None:
+    written = re.compile(r'MLX_PROVIDER_[A-Z][A-Z_]*[A-Z]|(?<=PREFIX \+ ")[A-Z_]+')
+    read: set[str] = set()
+    for path in (ROOT / "mlx_provider").rglob("*.py"):
+        for name in written.findall(path.read_text(encoding="utf-8")):
+            read.add(name if name.startswith(config.PREFIX) else config.PREFIX + name)
+    assert OTHER_VARIABLES.keys() <= read <= names_and_defaults("environment").keys()
+
+
+def test_operator_options() -> None:
+    expected = {
+        name: shown(field.get_default(call_default_factory=True))
+        for name, field in OperatorOptions.model_fields.items()
+    }
+    assert names_and_defaults("options") == expected
+
+
+def test_errors() -> None:
+    classes = sorted(error_classes().values(), key=lambda cls: (cls.status, cls.code))
+    means = {cls.code: first_sentence(cls.__doc__) for cls in classes}
+    means["internal_error"] = "Something of ours failed; the engine's log has the traceback"
+    expected = ["| code | status | means |", "|---|---|---|"]
+    expected += [f"| `{cls.code}` | {cls.status} | {means[cls.code]} |" for cls in classes]
+    assert table("errors") == expected, "\n".join(expected)
+
+
+def test_packages() -> None:
+    expected = ["| package | may be | newest series that was tested |", "|---|---|---|"]
+    for each in TESTED:
+        expected.append(f"| {each.package} | `{each.allowed}` | {each.newest} |")
+    assert table("packages") == expected, "\n".join(expected)
+
+
+def test_known_bad() -> None:
+    expected = ["| package | versions | why | remedy |", "|---|---|---|---|"]
+    for each in KNOWN_BAD:
+        remedy = each.remedy.replace("|", "\\|")
+        expected.append(f"| {each.package} | `{each.versions}` | {each.why} | {remedy} |")
+    assert table("known bad") == expected, "\n".join(expected)
+
+
+def test_routes() -> None:
+    app = EngineApp(None)
+    expected = {
+        f"{method} {route.path}"
+        for route in app.asgi.routes
+        if isinstance(route, Route)
+        for method in (route.methods or {"GET"}) - {"HEAD"}
+    }
+    assert {line.strip("|").split("|")[0].strip(" `") for line in table("routes")[2:]} == expected
+
+
+def names_and_defaults(title: str) -> dict[str, str]:
+    rows = [line.strip("|").split("|") for line in table(title)[2:]]
+    return {name.strip(" `"): default.strip() for name, default, _ in rows}
+
+
+def hooks() -> dict[str, object]:
+    return {
+        name: spec for name, spec in vars(hookspecs).items() if hasattr(spec, "mlx_provider_spec")
+    }
+
+
+def commands(contents: Contents) -> list[str]:
+    cli = typer.Typer()
+    contents.manager.hook.mlx_register_commands(cli=cli)
+    return sorted(names(cli))
+
+
+def listed(kind: str, names: list[str]) -> list[str]:
+    return [f"{kind} {', '.join(f'`{name}`' for name in names)}"] if names else []
+
+
+def first_sentence(doc: str | None) -> str:
+    return (doc or "").strip().split(".")[0]
+
+
+def shown(value: object) -> str:
+    if value in (None, {}, [], ()):
+        return ""
+    if isinstance(value, int) and value >= 2**30:
+        return f"{value // 2**30}G"
+    if isinstance(value, int) and value >= 2**20:
+        return f"{value // 2**20}M"
+    return str(value).lower() if isinstance(value, bool) else str(value)

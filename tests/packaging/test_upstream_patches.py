@@ -1,0 +1,49 @@
+"""What our plugins replace of upstream is what they say that they replace."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import mlx_provider_cpu
+from mlx_provider.registry import PluginRegistry
+from mlx_provider_cpu.functions import REPLACEMENTS
+
+PLUGINS = Path(__file__).parents[2] / "plugins"
+REPLACING = re.compile(r"(?<!def )(?<!\w)(?:patch|replaced)\(")
+"""Calls of the toolkit by which a family puts its own function into upstream's modules."""
+BROUGHT = {
+    plugin.name: plugin.patches for plugin in PluginRegistry.discover({}).plugins if plugin.ours
+}
+SAID = [patch for patches in BROUGHT.values() for patch in patches]
+
+
+def test_kernels_say_each_function_that_they_replace() -> None:
+    replaced = sorted(f"{each.module}.{each.name}" for each in REPLACEMENTS)
+    assert sorted(patch.target for patch in mlx_provider_cpu.PATCHES) == replaced
+
+
+def test_families_say_each_function_that_they_replace() -> None:
+    made = {
+        folder.name.removeprefix("mlx_provider_"): calls
+        for folder in PLUGINS.iterdir()
+        if (calls := sum(len(REPLACING.findall(p.read_text())) for p in folder.rglob("*.py")))
+    }
+    said = {name: len(patches) for name, patches in BROUGHT.items() if patches}
+    assert said == made | {"cpu": len(REPLACEMENTS)}
+
+
+@pytest.mark.parametrize("patch", SAID, ids=lambda patch: patch.target)
+def test_what_is_replaced_is_there(patch: object) -> None:
+    package, *path = patch.target.split(".")
+    spec = find_spec(package)
+    assert spec is not None
+    (folder,) = [Path(each) for each in spec.submodule_search_locations or ()][:1]
+    while path and (folder / path[0]).is_dir():
+        folder /= path.pop(0)
+    source = (folder / f"{path[0]}.py").read_text(encoding="utf-8")
+    for name in path[1:]:
+        assert re.search(rf"(def|class) {name}\b", source)

@@ -1,0 +1,75 @@
+"""Workflows do what the project's own commands do, with no more rights than they need."""
+
+from __future__ import annotations
+
+import configparser
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mlx_provider.doctor.versions import PYTHONS
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / ".github/workflows").glob("*.yml"))
+TEXTS = {path.stem: path.read_text(encoding="utf-8") for path in FILES}
+FLOWS: dict[str, dict[str, Any]] = {name: yaml.safe_load(text) for name, text in TEXTS.items()}
+JOBS = {(flow, job): FLOWS[flow]["jobs"][job] for flow in FLOWS for job in FLOWS[flow]["jobs"]}
+PUBLISHES = ("release", "publish")
+
+every_job = pytest.mark.parametrize("name", JOBS, ids="/".join)
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+def test_a_workflow_may_read_and_runs_once(flow: str) -> None:
+    assert FLOWS[flow]["permissions"] == {"contents": "read"}
+    assert FLOWS[flow]["concurrency"]["group"]
+    assert "secrets." not in TEXTS[flow]
+
+
+@every_job
+def test_a_job_ends_and_its_actions_are_pinned(name: tuple[str, str]) -> None:
+    job = JOBS[name]
+    if "uses" in job:
+        assert job["uses"].startswith("./")
+        return
+    assert job["timeout-minutes"]
+    used = [step["uses"] for step in job["steps"] if "uses" in step]
+    assert [each for each in used if not re.search(r"@(v\d+\.\d+\.\d+|[0-9a-f]{40})$", each)] == []
+    checkouts = [s for s in job["steps"] if s.get("uses", "").startswith("actions/checkout@")]
+    assert all(step["with"]["persist-credentials"] is False for step in checkouts)
+
+
+@every_job
+def test_only_who_publishes_has_rights(name: tuple[str, str]) -> None:
+    rights = JOBS[name].get("permissions", {})
+    assert ("id-token" in rights) == (name == PUBLISHES)
+    if name == PUBLISHES:
+        assert JOBS[name]["environment"]
+        assert not any("actions/checkout" in step["uses"] for step in JOBS[name]["steps"])
+
+
+def test_what_comes_from_outside_stands_in_no_script() -> None:
+    scripts = [step.get("run", "") for job in JOBS.values() for step in job.get("steps", [])]
+    assert [script for script in scripts if "${{ github." in script] == []
+
+
+def test_the_suite_runs_on_each_system_and_the_edges_of_python() -> None:
+    suite = JOBS["tests", "suite"]
+    runs = suite["strategy"]["matrix"]["include"]
+    assert {each["os"].split("-")[0] for each in runs} == {"ubuntu", "macos"}
+    assert {*PYTHONS} <= {each["python"] for each in runs}
+    assert ".ci/run" in [step.get("run") for step in suite["steps"]]
+
+
+def test_environments_are_there() -> None:
+    tox = configparser.ConfigParser(interpolation=None)
+    tox.read(ROOT / "tox.ini")
+    known = {name.removeprefix("testenv:") for name in tox.sections()} | {"py", "agents"}
+    known |= {"litellm1106", "litellm1109"}
+    named = set(JOBS["weekly", "edges"]["strategy"]["matrix"]["env"])
+    for text in TEXTS.values():
+        named |= set(re.findall(r"\btox -e (\w+)", text))
+    assert named <= known

@@ -1,0 +1,196 @@
+"""`mlx-provider new-plugin`: folders that work as they are, and names that are refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mlx_provider.cli.app import build
+from mlx_provider.errors import BadRequest
+from mlx_provider.registry import PluginRegistry
+from mlx_provider.scaffold import KINDS
+
+Install = Callable[..., str]
+PLUGINS = {option: f"own-{option}" for option in KINDS}
+"""A plugin of each kind."""
+
+TESTS = """
+import os, sys
+import pytest
+
+for folder in sys.argv[1:]:
+    os.chdir(folder)
+    if pytest.main(["-q", "-p", "no:cacheprovider"]) != 0:
+        sys.exit(f"tests of {folder} fail")
+"""
+ASKED = """
+import os, runpy, sys
+
+for folder in sys.argv[1:]:
+    sys.path.insert(0, folder)
+    print("---", os.path.basename(folder), flush=True)
+    runpy.run_path(os.path.join(folder, "try_it.py"), run_name="__main__")
+"""
+
+
+def make(option: str, name: str, folder: Path) -> str:
+    """What the command prints. Raises what it raises."""
+    asked = ["new-plugin", name, f"--{option}", "--folder", str(folder)]
+    return run(*asked)
+
+
+def run(*arguments: str, registry: PluginRegistry | None = None) -> str:
+    known = registry or PluginRegistry.discover({})
+    result = CliRunner().invoke(build(known), arguments, obj=known)
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The folder of a new plugin of each kind."""
+    parent = tmp_path_factory.mktemp("plugins")
+    for option, name in PLUGINS.items():
+        make(option, name, parent)
+    return [parent / f"mlx-provider-{name}" for name in PLUGINS.values()]
+
+
+@pytest.fixture(scope="module")
+def installed(folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Variables of a process that finds them as pip would have left them."""
+    site = tmp_path_factory.mktemp("site")
+    for folder in folders:
+        module = folder.name.replace("-", "_")
+        info = site / f"{module}-0.1.0.dist-info"
+        info.mkdir()
+        head = f"Metadata-Version: 2.1\nName: {folder.name}\nVersion: 0.1.0\n"
+        (info / "METADATA").write_text(head)
+        name = module.removeprefix("mlx_provider_")
+        (info / "entry_points.txt").write_text(f"[mlx_provider]\n{name} = {module}\n")
+    paths = [str(site), *map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return dict(os.environ) | {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+def python(code: str, folders: list[Path], environ: dict[str, str] | None = None) -> str:
+    command = [sys.executable, "-c", code, *map(str, folders)]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_their_tests_pass_at_once(folders: list[Path]) -> None:
+    assert python(TESTS, folders).count(" passed in ") == len(KINDS)
+
+
+@pytest.mark.parametrize("arguments", [["check"], ["format", "--check", "--line-length", "100"]])
+def test_their_style_is_clean(folders: list[Path], arguments: list[str]) -> None:
+    ruff = pytest.importorskip("ruff", reason="lint is an environment of its own")
+    command = [ruff.find_ruff_bin(), *arguments, "--isolated", "--no-cache"]
+    for folder in folders:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_they_bring_what_they_are_named_for(installed: dict[str, str]) -> None:
+    code = "from mlx_provider.cli import main; main()"
+    command = [sys.executable, "-c", code, "plugins", "--json"]
+    done = subprocess.run(command, env=installed, capture_output=True, text=True, check=True)
+    found = {plugin["name"]: plugin for plugin in json.loads(done.stdout)}
+    for kind in KINDS.values():
+        name = PLUGINS[kind.option].replace("-", "_")
+        assert found[name]["error"] is None
+        assert found[name]["records"][kind.record] == [name]
+
+
+@pytest.fixture
+def engine(installed: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
+    """Variables for clients of an engine of their own, which ends with the test."""
+    code = "from mlx_provider.cli import main; main()"
+    own = installed | {"MLX_PROVIDER_IDLE_TIMEOUT": "5"}
+    yield own
+    subprocess.run([sys.executable, "-c", code, "engine", "stop"], env=own, capture_output=True)
+
+
+@pytest.mark.sweep
+def test_a_running_engine_serves_with_each(folders: list[Path], engine: dict[str, str]) -> None:
+    """What `python try_it.py` prints; that of the reasoning parser has an engine of its own.
+
+    The suite asks an engine in its own process: `tests/service/test_new_plugins_served.py`.
+    """
+    last = [folder for folder in folders if folder.name.endswith("reasoning-parser")]
+    shown = python(ASKED, [folder for folder in folders if folder not in last] + last, engine)
+    answers = dict(part.split("\n", 1) for part in shown.split("--- ")[1:])
+    assert answers["mlx-provider-own-family"].strip()
+    assert answers["mlx-provider-own-tool-parser"].startswith('roll {"sides":')
+    guessed = answers["mlx-provider-own-drafter"].split("guessed right:")[1].split()[0]
+    assert int(guessed) > 0
+    assert "thought: Two and two.\nanswer:  Four." in answers["mlx-provider-own-reasoning-parser"]
+    log = Path(os.environ["MLX_PROVIDER_RUNTIME_DIR"], "engine.log").read_text()
+    assert "computes with kernels own_kernels" in log
+
+
+def test_it_says_what_to_do_next(tmp_path: Path) -> None:
+    said = make("family", "mlx_provider_Two-words".lower(), tmp_path)
+    assert str(tmp_path / "mlx-provider-two-words/mlx_provider_two_words/model.py") in said
+    for step in ("pytest ", "pip install -e .", "mlx-provider plugins", "--mlx-conformance two_"):
+        assert step in said
+
+
+@pytest.mark.parametrize("name", ["", "9lives", "Own", "a b", "a--b", "../up", "é", "x" * 41, "a_"])
+def test_what_cannot_be_a_name_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(BadRequest, match="cannot name a plugin: take small letters"):
+        make("family", name, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "told"),
+    [
+        ("family", "gemma3", r"'gemma3' is the name of an installed plugin, gemma3 \(mlx-provider"),
+        ("family", "mlx-provider-qwen3-vl", "'qwen3_vl' is the name of an installed plugin"),
+        ("tool-parser", "hermes", r"tool parser 'hermes' is installed already, by tool_parsers"),
+        ("kernels", "c-p-u", "'c_p_u' is the name of an installed plugin, cpu"),
+    ],
+)
+def test_a_name_that_is_taken_is_refused(tmp_path: Path, option: str, name: str, told: str) -> None:
+    with pytest.raises(BadRequest, match=f"{told}.*: choose another"):
+        make(option, name, tmp_path)
+
+
+def test_a_broken_plugin_has_its_name_too(tmp_path: Path, install_plugin: Install) -> None:
+    install_plugin("mlx-provider-broken", "import nowhere", name="odd")
+    with pytest.raises(BadRequest, match=r"'odd' is the name of an installed plugin, odd"):
+        make("family", "odd", tmp_path)
+    with pytest.raises(BadRequest, match=r"'broken' is the name of an installed plugin, odd"):
+        make("family", "broken", tmp_path)
+
+
+def test_nothing_is_written_over(tmp_path: Path) -> None:
+    make("drafter", "twice", tmp_path)
+    own = tmp_path / "mlx-provider-twice" / "README.md"
+    own.write_text("mine")
+    with pytest.raises(BadRequest, match="is there already: choose another name, or move it"):
+        make("drafter", "twice", tmp_path)
+    assert own.read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadRequest, match="cannot be made: Not a directory"):
+        make("drafter", "other", tmp_path / "file")
+
+
+def test_one_kind_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match="one of --family, --tool-parser, --reasoning-parser"):
+        run("new-plugin", "none", "--folder", str(tmp_path))
+    with pytest.raises(BadRequest, match="--family and --kernels: choose one to begin with"):
+        run("new-plugin", "both", "--family", "--kernels", "--folder", str(tmp_path))
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,67 @@
+"""An engine serves with plugins as `mlx-provider new-plugin` writes them."""
+
+from __future__ import annotations
+
+import importlib
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlx_provider.protocol.messages import ModelOptions
+from mlx_provider.registry import PluginRegistry
+from mlx_provider.scaffold import KINDS, named, write_plugin
+
+ROLL = {"type": "object", "properties": {"sides": {"enum": [6, 20]}}, "required": ["sides"]}
+TOOLS = [{"type": "function", "function": {"name": "roll", "parameters": ROLL}}]
+IN_USE = ("family", "tool-parser", "reasoning-parser", "drafter")
+"""Kernels would change functions for the tests that follow."""
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    """New plugins by kind, beside ours as pip would leave them."""
+    made: dict[str, Path] = {}
+    registry = PluginRegistry.discover({})
+    for option in IN_USE:
+        name = named(f"served-{option}", KINDS[option], registry)
+        write_plugin(name, KINDS[option], tmp_path)
+        made[option] = tmp_path / name.distribution
+        info = made[option] / f"{name.module}-0.1.0.dist-info"
+        info.mkdir()
+        head = f"Metadata-Version: 2.1\nName: {name.distribution}\nVersion: 0.1.0\n"
+        (info / "METADATA").write_text(head)
+        (info / "entry_points.txt").write_text(f"[mlx_provider]\n{name.name} = {name.module}\n")
+        monkeypatch.syspath_prepend(made[option])
+    importlib.invalidate_caches()
+    yield made
+    for module in [each for each in sys.modules if each.startswith("mlx_provider_served_")]:
+        del sys.modules[module]
+
+
+def test_each_is_part_of_an_answer(
+    folders: dict[str, Path], make_service: Any, tiny_class: Any, build_tiny: Any, tmp_path: Path
+) -> None:
+    service, client = make_service()
+
+    own = runpy.run_path(str(folders["family"] / "try_it.py"))["checkpoint"](tmp_path / "own")
+    words = tiny_class(client, service, str(own)).ask()
+    assert words.only.reason == "length"
+    assert words.only.content
+
+    guessing = ModelOptions(drafter="served_drafter")
+    folder = build_tiny("llama", foreseeable=True)
+    repeated = tiny_class(client, service, str(folder)).ask(max_tokens=200, options=guessing)
+    assert repeated.usage.drafted_tokens > 0
+
+    formats = ModelOptions(
+        tool_parser="served_tool_parser", reasoning_parser="served_reasoning_parser"
+    )
+    caller = tiny_class(client, service, str(build_tiny("qwen3")))
+    asked = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
+    called = caller.ask(**asked, max_tokens=300, options=formats)
+    ((name, arguments),) = called.only.arguments
+    assert (name, arguments["sides"] in (6, 20)) == ("roll", True)
+    assert caller.served(formats).reasoning_parser.name == "served_reasoning_parser"

@@ -1,0 +1,74 @@
+"""A plugin of each API version that is taken still loads and serves, and is called as promised."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from mlx_provider import hookspecs
+from mlx_provider.cli.app import build
+from mlx_provider.protocol.messages import ModelOptions
+from mlx_provider.registry import PluginRegistry
+
+FROZEN = Path(__file__).parents[1] / "data" / "plugins"
+OPTIONS = ModelOptions(
+    tool_parser="day-before", reasoning_parser="yesterday", drafter="yesterday", draft_tokens=2
+)
+SCHEMA = {"type": "object", "properties": {"sides": {"enum": [6, 20]}}, "required": ["sides"]}
+TOOLS = [{"type": "function", "function": {"name": "roll", "parameters": SCHEMA}}]
+ASKED: dict[str, Any] = {
+    "tools": TOOLS,
+    "tool_choice": "required",
+    "parallel_tool_calls": False,
+    "max_tokens": 300,
+    "options": OPTIONS,
+}
+HOOKS = {name for name, spec in vars(hookspecs).items() if hasattr(spec, "mlx_provider_spec")}
+Install = Callable[..., str]
+
+
+@pytest.mark.parametrize("version", range(hookspecs.OLDEST_API, hookspecs.API_VERSION + 1))
+def test_a_plugin_of_yesterday_serves_and_is_called_as_promised(
+    version: int, install_plugin: Install, make_service: Any, tiny_class: Any, build_tiny: Any
+) -> None:
+    source = (FROZEN / f"plugin_of_api_{version}.py").read_text(encoding="utf-8")
+    name = install_plugin("yesterday", source)
+    registry = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": f"{name},text"})
+    own = registry.plugins[1]
+    assert (own.error, set(own.hooks)) == (None, HOOKS)
+    assert own.notes == () or version < hookspecs.API_VERSION
+    calls = importlib.import_module(name).CALLS
+
+    service, client = make_service(registry)
+    folder = build_tiny("llama")
+    config = json.loads((folder / "config.json").read_text()) | {"model_type": "yesterday"}
+    (folder / "config.json").write_text(json.dumps(config))
+    model = tiny_class(client, service, str(folder))
+    ((called, arguments),) = model.ask(**ASKED).only.arguments
+    assert (called, arguments["sides"] in (6, 20)) == ("roll", True)
+    assert model.served(OPTIONS).reasoning_parser.name == "yesterday"
+
+    first = Counter(each for each, _ in calls)
+    for hook in HOOKS - {"mlx_register_commands"}:
+        assert first[hook] == 1, f"{hook} is called once, when plugins are discovered"
+    assert (first["matches"], first["load"]) == (1, 1)
+    assert (first["refuses"], first["start"]) == (1, 1)
+    assert first["propose"] >= 1
+    assert first["replacements"] == 0
+    (engine_thread,) = {thread for each, thread in calls if each in ("load", "start", "propose")}
+    assert {thread for each, thread in calls if each == "mlx_drafters"} != {engine_thread}
+
+    model.ask(**ASKED)
+    then = Counter(each for each, _ in calls) - first
+    assert then.keys() <= {"parse", "propose"}, "a loaded model asks for nothing else again"
+
+    result = CliRunner().invoke(build(registry), ["yesterday", "you"], obj=registry)
+    assert result.stdout == "hello you\n"
+    assert Counter(each for each, _ in calls)["mlx_register_commands"] == 1
