@@ -215,9 +215,12 @@ def told(
         return wrong_option("trust_remote_code", f"{name} brings code of its own: {error}")
     if known is not None:
         return for_another(known)
-    message = f"{name} could not be loaded by family {family!r}: {fault.told}"
-    if stranger and fault.lasting:
-        return PluginError(f"plugin {stranger}: {message}; {LOG}")
+    found = fault.culprit  # a drafter or kernels may be another's
+    where = "" if found is None else f", {found.called} failed"
+    message = f"{name} could not be loaded by family {family!r}{where}: {fault.told}"
+    at_fault = stranger if found is None or found.ours else f"{found.plugin} ({found.distribution})"
+    if at_fault and fault.lasting:
+        return PluginError(f"plugin {at_fault}: {message}; {LOG}")
     return LoadFailed(message)
 
 

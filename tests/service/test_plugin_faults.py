@@ -15,9 +15,11 @@ import pytest
 from mlx_provider.client.in_process import InProcessClient
 from mlx_provider.config import EngineSettings
 from mlx_provider.errors import MLXProviderError, PluginError
-from mlx_provider.isolation import LOG
+from mlx_provider.isolation import LOG, Isolation
 from mlx_provider.protocol.messages import ModelOptions
+from mlx_provider.records import DraftOptions
 from mlx_provider.registry import PluginRegistry
+from mlx_provider.serving.loading import told
 from mlx_provider.serving.service import ChatService
 from mlx_provider.testing.scripted import Step, build, script
 
@@ -26,6 +28,7 @@ import numpy as np
 from dataclasses import replace
 from mlx_provider import Kernels, ModelFamily, ToolParser, hookimpl
 from mlx_provider.families.checkpoint import read_json
+from mlx_provider.records import Drafter
 from mlx_provider.testing.scripted import family, model
 
 class Odd(BaseException): pass
@@ -90,6 +93,13 @@ def mlx_model_families():
 def mlx_tool_parsers():
     yield ToolParser("toy", "<toy>", "</toy>", parse, detect=detect)
 
+def start(folder, model, options):
+    return options.nothing
+
+@hookimpl
+def mlx_drafters():
+    yield Drafter("toy", lambda *given: "", start)
+
 @hookimpl
 def mlx_kernels():
     yield Kernels("toy", lambda device, precision: 1 / 0, lambda: ())
@@ -153,9 +163,17 @@ def test_where_a_plugin_fails(toys: Toys, caplog: pytest.LogCaptureFixture) -> N
         (lambda: well.ask("fail prepare"), "Toy.prepare failed: Odd: no prepare", "in asked"),
         (lambda: well.ask("fail prefill"), "Toy.prefill failed: Odd: no prefill", "in asked"),
         (lambda: well.ask("fail decode"), "Toy.decode failed: Odd: no decode", "in asked"),
-        (lambda: toys.model("load").ask(), "family 'toy': KeyError: 'weights'", "in load"),
-        (lambda: toys.model("toolkit").ask(), "family 'toy': TypeError", "in load"),
-        (lambda: toys.model("cache").ask(), "family 'toy': KeyError: 'cache'", "in Toy.make_cache"),
+        (
+            lambda: toys.model("load").ask(),
+            "family 'toy', load failed: KeyError: 'weights'",
+            "in load",
+        ),
+        (lambda: toys.model("toolkit").ask(), "family 'toy', load failed: TypeError", "in load"),
+        (
+            lambda: toys.model("cache").ask(),
+            "family 'toy', Toy.make_cache failed: KeyError",
+            "in Toy.make_cache",
+        ),
     ):
         caplog.clear()
         error = fault_of(ask)
@@ -217,6 +235,17 @@ def test_kernels_and_detection_that_fail_are_noted(
     assert f"tool parser 'toy': detect failed: ValueError: who knows ({FILE}" in notes
     assert f"kernels 'toy' failed: ZeroDivisionError: division by zero ({FILE}" in notes
     assert caplog.text.count("Traceback") == 2
+
+
+def test_whose_drafter_it_is(toys: Toys) -> None:
+    """The model's family may be ours: it is not the one to be mended."""
+    with Isolation() as trying:
+        toys.registry.drafter("toy").start(Path(), toys.model().served().model, DraftOptions())
+    error = told(trying.fault, "m", "text", trusted=False, stranger="")
+    assert isinstance(error, PluginError)
+    assert error.message.startswith(
+        f"{PLUGIN}m could not be loaded by family 'text', start failed:"
+    )
 
 
 def test_an_edited_family_meets_none_of_its_old_prefixes(
