@@ -74,9 +74,9 @@ def watched(environ: Mapping[str, str] = os.environ) -> dict[str, tuple[Plugin, 
     for plugin, point in installed():
         if wanted is not None and plugin.name not in wanted:
             continue
-        sources = sources_of(point)
-        if not (plugin.ours and all(map(is_installed, sources.known))):
-            found[plugin.key] = plugin, sources
+        spec = _found(point.module) if plugin.ours else None
+        if spec is None or not is_installed(spec.origin or ""):
+            found[plugin.key] = plugin, sources_of(point)
     return found
 
 

@@ -98,7 +98,8 @@ class GivingWay:
         if self._activity.requests:
             return False
         alone = "alone" in self._asked and self._activity.clients <= others
-        return alone or "idle" in self._asked or self._renews(self._noticed)
+        renews = bool(self._noticed) and self._renews(self._changes())
+        return alone or "idle" in self._asked or renews
 
     def _changes(self) -> list[str]:
         return [] if self._out_of_date is None else self._out_of_date.changes()
