@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from ..records import Kernels, ModelFamily
+from ..records import Kernels, ModelFamily, UpstreamPatch
 from ..registry import Plugin, PluginRegistry
 from ..registry.conformance import for_people, for_programs
 
@@ -46,8 +47,7 @@ def _described(
     lines += [("serves", families[name].serves) for name in own if name in families]
     own = plugin.records.get("kernels", ())
     lines += [("serves", kernels[name].serves) for name in own if name in kernels]
-    for patch in plugin.patches:
-        lines.append(("replaces", f"{patch.target} of {patch.version}: {patch.reason}"))
+    lines += [("replaces", _replaced(patch)) for patch in plugin.patches]
     lines.append(("conformance", for_people(plugin)))
     lines += [("note", note) for note in plugin.notes]
     lines.append(("error", plugin.error or ""))
@@ -56,3 +56,14 @@ def _described(
             style = "red" if label == "error" else "not bold"
             text.append(f"\n  {label:<{LABEL_WIDTH}}{content}", style=style)
     return text
+
+
+def _replaced(patch: UpstreamPatch) -> str:
+    """What is replaced, and whether another version is installed than its author has read."""
+    distribution, _, read = patch.version.rpartition(" ")
+    try:
+        found = version(distribution)
+    except (PackageNotFoundError, ValueError):  # the latter: no name at all
+        found = read
+    here = "" if found == read else f" ({found} is installed)"
+    return f"{patch.target} of {patch.version}{here}: {patch.reason}"

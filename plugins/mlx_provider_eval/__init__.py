@@ -6,9 +6,10 @@
 | `stage` | one gateway for them, and who asks it: `asking` |
 | `scenario`, `scenarios/` | what is asked, with its check as data |
 | `matching`, `scoring` | whether a reply is right, and what is wrong with it |
-| `playing`, `tools` | a scenario turn by turn; all of them, counted by kind |
-| `haystack`, `lengths`, `needle` | prompts that hold one thing to be found, and where it was |
-| `conditions`, `report`, `tables`, `plot` | what a figure depends on, and how it is shown |
+| `playing`, `tools`, `tools_report` | a scenario turn by turn; all of them, counted by kind |
+| `haystack`, `needle`, `needle_report` | prompts that hold one thing to be found |
+| `running`, `screen` | subject after subject, until a signal ends it |
+| `conditions`, `report` | what a figure depends on, and how it is shown |
 | `tool_eval_bench` | the same gateway for another project's scenarios |
 """
 

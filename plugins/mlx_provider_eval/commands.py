@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from .report import Result, Table
     from .subjects import Subject
 
 evaluate = typer.Typer(
@@ -73,21 +72,21 @@ def tools(
     Decoding is greedy. No network is needed, but for a model that is not here.
     """
     from . import tools as measuring
+    from . import tools_report as report
+    from .running import Evaluation, Told, run, show
     from .scenario import read, shipped
-    from .screen import ending
-    from .stage import staging
-    from .tools_report import guidance, markdown, tables
 
     asked = _of_kinds(read(scenarios or shipped()), kind)
     plan = measuring.Plan(asked, repeat, at_once, max_tokens, _object(body))
-    chosen = _chosen(context, model, option, env, out)
-    with ending() as screen, closing(staging(chosen, screen.tell)) as stages:
-        found = []
-        for staged in stages:
-            with screen.counting(len(asked) * repeat) as done:
-                found.append(measuring.measured(plan, staged, done))
-    result = measuring.whole(plan, found)
-    _show(result, "tools", tables(result), guidance(result), markdown(result), out, as_json=as_json)
+    evaluation = Evaluation(
+        name="tools",
+        asks=lambda staged: len(asked) * repeat,
+        measured=partial(measuring.measured, plan),
+        whole=partial(measuring.whole, plan),
+        told=lambda it: Told(report.tables(it), report.guidance(it), report.markdown(it)),
+    )
+    result = run(evaluation, _chosen(context, model, option, env, out), out)
+    show(evaluation, result, out, as_json=as_json)
 
 
 class Hay(StrEnum):
@@ -130,8 +129,7 @@ def needle(
     """
     from . import needle as measuring
     from . import needle_report as report
-    from .screen import ending
-    from .stage import Skipped, staging
+    from .running import Evaluation, Told, run, show
 
     plan = measuring.Plan(
         haystack=haystack.value if haystack else "",
@@ -143,19 +141,18 @@ def needle(
         said=_object(body),
     )
     if plot is not None:
-        report.require_plot()
-    chosen = _chosen(context, model, option, env, out)
-    with ending() as screen, closing(staging(chosen, screen.tell)) as stages:
-        found = []
-        for staged in stages:
-            total = 0 if isinstance(staged, Skipped) else measuring.runs(plan, staged)
-            with screen.counting(total) as done:
-                found.append(measuring.measured(plan, staged, done))
-    result = measuring.whole(plan, found)
-    if plot is not None and any(not each.get("skipped") for each in found):
+        report.require_plot(plot)
+    evaluation = Evaluation(
+        name="needle",
+        asks=partial(measuring.asks, plan),
+        measured=partial(measuring.measured, plan),
+        whole=partial(measuring.whole, plan),
+        told=lambda it: Told(report.tables(it), report.guidance(it), report.markdown(it)),
+    )
+    result = run(evaluation, _chosen(context, model, option, env, out), out)
+    show(evaluation, result, out, as_json=as_json)
+    if plot is not None:
         report.plot(result, plot)
-    told = (report.tables(result), report.guidance(result), report.markdown(result))
-    _show(result, "needle", *told, out, as_json=as_json)
 
 
 @evaluate.command(context_settings={"allow_extra_args": True})
@@ -172,16 +169,18 @@ def tool_eval_bench(
     As in: mlx-provider eval tool-eval-bench demo -- --short
     """
     from . import tool_eval_bench as others
-    from .screen import ending
-    from .stage import staging
+    from .running import Evaluation, Told, run, show
 
     path = others.program()
-    chosen = _chosen(context, [model], option, env, out)
-    with ending() as screen, closing(staging(chosen, screen.tell)) as stages:
-        found = [others.measured(path, staged, context.args) for staged in stages]
-    result = others.whole(found)
-    tables, markdown = others.tables(result), others.markdown(result)
-    _show(result, "tool-eval-bench", tables, [], markdown, out, as_json=as_json)
+    evaluation = Evaluation(
+        name="tool-eval-bench",
+        asks=lambda staged: 1,
+        measured=partial(others.measured, path, context.args),
+        whole=others.whole,
+        told=lambda it: Told(others.tables(it), (), others.markdown(it)),
+    )
+    result = run(evaluation, _chosen(context, [model], option, env, out), out)
+    show(evaluation, result, out, as_json=as_json)
 
 
 def _of_kinds(found: list[Any], kinds: list[str] | None) -> list[Any]:
@@ -219,37 +218,6 @@ def _chosen(
 
     chosen = subjects(models, values(options or [], "--option"), values(variables or [], "--env"))
     if out is not None:
-        require_writable(out)
+        require_writable(out, "--out")
     prepare(chosen, context.find_object(PluginRegistry) or PluginRegistry.discover())
     return chosen
-
-
-def _show(
-    result: Result,
-    name: str,
-    tables: list[Table],
-    guidance: list[str],
-    markdown: str,
-    out: Path | None,
-    *,
-    as_json: bool,
-) -> None:
-    """On stdout, and in files. Exit code 1 where nothing was measured."""
-    from .report import measured_of, write
-    from .screen import print_table
-
-    if as_json:
-        typer.echo(json.dumps(result, ensure_ascii=False))
-    else:
-        for table in tables:
-            print_table(table)
-        for line in guidance:
-            typer.echo(line.replace("`", ""))
-    for each in result["subjects"]:
-        if each.get("skipped"):
-            typer.echo(f"{each['label']}: not measured: {each['skipped']}", err=True)
-    if out is not None:
-        for path in write(out, name, result, markdown):
-            typer.echo(f"written: {path}", err=True)
-    if not measured_of(result):
-        raise typer.Exit(1)

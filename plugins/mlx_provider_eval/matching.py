@@ -51,7 +51,7 @@ def _difference(wanted: Any, given: Any, at: str) -> str:
 def matches(wanted: Any, given: Any) -> bool:
     """Whether a value is what was wanted; see `check` for what that may be."""
     if sign := _sign(wanted):
-        return _MATCHERS[sign](wanted[sign], given)
+        return MATCHERS[sign](wanted[sign], given)
     if isinstance(wanted, Mapping):
         return isinstance(given, Mapping) and not differences(wanted, given)
     if isinstance(wanted, list):
@@ -63,8 +63,8 @@ def matches(wanted: Any, given: Any) -> bool:
 
 def check(wanted: Any) -> None:
     """Raises `ValueError` for a matcher that does not exist, wherever it stands."""
-    if (sign := _sign(wanted)) and sign not in _MATCHERS:
-        raise ValueError(f"no such matcher: {sign}; there are {', '.join(_MATCHERS)}")
+    if (sign := _sign(wanted)) and sign not in MATCHERS:
+        raise ValueError(f"no such matcher: {sign}; there are {', '.join(MATCHERS)}")
     if isinstance(wanted, (Mapping, list)):
         for part in wanted.values() if isinstance(wanted, Mapping) else wanted:
             check(part)
@@ -113,7 +113,7 @@ def _of_text(test: Callable[[str, str], bool]) -> Callable[[Any, Any], bool]:
     return lambda wanted, given: isinstance(given, str) and test(str(wanted), given)
 
 
-_MATCHERS: Mapping[str, Callable[[Any, Any], bool]] = {
+MATCHERS: Mapping[str, Callable[[Any, Any], bool]] = {
     "$in": lambda wanted, given: any(matches(each, given) for each in wanted),
     "$has": _of_text(lambda wanted, given: wanted.casefold() in given.casefold()),
     "$like": _of_text(lambda wanted, given: _like(wanted) == _like(given)),

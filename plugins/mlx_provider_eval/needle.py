@@ -17,7 +17,7 @@ from mlx_provider.errors import ContextTooLong
 from .asking import Client, Reply
 from .conditions import conditions, of_subject
 from .haystack import HAYSTACKS, Haystack, as_long_as
-from .stage import Skipped, Staged
+from .stage import Staged
 
 Result = dict[str, Any]
 NEARLY = 1.1
@@ -82,7 +82,7 @@ def lengths(least: int, limit: int) -> list[int]:
     return [*found, limit]
 
 
-def runs(plan: Plan, staged: Staged) -> int:
+def asks(plan: Plan, staged: Staged) -> int:
     """How often one subject is asked."""
     return len(_lengths(plan, limit_of(plan, staged))) * len(plan.depths) * plan.needles
 
@@ -91,13 +91,11 @@ def _lengths(plan: Plan, limit: Limit) -> list[int]:
     return lengths(min(plan.least, limit.tokens), limit.tokens)
 
 
-def measured(plan: Plan, staged: Staged | Skipped, done: Callable[[], None]) -> Result:
+def measured(plan: Plan, staged: Staged, done: Callable[[], None]) -> Result:
     """One subject's result; JSON-able. `done` is called after each question.
 
     Raises `EngineUnavailable` where the gateway has ended.
     """
-    if isinstance(staged, Skipped):
-        return {**staged.subject.told(), "skipped": staged.why}
     limit = limit_of(plan, staged)
     if limit.tokens < 1:
         why = f"{limit.why} leaves no room for a prompt beside --max-tokens {plan.max_tokens}"

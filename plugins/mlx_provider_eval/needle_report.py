@@ -7,9 +7,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from mlx_provider.errors import NotInstalled
+from mlx_provider.errors import BadRequest, NotInstalled
 
-from .report import Result, Table, fenced, measured_of, surroundings
+from .report import Result, Table, fenced, measured_of, require_writable, surroundings
 
 SHOWN = 3
 """Replies without the thing, of each subject, that the report quotes."""
@@ -111,8 +111,15 @@ def markdown(result: Result) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def require_plot() -> Any:
-    """matplotlib's `pyplot`, without a screen. Raises `NotInstalled` where it is missing."""
+PICTURES = (".png", ".svg")
+
+
+def require_plot(path: Path) -> Any:
+    """matplotlib's `pyplot`, without a screen. Raises `NotInstalled` where it is missing, and
+    `BadRequest` for a path that it cannot write."""
+    if path.suffix not in PICTURES:
+        raise BadRequest(f"--plot {path}: its end must be {' or '.join(PICTURES)}", param="--plot")
+    require_writable(path.parent, "--plot")
     try:
         import matplotlib
 
@@ -125,7 +132,7 @@ def require_plot() -> Any:
 
 def plot(result: Result, path: Path) -> None:
     """A square for each length and depth, from white (none found) to dark (all); PNG or SVG."""
-    pyplot = require_plot()
+    pyplot = require_plot(path)
     found = measured_of(result)
     size = (1.5 + 3.5 * len(found), 4.5)
     figure, axes = pyplot.subplots(1, len(found), figsize=size, squeeze=False)

@@ -68,20 +68,18 @@ def measured_of(result: Result) -> list[Result]:
     return [each for each in result["subjects"] if not each.get("skipped")]
 
 
-def require_writable(folder: Path) -> None:
+def require_writable(folder: Path, option: str) -> None:
     """Before an hour is spent. Raises `BadRequest`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ".written").touch()
         (folder / ".written").unlink()
     except OSError as error:
-        raise BadRequest(f"--out {folder}: {error.strerror}", param="--out") from None
+        raise BadRequest(f"{option} {folder}: {error.strerror}", param=option) from None
 
 
-def write(folder: Path, name: str, result: Result, markdown: str) -> list[Path]:
+def write(folder: Path, name: str, result: Result, markdown: str) -> None:
     """The report as `name.json` and `name.md`."""
     texts = {".json": json.dumps(result, indent=1, ensure_ascii=False) + "\n", ".md": markdown}
-    paths = [folder / f"{name}{ending}" for ending in texts]
-    for path, text in zip(paths, texts.values(), strict=True):
-        path.write_text(text, encoding="utf-8")
-    return paths
+    for ending, text in texts.items():
+        (folder / f"{name}{ending}").write_text(text, encoding="utf-8")

@@ -12,7 +12,6 @@ from mlx_provider.errors import EngineUnavailable, MLXProviderError, Unsupported
 from mlx_provider.gateway.apart import Apart, gateway_apart
 from mlx_provider.gateway.config import TIMEOUT, proxy_config
 from mlx_provider.gateway.engine import answered
-from mlx_provider.litellm.operator import OperatorOptions, engine_options
 from mlx_provider.protocol.messages import GenerateRequest, Health, ModelOptions, ModelStatus
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.checkpoint import checkpoint
@@ -36,7 +35,6 @@ class Staged:
     """What a client calls it."""
     status: ModelStatus
     options: ModelOptions
-    template: str
     apart: Apart
 
     @property
@@ -110,10 +108,11 @@ def staging(
         groups.setdefault(tuple(sorted(subject.variables.items())), []).append(subject)
     for variables, members in groups.items():
         with gateway_apart(_config(members), {**environ, **dict(variables)}) as apart:
-            apart.proxy.wait_ready()
             for number, subject in enumerate(members):
                 tell("model", subject.label)
-                yield _loaded(subject, _name(number), apart)
+                staged = _loaded(subject, _name(number), apart)
+                apart.proxy.wait_ready()  # which has started meanwhile
+                yield staged
 
 
 def _config(members: Sequence[Subject]) -> dict[str, Any]:
@@ -123,7 +122,7 @@ def _config(members: Sequence[Subject]) -> dict[str, Any]:
         limits = {"timeout": TIMEOUT, "stream_timeout": TIMEOUT}
         (entry,) = proxy_config(_name(number), subject.model, **limits)["model_list"]
         # Of one model, none finds the prompts that another one has computed in its own way.
-        entry["model_info"]["mlx"] = {"cache_salt": _name(number), **subject.options}
+        entry["model_info"]["mlx"] = {**subject.options, "cache_salt": _name(number)}
         config["model_list"].append(entry)
     return config
 
@@ -133,7 +132,7 @@ def _name(number: int) -> str:
 
 
 def _loaded(subject: Subject, name: str, apart: Apart) -> Staged | Skipped:
-    options = engine_options(OperatorOptions.model_validate(dict(subject.options)))
+    options = ModelOptions.model_validate(dict(subject.options))
     request = GenerateRequest(model=subject.model, messages=HELLO, max_tokens=1, options=options)
     before = _models(apart.engine)
     try:
@@ -149,7 +148,6 @@ def _loaded(subject: Subject, name: str, apart: Apart) -> Staged | Skipped:
         name=name,
         status=added[-1],
         options=options,
-        template=checkpoint(subject.model).chat_template,
         apart=apart,
     )
 

@@ -26,7 +26,7 @@ class Subject:
     model: str
     """What follows `mlx/`."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Operator's options, as in `model_info.mlx` of a config entry."""
+    """The engine's among the operator's options, as in `model_info.mlx` of a config entry."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Of the engine's environment."""
 
@@ -90,14 +90,14 @@ def _combined(named: Named) -> Iterator[dict[str, str]]:
 def _options(written: Mapping[str, str]) -> dict[str, Any]:
     from pydantic import ValidationError
 
-    from mlx_provider.litellm.operator import OperatorOptions
+    from mlx_provider.protocol.messages import ModelOptions
 
     chosen = {name: _value(name, text) for name, text in written.items()}
     try:
-        OperatorOptions.model_validate(chosen)
+        ModelOptions.model_validate(chosen)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        name, known = ".".join(map(str, first["loc"])), sorted(OperatorOptions.model_fields)
+        name, known = ".".join(map(str, first["loc"])), sorted(ModelOptions.model_fields)
         there = f"no such option; there are {', '.join(known)}"
         why = first["msg"] if first["loc"][0] in known else there
         raise BadRequest(f"--option {name}: {why}", param="--option") from None

@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from mlx_provider.gateway.profile import direct
 
 from .conditions import conditions, of_subject
 from .report import Table, measured_of, surroundings
-from .stage import Skipped, Staged
+from .stage import Staged
 
 COMMAND = "tool-eval-bench"
 END_LIMIT = 10.0
@@ -37,12 +37,16 @@ def program(environ: Mapping[str, str] = os.environ) -> str:
     return found
 
 
-def measured(path: str, staged: Staged | Skipped, arguments: Sequence[str]) -> Result:
-    """One subject's result. Raises `RequestFailed` with its last lines where the program fails."""
-    if isinstance(staged, Skipped):
-        return {**staged.subject.told(), "skipped": staged.why}
+def measured(
+    path: str, arguments: Sequence[str], staged: Staged, done: Callable[[], None]
+) -> Result:
+    """One subject's result; `done` is called at its end.
+
+    Raises `RequestFailed` with the program's last lines where it fails.
+    """
     with tempfile.TemporaryDirectory(prefix="mlxp-") as scratch:
         report = _run(path, staged, arguments, Path(scratch))
+    done()
     try:
         categories = {
             each["label"]: [each["earned"], each["max"]]

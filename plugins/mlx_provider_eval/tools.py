@@ -17,7 +17,7 @@ from .asking import Client
 from .conditions import conditions, of_subject
 from .playing import Played, play
 from .scenario import Scenario, digest
-from .stage import HELLO, Skipped, Staged
+from .stage import HELLO, Staged
 
 Result = dict[str, Any]
 
@@ -34,13 +34,11 @@ class Plan:
     """What every request says besides, such as `chat_template_kwargs`."""
 
 
-def measured(plan: Plan, staged: Staged | Skipped, done: Callable[[], None]) -> Result:
+def measured(plan: Plan, staged: Staged, done: Callable[[], None]) -> Result:
     """One subject's result; JSON-able. `done` is called after each run of a scenario.
 
     Raises `EngineUnavailable` where the gateway has ended.
     """
-    if isinstance(staged, Skipped):
-        return {**staged.subject.told(), "skipped": staged.why}
     if why := knows_tools(staged):
         return {**of_subject(staged), "skipped": why}
     runs = _runs(plan, staged, done)

@@ -42,14 +42,14 @@ def guidance(result: Result) -> list[str]:
             said += f"; weakest in {', '.join(weak[:3])}"
         if count := each["faults"].get("call in text"):
             said += (
-                f"; {count} replies name their tool in words: look at them, and if it is a call, "
-                "try another `tool_parser`"
+                f"; replies that name their tool in words: {count} (if those are calls, another "
+                "`tool_parser` may read them)"
             )
         if count := each["faults"].get("cut off"):
-            said += f"; {count} replies were cut off: raise `--max-tokens`"
+            said += f"; replies that were cut off: {count} (raise `--max-tokens`)"
         lines.append(said)
     if len(found) > 1 and found[0]["passed"] == found[1]["passed"]:
-        lines.append("The best are level: nothing here tells them apart.")
+        lines.append("The best have passed as many: of them the faults alone tell.")
     return lines
 
 

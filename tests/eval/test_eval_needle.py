@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlx_provider import NotInstalled
+from mlx_provider.errors import BadRequest, NotInstalled
 from mlx_provider_eval import needle_report
 from mlx_provider_eval.haystack import HAYSTACKS, as_long_as
 from mlx_provider_eval.needle import lengths
@@ -139,10 +139,14 @@ def test_shares_of_the_picture() -> None:
     assert needle_report.shares(rows) == [[0.5, 1.0]]
 
 
-def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     with pytest.raises(NotInstalled, match=r"mlx-provider\[bench\]"):
-        needle_report.require_plot()
+        needle_report.require_plot(tmp_path / "p.png")
+    with pytest.raises(BadRequest, match=r"must be \.png or \.svg"):
+        needle_report.require_plot(tmp_path / "p.txt")
 
 
 def test_a_picture_is_drawn(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,10 @@ import pytest
 
 from mlx_provider import BadRequest
 from mlx_provider_eval.asking import Made, Reply
+from mlx_provider_eval.matching import MATCHERS
 from mlx_provider_eval.playing import play
 from mlx_provider_eval.scenario import Scenario, digest, read, shipped
+from mlx_provider_eval.scoring import FAULTS
 
 SHIPPED = read(shipped())
 Wrong = Callable[[Reply], Reply]
@@ -215,6 +218,28 @@ def test_a_fault_in_a_file_is_named(tmp_path: Path, before: str, after: str, tol
         read([path])
     assert told in error.value.message
     assert str(path) in error.value.message
+
+
+def test_the_file_of_the_guide_can_be_read(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "evaluation.md"
+    (block,) = re.findall(r"```yaml\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "house.yaml").write_text(block)
+    found = read([tmp_path / "house.yaml"])
+    assert [each.name for each in found] == [
+        "house/opens",
+        "house/asks-back",
+        "house/tells-the-error",
+    ]
+    for each in found:
+        assert play(Parrot(each), each).passed  # type: ignore[arg-type]
+
+
+def test_the_guide_names_all_that_there_is() -> None:
+    page = Path(__file__).parents[2] / "docs" / "evaluation.md"
+    told = page.read_text(encoding="utf-8")
+    named = {*FAULTS, *MATCHERS, *(each.kind for each in SHIPPED)}
+    assert {name for name in named if f"`{name}`" not in told} == set()
+    assert f"{len(SHIPPED)} short English scenarios" in told
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from mlx_provider import BadRequest, ModelNotFound, UnsupportedModel
 from mlx_provider.errors import MLXProviderError
 from mlx_provider.registry import PluginRegistry
+from mlx_provider_eval import stage
 from mlx_provider_eval.stage import prepare
 from mlx_provider_eval.subjects import Subject, subjects, values
 
@@ -81,3 +82,10 @@ def test_what_cannot_be_served_is_found_before_anything_starts(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(error, match=told):
         prepare([subject], registry)
+
+
+def test_no_subject_finds_what_another_one_has_computed() -> None:
+    members = subjects(["demo"], {"sparse_prefill": ["default", "0.5"]}, {})
+    infos = [entry["model_info"]["mlx"] for entry in stage._config(members)["model_list"]]
+    assert len({info["cache_salt"] for info in infos}) == 2
+    assert [info.get("sparse_prefill") for info in infos] == [None, 0.5]

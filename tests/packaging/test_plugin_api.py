@@ -1,4 +1,7 @@
-"""What plugins may rely on: written down whole, and never taken away within an API version."""
+"""What plugins may rely on: written down whole, and never taken away within an API version.
+
+`python tests/packaging/test_plugin_api.py` writes what was added into the page and the newest list.
+"""
 
 from __future__ import annotations
 
@@ -145,6 +148,10 @@ def errors() -> list[type[mlx_provider.MLXProviderError]]:
 
 def hook_arguments(hook: str) -> str:
     return ", ".join(inspect.signature(HOOKS[hook]).parameters)
+
+
+def written_down() -> str:
+    return json.dumps(surface(), indent=1, ensure_ascii=False) + "\n"
 
 
 def own(node: ast.ClassDef) -> list[str]:
@@ -328,11 +335,41 @@ def test_what_a_version_promised_is_there(version: int) -> None:
 def test_the_newest_version_is_written_down_whole() -> None:
     """What was added since is promised, too: write it into the file."""
     written = FROZEN / f"api_{hookspecs.API_VERSION}.json"
-    expected = json.dumps(surface(), indent=1, ensure_ascii=False) + "\n"
-    assert written.read_text(encoding="utf-8") == expected, expected
+    assert written.read_text(encoding="utf-8") == written_down(), written_down()
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_frozen_plugin_is_never_edited(version: int) -> None:
     source = (FROZEN / f"plugin_of_api_{version}.py").read_bytes()
     assert hashlib.sha256(source).hexdigest() == DIGESTS[version]
+
+
+def write() -> None:
+    """Bring the lists of the page, and the newest version's own, up to date."""
+    head, errors_part, functions_part, records_part = re.split(
+        r"\n(?=## (?:Errors|Functions and types|Records)\n)", PAGE
+    )
+    known = classes()
+    order = dict.fromkeys([*re.findall(r"^### `(\w+)`", records_part, re.MULTILINE), *known])
+    parts = [
+        head,
+        with_list(errors_part, [listed_error(each) for each in errors()]),
+        with_list(functions_part, [listed_function(each) for each in functions().values()]),
+        records_part.partition("### ")[0]
+        + "\n\n".join(listed(known[name]) for name in order if name in known)
+        + "\n",
+    ]
+    (ROOT / "docs" / "plugins" / "hooks.md").write_text("\n".join(parts), encoding="utf-8")
+    newest = FROZEN / f"api_{hookspecs.API_VERSION}.json"
+    newest.write_text(written_down(), encoding="utf-8")
+
+
+def with_list(section: str, lines: list[str]) -> str:
+    """A section with other lines in the place of its list."""
+    before, _, rest = section.partition("\n- ")
+    after = rest.rpartition("\n- ")[2].partition("\n")[2]
+    return "\n".join([before, *lines, after])
+
+
+if __name__ == "__main__":
+    write()

@@ -60,6 +60,8 @@ class ModelArgs(BaseModelArgs):
 
     def __post_init__(self) -> None:
         self.layer_types = self.layer_types or layer_kinds(self.num_hidden_layers)
+        if unknown := set(self.layer_types) - {CONV, WINDOW, FULL}:
+            raise ValueError(f"layers of LFM3 are {CONV}, {WINDOW} or {FULL}, not {unknown}")
         self.rope_parameters = self.rope_parameters or ROTATIONS
 
 

@@ -10,8 +10,10 @@ from mlx_provider_lfm3.convert import convert
 
 from mlx_provider import LoadedModel, LoadOptions
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
+from mlx_provider.engine.speculation.speculation import Speculation
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.testing.driver import alone, new_engine, new_request, output_of, run
+from mlx_provider.testing.oracle import Eager, Oracle
 
 REFERENCE = Path(__file__).parent / "reference"
 LENGTHS = (3, 17, 40, 71)
@@ -50,6 +52,23 @@ def test_rows_of_any_length_answer_as_alone(model: LoadedModel, layout: str) -> 
         assert got.tokens == wanted.tokens
         pairs = zip(got.logprobs, wanted.logprobs, strict=True)
         assert all(abs(a.logprob - b.logprob) < CLOSE for a, b in pairs)
+
+
+def test_drafts_that_do_not_hold_leave_nothing_behind(model: LoadedModel) -> None:
+    """Of what a convolution keeps, it is the tokens that stay which count: `lengths`."""
+    prompts = [list(range(5, 5 + size)) for size in LENGTHS]
+    plain = [output_of(alone(model, new_request(each, max_tokens=20))).tokens for each in prompts]
+    oracle = Oracle(share=0.6, vocab=model.info.vocab_size)
+    for prompt, tokens in zip(prompts, plain, strict=True):
+        oracle.learn([*prompt, *tokens])
+    drafts = Speculation(oracle, vocab=model.info.vocab_size, policy=Eager(), clock=lambda: 0.0)
+    engine = new_engine(model, mixes=True, speculation=drafts, clock=lambda: 0.0)
+    requests = [new_request(prompt, max_tokens=20) for prompt in prompts]
+    for request in requests:
+        engine.submit(request)
+    run(engine)
+    assert [output_of(request).tokens for request in requests] == plain
+    assert all(0 < request.accepted < request.drafted for request in requests)
 
 
 def test_a_prefix_that_was_computed_before_is_not_again(model: LoadedModel) -> None:

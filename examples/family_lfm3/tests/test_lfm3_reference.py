@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import mlx.core as mx
@@ -15,7 +16,7 @@ from mlx_provider_lfm3 import load
 from mlx_provider_lfm3.convert import convert
 from mlx_provider_lfm3.model import ModelArgs, layer_kinds
 
-from mlx_provider import LoadedModel, LoadOptions, PrefillChunk, Prompt
+from mlx_provider import LoadedModel, LoadOptions, PrefillChunk, Prompt, UnsupportedModel
 
 HERE = Path(__file__).parent
 REFERENCE = HERE / "reference"
@@ -86,12 +87,11 @@ def test_a_converted_checkpoint_answers_alike(model: LoadedModel, tmp_path: Path
     assert mx.array_equal(logits_of(converted, tokens, 16)[0], logits_of(model, tokens, 16)[0])
 
 
-def test_four_bits_take_less_and_say_what_they_say_when_expanded(tmp_path: Path) -> None:
+def test_four_bits_take_less_and_say_what_they_say_when_expanded(
+    in_float32: Callable[[Path], Path], tmp_path: Path
+) -> None:
     """Scales in float32, so that nothing but the layers' four bits can differ."""
-    plain = Path(shutil.copytree(REFERENCE, tmp_path / "plain"))
-    weights = mx.load(str(plain / "model.safetensors"))
-    wide = {name: value.astype(mx.float32) for name, value in weights.items()}
-    mx.save_safetensors(str(plain / "model.safetensors"), wide, {"format": "pt"})
+    plain = in_float32(tmp_path / "plain")
     folder = convert(plain, tmp_path / "new", bits=4, group=32)
     assert json.loads((folder / "config.json").read_text())["quantization"]["bits"] == 4
     small, expanded = load(folder, LoadOptions()), load(folder, LoadOptions(dtype="float32"))
@@ -122,6 +122,15 @@ def test_an_untied_output_matrix_and_no_gates(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config | said | {"tie_word_embeddings": True}))
     tied = logits_of(load(folder, LoadOptions(dtype="float32")), tokens, 16)[0]
     assert mx.allclose(untied, 2 * tied, atol=1e-3)
+
+
+def test_layers_of_another_kind_are_refused_by_name(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(REFERENCE, tmp_path / "changed"))
+    config = json.loads((folder / "config.json").read_text())
+    config["layer_types"][1] = "linear_attention"
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModel, match="linear_attention"):
+        load(folder, LoadOptions())
 
 
 def test_fresh_answers_of_torch(tmp_path: Path) -> None:

@@ -1,0 +1,81 @@
+"""Subjects one after the other, what is known so far kept in files, the whole shown at the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from .report import Table, measured_of, write
+from .screen import ending, print_table
+from .stage import Skipped, Staged, staging
+from .subjects import Subject
+
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Told:
+    """A result for people."""
+
+    tables: Sequence[Table]
+    guidance: Sequence[str]
+    markdown: str
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One of the commands."""
+
+    name: str
+    """Of its files."""
+    asks: Callable[[Staged], int]
+    """How often a subject is asked."""
+    measured: Callable[[Staged, Callable[[], None]], Result]
+    """One subject's result, JSON-able; the callable is called after each answer. One with `skipped`
+    says why there is none."""
+    whole: Callable[[Sequence[Result]], Result]
+    told: Callable[[Result], Told]
+
+
+def run(evaluation: Evaluation, chosen: Sequence[Subject], out: Path | None) -> Result:
+    """The whole result. With `out` its files are there after each subject, whatever comes then.
+
+    Raises `EngineUnavailable` where the gateway has ended, `typer.Exit` for a signal.
+    """
+    found: list[Result] = []
+    with ending() as screen, closing(staging(chosen, screen.tell)) as stages:
+        for staged in stages:
+            if isinstance(staged, Skipped):
+                found.append({**staged.subject.told(), "skipped": staged.why})
+            else:
+                with screen.counting(evaluation.asks(staged)) as done:
+                    found.append(evaluation.measured(staged, done))
+            if out is not None:
+                result = evaluation.whole(found)
+                write(out, evaluation.name, result, evaluation.told(result).markdown)
+    return evaluation.whole(found)
+
+
+def show(evaluation: Evaluation, result: Result, out: Path | None, *, as_json: bool) -> None:
+    """On stdout. Exit code 1 where nothing was measured."""
+    told = evaluation.told(result)
+    if as_json:
+        typer.echo(json.dumps(result, ensure_ascii=False))
+    else:
+        for table in told.tables:
+            print_table(table)
+        for line in told.guidance:
+            typer.echo(line.replace("`", ""))
+    for each in result["subjects"]:
+        if each.get("skipped"):
+            typer.echo(f"{each['label']}: not measured: {each['skipped']}", err=True)
+    if out is not None:
+        typer.echo(f"written: {out / evaluation.name}.md and .json", err=True)
+    if not measured_of(result):
+        raise typer.Exit(1)

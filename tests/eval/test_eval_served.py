@@ -1,0 +1,256 @@
+"""The whole way once: a real gateway, a scripted model that answers right and wrong, the demo."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from mlx_provider.errors import EngineUnavailable
+from mlx_provider.gateway.proxy import free_port
+from mlx_provider.registry import PluginRegistry
+from mlx_provider.testing.scripted import Call, Step, build, environment, script
+from mlx_provider_eval import commands, needle, tools
+from mlx_provider_eval.asking import Client
+from mlx_provider_eval.needle_report import markdown
+from mlx_provider_eval.scenario import read
+from mlx_provider_eval.stage import Skipped, Staged, staging
+from mlx_provider_eval.subjects import Subject, subjects
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+OSLO = Call("get_weather", {"city": "Oslo"})
+ROME = Call("get_weather", {"city": "Rome"})
+WANTED = {"calls": [{"get_weather": {"city": "Oslo"}}]}
+TEXT: dict[str, Any] = {"text": {"has": ["done"]}}
+
+
+def case(name: str, *steps: Step, expect: Any = WANTED, **more: Any) -> dict[str, Any]:
+    own = {"id": name, "kind": more.pop("kind", "right"), "tools": ["get_weather", "get_time"]}
+    return {**own, "say": script(*steps), "expect": expect, **more}
+
+
+CASES = [
+    case("call", Step(calls=(OSLO,))),
+    case("escapes", Step(calls=(Call("get_weather", {"city": 'a "ü"\n\\d'}),)),
+         expect={"calls": [{"get_weather": {"city": 'a "ü"\n\\d'}}]}, stream="both"),
+    case("two", Step("Both.", calls=(ROME, OSLO)), stream="both",
+         expect={"calls": [{"get_weather": {"city": "Oslo"}}, {"get_weather": {"city": "Rome"}}]}),
+    case("turns", expect=None, steps=[
+        {"say": script(Step(calls=(OSLO,)), Step("It is done.")), "expect": WANTED},
+        {"results": {"get_weather": "17"}, "expect": TEXT}]),
+    case("required", Step("I would rather talk.", calls=(OSLO,)), choice="required"),
+    case("none", Step("It is done."), choice="none", expect=TEXT),
+    case("words", Step("It will be cold."), kind="no call"),
+    case("other", Step(calls=(Call("get_time", {"city": "Oslo"}),)), kind="wrong tool"),
+    case("rome", Step(calls=(ROME,)), kind="wrong argument"),
+    case("extra", Step(calls=(OSLO, ROME)), kind="extra call"),
+    case("more", Step(calls=(Call("get_weather", {"city": "Oslo", "in": "K"}),)),
+         kind="invented argument"),
+    case("less", Step(calls=(Call("get_weather", {"town": "Oslo"}),)), kind="against the schema"),
+    case("needless", Step(calls=(OSLO,)), expect=TEXT, kind="needless call"),
+    case("long", Step(count=90), expect=TEXT, kind="cut off"),
+]  # fmt: skip
+"""What the model does stands in the script; a case of a fault has its name as its kind."""
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a scripted model, its scenarios, and what lets processes find its family."""
+    folder = tmp_path_factory.mktemp("own")
+    build(folder / "scripted", context_length=8000, merges=500)
+    for each in CASES:
+        if each["expect"] is None:
+            del each["expect"], each["say"]
+    (folder / "cases.yaml").write_text(yaml.safe_dump({"scenarios": CASES}))
+    return folder
+
+
+@dataclass
+class Gateway:
+    """One gateway for this file."""
+
+    stages: Generator[Staged | Skipped]
+    staged: list[Staged | Skipped]
+
+    def again(self) -> Generator[Staged | Skipped]:
+        """What was staged, as if for the first time; its end is the gateway's."""
+        try:
+            yield from self.staged
+        finally:
+            self.stages.close()
+
+
+@pytest.fixture(scope="module")
+def gateway(own: Path) -> Iterator[Gateway]:
+    """The scripted model as it is and with a parser of another format, the demo, and one whose
+    options do not fit."""
+    model = str(own / "scripted")
+    wanted = subjects([model], {"tool_parser": ["default", "pythonic"]}, {})
+    wanted += [Subject("demo", {}, {}, "demo"), Subject("demo", {"kv_bits": 4}, {}, "demo, 4 bit")]
+    environ = {**os.environ, **environment(own / "site"), "HF_HUB_OFFLINE": "1"}
+    with closing(staging(wanted, lambda phase, what: None, environ)) as stages:
+        yield Gateway(stages, [next(stages) for _ in wanted])
+
+
+@pytest.fixture
+def staged(gateway: Gateway) -> list[Staged | Skipped]:
+    return gateway.staged
+
+
+def of(found: list[Staged | Skipped], number: int) -> Staged:
+    each = found[number]
+    assert isinstance(each, Staged), each
+    return each
+
+
+def test_scripted_replies_are_judged(staged: list[Staged | Skipped], own: Path) -> None:
+    plan = tools.Plan(read([own / "cases.yaml"]), repeat=2, at_once=4, max_tokens=120)
+    done: list[int] = []
+    result = tools.measured(plan, of(staged, 0), lambda: done.append(1))
+    faults = {case["name"]: case["fault"] for case in result["cases"]}
+    kinds = {case["name"]: case["kind"] for case in result["cases"]}
+    assert faults == {name: "" if kind == "right" else kind for name, kind in kinds.items()}
+    assert result["kinds"]["right"] == [6, 6]
+    assert (result["passed"], result["asked"], result["unsteady"]) == (6, len(CASES), [])
+    assert len(done) == 2 * len(CASES)
+    assert result["tool_parser"] == "hermes"
+    (rome,) = (case for case in result["cases"] if case["name"].endswith("rome"))
+    assert rome["why"] == 'get_weather: city is "Rome", not "Oslo"'
+    assert rome["transcript"][-1]["reply"]["calls"][0]["arguments"] == '{"city": "Rome"}'
+
+
+def test_a_parser_of_another_format_is_seen(staged: list[Staged | Skipped], own: Path) -> None:
+    asked = [each for each in read([own / "cases.yaml"]) if each.id in ("call", "turns")]
+    result = tools.measured(tools.Plan(asked), of(staged, 1), lambda: None)
+    assert result["faults"] == {"call in text": 2}
+    assert result["label"] == "scripted, tool_parser=pythonic"
+
+
+def test_what_does_not_load_is_told_and_the_others_go_on(staged: list[Staged | Skipped]) -> None:
+    skipped = staged[3]
+    assert isinstance(skipped, Skipped)
+    assert "kv_group_size" in skipped.why
+
+
+def test_the_demo_finds_a_name(staged: list[Staged | Skipped]) -> None:
+    plan = needle.Plan(least=128, limit=256, depths=(0, 50), needles=2, max_tokens=16)
+    demo = of(staged, 2)
+    done: list[int] = []
+    result = needle.measured(plan, demo, lambda: done.append(1))
+    assert len(done) == needle.asks(plan, demo) == 8
+    assert [cell["length"] for cell in result["cells"]] == [128, 128, 256, 256]
+    assert (result["haystack"], result["limit"], result["limited_by"]) == ("talk", 256, "--limit")
+    assert sum(cell["found"] for cell in result["cells"]) >= 7
+    assert all(cell["length"] - 40 < cell["tokens"] <= cell["length"] for cell in result["cells"])
+    told = markdown(needle.whole(plan, [result]))
+    assert "| tokens | 0 % | 50 % |" in told
+    assert needle.limit_of(needle.Plan(), demo).tokens == 4096 - 64 - 1
+    assert needle.limit_of(needle.Plan(), demo).why == "the model's context"
+
+
+def test_counts_are_those_of_the_prompts(staged: list[Staged | Skipped]) -> None:
+    demo = of(staged, 2)
+    client = Client(demo, 4, {})
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    reply = client.ask(messages, stream=True)
+    client.close()
+    assert reply.prompt_tokens == demo.engine.count(demo.request(messages))
+
+
+def test_a_template_without_tools_is_told(staged: list[Staged | Skipped]) -> None:
+    class Deaf:
+        def count(self, request: Any) -> int:
+            return 7
+
+    demo = of(staged, 2)
+    deaf = replace(demo, apart=replace(demo.apart, engine=Deaf()))  # type: ignore[arg-type]
+    assert "its chat template shows no tools" in tools.knows_tools(deaf)
+    assert tools.knows_tools(demo) == ""
+
+
+def test_the_command_compares_and_writes(
+    staged: list[Staged | Skipped], own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but the start of the gateway, which is that of this file."""
+    monkeypatch.setattr("mlx_provider_eval.running.staging", lambda *_: (each for each in staged))
+    monkeypatch.setattr("mlx_provider_eval.stage.prepare", lambda *_: None)
+    arguments = ["tools", "demo", "--scenarios", str(own / "cases.yaml"), "--kind", "no call"]
+    done = CliRunner().invoke(commands.evaluate, [*arguments, "--out", str(tmp_path)],
+                              obj=PluginRegistry(), catch_exceptions=False)  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "demo, 4 bit: not measured" in done.stderr
+    result = json.loads((tmp_path / "tools.json").read_text())
+    assert result["versions"]["mlx-provider"]
+    assert len(result["scenarios_digest"]) == 12
+    assert next(each["label"] for each in result["subjects"]) == "scripted, tool_parser=default"
+    told = (tmp_path / "tools.md").read_text()
+    assert "| no call | 0/1 | 0/1 | 0/1 |" in told
+    assert "### no call/words: no call" in told
+    assert "It will be cold." in told
+
+
+def test_a_gateway_that_ended_is_told(staged: list[Staged | Skipped], tmp_path: Path) -> None:
+    demo = of(staged, 2)
+    (tmp_path / "proxy.log").write_text("first\nout of memory\n")
+    with subprocess.Popen(["false"]) as ended:
+        ended.wait()
+        url = f"http://127.0.0.1:{free_port()}"
+        proxy = replace(demo.apart.proxy, process=ended, url=url, log=tmp_path / "proxy.log")
+        client = Client(replace(demo, apart=replace(demo.apart, proxy=proxy)), 4, {})
+        with pytest.raises(
+            EngineUnavailable, match="ended with exit code 1: first / out of memory"
+        ):
+            client.ask([{"role": "user", "content": "Hi"}], stream=True)
+        client.close()
+
+
+def test_a_signal_leaves_no_process(
+    gateway: Gateway, own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of an answer. Last: after it there is no gateway."""
+    scripted = of(gateway.staged, 0)
+    proxy, engine = scripted.apart.proxy, scripted.health().pid
+    asked = {"id": "a", "kind": "k", "tools": ["get_time"], "expect": TEXT}
+    asked["say"] = script(Step(count=900, slow=0.5))
+    (own / "slow.yaml").write_text(yaml.safe_dump({"scenarios": [asked]}))
+    monkeypatch.setattr("mlx_provider_eval.running.staging", lambda *_: gateway.again())
+    monkeypatch.setattr("mlx_provider_eval.stage.prepare", lambda *_: None)
+    threading.Thread(target=end_when_it_runs, args=(scripted,), daemon=True).start()
+    arguments = ["tools", "demo", "--scenarios", str(own / "slow.yaml"), "--at-once", "2"]
+    done = CliRunner().invoke(commands.evaluate, arguments, obj=PluginRegistry())
+    assert done.exit_code == 128 + signal.SIGTERM, done.output
+    assert proxy.process.poll() is not None
+    assert not proxy.log.parent.exists()
+    assert has_ended(engine)
+
+
+def has_ended(pid: int) -> bool:
+    """Whether it is gone; who started it hears of that in a thread."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def end_when_it_runs(scripted: Staged) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not scripted.health().running:
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,57 @@
+"""A gateway of one command alone: what it starts, it ends, whenever that is."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlx_provider.client.lifecycle import LocalEngine
+from mlx_provider.errors import MLXProviderError
+from mlx_provider.gateway import apart
+from mlx_provider.gateway.engine import warm_up
+from mlx_provider.gateway.proxy import Proxy
+
+
+class Idle(Proxy):
+    """A proxy that is not there."""
+
+    def stop(self) -> None:
+        return
+
+
+def test_an_engine_that_only_just_started_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    spawn = LocalEngine._spawn
+
+    def spawned(self: LocalEngine, *more: int) -> subprocess.Popen[bytes]:
+        seen.append(spawn(self, *more))
+        return seen[-1]
+
+    def start_proxy(config: Path, environ: dict[str, str], **more: Any) -> Proxy:
+        seen.append(config.parent)
+        assert Path(environ["MLX_PROVIDER_RUNTIME_DIR"]) == config.parent
+        assert environ["MLX_PROVIDER_TRANSPORT"] == "process"
+        return Idle(None, "", "", config)  # type: ignore[arg-type]
+
+    def ask() -> None:
+        with suppress(MLXProviderError):
+            warm_up(running.engine, "demo")
+
+    monkeypatch.setattr(LocalEngine, "_spawn", spawned)
+    monkeypatch.setattr(apart, "start_proxy", start_proxy)
+    monkeypatch.setenv("MLX_PROVIDER_TRANSPORT", "in_process")
+    with apart.gateway_apart({}) as running:
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        while len(seen) < 2:
+            time.sleep(0.01)
+    folder, process = seen
+    assert not folder.exists()
+    assert process.wait(10) is not None, "it neither listened nor could be asked"
+    asking.join(10)

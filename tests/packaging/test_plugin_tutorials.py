@@ -1,0 +1,40 @@
+"""A tutorial shows what `mlx-provider new-plugin` writes, and sends nobody astray."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from mlx_provider.scaffold import KINDS, PluginName
+from mlx_provider.scaffold.writing import rendered
+
+PAGES = Path(__file__).parents[2] / "docs" / "plugins"
+
+
+@pytest.mark.parametrize("option", KINDS)
+def test_the_code_of_a_tutorial_is_the_templates(option: str) -> None:
+    page = (PAGES / f"{option}.md").read_text(encoding="utf-8")
+    (name,) = re.findall(rf"^\$ mlx-provider new-plugin (\S+) --{option}$", page, re.MULTILINE)
+    files = rendered(PluginName(name), KINDS[option])
+    shown = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    written = [text for path, text in files.items() if path.startswith("mlx_provider_")]
+    assert sorted(shown) == sorted(written), written
+    assert f"cd mlx-provider-{name}" in page
+    assert f"pytest --mlx-conformance {name}" in page
+
+
+def test_the_first_page_leads_to_each() -> None:
+    page = (PAGES / "index.md").read_text(encoding="utf-8")
+    for option in KINDS:
+        assert f"`--{option}` | [" in page
+        assert f"]({option}.md)" in page
+
+
+@pytest.mark.parametrize("page", sorted(PAGES.glob("*.md")), ids=lambda page: page.stem)
+def test_links_to_the_reference_arrive(page: Path) -> None:
+    headings = re.findall(r"^#+ (.*)$", (PAGES / "hooks.md").read_text("utf-8"), re.MULTILINE)
+    known = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in headings}
+    wanted = set(re.findall(r"\(hooks\.md#([^)]*)\)", page.read_text("utf-8")))
+    assert wanted <= known
