@@ -20,7 +20,7 @@
     │   ├── LoadFailed               503  load_failed
     │   ├── MemoryInUse              503  memory_in_use          (says when to try again)
     │   └── NotInstalled             503  not_installed
-    └── PluginError                  500  plugin_error
+    └── PluginError                  422  plugin_error           (clients send it no second time)
 
 An error crosses the process border as its `code` and comes back as the same class.
 """
@@ -202,8 +202,12 @@ class NotInstalled(EngineUnavailable):
 
 
 class PluginError(MLXProviderError):
-    """A plugin is broken, or two plugins claim the same name."""
+    """A plugin is broken, or two plugins claim the same name.
 
+    The status is one after which neither SDKs nor gateways try again: it would fail again.
+    """
+
+    status = 422
     code = "plugin_error"
 
 

@@ -9,7 +9,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 
-from .errors import MLXProviderError, RequestFailed
+from .culprit import Culprit, culprit_of, of_the_machine
+from .errors import MLXProviderError, PluginError, RequestFailed
+
+LOG = "its traceback is in the engine's log (`mlx-provider engine logs`)"
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,8 @@ class Fault:
     """One line: class, message, and the line of code it came from."""
     trace: str
     """The traceback as text, for a log."""
+    culprit: Culprit | None = None
+    """The plugin in whose code it was raised, where that is to be seen."""
 
     @property
     def ours(self) -> bool:
@@ -32,7 +37,22 @@ class Fault:
         """What a client is told when a part of its request's work failed so."""
         if isinstance(self.error, MLXProviderError):
             return self.error
-        return RequestFailed(f"{part} failed: {self.told}")
+        return self.of_plugin() or RequestFailed(f"{part} failed: {self.told}")
+
+    def of_plugin(self) -> PluginError | None:
+        """The fault as a plugin's, which the same request would meet again.
+
+        `None` for what the machine is at fault for, and what our own plugins called in the core.
+        """
+        found = self.culprit
+        if found is None or not self.lasting or (found.ours and not found.innermost):
+            return None
+        return PluginError(f"{found}: {found.called} failed: {self.told}; {LOG}")
+
+    @property
+    def lasting(self) -> bool:
+        """Whether it is neither one of ours nor of the machine's."""
+        return not (self.ours or of_the_machine(self.error))
 
 
 class Isolation:
@@ -69,11 +89,16 @@ class Isolation:
 
 
 def _fault(error: BaseException) -> Fault:
+    culprit = None
     if isinstance(error, MLXProviderError):
         told = f"{type(error).__name__}: {error.message}"
     else:
-        told = " ".join(f"{type(error).__name__}: {error}{_place(error)}".split())
-    fault = Fault(error, told, "".join(traceback.format_exception(error)))
+        culprit = culprit_of(error)
+        place = f" ({culprit.where})" if culprit else _place(error)
+        if isinstance(error, SyntaxError) and error.filename:  # tells a place that no frame has
+            place = ""
+        told = " ".join(f"{type(error).__name__}: {error}{place}".split())
+    fault = Fault(error, told, "".join(traceback.format_exception(error)), culprit)
     for each in _chain(error):
         each.__traceback__ = None
     return fault

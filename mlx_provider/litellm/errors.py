@@ -9,6 +9,7 @@
     EngineUnavailable     ServiceUnavailableError     503  retried, fallbacks; after a while that
                                                            `retry_after` names, where it does
     Unauthorized          ServiceUnavailableError     503  a 401 would blame the client's own key
+    PluginError           UnprocessableEntityError    422  never retried, never cooled down
     everything else       InternalServerError         500  retried
 
 An exception that is not LiteLLM's reaches streaming clients as a Python traceback
@@ -31,6 +32,7 @@ from litellm.exceptions import (
     RateLimitError,
     ServiceUnavailableError,
     Timeout,
+    UnprocessableEntityError,
 )
 
 from ..errors import (
@@ -41,6 +43,7 @@ from ..errors import (
     MLXProviderError,
     ModelNotFound,
     Overloaded,
+    PluginError,
     RequestTimedOut,
     Unauthorized,
 )
@@ -86,6 +89,8 @@ def to_litellm(error: Exception, model: str) -> Exception:
         return NotFoundError(error.message, response=_never_cool_down(404), **names)  # type: ignore[no-any-return]
     if isinstance(error, BodyTooLarge):
         return _body_too_large(error, names)
+    if isinstance(error, PluginError):
+        return _plugin_at_fault(error, names)
     for ours, theirs in _CLASSES:
         if isinstance(error, ours):
             return _later(theirs(error.message, **names), error.retry_after)
@@ -122,6 +127,15 @@ def _body_too_large(error: BodyTooLarge, names: dict[str, str]) -> Exception:
     return theirs  # type: ignore[no-any-return]
 
 
+def _plugin_at_fault(error: PluginError, names: dict[str, str]) -> Exception:
+    """Said twice, by status and by header (openai 2.54, anthropic 2.12, `_should_retry`)."""
+    response = _response(error.status, {"x-should-retry": "false"})
+    theirs = UnprocessableEntityError(error.message, response=response, **names)
+    theirs.headers = dict(response.headers)
+    theirs.code = error.code
+    return theirs  # type: ignore[no-any-return]
+
+
 def _later(theirs: Exception, seconds: float | None) -> Exception:
     """With the time to try again: for the router, which waits so long, and for its clients.
 
@@ -141,5 +155,9 @@ def _never_cool_down(status: int) -> httpx.Response:
     One 404 would cost a whole model group its next five seconds (litellm 1.106.2,
     `Router.deployment_callback_on_failure`): on a wildcard entry, for any client's typo.
     """
+    return _response(status, {"retry-after": "0"})
+
+
+def _response(status: int, headers: dict[str, str]) -> httpx.Response:
     request = httpx.Request("POST", "http://mlx-provider.invalid/")
-    return httpx.Response(status, headers={"retry-after": "0"}, request=request)
+    return httpx.Response(status, headers=headers, request=request)

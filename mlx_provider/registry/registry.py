@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from .. import hookspecs
 from ..errors import PluginError, UnsupportedModel
-from ..isolation import Isolation
+from ..isolation import Fault, Isolation
 from ..records import (
     Client,
     Drafter,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import typer
 
 log = logging.getLogger(__name__)
+MATCHES_FAILED = "matches failed"
 D = TypeVar("D", ToolParser, ReasoningParser)
 
 
@@ -184,7 +185,7 @@ class PluginRegistry:
                 claims = [each for each in fitting if each[0].rank == kernels.rank]
                 self._note_rivals(claims, f"device {device!r} for kernels")
                 return kernels.name, found
-            self._note(owner.key, f"kernels {kernels.name!r} failed: {isolation.fault.told}")
+            self._fault(owner.key, f"kernels {kernels.name!r} failed", isolation.fault)
         return None
 
     def register_commands(self, cli: typer.Typer) -> None:
@@ -195,7 +196,7 @@ class PluginRegistry:
             with Isolation() as isolation:
                 adopt(cli, manager.hook)
             if isolation.fault is not None:
-                self._note(key, f"its commands are left out: {isolation.fault.told}")
+                self._fault(key, "its commands are left out", isolation.fault)
 
     def _load(self, plugin: Plugin, entry_point: EntryPoint) -> None:
         self._plugins[plugin.key] = plugin
@@ -205,7 +206,8 @@ class PluginRegistry:
             self._admit(plugin, load(entry_point))
         if isolation.fault is not None:
             self._plugins[plugin.key] = replace(plugin, error=isolation.fault.told)
-            log.warning("plugin %s skipped: %s", plugin, isolation.fault.told)
+            told, trace = isolation.fault.told, isolation.fault.trace
+            log.warning("plugin %s skipped: %s\n%s", plugin, told, trace)
 
     def _admit(self, plugin: Plugin, contents: Contents) -> None:
         """Check everything, then commit: a plugin is in entirely or not at all."""
@@ -241,18 +243,21 @@ class PluginRegistry:
         for name, owner in catalog.add(records, plugin).items():
             self._note(owner.key, f"{catalog.kind} {name!r} is replaced by {plugin}")
 
-    def _note(self, key: str, note: str) -> None:
+    def _fault(self, key: str, part: str, fault: Fault) -> None:
+        self._note(key, f"{part}: {fault.told}", f"\n{fault.trace}")
+
+    def _note(self, key: str, note: str, trace: str = "") -> None:
         plugin = self._plugins[key]
         if note not in plugin.notes:
             self._plugins[key] = replace(plugin, notes=(*plugin.notes, note))
-            log.warning("plugin %s: %s", plugin, note)
+            log.warning("plugin %s: %s%s", plugin, note, trace)
 
     def _fits(self, kernels: Kernels, owner: Plugin, device: str, precision: str) -> bool:
         fits = False
         with Isolation() as isolation:
             fits = bool(kernels.matches(device, precision))
         if isolation.fault is not None:
-            self._note(owner.key, f"kernels {kernels.name!r} failed: {isolation.fault.told}")
+            self._fault(owner.key, f"kernels {kernels.name!r} failed", isolation.fault)
         return fits
 
     def _note_shared_names(self) -> None:
@@ -287,8 +292,8 @@ class PluginRegistry:
         with Isolation() as isolation:
             priority = int(family.matches(config))
         if isolation.fault is not None:
-            note = f"model family {family.name!r}: matches failed: {isolation.fault.told}"
-            self._note(owner.key, note)
+            part = f"model family {family.name!r}: {MATCHES_FAILED}"
+            self._fault(owner.key, part, isolation.fault)
         return priority
 
     def _detect(self, catalog: Catalog[D], template: str) -> D | None:
@@ -298,8 +303,8 @@ class PluginRegistry:
                 if record.detect(template):
                     found.append((record, owner))
             if isolation.fault is not None:
-                note = f"{catalog.kind} {record.name!r}: detect failed: {isolation.fault.told}"
-                self._note(owner.key, note)
+                part = f"{catalog.kind} {record.name!r}: detect failed"
+                self._fault(owner.key, part, isolation.fault)
         highest = max((record.rank for record, _ in found), default=0)
         claims = [(record, owner) for record, owner in found if record.rank == highest]
         self._note_rivals(claims, "a chat template")
@@ -312,7 +317,14 @@ class PluginRegistry:
             f"(installed: {families}); a plugin can add one with the hook mlx_model_families"
         )
         off = ", ".join(plugin.name for plugin in self.plugins if plugin.error is not None)
-        return f"{message}; plugins that failed to load: {off}" if off else message
+        failed = [f"{p.name}: {n}" for p in self.plugins for n in p.notes if MATCHES_FAILED in n]
+        return "; ".join(
+            [
+                message,
+                *([f"plugins that failed to load: {off}"] if off else []),
+                *([f"plugins that failed at it: {', '.join(failed)}"] if failed else []),
+            ]
+        )
 
 
 def _replacements(kernels: Kernels) -> list[Replacement]:

@@ -7,7 +7,7 @@ import importlib.util
 import os
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import EntryPoint
@@ -74,9 +74,9 @@ def watched(environ: Mapping[str, str] = os.environ) -> dict[str, tuple[Plugin, 
     for plugin, point in installed():
         if wanted is not None and plugin.name not in wanted:
             continue
-        sources = sources_of(point)
-        if not (plugin.ours and all(map(is_installed, sources.known))):
-            found[plugin.key] = plugin, sources
+        spec = _found(point.module) if plugin.ours else None
+        if spec is None or not is_installed(spec.origin or ""):
+            found[plugin.key] = plugin, sources_of(point)
     return found
 
 
@@ -85,9 +85,26 @@ def sources_of(point: EntryPoint) -> Sources:
     return Sources.of(lambda: _files(_found(point.module)))
 
 
-def beside() -> Sources:
+class Beside:
     """Files that this process imported from folders that nothing is installed in."""
-    return Sources.of(_imported)
+
+    def __init__(self, other_than: Iterable[Sources]) -> None:
+        self._others = set[str]().union(*(sources.known for sources in other_than))
+        self._paths: set[str] = set()
+        self._modules = 0
+        self._sources = Sources(self._files)
+
+    def changed(self) -> list[str]:
+        """As `Sources.changed`; what was imported meanwhile counts as it is."""
+        if len(sys.modules) != self._modules:
+            self._modules = len(sys.modules)
+            self._paths = {path for path in _imported() if path not in self._others}
+            self._sources.learn()
+        return self._sources.changed()
+
+    def _files(self) -> Iterator[tuple[str, Seen]]:
+        for path in self._paths:
+            yield from _seen(path)
 
 
 def is_installed(path: str) -> bool:
@@ -106,13 +123,13 @@ def _installations() -> tuple[str, ...]:
 _FOLDERS = _installations()
 
 
-def _imported() -> Iterator[tuple[str, Seen]]:
+def _imported() -> Iterator[str]:
     for name, module in list(sys.modules.items()):
         path = getattr(module, "__file__", None)
         if path is None or not path.endswith(SUFFIXES) or is_installed(path):
             continue
         if not name.startswith(("transformers_modules", "__main__")):  # a checkpoint's own
-            yield from _seen(path)
+            yield path
 
 
 def _found(module: str) -> ModuleSpec | None:
@@ -157,14 +174,17 @@ def _below(folder: str) -> Iterator[tuple[str, Seen]]:
             if entry.name.startswith((".", "__pycache__")):
                 continue
             if entry.name.endswith(SUFFIXES):
-                yield from _seen(entry.path)
+                yield from _seen(entry.path, entry.stat)
             elif entry.is_dir(follow_symlinks=False):
                 todo.append(entry.path)
 
 
-def _seen(path: str) -> Iterator[tuple[str, Seen]]:
+def _seen(
+    path: str, stat: Callable[[], os.stat_result] | None = None
+) -> Iterator[tuple[str, Seen]]:
     try:
-        state = Path(path).stat()
+        # a `Path` would cost more than what it is asked for
+        state = os.stat(path) if stat is None else stat()  # noqa: PTH116
     except OSError:
         return
     yield path, (state.st_mtime_ns, state.st_size)

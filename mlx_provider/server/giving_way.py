@@ -25,7 +25,7 @@ from .out_of_date import OutOfDate
 log = logging.getLogger(__name__)
 
 STARTS = tuple(each.encode() for each in STARTS_ENGINES)
-NEXT = "it is replaced as soon as no request runs"
+NEXT = "it is replaced with the first request that finds no other running"
 REMOTE = "it goes on as it is until whoever runs it starts it again"
 OTHERS = "it is replaced for the first client of the new version"
 
@@ -98,7 +98,8 @@ class GivingWay:
         if self._activity.requests:
             return False
         alone = "alone" in self._asked and self._activity.clients <= others
-        return alone or "idle" in self._asked or self._renews(self._noticed)
+        renews = bool(self._noticed) and self._renews(self._changes())
+        return alone or "idle" in self._asked or renews
 
     def _changes(self) -> list[str]:
         return [] if self._out_of_date is None else self._out_of_date.changes()

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from ..registry.discovery import installed, selection
-from ..registry.sources import beside, watched
+from ..registry.sources import Beside, watched
 
 OWN = "mlx-provider"
 PACKAGES = (OWN, "mlx", "mlx-lm", "mlx-vlm", "transformers")
@@ -29,17 +29,13 @@ class OutOfDate:
         self._began = self._installed({})
         self._now = self._began
         self._plugins = watched(environ)
-        self._beside = beside()
-        self._modules = 0
+        self._beside = Beside(sources for _, sources in self._plugins.values())
 
     def changes(self) -> list[str]:
         """In words, one thing each; none where an engine that starts now would be the same."""
         folders = _folders()
         if folders != self._folders:
             self._folders, self._now = folders, self._installed(self._began)
-        if len(sys.modules) != self._modules:
-            self._modules = len(sys.modules)
-            self._beside.learn()
         return [*self._differ(), *self._edited()]
 
     def replaceable(self, changes: list[str]) -> bool:
@@ -56,14 +52,10 @@ class OutOfDate:
                 yield f"{name}: {then or 'none'}, now {now or 'none'}"
 
     def _edited(self) -> Iterator[str]:
-        named: set[str] = set()
         for plugin, sources in self._plugins.values():
-            changed = sources.changed()
-            named.update(sources.known, changed)
-            if changed:
+            if changed := sources.changed():
                 yield f"plugin {plugin.name}: edited {_files(changed)}"
-        others = [path for path in self._beside.changed() if path not in named]
-        if others:
+        if others := self._beside.changed():
             yield f"modules beside the plugins: edited {_files(others)}"
 
     def _installed(self, before: Mapping[str, str]) -> dict[str, str]:
@@ -87,7 +79,7 @@ def _folders() -> dict[str, int]:
     found = {}
     for path in sys.path:
         try:
-            found[path] = Path(path).stat().st_mtime_ns
+            found[path] = os.stat(path).st_mtime_ns  # noqa: PTH116 - for each request
         except OSError:
             continue
     return found

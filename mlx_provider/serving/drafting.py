@@ -95,7 +95,7 @@ def _first(
         if fault is not None and isinstance(fault.error, Unfit):
             log.log(_loudness(given), "drafter %s is not used: %s", drafter.name, fault.error)
         elif fault is not None:
-            log.warning("drafter %s is left out: %s", drafter.name, fault.told)
+            log.warning("drafter %s is left out: %s\n%s", drafter.name, fault.told, fault.trace)
     return Drafts()
 
 

@@ -46,7 +46,8 @@ def equip(loaded: LoadedModel, registry: PluginRegistry) -> str | None:
         return name
     remove(name, replacements, model)
     if trying.fault is not None:
-        log.warning("kernels %s are left out: %s", name, trying.fault.told)
+        told, trace = trying.fault.told, trying.fault.trace
+        log.warning("kernels %s are left out: %s\n%s", name, told, trace)
     return None
 
 

@@ -17,12 +17,12 @@ import mlx.core as mx
 from ..chat.constraints.compiler import GrammarCompiler
 from ..engine.feature_cache import FeatureCache
 from ..engine.worker import EngineWorker
-from ..errors import LoadFailed, MLXProviderError, for_another, wrong_option
+from ..errors import LoadFailed, MLXProviderError, PluginError, for_another, wrong_option
 from ..families.checkpoint import read_json
 from ..families.estimate import DTYPE_BYTES
-from ..isolation import Fault, Isolation
+from ..isolation import LOG, Fault, Isolation
 from ..protocol.messages import ModelOptions
-from ..records import LoadedModel, LoadOptions, ModelFamily
+from ..records import LoadedModel, LoadOptions, ModelFamily, ModelInfo
 from ..registry import Plugin, PluginRegistry
 from .kernels import equip
 from .model_pool import Plan
@@ -154,7 +154,7 @@ class Loading:
     ) -> Loaded:
         self._shrink_prefix_cache()
         before = mx.get_active_memory()
-        made = _tried(key.folder, family, options)
+        made = _tried(key.folder, family, plugin, options)
         if isinstance(made, MLXProviderError):
             _collect()
             raise made
@@ -168,6 +168,7 @@ class Loading:
             plugin=plugin.name,
             info=info,
             code=self._registry.computing(plugin),
+            stranger=stranger_of(plugin),
             taken=taken,
             features=FeatureCache(self._feature_bytes),
             grammar=GrammarCompiler(
@@ -178,16 +179,31 @@ class Loading:
 
 
 def _tried(
-    folder: Path, family: ModelFamily, options: LoadOptions
+    folder: Path, family: ModelFamily, plugin: Plugin, options: LoadOptions
 ) -> LoadedModel | MLXProviderError:
     """The model, or an error without the frames of the load, which hold half of its weights."""
     with Isolation() as trying:
-        return family.load(folder, options)
-    return told(trying.fault, folder.name, family.name, trusted=options.trust_remote_code)
+        made = family.load(folder, options)
+        if isinstance(getattr(made, "info", None), ModelInfo):
+            return made
+        kind = type(made).__name__
+        return PluginError(f"plugin {plugin}: load of {family.name!r} gave {kind}, no LoadedModel")
+    trusted, stranger = options.trust_remote_code, stranger_of(plugin)
+    return told(trying.fault, folder.name, family.name, trusted=trusted, stranger=stranger)
 
 
-def told(fault: Fault | None, name: str, family: str, *, trusted: bool) -> MLXProviderError:
-    """What went wrong with a model, by the option at fault where one is."""
+def stranger_of(plugin: Plugin) -> str:
+    """Name and version of a third party's plugin; empty for one of ours."""
+    return "" if plugin.ours else str(plugin)
+
+
+def told(
+    fault: Fault | None, name: str, family: str, *, trusted: bool, stranger: str
+) -> MLXProviderError:
+    """What went wrong with a model, by the option at fault where one is.
+
+    `stranger`: the third party's plugin that serves it, which is to be mended.
+    """
     if fault is None:
         return LoadFailed(f"{name} could not be loaded by family {family!r}")
     error = fault.error
@@ -197,11 +213,15 @@ def told(fault: Fault | None, name: str, family: str, *, trusted: bool) -> MLXPr
     named = known is not None and (known.param or "").startswith("model_info.")
     if "trust_remote_code" in str(error) and not (trusted or named):
         return wrong_option("trust_remote_code", f"{name} brings code of its own: {error}")
-    return (
-        for_another(known)
-        if known is not None
-        else LoadFailed(f"{name} could not be loaded by family {family!r}: {fault.told}")
-    )
+    if known is not None:
+        return for_another(known)
+    found = fault.culprit  # a drafter or kernels may be another's
+    where = "" if found is None else f", {found.called} failed"
+    message = f"{name} could not be loaded by family {family!r}{where}: {fault.told}"
+    at_fault = stranger if found is None or found.ours else f"{found.plugin} ({found.distribution})"
+    if at_fault and fault.lasting:
+        return PluginError(f"plugin {at_fault}: {message}; {LOG}")
+    return LoadFailed(message)
 
 
 def _collect() -> None:

@@ -335,7 +335,13 @@ class Models:
         if options.dtype in CHOSEN and not trying.fault.ours:
             remedy = f"{loaded.name} does not run in {options.dtype} here; leave it at auto"
             return wrong_option("dtype", f"{remedy} ({trying.fault.told})")
-        return told(trying.fault, loaded.name, loaded.family, trusted=options.trust_remote_code)
+        return told(
+            trying.fault,
+            loaded.name,
+            loaded.family,
+            trusted=options.trust_remote_code,
+            stranger=loaded.stranger,
+        )
 
     def _running(self, loaded: Loaded, kind: str, options: ModelOptions) -> Running:
         model = loaded.model

@@ -12,7 +12,7 @@ from ..chat.media.policy import MediaPolicy
 from ..chat.media.room import MediaClaim
 from ..chat.messages.fold import fold_tools, has_tools
 from ..chat.messages.normalise import Normalised, Taken, normalise
-from ..errors import BadRequest
+from ..errors import BadRequest, PluginError
 from ..protocol.messages import GenerateRequest, ModelOptions
 from ..records import MediaItem, ModelInfo, Prompt
 from .served import Served
@@ -53,8 +53,15 @@ def prepare(served: Served, request: GenerateRequest, claim: MediaClaim | None =
         if not has_tools(messages):
             raise
         prompt, warnings = render(fold_tools(messages)), (*warnings, FOLDED)
+    if not isinstance(prompt, Prompt):
+        raise _no_prompt(served, prompt)
     _finish_inputs(served, prompt)
     return Prepared(_continued(served, prompt, begun) if begun else prompt, warnings)
+
+
+def _no_prompt(served: Served, given: object) -> PluginError:
+    loaded, kind = served.loaded, type(given).__name__
+    return PluginError(f"plugin {loaded.stranger or loaded.plugin}: prepare gave {kind}, no Prompt")
 
 
 def _unread(info: ModelInfo, variables: Mapping[str, Any]) -> list[str]:

@@ -60,6 +60,8 @@ class Loaded:
     _model: LoadedModel | None
     code: str = ""
     """Digest of the third party's code that computes its KV; empty: it is ours alone."""
+    stranger: str = ""
+    """Name and version of the third party's plugin that serves it; empty: it is one of ours."""
     running: dict[str, Running] = field(default_factory=dict)
     """Engines by kind."""
     served: dict[Any, Served] = field(default_factory=dict)

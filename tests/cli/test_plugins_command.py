@@ -52,7 +52,8 @@ def test_json_says_everything(registry: PluginRegistry) -> None:
         "hooks": [],
         "records": {},
         "patches": [],
-        "error": "ModuleNotFoundError: No module named 'nowhere_to_be_found' (broken, line 1)",
+        "error": "ModuleNotFoundError: No module named 'nowhere_to_be_found' "
+        "(broken.py, line 1, in <module>)",
         "notes": [],
         "conformance": None,
     }
@@ -69,7 +70,7 @@ def test_text_says_the_same(registry: PluginRegistry) -> None:
     assert run(registry).splitlines() == [
         "broken  broken 2.0",
         "  error             ModuleNotFoundError: No module named 'nowhere_to_be_found' "
-        "(broken, line 1)",
+        "(broken.py, line 1, in <module>)",
         "toy  toy 1.0",
         "  hooks             mlx_reasoning_parsers, mlx_register_commands",
         "  reasoning parser  angle",

@@ -58,7 +58,7 @@ def test_no_engine(command: Command, local: Any) -> None:
     assert not list(local.folder.iterdir()), "asking makes no file"
 
 
-def test_an_engine(command: Command, local: Any) -> None:
+def test_an_engine(command: Command, local: Any, wait_until: Any) -> None:
     client = local.client()
     running = client.submit(GenerateRequest(model="fake", prompt="wait"))
     pid = client.health().pid
@@ -70,11 +70,18 @@ def test_an_engine(command: Command, local: Any) -> None:
     assert f"process {pid}" in command("logs", "-n", "3").stdout
     assert f"process {pid} ends as soon as" in command("stop", "--idle").stdout
     assert f"process {pid} has ended" in command("stop").stdout
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
+    wait_until(lambda: is_gone(pid))
     last = [event for _ in range(9) for event in running.get(30)][-1]
     assert isinstance(last, Failed), "who waits is told"
     assert last.error.code == "engine_unavailable"
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
 
 
 def test_restart(command: Command, local: Any, monkeypatch: pytest.MonkeyPatch) -> None:

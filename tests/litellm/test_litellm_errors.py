@@ -12,6 +12,7 @@ from litellm.exceptions import (
     RateLimitError,
     ServiceUnavailableError,
     Timeout,
+    UnprocessableEntityError,
 )
 
 from mlx_provider import errors
@@ -40,7 +41,7 @@ TABLE = [
     (errors.LoadFailed, ServiceUnavailableError, 503),
     (errors.MemoryInUse, ServiceUnavailableError, 503),
     (errors.NotInstalled, ServiceUnavailableError, 503),
-    (errors.PluginError, InternalServerError, 500),
+    (errors.PluginError, UnprocessableEntityError, 422),
     (errors.MLXProviderError, InternalServerError, 500),
 ]
 

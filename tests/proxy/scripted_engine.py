@@ -1,8 +1,9 @@
 """An engine process whose replies the last message scripts: `python scripted_engine.py --port P`.
 
 `slow` speaks for a minute; what begins with `silent` waits for two seconds first; `toolong`,
-`large`, `missing`, `full`, `busy` and `bug` are refused; `weather` calls a tool; `fail` breaks
-after one word; anything else is echoed word by word. `/cache` tells what became of the requests.
+`large`, `missing`, `full`, `busy`, `broken` and `bug` are refused; `weather` calls a tool; `fail`
+breaks after one word; anything else is echoed word by word. `/cache` tells what became of the
+requests.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ REFUSED = {
     "missing": ("model_not_found", "no such model; in the local cache: none"),
     "large": ("body_too_large", "the body has 150000000 bytes; this engine takes 134217728"),
     "full": ("overloaded", "256 requests wait"),
+    "broken": ("plugin_error", "plugin toy (toy 1.0): Toy.load failed: KeyError: 'x'"),
 }
 TIMINGS = Timings(queued=0, prefill=0.1, first_token=0.1, total=1, tokens_per_second=50)
 

@@ -2,6 +2,7 @@
 
 import json
 
+import openai
 import pytest
 
 URL = "/v1/chat/completions"
@@ -18,6 +19,7 @@ REFUSED = [
     (body("large"), 413, "this engine takes 134217728"),
     (body("full"), 429, "256 requests wait"),
     (body("bug"), 500, "internal error"),
+    (body("broken"), 422, "plugin toy (toy 1.0): Toy.load failed: KeyError: 'x'"),
     (body(messages=[]), 400, "messages must be a list of at least one message"),
     (body(messages="hello"), 400, "messages must be a list, got str"),
     (body(messages=[{"role": "user"}, "y"]), 400, "messages.1 must be an object, got str"),
@@ -71,6 +73,20 @@ def test_a_busy_engine_says_when_to_come_again(engine, raw):
         assert "other models are in use" in reply.text
         assert reply.headers["retry-after"] == "3"
     assert raw.post(URL, json=body("fine")).status_code == 200
+
+
+def test_nobody_tries_a_plugins_fault_again(engine, proxy):
+    """Neither SDK nor the router, which does not take the deployment out either."""
+    before = len(engine.seen()["requests"])
+    key = {"base_url": f"{proxy.url}/v1", "api_key": proxy.key, "max_retries": 2}
+    with openai.OpenAI(**key, http_client=openai.DefaultHttpxClient(trust_env=False)) as client:
+        ask = client.chat.completions.create
+        for text in ("broken", "broken"):
+            with pytest.raises(openai.UnprocessableEntityError, match="plugin toy") as told:
+                ask(model="scripted", messages=[{"role": "user", "content": text}])
+            assert told.value.response.headers["x-should-retry"] == "false"
+        ask(model="scripted", messages=[{"role": "user", "content": "fine"}])
+    assert len(engine.seen()["requests"]) == before + 3
 
 
 def test_a_failure_in_mid_stream(engine, raw):

@@ -266,7 +266,8 @@ def test_a_failing_detect_is_noted_and_the_next_is_asked(install_plugin: Install
     assert found is not None
     assert found.name == "a"
     assert registry.plugins[1].notes == (
-        "reasoning parser 'z': detect failed: ZeroDivisionError: division by zero (zzz, line 20)",
+        "reasoning parser 'z': detect failed: ZeroDivisionError: division by zero "
+        "(zzz.py, line 20, in mlx_reasoning_parsers.<lambda>)",
     )
 
 

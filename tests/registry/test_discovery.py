@@ -128,7 +128,8 @@ def test_a_plugin_is_in_entirely_or_not_at_all(install_plugin: Install) -> None:
         "@hookimpl\ndef mlx_tool_parsers():\n    raise OSError('no such format')\n"
     )
     registry = discover(install_plugin("mlx-provider-half", source))
-    assert registry.plugins[0].error == "OSError: no such format (mlx_provider_half, line 9)"
+    error = "OSError: no such format (mlx_provider_half.py, line 9, in mlx_tool_parsers)"
+    assert registry.plugins[0].error == error
     assert registry.model_families == {}
 
 

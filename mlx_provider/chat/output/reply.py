@@ -94,9 +94,9 @@ class Reply:
         self._advance()
         self._take_events()
 
-    def _note(self, fault: str) -> None:
+    def _note(self, fault: str, trace: str) -> None:
         if not self.faults:
-            log.warning("%s: the text is passed on as it is", fault)
+            log.warning("%s: the text is passed on as it is\n%s", fault, trace)
         self.faults.append(fault)
 
     @property

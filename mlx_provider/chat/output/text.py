@@ -26,8 +26,8 @@ class ReplyFormat:
     """White space that the chat template will write around the reply's texts."""
 
 
-Note = Callable[[str], None]
-"""Takes one line about a parser that failed."""
+Note = Callable[[str, str], None]
+"""Takes one line about a parser that failed, and the traceback."""
 
 
 def read_reply(reader: TextReader, spec: ReplyFormat, note: Note) -> Reading[None]:
@@ -49,7 +49,7 @@ def _whole(
         yield from read(reader, tools)
     if isolation.fault is None:
         return
-    note(f"{parser} failed: {isolation.fault.told}")
+    note(f"{parser} failed: {isolation.fault.told}", isolation.fault.trace)
     reader.give_up()
     reader.answer()
     yield from reader.pass_until((), reader.content)
@@ -276,7 +276,8 @@ class _Marked:
             except (NotACall, TextEnded) as found:
                 failure = found
         if isolation.fault is not None:
-            self.note(f"tool parser {self.parser.name!r} failed: {isolation.fault.told}")
-            failure = NotACall(isolation.fault.told)
+            told, trace = isolation.fault.told, isolation.fault.trace
+            self.note(f"tool parser {self.parser.name!r} failed: {told}", trace)
+            failure = NotACall(told)
         if failure is not None:
             raise failure

@@ -1,0 +1,278 @@
+"""A third party's plugin that raises is named with its function and line; nobody else notices."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlx_provider.client.in_process import InProcessClient
+from mlx_provider.config import EngineSettings
+from mlx_provider.errors import MLXProviderError, PluginError
+from mlx_provider.isolation import LOG, Isolation
+from mlx_provider.protocol.messages import ModelOptions
+from mlx_provider.records import DraftOptions
+from mlx_provider.registry import PluginRegistry
+from mlx_provider.serving.loading import told
+from mlx_provider.serving.service import ChatService
+from mlx_provider.testing.scripted import Step, build, script
+
+TOY = """
+import numpy as np
+from dataclasses import replace
+from mlx_provider import Kernels, ModelFamily, ToolParser, hookimpl
+from mlx_provider.families.checkpoint import read_json
+from mlx_provider.records import Drafter
+from mlx_provider.testing.scripted import family, model
+
+class Odd(BaseException): pass
+
+def asked(text, part):
+    if f"fail {part}" in text:
+        raise Odd(f"no {part}")
+
+class Toy(model.ScriptedModel):
+    fault = ""
+    def prepare(self, messages, **more):
+        asked(str(messages), "prepare")
+        prompt = super().prepare(messages, **more)
+        return None if "give nothing" in prompt.text else prompt
+    def make_cache(self):
+        if self.fault == "cache":
+            raise KeyError("cache")
+        return super().make_cache()
+    def prefill(self, chunk):
+        asked(chunk.prompt.text, "prefill")
+        return super().prefill(chunk)
+    def decode(self, tokens, cache, positions, logits_at=None):
+        logits = super().decode(tokens, cache, positions)
+        said = np.array(cache[0].state[0].reshape(-1)).astype(int).tolist()
+        text = self.tokenizer.decode(said, skip_special=False)
+        asked(text, "decode")
+        if "device full" in text:
+            raise RuntimeError("[METAL] Command buffer execution failed: Insufficient Memory")
+        return logits
+
+def load(folder, options):
+    fault = read_json(folder / "config.json")["fault"]
+    if fault == "load":
+        raise KeyError("weights")
+    if fault == "none":
+        return None
+    if fault == "toolkit":
+        read_json(folder / "config.json", 1, 2)
+    if fault == "disk":
+        raise OSError("disk is gone")
+    loaded = family.load(folder, options)
+    made = Toy(loaded.tokenizer, replace(loaded.info, tool_parser="toy"), loaded._calls)
+    made.fault = fault
+    return made
+
+def matches(config):
+    if config.get("fault") == "matches":
+        return config["nothing"]
+    return 9 if config.get("model_type") == "toy" else 0
+
+def detect(template):
+    raise ValueError("who knows")
+
+def parse(text, tools):
+    raise IndexError("no call")
+
+@hookimpl
+def mlx_model_families():
+    yield ModelFamily("toy", matches, load)
+
+@hookimpl
+def mlx_tool_parsers():
+    yield ToolParser("toy", "<toy>", "</toy>", parse, detect=detect)
+
+def start(folder, model, options):
+    return options.nothing
+
+@hookimpl
+def mlx_drafters():
+    yield Drafter("toy", lambda *given: "", start)
+
+@hookimpl
+def mlx_kernels():
+    yield Kernels("toy", lambda device, precision: 1 / 0, lambda: ())
+"""
+FILE = "mlx_provider_toy.py, line "
+PLUGIN = "plugin mlx_provider_toy (mlx-provider-toy 1.0): "
+
+
+class Toys:
+    def __init__(self, folder: Path, tiny_class: Any) -> None:
+        self.registry = PluginRegistry.discover()
+        self.service = ChatService(EngineSettings(), registry=self.registry)
+        self._client = InProcessClient(self.service)
+        self._folder, self._tiny = folder, tiny_class
+        self.built = folder / "built"
+        if not self.built.exists():
+            build(self.built, "json")
+
+    def model(self, fault: str = "") -> Any:
+        """A model whose load, or whose every pass, has this fault."""
+        folder = self._folder / (fault or "well")
+        if not folder.exists():
+            shutil.copytree(self.built, folder)
+            config = json.loads((folder / "config.json").read_text())
+            (folder / "config.json").write_text(
+                json.dumps(config | {"model_type": "toy", "fault": fault})
+            )
+        return self._tiny(self._client, self.service, str(folder))
+
+
+@pytest.fixture(scope="module")
+def toys(tmp_path_factory: pytest.TempPathFactory, tiny_class: Any) -> Iterator[Toys]:
+    folder = tmp_path_factory.mktemp("toys")
+    (folder / "mlx_provider_toy.py").write_text(TOY)
+    info = folder / "mlx_provider_toy-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mlx-provider-toy\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[mlx_provider]\nmlx_provider_toy = mlx_provider_toy\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        made = Toys(folder, tiny_class)
+        yield made
+        made.service.close()
+    sys.modules.pop("mlx_provider_toy")
+
+
+def fault_of(work: Callable[[], Any]) -> MLXProviderError:
+    """What a request is refused with, or ends with."""
+    try:
+        answer = work()
+    except MLXProviderError as error:
+        return error
+    assert answer.error is not None
+    return answer.error.exception()
+
+
+def test_where_a_plugin_fails(toys: Toys, caplog: pytest.LogCaptureFixture) -> None:
+    well = toys.model()
+    running = well.start(script(Step(say="all is well " * 12, slow=0.01)), max_tokens=400)
+    for ask, called, cause in (
+        (lambda: well.ask("fail prepare"), "Toy.prepare failed: Odd: no prepare", "in asked"),
+        (lambda: well.ask("fail prefill"), "Toy.prefill failed: Odd: no prefill", "in asked"),
+        (lambda: well.ask("fail decode"), "Toy.decode failed: Odd: no decode", "in asked"),
+        (
+            lambda: toys.model("load").ask(),
+            "family 'toy', load failed: KeyError: 'weights'",
+            "in load",
+        ),
+        (lambda: toys.model("toolkit").ask(), "family 'toy', load failed: TypeError", "in load"),
+        (
+            lambda: toys.model("cache").ask(),
+            "family 'toy', Toy.make_cache failed: KeyError",
+            "in Toy.make_cache",
+        ),
+    ):
+        caplog.clear()
+        error = fault_of(ask)
+        assert isinstance(error, PluginError), error
+        assert error.status == 422
+        told = error.message
+        assert told.startswith(PLUGIN), told
+        assert called in told
+        assert f"({FILE}" in told
+        assert f"{cause})" in told
+        assert told.endswith(LOG)
+        assert "Traceback" in caplog.text
+        assert 'mlx_provider_toy.py", line ' in caplog.text
+    given = fault_of(lambda: toys.model("none").ask())
+    assert (type(given), given.message) == (
+        PluginError,
+        "plugin mlx_provider_toy (mlx-provider-toy 1.0): load of 'toy' gave NoneType, "
+        "no LoadedModel",
+    )
+    assert well.read(running).only.content == "all is well " * 12
+
+
+def test_what_is_not_the_plugins_fault_may_be_tried_again(toys: Toys) -> None:
+    assert fault_of(lambda: toys.model("disk").ask()).status == 503
+    assert fault_of(lambda: toys.model().ask("device full")).status == 500
+
+
+def test_a_prompt_that_is_none(toys: Toys) -> None:
+    error = fault_of(lambda: toys.model().ask("give nothing"))
+    assert isinstance(error, PluginError)
+    assert error.message == f"{PLUGIN}prepare gave NoneType, no Prompt"
+
+
+def test_a_parser_that_fails_leaves_the_text(toys: Toys, caplog: pytest.LogCaptureFixture) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    answer = toys.model().ask(script(Step(say="a <toy>x</toy>")), tools=tools, max_tokens=60)
+    assert answer.only.content == "a <toy>x</toy>"
+    assert f"tool parser 'toy' failed: IndexError: no call ({FILE}" in caplog.text
+    assert 'mlx_provider_toy.py", line ' in caplog.text
+
+
+def test_a_match_that_fails_is_named_where_nobody_serves(
+    toys: Toys, caplog: pytest.LogCaptureFixture
+) -> None:
+    error = fault_of(lambda: toys.model("matches").ask())
+    assert error.status == 400
+    assert "mlx_provider_toy: model family 'toy': matches failed: KeyError: 'nothing'" in str(error)
+    assert "Traceback" in caplog.text
+
+
+def test_kernels_and_detection_that_fail_are_noted(
+    toys: Toys, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry = toys.registry
+    assert registry.detect_tool_parser("<none>") is None
+    registry.kernels_for("metal", "low")
+    (plugin,) = [each for each in registry.plugins if each.name == "mlx_provider_toy"]
+    notes = "\n".join(plugin.notes)
+    assert f"tool parser 'toy': detect failed: ValueError: who knows ({FILE}" in notes
+    assert f"kernels 'toy' failed: ZeroDivisionError: division by zero ({FILE}" in notes
+    assert caplog.text.count("Traceback") == 2
+
+
+def test_whose_drafter_it_is(toys: Toys) -> None:
+    """The model's family may be ours: it is not the one to be mended."""
+    with Isolation() as trying:
+        toys.registry.drafter("toy").start(Path(), toys.model().served().model, DraftOptions())
+    error = told(trying.fault, "m", "text", trusted=False, stranger="")
+    assert isinstance(error, PluginError)
+    assert error.message.startswith(
+        f"{PLUGIN}m could not be loaded by family 'text', start failed:"
+    )
+
+
+def test_an_edited_family_meets_none_of_its_old_prefixes(
+    install_plugin: Any, tmp_path: Path, toys: Toys, tiny_class: Any
+) -> None:
+    """What is kept of prompts, or measured, is of the code that computed it."""
+    shutil.copytree(toys.built, tmp_path / "built")
+    codes = []
+    for source in (TOY, TOY, f"{TOY}\n# edited\n"):
+        install_plugin("mlx-provider-toy", source)
+        made = Toys(tmp_path, tiny_class)
+        codes.append(made.model().served(ModelOptions()).loaded.code)
+        made.service.close()
+    assert codes[0] == codes[1] != codes[2] != ""
+
+
+def test_a_hook_that_fails_is_told_at_discovery(
+    install_plugin: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    install_plugin("mlx-provider-toy", TOY.replace("yield ToolParser", "1 / 0; yield ToolParser"))
+    install_plugin("mlx-provider-bad", "def f(:")
+    errors = {each.name: each.error or "" for each in PluginRegistry.discover().plugins}
+    assert errors["mlx_provider_toy"].startswith(f"ZeroDivisionError: division by zero ({FILE}")
+    assert errors["mlx_provider_toy"].endswith("in mlx_tool_parsers)")
+    assert "SyntaxError" in errors["mlx_provider_bad"]
+    assert "(mlx_provider_bad.py, line 1)" in errors["mlx_provider_bad"]
+    assert caplog.text.count("Traceback") == 2
+    assert not [name for name, error in errors.items() if error and name not in (
+        "mlx_provider_toy", "mlx_provider_bad")]  # fmt: skip
