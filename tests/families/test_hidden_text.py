@@ -124,11 +124,13 @@ PIECES = st.one_of(
     st.text(alphabet=LETTERS + "é中😀\ue000\U000f0000", max_size=4),
 )
 WORDS = st.lists(PIECES, max_size=6).map("".join)
+OF_OTHERS = WORDS.filter(lambda text: not any(own in text for own in OWN))
+"""Words that spell no token of the template's own, as which the oracle would read them."""
 
 
 @pytest.mark.parametrize("flags", list(FLAGS))
 @pytest.mark.parametrize("kind", [k for k in KINDS if k not in ("unigram", "vocabulary")])
-@given(texts=st.lists(WORDS, min_size=1, max_size=3))
+@given(texts=st.lists(OF_OTHERS, min_size=1, max_size=3))
 def test_typed_tokens_are_what_they_are_to_a_tokenizer_without_them(
     kind: str, flags: str, texts: list[str]
 ) -> None:

@@ -67,7 +67,7 @@ def test_pieces_add_up_to_the_text(qwen: Any) -> None:
 def test_a_reader_that_comes_late_gets_the_same_text(qwen: Any) -> None:
     prompt = qwen.ask(max_tokens=40)
     late = qwen.start(max_tokens=40)
-    wait_for(lambda: late._queue.ended)
+    wait_for(lambda: late._events.ended)
     assert qwen.read(late).only.content == prompt.only.content
 
 
@@ -237,8 +237,8 @@ def test_the_death_of_the_engine_thread(make_service: Any, tiny_class: Any, qwen
 
 def test_a_reader_that_was_given_up_costs_nothing_more(qwen: Any) -> None:
     generation = qwen.start(max_tokens=30_000, sampling=warm(3), logprobs=True, top_logprobs=20)
-    wait_for(lambda: generation._queue.unread > 100_000)
-    generation._queue.give_up()
+    wait_for(lambda: generation._events.unread > 100_000)
+    generation._events.give_up()
     wait_for(lambda: qwen.client.health().running == 0)
     answer = qwen.read(generation)
     assert answer.error is not None
