@@ -17,7 +17,7 @@ from ...records import ReasoningParser, ToolParser
 from ..byte_model import ByteModel
 from ..replies import Read, read_chunks
 from . import calls as drawn
-from .check import Check, demand, same
+from .check import Check, Nonconformity, demand, same
 from .examples import cut, for_examples
 from .texts import FRAGMENTS, replies
 from .work import bounded
@@ -138,21 +138,12 @@ def _misleading(of: Format) -> None:
 
 
 def _as_meant(of: Format, text: str, arguments: dict[str, Any]) -> None:
+    """Formats of tags may take one line end at a text's edge for their own, or may not."""
     found, beside = of.taken_back(text, [drawn.TOOL])
-    meant = drawn.meant(of.parser, arguments, lined=True)
-    read = [(name, _lined(of, got)) for name, got in found]
+    plain = [("put", drawn.meant(of.parser, arguments))]
+    lined = [("put", drawn.meant(of.parser, arguments, lined=True))]
     told = f"the grammar allows {text!r}, which the parser reads otherwise"
-    same((read, beside), ([("put", _lined(of, meant))], ""), told)
-
-
-def _lined(of: Format, arguments: Any) -> Any:
-    """Formats of tags may take one line end at a text's edge for their own."""
-    if of.parser.call_grammar().tagged is None or not isinstance(arguments, dict):
-        return arguments
-    return {
-        key: drawn.without_line_ends(value) if isinstance(value, str) else value
-        for key, value in arguments.items()
-    }
+    same((found, beside), (lined if found == lined else plain, ""), told)
 
 
 def parser_to_grammar(of: Format) -> None:
@@ -209,7 +200,10 @@ def odd_names(of: Format) -> None:
     for_examples(st.tuples(names, keys, kinds), 40, check, shrinks=True)
     for name in ("f", "get_weather", "Bash", "mcp__server__tool", "a1"):
         tool = drawn.named(name, ["path", "old_string", "X"], "string")
-        check_readable(of.model.request(tools=[tool], tool_choice="required"), of.parser)
+        try:
+            check_readable(of.model.request(tools=[tool], tool_choice="required"), of.parser)
+        except BadRequest as error:
+            raise Nonconformity(f"a name that people give is refused: {error}") from None
 
 
 def cut_replies(of: Format) -> None:
@@ -253,10 +247,11 @@ def bombs(of: Format) -> None:
     bodies = [opener * 300 for opener in openers]
     bodies += [
         opener + piece * NESTED
-        for opener in ("", *heads)
+        for opener in (*openers, *heads)
         for piece in ("[", '{"a": ', "{a:", "f(a=", "<a>", *openers[:1])
     ]
-    for body in bodies:
+    closers = ("", *parser.closers()[:1])
+    for body in (body + closer for body in bodies for closer in closers):
         with bounded(WORK, f"{body[:60]!r}... of {len(body)} characters"):
             _survives(of, body)
     endless = head + 'lorem ipsum, [dolor] "sit" ' * (LONG // 27)
