@@ -26,6 +26,9 @@ class Replacement:
     """
     at_home: bool = False
     """Callers stand in the module that defines it, not in those of a model's layers."""
+    tolerance: float = 1e-4
+    """Largest difference of a value of float32 from the original's, as a share of the largest of
+    these; what `pytest --mlx-conformance` holds it to."""
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,18 @@ from pathlib import Path
 from typing import TypeVar
 
 from ...isolation import Isolation
-from ...records import ReasoningParser, ToolParser
+from ...records import Drafter, Kernels, ModelFamily, ReasoningParser, ToolParser
 from ...registry import Plugin, PluginRegistry
 from ...registry.contents import Contents, load
 from ...registry.discovery import installed
 from ..byte_model import ByteModel, byte_model
 from . import loading, reasoning_parsers, tool_parsers
-from .check import Case, Check
+from .check import Case, Check, Nonconformity
 from .loading import Installed
 from .tool_parsers import Format
 
 S = TypeVar("S")
+CHECKPOINT = "Its checks have a checkpoint to run on."
 Builders = Callable[[str], Mapping[str, Callable[[Path], object]]]
 """From the name of a family, of kernels or of a drafter to those who write tiny checkpoints for it
 into an empty folder, by label."""
@@ -88,12 +89,61 @@ def cases_of(plugin: Plugin, point: EntryPoint, lab: Laboratory) -> list[Case]:
 
 def _of_records(contents: Contents, lab: Laboratory) -> Iterator[Case]:
     whole = {parser.name: parser for parser in contents.reasoning_parsers}
+    for family in contents.model_families:
+        yield from _of_family(family, lab)
     for calls in contents.tool_parsers:
         made = partial(_format, calls, whole.get(calls.name), lab)
         yield from _each(f"tool parser {calls.name}", "", tool_parsers.CHECKS, made)
     for parser in contents.reasoning_parsers:
         subject = f"reasoning parser {parser.name}"
         yield from _each(subject, "", reasoning_parsers.CHECKS, partial(_itself, parser))
+    for drafter in contents.drafters:
+        yield from _of_drafter(drafter, lab)
+    for kernels in contents.kernels:
+        yield from _of_kernels(kernels, lab)
+
+
+def _of_family(family: ModelFamily, lab: Laboratory) -> Iterator[Case]:
+    from .families import CHECKS, ONCE
+    from .specimens import FORMATS, Checkpoint, known_checkpoints
+
+    subject = f"model family {family.name}"
+    writers = lab.builders(family.name) or known_checkpoints(family, lab.registry)
+    if not writers:
+        yield Case(subject, "", "checkpoint", CHECKPOINT, partial(_no_checkpoint, family.name))
+    for label, write in writers.items():
+        checkpoint = Checkpoint(family, label, write, lab.registry, lab.folder)
+        for kept_in in FORMATS:
+            checks = (*CHECKS, *ONCE) if kept_in == FORMATS[0] else CHECKS
+            made = partial(checkpoint.specimen, kept_in)
+            yield from _each(subject, f"{label}, {kept_in}", checks, made)
+
+
+def _of_drafter(drafter: Drafter, lab: Laboratory) -> Iterator[Case]:
+    from .drafters import CHECKS, made
+
+    given = made(drafter, lab.builders(drafter.name), lab.registry, lab.folder)
+    yield from _each(f"drafter {drafter.name}", "", CHECKS, given)
+
+
+def _of_kernels(kernels: Kernels, lab: Laboratory) -> Iterator[Case]:
+    from .kernels import CHECKS, ONCE, Computing, known_models
+    from .specimens import FORMATS
+
+    subject = f"kernels {kernels.name}"
+    writers = lab.builders(kernels.name) or known_models()
+    for label, write in writers.items():
+        for kept_in in FORMATS[:2]:
+            made = partial(Computing, kernels, label, kept_in, write, lab.registry, lab.folder)
+            yield from _each(subject, f"{label}, {kept_in}", CHECKS, made)
+    yield from _each(subject, "", ONCE, made)
+
+
+def _no_checkpoint(name: str) -> None:
+    raise Nonconformity(
+        f"there is no tiny checkpoint for {name!r}: write one in the hook "
+        "pytest_mlx_conformance_models of a conftest.py"
+    )
 
 
 def _each(

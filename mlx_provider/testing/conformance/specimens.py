@@ -1,0 +1,165 @@
+"""A family's tiny checkpoints in the formats that users run."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ...engine.execution import noise, solo_rows
+from ...engine.execution.probe import Probe, probe
+from ...families.checkpoint import read_json
+from ...records import LoadedModel, LoadOptions, ModelFamily
+from ...registry import PluginRegistry
+from ...serving.kernels import equip
+from ..tiny_configs import FAMILIES
+from ..tiny_models import build
+from .check import NotApplicable
+
+FORMATS = ("float32", "bfloat16", "4 bit")
+GROUP = 32
+"""Values that share a scale in four bits."""
+LEAST = 1e-3
+"""Difference of a log-probability in float32 that is never taken for an error."""
+Write = Callable[[Path], object]
+
+
+@dataclass
+class Checkpoint:
+    """One tiny checkpoint of a family, written and loaded once."""
+
+    family: ModelFamily
+    label: str
+    write: Write
+    registry: PluginRegistry
+    new_folder: Callable[[], Path]
+    specimens: dict[str, Specimen] = field(default_factory=dict)
+
+    @cached_property
+    def folder(self) -> Path:
+        """As it was written."""
+        folder = self.new_folder()
+        self.write(folder)
+        return folder
+
+    def specimen(self, kept_in: str) -> Specimen:
+        if kept_in not in self.specimens:
+            self.specimens[kept_in] = Specimen(self, kept_in)
+        return self.specimens[kept_in]
+
+
+class Specimen:
+    """A checkpoint in one format."""
+
+    def __init__(self, checkpoint: Checkpoint, kept_in: str) -> None:
+        self.checkpoint = checkpoint
+        self.kept_in = kept_in
+
+    @property
+    def family(self) -> ModelFamily:
+        return self.checkpoint.family
+
+    @property
+    def exact(self) -> bool:
+        """Whether tokens must be equal, and not only as likely."""
+        return self.kept_in == "float32"
+
+    @cached_property
+    def folder(self) -> Path:
+        if self.exact:
+            return self.checkpoint.folder
+        folder = self.checkpoint.new_folder()
+        halved(self.checkpoint.folder, folder)
+        return folder
+
+    @cached_property
+    def model(self) -> LoadedModel:
+        """With the kernels that the engine would choose."""
+        model = self.family.load(self.folder, LoadOptions())
+        if self.kept_in == "4 bit":
+            whole: Any = model.model
+            if not isinstance(whole, nn.Module):
+                raise NotApplicable("its model is no mlx.nn.Module that could be quantised")
+            text = getattr(whole, "language_model", whole)
+            nn.quantize(text, group_size=GROUP, bits=4, class_predicate=_divisible)
+        equip(model, self.checkpoint.registry)
+        if not self.exact:
+            computed_here(model)
+        return model
+
+    @cached_property
+    def probe(self) -> Probe:
+        """How its rows may decode."""
+        return probe(self.model, self.model.make_cache, self.model.kv_layouts)
+
+    @cached_property
+    def tolerance(self) -> float:
+        """Difference of a log-probability that is rounding."""
+        floor = noise.MULTIPLE * self.probe.noise_floor
+        return max(LEAST if self.exact else self.bound, floor)
+
+    @cached_property
+    def bound(self) -> float:
+        """Difference of likely tokens between two ways to the same logits: a small share of what
+        another context makes."""
+        tokens = self.tokens(solo_rows.STEPS + 8, 5)
+        cache = solo_rows.prefilled(self.model, self.model.make_cache, tokens[:8])
+        logits = solo_rows.decoded(self.model, cache, tokens[8:], 8)
+        contexts = [noise.spread(a, b) for a, b in itertools.pairwise(logits)]
+        return LEAST if self.exact else noise.bound("low", [], contexts)
+
+    def tokens(self, length: int, word: int) -> list[int]:
+        """Ids without those that end a reply; of one word they begin alike."""
+        return solo_rows.some_tokens(self.model, length, word)
+
+
+def computed_here(model: LoadedModel) -> None:
+    """Raise `NotApplicable` where this device has no kernel for a format (MLX 0.32 on a CPU: the
+    experts of bfloat16)."""
+    try:
+        solo_rows.prefilled(model, model.make_cache, solo_rows.some_tokens(model, 3, 0))
+    except RuntimeError as error:
+        if "only supports" in str(error):
+            raise NotApplicable(f"this device cannot compute it: {error}") from None
+        raise
+
+
+def _divisible(path: str, layer: nn.Module) -> bool:
+    return hasattr(layer, "to_quantized") and layer.weight.shape[-1] % GROUP == 0
+
+
+def halved(folder: Path, other: Path) -> None:
+    """Copy a checkpoint, its weights in bfloat16."""
+    for path in folder.iterdir():
+        if path.suffix == ".safetensors":
+            weights: Any = mx.load(str(path))
+            cast = {name: _in_half(name, value) for name, value in weights.items()}
+            mx.save_safetensors(str(other / path.name), cast, metadata={"format": "mlx"})
+        elif path.is_file():
+            (other / path.name).write_bytes(path.read_bytes())
+    config = read_json(other / "config.json") | {"torch_dtype": "bfloat16", "dtype": "bfloat16"}
+    (other / "config.json").write_text(json.dumps(config))
+
+
+def _in_half(name: str, value: mx.array) -> mx.array:
+    """Logarithms of decays stay as they are, which converters leave, too."""
+    floats = mx.issubdtype(value.dtype, mx.floating) and not name.endswith("A_log")
+    return value.astype(mx.bfloat16) if floats else value
+
+
+def known_checkpoints(family: ModelFamily, registry: PluginRegistry) -> Mapping[str, Write]:
+    """Our own tiny models that this family serves before any other."""
+    found: dict[str, Write] = {}
+    for tiny in FAMILIES:
+        config = dict(tiny.config(defaultdict(int)))
+        if family.matches(config) and registry.family_for(config)[0].name == family.name:
+            found[tiny.name] = partial(build, family=tiny.name)
+    return found
