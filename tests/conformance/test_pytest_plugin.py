@@ -1,0 +1,116 @@
+"""`pytest --mlx-conformance` as an author runs it: beside a conftest, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+PLUGIN = """
+from mlx_provider import ReasoningParser, hookimpl
+
+@hookimpl
+def mlx_reasoning_parsers():
+    yield ReasoningParser("angle", "<t>", "</t>")
+    yield ReasoningParser("broken", "<b>", "</b>", whole=whole)
+
+def whole(reader, tools):
+    text = yield from reader.rest()
+    reader.content(text.strip("gamma"))
+"""
+TESTS = """
+def test_of_the_author(pytestconfig):
+    assert pytestconfig.pluginmanager.hasplugin("mlx_provider")
+"""
+CONFTEST = """
+def pytest_mlx_conformance_models(name):
+    return {}
+"""
+
+
+@pytest.fixture
+def author(
+    install_plugin: Callable[..., str], tmp_path: Path
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    install_plugin("mlx-provider-angle", PLUGIN, name="angle")
+    folder = tmp_path / "author"
+    folder.mkdir()
+    (folder / "test_author.py").write_text(TESTS)
+    (folder / "conftest.py").write_text(CONFTEST)
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
+            cwd=folder,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                "XDG_STATE_HOME": str(tmp_path / "state"),
+                "PYTEST_ADDOPTS": "",
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return run
+
+
+def test_a_run_of_an_author(
+    author: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """Items without a file, results by thing, and a record."""
+    done = author("--mlx-conformance", "angle")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "mlx conformance: angle (mlx-provider-angle 1.0)" in done.stdout
+    assert "  reasoning parser angle   5 passed" in done.stdout
+    assert "FAILED: cut replies" in done.stdout
+    assert "promised: A reply that ends anywhere raises nothing" in done.stdout
+    assert "test_author" not in done.stdout
+    (record,) = (tmp_path / "state" / "mlx-provider" / "conformance").iterdir()
+    assert f"record: {record}" in done.stdout
+    kept = json.loads(record.read_text())
+    assert (kept["plugin"], kept["distribution"], kept["version"]) == (
+        "angle", "mlx-provider-angle", "1.0",
+    )  # fmt: skip
+    failed = [each for each in kept["results"] if each["outcome"] == "failed"]
+    assert ("reasoning parser broken", "cut replies") in [
+        (each["subject"], each["check"]) for each in failed
+    ]
+
+
+def test_a_part_of_the_checks_is_no_record(
+    author: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    done = author("--mlx-conformance", "angle", "-k", "recognition or of_the_author", ".")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed, 12 deselected" in done.stdout
+    assert "no record is kept: 12 of 13 checks did not run" in done.stdout
+    assert not (tmp_path / "state").exists()
+
+
+def test_an_unknown_plugin_is_told(author: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = author("--mlx-conformance", "nope")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "no plugin 'nope' is installed (installed: angle, bench," in done.stderr
+
+
+def test_whoever_runs_pytest_imports_next_to_nothing() -> None:
+    heavy = ("mlx", "litellm", "transformers", "hypothesis", "numpy", "pydantic", "httpx")
+    code = (
+        "import sys, mlx_provider.testing.pytest_plugin\n"
+        f"print(sorted(set({heavy}) & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "[]\n"

@@ -1,0 +1,125 @@
+"""Each check of drafters and kernels finds who breaks its promise, and names the promise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from mlx_provider.testing.tiny_models import build
+
+TINY = {"tiny": partial(build, family="qwen3", intermediate_size=512)}
+Failures = Callable[..., dict[str, str]]
+
+DRAFTER = """
+from mlx_provider import hookimpl
+from mlx_provider.records import Drafter
+
+mlx_provider_api = 1
+
+class Toy:
+    def propose(self, rows):
+        return [[row.tokens[-1]] * row.wanted for row in rows]
+
+def start(folder, model, options):
+    return Toy()
+
+def refuses(folder, model, options):
+    return ""
+
+@hookimpl
+def mlx_drafters():
+    yield Drafter("toy", refuses, start)
+
+"""
+CHANGES_THE_MODEL = """
+def start(folder, model, options):
+    model.model.lm_head.weight = -model.model.lm_head.weight
+    return Toy()
+"""
+GROWS_ROWS = """
+class Toy:
+    def propose(self, rows):
+        for row in rows:
+            row.tokens.append(30)
+        return [[row.tokens[-1]] * row.wanted for row in rows]
+"""
+RAISES = """
+class Toy:
+    def propose(self, rows):
+        raise ValueError("no idea")
+"""
+TOO_MANY = """
+class Toy:
+    def propose(self, rows):
+        return [[row.tokens[-1]] * (row.wanted + 1) for row in rows]
+"""
+REFUSES_BADLY = """
+def refuses(folder, model, options):
+    return "first\\nsecond"
+"""
+DRAFTERS = {
+    "good": ("", set()),
+    "changes the model": (CHANGES_THE_MODEL, {"same answers", "model untouched"}),
+    "grows rows": (GROWS_ROWS, {"proposals"}),
+    "raises": (RAISES, {"proposals"}),
+    "too many": (TOO_MANY, {"proposals"}),
+    "refuses badly": (REFUSES_BADLY, {"refusals"}),
+}
+
+
+@pytest.mark.parametrize("toy", DRAFTERS)
+def test_the_broken_promise_of_a_drafter_is_named(
+    install_plugin: Callable[..., str], failures: Failures, toy: str
+) -> None:
+    source, broken = DRAFTERS[toy]
+    name = install_plugin("toydrafter", DRAFTER + source)
+    only = tuple(broken) or ("drafter toy",)
+    assert set(failures(name, TINY, only)) == broken
+
+
+KERNELS = """
+from mlx_provider import Kernels, Replacement, hookimpl
+
+mlx_provider_api = 1
+
+def make(original):
+    return lambda *arrays: original(*arrays) * FACTOR
+
+def matches(device, precision):
+    return device == "cpu"
+
+def replacements():
+    return [Replacement(*WHERE, make, tolerance=TOLERANCE)]
+
+@hookimpl
+def mlx_kernels():
+    yield Kernels("toy", matches, replacements)
+
+FACTOR, TOLERANCE, WHERE = 1.0, 1e-4, ("mlx_lm.models.activations", "swiglu")
+"""
+COMPUTING = {
+    "good": ("", set()),
+    "off": ("FACTOR = 1.01", {"results [tiny, float32]"}),
+    "off as told": ("FACTOR = 1.01; TOLERANCE = 0.02", set()),
+    "far off": ("FACTOR = -1.0", {"answers [tiny, float32]"}),
+    "nowhere": ("WHERE = (WHERE[0], 'no_such_function')", {"functions"}),
+    "no word": ("def matches(device, precision):\n    return None", {"matching"}),
+}
+
+
+@pytest.mark.parametrize("toy", COMPUTING)
+def test_the_broken_promise_of_kernels_is_named(
+    install_plugin: Callable[..., str], failures: Failures, toy: str
+) -> None:
+    source, broken = COMPUTING[toy]
+    name = install_plugin("toykernels", KERNELS + source)
+    only = tuple(_whole(each) for each in broken) or ("float32 results", "functions")
+    assert set(failures(name, TINY, only)) == broken
+
+
+def _whole(key: str) -> str:
+    """`check [checkpoint, format]` as a case says it."""
+    check, _, variant = key.partition(" [")
+    return f"{variant.rstrip(']').partition(', ')[2]} {check}".strip()
