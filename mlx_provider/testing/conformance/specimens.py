@@ -29,6 +29,11 @@ GROUP = 32
 """Values that share a scale in four bits."""
 LEAST = 1e-3
 """Difference of a log-probability in float32 that is never taken for an error."""
+SHARE = 0.15
+"""Of what another context makes: rounding in 16 and 4 bits stays below half of it, and what is
+wrong comes near to the whole."""
+ONE = 2.0
+"""Times by which one token's log-probability may differ more than the mean of many."""
 Write = Callable[[Path], object]
 
 
@@ -104,17 +109,18 @@ class Specimen:
     def tolerance(self) -> float:
         """Difference of a log-probability that is rounding."""
         floor = noise.MULTIPLE * self.probe.noise_floor
-        return max(LEAST if self.exact else self.bound, floor)
+        return max(LEAST if self.exact else ONE * self.bound, floor)
 
     @cached_property
     def bound(self) -> float:
-        """Difference of likely tokens between two ways to the same logits: a small share of what
-        another context makes."""
+        """Difference of likely tokens (root mean square) between two ways to the same logits: a
+        small share of what another context makes."""
         tokens = self.tokens(solo_rows.STEPS + 8, 5)
         cache = solo_rows.prefilled(self.model, self.model.make_cache, tokens[:8])
         logits = solo_rows.decoded(self.model, cache, tokens[8:], 8)
         contexts = [noise.spread(a, b) for a, b in itertools.pairwise(logits)]
-        return LEAST if self.exact else noise.bound("low", [], contexts)
+        reach = sum(contexts) / len(contexts)
+        return LEAST if self.exact else max(noise.LEAST["low"], SHARE * reach)
 
     def tokens(self, length: int, word: int) -> list[int]:
         """Ids without those that end a reply; of one word they begin alike."""
