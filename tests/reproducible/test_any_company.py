@@ -246,6 +246,21 @@ def test_a_stored_prefix_is_what_a_prefill_computes(
     check()
 
 
+def test_a_state_is_kept_under_the_tokens_that_it_has_seen(
+    load: Callable[..., LoadedModel],
+) -> None:
+    """Of a model of states alone, no layer of which tells how many tokens it holds."""
+    model = load("rwkv7")
+    engine = engine_of(model, prefix_cache=PrefixCache(budget=lambda: 2**24))
+    for length in (45, 75):
+        request = new_request(BASE[:length], max_tokens=6, logprobs=1)
+        engine.submit(request)
+        run(engine)
+        twin = new_request(BASE[:length], max_tokens=6, logprobs=1)
+        assert bits(request) == alone(model, twin)
+    assert request.cached == 32
+
+
 def test_a_row_that_fails_fails_alone(load: Callable[..., LoadedModel]) -> None:
     model = Unsteady(load("qwen3"), never_gets=105)
     engine = engine_of(model)

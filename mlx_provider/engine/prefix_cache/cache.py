@@ -194,6 +194,7 @@ class PrefixCache:
         *,
         prompted: int | None = None,
         session: str | None = None,
+        beyond: bool = False,
     ) -> None:
         """Keep a row: `tokens` are all that the cache holds, as key ids. The cache stays as it is.
 
@@ -201,6 +202,7 @@ class PrefixCache:
         them; `prompted`: tokens before the reply, if that is among them. A cache of append-only
         layers may hold more tokens. Makes room first; an entry larger than the budget, or of an
         unknown make, is not stored. Raises `ValueError` if the cache holds fewer tokens.
+        `beyond`: it holds more, which a cache of states alone does not show.
         """
         ids = as_ids(tokens)
         ends = {n: s for n, s in snapshots.items() if 0 < n <= len(ids) and not s.inside}
@@ -209,6 +211,7 @@ class PrefixCache:
         shared = self._walk(key, ids).shared if inside else 0
         try:
             row = row_parts(cache, len(ids))
+            row = replace(row, exact=row.exact and not beyond)
             if not row.exact and not row.complete:  # its state is of a later token
                 ids = ids[: max(ends, default=0)]
             leaf = self._grow(key, ids, LivePath(row, cache, ends, before), layout=row.layout)

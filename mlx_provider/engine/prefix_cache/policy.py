@@ -113,8 +113,15 @@ class PrefixCachePolicy:
         self._insert(row.request, ids, cache, {})
 
     def _insert(
-        self, request: Request, ids: Ids, cache: list[Any], snapshots: dict[int, Any]
+        self,
+        request: Request,
+        ids: Ids,
+        cache: list[Any],
+        snapshots: dict[int, Any],
+        *,
+        beyond: bool = False,
     ) -> None:
+        """`beyond`: the cache holds more tokens than these."""
         self._cache.insert(
             self._key(request),
             ids,
@@ -122,6 +129,7 @@ class PrefixCachePolicy:
             snapshots,
             prompted=len(request.prompt.tokens),
             session=request.session,
+            beyond=beyond,
         )
 
     def _key(self, request: Request) -> CacheKey:

@@ -40,7 +40,8 @@ class WholePasses(PrefixCachePolicy):
         """Store what whole passes have computed."""
         whole = self._shapes.whole(job.done)
         if job.cache is not None and whole:
-            self._insert(job.request, job.ids[:whole], job.cache, job.snapshots)
+            beyond = job.done > whole
+            self._insert(job.request, job.ids[:whole], job.cache, job.snapshots, beyond=beyond)
 
     def keep_row(self, row: Row, tokens: Sequence[int], cache: list[Any]) -> None:
         """Nothing: its prompt was stored when it joined."""

@@ -93,8 +93,7 @@ class Specimen:
             whole: Any = model.model
             if not isinstance(whole, nn.Module):
                 raise NotApplicable("its model is no mlx.nn.Module that could be quantised")
-            text = getattr(whole, "language_model", whole)
-            nn.quantize(text, group_size=GROUP, bits=4, class_predicate=_divisible)
+            quantise(getattr(whole, "language_model", whole))
         equip(model, self.checkpoint.registry)
         if not self.exact:
             computed_here(model)
@@ -136,6 +135,15 @@ def computed_here(model: LoadedModel) -> None:
         if "only supports" in str(error):
             raise NotApplicable(f"this device cannot compute it: {error}") from None
         raise
+
+
+def quantise(model: nn.Module) -> None:
+    """Four bits, as converters leave them. Raises `NotApplicable` for layers that have no such
+    form (mlx-lm 0.32's own linear layers of some architectures)."""
+    try:
+        nn.quantize(model, group_size=GROUP, bits=4, class_predicate=_divisible)
+    except TypeError as error:
+        raise NotApplicable(f"its layers have no form in four bits: {error}") from None
 
 
 def _divisible(path: str, layer: nn.Module) -> bool:
