@@ -36,6 +36,7 @@ def test_each_of_them_speaks(mlx_each_cache: Path, mlx_load: Callable[..., Any])
     assert len(greedy(model, prompt, 3)) == 3
 
 
+@pytest.mark.conformance
 def test_an_engine_says_what_it_is_told(
     mlx_engine: Any, mlx_scripted_folder: Callable[..., Path]
 ) -> None:

@@ -11,17 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from mlx_provider.testing.conformance.items import Collecting
+
 PLUGIN = """
 from mlx_provider import ReasoningParser, hookimpl
 
 @hookimpl
 def mlx_reasoning_parsers():
-    yield ReasoningParser("angle", "<t>", "</t>")
-    yield ReasoningParser("broken", "<b>", "</b>", whole=whole)
-
-def whole(reader, tools):
-    text = yield from reader.rest()
-    reader.content(text.strip("gamma"))
+    yield ReasoningParser("angle", "<t>", "</t>", detect=lambda template: True)
 """
 TESTS = """
 def test_of_the_author(pytestconfig):
@@ -68,9 +65,10 @@ def test_a_run_of_an_author(
     done = author("--mlx-conformance", "angle")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "mlx conformance: angle (mlx-provider-angle 1.0)" in done.stdout
-    assert "  reasoning parser angle   5 passed" in done.stdout
-    assert "FAILED: cut replies" in done.stdout
-    assert "promised: A reply that ends anywhere raises nothing" in done.stdout
+    assert "  reasoning parser angle  5 passed" in done.stdout
+    assert "  plugin                  2 passed; FAILED: recognition" in done.stdout
+    assert "promised: `matches` and `detect` take any config" in done.stdout
+    assert "found: parser 'angle' claims the chat template ''" in done.stdout
     assert "test_author" not in done.stdout
     (record,) = (tmp_path / "state" / "mlx-provider" / "conformance").iterdir()
     assert f"record: {record}" in done.stdout
@@ -79,25 +77,22 @@ def test_a_run_of_an_author(
         "angle", "mlx-provider-angle", "1.0",
     )  # fmt: skip
     failed = [each for each in kept["results"] if each["outcome"] == "failed"]
-    assert ("reasoning parser broken", "cut replies") in [
-        (each["subject"], each["check"]) for each in failed
-    ]
+    assert [(each["subject"], each["check"]) for each in failed] == [("plugin", "recognition")]
 
 
 def test_a_part_of_the_checks_is_no_record(
     author: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
-    done = author("--mlx-conformance", "angle", "-k", "recognition or of_the_author", ".")
+    done = author("--mlx-conformance", "angle", "-k", "loads or of_the_author", ".")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 passed, 12 deselected" in done.stdout
-    assert "no record is kept: 12 of 13 checks did not run" in done.stdout
+    assert "2 passed, 7 deselected" in done.stdout
+    assert "no record is kept: 7 of 8 checks did not run" in done.stdout
     assert not (tmp_path / "state").exists()
 
 
-def test_an_unknown_plugin_is_told(author: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    done = author("--mlx-conformance", "nope")
-    assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "no plugin 'nope' is installed (installed: angle, bench," in done.stderr
+def test_an_unknown_plugin_is_told(pytestconfig: pytest.Config) -> None:
+    with pytest.raises(pytest.UsageError, match=r"no plugin 'nope' is installed \(.*bench,"):
+        Collecting(pytestconfig, ["nope"])
 
 
 def test_whoever_runs_pytest_imports_next_to_nothing() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -69,7 +70,16 @@ DRAFTERS = {
 }
 
 
-@pytest.mark.parametrize("toy", DRAFTERS)
+QUICK = ("good", "changes the model", "grows rows", "off", "nowhere")
+"""The others are left to `tox -e conformance`."""
+
+
+def some(toys: Iterable[str]) -> list[Any]:
+    marks = pytest.mark.conformance
+    return [pytest.param(toy, marks=() if toy in QUICK else marks) for toy in toys]
+
+
+@pytest.mark.parametrize("toy", some(DRAFTERS))
 def test_the_broken_promise_of_a_drafter_is_named(
     install_plugin: Callable[..., str], failures: Failures, toy: str
 ) -> None:
@@ -109,7 +119,7 @@ COMPUTING = {
 }
 
 
-@pytest.mark.parametrize("toy", COMPUTING)
+@pytest.mark.parametrize("toy", some(COMPUTING))
 def test_the_broken_promise_of_kernels_is_named(
     install_plugin: Callable[..., str], failures: Failures, toy: str
 ) -> None:

@@ -15,7 +15,7 @@ from .work import bounded
 
 WORK = 30.0
 """Seconds of work: what reads each character once needs a fraction of one."""
-LONG = 60_000
+LONG = 24_000
 PIECE = 12
 OPEN = (None, True, False)
 """Whether the prompt ended inside a thought; `None`: nobody knows."""

@@ -27,7 +27,7 @@ SEEDS = 16
 LONGEST = 600
 """of so many tokens at most."""
 NESTED = 2000
-LONG = 60_000
+LONG = 24_000
 """Characters of a call that never ends."""
 PIECE = 12
 """Characters of the pieces in which it comes."""
