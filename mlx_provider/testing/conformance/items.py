@@ -181,9 +181,10 @@ def _line(results: Sequence[CheckResult]) -> str:
     parts = [f"{len(by['passed'])} passed"]
     if by["failed"]:
         parts.append("FAILED: " + ", ".join(each.check for each in by["failed"]))
-    if by["skipped"]:
-        told = ", ".join(f"{each.check} ({each.told})" for each in by["skipped"])
-        parts.append(f"skipped: {told}")
+    reasons: dict[str, list[str]] = {}
+    for each in by["skipped"]:
+        reasons.setdefault(each.told, []).append(each.check)
+    parts += [f"skipped: {', '.join(names)} ({why})" for why, names in reasons.items()]
     return "; ".join(parts)
 
 
