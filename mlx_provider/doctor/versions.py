@@ -29,7 +29,7 @@ TESTED = (
     Tested("mlx", ">=0.32.4", "0.32"),
     Tested("mlx-lm", ">=0.32.2,<0.33", "0.32"),
     Tested("mlx-vlm", ">=0.7.10,<0.8", "0.7"),
-    Tested("litellm", ">=1.106.2,!=1.107.0", "1.109"),
+    Tested("litellm", ">=1.106.2,!=1.107.0.*", "1.109"),
     Tested("transformers", ">=5.14,<6", "5.23"),
 )
 
@@ -47,9 +47,9 @@ class KnownBad:
 KNOWN_BAD = (
     KnownBad(
         "litellm",
-        "==1.107.0",
+        "==1.107.0.*",
         "a malicious upload of 21 October 2026, which may have read this machine's secrets",
-        "pip install 'litellm!=1.107.0', then replace every key that this machine has held",
+        "pip install 'litellm!=1.107.0.*', then replace every key that this machine has held",
     ),
     KnownBad(
         "litellm",

@@ -110,7 +110,9 @@ def test_packages_against_the_matrix(
 
 def test_the_matrix_is_that_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = dict(re.match(r"([\w-]+)([^;]*)", each).groups() for each in project["dependencies"])  # type: ignore[union-attr]
+    wanted = dict(
+        re.match(r"([\w-]+)(?:\[\w+\])?([^;]*)", each).groups() for each in project["dependencies"]
+    )  # type: ignore[union-attr]
     for tested in versions.TESTED:
         assert SpecifierSet(tested.allowed) == SpecifierSet(wanted[tested.package].strip())
     oldest, newest = versions.PYTHONS
@@ -123,6 +125,8 @@ def test_the_matrix_is_that_of_the_project() -> None:
     [
         ({}, []),
         ({"litellm": "1.107.0"}, ["known_bad.litellm"]),
+        ({"litellm": "1.107.0rc2"}, ["known_bad.litellm"]),
+        ({"litellm": "1.107.1"}, []),
         ({"litellm": "1.90.1"}, ["known_bad.litellm"]),
         ({"transformers": "5.13.2"}, ["known_bad.transformers"]),
         ({"huggingface-hub": "2.4.0"}, ["known_bad.huggingface-hub"]),
