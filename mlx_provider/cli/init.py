@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -20,8 +22,28 @@ def init(
     ] = None,
     folder: Annotated[Path, typer.Option(help="Where the files are written.")] = Path(),
     force: Annotated[bool, typer.Option("--force", help="Overwrite what is there.")] = False,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(help="http://host:port of an engine that serves it; once for each."),
+    ] = None,
+    fallback: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="provider/model that answers where every engine fails, or a prompt is too long; "
+            "may be repeated. Only with --engine."
+        ),
+    ] = None,
+    redis: Annotated[
+        str | None,
+        typer.Option(help="redis://host:port that several proxies share. Only with --engine."),
+    ] = None,
 ) -> None:
     """Write config.yaml and .env for a LiteLLM proxy. Downloads nothing but the model's config."""
+    if engine:
+        _write_fleet(context, model, tokens, folder, force, engine, fallback, redis)
+        return
+    if fallback or redis:
+        raise typer.BadParameter("--fallback and --redis are of several engines: add --engine")
     from ..gateway.files import START, write_pair
     from ..gateway.models import automatic, candidate, device_memory, require_fit, size
 
@@ -35,6 +57,43 @@ def init(
     require_fit(found, memory, tokens)
     paths = write_pair(folder, found.served(), force=force)
     typer.echo(f"{found.told}, family {found.family}; {size(memory)} for models")
+    _tell(paths, folder, START)
+
+
+def _write_fleet(
+    context: typer.Context,
+    model: str | None,
+    tokens: int | None,
+    folder: Path,
+    force: bool,
+    engines: list[str],
+    fallbacks: list[str] | None,
+    redis: str | None,
+) -> None:
+    """The same for engines on other machines.
+
+    What fits into their memory is theirs to know, and a longer context than the model's own theirs
+    to grant.
+    """
+    from ..gateway.files import START, write_pair
+    from ..gateway.fleet import Fleet
+    from ..gateway.models import candidate
+
+    if model is None:
+        raise typer.BadParameter("name the model that the engines serve")
+    fleet = Fleet(tuple(engines), tuple(fallbacks or ()), redis)
+    registry = context.find_object(PluginRegistry) or PluginRegistry.discover()
+    found = candidate(model, registry, sys.maxsize, tokens)
+    length = tokens or found.own_context or found.context
+    served = replace(found.served(), context=length)
+    paths = write_pair(folder, served, fleet, force=force)
+    typer.echo(f"{found.model}, context {length:,}, on {len(engines)} engines")
+    for name, address in fleet.keys.items():
+        typer.echo(f"put the key of {address} into {folder / '.env'} as {name}")
+    _tell(paths, folder, START)
+
+
+def _tell(paths: list[Path], folder: Path, start: str) -> None:
     typer.echo(f"written: {', '.join(map(str, paths))}")
     where = "" if folder == Path() else f"cd {folder}; "
-    typer.echo(f"start it: {where}{START}")
+    typer.echo(f"start it: {where}{start}")

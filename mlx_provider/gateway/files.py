@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import BadRequest
 from .config import AGENTS, Served, served_config
+from .fleet import REDIS, Fleet, fleet_config
 from .proxy import master_key
 
 CONFIG, ENV = "config.yaml", ".env"
 START = "set -a; . ./.env; set +a; litellm --config config.yaml --host 127.0.0.1"
 NOTES = {
+    "api_key": "in .env, one for each engine",
     "max_tokens": "of an answer, where a client does not say",
     "timeout": "seconds: a long prompt may take minutes",
     "max_input_tokens": "what fits into this machine's memory",
@@ -22,30 +25,43 @@ NOTES = {
     "cancel_on_disconnect": "else a request runs on after its client has left",
     "custom_provider_map": "replaces, does not add: list every custom provider of yours",
     "num_retries": "agents retry by themselves",
+    "routing_strategy": "a new session goes where least runs",
+    "optional_pre_call_checks": "and stays there, where its prefix is cached",
+    "cooldown_time": "seconds for which an engine that did not answer is asked nothing",
+    "retry_policy": "an engine that is full, ends or is gone: the next one is asked",
+    "redis_url": "what several proxies share: sessions, engines that are out, what runs where",
 }
 """What a reader of the file wants to know of a setting, where it stands first."""
 
 
-def config_text(served: Served) -> str:
+def config_text(served: Served, fleet: Fleet | None = None) -> str:
     """The file for people: YAML, with a few comments."""
-    head = [f"# A LiteLLM proxy for a local model. Start it: {START}"]
-    config = served_config(served, AGENTS)
-    lines = _yaml(config)
-    return "\n".join([*head, *_noted(lines)]) + "\n"
+    what = "a local model" if fleet is None else f"a model on {len(fleet.engines)} engines"
+    head = [f"# A LiteLLM proxy for {what}. Start it: {START}"]
+    config = served_config(served, AGENTS) if fleet is None else fleet_config(served, fleet)
+    notes = NOTES if fleet is None else NOTES | {"max_input_tokens": "of the model itself"}
+    return "\n".join([*head, *_noted(_yaml(config), notes)]) + "\n"
 
 
-def env_text() -> str:
-    """A fresh master key, which LiteLLM does not start without."""
-    return (
-        f"LITELLM_MASTER_KEY={master_key()}\n"
-        "# Else each start asks the network for prices.\n"
-        "LITELLM_LOCAL_MODEL_COST_MAP=True\n"
-    )
+def env_text(fleet: Fleet | None = None) -> str:
+    """A fresh master key, which LiteLLM does not start without; of a fleet, what it reads."""
+    lines = [
+        f"LITELLM_MASTER_KEY={master_key()}",
+        "# Else each start asks the network for prices.",
+        "LITELLM_LOCAL_MODEL_COST_MAP=True",
+    ]
+    for name, address in fleet.keys.items() if fleet else ():
+        lines += [f"# The key of the engine at {address}.", f"{name}="]
+    if fleet and fleet.redis:
+        lines.append(f"{REDIS}={shlex.quote(fleet.redis)}")
+    return "\n".join(lines) + "\n"
 
 
-def write_pair(folder: Path, served: Served, *, force: bool) -> list[Path]:
+def write_pair(
+    folder: Path, served: Served, fleet: Fleet | None = None, *, force: bool
+) -> list[Path]:
     """Write both files, `.env` for this user alone. Raises `BadRequest` for one that exists."""
-    contents = {ENV: env_text(), CONFIG: config_text(served)}
+    contents = {ENV: env_text(fleet), CONFIG: config_text(served, fleet)}
     paths = [folder / name for name in contents]
     there = [str(path) for path in paths if path.exists() or path.is_symlink()]
     if there and not force:
@@ -67,12 +83,13 @@ def _write(path: Path, content: str, mode: int) -> None:
 
 
 def _yaml(value: Mapping[str, Any], indent: str = "") -> list[str]:
-    """A mapping of mappings, lists of mappings, and scalars, as lines of YAML."""
+    """A mapping of mappings, lists of mappings or scalars, and scalars, as lines of YAML."""
     lines: list[str] = []
-    for name, each in value.items():
+    for key, each in value.items():
+        name = key if key.replace("_", "").isalnum() else json.dumps(key)
         if isinstance(each, Mapping):
             lines += [f"{indent}{name}:", *_yaml(each, indent + "  ")]
-        elif isinstance(each, list):
+        elif isinstance(each, list) and isinstance(each[0], Mapping):
             lines.append(f"{indent}{name}:")
             for item in each:
                 first, *rest = _yaml(item, indent + "  ")
@@ -82,8 +99,8 @@ def _yaml(value: Mapping[str, Any], indent: str = "") -> list[str]:
     return lines
 
 
-def _noted(lines: list[str]) -> list[str]:
-    left = dict(NOTES)
+def _noted(lines: list[str], notes: Mapping[str, str]) -> list[str]:
+    left = dict(notes)
     return [
         f"{line}  # {note}" if (note := left.pop(line.strip(" -").partition(":")[0], "")) else line
         for line in lines
