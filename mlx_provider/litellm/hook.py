@@ -15,6 +15,7 @@ from .call import encoded
 from .completions import carry_prompts
 from .embeddings import inputs_of
 from .errors import PROVIDER, LiteLLMErrors, is_context_full
+from .fleet import kept_together
 from .heartbeat import alive
 from .history import check_history
 from .routes import deployment_of
@@ -45,7 +46,8 @@ HIJACKED_LISTS = (
 
 
 class DeploymentHook(CustomLogger):
-    """Runs on every asynchronous call once its deployment is chosen; other providers' pass."""
+    """Runs on every asynchronous call, other providers' pass: once its deployment is chosen, and
+    before, where several could be."""
 
     async def async_pre_call_deployment_hook(
         self, kwargs: dict[str, Any], call_type: Any
@@ -71,6 +73,18 @@ class DeploymentHook(CustomLogger):
                 kwargs["model"] = f"{PROVIDER}/{encoded(bare)}"
         _save_stop(kwargs)
         return kwargs
+
+    async def async_filter_deployments(
+        self,
+        model: str,
+        healthy_deployments: list[dict[str, Any]],
+        messages: list[Any] | None,
+        request_kwargs: dict[str, Any] | None = None,
+        parent_otel_span: Any = None,
+    ) -> list[dict[str, Any]]:
+        """Which config entries may answer, before one is chosen; see `fleet`."""
+        request = {} if request_kwargs is None else request_kwargs
+        return await kept_together(model, healthy_deployments, messages, request)
 
     async def async_post_call_failure_hook(
         self,
