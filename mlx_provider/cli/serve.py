@@ -26,6 +26,14 @@ def serve(
             "one is made and kept."
         ),
     ] = None,
+    drain: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="Seconds that requests may take to end once it is told to stop, while new ones "
+            "are refused; a second signal ends it at once. With --host or --port.",
+        ),
+    ] = 0.0,
     api_key: ApiKey = None,
 ) -> None:
     """Run the engine; without --host and --port, on this user's socket.
@@ -38,4 +46,5 @@ def serve(
     command += ["--host", host] if host is not None else []
     command += ["--port", str(port)] if port is not None else []
     command += ["--api-key-file", str(api_key_file)] if api_key_file is not None else []
+    command += ["--drain", str(drain)] if drain else []
     os.execv(command[0], command)  # this process becomes the engine

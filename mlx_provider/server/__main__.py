@@ -21,6 +21,12 @@ def main(arguments: Sequence[str] | None = None, build: BuildService | None = No
         help=f"file with the key that clients on TCP must send (else {PREFIX}API_KEY, else one "
         "is made and kept)",
     )
+    parser.add_argument(
+        "--drain",
+        type=float,
+        default=0.0,
+        help="seconds that requests may take to end once it is told to stop (on TCP)",
+    )
     parser.add_argument("--lock-fd", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
     return serve(ServeOptions(**vars(parser.parse_args(arguments))), build)

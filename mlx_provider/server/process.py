@@ -28,6 +28,7 @@ CLOSE_LIMIT = 2.0
 WRITE_LIMIT = 3
 """Seconds for open replies to be written out at the end."""
 WATCH = 0.5
+DRAIN_POLL = 0.05
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -54,7 +55,9 @@ class EngineServer(uvicorn.Server):
         listener: Listener,
         ready: Callable[[], None],
         limits: ConnectionLimits | None = None,
+        drain: float = 0.0,
     ) -> None:
+        """`drain`: seconds that requests in flight may take to end once it is stopped."""
         super().__init__(
             uvicorn.Config(
                 app.asgi,
@@ -74,6 +77,8 @@ class EngineServer(uvicorn.Server):
         self._service = service
         self._listener = listener
         self._ready = ready
+        self._drain = drain
+        self._hurry = False
         app.giving_way.stop = self._stop
 
     async def run_until_stopped(self, idle_limit: float | None) -> None:
@@ -95,11 +100,19 @@ class EngineServer(uvicorn.Server):
         self._listener.socket.listen(BACKLOG)
         self._ready()
 
+    async def _drained(self) -> None:
+        """Wait for the requests in flight: as long as was granted, until a second signal."""
+        for _ in range(round(self._drain / DRAIN_POLL)):
+            if not self._app.activity.requests or self._hurry:
+                return
+            await asyncio.sleep(DRAIN_POLL)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Refuse new requests, end the open ones with a typed error, write out, close."""
         self._listener.remove()
         for server in self.servers:
             server.close()
+        await self._drained()
         self._app.stop()
         with anyio.move_on_after(CLOSE_LIMIT):
             await anyio.to_thread.run_sync(self._service.close, abandon_on_cancel=True)
@@ -130,6 +143,7 @@ class EngineServer(uvicorn.Server):
         """Takes effect with the next turn of uvicorn's main loop; nothing is taken until then."""
         self._app.giving_way.ending = True
         self._listener.remove()  # who comes now waits for the next engine
+        self._hurry = self.should_exit
         self.should_exit = True
 
     async def _watch_clients(self) -> None:

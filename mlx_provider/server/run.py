@@ -16,7 +16,7 @@ from .. import __version__
 from ..client.lifecycle import READY
 from ..client.runtime_folder import EngineLock, holder, prepare
 from ..config import EngineSettings, Runtime, engine_settings, runtime
-from ..errors import EngineUnavailable, MLXProviderError
+from ..errors import BadRequest, EngineUnavailable, MLXProviderError
 from ..protocol.messages import ErrorBody
 from ..serving.interface import Deliver, Service
 from ..upstream.blas import active, preload
@@ -40,6 +40,8 @@ class ServeOptions:
     port: int | None = None
     api_key_file: Path | None = None
     """Holds the key that every client on TCP needs; unset: see `engine_key`."""
+    drain: float = 0.0
+    """Seconds that requests in flight may take to end once it is stopped; on TCP alone."""
     lock_fd: int | None = None
     """The engine lock, taken by the client that starts this process on demand."""
     ready_fd: int | None = None
@@ -95,6 +97,12 @@ def chat_service(settings: EngineSettings, deliver: Deliver) -> Service:
 
 
 def _serve_unix(options: ServeOptions, settings: EngineSettings, build: BuildService) -> None:
+    if options.drain:
+        raise BadRequest(
+            "--drain is for engines on TCP: add --host or --port. Clients of this machine's engine "
+            "start the next one, which waits for its end",
+            param="drain",
+        )
     here = runtime()
     prepare(here)
     lock = _lock(options, here)
@@ -145,7 +153,8 @@ async def _run(
         raise
     app = make_app(service, blas=active(), body_bytes=settings.body_bytes, out_of_date=out_of_date)
     ready = partial(_ready, options, listener, app, told)
-    await EngineServer(app, service, listener, ready).run_until_stopped(idle_limit)
+    server = EngineServer(app, service, listener, ready, drain=options.drain)
+    await server.run_until_stopped(idle_limit)
 
 
 def _ready(options: ServeOptions, listener: Listener, app: EngineApp, told: str) -> None:

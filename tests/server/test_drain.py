@@ -1,0 +1,67 @@
+"""An engine on TCP that was told to stop ends what it holds and takes nothing more."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+Spawn = Callable[..., Any]
+
+
+@pytest.fixture
+def draining(spawn: Spawn) -> Any:
+    engine = spawn("--port", "0", "--drain", "60", MLX_PROVIDER_API_KEY="secret")
+    engine.http.headers["authorization"] = "Bearer secret"
+    return engine
+
+
+def test_a_stopped_engine_ends_its_streams_and_refuses_others_as_not_taken(draining: Any) -> None:
+    with draining.stream("count 40 0.02") as response:
+        pieces = response.iter_raw()
+        begun = next(pieces)
+        assert draining.seen(), "a connection that stays open"
+        draining.process.send_signal(signal.SIGTERM)
+        refused = _refusal(draining)
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(str(draining.http.base_url), trust_env=False)
+        events = [e for line in (begun + b"".join(pieces)).splitlines() for e in json.loads(line)]
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] == "engine_unavailable", "so that it is sent elsewhere"
+    assert sum(event["type"] == "delta" for event in events) == 40
+    assert events[-1]["type"] == "done"
+    assert draining.process.wait(10) == 0
+
+
+def test_a_second_signal_ends_it_at_once(draining: Any) -> None:
+    with draining.stream("wait") as response:
+        pieces = response.iter_raw()
+        next(pieces)
+        draining.process.send_signal(signal.SIGTERM)
+        _refusal(draining)
+        draining.process.send_signal(signal.SIGTERM)
+        last = json.loads(b"".join(pieces).splitlines()[-1])[-1]
+    assert (last["type"], last["error"]["status"]) == ("failed", 503)
+    assert draining.process.wait(10) == 0
+
+
+def test_the_engine_of_this_machine_does_not_drain(spawn: Spawn) -> None:
+    engine = spawn("--drain", "5")
+    assert "add --host or --port" in engine.line
+    assert engine.process.wait(10) == 1
+
+
+def _refusal(engine: Any) -> httpx.Response:
+    """The first answer that is none of a request that was taken; the signal may come later."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        body = {"model": "fake", "prompt": "count 1 0"}
+        reply: httpx.Response = engine.http.post("/v1/generate", json=body)
+        if not reply.is_success:
+            return reply
+    raise AssertionError("it takes requests still")
