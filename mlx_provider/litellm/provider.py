@@ -8,6 +8,7 @@ and errors are raised where retries, fallbacks and HTTP status still apply, also
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from litellm import CustomLLM
@@ -18,6 +19,7 @@ from ..client.connection import connect
 from ..client.generation import EngineClient
 from ..client.several import submit_all
 from .abilities import told
+from .busy import left
 from .call import Call
 from .completions import best_of
 from .context import show
@@ -86,6 +88,7 @@ class Provider(CustomLLM):
                 best_of=best_of(call),
                 timings=wants_timings(call),
                 spans=spans,
+                left=partial(left, call.litellm_params),
             )
 
     def _embed(self, given: dict[str, Any]) -> Vectors:

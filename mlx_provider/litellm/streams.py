@@ -8,7 +8,7 @@ because the engine's `Generation` goes with it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self
 
@@ -35,11 +35,14 @@ class Held:
         deadline: Deadline,
         model: str,
         spans: EngineSpans | None = None,
+        left: Callable[[], None] | None = None,
     ) -> None:
+        """`left` is told that its client has gone before its end."""
         self.generation = generation
         self.deadline = deadline
         self.model = model
         self._spans = spans
+        self._left = left
 
     def __enter__(self) -> Self:
         return self
@@ -50,6 +53,8 @@ class Held:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if isinstance(error, Exception):
+            self.settle()
         if error is not None:  # cancellation, too
             self.close()
 
@@ -84,9 +89,16 @@ class Held:
             self._spans.watch(self.generation.accepted, events)
         return events
 
+    def settle(self) -> None:
+        """It has come to an end, of which its reader knows."""
+        self._left = None
+
     def close(self) -> None:
         """Cancel what is left of the request."""
         self.generation.close()
+        left, self._left = self._left, None
+        if left is not None:
+            left()
         if self._spans is not None:
             self._spans.left(self.generation.accepted)
 
@@ -105,10 +117,11 @@ class Reply(Held):
         timings: bool = False,
         best_of: BestOf | None = None,
         spans: EngineSpans | None = None,
+        left: Callable[[], None] | None = None,
     ) -> None:
         """`legacy`: the client speaks `functions`; `text`: it called `/completions`; `timings`: it
         wants to be told them."""
-        super().__init__(generation, deadline, model, spans)
+        super().__init__(generation, deadline, model, spans, left)
         self.legacy = legacy
         self.text = text
         self.timings = timings
@@ -169,6 +182,8 @@ class _Stream:
         """Cancel what is left of the request; the stream then ends."""
         self._closed = True
         self._waiting = iter(())
+        if self._chunks.ended:
+            self._reply.settle()
         self._reply.close()
 
 

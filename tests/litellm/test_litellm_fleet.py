@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
+from contextlib import suppress
 
 import litellm
 import pytest
 
-from mlx_provider.errors import BadRequest, EngineUnavailable, Overloaded
+from mlx_provider.errors import BadRequest, ContextTooLong, EngineUnavailable, Overloaded
 from mlx_provider.gateway.config import Served
 from mlx_provider.gateway.fleet import Fleet, fleet_config
 from mlx_provider.litellm.fleet import head, kept_together
+from mlx_provider.protocol.messages import Delta, ErrorBody, Failed, Finish
 
 ENGINES = tuple(f"http://mac-{n}.invalid:8080" for n in (1, 2, 3))
 AGENT = {"role": "system", "content": "You are an agent."}
@@ -37,6 +40,11 @@ class Routed:
         reply = await self.router.acompletion(model=model, messages=messages, **more)
         assert reply.choices[0].message.content == "Hello world!"
         return [address for address, _ in self.engine.addresses[before:]]
+
+    def counts(self) -> list[int]:
+        """Requests that the router takes to be running, by engine."""
+        store = self.router.leastbusy_logger.router_cache.in_memory_cache.cache_dict
+        return [count for name, count in store.items() if "_request_count:" in name]
 
     def back(self, address: str) -> None:
         """It answers again, and its time out is over."""
@@ -161,3 +169,64 @@ def test_an_odd_head_has_a_name_too():
     odd = ["text", 3, None, {"content": b"\xff"}, {"role": "user", "content": "\ud800"}]
     names = {head([each], {}) for each in odd} | {head([], {})}
     assert len(names) == 6
+
+
+@pytest.mark.parametrize("how", ["leaves", "is cancelled", "fails", "ends"])
+async def test_a_request_counts_as_long_as_it_runs_and_no_longer(routed, how, scripted):
+    """Two on one engine; what becomes of the first leaves the second counted."""
+    engine, gone = routed.engine, Failed(error=ErrorBody(code="request_failed", message="failed"))
+    scripts = iter(
+        [
+            [
+                [Delta(content="x")],
+                [gone] if how == "fails" else [Finish(reason="stop"), scripted["done"]()],
+            ],
+            [[Delta(content="x")]] * 400,
+        ]
+    )
+    engine.script, engine.pause = lambda request: next(scripts), 0.01
+
+    def asked(**more):
+        metadata = {"session_id": "one"}
+        return routed.router.acompletion("m", conversation(1), metadata=metadata, **more)
+
+    if how == "is cancelled":
+        first = asyncio.create_task(asked())
+        await until(lambda: sum(routed.counts()) == 1)
+    else:
+        first = await asked(stream=True)
+    second = await asked(stream=True)
+    await anext(second)
+    assert max(routed.counts()) == 2
+    with suppress(asyncio.CancelledError, litellm.InternalServerError):
+        if how == "is cancelled":
+            first.cancel()
+            await first
+        else:
+            async for _ in first:
+                if how == "leaves":
+                    break
+            await first.aclose()
+    await until(lambda: sum(routed.counts()) == 1)
+    await asyncio.sleep(0.1)
+    assert sum(routed.counts()) == 1, "counted down once"
+    await second.aclose()
+    await until(lambda: sum(routed.counts()) == 0)
+
+
+async def until(found):
+    async with asyncio.timeout(10):
+        while not found():
+            await asyncio.sleep(0.01)
+
+
+async def test_what_no_engine_may_take_another_model_answers(engine):
+    """`--fallback`: where every engine is gone, and where a prompt is too long for them."""
+    fleet = Fleet(ENGINES, ("mlx/large",))
+    config = fleet_config(Served("m", "small", 4096, 64), fleet)
+    router = litellm.Router(model_list=config["model_list"], **config["router_settings"])
+    for error in (ContextTooLong("too long"), EngineUnavailable("gone")):
+        engine.refuse = lambda request, e=error: e if request.model == "small" else None
+        await router.acompletion(model="m", messages=conversation(1))
+        assert engine.request.model == "large"
+    router.discard()
