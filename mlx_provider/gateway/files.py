@@ -16,6 +16,11 @@ from .proxy import master_key
 
 CONFIG, ENV = "config.yaml", ".env"
 START = "set -a; . ./.env; set +a; litellm --config config.yaml --host 127.0.0.1"
+PATIENCE = (
+    "# Seconds. After five later answers a proxy goes its own way for a minute; 0.1 unless told.",
+    "REDIS_SOCKET_TIMEOUT=2",
+)
+"""Of LiteLLM (1.106.2, `constants.py`) with its Redis."""
 NOTES = {
     "api_key": "in .env, one for each engine",
     "max_tokens": "of an answer, where a client does not say",
@@ -53,7 +58,7 @@ def env_text(fleet: Fleet | None = None) -> str:
     for name, address in fleet.keys.items() if fleet else ():
         lines += [f"# The key of the engine at {address}.", f"{name}="]
     if fleet and fleet.redis:
-        lines.append(f"{REDIS}={shlex.quote(fleet.redis)}")
+        lines += [f"{REDIS}={shlex.quote(fleet.redis)}", *PATIENCE]
     return "\n".join(lines) + "\n"
 
 

@@ -57,7 +57,7 @@ def test_keys_stand_in_the_owners_file_alone(tmp_path: Path) -> None:
     assert code == 0, told
     assert stat.S_IMODE((tmp_path / ".env").stat().st_mode) == 0o600
     lines = (tmp_path / ".env").read_text().splitlines()
-    assert {"ENGINE_1_KEY=", "ENGINE_2_KEY="} < set(lines)
+    assert {"ENGINE_1_KEY=", "ENGINE_2_KEY=", "REDIS_SOCKET_TIMEOUT=2"} < set(lines)
     assert "ENGINE_1_KEY" in told
     assert redis not in told + (tmp_path / "config.yaml").read_text()
     keys = {
