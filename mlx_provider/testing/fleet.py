@@ -1,0 +1,196 @@
+"""Engines on TCP, proxies in front of them and a Redis beside: real processes on loopback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from ..gateway.proxy import COMMAND, FOREIGN, free_port
+
+PATIENCE = 120.0
+"""Seconds until a process counts as failed to start, or to end."""
+
+
+@dataclass
+class TcpEngine:
+    """An engine that may end and start again at the same address with the same key."""
+
+    folder: Path
+    environ: Mapping[str, str] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
+    """Of `mlx_provider.server`."""
+    port: int = field(default_factory=free_port)
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def place(self) -> str:
+        """Host and port."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def key(self) -> str:
+        return f"key-of-{self.port}"
+
+    def start(self) -> None:
+        """Start it; `wait` tells when it listens."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        own = {"MLX_PROVIDER_API_KEY": self.key, "MLX_PROVIDER_RUNTIME_DIR": str(self.folder)}
+        command = [sys.executable, "-m", "mlx_provider.server", "--host", "127.0.0.1"]
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, "--port", str(self.port), *self.options],
+                env={**os.environ, **self.environ, **own},
+                stdout=log,
+                stderr=log,
+            )
+
+    def wait(self) -> None:
+        """Return once it answers."""
+        _await(lambda: self._get("/health"), self._running(), self.folder / "log")
+
+    def ask(self, path: str) -> Any:
+        """What it answers to `GET path`."""
+        return self._get(path).json()
+
+    def end(self, number: int = signal.SIGTERM) -> None:
+        """Send it a signal and wait for its end. Does nothing where it does not run."""
+        process, self.process = self.process, None
+        if process is not None:
+            process.send_signal(number)
+            process.wait(PATIENCE)
+
+    def _get(self, path: str) -> httpx.Response:
+        headers = {"authorization": f"Bearer {self.key}"}
+        return httpx.get(self.url + path, headers=headers, trust_env=False, timeout=PATIENCE)
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        assert self.process is not None
+        return self.process
+
+
+@dataclass
+class WrittenProxy:
+    """A LiteLLM proxy of what `mlx-provider init` has written into a folder, on a port of its own.
+
+    `added` completes the folder's `.env`.
+    """
+
+    folder: Path
+    added: Mapping[str, str] = field(default_factory=dict)
+    port: int = field(default_factory=free_port)
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / f"proxy-{self.port}.log"
+
+    @property
+    def key(self) -> str:
+        return self._variables()["LITELLM_MASTER_KEY"]
+
+    def start(self) -> None:
+        own = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
+        command = [*COMMAND, "--config", "config.yaml", "--host", "127.0.0.1"]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*command, "--port", str(self.port), "--telemetry", "False"],
+                cwd=self.folder,
+                env={**own, **self._variables()},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def wait(self) -> None:
+        """Return once it answers."""
+        assert self.process is not None
+        ready = f"{self.url}/health/readiness"
+        _await(lambda: httpx.get(ready, trust_env=False, timeout=PATIENCE), self.process, self.log)
+
+    def end(self) -> None:
+        """End it. Does nothing where it does not run."""
+        process, self.process = self.process, None
+        if process is not None:
+            process.terminate()
+            process.wait(PATIENCE)
+
+    def _variables(self) -> dict[str, str]:
+        lines = (self.folder / ".env").read_text().splitlines()
+        pairs = [line.split("=", 1) for line in lines if line and not line.startswith("#")]
+        return {**dict(pairs), **self.added}
+
+
+@dataclass
+class Redis:
+    """Debian's `redis-server` on loopback, which keeps nothing."""
+
+    folder: Path
+    port: int = field(default_factory=free_port)
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Start it and wait until it answers."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        log = self.folder / "redis.log"
+        command = ["redis-server", "--bind", "127.0.0.1", "--port", str(self.port)]
+        command += ["--save", "", "--appendonly", "no", "--dir", str(self.folder)]
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(command, stdout=output, stderr=output)
+        _await(self._ping, self.process, log)
+
+    def keys(self, pattern: str = "*") -> list[str]:
+        """Names of what is stored."""
+        import redis
+
+        with redis.Redis(port=self.port) as client:
+            return sorted(name.decode() for name in client.keys(pattern))
+
+    def end(self) -> None:
+        """End it. Does nothing where it does not run."""
+        process, self.process = self.process, None
+        if process is not None:
+            process.terminate()
+            process.wait(PATIENCE)
+
+    def _ping(self) -> None:
+        import redis
+
+        try:
+            with redis.Redis(port=self.port) as client:
+                client.ping()
+        except redis.RedisError as error:
+            raise httpx.ConnectError(str(error)) from None
+
+
+def _await(asked: Callable[[], object], process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"{process.args!r} does not answer: {log.read_text()[-4000:]}")
+        try:
+            asked()
+        except httpx.HTTPError:
+            time.sleep(0.05)
+        else:
+            return
