@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import litellm
@@ -25,10 +26,10 @@ def left(litellm_params: Mapping[str, Any]) -> None:
 
 def _beside(callback: Any, call: Mapping[str, Any]) -> None:
     """In a thread where there is an event loop, which must not wait for a Redis."""
-    note = (callback.log_failure_event, call, None, None, None)
+    note = partial(callback.log_failure_event, call, None, None, None)
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
-        callback.log_failure_event(*note[1:])
+        note()
     else:
-        loop.run_in_executor(None, *note)
+        loop.run_in_executor(None, note)

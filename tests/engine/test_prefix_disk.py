@@ -18,6 +18,7 @@ import pytest
 from mlx_lm.models.cache import KVCache
 
 from mlx_provider.engine.prefix_cache import files as prefix_files
+from mlx_provider.engine.prefix_cache import writer
 from mlx_provider.engine.prefix_cache.cache import CacheKey, PrefixCache
 from mlx_provider.engine.prefix_cache.disk import STALE, DiskTier
 from mlx_provider.engine.prefix_cache.key import as_ids
@@ -430,3 +431,28 @@ def test_two_processes_share_a_folder(tmp_path) -> None:
     for path in files(tmp_path):
         prefix_files.read(path, prefix_files.versions())  # raises if damaged
     assert not list((tmp_path / "prefixes").glob(".*.tmp"))
+
+
+@pytest.mark.parametrize("layers", ["kv", "hybrid"])
+def test_what_another_engine_has_written_is_found_while_both_run(
+    tmp_path, monkeypatch, layers
+) -> None:
+    monkeypatch.setattr(writer, "LOOK", 0.02)
+    model, ids = SyntheticModel(layers), list(range(300))
+    one, other = store_on(tmp_path), store_on(tmp_path)
+    stranger = store_on(tmp_path, versions="other")
+    keep(one, model, ids, ends=(100, 200))
+    one._disk.flush()
+    deadline = time.monotonic() + 20
+    while (found := other._disk.report()["files"]) < len(files(tmp_path)):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.02)
+    assert reuse(other, model, [*ids, 7, 8]) >= 200
+    assert stranger._disk.report()["files"] == 0
+    assert files(tmp_path), "what another version has written is left to it"
+    before = len(files(tmp_path))
+    keep(other, model, ids, ends=(100, 200))
+    other._disk.flush()
+    assert len(files(tmp_path)) == before, "nothing is written twice"
+    for each in (one, other, stranger):
+        each._disk.close()

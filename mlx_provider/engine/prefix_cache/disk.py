@@ -2,7 +2,8 @@
 
 Files are written by a thread of its own from copies on the host; the engine thread only reads.
 A file never changes, has a name made from its content, and appears by rename, so any number of
-processes may share a folder: at worst one finds that another removed a file, which is a miss.
+processes may share a folder, and find what the others have written: at worst one finds that another
+removed a file, which is a miss.
 """
 
 from __future__ import annotations
@@ -102,7 +103,9 @@ class DiskTier:
         self._queued = 0
         self._skipped = 0
         self._news: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
-        self._writer = Writer(self.folder, limit, self.versions, self._news)
+        self._found: queue.SimpleQueue[Header] = queue.SimpleQueue()
+        known = self._index.names
+        self._writer = Writer(self.folder, limit, self.versions, self._news, self._found, known)
 
     def save(self, key: CacheKey, path: Sequence[Node], pruned: Sequence[int]) -> None:
         """Queue what of a path is not on disk yet, and the removal of pruned snapshots."""
@@ -237,7 +240,9 @@ class DiskTier:
         self._writer.remove(name)
 
     def _drain(self) -> None:
-        """Take the writer's news: bytes written, files gone."""
+        """Take the writer's news: bytes written, files gone, files of other processes."""
+        while not self._found.empty():
+            self._index.add(self._found.get())
         while not self._news.empty():
             gone, written = self._news.get()
             self._queued -= written

@@ -8,7 +8,7 @@ import queue
 import stat
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,31 @@ from .files import BadFile, Header, HostArray
 
 log = logging.getLogger(__name__)
 
+LOOK = 2.0
+"""Seconds between two looks for what other engines have written, where nothing else is to do."""
+
 
 class Writer:
-    """Its methods queue a job and return at once; `news` gets (name of a file gone, bytes done)."""
+    """Its methods queue a job and return at once; `news` gets (name of a file gone, bytes done)
+    and `found` what other processes have written."""
 
     def __init__(
-        self, folder: Path, limit: int, versions: str, news: queue.SimpleQueue[tuple[str, int]]
+        self,
+        folder: Path,
+        limit: int,
+        versions: str,
+        news: queue.SimpleQueue[tuple[str, int]],
+        found: queue.SimpleQueue[Header],
+        known: Iterable[str] = (),
     ) -> None:
+        """`known`: names of files that need not be told."""
         self._folder = folder
         self._limit = limit
         self._versions = versions
         self._news = news
+        self._found = found
+        self._known = set(known)
+        self._seen = 0
         self._jobs: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="prefix-disk", daemon=True)
         self._thread.start()
@@ -57,17 +71,40 @@ class Writer:
         self._thread.join()
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while (job := self._next()) is not None:
             try:
                 job[0](*job[1:])
             except (OSError, BadFile) as reason:
                 log.warning("prefix cache: disk tier: %s", reason)
+
+    def _next(self) -> tuple[Any, ...] | None:
+        try:
+            return self._jobs.get(timeout=LOOK)
+        except queue.Empty:
+            return (self._do_look,)
+
+    def _do_look(self) -> None:
+        """Tell of files that other processes have written. Those of other versions are theirs."""
+        changed = self._folder.stat().st_mtime_ns
+        if changed == self._seen:
+            return
+        self._seen = changed
+        there = {path.name for path, _ in self._files()}
+        for name in sorted(there - self._known):
+            try:
+                header = files.read_header(self._folder / name, self._versions)
+            except (BadFile, FileNotFoundError):
+                continue
+            if header.name == name:
+                self._found.put(header)
+        self._known = there
 
     def _do_write(self, header: Header, arrays: list[HostArray], size: int) -> None:
         written = False
         try:
             if not (self._folder / header.name).exists():
                 files.write(self._folder, header, arrays, self._versions)
+            self._known.add(header.name)
             written = True
         finally:
             self._news.put(("" if written else header.name, size))
