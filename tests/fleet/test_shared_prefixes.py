@@ -1,0 +1,77 @@
+"""Two engines with one disk tier: what one has computed, the other need not."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PATIENCE = 60.0
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("shared")
+
+
+@pytest.fixture(scope="module")
+def fleet(start_fleet: Any, shared: Path) -> Any:
+    return start_fleet(proxies=1, redis=False, MLX_PROVIDER_DISK_CACHE=str(shared))
+
+
+def test_a_session_that_moves_finds_its_prefix_on_the_shared_disk(
+    fleet: Any, session: Any, shared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(8):
+        assert fleet.ask([{"role": "user", "content": f"Hello {number}!"}]).whole
+    one, cold = session(1), session(2)
+    one.messages = [{"role": "system", "content": "Kept on disk. " * 220}]
+    cold.messages = [{"role": "system", "content": "Never seen yet. " * 190}]
+    first = one.turn(fleet)
+    assert first.whole
+    assert one.turn(fleet).engine == first.engine
+    _settled(shared)
+    other = next(each for each in fleet.engines if each.place != first.engine)
+    _until(lambda: _files_known(other) >= len(list(shared.rglob("*.safetensors"))))
+    fleet.engine(first.engine).end(signal.SIGKILL)
+    assert fleet.ask([{"role": "user", "content": "Who is left?"}]).engine == other.place
+    began = time.monotonic()
+    moved = one.turn(fleet)
+    read = time.monotonic() - began
+    began = time.monotonic()
+    again = cold.turn(fleet)
+    computed = time.monotonic() - began
+    assert moved.whole
+    assert again.whole
+    assert moved.engine == again.engine == other.place
+    assert moved.cached > first.prompt - 64
+    assert again.cached < 64
+    with capsys.disabled():
+        print(
+            f"\n  moved: {moved.cached} of {moved.prompt} tokens from the other engine's disk tier, "
+            f"answered in {read:.2f} s; {again.prompt} tokens computed: {computed:.2f} s",
+            end="",
+        )
+
+
+def _files_known(engine: Any) -> int:
+    return int(engine.ask("/cache")["disk"]["files"])
+
+
+def _settled(folder: Path) -> None:
+    """Nothing more has been written for a second."""
+    deadline, before = time.monotonic() + PATIENCE, -1
+    while (now := len(list(folder.rglob("*.safetensors")))) != before or not now:
+        assert time.monotonic() < deadline, now
+        before = now
+        time.sleep(1)
+
+
+def _until(found: Any) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not found():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.1)
