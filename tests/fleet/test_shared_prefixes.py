@@ -51,7 +51,7 @@ def test_a_session_that_moves_finds_its_prefix_on_the_shared_disk(
     assert again.cached < 64
     with capsys.disabled():
         print(
-            f"\n  moved: {moved.cached} of {moved.prompt} tokens from the other engine's disk tier, "
+            f"\n  moved: {moved.cached} of {moved.prompt} tokens from the shared folder, "
             f"answered in {read:.2f} s; {again.prompt} tokens computed: {computed:.2f} s",
             end="",
         )

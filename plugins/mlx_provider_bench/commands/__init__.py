@@ -8,6 +8,7 @@ from .behind_proxy import gateway
 from .checkouts import checkouts
 from .compare import compare, model, report
 from .drafting import drafts, sparse, speculation
+from .fleet import fleet
 from .inside import device, engine, grammar
 from .reuse import prefix, traffic, vision
 
@@ -26,6 +27,7 @@ for command in (
     report,
     model,
     gateway,
+    fleet,
     speculation,
     drafts,
     sparse,

@@ -1,0 +1,26 @@
+"""Several engines behind one proxy."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from . import running
+
+
+def fleet(
+    engines: Annotated[
+        list[int] | None, typer.Option(min=1, help="How many; repeat for several: 1, 2 and 4.")
+    ] = None,
+    agents: Annotated[int, typer.Option(min=1, help="Conversations at once.")] = 16,
+    turns: Annotated[int, typer.Option(min=1, help="Of each conversation.")] = 4,
+    prefill: Annotated[float, typer.Option(help="Seconds for a prompt that is not cached.")] = 1.0,
+    token: Annotated[float, typer.Option(help="Seconds for a token of an answer.")] = 0.01,
+) -> None:
+    """Throughput and hit rate of 1, 2 and 4 engines behind one proxy; their device sleeps."""
+    running.preload()
+    from ..fleet import Plan, bench
+
+    plan = Plan(tuple(engines or (1, 2, 4)), agents, turns, prefill=prefill, token=token)
+    running.print_result(bench(plan))
