@@ -49,6 +49,8 @@ class Plan:
     """Seconds for a token of an answer; rows that decode together take turns."""
     count: int = 12
     """Numbers in an answer."""
+    apart: float = 0.2
+    """Seconds between the starts of two agents: those of one moment look alike to the router."""
 
 
 @dataclass
@@ -124,10 +126,11 @@ def _started(root: Path, count: int, ending: ExitStack) -> WrittenProxy:
     write_pair(folder, served, fleet, force=False)
     keys = {name: each.key for name, each in zip(fleet.keys, engines, strict=True)}
     proxy = WrittenProxy(folder, keys)
-    for each in (*engines, proxy):
+    started: list[TcpEngine | WrittenProxy] = [*engines, proxy]
+    for each in started:
         ending.callback(each.end)
         each.start()
-    for each in (*engines, proxy):
+    for each in started:
         each.wait()
     return proxy
 
@@ -136,7 +139,11 @@ def _agents(plan: Plan, proxy: WrittenProxy, turns: int, first: int, agents: int
     account, numbers = Account(), range(first, first + agents)
     began = time.monotonic()
     with ThreadPoolExecutor(agents) as pool:
-        for each in [pool.submit(_agent, plan, proxy, turns, n, account) for n in numbers]:
+        running = []
+        for number in numbers:
+            running.append(pool.submit(_agent, plan, proxy, turns, number, account))
+            time.sleep(plan.apart)
+        for each in running:
             each.result()
     account.seconds = time.monotonic() - began
     return account

@@ -16,11 +16,13 @@ def fleet(
     agents: Annotated[int, typer.Option(min=1, help="Conversations at once.")] = 16,
     turns: Annotated[int, typer.Option(min=1, help="Of each conversation.")] = 4,
     prefill: Annotated[float, typer.Option(help="Seconds for a prompt that is not cached.")] = 1.0,
+    apart: Annotated[float, typer.Option(help="Seconds between the starts of two agents.")] = 0.2,
     token: Annotated[float, typer.Option(help="Seconds for a token of an answer.")] = 0.01,
 ) -> None:
     """Throughput and hit rate of 1, 2 and 4 engines behind one proxy; their device sleeps."""
     running.preload()
     from ..fleet import Plan, bench
 
-    plan = Plan(tuple(engines or (1, 2, 4)), agents, turns, prefill=prefill, token=token)
+    counts = tuple(engines or (1, 2, 4))
+    plan = Plan(counts, agents, turns, prefill=prefill, token=token, apart=apart)
     running.print_result(bench(plan))
