@@ -26,7 +26,7 @@ def init(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.output + f"{result.exception or ''}"
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # LiteLLM 1.109's, of its router
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # LiteLLM's own
 def test_the_written_config_makes_a_router_of_all_engines(tmp_path: Path) -> None:
     assert mlx_provider.litellm.handler
     named = [word for engine in ENGINES for word in ("--engine", engine)]
