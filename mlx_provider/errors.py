@@ -212,13 +212,16 @@ class PluginError(MLXProviderError):
 
 
 def error_classes() -> dict[str, type[MLXProviderError]]:
-    """Every class of the hierarchy by its `code`."""
+    """Every class of the hierarchy by its `code`.
+
+    Those of others, such as a plugin's, are left out: one would take the place of ours.
+    """
     found: dict[str, type[MLXProviderError]] = {}
     todo: list[type[MLXProviderError]] = [MLXProviderError]
     while todo:
         cls = todo.pop()
         found[cls.code] = cls
-        todo.extend(cls.__subclasses__())
+        todo.extend(each for each in cls.__subclasses__() if each.__module__ == __name__)
     return found
 
 
