@@ -175,15 +175,9 @@ def test_an_odd_head_has_a_name_too():
 async def test_a_request_counts_as_long_as_it_runs_and_no_longer(routed, how, scripted):
     """Two on one engine; what becomes of the first leaves the second counted."""
     engine, gone = routed.engine, Failed(error=ErrorBody(code="request_failed", message="failed"))
-    scripts = iter(
-        [
-            [
-                [Delta(content="x")],
-                [gone] if how == "fails" else [Finish(reason="stop"), scripted["done"]()],
-            ],
-            [[Delta(content="x")]] * 400,
-        ]
-    )
+    long = [[Delta(content="x")]] * 400
+    end = [gone] if how == "fails" else [Finish(reason="stop"), scripted["done"]()]
+    scripts = iter([[long[0], end] if how in ("fails", "ends") else long, long])
     engine.script, engine.pause = lambda request: next(scripts), 0.01
 
     def asked(**more):
