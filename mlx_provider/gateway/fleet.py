@@ -95,14 +95,14 @@ def _router(fleet: Fleet) -> dict[str, Any]:
     A request that was refused because its engine is full, ends or is gone is asked of each other
     one; its other errors are its own. Only who does not answer is left alone for a while.
     """
-    tries = len(fleet.engines)
+    others = len(fleet.engines) - 1
     settings: dict[str, Any] = {
         "routing_strategy": "least-busy",
         "optional_pre_call_checks": ["session_affinity"],
         "cooldown_time": OUT,
         "retry_policy": {
-            "ServiceUnavailableErrorRetries": tries,
-            "RateLimitErrorRetries": tries,
+            "ServiceUnavailableErrorRetries": others,
+            "RateLimitErrorRetries": others,
             "InternalServerErrorRetries": 0,
             "BadRequestErrorRetries": 0,
             "TimeoutErrorRetries": 0,
