@@ -36,12 +36,13 @@ def alive(
     chunks: AsyncIterator[Any], route: str, litellm_params: Mapping[str, Any]
 ) -> AsyncIterator[Any]:
     """A stream's chunks, and signs of life on the routes whose bridges swallow those of ours."""
-    seconds = operator_options(litellm_params).heartbeat
+    wanted = operator_options(litellm_params).heartbeat
+    seconds = wanted + LATER if wanted else None
     source = getattr(chunks, "_billing_source", chunks)
     if seconds and route.endswith("/messages"):
-        return beating(chunks, seconds + LATER, Pings())
-    if seconds and isinstance(source, LiteLLMCompletionStreamingIterator):
-        return beating(chunks, seconds + LATER, Announcements(source))
+        return beating(chunks, seconds, Pings())
+    if isinstance(source, LiteLLMCompletionStreamingIterator):
+        return closing(beating(chunks, seconds, Announcements(source)), source)
     return chunks
 
 
@@ -86,7 +87,7 @@ class Announcements:
 
 
 async def beating(
-    chunks: AsyncIterator[Any], seconds: float, signs: Signs
+    chunks: AsyncIterator[Any], seconds: float | None, signs: Signs
 ) -> AsyncGenerator[Any, None]:
     """The chunks, and a sign of life whenever none came for so many seconds."""
     coming = asyncio.ensure_future(anext(chunks))
@@ -106,6 +107,22 @@ async def beating(
             coming = asyncio.ensure_future(anext(chunks))
     finally:
         await _let_go(coming)
+
+
+async def closing(
+    chunks: AsyncGenerator[Any, None], source: LiteLLMCompletionStreamingIterator
+) -> AsyncGenerator[Any, None]:
+    """The chunks; whoever lets go of them lets go of what they come from.
+
+    Neither Starlette 1 nor that class (1.106.2 and 1.109.1), which has no `aclose`, does so where a
+    client leaves while a chunk is sent: its request ran on until the collector of garbage came by.
+    """
+    try:
+        async for chunk in chunks:
+            yield chunk
+    finally:
+        await chunks.aclose()
+        await source.litellm_custom_stream_wrapper.aclose()
 
 
 async def _let_go(coming: asyncio.Future[Any]) -> None:
