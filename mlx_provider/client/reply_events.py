@@ -179,7 +179,7 @@ class ReplyEvents:
             while _buffered(self._connection) and not self._ended:
                 self._feed(self._connection.recv(PIECE))
         except EMPTY:
-            return
+            pass  # what was read before is told all the same
         except OSError as error:
             self._lost(error)
         if self._ended:
