@@ -177,6 +177,18 @@ class EngineDied(EngineUnavailable):
         super().__init__(message, param=param, retry_after=retry_after)
 
 
+class RankLost(EngineDied):
+    """One of the ranks that a model is split over has failed, and the group starts again."""
+
+    code = "rank_lost"
+
+
+class RanksDiffer(EngineUnavailable):
+    """The ranks that are to share a model have unlike software, plugins or weights."""
+
+    code = "ranks_differ"
+
+
 class OtherProtocol(EngineUnavailable):
     """The engine is of another version, with which nothing but its end can be spoken of."""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from .culprit import Culprit, culprit_of, of_the_machine
-from .errors import MLXProviderError, PluginError, RequestFailed
+from .errors import MLXProviderError, PluginError, RankLost, RequestFailed
 
 LOG = "its traceback is in the engine's log (`mlx-provider engine logs`)"
 
@@ -60,7 +60,8 @@ class Isolation:
 
     `Exception` would not do: a stranger's code may call `sys.exit`, and a panic of a library
     written in Rust (tokenizers, llguidance) is no `Exception`. Ctrl-C passes, which reaches the
-    main thread alone. For blocks of synchronous code.
+    main thread alone; and so does the loss of a rank, which is no single request's.
+    For blocks of synchronous code.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Isolation:
         error: BaseException | None,
         frames: TracebackType | None,
     ) -> bool:
-        if error is None or _is_ctrl_c(error) or isinstance(error, self._passes):
+        if error is None or _is_ctrl_c(error) or isinstance(error, (RankLost, *self._passes)):
             return False
         self.fault = _fault(error)
         if self._failed is not None:

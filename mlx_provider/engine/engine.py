@@ -17,9 +17,18 @@ from ..isolation import Fault, Isolation
 from ..protocol.messages import Delta, Embedded, Event, Finish, FinishReason
 from ..records import LoadedModel, MediaSpan, PrefillChunk
 from ..upstream.sparse_cache import sparse
+from .agreement import ALONE, Agreement
 from .execution.batch_layout import Layout, make_layout
 from .execution.circuit_breaker import CircuitBreaker
-from .execution.decode_batch import NO_DRAFTS, DecodeBatch, Drafts, Forward, Logprob, read_drawn
+from .execution.decode_batch import (
+    NO_DRAFTS,
+    DecodeBatch,
+    Drafts,
+    Forward,
+    Logprob,
+    Read,
+    read_drawn,
+)
 from .execution.fixed_rows import FixedLayout
 from .execution.mixed_batch import MixedBatches, piggybacked
 from .execution.sampler import Drawn, draw
@@ -44,6 +53,7 @@ from .speculation.speculation import Speculation
 from .speculation.step import DraftStep, Place, places
 from .step_output import Post, StepOutput
 from .token_names import TokenNames
+from .told import Names, request_told
 
 log = logging.getLogger(__name__)
 
@@ -68,9 +78,11 @@ class Engine:
         features: FeatureCache | None = None,
         speculation: Speculation | None = None,
         sparse_prefill: SparsePrefill | None = None,
+        agreed: Agreement = ALONE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`layout`, `mixes`: what the probe found; `fixed`: what passes look like instead."""
+        """`layout`, `mixes`: what the probe found; `fixed`: what passes look like instead;
+        `agreed`: with the other ranks, where the model is split over several."""
         self.model = model
         self.scheduler = scheduler
         self.make_cache = make_cache
@@ -79,7 +91,9 @@ class Engine:
         self.features = features or FeatureCache(0)
         self.prefix_cache = prefix_cache
         self.sparse_prefill = sparse_prefill
+        self.agreed = agreed
         self.clock = clock
+        self._named = Names(scheduler)
         self._best_layout = layout
         self._fixed = fixed
         self.batch = DecodeBatch(model, self._layout(layout))
@@ -108,6 +122,7 @@ class Engine:
         """Queue a request that passed the scheduler's `check`."""
         if request.phase is Phase.DONE:
             return  # cancelled before it arrived
+        self.agreed.tell("submit", partial(request_told, request))
         self._look_up(self.scheduler.submit(request, self.clock()))
         self.recorder.request_queued()
         if request.deadline is not None:
@@ -127,6 +142,7 @@ class Engine:
         """Whether the request was still going on."""
         if request.phase is Phase.DONE:
             return False
+        self.agreed.tell("ended", lambda: {"id": request.id})
         for row in request.unfinished:
             row.finish = "cancelled"
         self._release(request, request.rows)
@@ -151,15 +167,12 @@ class Engine:
 
     def step(self) -> list[Post]:
         """Advance every row by one token and one prompt by one chunk; what readers get."""
+        self.agreed.tell("step", dict)
         self._expire()
         self._admit()
         now = self.clock()
-        plan = self.scheduler.plan(
-            now,
-            mixes=self.mixes,
-            stalled=now - self._advanced + sum(self._behind),
-            passes=self.batch.passes,
-        )
+        named = self._named
+        plan = self.agreed.on("plan", partial(self._plan, now), named.plan_told, named.plan_heard)
         if plan.rows:
             self._decode(plan)
             self._make_room()
@@ -170,6 +183,14 @@ class Engine:
         if plan.rows or plan.chunk is not None:
             self._ran(plan, now)
         return self.output.take()
+
+    def _plan(self, now: float) -> StepPlan:
+        return self.scheduler.plan(
+            now,
+            mixes=self.mixes,
+            stalled=now - self._advanced + sum(self._behind),
+            passes=self.batch.passes,
+        )
 
     def _ran(self, plan: StepPlan, began: float) -> None:
         """Remember a step, for who watches."""
@@ -192,7 +213,13 @@ class Engine:
 
     def _admit(self) -> None:
         """Let one more prompt in, and give a cache to whoever was let in and has none."""
-        self.scheduler.admit(self.clock())
+        named = self._named
+        self.agreed.on(
+            "admitted",
+            lambda: self.scheduler.admit(self.clock()),
+            named.job_told,
+            lambda told: self.scheduler.let_in(named.job_heard(told)),
+        )
         for job in [j for j in self.scheduler.waiting if j.admitted and j.cache is None]:
             self.output.started(job.request)
             with self._isolated(job.request, "its prefill"):
@@ -229,16 +256,26 @@ class Engine:
 
     def _make_room(self) -> None:
         """Rows that have outgrown the memory: the youngest waits; what could not go on ends."""
-        row = self.scheduler.overflowing()
-        while row is not None:
-            if not self.scheduler.may_wait(row):
+        while (found := self._overflowing()) is not None:
+            row, may_wait = found
+            if not may_wait:
                 self._finish(row, "length")
-                row = self.scheduler.overflowing()
                 continue
             self._keep(row.request, [row])
             self._drop([row])
             self._look_up(self.scheduler.preempt(row))
-            row = self.scheduler.overflowing()
+
+    def _overflowing(self) -> tuple[Row, bool] | None:
+        """A row that has outgrown the memory, and whether it can go on later."""
+        row = self.agreed.on(
+            "overflowing",
+            self.scheduler.overflowing,
+            self._named.row_told,
+            self._named.row_heard,
+        )
+        if row is None:
+            return None
+        return row, self.agreed.on("may wait", partial(self.scheduler.may_wait, row), bool, bool)
 
     # -- decode
 
@@ -248,11 +285,11 @@ class Engine:
         The pass is launched before the last one's tokens are read, unless those are needed for
         drafts: the device then waits meanwhile.
         """
-        wanted = self._drafting.wanted(plan, possible=self._may_draft)
+        wanted = self._wanted(plan)
         caught_up = bool(wanted) or self.batch.drafted
         if caught_up and not self._catch_up():
             return
-        drafts = self._drafting.guessed(wanted)
+        drafts = self._guessed(wanted) if wanted else NO_DRAFTS
         chunk = plan.chunk if plan.mixed else None
         if chunk is not None and chunk.job.cache is None:
             chunk = None  # its request has ended meanwhile
@@ -279,6 +316,16 @@ class Engine:
             if self._together.passed(used=len(forward.rows) > 1):
                 self._go_together()
 
+    def _wanted(self, plan: StepPlan) -> dict[Row, int]:
+        """For whom drafts are worth it in this step, and how many."""
+        own = partial(self._drafting.wanted, plan, possible=self._may_draft)
+        return self.agreed.on("wanted", own, self._named.drafts_told, self._named.drafts_heard)
+
+    def _guessed(self, wanted: dict[Row, int]) -> Drafts:
+        """What rows may say next."""
+        own = partial(self._drafting.guessed, wanted)
+        return self.agreed.on("guessed", own, self._named.drafts_told, self._named.drafts_heard)
+
     def _read(self) -> bool:
         """Take the tokens of the last pass, while the next one runs."""
         with Isolation() as reading:
@@ -287,8 +334,7 @@ class Engine:
             return self._unreadable(reading.fault)
         now = self.clock()
         self._timer.ended(now, left=1 + len(self._behind))
-        for row, token, logprob in read:
-            self._commit(row, token, logprob, now)
+        self._commit(read, now)
         return True
 
     def _catch_up(self) -> bool:
@@ -303,10 +349,10 @@ class Engine:
         self._drafting.passed(guessed, times)
         for row, drafts, reads in found:
             self._drafting.held(row, drafts, len(reads) - 1)
-            for stay, (_, token, logprob) in enumerate(reads, 1):
+            for stay, read in enumerate(reads, 1):
                 if row.finish is None:
                     self.batch.keep(row, stay)
-                    self._commit(row, token, logprob, now)
+                    self._commit([read], now)
         return True
 
     def _unreadable(self, fault: Fault) -> bool:
@@ -339,10 +385,14 @@ class Engine:
         rows = [row for row, _ in places]
         if self._fixed is None:
             drawn = [ahead(row, drafts.get(row, ())[:at]) for row, at in places]
-            self.batch.drawn(rows, draw(logits, drawn, masks), drafts)
+            self.batch.drawn(rows, self._drawn(logits, drawn, masks), drafts)
             return
         for i, row in enumerate(rows):
-            self.batch.drawn([row], draw(logits[i : i + 1], [row], masks[i : i + 1]))
+            self.batch.drawn([row], self._drawn(logits[i : i + 1], [row], masks[i : i + 1]))
+
+    def _drawn(self, logits: mx.array, rows: Sequence[Row], masks: Sequence[Mask | None]) -> Drawn:
+        """The next token of each row, from logits (B, vocab)."""
+        return self.agreed.drawn(logits, partial(draw, logits, rows, masks))
 
     def _replays(self, row: Row) -> bool:
         """Whether the next token of a row was committed before, and is run again."""
@@ -351,37 +401,48 @@ class Engine:
     def _masks(
         self, places: Sequence[Place], drafts: Drafts = NO_DRAFTS
     ) -> tuple[list[Mask | None], list[bool]]:
-        """Grammar masks; a grammar that fails ends its request alone."""
-        masks: list[Mask | None] = []
-        ready = []
-        for row, at in places:
-            mask, ok = None, row.finish is None
-            if ok and row.constraint is not None and row in drafts:
-                mask = row.masks[at]
-            elif ok and row.constraint is not None:
-                with self._isolated(row.request, "its grammar") as work:
-                    mask = row.constraint.mask()
-                ok = work.fault is None
-            masks.append(mask)
-            ready.append(ok)
-        return masks, [
-            ok and row.finish is None for ok, (row, _) in zip(ready, places, strict=True)
-        ]
+        """Grammar masks, and whose rows go on; a grammar that fails ends its request alone."""
+        masks: list[Mask | None] = [None] * len(places)
+        if any(row.constraint is not None for row, _ in places):
+            own = partial(self._own_masks, places, drafts)
+            masks = self.agreed.on("masks", own, lambda _: None, lambda _: masks)
+        return masks, [row.finish is None for row, _ in places]
 
-    def _commit(self, row: Row, token: int, logprob: Logprob | None, now: float) -> None:
-        """Take a drawn token: text out, and the row's end where it is reached."""
-        if row.finish is not None:
-            return
-        self.output.token(row.request, now)
-        row.tokens.append(token)
-        with self._isolated(row.request, "its text") as work:
-            deltas, reason = self._take(row, token, logprob)
-        if work.fault is not None:
-            return
-        if deltas:
-            self.output.post(row.request, deltas)
-        if reason is not None:
-            self._finish(row, reason)
+    def _own_masks(self, places: Sequence[Place], drafts: Drafts) -> list[Mask | None]:
+        masks: list[Mask | None] = []
+        for row, at in places:
+            mask = None
+            if row.finish is None and row.constraint is not None and row in drafts:
+                mask = row.masks[at]
+            elif row.finish is None and row.constraint is not None:
+                with self._isolated(row.request, "its grammar"):
+                    mask = row.constraint.mask()
+            masks.append(mask)
+        return masks
+
+    def _commit(self, reads: Sequence[Read], now: float) -> None:
+        """Take drawn tokens: text out, and the rows' ends where they are reached."""
+        live = [read for read in reads if read[0].finish is None]
+        for row, token, _ in live:
+            self.output.token(row.request, now)
+            row.tokens.append(token)
+        reasons = self.agreed.on("read", partial(self._shown, live), _as_it_is, _as_it_is)
+        for (row, _, _), reason in zip(live, reasons, strict=True):
+            if reason is not None and row.finish is None:
+                self._finish(row, reason)
+
+    def _shown(self, reads: Sequence[Read]) -> list[FinishReason | None]:
+        """Post what tokens add to the rows' texts; whose row ends with its token, and why."""
+        reasons: list[FinishReason | None] = []
+        for row, token, logprob in reads:
+            reason = None
+            if row.finish is None:  # another choice of its request may have failed
+                with self._isolated(row.request, "its text"):
+                    deltas, reason = self._take(row, token, logprob)
+                    if deltas:
+                        self.output.post(row.request, deltas)
+            reasons.append(reason)
+        return reasons
 
     def _take(
         self, row: Row, token: int, logprob: Logprob | None
@@ -414,6 +475,7 @@ class Engine:
             else:
                 self._run_input(chunk, plan, job.request.inputs)
         if tried.fault is not None:
+            self.agreed.failed(tried.fault)
             self._timer.forget()
             job.cache = None  # corrupted: not for the prefix cache
             self._failed_by(job.request, "its prefill", tried.fault)
@@ -537,7 +599,7 @@ class Engine:
             return
         features = self.features.get(span.content_hash)
         if features is None:
-            features = self.model.embed(span)
+            features = self.agreed.features(self.model, partial(self.model.embed, span))
             self.features.put(span.content_hash, features)
         request.features[span.content_hash] = features
 
@@ -591,10 +653,10 @@ class Engine:
     def _first_token(self, row: Row, drawn: Drawn) -> bool:
         """Take a token before the row joins, a step earlier; whether the row goes on."""
         with self._isolated(row.request, "its sampling") as work:
-            ((_, token, logprob),) = read_drawn(drawn, {row: 0})
+            read = read_drawn(drawn, {row: 0})
         if work.fault is not None:
             return False
-        self._commit(row, token, logprob, self.clock())
+        self._commit(read, self.clock())
         return row.finish is None
 
     def _draw_one(self, row: Row, logits: mx.array) -> Drawn | None:
@@ -603,7 +665,7 @@ class Engine:
         if not ready[0]:
             return None
         with self._isolated(row.request, "its sampling") as work:
-            drawn = draw(logits[None], [row], masks)
+            drawn = self._drawn(logits[None], [row], masks)
             mx.async_eval(drawn.arrays)  # type: ignore[no-untyped-call]
         return drawn if work.fault is None else None
 
@@ -618,12 +680,12 @@ class Engine:
             if forward.logits is None:
                 raise forward.failed[0][1].error
             mx.eval(forward.logits)
-            ((_, token, logprob),) = alone.read()
+            read = alone.read()
             alone.drop([row])  # its recurrent state is back in `cache`
         if work.fault is not None or forward.logits is None:
             return None
         row.retry_alone = False
-        self._commit(row, token, logprob, self.clock())
+        self._commit(read, self.clock())
         return None if row.finish is not None else self._draw_one(row, forward.logits[0])
 
     def _pass_failed(self, left: list[Row], fault: Fault, *, alone: bool, mixed: bool) -> None:
@@ -631,6 +693,7 @@ class Engine:
         if mixed or (left and not alone):
             self._retry(left, fault)
         elif left:
+            self.agreed.failed(fault)
             self._failed_by(left[0].request, "its decode step", fault)
 
     def _isolated(self, request: Request, part: str) -> Isolation:
@@ -644,6 +707,7 @@ class Engine:
 
     def _retry(self, rows: Sequence[Row], fault: Fault) -> None:
         """Rows whose caches are corrupted start again from their committed tokens, each alone."""
+        self.agreed.failed(fault)
         told = fault.told
         log.warning("a decode step of %d rows failed (%s); they are run again", len(rows), told)
         self._timer.forget()
@@ -727,6 +791,10 @@ class Engine:
             for job in self.scheduler.waiting:
                 if job.request is request and not request.unfinished:
                     self.prefix_cache.keep_prefill(job)
+
+
+def _as_it_is(reasons: list[FinishReason | None]) -> list[FinishReason | None]:
+    return reasons
 
 
 def _only(

@@ -58,18 +58,24 @@ def drafts_of(
     model: LoadedModel,
     options: ModelOptions,
     room: int | None = None,
+    *,
+    whole: bool = True,
 ) -> Drafts:
     """With the drafter that the operator names, else with the best that can (engine thread).
 
-    room: bytes that it may take. Raises `BadRequest` where the named one cannot.
+    room: bytes that it may take; `whole`: the model is on this machine alone. Raises `BadRequest`
+    where the named one cannot.
     """
     if options.drafter == OFF:
         return Drafts()
     draft_model = None if options.draft_model is None else _folder(options.draft_model)
     given = DraftOptions(draft_model, room, options.extra)
     if options.drafter == AUTO:
-        return _first(registry.automatic_drafters(), folder, model, given, options)
+        able = (d for d in registry.automatic_drafters() if whole or not d.hidden)
+        return _first(able, folder, model, given, options)
     drafter = registry.drafter(options.drafter)
+    if drafter.hidden and not whole:
+        raise wrong_option("drafter", f"{drafter.name} drafts for models that are not split")
     try:
         return _started(drafter, folder, model, given, options)
     except Unfit as error:

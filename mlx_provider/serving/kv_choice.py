@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import mlx.core as mx
 
+from ..engine.agreement import ALONE, Agreement
 from ..engine.execution.probe import Probe, probe
 from ..engine.memory import arrays
 from ..errors import wrong_option
@@ -39,17 +40,19 @@ def cache_maker(model: LoadedModel, options: ModelOptions) -> MakeCache:
     return partial(_quantised, model, options.kv_bits, options.kv_group_size)
 
 
-def tried(model: LoadedModel, options: ModelOptions, layouts: Sequence[str]) -> Probe:
+def tried(
+    model: LoadedModel, options: ModelOptions, layouts: Sequence[str], agreed: Agreement = ALONE
+) -> Probe:
     """What the probe finds with such caches (engine thread).
 
     Raises `BadRequest` that names the option with which the model does not run.
     """
     make_cache = cache_maker(model, options)
     if options.kv_bits is None:
-        return probe(model, make_cache, layouts)
+        return probe(model, make_cache, layouts, agreed)
     _check_group(_head_sizes(model), options.kv_group_size)
     with Isolation() as trying:
-        return probe(model, make_cache, layouts)
+        return probe(model, make_cache, layouts, agreed)
     reason = trying.fault.told if trying.fault is not None else ""
     why = f"this model does not run with a quantised KV cache ({reason}): leave kv_bits out"
     raise wrong_option("kv_bits", why)

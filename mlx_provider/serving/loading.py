@@ -5,14 +5,15 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import mlx.core as mx
+from pydantic import TypeAdapter
 
 from ..chat.constraints.compiler import GrammarCompiler
 from ..engine.feature_cache import FeatureCache
@@ -27,9 +28,12 @@ from ..registry import Plugin, PluginRegistry
 from .kernels import equip
 from .model_pool import Plan
 from .served import Loaded
+from .split import WHOLE, Ranks
 from .weight_files import weights_dtype, weights_estimate
 
 log = logging.getLogger(__name__)
+
+_OPTIONS = TypeAdapter(LoadOptions)
 
 BACK = 0.9
 """Share of its bytes that an unloaded model must give back, or it is told."""
@@ -72,6 +76,9 @@ def _adapter(options: ModelOptions) -> Path | None:
     return folder.resolve()
 
 
+_KEY = TypeAdapter(WeightsKey)
+
+
 class Loading:
     """Loads by the family of a plugin. Its engine-thread methods are named so."""
 
@@ -84,6 +91,7 @@ class Loading:
         mask_pool: Executor,
         shrink_prefix_cache: Callable[[], None],
         limit: Callable[[], int],
+        ranks: Ranks = WHOLE,
     ) -> None:
         """`limit`: bytes that all models and rows may take. `shrink_prefix_cache` (engine thread):
         leave the room that weights have reserved."""
@@ -93,10 +101,16 @@ class Loading:
         self._mask_pool = mask_pool
         self._shrink_prefix_cache = shrink_prefix_cache
         self._limit = limit
+        self._ranks = ranks
+        self._loads = 0
+        """By which the ranks name a model."""
 
-    def plan(self, key: WeightsKey, options: ModelOptions) -> Plan[Loaded]:
-        """What loading will take. Raises `BadRequest` for a folder that no family serves."""
-        family, plugin = self._registry.family_for(read_json(key.folder / "config.json"))
+    def plan(self, key: WeightsKey, options: ModelOptions, name: str) -> Plan[Loaded]:
+        """What loading will take. Raises `BadRequest` for a folder that no family serves.
+
+        `name`: as the model was asked for, by which other machines find it.
+        """
+        family, plugin = self._family(key)
         dtype = weights_dtype(
             key.dtype, weights_estimate(key.folder, key.adapter, expanded=4), self._limit()
         )
@@ -107,14 +121,19 @@ class Loading:
             modality=key.modality,
             dtype=dtype,
             extra=options.extra,
+            group=self._ranks.group,
+        )
+        nbytes = weights_estimate(
+            key.folder, key.adapter, expanded=None if dtype is None else DTYPE_BYTES[dtype]
         )
         return Plan(
             key.folder.name,
-            weights_estimate(
-                key.folder, key.adapter, expanded=None if dtype is None else DTYPE_BYTES[dtype]
-            ),
-            partial(self._load, key, family, plugin, chosen),
+            self._ranks.share(nbytes),
+            partial(self._load, key, family, plugin, chosen, name),
         )
+
+    def _family(self, key: WeightsKey) -> tuple[ModelFamily, Plugin]:
+        return self._registry.family_for(read_json(key.folder / "config.json"))
 
     def unload(self, loaded: Loaded) -> None:
         """Blocks until the weights are gone."""
@@ -122,6 +141,7 @@ class Loading:
 
     def unload_here(self, loaded: Loaded) -> None:
         """Let go of a model and see that its bytes come back (engine thread)."""
+        self._ranks.agreed.tell("unload", lambda: {"model": loaded.number})
         before = mx.get_active_memory()
         self._stop(loaded)
         loaded.drop()
@@ -139,25 +159,48 @@ class Loading:
             self._worker.remove(running.engine)
 
     def _load(
-        self, key: WeightsKey, family: ModelFamily, plugin: Plugin, options: LoadOptions
+        self,
+        key: WeightsKey,
+        family: ModelFamily,
+        plugin: Plugin,
+        options: LoadOptions,
+        name: str,
     ) -> Loaded:
         began = time.monotonic()
-        loaded = self._worker.call(partial(self._load_here, key, family, plugin, options)).result()
+        load = partial(self._load_here, key, family, plugin, options, name)
+        loaded = self._worker.call(load).result()
         log.info(
             "loaded %s in %.1f s: family %s, %d bytes",
             loaded.name, time.monotonic() - began, family.name, loaded.nbytes,
         )  # fmt: skip
         return loaded
 
+    def load_share(self, told: Mapping[str, Any], folder: Path) -> Loaded:
+        """This rank's share of what rank 0 loads from a folder like this (engine thread)."""
+        key = replace(_KEY.validate_python(told["key"]), folder=folder)
+        options = replace(_OPTIONS.validate_python(told["options"]), group=self._ranks.group)
+        return self._load_here(key, *self._family(key), options, told["name"])
+
     def _load_here(
-        self, key: WeightsKey, family: ModelFamily, plugin: Plugin, options: LoadOptions
+        self,
+        key: WeightsKey,
+        family: ModelFamily,
+        plugin: Plugin,
+        options: LoadOptions,
+        name: str,
     ) -> Loaded:
         self._shrink_prefix_cache()
+        self._loads += 1
+        self._ranks.agreed.tell("load", partial(_told, self._loads, name, key, options))
         before = mx.get_active_memory()
         made = _tried(key.folder, family, plugin, options)
-        if isinstance(made, MLXProviderError):
+        with Isolation() as trying:
+            self._ranks.loaded(key.folder, made)
+        if isinstance(made, MLXProviderError) or trying.fault is not None:
+            failed = made if isinstance(made, MLXProviderError) else _unlike(trying.fault)
+            del made
             _collect()
-            raise made
+            raise failed
         equip(made, self._registry)
         info, taken = made.info, mx.get_active_memory() - before
         return Loaded(
@@ -166,6 +209,7 @@ class Loading:
             name=key.folder.name,
             family=family.name,
             plugin=plugin.name,
+            number=self._loads,
             info=info,
             code=self._registry.computing(plugin),
             stranger=stranger_of(plugin),
@@ -176,6 +220,22 @@ class Loading:
             ),
             _model=made,
         )
+
+
+def _told(number: int, name: str, key: WeightsKey, options: LoadOptions) -> dict[str, Any]:
+    """What other ranks are to load."""
+    return {
+        "model": number,
+        "name": name,
+        "key": _KEY.dump_python(key, mode="json"),
+        "options": _OPTIONS.dump_python(replace(options, group=None), mode="json"),
+    }
+
+
+def _unlike(fault: Fault | None) -> MLXProviderError:
+    if fault is not None and isinstance(fault.error, MLXProviderError):
+        return fault.error
+    return LoadFailed("the ranks could not compare their weights")
 
 
 def _tried(

@@ -66,6 +66,8 @@ class Measured:
 
 
 _FILE = TypeAdapter(dict[str, Measured])
+MEASURED = TypeAdapter(Measured | None)
+"""As JSON."""
 
 
 class Measurements:

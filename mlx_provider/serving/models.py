@@ -42,11 +42,12 @@ from .hub import folder_of
 from .kv_choice import cache_maker, engine_kind, kv_kind, tried
 from .latest import Latest
 from .loading import Loading, WeightsKey, told
-from .measurements import Measured, Measurements, circumstances, software
+from .measurements import MEASURED, Measured, Measurements, circumstances, software
 from .model_pool import Lease, ModelPool
 from .reproducible import Reproducible
 from .served import Loaded, Running, Served
 from .sparse_prefill import check_sparse_prefill, sparse_kind, sparse_prefill_of
+from .split import WHOLE, Ranks
 from .weight_account import WeightAccount
 
 log = logging.getLogger(__name__)
@@ -103,9 +104,11 @@ class Models:
         worker: EngineWorker,
         recorder: Recorder,
         beside: Callable[[], int] = lambda: 0,
+        ranks: Ranks = WHOLE,
     ) -> None:
         """`beside`: bytes that requests hold for a while beside their rows (images)."""
         self._beside = beside
+        self.ranks = ranks
         self._settings = settings
         self._registry = registry
         self._worker = worker
@@ -117,17 +120,18 @@ class Models:
         self._mask_pool = ThreadPoolExecutor(MASK_THREADS, thread_name_prefix="mlx-masks")
         self._own_context: dict[Path, int] = {}
         """Context lengths of folders that were loaded, by the model's own limit."""
-        self._loading = Loading(
+        self.loading = Loading(
             registry,
             worker,
             feature_bytes=settings.feature_bytes,
             mask_pool=self._mask_pool,
             shrink_prefix_cache=self._shrink_prefix_cache,
             limit=self._limit,
+            ranks=ranks,
         )
         self.pool = ModelPool(
             WeightAccount(self._limit),
-            self._loading.unload,
+            self.loading.unload,
             patience=settings.model_wait,
         )
 
@@ -155,7 +159,7 @@ class Models:
             raise _too_long(options)
         lease = self.pool.acquire(
             key,
-            partial(self._loading.plan, key, options),
+            partial(self.loading.plan, key, options, name),
             who=who,
             rows=rows,
             keep_alive=options.keep_alive,
@@ -255,7 +259,7 @@ class Models:
         kinds = [engine_kind(options), draft_kind(options), sparse_kind(options)]
         kind = " ".join(filter(None, kinds))
         if kind not in loaded.running:
-            self._worker.call(partial(self._start, loaded, kind, options)).result()
+            self._worker.call(partial(self.start, loaded, kind, options)).result()
         wanted = (
             options.context_length,
             options.tool_parser,
@@ -317,12 +321,16 @@ class Models:
             raise wrong_option(error.param or "", error.message) from None
         check_drafts(options)
         check_sparse_prefill(options)
+        self.ranks.check(options)
 
     # -- engines (engine thread)
 
-    def _start(self, loaded: Loaded, kind: str, options: ModelOptions) -> None:
+    def start(self, loaded: Loaded, kind: str, options: ModelOptions) -> None:
         """Probe the model and start its engine of one kind, unless it is there."""
-        problem = None if kind in loaded.running else self._problem(loaded, kind, options)
+        if kind in loaded.running:
+            return
+        self.ranks.agreed.tell("start", partial(_told, loaded, kind, options))
+        problem = self._problem(loaded, kind, options)
         if problem is not None:
             raise problem
 
@@ -350,7 +358,7 @@ class Models:
         make_cache = cache_maker(model, options)
         plugins = [f"{each} {self._registry.sources(each)}" for each in self._registry.plugins]
         kv = " ".join(filter(None, (kv_kind(options), loaded.code)))
-        key = circumstances(loaded, kv, layouts, plugins)
+        key = circumstances(loaded, kv, layouts, [*plugins, f"{self.ranks.size} ranks"])
         measured = self._measured(loaded, key, options, layouts)
         found, curve, limits = measured.probe, measured.curve, self._limits()
         fixed, prefixes = None, self._shared_prefix_cache()
@@ -361,9 +369,11 @@ class Models:
             limits = fixed.limits(limits)
             # a stored prefix is to be what is computed here, by this software on this device
             policy = WholePasses(prefixes, model, f"{kind}, {key}", make_cache, fixed.shapes)
-        elif found.drafts:
+        elif found.drafts and not self.ranks.agreed.follows:
             room = (self.pool.free - self._live()) // 2  # the rest is for rows
-            drafts = drafts_of(self._registry, loaded.folder, model, options, room)
+            drafts = drafts_of(
+                self._registry, loaded.folder, model, options, room, whole=self.ranks.size == 1
+            )
         guessing = drafts.speculation.drafting if drafts.speculation else None
         sparse = sparse_prefill_of(options, model, make_cache, found, guessing, drafts.drafter)
         passes = measure(model, make_cache, curve, IDLE_STALL, limits.max_chunk)
@@ -386,6 +396,7 @@ class Models:
             features=loaded.features,
             speculation=drafts.speculation,
             sparse_prefill=sparse,
+            agreed=self.ranks.agreed.named(engine_name(loaded, kind)),
         )
         self._worker.add(engine)
         running = Running(engine, found, fixed, drafts.drafter, drafts.nbytes)
@@ -407,13 +418,16 @@ class Models:
         self, loaded: Loaded, key: str, options: ModelOptions, layouts: Sequence[str]
     ) -> Measured:
         """What was measured in the same circumstances before, else what is measured here."""
-        known = self._measurements.find(key)
+        agreed = self.ranks.agreed
+        known = agreed.on("known", partial(self._measurements.find, key), _dumped, _read)
         if known is not None:
             return known
-        found = tried(loaded.model, options, layouts)
-        curve = calibrate(loaded.model, cache_maker(loaded.model, options))
-        measured = Measured(found, curve, str(loaded.folder), kv_kind(options), software())
-        self._measurements.keep(key, measured)
+        found = tried(loaded.model, options, layouts, agreed)
+        curve = calibrate(loaded.model, cache_maker(loaded.model, options), agreed)
+        own = Measured(found, curve, str(loaded.folder), kv_kind(options), software())
+        measured = agreed.on("measured", lambda: own, _dumped, _read) or own
+        if not agreed.follows:
+            self._measurements.keep(key, measured)
         return measured
 
     # -- memory
@@ -429,7 +443,8 @@ class Models:
 
     def _limit(self) -> int:
         """Bytes for weights, rows with their passes, and the prefix cache."""
-        return memory_limit(self._settings.memory_limit) - self._pool_limit
+        own, least = memory_limit(self._settings.memory_limit), self.ranks.memory_limit
+        return (own if least is None else min(own, least)) - self._pool_limit
 
     def _budget(
         self,
@@ -464,7 +479,7 @@ class Models:
         stuck = need <= live or not live  # rows have outgrown their room, or none can begin
         leaving = self.pool.make_way(loaded.key, need, self._live(apart=own), stuck=stuck)
         for resident, model in leaving:
-            self._loading.unload_here(model)
+            self.loading.unload_here(model)
             self.pool.left(resident)
         left = self._available(loaded, kind) - need
         if left >= 0:
@@ -478,8 +493,13 @@ class Models:
         """The one of this process, made on the engine thread that will own it."""
         if self._prefix_cache is None:
             s = self._settings
-            disk = DiskTier(s.disk_cache, s.disk_cache_bytes) if s.disk_cache else None
-            self._prefix_cache = PrefixCache(budget=self._prefix_cache_budget, disk=disk)
+            # what one rank finds on its disk another may not
+            kept = s.disk_cache if self.ranks.size == 1 else None
+            disk = DiskTier(kept, s.disk_cache_bytes) if kept else None
+            agreed = self.ranks.agreed
+            self._prefix_cache = PrefixCache(
+                budget=self._prefix_cache_budget, disk=disk, agreed=agreed
+            )
         return self._prefix_cache
 
     def _prefix_cache_budget(self) -> int:
@@ -492,9 +512,35 @@ class Models:
     def _shrink_prefix_cache(self) -> None:
         self._evict(self._prefix_cache_budget())
 
+    def evict_to(self, nbytes: int) -> None:
+        """Shrink the prefix cache (engine thread)."""
+        self._evict(nbytes)
+
+    def forget_prefixes(self) -> None:
+        """Empty the prefix cache (engine thread)."""
+        if self._prefix_cache is not None:
+            self._prefix_cache.clear()
+
     def _evict(self, to: int) -> None:
         if self._prefix_cache is not None and self._prefix_cache.evict_to(to):
             self._recorder.evicted(1)
+
+
+def engine_name(loaded: Loaded, kind: str) -> str:
+    """By which the ranks name an engine."""
+    return f"{loaded.number} {kind}"
+
+
+def _told(loaded: Loaded, kind: str, options: ModelOptions) -> dict[str, Any]:
+    return {"model": loaded.number, "kind": kind, "options": options.model_dump(mode="json")}
+
+
+def _dumped(measured: Measured | None) -> Any:
+    return MEASURED.dump_python(measured, mode="json")
+
+
+def _read(told: Any) -> Measured | None:
+    return MEASURED.validate_python(told)
 
 
 def _too_long(options: ModelOptions) -> Forbidden:

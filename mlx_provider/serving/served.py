@@ -58,6 +58,8 @@ class Loaded:
     features: FeatureCache
     grammar: GrammarCompiler
     _model: LoadedModel | None
+    number: int = 0
+    """By which the ranks name it, where it is split over several."""
     code: str = ""
     """Digest of the third party's code that computes its KV; empty: it is ours alone."""
     stranger: str = ""

@@ -48,6 +48,7 @@ from .plugin_statuses import PluginStatuses
 from .prompt import prepare
 from .ready import Ready, make_ready
 from .served import Served
+from .split import WHOLE, Ranks
 from .warm import warm_requests
 
 log = logging.getLogger(__name__)
@@ -61,7 +62,9 @@ class ChatService:
         settings: EngineSettings,
         deliver: Deliver = deliver_now,
         registry: PluginRegistry | None = None,
+        ranks: Ranks = WHOLE,
     ) -> None:
+        """`ranks`: those that its models are split over."""
         self._settings = settings
         file = settings.models_file
         self._grants = Grants(settings.model_roots, read_grants(file) if file else None)
@@ -77,6 +80,7 @@ class ChatService:
             self._worker,
             self._recorder,
             beside=lambda: self._media.held,
+            ranks=ranks,
         )
         self._in_flight = InFlight()
         self._warming = threading.Lock()

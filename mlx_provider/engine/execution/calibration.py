@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from ...isolation import Isolation
 from ...records import LoadedModel, PrefillChunk, Prompt
+from ..agreement import ALONE, Agreement
 from ..memory import arrays, leaves
 from ..scheduling.costs import UNMEASURED, Curve
 
@@ -29,9 +30,17 @@ ENOUGH = 2.0
 MakeCache = Callable[[], list[Any]]
 
 
-def calibrate(model: LoadedModel, make_cache: MakeCache) -> Curve:
-    """Time passes of `model` on the engine thread. Never raises: what fails is not measured."""
+def calibrate(model: LoadedModel, make_cache: MakeCache, agreed: Agreement = ALONE) -> Curve:
+    """Time passes of `model` on the engine thread. Never raises: what fails is not measured.
+
+    `agreed`: with other ranks, all of which run the passes for which the first has time.
+    """
     began = time.perf_counter()
+
+    def enough() -> bool:
+        late = time.perf_counter() - began > ENOUGH
+        return agreed.on("timed enough", lambda: late, bool, bool)
+
     short: list[tuple[int, float]] = []
     deep: list[tuple[int, float]] = []
     # a learnt position beyond the context is read from whatever lies behind the others
@@ -39,7 +48,7 @@ def calibrate(model: LoadedModel, make_cache: MakeCache) -> Curve:
     with Isolation() as tried:
         for width in [n for n in WIDTHS if REPEATS * n <= context]:
             short.append((width, _timed(model, make_cache(), 0, width)))
-            if time.perf_counter() - began > ENOUGH:
+            if enough():
                 break
     if tried.fault is not None:
         log.warning("passes could not be timed: %s", tried.fault.told)
@@ -47,7 +56,7 @@ def calibrate(model: LoadedModel, make_cache: MakeCache) -> Curve:
         return UNMEASURED
     with Isolation() as tried:
         fits = DEPTH + REPEATS * max(DEEP_WIDTHS) <= context
-        if fits and time.perf_counter() - began <= ENOUGH:
+        if fits and not enough():
             deep = [
                 (n, _timed(model, deep_cache(model, make_cache), DEPTH, n)) for n in DEEP_WIDTHS
             ]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ import mlx.core as mx
 from ...isolation import Isolation
 from ...protocol.event_queue import EventQueue
 from ...records import LoadedModel, Prompt
+from ..agreement import ALONE, Agreement
 from ..memory import MemoryProfile, profile
 from ..request import Request, Row, RowOutput, SamplingParams
 from . import solo_rows
@@ -59,8 +60,17 @@ class Probe:
     """Whether a row may take several tokens in a pass, of which the last are taken back."""
 
 
-def probe(model: LoadedModel, make_cache: MakeCache, layouts: Sequence[str]) -> Probe:
-    """Try `layouts`, best first, on the engine thread; `solo` needs no proof."""
+def probe(
+    model: LoadedModel,
+    make_cache: MakeCache,
+    layouts: Sequence[str],
+    agreed: Agreement = ALONE,
+) -> Probe:
+    """Try `layouts`, best first, on the engine thread; `solo` needs no proof.
+
+    `agreed`: with other ranks, all of which judge as the first does.
+    """
+    judged = partial(_agreed_judgement, agreed)
     prompts = [solo_rows.some_tokens(model, length, i) for i, length in enumerate(LENGTHS)]
     together = list(itertools.takewhile(lambda name: name != "solo", layouts))
     if not together:
@@ -73,17 +83,17 @@ def probe(model: LoadedModel, make_cache: MakeCache, layouts: Sequence[str]) -> 
     memory = _memory(longest)
     notes, failed = [], False
     for name in together:
-        found = _judged(rows, partial(_together, model, rows, name))
+        found = judged(rows, partial(_together, model, rows, name))
         failed |= found.failed
         if found.problem:
             notes.append(f"layout {name!r} is not used: {found.problem}")
             continue
         mixed = drafted = UNTRIED
         if name == "grouped" and can_share_a_pass(longest):
-            mixed = _mixing(model, make_cache, rows)
+            mixed = _mixing(model, make_cache, rows, judged)
             if mixed.problem:
                 notes.append(f"chunks run in forward passes of their own: {mixed.problem}")
-            drafted = _judged(rows, partial(_drafted, model, rows))
+            drafted = judged(rows, partial(_drafted, model, rows))
             if drafted.problem:
                 notes.append(f"nothing is drafted: {drafted.problem}")
             failed |= mixed.failed | drafted.failed
@@ -118,6 +128,15 @@ class Judgement:
 
 
 UNTRIED = Judgement(False)
+Judge = Callable[[Sequence[SoloRow], Callable[[], Sequence[ByStep]]], Judgement]
+
+
+def _agreed_judgement(
+    agreed: Agreement, rows: Sequence[SoloRow], run: Callable[[], Sequence[ByStep]]
+) -> Judgement:
+    """What rank 0 found; every rank runs the passes."""
+    own = _judged(rows, run)
+    return agreed.on("judgement", lambda: own, asdict, lambda told: Judgement(**told))
 
 
 def _judged(rows: Sequence[SoloRow], run: Callable[[], Sequence[ByStep]]) -> Judgement:
@@ -131,14 +150,16 @@ def _judged(rows: Sequence[SoloRow], run: Callable[[], Sequence[ByStep]]) -> Jud
     return Judgement(False, problems[0]) if problems else Judgement(True, widest=widest)
 
 
-def _mixing(model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow]) -> Judgement:
+def _mixing(
+    model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow], judged: Judge
+) -> Judgement:
     """Whether chunks of one more prompt may share the passes of `rows`."""
     with Isolation() as tried:
         tokens = solo_rows.some_tokens(model, CHUNKED_LENGTH, len(rows))
         chunked = solo_rows.chunked(model, make_cache, tokens)
     if tried.fault is not None:
         return Judgement(False, tried.fault.told, failed=True)
-    return _judged([*rows, chunked], partial(_mixed, model, rows, chunked))
+    return judged([*rows, chunked], partial(_mixed, model, rows, chunked))
 
 
 def _together(model: LoadedModel, rows: Sequence[SoloRow], name: str) -> list[ByStep]:

@@ -20,6 +20,7 @@ from math import inf
 from typing import Any, cast
 
 from ...protocol.figures import PrefixCacheFigures
+from ..agreement import ALONE, Agreement
 from ..row_cache import grow_by
 from .disk import DiskTier
 from .eviction import evict, value
@@ -97,9 +98,13 @@ class PrefixCache:
         budget: Callable[[], int],
         disk: DiskTier | None = None,
         max_buffers: int = MAX_BUFFERS,
+        agreed: Agreement = ALONE,
     ) -> None:
+        """`agreed`: with other ranks, whose nodes come and go alike: each has as many bytes of
+        its own share."""
         self._budget = budget
         self._max_buffers = max_buffers
+        self._agreed = agreed
         self._disk = disk
         self._roots: dict[CacheKey, Node] = {}
         self._layouts: dict[CacheKey, Layout] = {}
@@ -236,10 +241,12 @@ class PrefixCache:
 
     def evict_to(self, bytes_: int) -> int:
         """Shrink to at most `bytes_`; the bytes freed."""
+        self._agreed.tell("evict", lambda: {"to": bytes_})
         return self._evict(self._bytes - bytes_, frozenset())
 
     def clear(self) -> None:
         """Forget everything, also on disk."""
+        self._agreed.tell("clear", dict)
         self._roots.clear()
         self._layouts.clear()
         self._sessions.clear()
@@ -314,9 +321,10 @@ class PrefixCache:
         complete = grows_complete(found, source)
         need = source.bytes_beyond(found.shared, len(ids), complete=complete)
         need += ids[found.shared :].nbytes
-        if sum(map(_bytes_to_stay, path)) + need > self._budget():
+        budget = self._agreed_budget()
+        if sum(map(_bytes_to_stay, path)) + need > budget:
             return None
-        self._evict(self._bytes + need - self._budget(), frozenset(path))
+        self._evict(self._bytes + need - budget, frozenset(path))
         self._state = object()
         self._roots[key] = root
         if layout is not None:
@@ -331,6 +339,9 @@ class PrefixCache:
         self._evict(0, frozenset(leaf.path()), buffers=self._buffers - self._max_buffers)
         return leaf
 
+    def _agreed_budget(self) -> int:
+        return self._agreed.on("prefix budget", self._budget, int, int)
+
     def _walk(self, key: CacheKey, ids: Ids) -> Walk:
         return walk(self._roots.get(key) or new_root(), ids, len(ids))
 
@@ -344,8 +355,9 @@ class PrefixCache:
         self._bytes += state.nbytes
         self._clock += state.nbytes
         worth = value(node, self._clock, self._bytes)
-        self._evict(self._bytes - self._budget(), frozenset(leaf.path()), below=worth)
-        if self._bytes > self._budget():
+        budget = self._agreed_budget()
+        self._evict(self._bytes - budget, frozenset(leaf.path()), below=worth)
+        if self._bytes > budget:
             node.snapshot = None
             self._bytes -= state.nbytes
             self._buffers -= state.buffers

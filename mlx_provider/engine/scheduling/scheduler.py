@@ -137,13 +137,18 @@ class Scheduler:
             if awaits(job, self.waiting):
                 continue
             if self._fits(job):
-                job.admitted = True
-                job.request.phase = Phase.PREFILL
-                return job
+                return self.let_in(job)
             if now - job.arrived > PATIENCE:
                 # nobody new overtakes it any more; what was let in must go on, or it never fits
                 return None
         return None
+
+    def let_in(self, job: PrefillJob | None) -> PrefillJob | None:
+        """Memory is set aside for a prompt."""
+        if job is not None:
+            job.admitted = True
+            job.request.phase = Phase.PREFILL
+        return job
 
     def join(self, job: PrefillJob) -> None:
         """The prompt is in the cache: its rows may decode, each once it has its first token."""

@@ -1,0 +1,163 @@
+"""The two sides of an agreement between ranks: rank 0 tells, the others hear.
+
+Decisions go as messages over the control channel, in one order for all engines of the process;
+arrays go by collectives of the ranks that share the model. Both sides build the same graphs, so
+collectives meet in the same order; what only rank 0 computes is added to zeros of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar
+
+import mlx.core as mx
+
+from ..engine.execution.sampler import Drawn
+from ..errors import MLXProviderError, RankLost, RequestFailed
+from ..isolation import Fault, Isolation
+from ..records import Features, LoadedModel, SpreadsFeatures
+from ..records.features import Types, leaves, outline, rebuilt
+
+T = TypeVar("T")
+Message = Mapping[str, Any]
+
+
+class Tells(Protocol):
+    """How rank 0 reaches the others."""
+
+    def tell(self, message: Message) -> None:
+        """Send it to every other rank. Raises `RankLost`."""
+
+
+class Leading:
+    """Rank 0's side, of one engine."""
+
+    follows = False
+
+    def __init__(self, channel: Tells, group: mx.distributed.Group, engine: str = "") -> None:
+        self._channel = channel
+        self._group = group
+        self._engine = engine
+
+    def named(self, engine: str) -> Leading:
+        return Leading(self._channel, self._group, engine)
+
+    def on(
+        self,
+        kind: str,
+        make: Callable[[], T],
+        told: Callable[[T], Any],
+        heard: Callable[[Any], T],
+    ) -> T:
+        made = make()
+        self._say(kind, {"value": told(made)})
+        return made
+
+    def tell(self, kind: str, told: Callable[[], dict[str, Any]]) -> None:
+        self._say(kind, told())
+
+    def drawn(self, logits: mx.array, make: Callable[[], Drawn]) -> Drawn:
+        own: Drawn | None = None
+        with Isolation() as trying:
+            own = make()
+        if own is None:  # the others wait for tokens all the same
+            mx.eval(_added(_none_drawn(logits), self._group))
+            raise _error(trying.fault)
+        return Drawn(_added(own.tokens, self._group), own.logprobs)
+
+    def features(self, model: LoadedModel, make: Callable[[], Features]) -> Features:
+        with Isolation() as trying:
+            made = make()
+            found = leaves(made)
+            mx.eval(found)
+            arrays = [[list(each.shape), _name(each.dtype)] for each in found]
+            told = {"arrays": arrays, "outline": outline(made, _types(model))}
+            self._say("features", {"value": told})
+            mx.eval([_added(each, self._group) for each in found])
+            return made
+        error = _error(trying.fault)
+        self._say("features", {"value": {"failed": error.message}})
+        raise error
+
+    def failed(self, fault: Fault) -> None:
+        if not fault.ours:
+            raise RankLost(f"a pass failed on rank 0: {fault.told}")
+
+    def _say(self, kind: str, more: Mapping[str, Any]) -> None:
+        self._channel.tell({"kind": kind, "engine": self._engine, **more})
+
+
+class Hears(Protocol):
+    """What a follower takes from the channel, and what happens in between."""
+
+    def next(self, kind: str, engine: str) -> Any:
+        """The value of the next decision. Raises `RankLost` where that is another one."""
+
+
+class Following:
+    """Any other rank's side, of one engine."""
+
+    follows = True
+
+    def __init__(self, ears: Hears, group: mx.distributed.Group, engine: str = "") -> None:
+        self._ears = ears
+        self._group = group
+        self._engine = engine
+
+    def named(self, engine: str) -> Following:
+        return Following(self._ears, self._group, engine)
+
+    def on(
+        self,
+        kind: str,
+        make: Callable[[], T],
+        told: Callable[[T], Any],
+        heard: Callable[[Any], T],
+    ) -> T:
+        return heard(self._ears.next(kind, self._engine))
+
+    def tell(self, kind: str, told: Callable[[], dict[str, Any]]) -> None:
+        """Rank 0 does."""
+
+    def drawn(self, logits: mx.array, make: Callable[[], Drawn]) -> Drawn:
+        return Drawn(_added(_none_drawn(logits), self._group), None)
+
+    def features(self, model: LoadedModel, make: Callable[[], Features]) -> Features:
+        value = self._ears.next("features", self._engine)
+        if "outline" not in value:
+            raise RequestFailed(f"its image failed on rank 0: {value['failed']}")
+        blank = [mx.zeros(shape, getattr(mx, dtype)) for shape, dtype in value["arrays"]]
+        found = [_added(each, self._group) for each in blank]
+        mx.eval(found)
+        return rebuilt(value["outline"], found, _types(model))
+
+    def failed(self, fault: Fault) -> None:
+        raise RankLost(f"a pass failed on this rank: {fault.told}")
+
+
+def _none_drawn(logits: mx.array) -> mx.array:
+    """Zeros (B,) int32, which come after the collectives of the pass."""
+    zeros = mx.zeros(logits.shape[0], mx.int32)
+    after: list[mx.array] = mx.depends([zeros], [logits])
+    return after[0]
+
+
+def _added(array: mx.array, group: mx.distributed.Group) -> mx.array:
+    """The sum over all ranks, of which one has more than zeros."""
+    return mx.distributed.all_sum(array, group=group)
+
+
+def _types(model: LoadedModel) -> Types:
+    return model.feature_types if isinstance(model, SpreadsFeatures) else ()
+
+
+def _name(dtype: mx.Dtype) -> str:
+    return str(dtype).rpartition(".")[2]
+
+
+def _error(fault: Fault | None) -> MLXProviderError:
+    if fault is None:
+        return RankLost("rank 0 could not go on")
+    if isinstance(fault.error, MLXProviderError):
+        return fault.error
+    return fault.of_plugin() or RequestFailed(fault.told)

@@ -1,0 +1,145 @@
+"""A rank that follows: it runs the engines of rank 0 on what it hears."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import mlx.core as mx
+
+from ..config import EngineSettings
+from ..engine.engine import Engine
+from ..engine.request import Phase, Request
+from ..engine.request_log import SilentRecorder
+from ..engine.told import request_heard
+from ..engine.worker import CLEAR_EVERY, EngineWorker
+from ..errors import MLXProviderError, RankLost
+from ..protocol.messages import ModelOptions
+from ..registry import PluginRegistry
+from ..serving.hub import folder_of
+from ..serving.models import Models, engine_name
+from ..serving.served import Loaded
+from ..serving.split import Ranks
+from .agreed import Following
+
+log = logging.getLogger(__name__)
+
+MEANWHILE = ("ended", "evict", "clear", "unload")
+"""What may happen between two decisions of a step."""
+
+Message = Mapping[str, Any]
+
+
+class Ears(Protocol):
+    """How rank 0 is heard."""
+
+    def hear(self) -> dict[str, Any]:
+        """The next message. Raises `RankLost` once rank 0 is gone."""
+
+
+class Follower:
+    """One thread's."""
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        registry: PluginRegistry,
+        ears: Ears,
+        group: mx.distributed.Group,
+    ) -> None:
+        self._ears = ears
+        self._models = Models(
+            settings,
+            registry,
+            EngineWorker(lambda posts: None, lambda error: None),  # whose thread never starts
+            SilentRecorder(),
+            ranks=Ranks(Following(self, group), group),
+        )
+        self._loaded: dict[int, Loaded] = {}
+        self._engines: dict[str, Engine] = {}
+        self._requests: dict[str, Request] = {}
+        self._steps = 0
+        self._happens: Mapping[str, Callable[[Message], None]] = {
+            "load": self._load,
+            "start": self._start,
+            "unload": self._unload,
+            "submit": self._submit,
+            "ended": self._ended,
+            "step": self._step,
+            "evict": lambda told: self._models.evict_to(told["to"]),
+            "clear": lambda told: self._models.forget_prefixes(),
+        }
+
+    def run(self) -> None:
+        """Follow until rank 0 is gone. Raises `RankLost`, and whatever a pass raises."""
+        while True:
+            message = self._ears.hear()
+            happens = self._happens.get(message["kind"])
+            if happens is None:
+                raise _elsewhere("waits for a step", message)
+            happens(message)
+
+    def next(self, kind: str, engine: str) -> Any:
+        """See `Hears`."""
+        while True:
+            message = self._ears.hear()
+            if message["kind"] == kind and message["engine"] == engine:
+                return message["value"]
+            if message["kind"] not in MEANWHILE:
+                raise _elsewhere(f"waits for {kind!r} of engine {engine!r}", message)
+            self._happens[message["kind"]](message)
+
+    def _load(self, told: Message) -> None:
+        here = Path(told["key"]["folder"])
+        try:
+            folder = here if here.is_dir() else folder_of(told["name"])
+            loaded = self._models.loading.load_share(told, folder)
+        except MLXProviderError as error:
+            if isinstance(error, RankLost):
+                raise
+            log.error("%s is not loaded: %s", told["name"], error.message)
+            return  # rank 0 knows, and tells who asked
+        self._loaded[told["model"]] = loaded
+
+    def _start(self, told: Message) -> None:
+        loaded = self._loaded[told["model"]]
+        options = ModelOptions.model_validate(told["options"])
+        try:
+            self._models.start(loaded, told["kind"], options)
+        except MLXProviderError as error:
+            if isinstance(error, RankLost):
+                raise
+            log.error("%s does not run: %s", loaded.name, error.message)
+            return  # as on rank 0
+        self._engines[engine_name(loaded, told["kind"])] = loaded.running[told["kind"]].engine
+
+    def _unload(self, told: Message) -> None:
+        loaded = self._loaded.pop(told["model"])
+        for kind in loaded.running:
+            del self._engines[engine_name(loaded, kind)]
+        self._models.loading.unload_here(loaded)
+
+    def _submit(self, told: Message) -> None:
+        request = request_heard(told)
+        self._requests[request.id] = request
+        self._engines[told["engine"]].submit(request)
+
+    def _ended(self, told: Message) -> None:
+        request = self._requests.pop(told["id"], None)
+        if request is not None:
+            self._engines[told["engine"]].cancel(request)
+
+    def _step(self, told: Message) -> None:
+        self._engines[told["engine"]].step()
+        gone = [name for name, each in self._requests.items() if each.phase is Phase.DONE]
+        for name in gone:
+            del self._requests[name]
+        self._steps += 1
+        if self._steps % CLEAR_EVERY == 0:
+            mx.clear_cache()
+
+
+def _elsewhere(here: str, message: Message) -> RankLost:
+    return RankLost(f"this rank {here}; rank 0 is at {message['kind']!r}: they are out of step")

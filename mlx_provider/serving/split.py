@@ -1,0 +1,98 @@
+"""The ranks that a model of this process is split over, as far as serving has to know."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from ..engine.agreement import ALONE, Agreement
+from ..errors import LoadFailed, MLXProviderError, wrong_option
+from ..protocol.messages import ModelOptions
+
+SAMPLES = 16
+"""Places of a weight file whose bytes are compared,"""
+SAMPLE = 4096
+"""and bytes of each."""
+FAILED = 0
+"""Told in place of a digest's first word by a rank that could not load its share."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """All ranks; of a process that has its models to itself, it alone."""
+
+    agreed: Agreement = ALONE
+    group: Any = None
+    """`mlx.core.distributed.Group`"""
+    memory_limit: int | None = None
+    """Bytes for models and rows of the rank that has the fewest."""
+
+    @property
+    def size(self) -> int:
+        return 1 if self.group is None else int(self.group.size())
+
+    def share(self, nbytes: int) -> int:
+        """Of bytes that are split over the ranks, those of one."""
+        return -(-nbytes // self.size)
+
+    def check(self, options: ModelOptions) -> None:
+        """Raises `BadRequest` for what takes all of a model."""
+        if self.size == 1:
+            return
+        for name, wanted in (
+            ("reproducible", options.reproducible),
+            ("sparse_prefill", options.sparse_prefill is not None),
+            ("adapter", options.adapter is not None),
+        ):
+            if wanted:
+                raise wrong_option(
+                    name, f"not for a model that is split over {self.size} ranks: leave it out"
+                )
+
+    def loaded(self, folder: Path, made: object) -> None:
+        """Every rank has loaded its share of the same weights (engine thread, every rank).
+
+        Raises `LoadFailed` that names the ranks which have not.
+        """
+        if self.group is None:
+            return
+        own = _words(folder) if not isinstance(made, MLXProviderError) else [FAILED] * 4
+        found: list[list[int]] = mx.distributed.all_gather(
+            mx.array([own], mx.int32), group=self.group
+        ).tolist()  # type: ignore[assignment]
+        broken = [rank for rank, words in enumerate(found) if words[0] == FAILED]
+        if broken:
+            raise LoadFailed(
+                f"{folder.name} could not be loaded by {_named(broken)}, whose log says why"
+            )
+        unlike = [rank for rank, words in enumerate(found) if words != found[0]]
+        if unlike:
+            raise LoadFailed(
+                f"{folder.name} has other weights or another config on {_named(unlike)} than on "
+                "rank 0: copy the same folder to every machine"
+            )
+
+
+WHOLE = Ranks()
+
+
+def _named(ranks: list[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+def _words(folder: Path) -> list[int]:
+    """A digest of what a folder's model is, as four positive words."""
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    for file in sorted(folder.glob("*.safetensors")):
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size} ".encode())
+        with file.open("rb") as opened:
+            for at in range(SAMPLES):
+                opened.seek(at * max(0, size - SAMPLE) // (SAMPLES - 1))
+                digest.update(opened.read(SAMPLE))
+    data = digest.digest()
+    return [1 + int.from_bytes(data[i : i + 4], "big") % (2**31 - 2) for i in range(0, 16, 4)]
