@@ -20,6 +20,7 @@ from .caches import text_cache
 from .embedding import NO_STATES
 from .expand import expand
 from .info import describe
+from .sharding import parted, settle, shard
 from .tokenizer import HFTokenizer
 
 
@@ -119,16 +120,21 @@ def load_text(
     `change`: what a family does to the model; `variant`: how that changes its KV.
     Raises `UnsupportedModel` and `BadRequest`.
     """
+    split = parted(options)
     loaded = mlx_lm.load(
         path,
         adapter=options.adapter,
         trust_remote_code=options.trust_remote_code,
         classes=classes,
+        lazy=split,
     )
     if options.dtype is not None:
         expand(loaded.model, options.dtype)
     if change is not None:
         change(loaded.model)
+    if split:
+        shard(loaded.model, options.group, str(loaded.config.get("model_type")))
+        settle(loaded.model)
     mx.eval(loaded.model.parameters())
     tokenizer = HFTokenizer(loaded.tokenizer, loaded.renderer)
     route(loaded.model)

@@ -6,6 +6,7 @@ from .claims import claimed, through
 from .client import Client, ClientServer, ClientSettings, Gateway, Profile
 from .drafter import Drafter, Drafting, DraftOptions, DraftRow, ScoresPrompts, Scoring
 from .embedding import Embedding, Pooling
+from .features import SpreadsFeatures
 from .grammar import CallGrammar, MessageGrammar, TaggedArguments
 from .json_reading import read_json
 from .kernels import Function, Kernels, Replacement
@@ -72,6 +73,7 @@ __all__ = [
     "Scoring",
     "ShowsHidden",
     "ShowsLogits",
+    "SpreadsFeatures",
     "TaggedArguments",
     "TextEnded",
     "TextReader",

@@ -41,6 +41,9 @@ class LoadOptions:
     extra: Mapping[str, Any] = field(default_factory=dict)
     dtype: str | None = None
     """Expand the weights to this dtype after loading (`float32`, ...), quantised ones, too."""
+    group: Any = None
+    """The ranks over which the model is split (`mlx.core.distributed.Group`); `None`: it is
+    whole."""
 
 
 @dataclass(frozen=True)

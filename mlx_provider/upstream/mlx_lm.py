@@ -56,10 +56,11 @@ def load(
     adapter: Path | None = None,
     trust_remote_code: bool = False,
     classes: Classes | None = None,
+    lazy: bool = False,
 ) -> Loaded:
     """Load weights and tokenizer of a folder; weights of other parts than the text stay out.
 
-    `classes`: `None` takes mlx-lm's.
+    `classes`: `None` takes mlx-lm's. `lazy`: no weight is evaluated.
 
     Raises `UnsupportedModel` for an unknown architecture and for weights that are not its own,
     `BadRequest` for a broken folder.
@@ -73,7 +74,7 @@ def load(
 
     try:
         model, config = upstream.load_model(
-            folder, get_model_classes=chosen, trust_remote_code=trust_remote_code
+            folder, lazy, get_model_classes=chosen, trust_remote_code=trust_remote_code
         )
         if adapter is not None:
             model = _adapted(upstream, model, adapter)

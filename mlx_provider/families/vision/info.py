@@ -7,7 +7,7 @@ from typing import Any
 
 from ...records import LoadOptions, ModelInfo
 from ..checkpoint import DEFAULT_CONTEXT, context_length, read_json
-from ..info import describe
+from ..info import describe, precision
 from ..tokenizer import HFTokenizer
 from ..tokenizer.dialect import refuses_late_system, shows_tool_media
 from .language import vocab_size
@@ -43,6 +43,7 @@ def vision_info(
         tokenizer,
         options,
         vocab_size=vocab_size(model.language_model),
+        precision=precision(model.language_model),
         media=frozenset(media),
         min_pixels=pixels[0] if media else 0,
         max_pixels=pixels[1] if media else 0,

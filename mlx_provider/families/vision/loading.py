@@ -22,6 +22,7 @@ from ...records import LoadOptions
 from ...upstream.mlx_vlm import library
 from ..checkpoint import read_json
 from ..expand import expand
+from ..sharding import parted, settle, shard
 
 
 def load_model(
@@ -31,10 +32,12 @@ def load_model(
 
     Weights that the class does not know by design (an MTP head) are never materialised: the
     files are mapped lazily and `sanitize` drops them. Nor are those of other parts than the text
-    model where `options.modality` is `text`. `patch` is active while loading.
+    model where `options.modality` is `text`. Over ranks, each has its share of the text model, and
+    the first alone the other parts. `patch` is active while loading.
     Raises `UnsupportedModel`, or `BadRequest` (no weights, weights that do not fit the config,
     code that was not allowed).
     """
+    split = parted(options)
     config = read_json(folder / "config.json")
     if config.get("model_file") and not options.trust_remote_code:
         raise wrong_option(
@@ -57,6 +60,10 @@ def load_model(
         expand(model, options.dtype)
     if options.modality == "text":
         _drop_other_parts(model)
+    if split:
+        shard(getattr(model, "language_model", None), options.group, str(config.get("model_type")))
+        _leave_to_leader(model, options.group.rank())
+        settle(model)
     mx.eval(model.parameters())
     return model
 
@@ -67,6 +74,19 @@ def _drop_other_parts(model: Any) -> None:
     for name, part in list(model.items()):
         if name != "language_model" and isinstance(part, nn.Module):
             setattr(model, name, None)
+
+
+class Elsewhere(nn.Module):
+    """A part that rank 0 runs for all: here it has no weights."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("this part of the model is on rank 0, which sends what it makes")
+
+
+def _leave_to_leader(model: Any, rank: int) -> None:
+    for name, part in list(model.items()) if rank else ():
+        if name != "language_model" and isinstance(part, nn.Module):
+            setattr(model, name, Elsewhere())
 
 
 def _with_adapter(model: Any, adapter: Path) -> Any:

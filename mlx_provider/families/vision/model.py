@@ -81,6 +81,7 @@ class VisionModel:
     """Common part of a `LoadedModel` over mlx-vlm; families add the device methods."""
 
     kv_layouts: Sequence[str] = ("merged", "solo")
+    feature_types: Sequence[type[Any]] = (VisionFeatures,)
 
     def __init__(
         self, model: Any, info: ModelInfo, tokenizer: HFTokenizer, marks: MediaMarks

@@ -1,0 +1,290 @@
+"""A text model split over ranks: each computes with its share of heads, channels and columns.
+
+`shard(language_model, group, kind)`, once, before any weight is evaluated. Where upstream's class
+has a `shard` of its own that is called, and its head counts are checked, which it cuts without a
+look at the remainder. Any other is split here, if all of its layers are made of parts known below:
+
+| part | by its modules | split by |
+|---|---|---|
+| attention | `q_proj`, `k_proj`, `v_proj`, `o_proj` | heads; norms of one head stay whole |
+| gated delta net | `in_proj_qkv`, `conv1d`, `out_proj`, ... | key heads and value heads |
+| MLP | `gate_proj`, `up_proj`, `down_proj` | inner columns |
+| experts | `switch_mlp`, perhaps a shared expert | inner columns of every expert |
+
+Embedding, norms, routers and output matrix stay whole. With fewer KV heads than ranks, ranks that
+have the queries of one KV head have a copy of it, as mlx-lm 0.32.2 does (models/qwen3_5.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.nn.layers.distributed import shard_inplace, shard_linear
+from mlx.utils import tree_flatten, tree_map
+
+from ..errors import UnsupportedModel
+from ..records import LoadOptions
+
+HEADS = ("n_heads", "num_heads", "num_attention_heads")
+KV_HEADS = ("n_kv_heads", "num_kv_heads", "num_key_value_heads")
+STATE_HEADS = ("num_k_heads", "num_v_heads")
+RATIOS = ("num_key_value_groups", "repeats", "n_rep")
+"""What upstream's classes call heads, those of keys and values, those of a recurrent state, and
+queries per KV head."""
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+DELTA = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "conv1d", "out_proj")
+DELTA_BY_HEAD = ("in_proj_qkvz", "in_proj_ba", "conv1d", "out_proj")
+"""Qwen3-Next's names: rows of a key head stand together, in either matrix."""
+MLP = ("gate_proj", "up_proj", "down_proj")
+SHARED = ("shared_expert", "shared_experts")
+ROUTING = ("gate", "router", "shared_expert_gate")
+SPREAD, JOINED = "all-to-sharded", "sharded-to-all"
+
+
+def parted(options: LoadOptions) -> bool:
+    """Whether the model is split. Raises `UnsupportedModel` for what a split model cannot have."""
+    group = options.group
+    if group is None or group.size() == 1:
+        return False
+    if options.adapter is not None:
+        raise UnsupportedModel(
+            f"an adapter cannot be split over {group.size()} ranks: merge it into the weights "
+            "(mlx_lm.fuse), or serve it on one machine",
+            param="adapter",
+        )
+    return True
+
+
+def shard(language_model: Any, group: Any, kind: str) -> None:
+    """Leave this rank's share in the model; evaluates nothing. `kind`: its type, for messages.
+
+    Raises `UnsupportedModel` for what cannot be split, or not by so many ranks.
+    """
+    ranks = group.size()
+    try:
+        if not hasattr(language_model, "layers"):
+            raise ValueError("it has no layers that are known")
+        if hasattr(language_model, "shard"):
+            _by_upstream(language_model, group)
+        else:
+            for index, layer in enumerate(language_model.layers):
+                _split_layer(layer, group, f"layer {index}")
+    except (ValueError, AssertionError) as error:
+        raise refused(kind, ranks, str(error)) from error
+
+
+def refused(kind: str, ranks: int, reason: str) -> UnsupportedModel:
+    """The error for a model that does not split."""
+    return UnsupportedModel(
+        f"{kind} cannot be split over {ranks} ranks: {reason}; take fewer ranks, or one machine",
+        param="model",
+    )
+
+
+def settle(model: Any) -> None:
+    """Evaluate weights one by one: of what a rank cuts, no more than one is there as a whole."""
+    for _, value in tree_flatten(model.parameters()):
+        mx.eval(value)
+
+
+class Summed(nn.Module):
+    """A part whose results are sums over columns, of which each rank has some."""
+
+    def __init__(self, part: nn.Module, group: Any) -> None:
+        super().__init__()
+        self.part = part
+        self.group = group
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """The sum over all ranks."""
+        return mx.distributed.all_sum(self.part(x), group=self.group)
+
+
+# ---- by upstream
+
+
+def _by_upstream(model: Any, group: Any) -> None:
+    parts = [m for layer in model.layers for m in layer.modules()]
+    for part in parts:
+        for name in (*HEADS, *STATE_HEADS):
+            _divides(vars(part).get(name, 0), group.size(), name)
+    before = [(part, _kv_rows(part), _count(part, KV_HEADS)) for part in parts if _kv_rows(part)]
+    model.shard(group)
+    for part, rows, heads in before:
+        own = _count(part, KV_HEADS)
+        if own < 1 or _kv_rows(part) * heads != rows * own:
+            raise ValueError(f"{heads} KV heads do not divide by {group.size()}")
+
+
+def _kv_rows(part: nn.Module) -> int:
+    known = "k_proj" in part and _count(part, KV_HEADS)
+    return int(part.k_proj.weight.shape[0]) if known else 0
+
+
+# ---- here
+
+
+def _split_layer(layer: Any, group: Any, where: str) -> None:
+    for name, part in layer.children().items():
+        if not _has_weights(part):
+            continue
+        if not isinstance(part, nn.Module) or (split := _way(part)) is None:
+            raise ValueError(f"`{name}` of {where} is of no known kind ({type(part).__name__})")
+        split(layer, name, part, group)
+
+
+Way = Callable[[Any, str, Any, Any], None]
+
+
+def _way(part: nn.Module) -> Way | None:
+    for names, more, split in _WAYS:
+        if all(name in part for name in names):
+            return split if _inside(part) <= {*names, *more} else None
+    return _stays if set(part) <= {"weight", "bias"} and _is_vector(part) else None
+
+
+def _inside(part: nn.Module) -> set[str]:
+    """The names of all that has weights."""
+    return {name for name, value in part.items() if _has_weights(value)}
+
+
+def _has_weights(value: Any) -> bool:
+    """Modules keep options, too, where they are lists or mappings."""
+    return any(isinstance(leaf, mx.array) for _, leaf in tree_flatten(value))
+
+
+def _is_vector(part: Any) -> bool:
+    return "weight" in part and part.weight.ndim == 1
+
+
+def _stays(layer: Any, name: str, part: Any, group: Any) -> None:
+    """A norm: every rank has the whole hidden state."""
+
+
+def _split_attention(layer: Any, name: str, part: Any, group: Any) -> None:
+    ranks, heads, kv_heads = group.size(), _count(part, HEADS), _count(part, KV_HEADS)
+    if not heads or not kv_heads:
+        raise ValueError(f"`{name}` does not tell its heads")
+    _divides(heads, ranks, "heads")
+    if kv_heads % ranks and ranks % kv_heads:
+        raise ValueError(f"{kv_heads} KV heads do not divide by {ranks}")
+    width = part.k_proj.weight.shape[0] // kv_heads
+    for norm in ("q_norm", "k_norm"):
+        if norm in part and part[norm].weight.shape != (width,):
+            raise ValueError(f"`{norm}` is not of one head")
+    for own in ("k_proj", "v_proj"):
+        _repeat_heads(part[own], kv_heads, max(1, ranks // kv_heads))
+    for own in ATTENTION[:-1]:
+        _replace(part, own, SPREAD, group)
+    _replace(part, "o_proj", JOINED, group)
+    _set(part, HEADS, heads // ranks)
+    _set(part, KV_HEADS, max(1, kv_heads // ranks))
+    _set(part, RATIOS, (heads // ranks) // max(1, kv_heads // ranks))
+
+
+def _repeat_heads(linear: Any, heads: int, times: int) -> None:
+    def repeated(value: mx.array) -> mx.array:
+        each = value.reshape(heads, -1, *value.shape[1:])
+        return mx.repeat(each, times, axis=0).reshape(-1, *value.shape[1:])
+
+    if times > 1:
+        linear.update(tree_map(repeated, linear.parameters()))
+
+
+def _split_delta(layer: Any, name: str, part: Any, group: Any) -> None:
+    """As mlx-lm 0.32.2 splits its own (models/qwen3_5.py, `shard`)."""
+    ranks, keys = group.size(), part.key_dim
+    for heads in STATE_HEADS:
+        _divides(getattr(part, heads), ranks, heads)
+    for own in ("conv1d", "in_proj_qkv"):
+        if own in part:
+            shard_inplace(part[own], _rows_of([keys, 2 * keys]), group=group)
+    for own in ("in_proj_z", "in_proj_b", "in_proj_a", "in_proj_qkvz", "in_proj_ba"):
+        if own in part:
+            shard_inplace(part[own], SPREAD, group=group)
+    for own in ("dt_bias", "A_log"):
+        part[own] = mx.contiguous(mx.split(part[own], ranks)[group.rank()])
+    _replace(part, "out_proj", JOINED, group)
+    part.conv1d.groups //= ranks
+    for own in (*STATE_HEADS, "key_dim", "value_dim", "conv_dim"):
+        setattr(part, own, getattr(part, own) // ranks)
+
+
+def _rows_of(segments: list[int]) -> Callable[[str, mx.array], tuple[int, list[int]]]:
+    return lambda path, value: (0, segments)
+
+
+def _split_mlp(layer: Any, name: str, part: Any, group: Any) -> None:
+    for own in MLP:
+        _replace(part, own, JOINED if own == "down_proj" else SPREAD, group)
+
+
+def _split_experts(layer: Any, name: str, part: Any, group: Any) -> None:
+    for own in ("switch_mlp", *SHARED):
+        if own in part:
+            _split_in_place(part[own], own, group)
+    if hasattr(part, "sharding_group"):
+        part.sharding_group = group
+    else:
+        layer[name] = Summed(part, group)
+
+
+def _split_in_place(expert: Any, name: str, group: Any) -> None:
+    if _inside(expert) != set(MLP):
+        raise ValueError(f"`{name}` is of no known kind")
+    for own in MLP:
+        way = JOINED if own == "down_proj" else SPREAD
+        _check(expert[own], own, way, group.size())
+        shard_inplace(expert[own], way, group=group)
+    if "bias" in expert.down_proj:  # every rank adds it
+        expert.down_proj.bias = expert.down_proj.bias / group.size()
+
+
+_NORMS = ("q_norm", "k_norm")
+_STATE = ("A_log", "dt_bias", "norm")
+_WAYS: tuple[tuple[tuple[str, ...], tuple[str, ...], Way], ...] = (
+    (ATTENTION, (*_NORMS, "rope", "rotary_emb"), _split_attention),
+    (DELTA, _STATE, _split_delta),
+    (DELTA_BY_HEAD, _STATE, _split_delta),
+    (("switch_mlp",), (*SHARED, *ROUTING), _split_experts),
+    (MLP, (), _split_mlp),
+)
+"""Modules that tell a part, what else it may have, and how it is split."""
+
+
+def _replace(part: Any, name: str, way: str, group: Any) -> None:
+    _check(part[name], name, way, group.size())
+    part[name] = shard_linear(part[name], way, group=group)
+
+
+def _check(linear: Any, name: str, way: str, ranks: int) -> None:
+    """Each of its arrays divides; of quantised ones, columns do so in whole groups."""
+    if way == SPREAD:
+        return _divides(linear.weight.shape[-2], ranks, f"rows of `{name}`")
+    _divides(linear.weight.shape[-1], ranks, f"columns of `{name}`")
+    if "scales" in linear:
+        groups = f"groups of {linear.group_size} columns of `{name}`"
+        _divides(linear.scales.shape[-1], ranks, groups)
+    return None
+
+
+def _divides(count: int, ranks: int, what: str) -> None:
+    if count % ranks:
+        raise ValueError(f"{count} {what} do not divide by {ranks}")
+
+
+def _count(part: Any, names: tuple[str, ...]) -> int:
+    return next((int(value) for value in _counts(part, names)), 0)
+
+
+def _counts(part: Any, names: tuple[str, ...]) -> Iterator[int]:
+    yield from (vars(part)[name] for name in names if isinstance(vars(part).get(name), int))
+
+
+def _set(part: Any, names: tuple[str, ...], value: int) -> None:
+    for name in names:
+        if name in vars(part):
+            setattr(part, name, value)
