@@ -19,6 +19,8 @@
     │   ├── OtherProtocol            503  other_protocol
     │   ├── LoadFailed               503  load_failed
     │   ├── MemoryInUse              503  memory_in_use          (says when to try again)
+    │   ├── RankLost                 503  rank_lost
+    │   ├── RanksDiffer              503  ranks_differ
     │   └── NotInstalled             503  not_installed
     └── PluginError                  422  plugin_error           (clients send it no second time)
 
@@ -177,14 +179,19 @@ class EngineDied(EngineUnavailable):
         super().__init__(message, param=param, retry_after=retry_after)
 
 
-class RankLost(EngineDied):
-    """One of the ranks that a model is split over has failed, and the group starts again."""
+class RankLost(EngineUnavailable):
+    """A rank of the group that serves one model ended or stopped answering; the group restarts."""
 
     code = "rank_lost"
 
+    def __init__(
+        self, message: str, *, param: str | None = None, retry_after: float | None = RESTART
+    ) -> None:
+        super().__init__(message, param=param, retry_after=retry_after)
+
 
 class RanksDiffer(EngineUnavailable):
-    """The ranks that are to share a model have unlike software, plugins or weights."""
+    """Ranks of a group have other versions, plugins or weights: it does not start."""
 
     code = "ranks_differ"
 

@@ -448,6 +448,20 @@ class PluginStatus(_Wire):
     has run that."""
 
 
+class RankStatus(_Wire):
+    """One rank of the group that serves one model over several machines."""
+
+    rank: int
+    host: str
+    pid: int
+    device: str
+    state: Literal["serving", "lost"]
+    since: float
+    """Unix seconds."""
+    detail: str = ""
+    """Why it is lost."""
+
+
 class Health(_Wire):
     """What `/health` answers: `ok` is false while no engine thread lives."""
 

@@ -1,0 +1,105 @@
+"""How followers learn where the leader listens, and what they show there."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import secrets
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import BadRequest
+
+KEY_BYTES = 32
+ROOM = 2048
+"""Bytes that are spread: addresses, port and key, as JSON."""
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where the leader listens: `hosts` are tried in turn; and the key that lets a rank in."""
+
+    hosts: tuple[str, ...]
+    port: int
+    key: str
+
+    def encoded(self) -> bytes:
+        return json.dumps([list(self.hosts), self.port, self.key]).encode()
+
+    @classmethod
+    def decoded(cls, data: bytes) -> Meeting:
+        hosts, port, key = json.loads(data)
+        return cls(tuple(hosts), port, key)
+
+
+def new_key() -> str:
+    return secrets.token_hex(KEY_BYTES)
+
+
+def leader_hosts(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """Addresses of rank 0 as the launcher tells them, the likeliest first.
+
+    `mlx.launch` (mlx 0.32, `_distributed_utils/launch.py`) leaves every rank of a ring a file with
+    one list of `ip:port` for each rank, and JACCL's the address of its coordinator, which is rank
+    0. Links of a ring may be such that only neighbours reach one another there: the host's name
+    comes last. Loopback alone where all ranks are on this machine.
+    """
+    ranks = _ring(environ.get("MLX_HOSTFILE"))
+    if ranks and all(_is_loopback(ip) for ips in ranks for ip in ips):
+        return (LOOPBACK,)
+    if ranks:
+        return tuple(dict.fromkeys([*ranks[0], socket.gethostname()]))
+    if coordinator := environ.get("MLX_JACCL_COORDINATOR"):
+        ip = _ip(coordinator)
+        return (ip,) if _is_loopback(ip) else (ip, socket.gethostname())
+    return (socket.gethostname(),)
+
+
+def bind_host(hosts: tuple[str, ...]) -> str:
+    """Loopback where nobody else is meant; else every interface, for links are tried in turn."""
+    return LOOPBACK if all(_is_loopback(host) for host in hosts) else ""
+
+
+def spread(group: Any, meeting: Meeting | None) -> Meeting:
+    """Everybody gets rank 0's, by a sum to which the other ranks add zeros.
+
+    A collective of the group: every rank calls it, in the same order as other collectives.
+    """
+    import mlx.core as mx
+    import numpy as np
+
+    data = meeting.encoded() if meeting is not None else b""
+    if len(data) > ROOM:
+        raise BadRequest(f"the addresses of rank 0 take {len(data)} bytes; {ROOM} at most")
+    padded = mx.array([len(data), *data, *bytes(ROOM - len(data))], dtype=mx.int32)
+    summed = np.array(mx.distributed.all_sum(padded, group=group)).tolist()
+    return Meeting.decoded(bytes(summed[1 : summed[0] + 1]))
+
+
+def _ring(path: str | None) -> list[list[str]]:
+    if not path:
+        return []
+    try:
+        text = Path(path).read_text()
+        ranks = json.loads(text) if text.strip() else []
+        return [
+            [_ip(each) for each in ([rank] if isinstance(rank, str) else rank)] for rank in ranks
+        ]
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise BadRequest(f"MLX_HOSTFILE={path}: {error}") from None
+
+
+def _ip(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]") or address
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,305 @@
+"""The control channel of a rank group: what the leader decides, and who still lives.
+
+TCP, one connection for each follower. Tensors do not go here.
+"""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..errors import RankLost, RanksDiffer
+from .address import Meeting, bind_host, leader_hosts, new_key, spread
+from .door import Door, Guest
+from .follower_link import FollowerLink
+from .framing import LONGEST, BadFrame, Frames, frame, receive
+from .messages import Hello, RankFault, RankStatus, differences
+from .watch import BEAT_EVERY, LONGEST_REASON, Watch
+
+START_PATIENCE = 120.0
+"""Seconds until every rank has come: Python and MLX are loaded before, models are not."""
+LEADER_PATIENCE = 10.0
+"""Seconds without a beat of the leader."""
+CONNECT_LIMIT = 3.0
+CONNECT_PAUSE = 0.2
+CHUNK = 2**20
+
+Lost = Callable[[RankFault], None]
+
+
+class LeaderChannel:
+    """Rank 0's side. `tell` is one thread's; everything else any thread's."""
+
+    def __init__(self, guests: list[Guest], hello: Hello, lost: Lost, patience: float) -> None:
+        """`guests`: every follower, by rank."""
+        self._hello = hello
+        self._since = time.time()
+        self._links = [FollowerLink(guest) for guest in guests]
+        self._watch = Watch(self._links, lost, patience)
+        self._watch.start()
+
+    @classmethod
+    def open(
+        cls,
+        group: Any,
+        hello: Hello,
+        lost: Lost,
+        *,
+        patience: float = 5.0,
+        start_patience: float = START_PATIENCE,
+    ) -> LeaderChannel:
+        """Wait for every follower of an `mx.distributed.Group`, of which this is rank 0.
+
+        `lost` is called once, from a thread of the channel's own, for the first rank that is lost.
+        `patience`: seconds that a rank may be behind. Raises `RankLost` where one does not come,
+        `RanksDiffer` where one may not compute with this one.
+        """
+        hosts = leader_hosts()
+        listener = socket.create_server((bind_host(hosts), 0), backlog=128)
+        meeting = Meeting(hosts, listener.getsockname()[1], new_key())
+        try:
+            spread(group, meeting)
+        except BaseException:
+            listener.close()
+            raise
+        return cls.meet(listener, meeting.key, group.size(), hello, lost, patience, start_patience)
+
+    @classmethod
+    def meet(
+        cls,
+        listener: socket.socket,
+        key: str,
+        size: int,
+        hello: Hello,
+        lost: Lost,
+        patience: float = 5.0,
+        start_patience: float = START_PATIENCE,
+    ) -> LeaderChannel:
+        """As `open`, for followers that know the address and the key already."""
+        guests = Door(listener, key, size, time.monotonic).wait(start_patience)
+        _welcome(guests, hello)
+        return cls(guests, hello, lost, patience)
+
+    def tell(self, message: Mapping[str, Any]) -> None:
+        """Send one message to every follower. Raises `RankLost` once a rank is lost."""
+        self._raise_lost()
+        data = frame(message)
+        self._watch.told(str(message.get("kind", "")))
+        for link in self._links:
+            if not link.send(data):
+                self._watch.closed(link)
+        self._raise_lost()
+
+    @property
+    def fault(self) -> RankFault | None:
+        """Of the first rank that was lost."""
+        return self._watch.fault
+
+    def statuses(self) -> list[RankStatus]:
+        """Of every rank, this one first."""
+        mine = _status(self._hello, self._since, None)
+        return [mine, *(_status(each.hello, self._since, each.fault) for each in self._links)]
+
+    def close(self) -> None:
+        """Leave the group: nobody is lost by that. Idempotent."""
+        self._watch.stop()
+        for link in self._links:
+            link.close()
+
+    def _raise_lost(self) -> None:
+        if self._watch.fault is not None:
+            raise self._watch.fault.error()
+
+
+class FollowerChannel:
+    """Another rank's side. `hear` is one thread's."""
+
+    def __init__(
+        self, sock: socket.socket, hello: Hello, leader: Hello, lost: Lost | None = None
+    ) -> None:
+        self.hello = hello
+        self.leader = leader
+        self._sock = sock
+        self._lost = lost
+        self._inbox: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._fault: RankFault | None = None
+        self._heard = 0
+        self._sending = threading.Lock()
+        self._ending = threading.Lock()
+        self._left = threading.Event()
+        sock.settimeout(LEADER_PATIENCE)
+        for run in (self._read, self._beat):
+            threading.Thread(target=run, name=f"rank{run.__name__}", daemon=True).start()
+
+    @classmethod
+    def join(
+        cls,
+        group: Any,
+        hello: Hello,
+        lost: Lost | None = None,
+        *,
+        start_patience: float = START_PATIENCE,
+    ) -> FollowerChannel:
+        """Meet the leader. Raises `RankLost` where it cannot be reached, `RanksDiffer`.
+
+        `lost` is called once, from a thread of the channel's own, when the leader is gone: the
+        thread that hears may hang in a collective.
+        """
+        return cls.meet(spread(group, None), hello, lost, start_patience)
+
+    @classmethod
+    def meet(
+        cls,
+        meeting: Meeting,
+        hello: Hello,
+        lost: Lost | None = None,
+        start_patience: float = START_PATIENCE,
+    ) -> FollowerChannel:
+        """As `join`, where the leader's address is known."""
+        sock = _connect(meeting, start_patience)
+        try:
+            sock.sendall(frame({"key": meeting.key, "hello": hello.model_dump()}))
+            sock.settimeout(start_patience)
+            leader = _welcomed(sock)
+        except (OSError, BadFrame) as error:
+            sock.close()
+            raise RankLost(f"the leader (rank 0) did not let this rank in: {error}") from None
+        except BaseException:
+            sock.close()
+            raise
+        return cls(sock, hello, leader, lost)
+
+    def hear(self) -> dict[str, Any]:
+        """The next message, in order. Raises `RankLost` when the leader is gone."""
+        message = self._inbox.get()
+        if message is None:
+            self._inbox.put(None)
+            raise self._gone().error()
+        self._heard += 1
+        return message
+
+    def failed(self, reason: str) -> None:
+        """Tell the leader why this rank cannot go on."""
+        self._send({"heard": self._heard, "failed": reason[:LONGEST_REASON]})
+
+    def close(self) -> None:
+        """Leave: the leader takes this rank for lost, unless it has left itself. Idempotent."""
+        self._left.set()
+        self._end("this rank has left the group")
+        self._sock.close()
+
+    def _read(self) -> None:
+        frames = Frames(LONGEST)
+        try:
+            while data := self._sock.recv(CHUNK):
+                for message in frames.take(data):
+                    if message is not None:
+                        self._inbox.put(message)
+            reason = "the connection was closed"
+        except TimeoutError:
+            reason = f"no beat for {LEADER_PATIENCE:g} s"
+        except (OSError, BadFrame) as error:
+            reason = str(error)
+        self._end(reason)
+
+    def _beat(self) -> None:
+        while not self._left.wait(BEAT_EVERY):
+            self._send({"heard": self._heard})
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        try:
+            with self._sending:
+                self._sock.sendall(frame(message))
+        except OSError as error:
+            self._end(str(error))
+
+    def _end(self, reason: str) -> None:
+        """The first reason counts."""
+        with self._ending:
+            if self._fault is not None:
+                return
+            self._fault = RankFault(rank=0, host=self.leader.host, reason=reason, since=time.time())
+        _shut(self._sock)
+        self._inbox.put(None)
+        left = self._left.is_set()
+        self._left.set()
+        if self._lost is not None and not left:
+            self._lost(self._fault)
+
+    def _gone(self) -> RankFault:
+        assert self._fault is not None, "put before the end of the inbox"  # noqa: S101
+        return self._fault
+
+
+def _welcome(guests: list[Guest], hello: Hello) -> None:
+    """Everybody is told who leads, or what differs."""
+    odd = [line for guest in guests for line in differences(hello, guest.hello)]
+    answer = {"differ": odd} if odd else {"hello": hello.model_dump()}
+    data = frame(answer)
+    for guest in guests:
+        try:
+            guest.sock.settimeout(CONNECT_LIMIT)
+            guest.sock.sendall(data)
+        except OSError as error:
+            if not odd:
+                _close_all(guests)
+                where = f"rank {guest.hello.rank} on {guest.hello.host}"
+                raise RankLost(f"{where} left at start: {error}") from None
+    if odd:
+        _close_all(guests)
+        raise _differ(odd)
+
+
+def _welcomed(sock: socket.socket) -> Hello:
+    answer = receive(sock)
+    if "differ" in answer:
+        raise _differ(answer["differ"])
+    return Hello.model_validate(answer["hello"])
+
+
+def _differ(lines: list[str]) -> RanksDiffer:
+    return RanksDiffer("ranks differ: " + "; ".join(lines))
+
+
+def _connect(meeting: Meeting, limit: float) -> socket.socket:
+    deadline = time.monotonic() + limit
+    while True:
+        for host in meeting.hosts:
+            try:
+                sock = socket.create_connection((host, meeting.port), timeout=CONNECT_LIMIT)
+            except OSError as error:
+                failure = f"{host}:{meeting.port}: {error}"
+                continue
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return sock
+        if time.monotonic() > deadline:
+            raise RankLost(f"the leader (rank 0) cannot be reached on {failure}")
+        time.sleep(CONNECT_PAUSE)
+
+
+def _status(hello: Hello, since: float, fault: RankFault | None) -> RankStatus:
+    return RankStatus(
+        rank=hello.rank,
+        host=hello.host,
+        pid=hello.pid,
+        device=hello.device,
+        state="serving" if fault is None else "lost",
+        since=since if fault is None else fault.since,
+        detail="" if fault is None else fault.reason,
+    )
+
+
+def _shut(sock: socket.socket) -> None:
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return
+
+
+def _close_all(guests: list[Guest]) -> None:
+    for guest in guests:
+        guest.sock.close()

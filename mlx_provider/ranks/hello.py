@@ -1,0 +1,47 @@
+"""A rank as it says hello."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+
+from ..registry import Plugin, PluginRegistry
+from .messages import Hello
+
+COMPUTING = ("mlx", "mlx-lm", "mlx-vlm", "mlx-provider", "transformers", "tokenizers", "numpy")
+"""Distributions on which it depends what a rank computes, or what it takes a prompt for."""
+
+
+def own_hello(rank: int, registry: PluginRegistry, device: str, memory_limit: int) -> Hello:
+    """Of this process. `memory_limit`: bytes."""
+    return Hello(
+        rank=rank,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        python=platform.python_version(),
+        versions={name: _version(name) for name in COMPUTING},
+        plugins=dict(_plugins(registry)),
+        device=device,
+        memory_limit=memory_limit,
+    )
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return ""
+
+
+def _plugins(registry: PluginRegistry) -> Iterable[tuple[str, str]]:
+    for plugin in registry.plugins:
+        state = "broken" if plugin.error else _sources(registry, plugin)
+        yield plugin.key, " ".join(filter(None, (plugin.version, state)))
+
+
+def _sources(registry: PluginRegistry, plugin: Plugin) -> str:
+    digest = registry.sources(plugin)
+    return f"(sources {digest})" if digest else ""

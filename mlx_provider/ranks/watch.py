@@ -1,0 +1,182 @@
+"""Who of the followers still lives and keeps up: one thread of the leader's."""
+
+from __future__ import annotations
+
+import selectors
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .follower_link import FollowerLink
+from .framing import BadFrame
+from .messages import RankFault
+
+BEAT_EVERY = 0.5
+"""Seconds between two beats of a rank."""
+TICK = 0.1
+LONG_WORK = frozenset({"load", "start", "unload"})
+"""Kinds of messages after which a follower may be behind for as long as it beats."""
+ENDED = "its process ended, or closed the connection"
+FOUND_LIMIT = 1.0
+"""Seconds for the reason of a failed send to arrive from the other side."""
+LONGEST_REASON = 1000
+
+
+class Told:
+    """Numbers, times and kinds of messages that some follower has not heard. Two threads: one
+    adds, one reads and prunes."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._first = 1
+        self._kept: deque[tuple[float, str]] = deque()
+
+    def add(self, kind: str, now: float) -> None:
+        self._kept.append((now, kind))
+        self.count += 1
+
+    def prune(self, heard: int) -> None:
+        """Forget the messages before number `heard`."""
+        while self._first < heard and self._kept:
+            self._kept.popleft()
+            self._first += 1
+
+    def time(self, number: int) -> float:
+        return self._kept[number - self._first][0]
+
+    def kind(self, number: int) -> str:
+        """Of the first message on; before it, nothing."""
+        return self._kept[number - self._first][1] if number >= self._first else ""
+
+
+class Progress:
+    """How far a follower has come, by its beats."""
+
+    def __init__(self, now: float) -> None:
+        self.beat = now
+        self.heard = 0
+        self.moved = now
+
+    def take(self, heard: int, now: float) -> None:
+        self.beat = now
+        if heard != self.heard:
+            self.heard, self.moved = heard, now
+
+    def behind(self, told: Told, now: float) -> float:
+        """Seconds for which it has heard nothing although there was something."""
+        if self.heard >= told.count or told.kind(self.heard) in LONG_WORK:
+            return 0.0
+        return now - max(self.moved, told.time(self.heard + 1))
+
+
+class Watch:
+    """Beats to every follower, takes theirs, and finds the first that is lost."""
+
+    def __init__(
+        self, links: Sequence[FollowerLink], lost: Callable[[RankFault], None], patience: float
+    ) -> None:
+        self._lost = lost
+        self._patience = patience
+        self._silence = max(patience - 1, patience / 2)
+        now = time.monotonic()
+        self._progress = {link: Progress(now) for link in links}
+        self._told = Told()
+        self._losing = threading.Lock()
+        self._found = threading.Event()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rank-watch", daemon=True)
+        self.fault: RankFault | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Nobody is lost from here on. Idempotent."""
+        self._stopped.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def told(self, kind: str) -> None:
+        """A message is about to be sent."""
+        self._told.add(kind, time.monotonic())
+
+    def closed(self, link: FollowerLink) -> None:
+        """A message could not be sent."""
+        self._found.wait(FOUND_LIMIT)
+        self._lose(link, ENDED)
+
+    def _run(self) -> None:
+        selector = selectors.DefaultSelector()
+        for link in self._progress:
+            selector.register(link.sock, selectors.EVENT_READ, link)
+        next_beat = 0.0
+        while not self._stopped.is_set():
+            if time.monotonic() >= next_beat:
+                next_beat = time.monotonic() + BEAT_EVERY
+                self._beat()
+            self._turn(selector)
+        selector.close()
+
+    def _beat(self) -> None:
+        for link in self._progress:
+            if link.fault is None:
+                link.beat()
+
+    def _turn(self, selector: selectors.BaseSelector) -> None:
+        if not selector.get_map():
+            self._stopped.wait(TICK)
+        for key, _ in selector.select(TICK):
+            self._read(key.data)
+        self._judge()
+        for key in list(selector.get_map().values()):
+            if key.data.fault is not None:
+                selector.unregister(key.fileobj)
+
+    def _read(self, link: FollowerLink) -> None:
+        try:
+            for message in link.received():
+                self._take(link, message)
+        except BadFrame as error:
+            self._lose(link, f"it sent what is no message: {error}")
+        except OSError:
+            self._lose(link, ENDED)
+
+    def _take(self, link: FollowerLink, message: dict[str, Any]) -> None:
+        heard, reason = message.get("heard"), message.get("failed")
+        if type(heard) is not int or not 0 <= heard <= self._told.count:
+            raise BadFrame(f"heard: {heard!r:.100}")
+        self._progress[link].take(heard, time.monotonic())
+        if reason is not None:
+            self._lose(link, str(reason)[:LONGEST_REASON])
+
+    def _judge(self) -> None:
+        now = time.monotonic()
+        for link, progress in self._progress.items():
+            if link.fault is not None:
+                continue
+            if now - progress.beat > self._silence:
+                self._lose(link, f"no beat for {self._silence:g} s")
+            elif progress.behind(self._told, now) > self._patience:
+                self._lose(link, f"it lives, but has heard nothing for {self._patience:g} s")
+        serving = [each.heard for link, each in self._progress.items() if link.fault is None]
+        if serving:
+            self._told.prune(min(serving))
+
+    def _lose(self, link: FollowerLink, reason: str) -> None:
+        """The first reason counts, and the first rank is told of."""
+        with self._losing:
+            if link.fault is not None or self._stopped.is_set():
+                return
+            hello = link.hello
+            link.fault = RankFault(
+                rank=hello.rank, host=hello.host, reason=reason, since=time.time()
+            )
+            first = self.fault is None
+            if first:
+                self.fault = link.fault
+        self._found.set()
+        link.shut()
+        if first:
+            self._lost(link.fault)
