@@ -104,6 +104,11 @@ class LeaderChannel:
         mine = _status(self._hello, self._since, None)
         return [mine, *(_status(each.hello, self._since, each.fault) for each in self._links)]
 
+    @property
+    def hellos(self) -> list[Hello]:
+        """What every rank has told of itself, this one first."""
+        return [self._hello, *(each.hello for each in self._links)]
+
     def close(self) -> None:
         """Leave the group: nobody is lost by that. Idempotent."""
         self._watch.stop()

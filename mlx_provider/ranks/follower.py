@@ -107,13 +107,13 @@ class Follower:
         loaded = self._loaded[told["model"]]
         options = ModelOptions.model_validate(told["options"])
         try:
-            self._models.start(loaded, told["kind"], options)
+            self._models.start(loaded, told["choice"], options)
         except MLXProviderError as error:
             if isinstance(error, RankLost):
                 raise
             log.error("%s does not run: %s", loaded.name, error.message)
             return  # as on rank 0
-        self._engines[engine_name(loaded, told["kind"])] = loaded.running[told["kind"]].engine
+        self._engines[engine_name(loaded, told["choice"])] = loaded.running[told["choice"]].engine
 
     def _unload(self, told: Message) -> None:
         loaded = self._loaded.pop(told["model"])

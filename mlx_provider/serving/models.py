@@ -532,7 +532,7 @@ def engine_name(loaded: Loaded, kind: str) -> str:
 
 
 def _told(loaded: Loaded, kind: str, options: ModelOptions) -> dict[str, Any]:
-    return {"model": loaded.number, "kind": kind, "options": options.model_dump(mode="json")}
+    return {"model": loaded.number, "choice": kind, "options": options.model_dump(mode="json")}
 
 
 def _dumped(measured: Measured | None) -> Any:
