@@ -30,6 +30,7 @@ from .routes import reads_errors_in_streams
 from .spans import EngineSpans
 from .streams import AsyncReplyStream, RefusedStream, Reply, ReplyStream
 from .translate import generate_requests, legacy_functions, wants_timings
+from .unread import Unread
 from .unserved import unserved
 from .warned import keep_warnings
 
@@ -48,7 +49,7 @@ class Provider(CustomLLM):
         return self._submit(given).collect(given["model_response"])
 
     def acompletion(self, *args: Any, **given: Any) -> Coroutine[Any, Any, ModelResponse]:
-        return self._submit(given).acollect(given["model_response"])
+        return Unread(partial(self._submit(given).acollect, given["model_response"]))
 
     def streaming(self, *args: Any, **given: Any) -> ReplyStream:
         return ReplyStream(self._submit(given))
@@ -65,7 +66,7 @@ class Provider(CustomLLM):
         return self._embed(given).collect(given["model_response"])
 
     def aembedding(self, *args: Any, **given: Any) -> Coroutine[Any, Any, EmbeddingResponse]:
-        return self._embed(given).acollect(given["model_response"])
+        return Unread(partial(self._embed(given).acollect, given["model_response"]))
 
     image_generation = aimage_generation = unserved("image_generation")
     image_edit = aimage_edit = unserved("image_edit")

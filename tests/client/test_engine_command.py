@@ -162,9 +162,18 @@ def test_the_log_is_followed_into_the_next_engines(tmp_path: Path) -> None:
     told.close()
 
 
+IN_FOREGROUND = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from mlx_provider.cli import main
+main()
+"""
+"""A shell's background jobs, of which this suite may be one, start with Ctrl-C ignored."""
+
+
 def test_following_ends_with_ctrl_c(local: Any) -> None:
     (local.folder / "engine.log").write_text("begin\n")
-    arguments = ["-c", "from mlx_provider.cli import main; main()", "engine", "logs", "-f"]
+    arguments = ["-c", IN_FOREGROUND, "engine", "logs", "-f"]
     environment = {**os.environ, "MLX_PROVIDER_RUNTIME_DIR": str(local.folder)}
     with subprocess.Popen(
         [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,

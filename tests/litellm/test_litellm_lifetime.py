@@ -2,7 +2,9 @@
 
 import asyncio
 import gc
+import threading
 import time
+from functools import partial
 
 import litellm
 import pytest
@@ -68,22 +70,59 @@ def test_a_dropped_sync_stream_frees(slow):
     assert not slow.active
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-async def test_cancelling_the_task_frees(slow, streaming):
-    async def read():
-        if not streaming:
-            await litellm.acompletion(model="mlx/m", messages=HI)
-        async for _ in await stream():
-            pass
+async def reply_to(streaming):
+    reply = await litellm.acompletion(model="mlx/m", messages=HI, stream=streaming)
+    async for _ in reply:
+        pass
 
-    task = asyncio.create_task(read())
-    while not slow.active:
-        await asyncio.sleep(0.01)
-    await asyncio.sleep(0.05)
+
+@pytest.fixture
+def awaited(monkeypatch):
+    """Set once the event loop waits for what the engine says."""
+    event, aget = asyncio.Event(), Generation.aget
+
+    async def telling(self, timeout=None):
+        event.set()
+        return await aget(self, timeout)
+
+    monkeypatch.setattr(Generation, "aget", telling)
+    return event
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_cancelling_the_task_frees(slow, awaited, streaming):
+    task = asyncio.create_task(reply_to(streaming))
+    await awaited.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert not slow.active
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        partial(reply_to, False),
+        partial(reply_to, True),
+        partial(litellm.aembedding, model="mlx/m", input=["hi"]),
+    ],
+    ids=["whole", "stream", "embedding"],
+)
+async def test_cancelling_before_the_engine_accepts_frees(slow, ask):
+    """A thread has the request by then; it is freed once the engine has accepted it."""
+    accepting, script = threading.Event(), slow.script
+    slow.script = lambda request: [accepting.wait(60), *script(request)][1:]
+    task = asyncio.create_task(ask())
+    while not slow.active:
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    accepting.set()
+    async with asyncio.timeout(15):  # less than the engine speaks
+        while slow.active:
+            await asyncio.sleep(0.01)
+    assert slow.cancelled
 
 
 @pytest.mark.parametrize("streaming", [False, True])
