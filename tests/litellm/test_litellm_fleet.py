@@ -105,6 +105,18 @@ async def test_who_does_not_answer_is_left_and_its_sessions_move_for_good(routed
     assert [lost] in new, "who is back gets new sessions"
 
 
+async def test_more_sessions_than_the_routers_cache_has_items_keep_their_engines(routed):
+    """LiteLLM makes that cache for 200. Their first choice comes back meanwhile."""
+    (away,) = await routed.ask(conversation(0))
+    routed.dead[away] = EngineUnavailable(f"no engine answers at {away}")
+    where = (await routed.ask(conversation(0)))[-1]
+    routed.back(away)
+    for n in range(1, 210):
+        await routed.ask(conversation(n))
+    assert where != away
+    assert await routed.ask(conversation(0)) == [where]
+
+
 async def test_a_full_engine_hands_on_a_request_and_keeps_its_other_sessions(routed):
     first = {n: (await routed.ask(conversation(n)))[0] for n in range(12)}
     full = first[0]
