@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_provider.errors import BadRequest
+from mlx_provider.testing.device_curves import CHIPS, MODELS, Estimate, simulate
 from mlx_provider_bench.simulation import COLUMNS
 from mlx_provider_bench.simulation.account import Account
 from mlx_provider_bench.simulation.caches import PrefixCache, Tier
-from mlx_provider_bench.simulation.device import Speed
+from mlx_provider_bench.simulation.device import Speed, speed_of
 from mlx_provider_bench.simulation.engines import Engines, Machine
-from mlx_provider_bench.simulation.faults import Faults
+from mlx_provider_bench.simulation.faults import Fault, Faults
 from mlx_provider_bench.simulation.policies import (
     POLICIES,
     Affinity,
@@ -101,6 +102,8 @@ def test_prompts_wait_for_each_other_and_answers_share_steps() -> None:
 def test_a_summary_keeps_the_system_prompt_alone() -> None:
     work = talks([(0.0, 500, 10), (20.0, 300, 10), (40.0, 320, 10)])
     assert run(work, "affinity", 1, WIDE).account.memory == 0 + 100 + 310
+    # the first engine still has what was before the summary, which nobody asks for
+    assert Run(work, Engines(2, WIDE), Told(2, [0, 1, 0])).done().memory == 0 + 0 + 100
 
 
 def test_the_oldest_conversation_makes_room_and_may_lie_on_a_disk() -> None:
@@ -112,6 +115,14 @@ def test_the_oldest_conversation_makes_room_and_may_lie_on_a_disk() -> None:
         assert cache.memory.used == 100 + 2 * 110
         assert tuple(cache.take(1, 0, 100, 210)) == found
         assert tuple(cache.take(3, 0, 100, 210)) == (210, 0)
+        assert tuple(cache.take(3, 0, 100, 150)) == (150, 0)
+
+
+def test_what_was_written_last_stays() -> None:
+    tier = Tier(300)
+    for name, tokens in ((1, 100), (2, 100), (1, 120), (3, 100)):
+        tier.keep(name, tokens)
+    assert (list(tier.entries), tier.used, tier.dropped) == ([1, 3], 220, 1)
 
 
 def test_an_engine_that_is_full_hands_on() -> None:
@@ -179,12 +190,35 @@ def test_engines_that_die_lose_time_and_no_request(name: str) -> None:
     assert account.requests == work.requests + account.lost
     rolled = run(work, name, 3, faults=Faults(rolling=60.0).within(3, 1.0, 0)).account
     assert (rolled.lost, rolled.requests) == (0, work.requests)
+    kept = run(work, name, 3).account.memory
+    assert rolled.memory == kept if name == "bound" else rolled.memory < kept
+
+
+def test_who_was_on_a_dead_engine_goes_on_another_and_stays_there() -> None:
+    work = talks([(0.0, 100, 10), (10.0, 120, 10), (30.0, 140, 10)], shared=0)
+    policy, engines = Affinity(2), Engines(2, WIDE)
+    home = policy.choose(0, 0, 0b11, 0.0)
+    faults = [Fault(11.0, home, back=False), Fault(20.0, home, back=True)]
+    account = Run(work, engines, policy, faults).done()
+    assert (account.requests, account.lost, account.moved) == (4, 1, 1)
+    # 100 + 10 at home; all of the second again, elsewhere; then 120 + 10 there
+    assert account.memory == 110 + 0 + 130
+    assert (engines.computed[home], engines.computed[1 - home]) == (100 + 10, 120 + 10)
+    assert policy.noted.counts.of == engines.running == [0, 0]
 
 
 def test_a_fleet_that_is_all_gone_is_waited_for() -> None:
     faults = Faults(rolling=10.0, down=100.0).within(1, 1.0, 0)
     account = run(talks([(20.0, 100, 1)]), "affinity", 1, WIDE, faults=faults).account
     assert account.span > 110
+
+
+def test_an_engines_pace_is_that_of_the_scheduler_on_its_curve() -> None:
+    speed, device = speed_of("M5 Max", "30B-A3B"), Estimate(CHIPS["M5 Max"], MODELS["30B-A3B"])
+    for rows in (0, 1, 4):
+        took = 16_000 / simulate(device, rows, prompt=16_000).rate
+        assert speed.prefill(16_000, 0, rows) == pytest.approx(took, rel=0.1)
+        assert speed.pace(rows + 1, 9_000) == pytest.approx(device.seconds(rows + 1, 9_000))
 
 
 # what is drawn, and how engines are chosen

@@ -100,11 +100,11 @@ class Run:
         return None
 
     def _common(self, talk: int, at: int, prompt: int) -> int:
-        """Tokens that a prompt has in common with the conversation's last."""
+        """Tokens that a prompt has in common with the conversation's last. A summary is of another
+        conversation, of which no cache has any."""
         held = self.held[talk]
         if held and prompt < self.workload.prompt[max(at - 1, self.workload.first[talk])]:
             self.name[talk], self.names = self.names, self.names + 1
-            return 0
         return min(held, prompt)
 
     def _answered(self, now: float, talk: int, engine: int) -> bool:
