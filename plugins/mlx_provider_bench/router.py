@@ -15,12 +15,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from mlx_provider.errors import BadRequest
 from mlx_provider.gateway.config import Served
 from mlx_provider.gateway.fleet import REDIS, Fleet, fleet_config
 
 from .report import Result, print_rows, without_device
 
 NAME = "m"
+PATIENCE = 5.0
+"""Seconds in which a Redis has to answer."""
 FEW = 2
 """Engines of the router that loads what all share."""
 
@@ -34,9 +37,12 @@ class Plan:
 
 
 def bench(plan: Plan) -> Result:
-    """Run the plan; JSON-able. A table goes to stderr."""
+    """Run the plan; JSON-able. A table goes to stderr. Raises `BadRequest` where a Redis
+    does not answer."""
     import mlx_provider.litellm  # noqa: F401  (our hook)
 
+    if plan.redis is not None:
+        _reach(plan.redis)
     with _environment(plan.redis):
         asyncio.run(_row(FEW, plan))
         rows = [asyncio.run(_row(count, plan)) for count in plan.engines]
@@ -56,6 +62,17 @@ COLUMNS = {
     "bytes for each session": "session_bytes",
     "items kept in memory": "items",
 }
+
+
+def _reach(url: str) -> None:
+    """LiteLLM does without a Redis that is gone, and would be measured so."""
+    from redis import Redis
+    from redis.exceptions import RedisError
+
+    try:
+        Redis.from_url(url, socket_timeout=PATIENCE, socket_connect_timeout=PATIENCE).ping()
+    except (RedisError, ValueError) as error:
+        raise BadRequest(f"no Redis answers: {error}", param="redis") from None
 
 
 @contextmanager

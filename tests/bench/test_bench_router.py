@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mlx_provider.errors import BadRequest
 from mlx_provider_bench.router import COLUMNS
 
 
@@ -19,3 +20,9 @@ def test_a_row_for_each_number_of_engines(bench_here) -> None:
         assert row["engine_bytes"] > 1_000
         assert row["items"] > 200, "our hook has widened LiteLLM's cache"
     assert result["plan"]["redis"] is False
+
+
+@pytest.mark.parametrize("url", ["redis://127.0.0.1:1", "http://127.0.0.1"])
+def test_a_redis_that_is_none_is_told(bench_here, url: str) -> None:
+    with pytest.raises(BadRequest, match="no Redis answers"):
+        bench_here("router", "--redis", url)

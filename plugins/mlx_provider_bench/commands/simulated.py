@@ -25,15 +25,15 @@ def fleet_simulation(
     model: Annotated[str, typer.Option(help="Which model they have.")] = "30B-A3B",
     cache_gb: Annotated[float, typer.Option(min=0, help="Each one's prefix cache.")] = 40.0,
     disk_gb: Annotated[float, typer.Option(min=0, help="Of prefixes on a disk; 0: none.")] = 0.0,
-    disk_shared: Annotated[bool, typer.Option(help="One folder of that size for all.")] = False,
+    disk_shared: Annotated[
+        bool, typer.Option("--disk-shared", help="One folder of that size for all.")
+    ] = False,
     deaths: Annotated[float, typer.Option(min=0, help="Of each engine in a day.")] = 0.0,
     rolling: Annotated[
         float | None, typer.Option(min=0, help="Hours until all are restarted in turn.")
     ] = None,
     down: Annotated[float, typer.Option(min=1, help="Seconds that a restart takes.")] = 120.0,
-    trace: Annotated[
-        Path | None, typer.Option(help="Requests of your own, as JSON lines, for the sessions.")
-    ] = None,
+    trace: Annotated[Path | None, typer.Option(help="Requests of your own, as JSON lines.")] = None,
     seed: Annotated[int, typer.Option(help="Of sessions and choices.")] = 0,
 ) -> None:
     """Hit rate and waiting by routing policy, for coding agents on many engines; all simulated."""
