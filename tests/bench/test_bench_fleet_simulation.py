@@ -125,12 +125,15 @@ def test_what_was_written_last_stays() -> None:
     assert (list(tier.entries), tier.used, tier.dropped) == ([1, 3], 220, 1)
 
 
-def test_an_engine_that_is_full_hands_on() -> None:
+def test_an_engine_that_is_full_hands_on_and_a_full_fleet_is_waited_for() -> None:
     work = talks(*([(0.0, 100, 10)] for _ in range(5)), shared=0)
-    machine = Machine(SPEED, cache_bytes=1e12, most=2)
-    account = Run(work, Engines(2, machine), Told(2, [0, 0, 0, 1, 0, 1, 0, 1] + [0, 1] * 99)).done()
+    engines = Engines(2, Machine(SPEED, cache_bytes=1e12, most=2))
+    # two fit; the third is handed on, the fourth fits there, the fifth waits until one has ended
+    account = Run(work, engines, Told(2, [0, 0, 0, 1, 1, *[0] * 99])).done()
     assert account.requests == 5
+    assert engines.computed == [3 * 100, 2 * 100]
     assert account.refused >= 2
+    assert (engines.full, engines.running) == (0, [0, 0])
 
 
 # laws

@@ -20,7 +20,7 @@ class Account:
     memory: int = 0
     disk: int = 0
     refused: int = 0
-    """Times that an engine was full and another was asked."""
+    """Requests that a full engine refused."""
     lost: int = 0
     """Requests that an engine took with it, and that were sent again."""
     moved: int = 0

@@ -50,6 +50,8 @@ class Engines:
         self.count, self.machine, self.one_cache = count, machine, one_cache
         self.free = [0.0] * count
         self.running = [0] * count
+        self.full = 0
+        """Those that refuse, as bits."""
         self.held = [0] * count
         """Tokens of the requests that run there."""
         self.computed = [0] * count
@@ -91,6 +93,8 @@ class Engines:
         begun = max(now, self.free[engine]) + took
         self.free[engine] = begun
         self.running[engine] = rows + 1
+        if rows + 1 == self.machine.most:
+            self.full |= 1 << engine
         self.held[engine] += prompt
         self.computed[engine] += prompt - cached
         cache.keep(talk, prefix, shared, prompt + answer)
@@ -98,12 +102,14 @@ class Engines:
         return Served(begun + pace, begun + pace * answer, cached - disk, disk)
 
     def ended(self, engine: int, prompt: int) -> None:
+        self.full &= ~(1 << engine)
         self.running[engine] -= 1
         self.held[engine] -= prompt
 
     def died(self, engine: int, now: float) -> None:
         """What ran there is gone."""
         self.free[engine] = now
+        self.full &= ~(1 << engine)
         self.running[engine] = self.held[engine] = 0
 
     def restarted(self, engine: int, now: float) -> None:

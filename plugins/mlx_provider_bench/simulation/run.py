@@ -89,15 +89,16 @@ class Run:
         heappush(self.events, (served.ended, talk, engine))
 
     def _chosen(self, talk: int, prefix: int, now: float) -> int | None:
-        """An engine that has room; `None`: there is none."""
-        among, most, running = self.alive, self.engines.machine.most, self.engines.running
-        while among:
-            engine = self.policy.choose(talk, prefix, among, now)
-            if running[engine] < most:
-                return engine
-            self.account.refused += 1
-            among &= ~(1 << engine)
-        return None
+        """An engine that has room, in the place of one that refuses; `None`: there is none."""
+        among, full = self.alive, self.engines.full
+        if not among:
+            return None
+        engine = self.policy.choose(talk, prefix, among, now)
+        if not full >> engine & 1:
+            return engine
+        self.account.refused += 1
+        among &= ~full
+        return self.policy.choose(talk, prefix, among, now) if among else None
 
     def _common(self, talk: int, at: int, prompt: int) -> int:
         """Tokens that a prompt has in common with the conversation's last. A summary is of another
