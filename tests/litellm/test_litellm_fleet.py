@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import litellm
 import pytest
+from litellm.caching.affinity_cache import set_local_affinity_pin
 
 from mlx_provider.errors import BadRequest, ContextTooLong, EngineUnavailable, Overloaded
 from mlx_provider.gateway.config import Served
@@ -111,8 +112,8 @@ async def test_more_sessions_than_the_routers_cache_has_items_keep_their_engines
     routed.dead[away] = EngineUnavailable(f"no engine answers at {away}")
     where = (await routed.ask(conversation(0)))[-1]
     routed.back(away)
-    for n in range(1, 210):
-        await routed.ask(conversation(n))
+    for n in range(210):  # as of so many other sessions
+        set_local_affinity_pin(routed.router.cache, f"pin {n}", {"model_id": away}, 3600)
     assert where != away
     assert await routed.ask(conversation(0)) == [where]
 
