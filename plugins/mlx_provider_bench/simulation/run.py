@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
@@ -13,9 +14,6 @@ from .workload import Workload
 
 ASKS, STARTS, FAULT = -1, -2, -3
 """What an event is; from 0 on: an answer of that engine's ends."""
-AGAIN = 1.0
-"""Seconds after which a request is sent again that no engine could take."""
-
 Event = tuple[float, int, int]
 """(when, conversation or fault, what); a conversation has one at a time."""
 
@@ -35,6 +33,8 @@ class Run:
         self.account = Account()
         self.alive = (1 << engines.count) - 1
         self.events: list[Event] = []
+        self.waiting: deque[int] = deque()
+        """Conversations that no engine could take, until one can."""
         count = workload.sessions
         self.at = list(workload.first[:count])
         """Each conversation's next request."""
@@ -77,7 +77,7 @@ class Run:
         prompt, answer = work.prompt[at], work.answer[at]
         engine = self._chosen(talk, prefix, now)
         if engine is None:
-            heappush(self.events, (now + AGAIN, talk, ASKS))
+            self.waiting.append(talk)
             return
         common, shared = self._common(talk, at, prompt), min(work.shared[prefix], prompt)
         served = self.engines.serve(
@@ -113,6 +113,7 @@ class Run:
         work, at = self.workload, self.at[talk]
         self.engines.ended(engine, work.prompt[at])
         self.policy.ended(engine, now)
+        self._let_in(1, now)
         self.at[talk] = at = at + 1
         self.account.span = now
         if at == work.first[talk + 1]:
@@ -121,12 +122,17 @@ class Run:
         heappush(self.events, (max(now, gap) if work.timed else now + gap, talk, ASKS))
         return False
 
+    def _let_in(self, most: int, now: float) -> None:
+        for _ in range(min(most, len(self.waiting))):
+            heappush(self.events, (now, self.waiting.popleft(), ASKS))
+
     def _fault(self, now: float, number: int) -> None:
         fault = self.faults[number]
         bit = 1 << fault.engine
         if fault.back:
             self.alive |= bit
             self.engines.restarted(fault.engine, now)
+            self._let_in(self.engines.machine.most, now)
         elif self.alive & bit:
             self.alive &= ~bit
             if not fault.drained:
