@@ -21,6 +21,9 @@ PATIENCE = (
     "REDIS_SOCKET_TIMEOUT=2",
 )
 """Of LiteLLM (1.106.2, `constants.py`) with its Redis."""
+BATCH = 1000
+"""Entries of a config from which on LiteLLM asks its Redis about all of them for every request
+(`DEFAULT_MAX_REDIS_BATCH_CACHE_SIZE`), rather than once a second."""
 NOTES = {
     "api_key": "in .env, one for each engine",
     "max_tokens": "of an answer, where a client does not say",
@@ -58,8 +61,16 @@ def env_text(fleet: Fleet | None = None) -> str:
     for name, address in fleet.keys.items() if fleet else ():
         lines += [f"# The key of the engine at {address}.", f"{name}="]
     if fleet and fleet.redis:
-        lines += [f"{REDIS}={shlex.quote(fleet.redis)}", *PATIENCE]
+        lines += [f"{REDIS}={shlex.quote(fleet.redis)}", *PATIENCE, *_many(fleet)]
     return "\n".join(lines) + "\n"
+
+
+def _many(fleet: Fleet) -> list[str]:
+    entries = len(fleet.engines) * (1 + len(AGENTS))
+    if entries < BATCH:
+        return []
+    why = f"# The config has {entries} entries: of more than this, all are asked about each time."
+    return [why, f"DEFAULT_MAX_REDIS_BATCH_CACHE_SIZE={2 * entries}"]
 
 
 def write_pair(

@@ -2,9 +2,10 @@
 
 Its `session_affinity` pins a session to an entry of the config (1.106.2 and 1.109.1,
 `deployment_affinity_check.py`), but knows a session only by an id that the client sends, keeps
-the pin of an engine that is gone until it expires, and asks the same engine again for a request
-that it refused. Its hook `async_filter_deployments`, which sees the candidates for a request
-before any pin does, is where all three are mended.
+the pin of an engine that is gone until it expires, asks the same engine again for a request
+that it refused, and without Redis keeps 200 sessions at most. Its hook
+`async_filter_deployments`, which sees the candidates for a request before any pin does, is where
+all four are mended.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import litellm
@@ -25,6 +27,8 @@ PLACES = ("litellm_metadata", "metadata")
 """Where LiteLLM keeps what it knows of a request, the first that is there."""
 PREFIX = "head-"
 """Begins the names of sessions that are told by their first messages."""
+ITEMS = 100_000
+"""Pins and counts that a proxy keeps in memory, of some 700 bytes each."""
 USERS = ("user", None)
 """The roles of what a conversation is about; `None`: a Responses API item may have none."""
 
@@ -43,9 +47,11 @@ async def kept_together(
     pins = _pins(model)
     if pins is None:
         return left
+    _widen(pins.cache.in_memory_cache)
     session = _session(messages, request)
-    await _forget(pins, session, left, request)
-    return sorted(left, key=lambda entry: _digest(session, _id(entry)), reverse=True)
+    if await _is_pinned(pins, session, left, request):
+        return left
+    return _ranked(session, left)
 
 
 def head(messages: Sequence[Any], request: Mapping[str, Any]) -> str:
@@ -122,19 +128,36 @@ def _pins(model: str) -> Any | None:
     return None
 
 
-async def _forget(pins: Any, session: str, left: Entries, request: Mapping[str, Any]) -> None:
-    """Let go of a pin to an engine that is out, so that the session stays where it goes next.
+def _widen(kept: Any) -> None:
+    """Room for more than the 200 pins and counts for which the router makes its cache, of which
+    it would evict those of sessions that go on (`InMemoryCache.evict_cache`)."""
+    kept.max_size_in_memory = max(ITEMS, kept.max_size_in_memory)
+
+
+def _ranked(session: str, entries: Entries) -> Entries:
+    """By a hash of both, so that each entry comes first for its part of all sessions."""
+    key = hashlib.blake2b(_bytes(session), digest_size=32).digest()
+    digest = partial(hashlib.blake2b, key=key, digest_size=16)
+    return sorted(entries, key=lambda entry: digest(_bytes(_id(entry))).digest(), reverse=True)
+
+
+async def _is_pinned(pins: Any, session: str, left: Entries, request: Mapping[str, Any]) -> bool:
+    """Whether a session has a pin to one of these. One to an engine that is out is let go of, so
+    that the session stays where it goes next.
 
     What is kept in this process may be out of date; where proxies share a Redis, it decides.
     """
     caller = pins.get_user_key_from_request_kwargs(request_kwargs=request)
     key = pins.get_session_affinity_cache_key(left[0]["model_name"], session, caller)
     cache, known = pins.cache, {_id(entry) for entry in left}
-    if _pinned(await cache.async_get_cache(key=key)) in known | {None}:
-        return
+    place = _pinned(await cache.async_get_cache(key=key))
+    if place is None or place in known:
+        return place is not None
     cache.in_memory_cache.delete_cache(key)
-    if _pinned(await cache.async_get_cache(key=key)) not in known | {None}:
+    place = _pinned(await cache.async_get_cache(key=key))
+    if place is not None and place not in known:
         await cache.async_delete_cache(key)
+    return place in known
 
 
 def _pinned(stored: Any) -> str | None:
@@ -152,4 +175,8 @@ def _id(entry: Mapping[str, Any]) -> str:
 
 def _digest(*parts: Any) -> str:
     text = json.dumps(parts, sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
+    return hashlib.blake2b(_bytes(text), digest_size=32).hexdigest()
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import litellm
 import pytest
 import yaml
+from litellm.constants import DEFAULT_MAX_REDIS_BATCH_CACHE_SIZE
 from typer.testing import CliRunner
 
 import mlx_provider.litellm
 from mlx_provider.cli.app import build
 from mlx_provider.gateway.config import AGENTS, Served
-from mlx_provider.gateway.files import config_text
+from mlx_provider.gateway.files import config_text, env_text
 from mlx_provider.gateway.fleet import Fleet, fleet_config
 from mlx_provider.registry import PluginRegistry
 
@@ -91,3 +93,14 @@ def test_what_is_no_fleet_is_refused(arguments: list[str], told: str, tmp_path: 
     assert code != 0
     assert told in " ".join(output.replace("│", " ").split())
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("count", "told"), [(333, []), (334, [1002])])
+def test_litellm_is_told_how_many_entries_it_has_where_it_reckons_with_fewer(count, told) -> None:
+    fleet = Fleet(tuple(f"http://mac-{n}.invalid:8080" for n in range(count)), redis="redis://r")
+    entries = len(fleet_config(Served("m", "some/model", 4096, 64), fleet)["model_list"])
+    name, assumed = "DEFAULT_MAX_REDIS_BATCH_CACHE_SIZE", DEFAULT_MAX_REDIS_BATCH_CACHE_SIZE
+    lines = [line for line in env_text(fleet).splitlines() if line.startswith(name)]
+    assert lines == [f"{name}={2 * each}" for each in told]
+    assert (entries >= assumed) is bool(told)
+    assert name not in env_text(replace(fleet, redis=None))

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import litellm
 import pytest
+from litellm.caching.affinity_cache import set_local_affinity_pin
 
 from mlx_provider.errors import BadRequest, ContextTooLong, EngineUnavailable, Overloaded
 from mlx_provider.gateway.config import Served
@@ -103,6 +104,18 @@ async def test_who_does_not_answer_is_left_and_its_sessions_move_for_good(routed
     assert await routed.ask(conversation(0)) == found[1:]
     new = [await routed.ask(conversation(100 + n)) for n in range(24)]
     assert [lost] in new, "who is back gets new sessions"
+
+
+async def test_more_sessions_than_the_routers_cache_has_items_keep_their_engines(routed):
+    """LiteLLM makes that cache for 200. Their first choice comes back meanwhile."""
+    (away,) = await routed.ask(conversation(0))
+    routed.dead[away] = EngineUnavailable(f"no engine answers at {away}")
+    where = (await routed.ask(conversation(0)))[-1]
+    routed.back(away)
+    for n in range(210):  # as of so many other sessions
+        set_local_affinity_pin(routed.router.cache, f"pin {n}", {"model_id": away}, 3600)
+    assert where != away
+    assert await routed.ask(conversation(0)) == [where]
 
 
 async def test_a_full_engine_hands_on_a_request_and_keeps_its_other_sessions(routed):

@@ -8,9 +8,10 @@ from .behind_proxy import gateway
 from .checkouts import checkouts
 from .compare import compare, model, report
 from .drafting import drafts, sparse, speculation
-from .fleet import fleet
+from .fleet import fleet, router
 from .inside import device, engine, grammar
 from .reuse import prefix, traffic, vision
+from .simulated import fleet_simulation
 
 ANOTHER_COMMAND = {"allow_interspersed_args": False, "ignore_unknown_options": True}
 """What follows the arguments is another command's."""
@@ -28,6 +29,8 @@ for command in (
     model,
     gateway,
     fleet,
+    fleet_simulation,
+    router,
     speculation,
     drafts,
     sparse,

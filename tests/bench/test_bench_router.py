@@ -1,0 +1,28 @@
+"""`bench router` on a real router; that it is fast is for whoever runs it to see."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlx_provider.errors import BadRequest
+from mlx_provider_bench.router import COLUMNS
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # LiteLLM's own
+def test_a_row_for_each_number_of_engines(bench_here) -> None:
+    result = bench_here("router", "--engines", "3", "--engines", "9", "--sessions", "20")
+    three, nine = result["rows"]
+    assert (three["engines"], nine["engines"]) == (3, 9)
+    for row in (three, nine):
+        assert set(COLUMNS.values()) <= row.keys()
+        assert min(row["new_ms"], row["pinned_ms"]) > 0
+        assert 100 < row["session_bytes"] < 5_000
+        assert row["engine_bytes"] > 1_000
+        assert row["items"] > 200, "our hook has widened LiteLLM's cache"
+    assert result["plan"]["redis"] is False
+
+
+@pytest.mark.parametrize("url", ["redis://127.0.0.1:1", "http://127.0.0.1"])
+def test_a_redis_that_is_none_is_told(bench_here, url: str) -> None:
+    with pytest.raises(BadRequest, match="no Redis answers"):
+        bench_here("router", "--redis", url)
