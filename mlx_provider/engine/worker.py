@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import mlx.core as mx
 
-from ..errors import EngineDied
+from ..errors import EngineDied, RankLost
 from ..isolation import Isolation
 from .engine import Engine
 from .step_output import Post
@@ -24,6 +24,7 @@ from .step_output import Post
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+DIED = "the engine thread has died; the next request starts a new one"
 CLEAR_EVERY = 512
 """Steps after which MLX's free buffers go back to the system."""
 
@@ -91,14 +92,16 @@ class EngineWorker:
         return engine in self._engines
 
     def _run(self) -> None:
-        clean = False
+        clean, error = False, DIED
         try:
             self._loop()
             clean = True
+        except RankLost as lost:
+            error = lost.message
         finally:
             self._engines = []
             if not clean:
-                self._bury()
+                self._bury(error)
             mx.synchronize()
             # a compiled function that first ran in this thread aborts the exit otherwise
             # (mlx 0.32.4, seen in 28 of 120 runs)
@@ -135,10 +138,10 @@ class EngineWorker:
             wait = False
             _resolve(*item)
 
-    def _bury(self) -> None:
+    def _bury(self, why: str) -> None:
         """Tell everyone who waits on this thread that it is gone."""
-        error = EngineDied("the engine thread has died; the next request starts a new one")
-        log.critical("the engine thread died")
+        error = EngineDied(why)
+        log.critical("the engine thread died: %s", why)
         with self._lock:
             self._thread = None
             waiting = []

@@ -109,6 +109,12 @@ class LeaderChannel:
         """What every rank has told of itself, this one first."""
         return [self._hello, *(each.hello for each in self._links)]
 
+    def leader_failed(self, reason: str) -> None:
+        """This rank cannot go on, and so nobody can."""
+        self._watch.lead_lost(
+            RankFault(rank=0, host=self._hello.host, reason=reason, since=time.time())
+        )
+
     def close(self) -> None:
         """Leave the group: nobody is lost by that. Idempotent."""
         self._watch.stop()

@@ -32,6 +32,13 @@ MEANWHILE = ("ended", "evict", "clear", "unload")
 Message = Mapping[str, Any]
 
 
+def follow(
+    settings: EngineSettings, registry: PluginRegistry, group: mx.distributed.Group, ears: Ears
+) -> None:
+    """Be a rank of a group until rank 0 ends; see `Follower.run`."""
+    Follower(settings, registry, ears, group).run()
+
+
 class Ears(Protocol):
     """How rank 0 is heard."""
 
@@ -73,9 +80,11 @@ class Follower:
         }
 
     def run(self) -> None:
-        """Follow until rank 0 is gone. Raises `RankLost`, and whatever a pass raises."""
-        while True:
-            message = self._ears.hear()
+        """Follow until rank 0 ends in order.
+
+        Raises `RankLost` once it is gone, and whatever a pass raises.
+        """
+        while (message := self._ears.hear())["kind"] != "end":
             happens = self._happens.get(message["kind"])
             if happens is None:
                 raise _elsewhere("waits for a step", message)

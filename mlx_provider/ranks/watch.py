@@ -16,7 +16,19 @@ from .messages import RankFault
 BEAT_EVERY = 0.5
 """Seconds between two beats of a rank."""
 TICK = 0.1
-LONG_WORK = frozenset({"load", "start", "unload"})
+LONG_WORK = frozenset(
+    {
+        "load",
+        "start",
+        "unload",
+        "layouts",
+        "limits",
+        "known",
+        "judgement",
+        "timed enough",
+        "measured",
+    }
+)
 """Kinds of messages after which a follower may be behind for as long as it beats."""
 ENDED = "its process ended, or closed the connection"
 FOUND_LIMIT = 1.0
@@ -106,6 +118,15 @@ class Watch:
         """A message could not be sent."""
         self._found.wait(FOUND_LIMIT)
         self._lose(link, ENDED)
+
+    def lead_lost(self, fault: RankFault) -> None:
+        """The leader itself cannot go on: mostly for the sake of another rank, which is named."""
+        self._found.wait(FOUND_LIMIT)
+        with self._losing:
+            if self.fault is not None or self._stopped.is_set():
+                return
+            self.fault = fault
+        self._lost(fault)
 
     def _run(self) -> None:
         selector = selectors.DefaultSelector()

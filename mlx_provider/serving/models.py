@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -232,6 +232,8 @@ class Models:
         kept = self._prefix_cache
         if kept is not None and self._worker.alive:
             self._worker.call(kept.close).result()
+        if self.ranks.size > 1 and self._worker.alive:
+            self._worker.call(partial(self.ranks.agreed.tell, "end", dict)).result()
         self._mask_pool.shutdown(wait=False)
         mx.set_cache_limit(self._pool_before)
 
@@ -354,13 +356,14 @@ class Models:
     def _running(self, loaded: Loaded, kind: str, options: ModelOptions) -> Running:
         model = loaded.model
         chosen = self._settings.kv_layout
-        layouts = model.kv_layouts if chosen == "auto" else (chosen,)
+        own = list(model.kv_layouts) if chosen == "auto" else [chosen]
+        layouts = self.ranks.agreed.on("layouts", lambda: own, list[str], list[str])
         make_cache = cache_maker(model, options)
         plugins = [f"{each} {self._registry.sources(each)}" for each in self._registry.plugins]
         kv = " ".join(filter(None, (kv_kind(options), loaded.code)))
         key = circumstances(loaded, kv, layouts, [*plugins, f"{self.ranks.size} ranks"])
         measured = self._measured(loaded, key, options, layouts)
-        found, curve, limits = measured.probe, measured.curve, self._limits()
+        found, curve, limits = measured.probe, measured.curve, self._agreed_limits()
         fixed, prefixes = None, self._shared_prefix_cache()
         policy = PrefixCachePolicy(prefixes, model, kv, make_cache)
         drafts = Drafts()
@@ -435,6 +438,10 @@ class Models:
     def _limits(self) -> Limits:
         s = self._settings
         return Limits(s.max_rows, s.max_queue, s.stall_target, s.max_chunk, s.output_reserve)
+
+    def _agreed_limits(self) -> Limits:
+        """Those of rank 0's settings."""
+        return self.ranks.agreed.on("limits", self._limits, asdict, lambda told: Limits(**told))
 
     @property
     def _pool_limit(self) -> int:

@@ -63,14 +63,17 @@ class ChatService:
         deliver: Deliver = deliver_now,
         registry: PluginRegistry | None = None,
         ranks: Ranks = WHOLE,
+        thread_died: Callable[[EngineDied], None] = lambda error: None,
     ) -> None:
-        """`ranks`: those that its models are split over."""
+        """`ranks`: those that its models are split over. `thread_died` is told when the engine
+        thread is gone, before those who wait for it are."""
         self._settings = settings
         file = settings.models_file
         self._grants = Grants(settings.model_roots, read_grants(file) if file else None)
         self._recorder = EngineMetrics(self.figures)
         self._deliver = deliver
-        self._worker = EngineWorker(self._take, self._died)
+        self._thread_died = thread_died
+        self._worker = EngineWorker(self._take, self._buried)
         self._media = MediaRoom(settings.media_bytes, settings.max_queue)
         plugins = registry or PluginRegistry.discover()
         self._plugins = PluginStatuses(plugins)
@@ -200,6 +203,10 @@ class ChatService:
             elif entry.queue.ended:  # it takes nothing more
                 entered.cancel()
         self._deliver(partial(_put, posts))
+
+    def _buried(self, error: EngineDied) -> None:
+        self._thread_died(error)
+        self._died(error)
 
     def _died(self, error: EngineDied) -> None:
         """The engine thread is gone: everyone who waits is told, models are loaded anew."""

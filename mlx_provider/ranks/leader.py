@@ -1,0 +1,28 @@
+"""Rank 0: the service that decides for all ranks."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from ..config import EngineSettings
+from ..registry import PluginRegistry
+from ..serving.interface import Deliver
+from ..serving.service import ChatService
+from ..serving.split import Ranks
+from .agreed import Leading
+from .channel import LeaderChannel
+
+
+def lead(
+    settings: EngineSettings,
+    deliver: Deliver,
+    registry: PluginRegistry,
+    group: mx.distributed.Group,
+    channel: LeaderChannel,
+) -> ChatService:
+    """The service of a group whose ranks have met. Once its engine thread is gone, so is rank 0."""
+    least = min(hello.memory_limit for hello in channel.hellos)
+    ranks = Ranks(Leading(channel, group), group, least)
+    return ChatService(
+        settings, deliver, registry, ranks, lambda error: channel.leader_failed(error.message)
+    )
