@@ -99,9 +99,11 @@ def _speed(found: Plan) -> Table:
 
 
 def _speeds(name: str, of: Outlook) -> tuple[str, ...]:
+    if not of.fits:
+        return (name, "no", f"{of.longest:,}", *4 * ["-"])
     return (
         name,
-        "yes" if of.fits else "no",
+        "yes",
         f"{of.longest:,}",
         f"{of.tokens_per_second:.1f}",
         f"{1000 * of.reading:.1f} ms",

@@ -54,9 +54,10 @@ class Machine:
 
 
 def known_chips() -> dict[str, tuple[Chip, str]]:
-    """Chips by name, and where their figures are from."""
+    """Chips of Macs by name, and where their figures are from."""
     measured = "bandwidth and compute as in this project's device curves"
-    found = {name.lower().replace(" ", "-"): (chip, measured) for name, chip in CHIPS.items()}
+    macs = {name: chip for name, chip in CHIPS.items() if name.startswith("M")}
+    found = {name.lower().replace(" ", "-"): (chip, measured) for name, chip in macs.items()}
     return {name: _by_cores(*figures) for name, figures in _PUBLISHED.items()} | found
 
 

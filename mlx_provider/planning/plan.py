@@ -82,11 +82,11 @@ class Plan:
     def _compared(self, count: int) -> str:
         gain = self.all.tokens_per_second / self.alone.tokens_per_second
         prompt = self.alone.prompt_seconds / self.all.prompt_seconds
-        speeds = f"decode {gain:.2f} and prompts {prompt:.2f} times as fast as on one"
+        speeds = f"at best decode {gain:.2f} and prompts {prompt:.2f} times as fast as one"
         if gain >= FASTER:
-            return f"{count} machines pay in speed: {speeds}"
+            return f"{count} machines may pay in speed: {speeds}"
         return (
-            f"one machine does as well or better: {count} give {speeds}; "
+            f"one machine decodes as fast or faster: {count} give {speeds}; "
             f"as engines of their own behind one gateway they serve {count} times the requests"
         )
 

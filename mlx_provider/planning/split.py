@@ -104,7 +104,10 @@ def _by_projections(model: Any, ranks: int) -> Split:
     arrays = dict(tree_flatten(model.parameters()))
     known = {path: array for path, array in arrays.items() if _in_layer(path)}
     if not known or not all(_is_known(path, array.ndim) for path, array in known.items()):
-        raise UnsupportedModel("neither the model's class nor anything of ours splits it")
+        raise UnsupportedModel(
+            "neither the model's class nor anything of ours splits it over machines: "
+            "plan it on one, or several engines behind one gateway"
+        )
     return Split(
         {path: array.nbytes // _parts(path, array, ranks) for path, array in arrays.items()},
         sums=len({block for path in known if (block := _summing_block(path))}),

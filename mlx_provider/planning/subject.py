@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import ModelNotFound
+from ..errors import BadRequest, ModelNotFound
 from ..families.checkpoint import named_context, read_json
 from ..families.estimate import Fields, named_dtype, text_fields
 from ..serving.checkpoint import checkpoint
@@ -15,6 +15,8 @@ from ..serving.hub import local_folder
 from ..serving.weight_files import stored_tensors
 from ..upstream.without_weights import described
 
+MOST_LAYERS = 10_000
+"""No model has a tenth; each costs time to describe."""
 DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -42,7 +44,13 @@ class Subject:
         return named_context(self.text)
 
     def model(self) -> Any:
-        """Its class's model, of which no array is computed. Raises `UnsupportedModel`."""
+        """Its class's model, of which no array is computed.
+
+        Raises `BadRequest` for more layers than can be, `UnsupportedModel`.
+        """
+        layers = self.text.get("num_hidden_layers")
+        if isinstance(layers, int) and layers > MOST_LAYERS:
+            raise BadRequest(f"config.json names {layers:,} layers", param="model")
         return described(self.config, dtype=self.dtype, stored=self.stored)
 
 

@@ -55,8 +55,7 @@ def _text(config: dict[str, Any]) -> Any:
 def _vision(config: dict[str, Any]) -> Any:
     library = mlx_vlm.library()
     module, _ = library.get_model_and_args(config=config)
-    for part in ("text", "vision", "audio"):
-        config.setdefault(f"{part}_config", {})
+    config = {"text_config": {}, "audio_config": {}} | config
     arguments = module.ModelConfig.from_dict(config)
     return module.Model(library.update_module_configs(arguments, module, config, PARTS))
 
