@@ -7,6 +7,7 @@ are never computed (mlx-lm 0.32.2, mlx-vlm 0.7.10), so what is told is what upst
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,10 @@ INTO = frozenset(
 """Projections whose outputs are split."""
 OUT_OF = frozenset(("o_proj", "out_proj", "down_proj"))
 """Projections whose inputs are split, and whose outputs are summed over the ranks."""
+OF_KV_HEADS = frozenset(("k_proj", "v_proj"))
+"""Of fewer heads than ranks, each stands on several."""
+KV_HEADS = ("n_kv_heads", "num_kv_heads", "num_key_value_heads")
+"""What upstream's attention calls the number of its key-value heads."""
 ROUTERS = frozenset(("gate", "shared_expert_gate"))
 
 
@@ -85,7 +90,11 @@ def _upstream(model: Any) -> Callable[[Ranks], None] | None:
 
 
 def _sharded(model: Any, shard: Callable[[Ranks], None], ranks: int) -> Split:
-    shard(Ranks(ranks))
+    before = _kv_heads(model)
+    with suppress(ZeroDivisionError):  # by the key-value heads that are left, where none is
+        shard(Ranks(ranks))
+    if before and not _kv_heads(model):
+        raise BadRequest(f"{before} key-value heads do not divide by {ranks}", param="machines")
     modules = [module for _, module in model.named_modules()]
     linear = sum(isinstance(m, _SUMMING) for m in modules)
     groups = [module for module in modules if vars(module).get("sharding_group") is not None]
@@ -102,6 +111,7 @@ def _by_projections(model: Any, ranks: int) -> Split:
     The embedding, the head, norms and routers stay whole.
     """
     arrays = dict(tree_flatten(model.parameters()))
+    heads = _kv_heads(model)
     known = {path: array for path, array in arrays.items() if _in_layer(path)}
     if not known or not all(_is_known(path, array.ndim) for path, array in known.items()):
         raise UnsupportedModel(
@@ -109,7 +119,7 @@ def _by_projections(model: Any, ranks: int) -> Split:
             "plan it on one, or several engines behind one gateway"
         )
     return Split(
-        {path: array.nbytes // _parts(path, array, ranks) for path, array in arrays.items()},
+        {path: array.nbytes // _parts(path, array, ranks, heads) for path, array in arrays.items()},
         sums=len({block for path in known if (block := _summing_block(path))}),
         gathers_logits=False,
     )
@@ -127,9 +137,18 @@ def _stays_or_sums(path: str) -> bool:
     return not (OUT_OF | ROUTERS).isdisjoint(path.split("."))
 
 
-def _parts(path: str, array: Any, ranks: int) -> int:
+def _kv_heads(model: Any) -> int:
+    """Of the model's attention, the fewest; 0: it has none, or does not tell."""
+    attention = [module for _, module in model.named_modules() if "k_proj" in module]
+    counts = [vars(each)[name] for each in attention for name in KV_HEADS if name in vars(each)]
+    return min((count for count in counts if isinstance(count, int)), default=0)
+
+
+def _parts(path: str, array: Any, ranks: int, kv_heads: int) -> int:
     """Into how many parts an array falls. Raises `BadRequest` where it does not divide."""
     names = set(path.split("."))
+    if names & OF_KV_HEADS and kv_heads:
+        ranks = min(ranks, kv_heads)
     outward = not OUT_OF.isdisjoint(names)
     if not _in_layer(path) or not (outward or names & INTO) or (outward and "bias" in names):
         return 1

@@ -15,6 +15,7 @@ from .split import INNER, Split, sizes, split
 
 _HEADS = ("num_attention_heads", "num_heads", "n_heads")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
+_STATE_HEADS = ("linear_num_key_heads", "linear_num_value_heads")
 _TAKEN = ("num_experts_per_tok", "moe_topk", "top_k_experts", "num_experts_per_token")
 
 
@@ -82,6 +83,9 @@ def _check_heads(text: Fields, ranks: int) -> None:
         raise _undivided(f"{heads} attention heads", heads, ranks)
     if kv_heads % ranks and ranks % kv_heads:
         raise _undivided(f"{kv_heads} key-value heads", kv_heads, ranks)
+    for name in _STATE_HEADS:
+        if (count := _first(text, (name,))) % ranks:
+            raise _undivided(f"{count} heads of a recurrent state", count, ranks)
 
 
 def _undivided(what: str, heads: int, ranks: int) -> BadRequest:

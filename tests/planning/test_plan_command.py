@@ -13,6 +13,7 @@ from mlx_provider.cli.app import build as command_line
 from mlx_provider.errors import MLXProviderError
 from mlx_provider.planning import link, machines
 from mlx_provider.registry import PluginRegistry
+from mlx_provider.testing.tiny_models import build
 
 RUN = CliRunner()
 WIDE = {
@@ -61,9 +62,24 @@ def test_a_model_that_one_machine_does_not_hold(large: str) -> None:
     collectives = found["machines"]["collectives"]
     assert (collectives["per_step"], collectives["all_sums"]) == (17, 16)
     assert collectives["bytes_per_prompt_token"] == 16 * 8192 * 2
+    assert collectives["bytes_per_token"] == collectives["bytes_per_prompt_token"] + 4
     assert "does not fit on one of these machines, and fits on 2" in found["verdict"]
     assert "estimate" in found["nature"]
     assert found["alone"]["collectives"]["bytes_per_token"] == 0
+
+
+def test_the_largest_machine_is_looked_at_alone(large: str) -> None:
+    found = planned(large, "--machines", "m4-max-64gb, m3-ultra-256gb", "--context", "1024")
+    assert [rank["machine"] for rank in found["alone"]["ranks"]] == ["m3-ultra-256gb"]
+    slowest = planned(large, "--machines", "2x m4-max-64gb", "--context", "1024")
+    assert found["machines"]["decode"] == slowest["machines"]["decode"]
+
+
+def test_a_split_head_gathers_logits(tmp_path: Path) -> None:
+    folder = build(tmp_path / "m", "qwen3_5_text")
+    found = planned(str(folder), "--machines", "2x64GB:400GB/s")["machines"]["collectives"]
+    assert found["gathers_logits"]
+    assert found["per_step"] == found["all_sums"] + 2
 
 
 @pytest.mark.parametrize(

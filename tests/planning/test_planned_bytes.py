@@ -16,7 +16,7 @@ from mlx_provider.errors import BadRequest, UnsupportedModel
 from mlx_provider.families.caches import text_cache
 from mlx_provider.planning import machines, subject
 from mlx_provider.planning.group import TOKEN_BYTES, group
-from mlx_provider.planning.split import Ranks, split
+from mlx_provider.planning.split import Ranks, sizes, split
 from mlx_provider.records import LoadOptions
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.testing.quantised import quantise
@@ -187,9 +187,25 @@ def test_the_longest_context_fits_and_a_longer_one_does_not(tmp_path: Path, rows
     assert not found.fits(longest + 1, rows)
 
 
+def test_key_value_heads_are_repeated_where_ours_are_split(tmp_path: Path) -> None:
+    asked = subject(str(build(tmp_path / "m", "qwen3_vl")))
+    [two, *_], [four, *_] = (group(asked, PAIR * n).ranks for n in (1, 2))
+    assert two.need.kv_per_token == four.need.kv_per_token  # one of two heads on each
+    model = asked.model()
+    kept = [path for path in sizes(model) if path.endswith(("k_proj.weight", "v_proj.weight"))]
+    halves, quarters = (split(model, ranks).nbytes for ranks in (2, 4))
+    assert {halves[p] - quarters[p] for p in kept if ".layers." in p} == {0}
+
+
 @pytest.mark.parametrize(
     ("family", "count", "told"),
-    [("llama", 3, "heads do not divide by 3"), ("llama", 64, "heads do not divide")],
+    [
+        ("llama", 3, "heads do not divide by 3"),
+        ("llama", 64, "heads do not divide"),
+        ("llama", 4, "2 key-value heads do not divide by 4"),
+        ("gpt_oss", 4, "2 key-value heads do not divide by 4"),
+        ("qwen3_5", 4, "heads of a recurrent state do not divide by 4"),
+    ],
 )
 def test_heads_that_do_not_divide_are_told(
     tmp_path: Path, family: str, count: int, told: str
