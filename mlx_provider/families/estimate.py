@@ -111,12 +111,24 @@ def text_fields(config: Mapping[str, Any]) -> Fields:
 def _completed(config: Mapping[str, Any]) -> Fields:
     text = text_fields(config)
     if _layers(text) and (_heads(text) or _state_bytes(text, 2) is not None):
-        return text
+        return {**text, **_windowed_layers(text)}
     text = {**text, **_derived(text)}
     for what, found in (("layers", _layers(text)), ("attention heads", _heads(text))):
         if not found:
             raise BadRequest(f"config.json does not say how many {what} there are", param="model")
     return text
+
+
+def _windowed_layers(text: Fields) -> Fields:
+    """Every which layer keeps all tokens, where a config names a window and no layers.
+
+    Asked of its class; one that has no such rule is taken to keep all tokens in every layer.
+    """
+    if not _number(text, "sliding_window") or _named_kinds(text) or _period(text):
+        return {}
+    names = ("sliding_window_pattern", "_sliding_window_pattern")
+    pattern = _number(_derived(text), *names)
+    return {names[0]: pattern} if pattern else {}
 
 
 def _of_rank(text: Fields, ranks: int) -> Fields:
