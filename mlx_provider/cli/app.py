@@ -21,6 +21,7 @@ from .init import init
 from .launch import launch
 from .metrics import metrics
 from .new_plugin import new_plugin
+from .plan import plan
 from .plugins import plugins
 from .serve import serve
 from .top import top
@@ -35,6 +36,7 @@ def build(registry: PluginRegistry) -> typer.Typer:
         init,
         demo,
         doctor,
+        plan,
         chat,
         serve,
         plugins,

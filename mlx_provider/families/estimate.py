@@ -22,6 +22,12 @@ STATE_BYTES = 4
 """Of a value of a gated delta rule's or a state space's state: float32 in mlx-lm and mlx-vlm."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
+_HEADS = (
+    *("num_attention_heads", "num_heads", "n_heads", "n_head"),
+    *("num_key_value_heads", "num_kv_heads", "n_kv_heads", "num_global_key_value_heads"),
+    *("linear_num_value_heads", "linear_num_key_heads"),
+)
+"""Of which each rank has its share."""
 _FULL = ("full_attention", "attention", "global", "hybrid", "*")
 _WINDOW = ("sliding_attention", "chunked_attention", "local", "window")
 _STATE = ("linear_attention", "mamba", "mamba2", "conv", "recurrent", "short_conv", "M")
@@ -51,18 +57,21 @@ def footprint(
     kv_bits: int | None = None,
     kv_group: int = KV_GROUP,
     dtype: str | None = None,
+    ranks: int = 1,
 ) -> Footprint:
     """The footprint of a model with this `config.json`, whose weights take `weight_bytes`.
 
     `kv_bits`, `kv_group`: as in the operator's options; windows and states stay as they are.
-    `dtype`: what weights are loaded in, where it is not the config's own. Counts as the engine's
-    `MemoryProfile` does, with two exceptions: multi-head latent attention is taken to keep its
-    latent alone (too little for the older of mlx-lm's classes, which keep whole heads), and a
-    recurrent layer whose state no known field describes counts as attention (mostly too much).
+    `dtype`: what weights are loaded in, where it is not the config's own. `ranks`: among how many
+    the heads are split; `weight_bytes` and the answer are then those of one rank. Counts as the
+    engine's `MemoryProfile` does, with two exceptions: multi-head latent attention is taken to
+    keep its latent alone (too little for the older of mlx-lm's classes, which keep whole heads),
+    and a recurrent layer whose state no known field describes counts as attention (mostly too
+    much).
     Raises `BadRequest` where layers or heads are named nowhere.
     """
-    text = _completed(config)
-    value = DTYPE_BYTES.get(dtype or _dtype(config, text), 2)
+    text = _of_rank(_completed(config), ranks)
+    value = DTYPE_BYTES.get(dtype or named_dtype(config), 2)
     kinds = list(_kinds(text))
     wide = _kept(text, full=True)
     full = [width for kind in kinds for width in wide if kind in ("full", "both")]
@@ -102,12 +111,35 @@ def text_fields(config: Mapping[str, Any]) -> Fields:
 def _completed(config: Mapping[str, Any]) -> Fields:
     text = text_fields(config)
     if _layers(text) and (_heads(text) or _state_bytes(text, 2) is not None):
-        return text
+        return {**text, **_windowed_layers(text)}
     text = {**text, **_derived(text)}
     for what, found in (("layers", _layers(text)), ("attention heads", _heads(text))):
         if not found:
             raise BadRequest(f"config.json does not say how many {what} there are", param="model")
     return text
+
+
+def _windowed_layers(text: Fields) -> Fields:
+    """Every which layer keeps all tokens, where a config names a window and no layers.
+
+    Asked of its class; one that has no such rule is taken to keep all tokens in every layer.
+    """
+    if not _number(text, "sliding_window") or _named_kinds(text) or _period(text):
+        return {}
+    names = ("sliding_window_pattern", "_sliding_window_pattern")
+    pattern = _number(_derived(text), *names)
+    return {names[0]: pattern} if pattern else {}
+
+
+def _of_rank(text: Fields, ranks: int) -> Fields:
+    """What one of several ranks has: its heads, at least one, each as wide as before.
+
+    A latent that all heads share stays whole on each, and so does a state without heads.
+    """
+    if ranks == 1:
+        return text
+    heads = {name: max(1, count // ranks) for name in _HEADS if (count := _number(text, name))}
+    return {**text, "head_dim": _head_size(text), **heads}
 
 
 def _derived(text: Fields) -> Fields:
@@ -133,7 +165,9 @@ def _number(fields: Fields, *names: str) -> int:
     return 0
 
 
-def _dtype(config: Mapping[str, Any], text: Fields) -> str:
+def named_dtype(config: Mapping[str, Any]) -> str:
+    """The dtype that a config names; empty: none."""
+    text = text_fields(config)
     named = (text.get("dtype"), text.get("torch_dtype"), config.get("torch_dtype"))
     return next((name for name in named if isinstance(name, str)), "")
 
@@ -221,12 +255,16 @@ def _kept(text: Fields, *, full: bool) -> tuple[int, int]:
     if rank := _number(text, "kv_lora_rank"):
         return rank, _number(text, "qk_rope_head_dim")
     heads = _number(text, "num_key_value_heads", "num_kv_heads", "n_kv_heads") or _heads(text)
-    size = _number(text, "head_dim") or _hidden(text) // max(1, _heads(text))
+    size = _head_size(text)
     if full:
         size = _number(text, "global_head_dim") or size
         if text.get("attention_k_eq_v"):
             heads = _number(text, "num_global_key_value_heads") or heads
     return heads * size, heads * (_number(text, "v_head_dim") or size)
+
+
+def _head_size(text: Fields) -> int:
+    return _number(text, "head_dim") or _hidden(text) // max(1, _heads(text))
 
 
 def _hidden(text: Fields) -> int:

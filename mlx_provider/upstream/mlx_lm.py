@@ -40,14 +40,20 @@ def _utils() -> Any:
 
 def supports(config: Mapping[str, Any]) -> bool:
     """Whether mlx-lm has a model class for this `config.json`."""
-    upstream = _utils()
+    _utils()
     if not isinstance(config.get("model_type"), str):
         return False
     try:
-        upstream._get_classes(dict(config))
+        classes(config)
     except ValueError:
         return False
     return True
+
+
+def classes(config: Mapping[str, Any]) -> tuple[type[Any], type[Any]]:
+    """The class of a config's model and that of its arguments. `ValueError`: there is none."""
+    found: tuple[type[Any], type[Any]] = _utils()._get_classes(dict(config))
+    return found
 
 
 def load(

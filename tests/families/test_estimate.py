@@ -110,6 +110,24 @@ LLAMA_8B = {
     [
         # 2 x 8 heads x 128 values x 2 bytes x 32 layers
         (LLAMA_8B, 131_072, 0),
+        # its file names a window, and leaves to the class which layers have it: five of six
+        (
+            {
+                "model_type": "gemma3",
+                "torch_dtype": "bfloat16",
+                "text_config": {
+                    "model_type": "gemma3_text",
+                    "hidden_size": 5376,
+                    "num_hidden_layers": 62,
+                    "num_attention_heads": 32,
+                    "num_key_value_heads": 16,
+                    "head_dim": 128,
+                    "sliding_window": 1024,
+                },
+            },
+            10 * 8192,
+            52 * 1024 * 8192,
+        ),
         # its file leaves heads and layer types to the class: 34 layers of 4 x 256, every sixth full
         (
             {
