@@ -72,6 +72,8 @@ def shard(language_model: Any, group: Any, kind: str) -> None:
         else:
             for index, layer in enumerate(language_model.layers):
                 _split_layer(layer, group, f"layer {index}")
+    except ZeroDivisionError as error:  # by the KV heads that are left, in upstream's `shard`
+        raise refused(kind, ranks, f"its KV heads do not divide by {ranks}") from error
     except (ValueError, AssertionError) as error:
         raise refused(kind, ranks, str(error)) from error
 
