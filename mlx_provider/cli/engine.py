@@ -16,6 +16,7 @@ from rich.console import Console
 
 from ..config import PREFIX, Runtime, runtime
 from ..errors import EngineUnavailable
+from ..protocol.told_rank import told_rank
 from .engine_options import ApiBase, ApiKeyFile, http_client
 
 if TYPE_CHECKING:
@@ -134,6 +135,9 @@ def described(health: Health, other: list[str], api_base: str | None = None) -> 
         f"log: {log}",
     ]
     lines += [] if health.ok else [f"it has died: {health.detail}; `mlx-provider engine restart`"]
+    lines += [f"rank {told_rank(rank)}" for rank in health.ranks]
+    if health.rank_fault is not None:
+        lines.append(f"the ranks were last started again for rank {told_rank(health.rank_fault)}")
     lines += [
         f"model {m.model}: {m.family} of plugin {m.plugin}, context {m.context_length}"
         for m in health.models

@@ -10,6 +10,7 @@ from ..client.identity import differences, identity
 from ..client.runtime_folder import holder, is_held
 from ..errors import EngineUnavailable, OtherProtocol
 from ..protocol.messages import Health
+from ..protocol.told_rank import told_rank
 from .findings import Finding
 from .machine import size
 from .subject import Subject
@@ -50,6 +51,7 @@ def told_of(health: Health, subject: Subject) -> Iterator[Finding]:
     models = ", ".join(model.model for model in health.models) or "no model"
     told = f"process {health.pid}, mlx-provider {health.version} on {health.device}: {models}, "
     yield Finding("engine.running", "ok", told + size(health.active_memory))
+    yield from _ranks(health)
     if health.out_of_date:
         told = f"the engine is out of date: {'; '.join(health.out_of_date)}"
         yield Finding("engine.out_of_date", "warn", told, RESTART)
@@ -57,3 +59,16 @@ def told_of(health: Health, subject: Subject) -> Iterator[Finding]:
     if changed:
         told = f"the engine was started with other settings: {'; '.join(changed.values())}"
         yield Finding("engine.settings", "warn", told, RESTART)
+
+
+def _ranks(health: Health) -> Iterator[Finding]:
+    for rank in health.ranks:
+        told = f"rank {told_rank(rank)}"
+        if rank.state == "serving":
+            yield Finding("engine.ranks", "ok", told)
+        else:
+            remedy = "the group restarts by itself; the lines of `serve` tell more"
+            yield Finding("engine.ranks", "fail", told, remedy)
+    if health.rank_fault is not None:
+        told = f"the ranks were last started again for rank {told_rank(health.rank_fault)}"
+        yield Finding("engine.ranks", "note", told)

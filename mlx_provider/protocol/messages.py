@@ -12,7 +12,15 @@ import uuid
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    TypeAdapter,
+    field_validator,
+    model_serializer,
+)
 from pydantic_core import PydanticCustomError
 
 from ..bounds import (
@@ -462,6 +470,10 @@ class RankStatus(_Wire):
     """Why it is lost."""
 
 
+NEWER = frozenset({"ranks", "rank_fault"})
+"""Fields of `Health` that are left out where they say nothing."""
+
+
 class Health(_Wire):
     """What `/health` answers: `ok` is false while no engine thread lives."""
 
@@ -481,3 +493,13 @@ class Health(_Wire):
     """Version, Python and settings of the engine process; told to its owner alone."""
     out_of_date: list[str] = Field(default_factory=list)
     """What has changed on disk since it was started, and last what becomes of it."""
+    ranks: list[RankStatus] = Field(default_factory=list)
+    """Of a model over several machines, rank 0 first."""
+    rank_fault: RankStatus | None = None
+    """For which the group of ranks was last started again."""
+
+    @model_serializer(mode="wrap")
+    def _for_any_client(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """An older client of the same protocol, which knows no ranks, meets none where none are."""
+        told: dict[str, Any] = whole(self)
+        return {name: told[name] for name in told if told[name] or name not in NEWER}

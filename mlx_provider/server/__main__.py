@@ -12,7 +12,15 @@ from .run import BuildService, ServeOptions, end_process, serve
 
 def main(arguments: Sequence[str] | None = None, build: BuildService | None = None) -> int:
     """Parse the command line and serve; the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m mlx_provider.server", description=__doc__)
+    parser = options_parser("python -m mlx_provider.server", __doc__)
+    parser.add_argument("--lock-fd", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
+    return serve(ServeOptions(**vars(parser.parse_args(arguments))), build)
+
+
+def options_parser(prog: str, description: str | None) -> argparse.ArgumentParser:
+    """Of what an operator chooses for a server."""
+    parser = argparse.ArgumentParser(prog=prog, description=description)
     parser.add_argument("--host", help="address to listen on; default with --port: 127.0.0.1")
     parser.add_argument("--port", type=int, help="port to listen on; default with --host: 8080")
     parser.add_argument(
@@ -27,9 +35,7 @@ def main(arguments: Sequence[str] | None = None, build: BuildService | None = No
         default=0.0,
         help="seconds that requests may take to end once it is told to stop (on TCP)",
     )
-    parser.add_argument("--lock-fd", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
-    return serve(ServeOptions(**vars(parser.parse_args(arguments))), build)
+    return parser
 
 
 if __name__ == "__main__":

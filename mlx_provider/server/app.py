@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from ..client.identity import identity
 from ..config import EngineSettings
-from ..errors import MLXProviderError
+from ..errors import EngineUnavailable, MLXProviderError
 from ..protocol.messages import EmbedRequest, GenerateRequest, Health, ModelRequest
 from ..serving.interface import Service
 from .access import Gate, error_response
@@ -28,6 +28,7 @@ from .generate import NDJSON, Generate
 from .giving_way import GivingWay
 from .incoming import Incoming
 from .out_of_date import OutOfDate
+from .rank_group import RankGroup
 
 HEARTBEAT = 10.0
 """Seconds between two empty lines to an attached client, so that a vanished one is noticed."""
@@ -41,6 +42,7 @@ class EngineApp:
     `blas` replaces what the service says of it. `key` and `hosts`: of an engine on TCP, see
     `access.Gate`; without a key it listens on its owner's socket. `body_bytes`: of all bodies
     that are read or prepared at once. `out_of_date`: knows what has changed since the start.
+    `ranks`: of a service that leads some.
     """
 
     def __init__(
@@ -52,12 +54,16 @@ class EngineApp:
         hosts: Iterable[str] = (),
         body_bytes: int = EngineSettings.body_bytes,
         out_of_date: OutOfDate | None = None,
+        ranks: RankGroup | None = None,
     ) -> None:
         self._service = service
         self._bodies = Bodies(body_bytes)
         self._blas = blas
         self.activity = Activity()
-        self.giving_way = GivingWay(self.activity, out_of_date, remote=key is not None)
+        self._ranks = ranks or RankGroup()
+        self.giving_way = GivingWay(
+            self.activity, out_of_date, remote=key is not None, lost=self.lost
+        )
         self._identity = {} if key else identity()
         self.stopping = anyio.Event()
         """Set when the process ends: attached clients are let go, nothing new is accepted."""
@@ -70,7 +76,7 @@ class EngineApp:
     def _routes(self, *, remote: bool) -> list[Route]:
         owners = [] if remote else [Route("/v1/stop", self.giving_way.__call__, methods=["POST"])]
         incoming = Incoming(self.activity, self._bodies, remote, self.giving_way.admit)
-        answer = partial(Generate, self._service, incoming, self.stopping)
+        answer = partial(Generate, self._service, incoming, self.stopping, why=self._why)
         return [
             *owners,
             *(Route(kind.path, answer(kind=kind), methods=["POST"]) for kind in KINDS),
@@ -89,11 +95,21 @@ class EngineApp:
         self.stopping.set()
         self._bodies.close()
 
+    def lost(self) -> MLXProviderError | None:
+        """The error of a rank that is lost: nothing is served any more."""
+        return self._ranks.error
+
+    def _why(self) -> MLXProviderError:
+        """Why nothing is taken any more."""
+        return self.lost() or EngineUnavailable("the engine is stopping")
+
     def state(self) -> Health:
         """What `/health` answers."""
         own: dict[str, object] = {
             "identity": self._identity,
             "out_of_date": self.giving_way.out_of_date(),
+            "ranks": self._ranks.statuses(),
+            "rank_fault": self._ranks.last_fault,
         }
         if self._blas:
             own["blas"] = self._blas

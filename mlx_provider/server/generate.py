@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
@@ -10,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ..byte_gate import Ticket
-from ..errors import EngineUnavailable, MLXProviderError, RequestFailed
+from ..errors import MLXProviderError, RequestFailed
 from ..protocol.event_queue import EventQueue
 from ..protocol.messages import EVENT_BATCH, Accepted, Event, Failed, ModelRequest
 from ..serving.interface import Service
@@ -35,8 +37,10 @@ class Generate:
         stopping: anyio.Event,
         *,
         kind: type[ModelRequest],
+        why: Callable[[], MLXProviderError],
     ) -> None:
-        """`kind`: what a body holds."""
+        """`kind`: what a body holds. `why`: nothing is taken once it is stopping."""
+        self._why = why
         self._kind = kind
         self._service = service
         self._incoming = incoming
@@ -49,7 +53,7 @@ class Generate:
         except ClientDisconnect:
             return
         large = ticket.size > LARGE
-        reply = _Reply(self._service, self._limiter, self._stopping, request, ticket)
+        reply = _Reply(self._service, self._limiter, self._stopping, self._why, request, ticket)
         del request  # its images and texts are let go as soon as they are prepared
         with self._incoming.activity.serving(reply.queue):
             await reply.run(scope, receive, send)
@@ -63,6 +67,7 @@ class _Reply:
         service: Service,
         limiter: anyio.CapacityLimiter,
         stopping: anyio.Event,
+        why: Callable[[], MLXProviderError],
         request: ModelRequest,
         ticket: Ticket,
     ) -> None:
@@ -70,6 +75,7 @@ class _Reply:
         self._service = service
         self._limiter = limiter
         self._stopping = stopping
+        self._why = why
         self._id = request.id
         self._unsent: tuple[ModelRequest, Ticket] | None = (request, ticket)
         self._submitting = anyio.CancelScope()
@@ -109,7 +115,7 @@ class _Reply:
             return await anyio.to_thread.run_sync(
                 self._submit, limiter=self._limiter, abandon_on_cancel=True
             )
-        raise EngineUnavailable("the engine is stopping")
+        raise self._why()
 
     def _submit(self) -> Accepted:
         unsent, self._unsent = self._unsent, None

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
-from ..errors import BadRequest, EngineUnavailable
+from ..errors import BadRequest, EngineUnavailable, MLXProviderError
 from ..protocol.messages import STARTS_ENGINES
 from .access import error_response
 from .activity import Activity
@@ -42,9 +42,16 @@ class GivingWay:
     """Ends the process when asked to, as soon as what it was told to wait for is so."""
 
     def __init__(
-        self, activity: Activity, out_of_date: OutOfDate | None = None, *, remote: bool = False
+        self,
+        activity: Activity,
+        out_of_date: OutOfDate | None = None,
+        *,
+        remote: bool = False,
+        lost: Callable[[], MLXProviderError | None] = lambda: None,
     ) -> None:
-        """`remote`: clients of other machines could not start another engine."""
+        """`remote`: clients of other machines could not start another engine. `lost`: tells the
+        error after which nothing is served."""
+        self._lost = lost
         self._activity = activity
         self._out_of_date = out_of_date
         self._remote = remote
@@ -78,6 +85,8 @@ class GivingWay:
 
         Only who can start one is sent to another.
         """
+        if (error := self._lost()) is not None:
+            raise error
         if not self.ending:
             changes = self._notice() if STARTS in scope["headers"] else []
             if not self._renews(changes) or self._activity.requests:

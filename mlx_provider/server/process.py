@@ -103,7 +103,7 @@ class EngineServer(uvicorn.Server):
     async def _drained(self) -> None:
         """Wait for the requests in flight: as long as was granted, until a second signal."""
         for _ in range(round(self._drain / DRAIN_POLL)):
-            if not self._app.activity.requests or self._hurry:
+            if not self._app.activity.requests or self._hurry or self._app.lost():
                 return
             await asyncio.sleep(DRAIN_POLL)
 
@@ -113,10 +113,13 @@ class EngineServer(uvicorn.Server):
         for server in self.servers:
             server.close()
         await self._drained()
+        if (lost := self._app.lost()) is not None:
+            self._app.activity.fail_open(lost)
         self._app.stop()
-        with anyio.move_on_after(CLOSE_LIMIT):
-            await anyio.to_thread.run_sync(self._service.close, abandon_on_cancel=True)
-        await asyncio.sleep(0)  # what `close` posted from its own thread is delivered first
+        if lost is None:  # else its thread may wait for ever for what other ranks do not send
+            with anyio.move_on_after(CLOSE_LIMIT):
+                await anyio.to_thread.run_sync(self._service.close, abandon_on_cancel=True)
+            await asyncio.sleep(0)  # what `close` posted from its own thread is delivered first
         stopped = EngineUnavailable("the engine was stopped while it held this request")
         self._app.activity.fail_open(stopped)
         # Who reads or writes too slowly is disconnected before uvicorn cancels its request, for
@@ -138,6 +141,12 @@ class EngineServer(uvicorn.Server):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def give_up(self) -> None:
+        """Nothing can be served any more: every request is told why, and the process ends."""
+        if (lost := self._app.lost()) is not None:
+            self._app.activity.fail_open(lost)
+        self._stop()
 
     def _stop(self, *signalled: object) -> None:
         """Takes effect with the next turn of uvicorn's main loop; nothing is taken until then."""

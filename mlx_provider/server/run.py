@@ -28,6 +28,7 @@ from .engine_key import engine_key
 from .listen import Listener, listen_tcp, listen_unix
 from .out_of_date import OutOfDate
 from .process import EngineServer, LoopDelivery
+from .rank_group import RankGroup
 
 BuildService = Callable[[EngineSettings, Deliver], Service]
 
@@ -46,6 +47,8 @@ class ServeOptions:
     """The engine lock, taken by the client that starts this process on demand."""
     ready_fd: int | None = None
     """Where to report that the engine listens, or why not."""
+    ranks: RankGroup | None = None
+    """The ranks that this process leads."""
 
     @property
     def tcp(self) -> bool:
@@ -70,6 +73,8 @@ def serve(options: ServeOptions, build: BuildService | None = None) -> int:
     except MLXProviderError as error:
         _say(f"mlx-provider: {error.message}")
         _report(options, ErrorBody.of(error).model_dump_json().encode() + b"\n")
+        if options.ranks is not None:
+            options.ranks.refused(error)
         return 1
     return 0
 
@@ -88,12 +93,17 @@ def end_process(code: int) -> NoReturn:
 
 def chat_service(settings: EngineSettings, deliver: Deliver) -> Service:
     """The real service. Raises `NotInstalled` where MLX is missing."""
-    preload(settings.blas)
-    keep_freed()
-    require_mlx()
+    prepare_mlx(settings)
     from ..serving.service import ChatService
 
     return ChatService(settings, deliver)
+
+
+def prepare_mlx(settings: EngineSettings) -> None:
+    """What must come before the first import of MLX. Raises `NotInstalled` where it is missing."""
+    preload(settings.blas)
+    keep_freed()
+    require_mlx()
 
 
 def _serve_unix(options: ServeOptions, settings: EngineSettings, build: BuildService) -> None:
@@ -151,9 +161,18 @@ async def _run(
     except MLXProviderError:
         service.close()
         raise
-    app = make_app(service, blas=active(), body_bytes=settings.body_bytes, out_of_date=out_of_date)
+    app = make_app(
+        service,
+        blas=active(),
+        body_bytes=settings.body_bytes,
+        out_of_date=out_of_date,
+        ranks=options.ranks,
+    )
     ready = partial(_ready, options, listener, app, told)
     server = EngineServer(app, service, listener, ready, drain=options.drain)
+    if options.ranks is not None:
+        loop = asyncio.get_running_loop()
+        options.ranks.on_loss(lambda: loop.call_soon_threadsafe(server.give_up))
     await server.run_until_stopped(idle_limit)
 
 
@@ -164,6 +183,8 @@ def _ready(options: ServeOptions, listener: Listener, app: EngineApp, told: str)
         f"{state.device} · BLAS: {state.blas}{told}"
     )
     _report(options, READY)
+    if options.ranks is not None:
+        options.ranks.serving()
 
 
 def _say(line: str) -> None:

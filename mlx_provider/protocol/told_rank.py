@@ -1,0 +1,15 @@
+"""A rank in words."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from .messages import RankStatus
+
+
+def told_rank(rank: RankStatus) -> str:
+    """Which, where, since when, and why, in this machine's time."""
+    since = datetime.fromtimestamp(rank.since).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    detail = f": {rank.detail}" if rank.detail else ""
+    process = f", process {rank.pid} on {rank.device}" if rank.pid else ""
+    return f"{rank.rank} on {rank.host}{process}: {rank.state} since {since}{detail}"

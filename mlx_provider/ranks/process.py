@@ -1,0 +1,172 @@
+"""`python -m mlx_provider.ranks.process`: one rank, as `mlx.launch` starts it.
+
+Rank 0 becomes the engine server, the others follow it. Standard input is the supervisor's: a line
+`stop` ends the group in order, and without any line for a while there is no supervisor any more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
+
+from ..config import EngineSettings, engine_settings
+from ..engine.memory import memory_limit
+from ..errors import MLXProviderError, RankLost
+from ..isolation import Isolation
+from ..registry import PluginRegistry
+from ..server.__main__ import options_parser
+from ..server.rank_group import RankGroup
+from ..server.run import ServeOptions, end_process, prepare_mlx, serve
+from ..serving.interface import Deliver, Service
+from ..serving.service import device_name
+from .channel import FollowerChannel, LeaderChannel
+from .hello import own_hello
+from .messages import Hello, RankFault, RankStatus
+from .report import Report
+
+LOST = 75
+"""Exit code of a rank that left because another was lost (`EX_TEMPFAIL`)."""
+ORPHANED = 20.0
+"""Seconds without a line of the supervisor's, who writes one each second."""
+LEADER_LEAVES = 5.0
+"""Seconds in which the leader's replies are written out, whatever its engine thread waits for."""
+FOLLOWER_LEAVES = 2.0
+"""Seconds in which a follower ends that has not heard, as it waits in a collective."""
+STOP = b"stop"
+
+Lead = Callable[[EngineSettings, Deliver, PluginRegistry, Any, LeaderChannel], Service]
+"""The leader's service: settings, delivery, plugins, the `mx.distributed.Group`, the channel."""
+Follow = Callable[[EngineSettings, PluginRegistry, Any, FollowerChannel], None]
+"""Follows until the leader says that the group ends."""
+
+
+def main(
+    arguments: Sequence[str] | None = None, lead: Lead | None = None, follow: Follow | None = None
+) -> int:
+    """Be the rank that the environment names; the exit code."""
+    parser = options_parser("python -m mlx_provider.ranks.process", __doc__)
+    parser.add_argument("--last-fault", type=RankFault.model_validate_json, help=argparse.SUPPRESS)
+    parsed = vars(parser.parse_args(arguments))
+    fault: RankFault | None = parsed.pop("last_fault")
+    rank = int(os.environ["MLX_RANK"])
+    threading.Thread(target=_obey, args=(rank,), name="supervised", daemon=True).start()
+    if rank == 0:
+        return _lead(parsed, fault, lead or import_module(".leader", __package__).lead)
+    return _follow(rank, follow or import_module(".follower", __package__).follow)
+
+
+def _lead(parsed: dict[str, Any], last: RankFault | None, lead: Lead) -> int:
+    ranks = RankGroup(last_fault=_status(last))
+    ranks.serving = Report(kind="serving", rank=0).tell
+    ranks.refused = lambda error: Report.of(0, error).tell()
+
+    def build(settings: EngineSettings, deliver: Deliver) -> Service:
+        prepare_mlx(settings)
+        group, registry, hello = _joined(settings, 0)
+        channel = LeaderChannel.open(group, hello, lost)
+        ranks.statuses = channel.statuses
+        return lead(settings, deliver, registry, group, channel)
+
+    def lost(fault: RankFault) -> None:
+        Report(kind="lost", rank=0, fault=fault).tell()
+        _end_after(LEADER_LEAVES)
+        ranks.lose(fault.error())
+
+    code = serve(ServeOptions(**parsed, ranks=ranks), build)
+    return LOST if ranks.error is not None else code
+
+
+def _follow(rank: int, follow: Follow) -> int:
+    channel: FollowerChannel | None = None
+    with Isolation() as trying:
+        settings = engine_settings()
+        logging.basicConfig(level=settings.log_level.upper(), format=_log_format(rank))
+        prepare_mlx(settings)
+        group, registry, hello = _joined(settings, rank)
+        channel = FollowerChannel.join(group, hello, lambda fault: _left_alone(rank, fault))
+        follow(settings, registry, group, channel)
+        return 0
+    return _ended(rank, channel, trying)
+
+
+def _ended(rank: int, channel: FollowerChannel | None, trying: Isolation) -> int:
+    """A follower cannot go on: the leader is told why, where there is one, else the supervisor."""
+    fault = trying.fault
+    if fault is None:
+        return 0
+    if not fault.ours:
+        logging.getLogger(__name__).error("rank %d failed\n%s", rank, fault.trace)
+    sys.stderr.write(f"mlx-provider: rank {rank}: {fault.told}\n")
+    if channel is not None:
+        channel.failed(fault.told)
+        channel.close()
+    elif isinstance(fault.error, MLXProviderError):
+        Report.of(rank, fault.error).tell()
+    return LOST if channel is not None else 1
+
+
+def _joined(settings: EngineSettings, rank: int) -> tuple[Any, PluginRegistry, Hello]:
+    """The group, once every rank is there, and how this one says hello."""
+    import mlx.core as mx
+
+    try:
+        group = mx.distributed.init(strict=True)
+    except RuntimeError as error:
+        raise RankLost(f"rank {rank} found no group: {error}") from None
+    registry = PluginRegistry.discover()
+    limit = memory_limit(settings.memory_limit)
+    return group, registry, own_hello(rank, registry, device_name(), limit)
+
+
+def _left_alone(rank: int, fault: RankFault) -> None:
+    """The leader is gone."""
+    Report(kind="lost", rank=rank, fault=fault).tell()
+    _end_after(FOLLOWER_LEAVES)
+
+
+def _end_after(seconds: float) -> None:
+    timer = threading.Timer(seconds, end_process, (LOST,))
+    timer.daemon = True
+    timer.start()
+
+
+def _obey(rank: int) -> None:
+    """Do what the supervisor says, and end where nobody says anything."""
+    while True:
+        ready, _, _ = select.select([0], [], [], ORPHANED)
+        data = os.read(0, 4096) if ready else b""
+        if not data:
+            break
+        if rank == 0 and STOP in data:
+            os.kill(os.getpid(), signal.SIGTERM)
+    sys.stderr.write(f"mlx-provider: rank {rank} ends: its supervisor is gone\n")
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(LEADER_LEAVES)
+    end_process(LOST)
+
+
+def _status(fault: RankFault | None) -> RankStatus | None:
+    if fault is None:
+        return None
+    return RankStatus(
+        rank=fault.rank, host=fault.host, pid=0, device="", state="lost", since=fault.since,
+        detail=fault.reason,
+    )  # fmt: skip
+
+
+def _log_format(rank: int) -> str:
+    return f"%(asctime)s %(levelname)s rank {rank}: %(message)s"
+
+
+if __name__ == "__main__":
+    end_process(main())

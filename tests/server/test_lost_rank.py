@@ -1,0 +1,43 @@
+"""A rank is lost: requests in flight are told at once, though the service hangs."""
+
+from __future__ import annotations
+
+import json
+
+from mlx_provider.cli.engine import described
+from mlx_provider.doctor import Subject
+from mlx_provider.doctor.engine import told_of
+from mlx_provider.errors import RankLost
+from mlx_provider.protocol.messages import Health, RankStatus
+from mlx_provider.server.rank_group import RankGroup
+
+SERVES = RankStatus(rank=1, host="mac-1", pid=7, device="M4", state="serving", since=1e9)
+FAULT = SERVES.model_copy(update={"state": "lost", "detail": "no beat for 4 s"})
+HEALTH = Health(ok=True, version="1", pid=1, device="M4", blas="")
+
+
+def test_the_first_loss_counts_and_is_told_whenever_somebody_listens() -> None:
+    group = RankGroup()
+    told: list[str] = []
+    group.lose(RankLost("first"))
+    group.on_loss(lambda: told.append("late"))
+    group.lose(RankLost("second"))
+    assert told == ["late"]
+    assert group.error is not None
+    assert group.error.message == "first"
+
+
+def test_older_clients_meet_no_new_field_where_there_are_no_ranks() -> None:
+    assert not {"ranks", "rank_fault"} & json.loads(HEALTH.model_dump_json()).keys()
+    grouped = HEALTH.model_copy(update={"ranks": [SERVES], "rank_fault": FAULT})
+    assert Health.model_validate_json(grouped.model_dump_json()) == grouped
+
+
+def test_people_are_told_which_rank_and_since_when() -> None:
+    health = HEALTH.model_copy(update={"ranks": [SERVES, FAULT], "rank_fault": FAULT})
+    lines = "\n".join(described(health, []))
+    assert "rank 1 on mac-1, process 7 on M4: serving since 2001-09-0" in lines
+    assert "last started again for rank 1 on mac-1" in lines
+    assert ": no beat for 4 s" in lines
+    found = [each for each in told_of(health, Subject()) if each.name == "engine.ranks"]
+    assert [each.state for each in found] == ["ok", "fail", "note"]
