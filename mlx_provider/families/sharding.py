@@ -12,7 +12,7 @@ look at the remainder. Any other is split here, if all of its layers are made of
 | experts | `switch_mlp`, perhaps a shared expert | inner columns of every expert |
 
 Embedding, norms, routers and output matrix stay whole. With fewer KV heads than ranks, ranks that
-have the queries of one KV head have a copy of it, as mlx-lm 0.32.2 does (models/qwen3_5.py).
+have the queries of one KV head have a copy of it, as mlx-lm 0.32.2 does in its own `shard`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ queries per KV head."""
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 DELTA = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "conv1d", "out_proj")
 DELTA_BY_HEAD = ("in_proj_qkvz", "in_proj_ba", "conv1d", "out_proj")
-"""Qwen3-Next's names: rows of a key head stand together, in either matrix."""
+"""Other names: rows of a key head stand together there, in either matrix."""
 MLP = ("gate_proj", "up_proj", "down_proj")
 SHARED = ("shared_expert", "shared_experts")
 ROUTING = ("gate", "router", "shared_expert_gate")
@@ -197,7 +197,7 @@ def _repeat_heads(linear: Any, heads: int, times: int) -> None:
 
 
 def _split_delta(layer: Any, name: str, part: Any, group: Any) -> None:
-    """As mlx-lm 0.32.2 splits its own (models/qwen3_5.py, `shard`)."""
+    """As mlx-lm 0.32.2 splits its own (`shard`)."""
     ranks, keys = group.size(), part.key_dim
     for heads in STATE_HEADS:
         _divides(getattr(part, heads), ranks, heads)

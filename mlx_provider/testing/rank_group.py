@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-FOLDER = "MLX_PROVIDER_TESTING_RANKS"
+FOLDER = "RANKS_TESTED_IN"
 """Where ranks leave what they tell."""
 
 
