@@ -16,7 +16,6 @@ from rich.console import Console
 
 from ..config import PREFIX, Runtime, runtime
 from ..errors import EngineUnavailable
-from ..protocol.told_rank import told_rank
 from .engine_options import ApiBase, ApiKeyFile, http_client
 
 if TYPE_CHECKING:
@@ -126,6 +125,8 @@ def logs(
 
 def described(health: Health, other: list[str], api_base: str | None = None) -> list[str]:
     """The engine's state, a line for each thing."""
+    from ..protocol.told_rank import told_rank
+
     log = f"where {api_base} was started, on its error output" if api_base else runtime().log
     lines = [
         f"process {health.pid}: mlx-provider {health.version} on {health.device}",
