@@ -16,9 +16,13 @@ from .conftest import Launch
 from .models import MODELS, job
 
 pytestmark = pytest.mark.ranks
-ROUNDED = ("llama", "qwen3_moe", "gpt_oss", "qwen3_vl", "qwen3_5", "qwen3_5_moe", "gemma3")
-CASES = [(name, "float32") for name in MODELS] + [
-    (name, form) for name in ROUNDED for form in ("bfloat16", "4 bit")
+DENSE = ("llama", "qwen3_vl", "qwen3_5", "gemma3")
+QUANTISED = (*DENSE, "qwen3_moe", "gpt_oss", "qwen3_5_moe")
+"""Experts in 16 bits have no kernel on a CPU (mlx 0.32.4, `GatherMM`)."""
+CASES = [
+    *((name, "float32") for name in MODELS),
+    *((name, "bfloat16") for name in DENSE),
+    *((name, "4 bit") for name in QUANTISED),
 ]
 CLOSE = 1e-4
 ROUNDING = 0.05
@@ -63,15 +67,14 @@ def test_ranks_answer_as_one_process_does(
     case: Case,
     split: Answers,
     whole: Callable[[Case], dict[str, Any]],
-    record_property: Callable[[str, Any], None],
 ) -> None:
     alone, told = whole(case), split(ranks)[case]
     for found in told:
         assert "refused" not in found, found
         assert found["info"] == alone["info"]
         apart = np.abs(np.subtract(found["logits"], alone["logits"])).max()
-        record_property("apart", float(apart))
-        if case[1] == "float32":
+        print(f"{ranks} ranks, {case}: {apart:.2g} of {np.abs(alone['logits']).max():.2g} apart")
+        if case[1] != "bfloat16":
             assert apart < CLOSE
             assert found["tokens"] == alone["tokens"]
         else:
