@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import socketserver
 import sys
 import time
 from collections.abc import Callable
@@ -96,6 +97,8 @@ def _count_messages(tally: Tally) -> None:
 
 
 def _theirs(arguments: list[str], first: bool) -> None:
+    # Of many who come at once, Python's own server refuses all but five.
+    socketserver.TCPServer.request_queue_size = 128
     sys.argv = ["mlx_lm.server", *arguments]
     runpy.run_module("mlx_lm.server", run_name="__main__", alter_sys=True)
 
