@@ -10,6 +10,7 @@ from .compare import compare, model, report
 from .drafting import drafts, sparse, speculation
 from .fleet import fleet, router
 from .inside import device, engine, grammar
+from .ranked import ranks
 from .reuse import prefix, traffic, vision
 from .simulated import fleet_simulation
 
@@ -31,6 +32,7 @@ for command in (
     fleet,
     fleet_simulation,
     router,
+    ranks,
     speculation,
     drafts,
     sparse,

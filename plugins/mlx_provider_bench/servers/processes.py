@@ -115,7 +115,7 @@ class Kept:
     def __init__(self, kind: Kind, folder: Path, log: Path) -> None:
         self.kind = kind
         self._log = log
-        self._process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
         url, key = f"http://127.0.0.1:{free_port()}", secrets.token_urlsafe()
         self.server = Server(kind, url, folder, key)
 
@@ -123,36 +123,43 @@ class Kept:
         """Return once it answers. Raises `EngineUnavailable` with the log's last lines."""
         kind, folder = self.kind, self.server.folder
         own = {PREFIX + "API_KEY": self.server.key, PREFIX + "MODEL_ROOTS": str(folder)}
-        port = self.server.url.rpartition(":")[2]
-        command = [sys.executable, "-m", __spec__.name, kind.module, *kind.arguments]
-        command += ["--host", "127.0.0.1", "--port", port]
-        if kind.takes_model:
-            command += ["--model", str(folder)]
         with held(), self._log.open("ab") as out:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
+            self.process = subprocess.Popen(
+                [*self.command(), *self._arguments()],
+                stdin=self.stdin,
                 stdout=out,
                 stderr=out,
                 start_new_session=True,  # Ctrl-C reaches this process alone, which ends the server
                 env=os.environ | {"HF_HUB_OFFLINE": "1"} | own | dict(kind.environment),
             )
         try:
-            _await_health(self._process, self.server, self._log)
+            _await_health(self.process, self.server, self._log)
         except EngineUnavailable:
             self.stop()
             raise
         return self.server
 
+    stdin = subprocess.DEVNULL
+
+    def command(self) -> list[str]:
+        """Its process, but for the arguments of the server itself."""
+        return [sys.executable, "-m", __spec__.name, self.kind.module]
+
+    def _arguments(self) -> list[str]:
+        port = self.server.url.rpartition(":")[2]
+        told = [*self.kind.arguments, "--host", "127.0.0.1", "--port", port]
+        model = ["--model", str(self.server.folder)] if self.kind.takes_model else []
+        return told + model
+
     @property
     def death(self) -> str:
         """How its process ended; empty while it runs."""
-        code = None if self._process is None else self._process.poll()
+        code = None if self.process is None else self.process.poll()
         return "" if code is None else _ended(code)
 
     def stop(self) -> None:
-        if self._process is not None:
-            stop(self._process)
+        if self.process is not None:
+            stop(self.process)
 
 
 @contextmanager
