@@ -1,0 +1,68 @@
+"""Tiny models whose parts divide by four, in several formats."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mlx_provider.testing.quantised import quantise
+from mlx_provider.testing.tiny_models import build
+
+HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}
+STATES = HEADS | {"linear_num_key_heads": 4, "linear_num_value_heads": 8}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 128, "norm_topk_prob": True}
+QWEN_EXPERTS = EXPERTS | {"num_experts": 4, "decoder_sparse_step": 1, "mlp_only_layers": []}
+SHARED = {"moe_intermediate_size": 128, "shared_expert_intermediate_size": 128}
+GLM = EXPERTS | {
+    "n_group": 1,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+    "n_routed_experts": 4,
+    "routed_scaling_factor": 1.0,
+    "first_k_dense_replace": 1,
+    "rope_scaling": None,
+    "use_qk_norm": True,
+    "partial_rotary_factor": 0.5,
+}
+TEXT, QWEN_VL = "mlx_provider_text", "mlx_provider_qwen3_vl"
+QWEN_HYBRID, GEMMA = "mlx_provider_qwen3_5", "mlx_provider_gemma3"
+
+MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": (TEXT, "llama", HEADS),
+    "qwen3": (TEXT, "qwen3", HEADS),
+    "qwen3_moe": (TEXT, "qwen3", HEADS | QWEN_EXPERTS | {"model_type": "qwen3_moe"}),
+    "gpt_oss": (TEXT, "gpt_oss", HEADS | {"intermediate_size": 128}),
+    "glm4_moe": (TEXT, "qwen3", HEADS | GLM | {"model_type": "glm4_moe"}),
+    "gemma3_text": (TEXT, "gemma3_text", HEADS),
+    "qwen3_next": (TEXT, "qwen3_next", STATES | SHARED),
+    "qwen3_5_text": (TEXT, "qwen3_5_text", STATES),
+    "deepseek_v3": (
+        TEXT,
+        "deepseek_v3",
+        {"num_attention_heads": 8, "num_key_value_heads": 8, "moe_intermediate_size": 128},
+    ),
+    "qwen3_vl": (QWEN_VL, "qwen3_vl", HEADS),
+    "qwen3_vl_moe": (QWEN_VL, "qwen3_vl_moe", HEADS | {"moe_intermediate_size": 128}),
+    "qwen3_5": (QWEN_HYBRID, "qwen3_5", STATES),
+    "qwen3_5_moe": (QWEN_HYBRID, "qwen3_5_moe", STATES | SHARED),
+    "gemma3": (GEMMA, "gemma3", HEADS),
+    "qwen3_vl, two KV heads": (QWEN_VL, "qwen3_vl", HEADS | {"num_key_value_heads": 2}),
+    "qwen3_5_text, two KV heads": (TEXT, "qwen3_5_text", STATES | {"num_key_value_heads": 2}),
+}
+"""Plugin, tiny family and overrides of each."""
+FORMATS = ("float32", "bfloat16", "4 bit")
+
+
+def job(
+    folder: Path, name: str, form: str = "float32", *, count: int = 30, **sizes: Any
+) -> dict[str, Any]:
+    """A written model, and what to do with it: an argument of `answers.answer`.
+
+    `count`: tokens to be decoded; `sizes`: further entries of its `config.json`.
+    """
+    plugin, family, overrides = MODELS[name]
+    dtype = "float32" if form == "4 bit" else form
+    build(folder, family, dtype=dtype, **(overrides | sizes))
+    if form == "4 bit":
+        quantise(folder, family, dtype="bfloat16")
+    return {"plugin": plugin, "folder": str(folder), "count": count}
