@@ -36,6 +36,8 @@ def follow(settings: EngineSettings, registry: PluginRegistry, lost: Lost | None
     Follower(settings, registry, channel, group).run()
 
 
-def _hello(group: mx.distributed.Group, settings: EngineSettings, registry: PluginRegistry) -> Hello:
+def _hello(
+    group: mx.distributed.Group, settings: EngineSettings, registry: PluginRegistry
+) -> Hello:
     limit = memory_limit(settings.memory_limit)
     return own_hello(group.rank(), registry, device_name(), limit)
