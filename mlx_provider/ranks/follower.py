@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -18,7 +17,6 @@ from ..engine.worker import CLEAR_EVERY, EngineWorker
 from ..errors import MLXProviderError, RankLost
 from ..protocol.messages import ModelOptions
 from ..registry import PluginRegistry
-from ..serving.hub import folder_of
 from ..serving.models import Models, engine_name
 from ..serving.served import Loaded
 from ..serving.split import Ranks
@@ -101,10 +99,8 @@ class Follower:
             self._happens[message["kind"]](message)
 
     def _load(self, told: Message) -> None:
-        here = Path(told["key"]["folder"])
         try:
-            folder = here if here.is_dir() else folder_of(told["name"])
-            loaded = self._models.loading.load_share(told, folder)
+            loaded = self._models.loading.load_share(told)
         except MLXProviderError as error:
             if isinstance(error, RankLost):
                 raise

@@ -25,6 +25,7 @@ from ..isolation import LOG, Fault, Isolation
 from ..protocol.messages import ModelOptions
 from ..records import LoadedModel, LoadOptions, ModelFamily, ModelInfo
 from ..registry import Plugin, PluginRegistry
+from .hub import folder_of
 from .kernels import equip
 from .model_pool import Plan
 from .served import Loaded
@@ -175,11 +176,21 @@ class Loading:
         )  # fmt: skip
         return loaded
 
-    def load_share(self, told: Mapping[str, Any], folder: Path) -> Loaded:
-        """This rank's share of what rank 0 loads from a folder like this (engine thread)."""
-        key = replace(_KEY.validate_python(told["key"]), folder=folder)
+    def load_share(self, told: Mapping[str, Any]) -> Loaded:
+        """This rank's share of what rank 0 loads (engine thread).
+
+        Raises `MLXProviderError`, of which every rank knows.
+        """
         options = replace(_OPTIONS.validate_python(told["options"]), group=self._ranks.group)
-        return self._load_here(key, *self._family(key), options, told["name"])
+        with Isolation() as finding:
+            key = _key_here(told)
+            found = self._family(key)
+        if finding.fault is not None:
+            error = finding.fault.of_request("finding the model")
+            with Isolation():  # the others wait for this rank
+                self._ranks.loaded(Path(told["key"]["folder"]), error)
+            raise error
+        return self._load_here(key, *found, options, told["name"])
 
     def _load_here(
         self,
@@ -192,6 +203,7 @@ class Loading:
         self._shrink_prefix_cache()
         self._loads += 1
         self._ranks.agreed.tell("load", partial(_told, self._loads, name, key, options))
+        self._ranks.loaded(key.folder, None)  # a load runs passes, in which all must take part
         before = mx.get_active_memory()
         made = _tried(key.folder, family, plugin, options)
         with Isolation() as trying:
@@ -230,6 +242,12 @@ def _told(number: int, name: str, key: WeightsKey, options: LoadOptions) -> dict
         "key": _KEY.dump_python(key, mode="json"),
         "options": _OPTIONS.dump_python(replace(options, group=None), mode="json"),
     }
+
+
+def _key_here(told: Mapping[str, Any]) -> WeightsKey:
+    """The same model on this machine: at the same path, else by its name."""
+    key = _KEY.validate_python(told["key"])
+    return key if key.folder.is_dir() else replace(key, folder=folder_of(told["name"]))
 
 
 def _unlike(fault: Fault | None) -> MLXProviderError:

@@ -372,11 +372,8 @@ class Models:
             limits = fixed.limits(limits)
             # a stored prefix is to be what is computed here, by this software on this device
             policy = WholePasses(prefixes, model, f"{kind}, {key}", make_cache, fixed.shapes)
-        elif found.drafts and not self.ranks.agreed.follows:
-            room = (self.pool.free - self._live()) // 2  # the rest is for rows
-            drafts = drafts_of(
-                self._registry, loaded.folder, model, options, room, whole=self.ranks.size == 1
-            )
+        elif found.drafts:
+            drafts = self.ranks.alone(partial(self._drafts, loaded, options), Drafts())
         guessing = drafts.speculation.drafting if drafts.speculation else None
         sparse = sparse_prefill_of(options, model, make_cache, found, guessing, drafts.drafter)
         passes = measure(model, make_cache, curve, IDLE_STALL, limits.max_chunk)
@@ -405,6 +402,11 @@ class Models:
         running = Running(engine, found, fixed, drafts.drafter, drafts.nbytes)
         self._tell(loaded, running, kv)
         return running
+
+    def _drafts(self, loaded: Loaded, options: ModelOptions) -> Drafts:
+        room = (self.pool.free - self._live()) // 2  # the rest is for rows
+        whole = self.ranks.size == 1
+        return drafts_of(self._registry, loaded.folder, loaded.model, options, room, whole=whole)
 
     def _tell(self, loaded: Loaded, running: Running, kv: str) -> None:
         """In the log, how rows decode and why not better."""

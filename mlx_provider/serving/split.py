@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import mlx.core as mx
 
 from ..engine.agreement import ALONE, Agreement
 from ..errors import LoadFailed, MLXProviderError, wrong_option
+from ..isolation import Isolation
 from ..protocol.messages import ModelOptions
+
+T = TypeVar("T")
 
 SAMPLES = 16
 """Places of a weight file whose bytes are compared,"""
@@ -53,9 +57,25 @@ class Ranks:
                     name, f"not for a model that is split over {self.size} ranks: leave it out"
                 )
 
-    def loaded(self, folder: Path, made: object) -> None:
-        """Every rank has loaded its share of the same weights (engine thread, every rank).
+    def alone(self, make: Callable[[], T], without: T) -> T:
+        """What rank 0 makes of its own; `without`: what others go on with (engine thread).
 
+        Raises on every rank what `make` raises on rank 0.
+        """
+        with Isolation() as making:
+            made = without if self.agreed.follows else make()
+        fault = making.fault
+        problem = self.agreed.on("made", lambda: fault.told if fault else "", str, str)
+        if fault is not None:
+            raise fault.error
+        if problem:
+            raise LoadFailed(f"rank 0 could not go on: {problem}")
+        return made
+
+    def loaded(self, folder: Path, made: object) -> None:
+        """Every rank has the same weights, or has loaded its share (engine thread, every rank).
+
+        `made`: the model, `None` before it is loaded, or why there is none.
         Raises `LoadFailed` that names the ranks which have not.
         """
         if self.group is None:
