@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from . import answers
 from .conftest import Launch
@@ -23,6 +24,7 @@ def same_answer(found: Mapping[str, Any], whole: Mapping[str, Any]) -> None:
     assert found["info"] == whole["info"]
 
 
+@pytest.mark.ranks
 def test_two_ranks_answer_as_one_process_does(launch: Launch, tmp_path: Path) -> None:
     jobs = [job(tmp_path / name, name, count=5) for name in ("llama", "qwen3_vl")]
     (tmp_path / "jobs").write_text(json.dumps(jobs))
