@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
-from typing import Any
+from typing import Any, TypeVar
 
 import mlx.core as mx
 
@@ -56,6 +56,8 @@ from .token_names import TokenNames
 from .told import Names, request_told
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 LONG_PREFILL = 2048
 """Tokens of a prefill after which MLX's free buffers go back: decoding needs none of their size."""
@@ -426,7 +428,7 @@ class Engine:
         for row, token, _ in live:
             self.output.token(row.request, now)
             row.tokens.append(token)
-        reasons = self.agreed.on("read", partial(self._shown, live), _as_it_is, _as_it_is)
+        reasons = self.agreed.on("read", partial(self._shown, live), _same, _same)
         for (row, _, _), reason in zip(live, reasons, strict=True):
             if reason is not None and row.finish is None:
                 self._finish(row, reason)
@@ -751,16 +753,22 @@ class Engine:
     def _finish(self, row: Row, reason: FinishReason) -> None:
         """End one choice; the request ends with its last one."""
         request = row.request
-        with self._isolated(request, "its text") as work:
-            deltas, reason = row.output.finish(reason)
-            events: list[Event] = [*deltas, Finish(index=row.index, reason=reason)]
-        if work.fault is not None:
+        found = self.agreed.on("finished", partial(self._last_text, row, reason), _same, _same)
+        if found is None:
             return
-        row.finish = reason
-        self.output.post(request, events)
+        row.finish = found
         self._release(request, [row])
         if not request.unfinished:
-            self.output.ended(request, reason)
+            self.output.ended(request, found)
+
+    def _last_text(self, row: Row, reason: FinishReason) -> FinishReason | None:
+        """Post the last of a row's text; why it ends then, `None`: its request has failed."""
+        with self._isolated(row.request, "its text"):
+            deltas, reason = row.output.finish(reason)
+            events: list[Event] = [*deltas, Finish(index=row.index, reason=reason)]
+            self.output.post(row.request, events)
+            return reason
+        return None
 
     def _release(self, request: Request, rows: Sequence[Row]) -> None:
         """Free what rows hold: their place in the batch, or their prefill."""
@@ -793,8 +801,8 @@ class Engine:
                     self.prefix_cache.keep_prefill(job)
 
 
-def _as_it_is(reasons: list[FinishReason | None]) -> list[FinishReason | None]:
-    return reasons
+def _same(value: T) -> T:
+    return value
 
 
 def _only(

@@ -13,6 +13,7 @@ from ..errors import RankLost
 from ..protocol.event_queue import EventQueue
 from ..protocol.messages import Delta, FinishReason, TokenLogprob
 from ..records import MediaSpan, Prompt
+from .inputs import Inputs
 from .request import PrefillJob, Request, Row, RowConstraint, SamplingParams
 from .scheduling.plan import Chunk, StepPlan
 from .scheduling.scheduler import Scheduler
@@ -69,6 +70,7 @@ def request_told(request: Request) -> dict[str, Any]:
         "logprobs": request.logprobs,
         "echoed": request.echoed,
         "drafts": request.drafts,
+        "inputs": _inputs_told(request.inputs),
     }
 
 
@@ -94,12 +96,28 @@ def request_heard(told: Mapping[str, Any]) -> Request:
         echoed=told["echoed"],
         drafts=told["drafts"],
         may_skip=False,
+        inputs=_inputs_heard(told["inputs"]),
     )
     request.rows = [
         Row(request, at, HeardText(), HeardConstraint() if constrained else None)
         for at, constrained in enumerate(told["constrained"])
     ]
     return request
+
+
+def _inputs_told(inputs: Inputs | None) -> dict[str, Any] | None:
+    if inputs is None:
+        return None
+    return {
+        "tokens": [list(each) for each in inputs.tokens],
+        "pooling": inputs.pooling,
+        "dimensions": inputs.dimensions,
+        "normalise": inputs.normalise,
+    }
+
+
+def _inputs_heard(told: Mapping[str, Any] | None) -> Inputs | None:
+    return None if told is None else Inputs(**told)
 
 
 def _packed(positions: NDArray[np.int32]) -> list[Any]:

@@ -181,6 +181,7 @@ class Loading:
 
         Raises `MLXProviderError`, of which every rank knows.
         """
+        self._loads = told["model"] - 1  # what failed on rank 0 or here has a number, too
         options = replace(_OPTIONS.validate_python(told["options"]), group=self._ranks.group)
         with Isolation() as finding:
             key = _key_here(told)

@@ -9,7 +9,7 @@ import pytest
 from mlx_provider.testing.tiny_models import build
 
 from .models import MODELS
-from .rank_schedules import Played, agree, alone, ask, cancel, held, over, read
+from .rank_schedules import Played, agree, alone, ask, cancel, embed, held, over, read
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +27,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Played, Played, list
         ask("choices", model, "two", n=2, sampling={"temperature": 0.9, "seed": 4}),
         ask("json", model, "json", response_format={"type": "json_object"}, max_tokens=20),
         ask("stopped", model, words, sampling={"temperature": 1.2, "top_p": 0.9, "seed": 1}),
+        embed("vectors", model, ["hello", "two words"], options={"pooling": "mean"}),
         ask("cut", model, words, stop=["e", "a"], max_tokens=100),
     ]
     one = alone(tmp_path_factory.mktemp("alone"), do)
