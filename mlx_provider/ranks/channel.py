@@ -26,6 +26,7 @@ LEADER_PATIENCE = 10.0
 """Seconds without a beat of the leader."""
 CONNECT_LIMIT = 3.0
 CONNECT_PAUSE = 0.2
+WAIT_TICK = 0.05
 CHUNK = 2**20
 
 Lost = Callable[[RankFault], None]
@@ -108,6 +109,12 @@ class LeaderChannel:
     def hellos(self) -> list[Hello]:
         """What every rank has told of itself, this one first."""
         return [self._hello, *(each.hello for each in self._links)]
+
+    def wait_heard(self) -> None:
+        """Until every follower has heard all that was told. Raises `RankLost`."""
+        while not self._watch.heard_all():
+            self._raise_lost()
+            time.sleep(WAIT_TICK)
 
     def leader_failed(self, reason: str) -> None:
         """This rank cannot go on, and so nobody can."""

@@ -43,6 +43,9 @@ class Ears(Protocol):
     def hear(self) -> dict[str, Any]:
         """The next message. Raises `RankLost` once rank 0 is gone."""
 
+    def failed(self, reason: str) -> None:
+        """Tell rank 0 why this one cannot go on."""
+
 
 class Follower:
     """One thread's."""
@@ -60,7 +63,7 @@ class Follower:
             registry,
             EngineWorker(lambda posts: None, lambda error: None),  # whose thread never starts
             SilentRecorder(),
-            ranks=Ranks(Following(self, group), group),
+            ranks=Ranks(Following(self, group), group, ears.failed),
         )
         self._loaded: dict[int, Loaded] = {}
         self._engines: dict[str, Engine] = {}

@@ -23,7 +23,9 @@ def lead(
     group = mx.distributed.init(strict=True)
     channel = LeaderChannel.open(group, _hello(group, settings, registry), lost)
     least = min(hello.memory_limit for hello in channel.hellos)
-    return Ranks(Leading(channel, group), group, least), channel
+    return Ranks(
+        Leading(channel, group), group, channel.leader_failed, channel.wait_heard, least
+    ), channel
 
 
 def follow(settings: EngineSettings, registry: PluginRegistry, lost: Lost | None = None) -> None:

@@ -22,7 +22,7 @@ def lead(
 ) -> ChatService:
     """The service of a group whose ranks have met. Once its engine thread is gone, so is rank 0."""
     least = min(hello.memory_limit for hello in channel.hellos)
-    ranks = Ranks(Leading(channel, group), group, least)
+    ranks = Ranks(Leading(channel, group), group, channel.leader_failed, channel.wait_heard, least)
     return ChatService(
         settings, deliver, registry, ranks, lambda error: channel.leader_failed(error.message)
     )

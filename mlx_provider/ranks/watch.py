@@ -16,19 +16,18 @@ from .messages import RankFault
 BEAT_EVERY = 0.5
 """Seconds between two beats of a rank."""
 TICK = 0.1
-LONG_WORK = frozenset(
-    {
-        "load",
-        "start",
-        "unload",
-        "layouts",
-        "limits",
-        "known",
-        "judgement",
-        "timed enough",
-        "measured",
-    }
+LOADING = (
+    "layouts",
+    "limits",
+    "known",
+    "judgement",
+    "timed enough",
+    "measured",
+    "made",
+    "compared",
 )
+"""Kinds of messages while a model is loaded and tried."""
+LONG_WORK = frozenset({"load", "start", "unload", *LOADING})
 """Kinds of messages after which a follower may be behind for as long as it beats."""
 ENDED = "its process ended, or closed the connection"
 FOUND_LIMIT = 1.0
@@ -118,6 +117,10 @@ class Watch:
         """A message could not be sent."""
         self._found.wait(FOUND_LIMIT)
         self._lose(link, ENDED)
+
+    def heard_all(self) -> bool:
+        """Whether nobody has anything left to hear, by the last beats."""
+        return all(each.heard >= self._told.count for each in self._progress.values())
 
     def lead_lost(self, fault: RankFault) -> None:
         """The leader itself cannot go on: mostly for the sake of another rank, which is named."""

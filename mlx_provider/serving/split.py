@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ SAMPLES = 16
 """Places of a weight file whose bytes are compared,"""
 SAMPLE = 4096
 """and bytes of each."""
+PATIENCE = 4.0
+"""Seconds in which the ranks hear of one that could not load its share."""
 FAILED = 0
 """Told in place of a digest's first word by a rank that could not load its share."""
 
@@ -32,6 +35,11 @@ class Ranks:
     agreed: Agreement = ALONE
     group: Any = None
     """`mlx.core.distributed.Group`"""
+    stuck: Callable[[str], None] = lambda reason: None
+    """Ends the group: this rank could not load its share, and the others do not hear of it, as they
+    are in passes of their load."""
+    wait_heard: Callable[[], None] = lambda: None
+    """Until the other ranks have heard all that was told; on rank 0."""
     memory_limit: int | None = None
     """Bytes for models and rows of the rank that has the fewest."""
 
@@ -80,10 +88,11 @@ class Ranks:
         """
         if self.group is None:
             return
-        own = _words(folder) if not isinstance(made, MLXProviderError) else [FAILED] * 4
-        found: list[list[int]] = mx.distributed.all_gather(
-            mx.array([own], mx.int32), group=self.group
-        ).tolist()  # type: ignore[assignment]
+        if isinstance(made, MLXProviderError):
+            found = self._told_of_failure(folder, made)
+        else:
+            self._here()
+            found = self._gathered(_words(folder))
         broken = [rank for rank, words in enumerate(found) if words[0] == FAILED]
         if broken:
             raise LoadFailed(
@@ -95,6 +104,29 @@ class Ranks:
                 f"{folder.name} has other weights or another config on {_named(unlike)} than on "
                 "rank 0: copy the same folder to every machine"
             )
+
+    def _gathered(self, words: list[int]) -> list[list[int]]:
+        """Of every rank, in order."""
+        own = mx.array([words], mx.int32)
+        found: list[list[int]] = mx.distributed.all_gather(own, group=self.group).tolist()  # type: ignore[assignment]
+        return found
+
+    def _told_of_failure(self, folder: Path, error: MLXProviderError) -> list[list[int]]:
+        """As `_gathered`, where every rank has failed; else the group ends."""
+        reason = f"{folder.name} could not be loaded: {error.message}"
+        timer = threading.Timer(PATIENCE, self.stuck, (reason,))
+        timer.start()
+        try:
+            self._here()
+            self.wait_heard()
+            return self._gathered([FAILED] * 4)
+        finally:
+            timer.cancel()
+
+    def _here(self) -> None:
+        """Rank 0 is at the end of its load, or before it. Collectives of a rank that still loads
+        would be taken for those that follow here."""
+        self.agreed.on("compared", lambda: 0, int, int)
 
 
 WHOLE = Ranks()
