@@ -6,40 +6,41 @@ import mlx.core as mx
 
 from ..config import EngineSettings
 from ..engine.memory import memory_limit
+from ..errors import RankLost
 from ..registry import PluginRegistry
 from ..serving.service import device_name
 from ..serving.split import Ranks
-from .agreed import Leading
 from .channel import FollowerChannel, LeaderChannel, Lost
 from .follower import Follower
 from .hello import own_hello
+from .leader import ranks_of
 from .messages import Hello
+
+
+def join(settings: EngineSettings, registry: PluginRegistry) -> tuple[mx.distributed.Group, Hello]:
+    """The group, once every rank is there, and how this one says hello. Raises `RankLost`."""
+    try:
+        group = mx.distributed.init(strict=True)
+    except RuntimeError as error:
+        raise RankLost(f"this rank found no group: {error}") from None
+    limit = memory_limit(settings.memory_limit)
+    return group, own_hello(group.rank(), registry, device_name(), limit)
 
 
 def lead(
     settings: EngineSettings, registry: PluginRegistry, lost: Lost
 ) -> tuple[Ranks, LeaderChannel]:
     """Wait for all other ranks, as rank 0; see `LeaderChannel.open`."""
-    group = mx.distributed.init(strict=True)
-    channel = LeaderChannel.open(group, _hello(group, settings, registry), lost)
-    least = min(hello.memory_limit for hello in channel.hellos)
-    return Ranks(
-        Leading(channel, group), group, channel.leader_failed, channel.wait_heard, least
-    ), channel
+    group, hello = join(settings, registry)
+    channel = LeaderChannel.open(group, hello, lost)
+    return ranks_of(group, channel), channel
 
 
 def follow(settings: EngineSettings, registry: PluginRegistry, lost: Lost | None = None) -> None:
-    """Be another rank until rank 0 is gone.
+    """Be another rank until rank 0 ends.
 
-    Raises `RankLost`, `RanksDiffer`, and whatever a pass raises, which rank 0 is told.
+    Raises `RankLost`, `RanksDiffer`, and whatever a pass raises.
     """
-    group = mx.distributed.init(strict=True)
-    channel = FollowerChannel.join(group, _hello(group, settings, registry), lost)
+    group, hello = join(settings, registry)
+    channel = FollowerChannel.join(group, hello, lost)
     Follower(settings, registry, channel, group).run()
-
-
-def _hello(
-    group: mx.distributed.Group, settings: EngineSettings, registry: PluginRegistry
-) -> Hello:
-    limit = memory_limit(settings.memory_limit)
-    return own_hello(group.rank(), registry, device_name(), limit)

@@ -21,8 +21,13 @@ def lead(
     channel: LeaderChannel,
 ) -> ChatService:
     """The service of a group whose ranks have met. Once its engine thread is gone, so is rank 0."""
-    least = min(hello.memory_limit for hello in channel.hellos)
-    ranks = Ranks(Leading(channel, group), group, channel.leader_failed, channel.wait_heard, least)
+    ranks = ranks_of(group, channel)
     return ChatService(
         settings, deliver, registry, ranks, lambda error: channel.leader_failed(error.message)
     )
+
+
+def ranks_of(group: mx.distributed.Group, channel: LeaderChannel) -> Ranks:
+    """All ranks, as rank 0 knows them once they have met."""
+    least = min(hello.memory_limit for hello in channel.hellos)
+    return Ranks(Leading(channel, group), group, channel.leader_failed, channel.wait_heard, least)

@@ -19,17 +19,14 @@ from importlib import import_module
 from typing import Any
 
 from ..config import EngineSettings, engine_settings
-from ..engine.memory import memory_limit
-from ..errors import MLXProviderError, RankLost
+from ..errors import MLXProviderError
 from ..isolation import Isolation
 from ..registry import PluginRegistry
 from ..server.__main__ import options_parser
 from ..server.rank_group import RankGroup
 from ..server.run import ServeOptions, end_process, prepare_mlx, serve
 from ..serving.interface import Deliver, Service
-from ..serving.service import device_name
 from .channel import FollowerChannel, LeaderChannel
-from .hello import own_hello
 from .messages import Hello, RankFault, RankStatus
 from .report import Report
 
@@ -71,7 +68,7 @@ def _lead(parsed: dict[str, Any], last: RankFault | None, lead: Lead) -> int:
 
     def build(settings: EngineSettings, deliver: Deliver) -> Service:
         prepare_mlx(settings)
-        group, registry, hello = _joined(settings, 0)
+        group, registry, hello = _joined(settings)
         channel = LeaderChannel.open(group, hello, lost)
         ranks.statuses = channel.statuses
         return lead(settings, deliver, registry, group, channel)
@@ -91,7 +88,7 @@ def _follow(rank: int, follow: Follow) -> int:
         settings = engine_settings()
         logging.basicConfig(level=settings.log_level.upper(), format=_log_format(rank))
         prepare_mlx(settings)
-        group, registry, hello = _joined(settings, rank)
+        group, registry, hello = _joined(settings)
         channel = FollowerChannel.join(group, hello, lambda fault: _left_alone(rank, fault))
         follow(settings, registry, group, channel)
         return 0
@@ -114,17 +111,13 @@ def _ended(rank: int, channel: FollowerChannel | None, trying: Isolation) -> int
     return LOST if channel is not None else 1
 
 
-def _joined(settings: EngineSettings, rank: int) -> tuple[Any, PluginRegistry, Hello]:
+def _joined(settings: EngineSettings) -> tuple[Any, PluginRegistry, Hello]:
     """The group, once every rank is there, and how this one says hello."""
-    import mlx.core as mx
+    from .group import join  # imports MLX, which `prepare_mlx` precedes
 
-    try:
-        group = mx.distributed.init(strict=True)
-    except RuntimeError as error:
-        raise RankLost(f"rank {rank} found no group: {error}") from None
     registry = PluginRegistry.discover()
-    limit = memory_limit(settings.memory_limit)
-    return group, registry, own_hello(rank, registry, device_name(), limit)
+    group, hello = join(settings, registry)
+    return group, registry, hello
 
 
 def _left_alone(rank: int, fault: RankFault) -> None:
