@@ -9,7 +9,7 @@ import sys
 import pytest
 
 RUN = "from mlx_provider.cli import main; main()"
-SMALL = ("--streams", "2", "--tokens", "8", "--rounds", "1", "--hidden", "128", "--layers", "2")
+SMALL = ("--streams", "2", "--tokens", "24", "--rounds", "1", "--hidden", "128", "--layers", "2")
 
 
 @pytest.mark.ranks
@@ -23,10 +23,9 @@ def test_both_sides_answer_over_two_ranks_as_in_one_process() -> None:
     ours, theirs = "mlx-provider", "mlx_lm.server"
     assert sides == [(1, ours), (1, theirs), (2, ours), (2, theirs)]
     assert {row["equal"] for row in rows} == {"2/2"}
-    assert all(row["step_ms"] > 0 and row["first_token"] > 0 for row in rows)
+    assert all(row["first_token"] > 0 for row in rows)
     for row in rows[2:]:
         assert row["model_calls"] == 4  # two for each layer
-        assert row["apart_ms"] > 0
     assert rows[2]["messages"] >= 1
     assert rows[3]["messages"] == 0
     assert [each["ranks"] for each in result["collectives"]] == [2, 2]
