@@ -37,6 +37,8 @@ TABLE = [
     (errors.RequestFailed, InternalServerError, 500),
     (errors.EngineUnavailable, ServiceUnavailableError, 503),
     (errors.EngineDied, ServiceUnavailableError, 503),
+    (errors.RankLost, ServiceUnavailableError, 503),
+    (errors.RanksDiffer, ServiceUnavailableError, 503),
     (errors.OtherProtocol, ServiceUnavailableError, 503),
     (errors.LoadFailed, ServiceUnavailableError, 503),
     (errors.MemoryInUse, ServiceUnavailableError, 503),
