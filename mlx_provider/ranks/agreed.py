@@ -70,14 +70,15 @@ class Leading:
             made = make()
             found = leaves(made)
             mx.eval(found)
-            arrays = [[list(each.shape), _name(each.dtype)] for each in found]
-            told = {"arrays": arrays, "outline": outline(made, _types(model))}
-            self._say("features", {"value": told})
-            mx.eval([_added(each, self._group) for each in found])
-            return made
-        error = _error(trying.fault)
-        self._say("features", {"value": {"failed": error.message}})
-        raise error
+            tree = outline(made, _types(model))
+        if trying.fault is not None:
+            error = _error(trying.fault)
+            self._say("features", {"value": {"failed": error.message}})
+            raise error
+        arrays = [[list(each.shape), _name(each.dtype)] for each in found]
+        self._say("features", {"value": {"arrays": arrays, "outline": tree}})
+        mx.eval([_added(each, self._group) for each in found])
+        return made
 
     def failed(self, fault: Fault) -> None:
         if not fault.ours:

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 from ..errors import RankLost, RanksDiffer
@@ -62,11 +63,10 @@ class LeaderChannel:
         hosts = leader_hosts()
         listener = socket.create_server((bind_host(hosts), 0), backlog=128)
         meeting = Meeting(hosts, listener.getsockname()[1], new_key())
-        try:
+        with ExitStack() as undo:
+            undo.callback(listener.close)
             spread(group, meeting)
-        except BaseException:
-            listener.close()
-            raise
+            undo.pop_all()
         return cls.meet(listener, meeting.key, group.size(), hello, lost, patience, start_patience)
 
     @classmethod
@@ -179,16 +179,15 @@ class FollowerChannel:
     ) -> FollowerChannel:
         """As `join`, where the leader's address is known."""
         sock = _connect(meeting, start_patience)
-        try:
-            sock.sendall(frame({"key": meeting.key, "hello": hello.model_dump()}))
-            sock.settimeout(start_patience)
-            leader = _welcomed(sock)
-        except (OSError, BadFrame) as error:
-            sock.close()
-            raise RankLost(f"the leader (rank 0) did not let this rank in: {error}") from None
-        except BaseException:
-            sock.close()
-            raise
+        with ExitStack() as undo:
+            undo.callback(sock.close)
+            try:
+                sock.sendall(frame({"key": meeting.key, "hello": hello.model_dump()}))
+                sock.settimeout(start_patience)
+                leader = _welcomed(sock)
+            except (OSError, BadFrame) as error:
+                raise RankLost(f"the leader (rank 0) did not let this rank in: {error}") from None
+            undo.pop_all()
         return cls(sock, hello, leader, lost)
 
     def hear(self) -> dict[str, Any]:

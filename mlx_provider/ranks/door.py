@@ -7,6 +7,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,18 +60,18 @@ class Door:
         deadline = self._clock() + limit
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
-        try:
+        with ExitStack() as undo, closing(self):
+            undo.callback(self._send_away)
             while self._missing:
                 if self._clock() > deadline:
                     raise RankLost(f"{_named(self._missing)} did not come within {limit:g} s")
                 self._turn()
-        except BaseException:
-            for guest in self.guests.values():
-                guest.sock.close()
-            raise
-        finally:
-            self._close()
+            undo.pop_all()
         return [self.guests[rank] for rank in sorted(self.guests)]
+
+    def _send_away(self) -> None:
+        for guest in self.guests.values():
+            guest.sock.close()
 
     def _turn(self) -> None:
         for key, _ in self._selector.select(TICK):
@@ -137,7 +138,7 @@ class Door:
         self._selector.unregister(caller.sock)
         caller.sock.close()
 
-    def _close(self) -> None:
+    def close(self) -> None:
         for caller in list(self._callers):
             self._drop(caller)
         self._selector.close()

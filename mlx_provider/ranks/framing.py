@@ -12,7 +12,7 @@ from pydantic_core import from_json, to_json
 from ..errors import BodyTooLarge
 
 LONGEST = 2**28
-"""Bytes of a message from the leader: a joining request brings its token ids and images."""
+"""Bytes of a message from the leader: a joining request brings its token ids."""
 LONGEST_BEFORE = 2**16
 """Bytes of a message from who has not shown the key yet, and of any from a follower."""
 BEAT = struct.pack(">I", 0)

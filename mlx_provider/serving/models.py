@@ -492,7 +492,7 @@ class Models:
             self.pool.left(resident)
         left = self._available(loaded, kind) - need
         if left >= 0:
-            self._evict(left)
+            self.evict_to(left)
 
     def _outlined(self) -> PrefixCacheFigures:
         kept = self._prefix_cache
@@ -519,18 +519,17 @@ class Models:
         return max(0, min(free - self._live() - self._beside(), chosen))
 
     def _shrink_prefix_cache(self) -> None:
-        self._evict(self._prefix_cache_budget())
-
-    def evict_to(self, nbytes: int) -> None:
-        """Shrink the prefix cache (engine thread)."""
-        self._evict(nbytes)
+        if self.ranks.agreed.follows:
+            return  # by rank 0's memory, which has told what goes
+        self.evict_to(self._prefix_cache_budget())
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache (engine thread)."""
         if self._prefix_cache is not None:
             self._prefix_cache.clear()
 
-    def _evict(self, to: int) -> None:
+    def evict_to(self, to: int) -> None:
+        """Shrink the prefix cache (engine thread)."""
         if self._prefix_cache is not None and self._prefix_cache.evict_to(to):
             self._recorder.evicted(1)
 

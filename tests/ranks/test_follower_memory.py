@@ -1,0 +1,42 @@
+"""A rank that follows lets go of what rank 0 lets go of, whatever memory it has itself."""
+
+from __future__ import annotations
+
+from mlx_provider.config import EngineSettings
+from mlx_provider.engine.agreement import Alone
+from mlx_provider.engine.prefix_cache.cache import PrefixCache
+from mlx_provider.engine.request_log import SilentRecorder
+from mlx_provider.engine.worker import EngineWorker
+from mlx_provider.registry import PluginRegistry
+from mlx_provider.serving.models import Models
+from mlx_provider.serving.split import Ranks
+
+
+class Follows(Alone):
+    follows = True
+
+
+class Kept(PrefixCache):
+    def __init__(self) -> None:
+        super().__init__(budget=lambda: 0)
+        self.shrunk: list[int] = []
+
+    def evict_to(self, bytes_: int) -> int:
+        self.shrunk.append(bytes_)
+        return 0
+
+
+def shrunk(ranks: Ranks) -> list[int]:
+    worker = EngineWorker(lambda posts: None, lambda error: None)
+    models = Models(EngineSettings(), PluginRegistry(), worker, SilentRecorder(), ranks=ranks)
+    models._prefix_cache = kept = Kept()
+    models._shrink_prefix_cache()
+    models.evict_to(7)
+    models._prefix_cache = None
+    models.close()
+    return kept.shrunk
+
+
+def test_a_load_makes_room_by_the_memory_of_rank_0_alone() -> None:
+    assert shrunk(Ranks(Follows())) == [7]
+    assert len(shrunk(Ranks())) == 2
