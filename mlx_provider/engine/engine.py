@@ -172,11 +172,11 @@ class Engine:
         self.agreed.tell("step", dict)
         self._expire()
         self._admit()
-        now = self.clock()
-        named = self._named
-        plan = self.agreed.on("plan", partial(self._plan, now), named.plan_told, named.plan_heard)
+        now, named = self.clock(), self._named
+        own = partial(self._decided, now)
+        plan, wanted = self.agreed.on("plan", own, named.step_told, named.step_heard)
         if plan.rows:
-            self._decode(plan)
+            self._decode(plan, wanted)
             self._make_room()
         if plan.chunk is not None and not plan.mixed:
             self._prefill(plan)
@@ -186,13 +186,16 @@ class Engine:
             self._ran(plan, now)
         return self.output.take()
 
-    def _plan(self, now: float) -> StepPlan:
-        return self.scheduler.plan(
+    def _decided(self, now: float) -> tuple[StepPlan, dict[Row, int]]:
+        """What a step does; for whom drafts are worth it in it, and how many."""
+        plan = self.scheduler.plan(
             now,
             mixes=self.mixes,
             stalled=now - self._advanced + sum(self._behind),
             passes=self.batch.passes,
         )
+        wanted = self._drafting.wanted(plan, possible=self._may_draft) if plan.rows else {}
+        return plan, wanted
 
     def _ran(self, plan: StepPlan, began: float) -> None:
         """Remember a step, for who watches."""
@@ -281,13 +284,12 @@ class Engine:
 
     # -- decode
 
-    def _decode(self, plan: StepPlan) -> None:
+    def _decode(self, plan: StepPlan, wanted: dict[Row, int]) -> None:
         """One token for every row, or several, and a chunk that is mixed into their pass.
 
         The pass is launched before the last one's tokens are read, unless those are needed for
         drafts: the device then waits meanwhile.
         """
-        wanted = self._wanted(plan)
         caught_up = bool(wanted) or self.batch.drafted
         if caught_up and not self._catch_up():
             return
@@ -317,11 +319,6 @@ class Engine:
             self._mixed.passed()
             if self._together.passed(used=len(forward.rows) > 1):
                 self._go_together()
-
-    def _wanted(self, plan: StepPlan) -> dict[Row, int]:
-        """For whom drafts are worth it in this step, and how many."""
-        own = partial(self._drafting.wanted, plan, possible=self._may_draft)
-        return self.agreed.on("wanted", own, self._named.drafts_told, self._named.drafts_heard)
 
     def _guessed(self, wanted: dict[Row, int]) -> Drafts:
         """What rows may say next."""

@@ -179,6 +179,15 @@ class Names:
             raise RankLost(f"a prompt has {job.done} tokens here, {part[1]} on rank 0")
         return StepPlan(rows, Chunk(job, part[1], part[2]), mixed=mixed)
 
+    def step_told(self, decided: tuple[StepPlan, Mapping[Row, int]]) -> Any:
+        plan, wanted = decided
+        return [self.plan_told(plan), self.drafts_told(wanted)]
+
+    def step_heard(self, told: Any) -> tuple[StepPlan, dict[Row, int]]:
+        """Raises `RankLost` where other rows decode here."""
+        plan, wanted = told
+        return self.plan_heard(plan), self.drafts_heard(wanted)
+
     def drafts_told(self, drafts: Mapping[Row, Any]) -> Any:
         """Numbers or tokens by row."""
         return [[self.row_told(row), own] for row, own in drafts.items()]

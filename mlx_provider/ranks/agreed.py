@@ -20,13 +20,15 @@ from ..records.features import Types, leaves, outline, rebuilt
 
 T = TypeVar("T")
 Message = Mapping[str, Any]
+OPENING = frozenset({"step", "admitted"})
+"""Kinds with which a step opens: its plan, before which nothing is launched, goes out with them."""
 
 
 class Tells(Protocol):
     """How rank 0 reaches the others."""
 
-    def tell(self, message: Message) -> None:
-        """Send it to every other rank. Raises `RankLost`."""
+    def tell(self, message: Message, *, more: bool = False) -> None:
+        """Send it to every other rank, `more`: with the next one. Raises `RankLost`."""
 
 
 class Leading:
@@ -85,7 +87,8 @@ class Leading:
             raise RankLost(f"a pass failed on rank 0: {fault.told}")
 
     def _say(self, kind: str, more: Mapping[str, Any]) -> None:
-        self._channel.tell({"kind": kind, "engine": self._engine, **more})
+        message = {"kind": kind, "engine": self._engine, **more}
+        self._channel.tell(message, more=kind in OPENING)
 
 
 class Hears(Protocol):

@@ -5,7 +5,6 @@ TCP, one connection for each follower. Tensors do not go here.
 
 from __future__ import annotations
 
-import queue
 import socket
 import threading
 import time
@@ -17,7 +16,8 @@ from ..errors import RankLost, RanksDiffer
 from .address import Meeting, bind_host, leader_hosts, new_key, spread
 from .door import Door, Guest
 from .follower_link import FollowerLink
-from .framing import LONGEST, BadFrame, Frames, frame, receive
+from .framing import BadFrame, frame, receive
+from .leader_link import LeaderLink
 from .messages import Hello, RankFault, RankStatus, differences
 from .watch import BEAT_EVERY, LONGEST_REASON, Watch
 
@@ -28,7 +28,6 @@ LEADER_PATIENCE = 10.0
 CONNECT_LIMIT = 3.0
 CONNECT_PAUSE = 0.2
 WAIT_TICK = 0.05
-CHUNK = 2**20
 
 Lost = Callable[[RankFault], None]
 
@@ -41,6 +40,7 @@ class LeaderChannel:
         self._hello = hello
         self._since = time.time()
         self._links = [FollowerLink(guest) for guest in guests]
+        self._kept = Kept()
         self._watch = Watch(self._links, lost, patience)
         self._watch.start()
 
@@ -85,11 +85,17 @@ class LeaderChannel:
         _welcome(guests, hello)
         return cls(guests, hello, lost, patience)
 
-    def tell(self, message: Mapping[str, Any]) -> None:
-        """Send one message to every follower. Raises `RankLost` once a rank is lost."""
+    def tell(self, message: Mapping[str, Any], *, more: bool = False) -> None:
+        """Send one message to every follower, `more`: at once with the next one.
+
+        Raises `RankLost` once a rank is lost.
+        """
         self._raise_lost()
-        data = frame(message)
-        self._watch.told(str(message.get("kind", "")))
+        self._kept.add(message)
+        if more:
+            return
+        kinds, data = self._kept.taken()
+        self._watch.told(kinds)
         for link in self._links:
             if not link.send(data):
                 self._watch.closed(link)
@@ -133,6 +139,25 @@ class LeaderChannel:
             raise self._watch.fault.error()
 
 
+class Kept:
+    """Messages that go out together: whoever waits for the last is woken once."""
+
+    def __init__(self) -> None:
+        self._kinds: list[str] = []
+        self._frames: list[bytes] = []
+
+    def add(self, message: Mapping[str, Any]) -> None:
+        """Raises `BodyTooLarge`."""
+        self._frames.append(frame(message))
+        self._kinds.append(str(message.get("kind", "")))
+
+    def taken(self) -> tuple[list[str], bytes]:
+        """Their kinds, and their bytes; nothing is kept then."""
+        kinds, frames = self._kinds, self._frames
+        self._kinds, self._frames = [], []
+        return kinds, b"".join(frames)
+
+
 class FollowerChannel:
     """Another rank's side. `hear` is one thread's."""
 
@@ -141,17 +166,13 @@ class FollowerChannel:
     ) -> None:
         self.hello = hello
         self.leader = leader
-        self._sock = sock
+        self._link = LeaderLink(sock)
         self._lost = lost
-        self._inbox: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._fault: RankFault | None = None
         self._heard = 0
-        self._sending = threading.Lock()
         self._ending = threading.Lock()
         self._left = threading.Event()
-        sock.settimeout(LEADER_PATIENCE)
-        for run in (self._read, self._beat):
-            threading.Thread(target=run, name=f"rank{run.__name__}", daemon=True).start()
+        threading.Thread(target=self._beat, name="rank-beat", daemon=True).start()
 
     @classmethod
     def join(
@@ -192,10 +213,11 @@ class FollowerChannel:
 
     def hear(self) -> dict[str, Any]:
         """The next message, in order. Raises `RankLost` when the leader is gone."""
-        message = self._inbox.get()
-        if message is None:
-            self._inbox.put(None)
-            raise self._gone().error()
+        try:
+            message = self._link.next()
+        except (OSError, BadFrame) as error:
+            self._end(str(error))
+            raise self._gone().error() from None
         self._heard += 1
         return message
 
@@ -207,30 +229,23 @@ class FollowerChannel:
         """Leave: the leader takes this rank for lost, unless it has left itself. Idempotent."""
         self._left.set()
         self._end("this rank has left the group")
-        self._sock.close()
-
-    def _read(self) -> None:
-        frames = Frames(LONGEST)
-        try:
-            while data := self._sock.recv(CHUNK):
-                for message in frames.take(data):
-                    if message is not None:
-                        self._inbox.put(message)
-            reason = "the connection was closed"
-        except TimeoutError:
-            reason = f"no beat for {LEADER_PATIENCE:g} s"
-        except (OSError, BadFrame) as error:
-            reason = str(error)
-        self._end(reason)
+        self._link.close()
 
     def _beat(self) -> None:
+        """Tell the leader how far this rank is, and notice where the leader is gone."""
         while not self._left.wait(BEAT_EVERY):
             self._send({"heard": self._heard})
+            try:
+                silence = self._link.look()
+            except (OSError, BadFrame) as error:
+                self._end(str(error))
+                return
+            if silence > LEADER_PATIENCE:
+                self._end(f"no beat for {LEADER_PATIENCE:g} s")
 
     def _send(self, message: Mapping[str, Any]) -> None:
         try:
-            with self._sending:
-                self._sock.sendall(frame(message))
+            self._link.send(frame(message))
         except OSError as error:
             self._end(str(error))
 
@@ -240,15 +255,14 @@ class FollowerChannel:
             if self._fault is not None:
                 return
             self._fault = RankFault(rank=0, host=self.leader.host, reason=reason, since=time.time())
-        _shut(self._sock)
-        self._inbox.put(None)
+        self._link.shut()
         left = self._left.is_set()
         self._left.set()
         if self._lost is not None and not left:
             self._lost(self._fault)
 
     def _gone(self) -> RankFault:
-        assert self._fault is not None, "put before the end of the inbox"  # noqa: S101
+        assert self._fault is not None, "set by whoever ends it"  # noqa: S101
         return self._fault
 
 
@@ -308,13 +322,6 @@ def _status(hello: Hello, since: float, fault: RankFault | None) -> RankStatus:
         since=since if fault is None else fault.since,
         detail="" if fault is None else fault.reason,
     )
-
-
-def _shut(sock: socket.socket) -> None:
-    try:
-        sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return
 
 
 def _close_all(guests: list[Guest]) -> None:

@@ -109,9 +109,11 @@ class Watch:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def told(self, kind: str) -> None:
-        """A message is about to be sent."""
-        self._told.add(kind, time.monotonic())
+    def told(self, kinds: Sequence[str]) -> None:
+        """Messages are about to be sent."""
+        now = time.monotonic()
+        for kind in kinds:
+            self._told.add(kind, now)
 
     def closed(self, link: FollowerLink) -> None:
         """A message could not be sent."""

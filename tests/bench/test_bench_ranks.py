@@ -70,7 +70,7 @@ def test_collectives_messages_and_passes_are_counted(
         asked.append(x)
         return x
 
-    def told(self: Any, message: Any) -> None:
+    def told(self: Any, message: Any, *, more: bool) -> None:
         channel.frame(message)
 
     monkeypatch.setattr(mx.distributed, "all_sum", summed)

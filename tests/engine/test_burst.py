@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from mlx_provider.engine.engine import Engine
-from mlx_provider.engine.request import Phase
+from mlx_provider.engine.request import Phase, Row
 from mlx_provider.engine.scheduling.costs import Costs, Curve
 from mlx_provider.engine.scheduling.plan import StepPlan
 from mlx_provider.families.text import TextModel
@@ -20,9 +20,9 @@ def decodes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Engine], int]:
     rows: list[int] = []
     decode = Engine._decode
 
-    def counted(engine: Engine, plan: StepPlan) -> None:
+    def counted(engine: Engine, plan: StepPlan, wanted: dict[Row, int]) -> None:
         rows.append(len(plan.rows))
-        decode(engine, plan)
+        decode(engine, plan, wanted)
 
     monkeypatch.setattr(Engine, "_decode", counted)
 

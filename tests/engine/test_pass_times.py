@@ -13,7 +13,7 @@ import pytest
 from mlx_provider import MediaSpan, PrefillChunk
 from mlx_provider.engine import engine as engine_module
 from mlx_provider.engine.engine import Engine
-from mlx_provider.engine.request import Phase
+from mlx_provider.engine.request import Phase, Row
 from mlx_provider.engine.scheduling.costs import Costs, Curve
 from mlx_provider.engine.scheduling.pass_timer import PassTimer
 from mlx_provider.engine.scheduling.plan import StepPlan
@@ -102,7 +102,12 @@ def test_rows_that_decode_in_several_passes_are_expected_to_take_as_long(
     """Else a device that does what it did when it was timed would seem to be slow at everything."""
     plans: list[StepPlan] = []
     decode = Engine._decode
-    monkeypatch.setattr(Engine, "_decode", lambda e, plan: [plans.append(plan), decode(e, plan)])
+
+    def remembered(engine: Engine, plan: StepPlan, wanted: dict[Row, int]) -> None:
+        plans.append(plan)
+        decode(engine, plan, wanted)
+
+    monkeypatch.setattr(Engine, "_decode", remembered)
     costs = Costs(Curve(((1, 0.01), (256, 0.011)), per_key=1e-5))
     engine = new_engine(qwen3, layout=layout, max_chunk=512, costs=costs, clock=lambda: 0.0)
     for length in (10, 12, 400):

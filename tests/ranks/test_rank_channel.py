@@ -128,6 +128,32 @@ def test_every_follower_hears_every_message_in_order() -> None:
     assert made.faults.empty()
 
 
+def test_what_opens_a_step_goes_out_with_what_follows() -> None:
+    from mlx_provider.ranks.framing import BEAT, frame, receive
+
+    one, two = {"kind": "step"}, {"kind": "plan"}
+    with group() as made:
+        sock = _greet(made.meeting, 1)
+        leader = made.leader()
+        receive(sock)  # the leader's hello
+        leader.tell(one, more=True)
+        assert sock.recv(4) == BEAT  # nothing came before it
+        leader.tell(two)
+        assert receive(sock) == one
+        assert sock.recv(1024).startswith(frame(two))
+        sock.close()
+
+
+def test_one_that_is_busy_notices_that_the_leader_is_gone() -> None:
+    """It may wait in a collective, for ever."""
+    ours, theirs = socket.socketpair()
+    faults: queue.Queue[RankFault] = queue.Queue()
+    follower = FollowerChannel(ours, hello(1), hello(0), faults.put)
+    theirs.close()
+    assert faults.get(timeout=LIMIT).rank == 0
+    follower.close()
+
+
 def test_a_message_of_megabytes_passes() -> None:
     with group() as made:
         (one,) = followers(made, 2)

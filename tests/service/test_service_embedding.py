@@ -188,7 +188,7 @@ def test_a_checkpoint_of_a_backbone_alone(ask: Ask, tmp_path: Path, embedder: Pa
     folder = without_head(as_embedding(build(tmp_path / "m", "qwen3"), "mean_tokens"))
     (found,), _ = ask(folder, "Hello there")
     (whole,), _ = ask(embedder, "Hello there", options=ModelOptions(pooling="mean"))
-    assert found.tobytes() == whole.tobytes()
+    np.testing.assert_allclose(found, whole, atol=1e-5)  # chunks are cut by measured times
 
 
 def test_models_that_see(ask: Ask, tmp_path: Path) -> None:
