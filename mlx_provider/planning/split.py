@@ -13,7 +13,7 @@ from typing import Any
 from mlx.nn.layers.distributed import QuantizedShardedToAllLinear, ShardedToAllLinear
 from mlx.utils import tree_flatten
 
-from ..families.sharding import Summed, shard
+from ..families.sharding import BY_LAYERS, Summed, refused, shard
 
 INNER = "language_model"
 """Of a model with a tower: what is split; the rest stays on rank 0."""
@@ -54,7 +54,8 @@ def split(model: Any, ranks: int, kind: str = "") -> Split:
     if ranks == 1:
         return Split(sizes(model), sums=0, gathers_logits=False)
     part = model if hasattr(model, "shard") else getattr(model, INNER, model)
-    shard(part, Ranks(ranks), kind or "the model")
+    if shard(part, Ranks(ranks), kind or "the model") == BY_LAYERS:
+        raise refused(kind or "the model", ranks, "its heads or columns do not divide")
     modules = [module for _, module in model.named_modules()]
     linear = sum(isinstance(each, SUMMING) for each in modules)
     groups = [module for module in modules if vars(module).get("sharding_group") is not None]
