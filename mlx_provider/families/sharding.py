@@ -68,33 +68,32 @@ def shard(language_model: Any, group: Any, kind: str) -> str:
     `BY_HEADS` or `BY_LAYERS`, as it was split. Raises `UnsupportedModel` for what cannot be split,
     or not by so many ranks.
     """
-    before = _parts(language_model)
+    put_back = restorer(language_model)
     if not (undivided := _problem(_by_heads, language_model, group)):
         return BY_HEADS
-    _put_back(before)
+    put_back()
     if not (unlayered := _problem(_by_layers, language_model, group)):
         return BY_LAYERS
-    _put_back(before)
+    put_back()
     reason = f"{undivided}, and it does not split layer by layer: {unlayered}"
     raise refused(kind, group.size(), reason)
 
 
-Before = list[tuple[Any, dict[str, Any], dict[str, Any], type[Any]]]
-
-
-def _parts(model: Any) -> Before:
-    """Every module with its children and attributes: a split that fails leaves some changed."""
+def restorer(model: Any) -> Callable[[], None]:
+    """Gives every module of `model` its children and attributes back, as they are here: a split
+    that fails leaves some changed."""
     modules = model.modules() if isinstance(model, nn.Module) else []
-    return [(part, dict(part), dict(vars(part)), type(part)) for part in modules]
+    before = [(part, dict(part), dict(vars(part)), type(part)) for part in modules]
 
+    def put_back() -> None:
+        for part, children, attributes, kind in before:
+            part.__class__ = kind
+            dict.clear(part)
+            dict.update(part, children)
+            part.__dict__.clear()
+            part.__dict__.update(attributes)
 
-def _put_back(before: Before) -> None:
-    for part, children, attributes, kind in before:
-        part.__class__ = kind
-        dict.clear(part)
-        dict.update(part, children)
-        part.__dict__.clear()
-        part.__dict__.update(attributes)
+    return put_back
 
 
 def _problem(split: Callable[[Any, Any], None], model: Any, group: Any) -> str:

@@ -53,6 +53,12 @@ def split(part: Any, group: Any) -> None:
     part.__class__ = type(kind.__name__, (_InOrder, kind), own)
 
 
+def layers_of(model: Any) -> range:
+    """The layers of `model` that `split` has left."""
+    part = pipelined(model)
+    return range(part.start_idx, part.end_idx)
+
+
 class _InOrder(nn.Module):
     """Mixed into the class of a part that is split."""
 

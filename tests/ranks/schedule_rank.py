@@ -130,7 +130,6 @@ class Here(Follower):
             "engines": len(self._engines),
         }
 
-
     def _prefixes(self) -> dict[str, Any]:
         kept = vars(self._models)["_prefix_cache"]
         if kept is None:
