@@ -116,7 +116,9 @@ def _exchanged(found: Plan) -> str:
     group = found.all.group
     if len(group.ranks) == 1:
         return "one machine exchanges nothing"
-    return (
+    layers = [str(len(each)) for each in group.split.layers]
+    split = f"{', '.join(layers)} layers by rank, one after another; " if layers else ""
+    return split + (
         f"{group.collectives} collectives a step, {group.token_bytes:,} bytes a token; "
         f"{group.prompt_token_bytes:,} bytes a token of a prompt"
     )

@@ -46,6 +46,9 @@ class Agreement(Protocol):
     def tell(self, kind: str, told: Callable[[], dict[str, Any]]) -> None:
         """Something happened on rank 0 that others take notice of before they next hear."""
 
+    def of_all(self, own: Any) -> list[Any]:
+        """What each rank has of its own, in their order: a collective, where all pass by."""
+
     def drawn(self, logits: mx.array, make: Callable[[], Drawn]) -> Drawn:
         """Tokens (B,) that rank 0 draws from logits (B, vocab), on every rank's device."""
 
@@ -75,6 +78,9 @@ class Alone:
 
     def tell(self, kind: str, told: Callable[[], dict[str, Any]]) -> None:
         """Nobody listens."""
+
+    def of_all(self, own: Any) -> list[Any]:
+        return [own]
 
     def drawn(self, logits: mx.array, make: Callable[[], Drawn]) -> Drawn:
         return make()

@@ -54,6 +54,7 @@ from .speculation.step import DraftStep, Place, places
 from .step_output import Post, StepOutput
 from .token_names import TokenNames
 from .told import Names, request_told
+from .unlike import Unlike
 
 log = logging.getLogger(__name__)
 
@@ -81,10 +82,12 @@ class Engine:
         speculation: Speculation | None = None,
         sparse_prefill: SparsePrefill | None = None,
         agreed: Agreement = ALONE,
+        unlike: Unlike | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`layout`, `mixes`: what the probe found; `fixed`: what passes look like instead;
-        `agreed`: with the other ranks, where the model is split over several."""
+        `agreed`: with the other ranks, where the model is split over several; `unlike`: they keep
+        unlike parts of a row."""
         self.model = model
         self.scheduler = scheduler
         self.make_cache = make_cache
@@ -94,6 +97,7 @@ class Engine:
         self.prefix_cache = prefix_cache
         self.sparse_prefill = sparse_prefill
         self.agreed = agreed
+        self._unlike = unlike
         self.clock = clock
         self._named = Names(scheduler)
         self._best_layout = layout
@@ -720,7 +724,9 @@ class Engine:
 
     def _layout(self, name: str) -> Layout:
         """A new one, of this name unless passes are fixed."""
-        return make_layout(name) if self._fixed is None else FixedLayout(self._fixed.rows)
+        if self._fixed is not None:
+            return FixedLayout(self._fixed.rows)
+        return make_layout(name, self._unlike)
 
     def _go_solo(self) -> None:
         """Batching itself fails: rows decode one by one until it is tried again."""

@@ -20,6 +20,7 @@ KV_GROUP = 64
 """Values of a quantised KV cache that share a scale and a bias, unless chosen otherwise."""
 STATE_BYTES = 4
 """Of a value of a gated delta rule's or a state space's state: float32 in mlx-lm and mlx-vlm."""
+EVERY = slice(None)
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 _HEADS = (
@@ -58,21 +59,22 @@ def footprint(
     kv_group: int = KV_GROUP,
     dtype: str | None = None,
     ranks: int = 1,
+    layers: slice = EVERY,
 ) -> Footprint:
     """The footprint of a model with this `config.json`, whose weights take `weight_bytes`.
 
     `kv_bits`, `kv_group`: as in the operator's options; windows and states stay as they are.
     `dtype`: what weights are loaded in, where it is not the config's own. `ranks`: among how many
-    the heads are split; `weight_bytes` and the answer are then those of one rank. Counts as the
-    engine's `MemoryProfile` does, with two exceptions: multi-head latent attention is taken to
-    keep its latent alone (too little for the older of mlx-lm's classes, which keep whole heads),
-    and a recurrent layer whose state no known field describes counts as attention (mostly too
-    much).
+    the heads are split; `weight_bytes` and the answer are then those of one rank. `layers`: which
+    are counted. Counts as the engine's `MemoryProfile` does, with two exceptions: multi-head latent
+    attention is taken to keep its latent alone (too little for the older of mlx-lm's classes, which
+    keep whole heads), and a recurrent layer whose state no known field describes counts as
+    attention (mostly too much).
     Raises `BadRequest` where layers or heads are named nowhere.
     """
     text = _of_rank(_completed(config), ranks)
     value = DTYPE_BYTES.get(dtype or named_dtype(config), 2)
-    kinds = list(_kinds(text))
+    kinds = list(_kinds(text))[layers]
     wide = _kept(text, full=True)
     full = [width for kind in kinds for width in wide if kind in ("full", "both")]
     windowed = sum(_kept(text, full=False)) * value * _window(text)

@@ -2,7 +2,9 @@
 
 `shard(language_model, group, kind)`, once, before any weight is evaluated. Where upstream's class
 has a `shard` of its own that is called, and its head counts are checked, which it cuts without a
-look at the remainder. Any other is split here, if all of its layers are made of parts known below:
+look at the remainder. Any other is split here, if all of its layers are made of parts known below.
+What does not split so is split layer by layer where upstream's class has a pipeline: ranks then
+work one after another, so that is the second choice.
 
 | part | by its modules | split by |
 |---|---|---|
@@ -27,6 +29,7 @@ from mlx.utils import tree_flatten, tree_map
 
 from ..errors import UnsupportedModel
 from ..records import LoadOptions
+from ..upstream import pipelines
 
 HEADS = ("n_heads", "num_heads", "num_attention_heads")
 KV_HEADS = ("n_kv_heads", "num_kv_heads", "num_key_value_heads")
@@ -42,6 +45,7 @@ MLP = ("gate_proj", "up_proj", "down_proj")
 SHARED = ("shared_expert", "shared_experts")
 ROUTING = ("gate", "router", "shared_expert_gate")
 SPREAD, JOINED = "all-to-sharded", "sharded-to-all"
+BY_HEADS, BY_LAYERS = "heads", "layers"
 
 
 def parted(options: LoadOptions) -> bool:
@@ -58,24 +62,65 @@ def parted(options: LoadOptions) -> bool:
     return True
 
 
-def shard(language_model: Any, group: Any, kind: str) -> None:
+def shard(language_model: Any, group: Any, kind: str) -> str:
     """Leave this rank's share in the model; evaluates nothing. `kind`: its type, for messages.
 
-    Raises `UnsupportedModel` for what cannot be split, or not by so many ranks.
+    `BY_HEADS` or `BY_LAYERS`, as it was split. Raises `UnsupportedModel` for what cannot be split,
+    or not by so many ranks.
     """
-    ranks = group.size()
+    put_back = restorer(language_model)
+    if not (undivided := _problem(_by_heads, language_model, group)):
+        return BY_HEADS
+    put_back()
+    if not (unlayered := _problem(_by_layers, language_model, group)):
+        return BY_LAYERS
+    put_back()
+    reason = f"{undivided}, and it does not split layer by layer: {unlayered}"
+    raise refused(kind, group.size(), reason)
+
+
+def restorer(model: Any) -> Callable[[], None]:
+    """Gives every module of `model` its children and attributes back, as they are here: a split
+    that fails leaves some changed."""
+    modules = model.modules() if isinstance(model, nn.Module) else []
+    before = [(part, dict(part), dict(vars(part)), type(part)) for part in modules]
+
+    def put_back() -> None:
+        for part, children, attributes, kind in before:
+            part.__class__ = kind
+            dict.clear(part)
+            dict.update(part, children)
+            part.__dict__.clear()
+            part.__dict__.update(attributes)
+
+    return put_back
+
+
+def _problem(split: Callable[[Any, Any], None], model: Any, group: Any) -> str:
+    """Why this split failed; empty: it did not."""
     try:
-        if not hasattr(language_model, "layers"):
-            raise ValueError("it has no layers that are known")
-        if hasattr(language_model, "shard"):
-            _by_upstream(language_model, group)
-        else:
-            for index, layer in enumerate(language_model.layers):
-                _split_layer(layer, group, f"layer {index}")
-    except ZeroDivisionError as error:  # by the KV heads that are left, in upstream's `shard`
-        raise refused(kind, ranks, f"its KV heads do not divide by {ranks}") from error
+        split(model, group)
+    except ZeroDivisionError:  # by the KV heads that are left, in upstream's `shard`
+        return f"its KV heads do not divide by {group.size()}"
     except (ValueError, AssertionError) as error:
-        raise refused(kind, ranks, str(error)) from error
+        return str(error)
+    return ""
+
+
+def _by_heads(model: Any, group: Any) -> None:
+    if not hasattr(model, "layers"):
+        raise ValueError("it has no layers that are known")
+    if hasattr(model, "shard"):
+        _by_upstream(model, group)
+        return
+    for index, layer in enumerate(model.layers):
+        _split_layer(layer, group, f"layer {index}")
+
+
+def _by_layers(model: Any, group: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise ValueError("it is no module")
+    pipelines.split(pipelines.pipelined(model), group)
 
 
 def refused(kind: str, ranks: int, reason: str) -> UnsupportedModel:

@@ -132,13 +132,13 @@ def load_text(
         expand(loaded.model, options.dtype)
     if change is not None:
         change(loaded.model)
-    if split:
-        shard(loaded.model, options.group, str(loaded.config.get("model_type")))
-        settle(loaded.model)
-    mx.eval(loaded.model.parameters())
     tokenizer = HFTokenizer(loaded.tokenizer, loaded.renderer)
     route(loaded.model)
     recurrent.route(partial(_one_token, loaded.model), text_cache(loaded.model))
+    if split:  # calls of a share wait for other ranks, which may have no states to route
+        shard(loaded.model, options.group, str(loaded.config.get("model_type")))
+        settle(loaded.model)
+    mx.eval(loaded.model.parameters())
     one_step_size()
     info = describe(
         path,

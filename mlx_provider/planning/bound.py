@@ -17,32 +17,31 @@ from .links import Link
 
 def step_seconds(group: Group, link: Link, context: int, rows: int) -> tuple[float, float]:
     """Of a step that draws a token for each of `rows`: reading memory, and collectives."""
-    read = max(
-        _read_bytes(group, rank, context, rows) / rank.machine.chip.bytes for rank in group.ranks
-    )
+    drawn = [rank.share.head / rank.machine.chip.bytes for rank in group.ranks]
+    each = [rank.read_bytes(context, rows) / rank.machine.chip.bytes for rank in group.ranks]
+    if group.split.layers:  # all ranks draw from what they have gathered
+        read = sum(each) + max(drawn)
+    else:
+        read = max(map(sum, zip(each, drawn, strict=True)))
     return read, collective_seconds(group, link, rows, drawn=rows)
-
-
-def _read_bytes(group: Group, rank: Rank, context: int, rows: int) -> float:
-    cached = rank.need.per_row + rank.need.kv_per_token * context
-    return group.share.read_by(rows) + rows * cached
 
 
 def prompt_seconds(group: Group, link: Link, fields: Fields, context: int) -> tuple[float, float]:
     """Of a prompt of so many tokens, in chunks as the engine's when idle: compute, collectives."""
-    ranks = len(group.ranks)
-    pairs = _pair_products(fields, group) * context**2 / 2 / ranks
-    computed = max(
-        max(
-            group.share.products * context / rank.machine.chip.products
-            + pairs / rank.machine.chip.attention,
-            group.share.read / rank.machine.chip.bytes,
-        )
-        for rank in group.ranks
-    )
+    heads = _heads_of_each(fields)
+    each = [_prompt_seconds(group, rank, heads, context) for rank in group.ranks]
+    computed = sum(each) if group.split.layers else max(each)
     chunks = ceil(context / MAX_CHUNK)
     even = collective_seconds(group, link, context / chunks, drawn=0)
     return computed, chunks * even
+
+
+def _prompt_seconds(group: Group, rank: Rank, heads: float, context: int) -> float:
+    """Of one rank, whose pairs of a new token and a cached one are as many as what it keeps."""
+    pairs = 2 * heads * rank.need.kv_per_token / group.value * context**2 / 2
+    chip = rank.machine.chip
+    computed = rank.share.products * context / chip.products + pairs / chip.attention
+    return max(computed, (rank.share.read + rank.share.head) / chip.bytes)
 
 
 def collective_seconds(group: Group, link: Link, tokens: float, drawn: int) -> float:
@@ -50,7 +49,10 @@ def collective_seconds(group: Group, link: Link, tokens: float, drawn: int) -> f
     ranks = len(group.ranks)
     if ranks == 1:
         return 0.0
-    took = group.split.sums * link.collective(ranks, tokens * group.sum_bytes)
+    state = tokens * group.sum_bytes
+    took = group.split.sums * link.collective(ranks, state)
+    if group.split.layers:
+        took += group.split.handed * link.collective(2, state) + link.gathered(ranks, state)
     if drawn:
         took += link.collective(ranks, drawn * TOKEN_BYTES)
     if drawn and group.split.gathers_logits:
@@ -58,12 +60,7 @@ def collective_seconds(group: Group, link: Link, tokens: float, drawn: int) -> f
     return took
 
 
-def _pair_products(fields: Mapping[str, object], group: Group) -> float:
-    """Operations of a new token and a cached one, over all ranks: keys and values, each once.
-
-    By the keys and values that are kept, each of which serves all query heads of its group.
-    """
+def _heads_of_each(fields: Mapping[str, object]) -> float:
+    """Query heads that each key and value that is kept serves."""
     heads, kept = fields.get("num_attention_heads"), fields.get("num_key_value_heads")
-    shared = heads / kept if isinstance(heads, int) and isinstance(kept, int) and kept else 1.0
-    values = len(group.ranks) * group.ranks[0].need.kv_per_token / group.value
-    return 2 * shared * values
+    return heads / kept if isinstance(heads, int) and isinstance(kept, int) and kept else 1.0

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..families.estimate import DTYPE_BYTES, Footprint, context_that_fits, footprint
+from ..families.sharding import BY_HEADS, BY_LAYERS
+from .links import Link
 from .machines import Machine
 from .split import Split
 from .subject import Subject
-from .weights import Share, share
+from .weights import Share, shares
 
 TOKEN_BYTES = 4
 """Of a drawn token, which every rank is told."""
@@ -21,13 +23,22 @@ class Rank:
 
     number: int
     machine: Machine
-    weights: int
+    share: Share
     need: Footprint
     """Of its weights and its part of a request."""
+
+    @property
+    def weights(self) -> int:
+        return self.need.weights
 
     def takes(self, context: int, rows: int) -> int:
         """Bytes with so many requests of so many tokens each, answers included."""
         return self.weights + rows * self.need.row_bytes(context)
+
+    def read_bytes(self, context: int, rows: int) -> float:
+        """By a step that draws a token for each of `rows`, its output matrix apart."""
+        cached = self.need.per_row + self.need.kv_per_token * context
+        return self.share.read_by(rows) + rows * cached
 
     def fits(self, context: int, rows: int) -> bool:
         return self.takes(context, rows) <= self.machine.room
@@ -38,7 +49,6 @@ class Group:
     """A model over its ranks, of which the first leads."""
 
     ranks: tuple[Rank, ...]
-    share: Share
     split: Split
     hidden: int
     """Values of a hidden state."""
@@ -47,10 +57,24 @@ class Group:
     """Bytes of a value in a hidden state."""
 
     @property
+    def split_by(self) -> str | None:
+        """Heads or layers; `None`: there is one rank."""
+        if len(self.ranks) == 1:
+            return None
+        return BY_LAYERS if self.split.layers else BY_HEADS
+
+    @property
     def collectives(self) -> int:
-        """Of a pass that draws tokens: all-sums, logits where the head is split, the tokens."""
-        alone = len(self.ranks) == 1
-        return 0 if alone else self.split.sums + self.split.gathers_logits + 1
+        """Of a pass that draws tokens: all-sums, or what is handed on and gathered; logits where
+        the head is split; the tokens."""
+        if len(self.ranks) == 1:
+            return 0
+        return self._states + self.split.gathers_logits + 1
+
+    @property
+    def _states(self) -> int:
+        """Hidden states of a token that are exchanged in a pass."""
+        return self.split.handed + 1 if self.split.layers else self.split.sums
 
     @property
     def sum_bytes(self) -> int:
@@ -67,7 +91,14 @@ class Group:
     @property
     def prompt_token_bytes(self) -> int:
         """Of all collectives for a token of a prompt."""
-        return self.split.sums * self.sum_bytes
+        return self._states * self.sum_bytes
+
+    def sent(self, link: Link) -> float:
+        """Bytes that a rank sends for a token that is drawn, at most."""
+        ranks = len(self.ranks)
+        if not self.split.layers:
+            return link.sent(ranks, self.token_bytes)
+        return ranks * self.sum_bytes + link.sent(ranks, TOKEN_BYTES)
 
     def fits(self, context: int, rows: int) -> bool:
         return all(rank.fits(context, rows) for rank in self.ranks)
@@ -80,11 +111,10 @@ class Group:
 def group(subject: Subject, machines: Sequence[Machine]) -> Group:
     """The model on these machines, a rank each. Raises `BadRequest`, `UnsupportedModel`."""
     count = len(machines)
-    own, found = share(subject.model(), subject.text, count)
+    own, found = shares(subject.model(), subject.text, count)
     text = subject.text
     return Group(
-        tuple(_rank(subject, own, number, count, m) for number, m in enumerate(machines)),
-        own,
+        tuple(_rank(subject, own[n], found, n, machine) for n, machine in enumerate(machines)),
         found,
         hidden=_number(text.get("hidden_size")),
         vocab=_number(text.get("vocab_size")),
@@ -92,10 +122,13 @@ def group(subject: Subject, machines: Sequence[Machine]) -> Group:
     )
 
 
-def _rank(subject: Subject, own: Share, number: int, ranks: int, machine: Machine) -> Rank:
-    weights = own.weights(number)
-    need = footprint(subject.config, weights, dtype=subject.dtype, ranks=ranks)
-    return Rank(number, machine, weights, need)
+def _rank(subject: Subject, own: Share, found: Split, number: int, machine: Machine) -> Rank:
+    config, dtype, weights = subject.config, subject.dtype, own.weights(number)
+    if found.layers:
+        held = found.layers[number]
+        layers = slice(held.start, held.stop)
+        return Rank(number, machine, own, footprint(config, weights, dtype=dtype, layers=layers))
+    return Rank(number, machine, own, footprint(config, weights, dtype=dtype, ranks=found.ranks))
 
 
 def _number(found: object) -> int:

@@ -34,6 +34,11 @@ class Link:
         hops = ranks - 1
         return hops * self.seconds + self.sent(ranks, payload) / self.bytes
 
+    def gathered(self, ranks: int, payload: float) -> float:
+        """Seconds until each of `ranks` has the `payload` bytes of every other one."""
+        hops = 1 if self.mesh else ranks - 1
+        return hops * (self.seconds + payload / self.bytes)
+
     def sent(self, ranks: int, payload: float) -> float:
         """Bytes that each rank sends for an all-sum."""
         return (ranks - 1) * payload * (1.0 if self.mesh else 2 / ranks)

@@ -72,7 +72,9 @@ class Plan:
         if not self.all.fits:
             return f"it does not fit on {count} machines either" + self._shorter()
         if not self.alone.fits:
-            return f"it does not fit on one of these machines, and fits on {count}"
+            fits = f"it does not fit on one of these machines, and fits on {count}"
+            layers = ", whose layers work one after another: no faster than one that held it"
+            return fits + layers * bool(self.all.group.split.layers)
         return self._compared(count)
 
     def _shorter(self) -> str:

@@ -46,14 +46,16 @@ def _outlook(found: Plan, of: Outlook) -> dict[str, Any]:
     return {
         "fits": of.fits,
         "context_that_fits": of.longest,
+        "split_by": group.split_by,
         "ranks": [_rank(found, of, rank) for rank in group.ranks],
         "collectives": {
             "per_step": group.collectives,
             "all_sums": group.split.sums,
+            "hand_overs": group.split.handed,
             "gathers_logits": group.split.gathers_logits,
             "bytes_per_token": group.token_bytes,
             "bytes_per_prompt_token": group.prompt_token_bytes,
-            "sent_per_rank_and_token": found.link.sent(len(group.ranks), group.token_bytes),
+            "sent_per_rank_and_token": group.sent(found.link),
         },
         "decode": {
             "tokens_per_second": of.tokens_per_second,
@@ -69,11 +71,12 @@ def _outlook(found: Plan, of: Outlook) -> dict[str, Any]:
 
 
 def _rank(found: Plan, of: Outlook, rank: Rank) -> dict[str, Any]:
-    share, load = of.group.share, found.load
+    share, load = rank.share, found.load
     return {
         "rank": rank.number,
         "machine": rank.machine.name,
         "memory_for_mlx": rank.machine.room,
+        "layers": len(of.group.split.layers[rank.number]) if of.group.split.layers else None,
         "weights": rank.weights,
         "weights_split": share.split,
         "weights_replicated": share.replicated,

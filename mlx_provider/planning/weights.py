@@ -9,7 +9,7 @@ from typing import Any
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from ..errors import BadRequest
+from ..errors import BadRequest, UnsupportedModel
 from ..families.estimate import Fields
 from .split import INNER, Split, sizes, split
 
@@ -30,7 +30,9 @@ class Share:
     tower: int
     """Towers for images and sound, which rank 0 alone has."""
     read: int
-    """What each pass reads, experts apart."""
+    """What each pass reads, experts and output matrix apart."""
+    head: int
+    """The output matrix, which draws tokens."""
     experts: int
     taken: float
     """Share of the experts that a token takes."""
@@ -56,24 +58,40 @@ class _Array:
     """Bytes of it on one rank."""
     values: int
     """Weights in it, packed ones counted."""
+    common: bool
+    """Every rank has all of it."""
 
     @property
     def multiplied(self) -> float:
         return 2 * self.values * self.own / max(1, self.whole)
 
 
-def share(model: Any, text: Fields, ranks: int) -> tuple[Share, Split]:
-    """The share of one of `ranks`, and how the model, from `described`, is split.
+def shares(model: Any, text: Fields, ranks: int) -> tuple[tuple[Share, ...], Split]:
+    """The share of each of `ranks`, and how the model, from `described`, is split.
 
     `text`: the fields of its config. Raises `BadRequest`, `UnsupportedModel`.
     """
-    _check_heads(text, ranks)
     kinds = dict(_kinds(model))
     values = dict(_values(model))
-    whole = sizes(model)
-    found = split(model, ranks)
-    arrays = [_Array(kinds[p], whole[p], found.nbytes.get(p, whole[p]), values[p]) for p in whole]
-    return _added(arrays, _taken(text, model)), found
+    whole, taken = sizes(model), _taken(text, model)
+    try:
+        found = split(model, ranks)
+    except UnsupportedModel:
+        _check_heads(text, ranks)
+        raise
+    held = [_held(found, rank, whole) for rank in range(ranks)]
+    common = {path for path in whole if all(own[path] == whole[path] for own in held)}
+    every = [
+        [_Array(kinds[p], whole[p], own[p], values[p], common=p in common) for p in whole]
+        for own in held
+    ]
+    return tuple(_added(arrays, taken) for arrays in every), found
+
+
+def _held(found: Split, rank: int, whole: Mapping[str, int]) -> Mapping[str, int]:
+    """Bytes of every array on a rank; parts were renamed where heads are split, and stay whole."""
+    own = found.held(rank)
+    return {path: own.get(path, 0 if found.layers else size) for path, size in whole.items()}
 
 
 def _check_heads(text: Fields, ranks: int) -> None:
@@ -101,13 +119,13 @@ def _first(text: Fields, names: tuple[str, ...]) -> int:
 def _added(arrays: list[_Array], taken: float) -> Share:
     of = {kind: [a for a in arrays if a.kind == kind] for kind in _KINDS}
     text = [a for a in arrays if a.kind != "tower"]
-    # a tied embedding is the head, too
-    read = [*of["layer"], *(of["head"] or of["embedding"])]
     return Share(
-        split=sum(a.own for a in text if a.own != a.whole),
-        replicated=sum(a.own for a in text if a.own == a.whole),
+        split=sum(a.own for a in text if not a.common),
+        replicated=sum(a.own for a in text if a.common),
         tower=sum(a.whole for a in of["tower"]),
-        read=sum(a.own for a in read),
+        read=sum(a.own for a in of["layer"]),
+        # a tied embedding is the head, too
+        head=sum(a.own for a in of["head"] or of["embedding"]),
         experts=sum(a.own for a in of["experts"]),
         taken=taken,
         products=sum(a.multiplied for a in of["layer"])

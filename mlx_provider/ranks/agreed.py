@@ -17,6 +17,7 @@ from ..errors import MLXProviderError, RankLost, RequestFailed
 from ..isolation import Fault, Isolation
 from ..records import Features, LoadedModel, SpreadsFeatures
 from ..records.features import Types, leaves, outline, rebuilt
+from .gathering import gathered
 
 T = TypeVar("T")
 Message = Mapping[str, Any]
@@ -57,6 +58,9 @@ class Leading:
 
     def tell(self, kind: str, told: Callable[[], dict[str, Any]]) -> None:
         self._say(kind, told())
+
+    def of_all(self, own: Any) -> list[Any]:
+        return gathered(own, self._group)
 
     def drawn(self, logits: mx.array, make: Callable[[], Drawn]) -> Drawn:
         own: Drawn | None = None
@@ -122,6 +126,9 @@ class Following:
 
     def tell(self, kind: str, told: Callable[[], dict[str, Any]]) -> None:
         """Rank 0 does."""
+
+    def of_all(self, own: Any) -> list[Any]:
+        return gathered(own, self._group)
 
     def drawn(self, logits: mx.array, make: Callable[[], Drawn]) -> Drawn:
         return Drawn(_added(_none_drawn(logits), self._group), None)

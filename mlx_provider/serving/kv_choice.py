@@ -11,6 +11,7 @@ import mlx.core as mx
 from ..engine.agreement import ALONE, Agreement
 from ..engine.execution.probe import Probe, probe
 from ..engine.memory import arrays
+from ..engine.unlike import TRIAL, Unlike
 from ..errors import wrong_option
 from ..isolation import Isolation
 from ..protocol.messages import ModelOptions
@@ -18,8 +19,6 @@ from ..records import LoadedModel, PrefillChunk, Prompt
 from ..upstream import mlx_lm
 
 MakeCache = Callable[[], list[Any]]
-TRIAL = 4
-"""Tokens by which a model shows what it puts into a cache."""
 
 
 def kv_kind(options: ModelOptions) -> str:
@@ -41,21 +40,31 @@ def cache_maker(model: LoadedModel, options: ModelOptions) -> MakeCache:
 
 
 def tried(
-    model: LoadedModel, options: ModelOptions, layouts: Sequence[str], agreed: Agreement = ALONE
+    model: LoadedModel,
+    options: ModelOptions,
+    layouts: Sequence[str],
+    agreed: Agreement = ALONE,
+    unlike: Unlike | None = None,
 ) -> Probe:
-    """What the probe finds with such caches (engine thread).
+    """What the probe finds with such caches (engine thread); see `probe`.
 
     Raises `BadRequest` that names the option with which the model does not run.
     """
     make_cache = cache_maker(model, options)
     if options.kv_bits is None:
-        return probe(model, make_cache, layouts, agreed)
-    _check_group(_head_sizes(model), options.kv_group_size)
+        return probe(model, make_cache, layouts, agreed, unlike)
     with Isolation() as trying:
-        return probe(model, make_cache, layouts, agreed)
+        return probe(model, make_cache, layouts, agreed, unlike)
     reason = trying.fault.told if trying.fault is not None else ""
     why = f"this model does not run with a quantised KV cache ({reason}): leave kv_bits out"
     raise wrong_option("kv_bits", why)
+
+
+def check_kv(model: LoadedModel, options: ModelOptions, agreed: Agreement = ALONE) -> None:
+    """Raises `BadRequest` where heads cannot be quantised as asked (every rank's engine thread)."""
+    if options.kv_bits is not None:
+        every = agreed.of_all(sorted(_head_sizes(model)))
+        _check_group({size for sizes in every for size in sizes}, options.kv_group_size)
 
 
 def _quantised(model: LoadedModel, bits: int, group: int) -> list[Any]:

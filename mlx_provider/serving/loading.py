@@ -214,6 +214,7 @@ class Loading:
             del made
             _collect()
             raise failed
+        largest = max(self._ranks.agreed.of_all(made.info.weights_bytes))
         equip(made, self._registry)
         info, taken = made.info, mx.get_active_memory() - before
         return Loaded(
@@ -223,6 +224,7 @@ class Loading:
             family=family.name,
             plugin=plugin.name,
             number=self._loads,
+            largest=largest,
             info=info,
             code=self._registry.computing(plugin),
             stranger=stranger_of(plugin),

@@ -29,6 +29,7 @@ from ..engine.request_log import Recorder
 from ..engine.scheduling.costs import Costs
 from ..engine.scheduling.plan import GRID
 from ..engine.scheduling.scheduler import IDLE_STALL, Budget, Limits, Scheduler
+from ..engine.unlike import Unlike, unlike
 from ..engine.worker import EngineWorker
 from ..errors import BadRequest, EngineDied, Forbidden, MLXProviderError, wrong_option
 from ..families.checkpoint import named_context, read_json
@@ -39,7 +40,7 @@ from ..records import LoadedModel
 from ..registry import PluginRegistry
 from .drafting import UNNAMED, Drafts, check_drafts, draft_kind, drafts_of
 from .hub import folder_of
-from .kv_choice import cache_maker, engine_kind, kv_kind, tried
+from .kv_choice import MakeCache, cache_maker, check_kv, engine_kind, kv_kind, tried
 from .latest import Latest
 from .loading import Loading, WeightsKey, told
 from .measurements import MEASURED, Measured, Measurements, circumstances, software
@@ -362,10 +363,11 @@ class Models:
         plugins = [f"{each} {self._registry.sources(each)}" for each in self._registry.plugins]
         kv = " ".join(filter(None, (kv_kind(options), loaded.code)))
         key = circumstances(loaded, kv, layouts, [*plugins, f"{self.ranks.size} ranks"])
-        measured = self._measured(loaded, key, options, layouts)
+        unlike = self._unlike(loaded, options, make_cache)
+        measured = self._measured(loaded, key, options, layouts, unlike)
         found, curve, limits = measured.probe, measured.curve, self._agreed_limits()
         fixed, prefixes = None, self._shared_prefix_cache()
-        policy = PrefixCachePolicy(prefixes, model, kv, make_cache)
+        policy = PrefixCachePolicy(prefixes, model, kv, make_cache, unlike)
         drafts = Drafts()
         if options.reproducible:
             fixed = Reproducible.of(model, make_cache, found, limits)
@@ -376,7 +378,7 @@ class Models:
             drafts = self.ranks.alone(partial(self._drafts, loaded, options), Drafts())
         guessing = drafts.speculation.drafting if drafts.speculation else None
         sparse = sparse_prefill_of(options, model, make_cache, found, guessing, drafts.drafter)
-        passes = measure(model, make_cache, curve, IDLE_STALL, limits.max_chunk)
+        passes = measure(model, make_cache, curve, IDLE_STALL, limits.max_chunk, unlike)
         shapes = fixed.shapes if fixed else None
         engine = Engine(
             model,
@@ -397,6 +399,7 @@ class Models:
             speculation=drafts.speculation,
             sparse_prefill=sparse,
             agreed=self.ranks.agreed.named(engine_name(loaded, kind)),
+            unlike=unlike,
         )
         self._worker.add(engine)
         running = Running(engine, found, fixed, drafts.drafter, drafts.nbytes)
@@ -419,15 +422,35 @@ class Models:
         sparse = "" if part is None else f", {part.told}"
         log.info("%s: %s%s%s%s", loaded.name, how, drafts, sparse, kv and f", KV in {kv}")
 
+    def _unlike(
+        self, loaded: Loaded, options: ModelOptions, make_cache: MakeCache
+    ) -> Unlike | None:
+        """What the ranks have in common, where they keep unlike parts of a row."""
+        if self.ranks.size == 1:
+            return None
+        check_kv(loaded.model, options, self.ranks.agreed)
+        found = unlike(loaded.model, make_cache, self.ranks.agreed)
+        if found is not None:
+            layers = ", ".join(map(str, found.layers))
+            log.info("%s: split layer by layer, %s of them by rank", loaded.name, layers)
+        return found
+
     def _measured(
-        self, loaded: Loaded, key: str, options: ModelOptions, layouts: Sequence[str]
+        self,
+        loaded: Loaded,
+        key: str,
+        options: ModelOptions,
+        layouts: Sequence[str],
+        unlike: Unlike | None,
     ) -> Measured:
         """What was measured in the same circumstances before, else what is measured here."""
         agreed = self.ranks.agreed
         known = agreed.on("known", partial(self._measurements.find, key), _dumped, _read)
         if known is not None:
             return known
-        found = tried(loaded.model, options, layouts, agreed)
+        if self.ranks.size == 1:
+            check_kv(loaded.model, options)
+        found = tried(loaded.model, options, layouts, agreed, unlike)
         curve = calibrate(loaded.model, cache_maker(loaded.model, options), agreed)
         own = Measured(found, curve, str(loaded.folder), kv_kind(options), software())
         measured = agreed.on("measured", lambda: own, _dumped, _read) or own

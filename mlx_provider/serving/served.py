@@ -60,6 +60,8 @@ class Loaded:
     _model: LoadedModel | None
     number: int = 0
     """By which the ranks name it, where it is split over several."""
+    largest: int = 0
+    """Bytes of the parameters of the rank that has most."""
     code: str = ""
     """Digest of the third party's code that computes its KV; empty: it is ours alone."""
     stranger: str = ""
@@ -80,7 +82,7 @@ class Loaded:
     def nbytes(self) -> int:
         """Bytes that it takes; those of its parameters where these are not all in memory yet."""
         drafters = sum(each.drafter_bytes for each in list(self.running.values()))
-        return max(self.taken, self.info.weights_bytes) + drafters
+        return max(self.taken, self.info.weights_bytes, self.largest) + drafters
 
     @property
     def live_bytes(self) -> int:

@@ -68,6 +68,30 @@ def test_a_model_that_one_machine_does_not_hold(large: str) -> None:
     assert found["alone"]["collectives"]["bytes_per_token"] == 0
 
 
+ODD = {
+    "model_type": "qwen2",
+    "num_attention_heads": 42,
+    "num_key_value_heads": 7,
+    "num_hidden_layers": 6,
+    "hidden_size": 5376,
+}
+
+
+def test_layers_one_after_another_are_no_faster(large: str) -> None:
+    """Four machines share memory; a step of all layers takes what one machine would need."""
+    Path(large).write_text(json.dumps(WIDE | ODD | {"intermediate_size": 147_456}))
+    found = planned(large, "--machines", "4x m4-max-64gb", "--context", "8192")
+    assert found["machines"]["split_by"] == "layers"
+    assert [rank["layers"] for rank in found["machines"]["ranks"]] == [2, 2, 1, 1]
+    assert found["machines"]["collectives"]["hand_overs"] == 3
+    together, alone = (found[name]["decode"]["reading_seconds"] for name in ("machines", "alone"))
+    assert together == pytest.approx(alone, rel=1e-4)  # each has the last norm
+    prompts = (found[name]["prefill"]["computing_seconds"] for name in ("machines", "alone"))
+    assert next(prompts) == pytest.approx(next(prompts))
+    told = printed(large, "--machines", "4x m4-max-64gb", "--context", "8192")
+    assert "2, 2, 1, 1 layers by rank, one after another" in " ".join(told.split())
+
+
 def test_the_largest_machine_is_looked_at_alone(large: str) -> None:
     found = planned(large, "--machines", "m4-max-64gb, m3-ultra-256gb", "--context", "1024")
     assert [rank["machine"] for rank in found["alone"]["ranks"]] == ["m3-ultra-256gb"]

@@ -14,6 +14,7 @@ from mlx_provider.engine.execution import solo_rows
 from mlx_provider.engine.memory import profile
 from mlx_provider.errors import BadRequest, UnsupportedModel
 from mlx_provider.families.caches import text_cache
+from mlx_provider.families.sharding import BY_LAYERS, shard
 from mlx_provider.planning import machines, subject
 from mlx_provider.planning.group import TOKEN_BYTES, group
 from mlx_provider.planning.split import Ranks, sizes, split
@@ -59,7 +60,7 @@ def test_a_rank_holds_what_upstream_loads_on_it(tmp_path: Path, family: str, bit
     mx.eval(arrays)
     found = group(subject(str(folder)), PAIR)
     assert {rank.weights for rank in found.ranks} == {sum(a.nbytes for a in arrays)}
-    assert found.share.split > 0
+    assert found.ranks[0].share.split > 0
 
 
 QWEN3_MOE = {
@@ -99,11 +100,11 @@ def test_experts_are_split_and_read_as_far_as_they_are_taken(
     cache = text_cache(loaded)
     mx.eval(loaded.layers[0].self_attn(mx.zeros((1, TOKENS, 64)), cache=cache[0]))
     experts = sum(array.nbytes for path, array in arrays.items() if ".switch_mlp." in path)
-    assert found.share.weights(1) == sum(array.nbytes for array in arrays.values())
+    assert found.ranks[0].share.weights(1) == sum(array.nbytes for array in arrays.values())
     assert found.ranks[0].need.kv_per_token == 3 * profile(cache[:1], TOKENS).token_bytes
-    assert (found.share.experts, found.share.taken) == (experts, 0.5)
-    assert found.share.read_by(1) == found.share.read + experts / 2
-    assert found.share.read_by(2) == found.share.read + experts * 3 / 4
+    assert (found.ranks[0].share.experts, found.ranks[0].share.taken) == (experts, 0.5)
+    assert found.ranks[0].share.read_by(1) == found.ranks[0].share.read + experts / 2
+    assert found.ranks[0].share.read_by(2) == found.ranks[0].share.read + experts * 3 / 4
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_oss", "qwen3_5_text"])
@@ -131,12 +132,57 @@ def test_a_rank_keeps_and_exchanges_what_upstream_does(
     assert found.token_bytes == sum(exchanged.sums) + 2 * sum(exchanged.gathered) + TOKEN_BYTES
 
 
+ODD = {"num_attention_heads": 5, "num_key_value_heads": 5}
+ODD_STATES = ODD | {"linear_num_key_heads": 5, "linear_num_value_heads": 5}
+LAYERED = [
+    ("qwen3", ODD | {"model_type": "qwen2", "head_dim": 12}),
+    ("qwen3_next", ODD_STATES),
+]
+
+
+@pytest.mark.parametrize("bits", [False, True])
+@pytest.mark.parametrize(("family", "sizes"), LAYERED, ids=["qwen2", "qwen3_next"])
+def test_a_rank_of_layers_holds_and_exchanges_what_it_does_when_loaded(
+    tmp_path: Path,
+    family: str,
+    sizes: dict[str, Any],
+    bits: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three ranks, of unlike layers, one after another."""
+    folder, passed = folder_of(tmp_path, family, bits=bits, **sizes), Exchanged()
+    for name in ("send", "recv_like", "all_gather"):
+        monkeypatch.setattr(mx.distributed, name, getattr(passed, name))
+    found = group(subject(str(folder)), machines("3x64GB:400GB/s"))
+    layers = []
+    for rank in found.ranks:
+        model = mlx_lm.load(folder, lazy=True).model
+        assert shard(model, Ranks(3, rank.number), family) == BY_LAYERS
+        assert rank.weights == sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+        cache = text_cache(model)
+        mx.eval(model(mx.arange(TOKENS)[None], cache=cache))
+        held = profile(cache, TOKENS)
+        layers.append(len(cache))
+        assert (rank.need.kv_per_token, rank.need.per_row) == (held.token_bytes, held.state_bytes)
+    assert [len(each) for each in found.split.layers] == layers
+    assert passed.sent == [TOKENS * found.sum_bytes] * found.split.handed
+    assert found.token_bytes == 3 * found.sum_bytes + TOKEN_BYTES
+    assert found.collectives == 2 + 1 + 1
+    alone = group(subject(str(folder)), PAIR[:1]).ranks[0]
+    whole = alone.need.kv_per_token, alone.need.per_row
+    assert whole == tuple(
+        sum(getattr(rank.need, name) for rank in found.ranks)
+        for name in ("kv_per_token", "per_row")
+    )
+
+
 class Exchanged:
     """Collectives of a rank without others: their bytes."""
 
     def __init__(self) -> None:
         self.sums: list[int] = []
         self.gathered: list[int] = []
+        self.sent: list[int] = []
 
     def clear(self) -> None:
         self.__init__()  # type: ignore[misc]
@@ -144,6 +190,13 @@ class Exchanged:
     def all_sum(self, array: mx.array, **_: Any) -> mx.array:
         self.sums.append(array.nbytes)
         return array
+
+    def send(self, array: mx.array, to: int, **_: Any) -> mx.array:
+        self.sent.append(array.nbytes)
+        return array
+
+    def recv_like(self, array: mx.array, of: int, **_: Any) -> mx.array:
+        return mx.zeros_like(array)
 
     def all_gather(self, array: mx.array, **_: Any) -> mx.array:
         self.gathered.append(array.nbytes)
@@ -153,7 +206,7 @@ class Exchanged:
 def test_every_array_of_a_tower_stays_on_the_first_rank(tmp_path: Path) -> None:
     found = group(subject(str(build(tmp_path / "m", "qwen3_vl"))), PAIR)
     first, second = found.ranks
-    assert first.weights - second.weights == found.share.tower > 0
+    assert first.weights - second.weights == found.ranks[0].share.tower > 0
 
 
 def test_a_config_alone_tells_what_its_folder_does(tmp_path: Path) -> None:
@@ -161,7 +214,7 @@ def test_a_config_alone_tells_what_its_folder_does(tmp_path: Path) -> None:
     alone = tmp_path / "config.json"
     alone.write_bytes((folder / "config.json").read_bytes())
     of_file, of_folder = (group(subject(str(each)), PAIR) for each in (alone, folder))
-    towers = of_folder.share.tower, of_file.share.tower
+    towers = of_folder.ranks[0].share.tower, of_file.ranks[0].share.tower
     assert [r.need for r in of_file.ranks][1] == [r.need for r in of_folder.ranks][1]
     assert towers[0] <= towers[1]  # converters leave towers as they are, unless told otherwise
 
@@ -193,7 +246,7 @@ def test_key_value_heads_are_repeated_where_ours_are_split(tmp_path: Path) -> No
     assert two.need.kv_per_token == four.need.kv_per_token  # one of two heads on each
     model = asked.model()
     kept = [path for path in sizes(model) if path.endswith(("k_proj.weight", "v_proj.weight"))]
-    halves, quarters = (split(asked.model(), ranks).nbytes for ranks in (2, 4))
+    halves, quarters = (split(asked.model(), ranks).held(0) for ranks in (2, 4))
     assert {halves[p] - quarters[p] for p in kept if ".layers." in p} == {0}
 
 
@@ -216,7 +269,7 @@ def test_heads_that_do_not_divide_are_told(
 
 
 def test_matrices_that_do_not_divide_are_told(tmp_path: Path) -> None:
-    asked = subject(str(folder_of(tmp_path, "deepseek_v3", bits=True)))
+    asked = subject(str(build(tmp_path / "m", "llama", intermediate_size=127)))
     with pytest.raises(BadRequest, match="cannot be split over 2 ranks"):
         group(asked, PAIR)
 

@@ -50,17 +50,69 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3_5_text, two KV heads": (TEXT, "qwen3_5_text", STATES | {"num_key_value_heads": 2}),
 }
 """Plugin, tiny family and overrides of each."""
+ODD = {"num_attention_heads": 5, "num_key_value_heads": 1}
+ODD_STATES = ODD | {"linear_num_key_heads": 5, "linear_num_value_heads": 5}
+WINDOWED = {
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "sliding_window": 24,
+    "rope_parameters": {
+        "rope_theta": 10000.0,
+        "llama_4_scaling_beta": 0.1,
+        "original_max_position_embeddings": 8192,
+    },
+}
+RING = EXPERTS | {
+    "model_type": "bailing_hybrid",
+    "num_hidden_layers": 7,
+    "num_experts": 4,
+    "num_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "layer_group_size": 2,
+    "group_norm_size": 1,
+    "routed_scaling_factor": 1.0,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+}
+LAYERED: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "qwen2": (TEXT, "qwen3", ODD | {"model_type": "qwen2"}),
+    "qwen3_moe": (TEXT, "qwen3", ODD | QWEN_EXPERTS | {"model_type": "qwen3_moe"}),
+    "glm4_moe": (TEXT, "qwen3", ODD | GLM | {"model_type": "glm4_moe"}),
+    "ministral3": (TEXT, "qwen3", ODD | WINDOWED | {"model_type": "ministral3"}),
+    "deepseek_v3": (
+        TEXT,
+        "deepseek_v3",
+        {"num_attention_heads": 5, "num_key_value_heads": 5, "moe_intermediate_size": 128},
+    ),
+    "bailing_hybrid": (TEXT, "qwen3", RING),
+    "qwen3_next": (TEXT, "qwen3_next", ODD_STATES | SHARED),
+    "qwen3_5_text": (TEXT, "qwen3_5_text", ODD_STATES),
+}
+"""The same of models that split layer by layer alone: their heads do not divide by two or three,
+or are of no known kind. Two and three ranks have unlike numbers of layers, and of some unlike
+kinds."""
 FORMATS = ("float32", "bfloat16", "4 bit")
 
 
 def job(
-    folder: Path, name: str, form: str = "float32", *, count: int = 30, **sizes: Any
+    folder: Path,
+    name: str,
+    form: str = "float32",
+    *,
+    count: int = 30,
+    layered: bool = False,
+    **sizes: Any,
 ) -> dict[str, Any]:
     """A written model, and what to do with it: an argument of `answers.answer`.
 
-    `count`: tokens to be decoded; `sizes`: further entries of its `config.json`.
+    `count`: tokens to be decoded; `layered`: one of `LAYERED`; `sizes`: further entries of
+    its `config.json`.
     """
-    plugin, family, overrides = MODELS[name]
+    plugin, family, overrides = (LAYERED if layered else MODELS)[name]
     dtype = "float32" if form == "4 bit" else form
     build(folder, family, dtype=dtype, **(overrides | sizes))
     if form == "4 bit":

@@ -126,8 +126,17 @@ class Here(Follower):
             "requests": len(self._requests),
             "rows": sum(len(each.running) + len(each.waiting) for each in schedulers),
             "prefix_bytes": self._models.prefix_cache_bytes(),
+            "prefixes": self._prefixes(),
             "engines": len(self._engines),
         }
+
+    def _prefixes(self) -> dict[str, Any]:
+        kept = vars(self._models)["_prefix_cache"]
+        if kept is None:
+            return {}
+        kept.check_integrity()
+        report: dict[str, Any] = kept.report()
+        return report
 
 
 FOLLOWERS: list[Here] = []

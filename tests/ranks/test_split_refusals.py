@@ -9,13 +9,15 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
+from mlx.utils import tree_flatten
 
 from mlx_provider import LoadOptions, UnsupportedModel
-from mlx_provider.families.sharding import shard
+from mlx_provider.families.sharding import BY_LAYERS, shard
 from mlx_provider.families.text import load_text
 from mlx_provider.families.vision.loading import load_model
 from mlx_provider.testing.quantised import quantise
 from mlx_provider.testing.tiny_models import build
+from mlx_provider.upstream import mlx_lm
 
 
 @dataclass(frozen=True)
@@ -48,13 +50,15 @@ def reason(folder: Path, ranks: int, **options: Any) -> str:
         ("llama", 4, {"num_attention_heads": 4, "num_key_value_heads": 6}, "6 KV heads"),
         ("llama", 2, {"intermediate_size": 127}, "127"),
         ("gpt_oss", 3, {}, "heads do not divide by 3"),
-        ("qwen3_5_text", 4, {}, "2 num_k_heads do not divide by 4"),
+        ("deepseek_v3", 4, {"num_attention_heads": 6}, "its 3 layers are fewer than the ranks"),
+        ("qwen3_5_text", 5, {}, "2 num_k_heads do not divide by 5, and it does not split layer by"),
         ("gemma3", 3, {}, "4 heads do not divide by 3"),
         ("qwen3_5", 4, {}, "2 num_k_heads do not divide by 4"),
         ("qwen3_vl", 2, {"intermediate_size": 127}, "127 rows of `gate_proj`"),
         ("qwen3_vl", 4, {"num_attention_heads": 12, "num_key_value_heads": 6}, "6 KV heads"),
         ("jamba", 2, {}, "`mamba` of layer 0 is of no known kind"),
         ("rwkv7", 2, {}, "`attn` of layer 0 is of no known kind"),
+        ("rwkv7", 2, {}, "layer by layer: upstream has no pipeline for it"),
     ],
 )
 def test_what_does_not_divide_is_named(
@@ -64,6 +68,29 @@ def test_what_does_not_divide_is_named(
     assert said in told
     assert f"{family.removesuffix('_text')} cannot be split over {ranks} ranks" in told
     assert "fewer ranks" in told
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_what_was_half_split_by_heads_is_whole_when_its_layers_are(
+    rank: int, tmp_path: Path
+) -> None:
+    """Heads divide, and the rows of the first matrix of experts do not."""
+    folder = build(tmp_path, "deepseek_v3", num_attention_heads=6, num_key_value_heads=6)
+    whole = mlx_lm.load(folder, lazy=True).model
+    part = mlx_lm.load(folder, lazy=True).model
+    assert shard(part, Group(3, rank), "deepseek_v3") == BY_LAYERS
+    expected = dict(tree_flatten(whole.parameters()))
+    found = dict(tree_flatten(part.parameters()))
+    assert {name: array.shape for name, array in found.items()} == {
+        name: array.shape for name, array in expected.items() if _held(name, 2 - rank)
+    }
+    own = part.model.layers[2 - rank].self_attn
+    assert own.num_heads == 6
+    assert part.model.layers[: 2 - rank] == [None] * (2 - rank)
+
+
+def _held(name: str, layer: int) -> bool:
+    return ".layers." not in name or f".layers.{layer}." in name
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_vl"])

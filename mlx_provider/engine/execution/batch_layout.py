@@ -20,7 +20,7 @@ from ...upstream.batch_caches import RowCache
 from ..request import Row
 from .grouped_kv import beside, joined, split
 from .piggyback import PiggybackedChunk, Turned
-from .row_groups import Group, Groups
+from .row_groups import Group, Groups, Joining
 
 LAYOUTS = ("grouped", "merged", "solo")
 """Best first."""
@@ -82,11 +82,11 @@ class Layout(Protocol):
         """
 
 
-def make_layout(name: str) -> Layout:
-    """A new, empty layout."""
+def make_layout(name: str, joining: Joining | None = None) -> Layout:
+    """A new, empty layout; `joining`: see `Groups`."""
     if name == "solo":
         return SoloLayout()
-    return MergedLayout() if name == "merged" else GroupedLayout()
+    return MergedLayout(joining) if name == "merged" else GroupedLayout(joining)
 
 
 class SoloLayout:
@@ -121,8 +121,8 @@ class MergedLayout:
 
     name = "merged"
 
-    def __init__(self) -> None:
-        self.rows = Groups(PASS_BYTES)
+    def __init__(self, joining: Joining | None = None) -> None:
+        self.rows = Groups(PASS_BYTES, joining)
 
     def add(self, row: Row, cache: RowCache) -> None:
         self.rows.add(row, cache)
@@ -148,8 +148,8 @@ class GroupedLayout:
 
     name = "grouped"
 
-    def __init__(self) -> None:
-        self.rows = Groups(MERGED_BYTES)
+    def __init__(self, joining: Joining | None = None) -> None:
+        self.rows = Groups(MERGED_BYTES, joining)
         self._joined: RowCache | None = None
         """The cache of several groups together; `None`: build it anew."""
         self._members: list[Group] = []

@@ -17,6 +17,7 @@ from ...records import LoadedModel, PrefillChunk, Prompt
 from ..memory import arrays
 from ..row_cache import grow_by
 from ..scheduling.costs import Curve
+from ..unlike import Unlike
 from .calibration import DEPTH, deep_cache, spread
 
 log = logging.getLogger(__name__)
@@ -55,11 +56,17 @@ class PassMemory:
 
 
 def measure(
-    model: LoadedModel, make_cache: MakeCache, curve: Curve, seconds: float, most: int
+    model: LoadedModel,
+    make_cache: MakeCache,
+    curve: Curve,
+    seconds: float,
+    most: int,
+    unlike: Unlike | None = None,
 ) -> PassMemory:
     """Watch the peaks of passes of `model` on the engine thread. Never raises.
 
-    `seconds`, `most`: time and tokens that a chunk has at most.
+    `seconds`, `most`: time and tokens that a chunk has at most; `unlike`: other ranks keep unlike
+    parts of a row, and the largest passes count.
     """
     context = model.info.context_length
     fitting = [n for n in WIDTHS if curve.seconds(n) <= BRIEF and n <= context]
@@ -74,10 +81,15 @@ def measure(
             behind = _taken(model, deep_cache(model, make), DEPTH, NARROW)
     if tried.fault is not None:
         log.warning("what a pass takes could not be measured: %s", tried.fault.told)
+    token = max(0, several - one) / max(1, width - 1)
+    pair = max(0, behind - narrow) / (NARROW * DEPTH)
+    row: float = one
+    if unlike is not None:
+        row, token, pair = unlike.most([row, token, pair])
     return PassMemory(
-        row=one,
-        token=max(0, several - one) / max(1, width - 1),
-        pair=max(0, behind - narrow) / (NARROW * DEPTH),
+        row=row,
+        token=token,
+        pair=pair,
         widest=max(1, bisect_right(range(1, most + 1), seconds, key=curve.seconds)),
         pairs=seconds / curve.per_pair if curve.per_pair > 0 else inf,
     )

@@ -23,6 +23,7 @@ from ...records import LoadedModel, Prompt
 from ..agreement import ALONE, Agreement
 from ..memory import MemoryProfile, profile
 from ..request import Request, Row, RowOutput, SamplingParams
+from ..unlike import Unlike
 from . import solo_rows
 from .batch_layout import Layout, make_layout
 from .decode_batch import run_pass
@@ -65,35 +66,39 @@ def probe(
     make_cache: MakeCache,
     layouts: Sequence[str],
     agreed: Agreement = ALONE,
+    unlike: Unlike | None = None,
 ) -> Probe:
     """Try `layouts`, best first, on the engine thread; `solo` needs no proof.
 
-    `agreed`: with other ranks, all of which judge as the first does.
+    `agreed`: with other ranks, all of which judge as the first does; `unlike`: they keep unlike
+    parts of a row.
     """
     judged = partial(_agreed_judgement, agreed)
     prompts = [solo_rows.some_tokens(model, length, i) for i, length in enumerate(LENGTHS)]
     together = list(itertools.takewhile(lambda name: name != "solo", layouts))
     if not together:
-        return Probe("solo", _memory(solo_rows.prefilled(model, make_cache, prompts[-1])), ())
+        longest = solo_rows.prefilled(model, make_cache, prompts[-1])
+        return Probe("solo", _memory(longest, unlike), ())
     rows = [
         solo_rows.decoding(model, make_cache, tokens, delta)
         for tokens, delta in zip(prompts, ROPE_DELTAS, strict=True)
     ]
     longest = rows[-1].cache
-    memory = _memory(longest)
+    memory = _memory(longest, unlike)
+    shares = can_share_a_pass(longest) if unlike is None else unlike.shares_a_pass
     notes, failed = [], False
     for name in together:
-        found = judged(rows, partial(_together, model, rows, name))
+        found = judged(rows, partial(_together, model, rows, name, unlike))
         failed |= found.failed
         if found.problem:
             notes.append(f"layout {name!r} is not used: {found.problem}")
             continue
         mixed = drafted = UNTRIED
-        if name == "grouped" and can_share_a_pass(longest):
-            mixed = _mixing(model, make_cache, rows, judged)
+        if name == "grouped" and shares:
+            mixed = _mixing(model, make_cache, rows, judged, unlike)
             if mixed.problem:
                 notes.append(f"chunks run in forward passes of their own: {mixed.problem}")
-            drafted = judged(rows, partial(_drafted, model, rows))
+            drafted = judged(rows, partial(_drafted, model, rows, unlike))
             if drafted.problem:
                 notes.append(f"nothing is drafted: {drafted.problem}")
             failed |= mixed.failed | drafted.failed
@@ -110,8 +115,8 @@ def probe(
     return Probe("solo", memory, tuple(notes), conclusive=not failed)
 
 
-def _memory(longest: list[Any]) -> MemoryProfile:
-    return profile(longest, LENGTHS[-1])
+def _memory(longest: list[Any], unlike: Unlike | None) -> MemoryProfile:
+    return profile(longest, LENGTHS[-1]) if unlike is None else unlike.memory
 
 
 @dataclass(frozen=True)
@@ -151,7 +156,11 @@ def _judged(rows: Sequence[SoloRow], run: Callable[[], Sequence[ByStep]]) -> Jud
 
 
 def _mixing(
-    model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow], judged: Judge
+    model: LoadedModel,
+    make_cache: MakeCache,
+    rows: Sequence[SoloRow],
+    judged: Judge,
+    unlike: Unlike | None,
 ) -> Judgement:
     """Whether chunks of one more prompt may share the passes of `rows`."""
     with Isolation() as tried:
@@ -159,12 +168,14 @@ def _mixing(
         chunked = solo_rows.chunked(model, make_cache, tokens)
     if tried.fault is not None:
         return Judgement(False, tried.fault.told, failed=True)
-    return judged([*rows, chunked], partial(_mixed, model, rows, chunked))
+    return judged([*rows, chunked], partial(_mixed, model, rows, chunked, unlike))
 
 
-def _together(model: LoadedModel, rows: Sequence[SoloRow], name: str) -> list[ByStep]:
+def _together(
+    model: LoadedModel, rows: Sequence[SoloRow], name: str, unlike: Unlike | None
+) -> list[ByStep]:
     """Logits of the rows in a layout; one of each group decodes apart on the way."""
-    layout, apart = make_layout(name), make_layout("solo")
+    layout, apart = make_layout(name, unlike), make_layout("solo")
     found = _joined(layout, rows)
     leave = list(found)[1::2]
     for step in range(STEPS):
@@ -177,9 +188,11 @@ def _together(model: LoadedModel, rows: Sequence[SoloRow], name: str) -> list[By
     return list(found.values())
 
 
-def _mixed(model: LoadedModel, rows: Sequence[SoloRow], chunked: SoloRow) -> list[ByStep]:
+def _mixed(
+    model: LoadedModel, rows: Sequence[SoloRow], chunked: SoloRow, unlike: Unlike | None
+) -> list[ByStep]:
     """Logits of the rows in passes that took chunks along, and those of the chunks' row."""
-    layout = make_layout("grouped")
+    layout = make_layout("grouped", unlike)
     found = _joined(layout, rows)
     cache, after, start = deepcopy(chunked.cache), [], CHUNK_START
     for stop in CHUNK_ENDS:
@@ -191,9 +204,9 @@ def _mixed(model: LoadedModel, rows: Sequence[SoloRow], chunked: SoloRow) -> lis
     return [*found.values(), after]
 
 
-def _drafted(model: LoadedModel, rows: Sequence[SoloRow]) -> list[ByStep]:
+def _drafted(model: LoadedModel, rows: Sequence[SoloRow], unlike: Unlike | None) -> list[ByStep]:
     """Logits of the rows where some take several tokens in a pass, of which the last are wrong."""
-    layout = make_layout("grouped")
+    layout = make_layout("grouped", unlike)
     found = _joined(layout, rows)
     drafting = list(found)[: len(DRAFTED)]
     for step in range(max(map(len, DRAFTED))):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from ...upstream.batch_caches import RowCache, counting_alike, mergeable, merged, rows_of
 from ..memory import MemoryProfile, leaves, profile
@@ -73,26 +73,40 @@ def group_of(rows: list[Row], caches: Sequence[RowCache], memory: MemoryProfile)
     return Group(rows, together, memory, counting_alike(leaves(together)))
 
 
+class Joining(Protocol):
+    """By what rows share groups where ranks keep unlike parts of them."""
+
+    @property
+    def memory(self) -> MemoryProfile: ...
+
+    @property
+    def mergeable(self) -> bool: ...
+
+
 @dataclass
 class Groups:
     """All rows of a layout."""
 
     bound: int
     """Bytes up to which rows are merged."""
+    joining: Joining | None = None
+    """`None`: each row's own cache tells."""
     groups: list[Group] = field(default_factory=list)
 
     def add(self, row: Row, cache: RowCache, apart: Collection[Row] = ()) -> None:
         """Put a row into the group it fits best, or into one of its own; not beside those `apart`,
         each in a group of its own."""
         groups = self.groups
-        may = mergeable(cache) and row not in apart
+        merges = mergeable(cache) if self.joining is None else self.joining.mergeable
+        may = merges and row not in apart
         open_to = [i for i, g in enumerate(groups) if may and g.rows[0] not in apart]
         fits = [i for i in open_to if self._admits(groups[i], row)]
         if fits:
             at = min(fits, key=lambda i: abs(groups[i].rows[0].held - row.held))
             groups[at] = groups[at].joined_by(row, cache)
         else:
-            groups.append(group_of([row], [cache], profile(cache, row.held)))
+            own = profile(cache, row.held) if self.joining is None else self.joining.memory
+            groups.append(group_of([row], [cache], own))
 
     def drop(self, rows: Sequence[Row]) -> None:
         """Take rows out of their groups; empty groups go."""

@@ -22,12 +22,13 @@ from typing import Any, cast
 from ...protocol.figures import PrefixCacheFigures
 from ..agreement import ALONE, Agreement
 from ..row_cache import grow_by
+from .charges import Among, parts_over, snapshot_over
 from .disk import DiskTier
 from .eviction import evict, value
 from .insertion import LivePath, LoadedPath, Source, attach, grow, grows_complete, prune
 from .key import CacheKey, Ids, as_ids, key_tokens, outside_spans
 from .outline import outline
-from .segments import Kind, Segment, rebuild, row_parts, strictest, take_snapshot
+from .segments import Kind, Segment, rebuild, strictest, take_snapshot
 from .snapshots import Snapshot, Unstorable
 from .tree import Node, Walk, check, new_root, nodes, walk
 
@@ -100,8 +101,7 @@ class PrefixCache:
         max_buffers: int = MAX_BUFFERS,
         agreed: Agreement = ALONE,
     ) -> None:
-        """`agreed`: with other ranks, whose nodes come and go alike: each has as many bytes of
-        its own share."""
+        """`agreed`: with other ranks, whose nodes come and go alike and count for as many bytes."""
         self._budget = budget
         self._max_buffers = max_buffers
         self._agreed = agreed
@@ -175,19 +175,28 @@ class PrefixCache:
             return Kind.APPEND
 
     def snapshot(
-        self, cache: list[Any], at: int | None = None, *, inside: bool = False
+        self,
+        cache: list[Any],
+        at: int | None = None,
+        *,
+        inside: bool = False,
+        among: Among | None = None,
     ) -> Snapshot | None:
         """A copy of what cannot be cut out of a longer row later: states, and windows.
 
         `at`: as they were after that many tokens (`take_snapshot` says when that can be had);
-        `inside`: that is not at the end of a message, so it is the first to go.
+        `inside`: that is not at the end of a message, so it is the first to go; `among`: ranks that
+        keep unlike parts of the row, all of which take theirs.
         `None` where every layer can be cut at any time, or where there is nothing to be had.
         """
+        found, failed = None, False
         try:
             found = take_snapshot(cache, at)
         except (Unstorable, ValueError) as reason:
             self._tell(str(reason))
-            return None
+            failed = True
+        if among is not None:
+            found = snapshot_over(found, among, failed=failed)
         return None if found is None else replace(found, inside=inside)
 
     def insert(
@@ -200,6 +209,7 @@ class PrefixCache:
         prompted: int | None = None,
         session: str | None = None,
         beyond: bool = False,
+        among: Among | None = None,
     ) -> None:
         """Keep a row: `tokens` are all that the cache holds, as key ids. The cache stays as it is.
 
@@ -207,7 +217,8 @@ class PrefixCache:
         them; `prompted`: tokens before the reply, if that is among them. A cache of append-only
         layers may hold more tokens. Makes room first; an entry larger than the budget, or of an
         unknown make, is not stored. Raises `ValueError` if the cache holds fewer tokens.
-        `beyond`: it holds more, which a cache of states alone does not show.
+        `beyond`: it holds more, which a cache of states alone does not show; `among`: ranks that
+        keep unlike parts of the row, all of which insert theirs.
         """
         ids = as_ids(tokens)
         ends = {n: s for n, s in snapshots.items() if 0 < n <= len(ids) and not s.inside}
@@ -215,8 +226,11 @@ class PrefixCache:
         before = len(ids) if prompted is None else prompted
         shared = self._walk(key, ids).shared if inside else 0
         try:
-            row = row_parts(cache, len(ids))
-            row = replace(row, exact=row.exact and not beyond)
+            row = parts_over(cache, len(ids), beyond=beyond, among=among)
+            if among is not None and row.exact and among.kind is not Kind.APPEND:
+                last = self.snapshot(cache, among=among)
+                ends |= {} if last is None else {len(ids): last}
+                row = replace(row, exact=False)  # its state is taken
             if not row.exact and not row.complete:  # its state is of a later token
                 ids = ids[: max(ends, default=0)]
             leaf = self._grow(key, ids, LivePath(row, cache, ends, before), layout=row.layout)

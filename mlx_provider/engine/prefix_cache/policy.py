@@ -11,6 +11,7 @@ import numpy as np
 from ...records import LoadedModel, Prompt
 from ..request import PrefillJob, Request, Row
 from .cache import CacheKey, Match, PrefixCache, key_tokens
+from .charges import Among
 from .key import Ids, as_ids
 from .placement import GRID, ends_of, places
 from .segments import Kind
@@ -32,12 +33,15 @@ class PrefixCachePolicy:
         model: LoadedModel,
         kv: str,
         make_cache: Callable[[], list[Any]],
+        among: Among | None = None,
     ) -> None:
+        """`among`: ranks that keep unlike parts of a row."""
         self._cache = cache
         self._model = model
         self._kv = kv
         self._make_cache = make_cache
-        self._strictest = cache.strictest(make_cache())
+        self._among = among
+        self._strictest = cache.strictest(make_cache()) if among is None else among.kind
 
     def look_up(self, job: PrefillJob) -> None:
         """Find the longest stored prefix of a job's tokens."""
@@ -87,7 +91,9 @@ class PrefixCachePolicy:
             if start < at <= job.done:
                 inside = at not in self._ends(job.request.prompt)
                 within = None if at == job.done else at
-                snapshot = self._cache.snapshot(job.held(), within, inside=inside)
+                snapshot = self._cache.snapshot(
+                    job.held(), within, inside=inside, among=self._among
+                )
                 if snapshot is not None:
                     job.snapshots[at] = snapshot
 
@@ -130,6 +136,7 @@ class PrefixCachePolicy:
             prompted=len(request.prompt.tokens),
             session=request.session,
             beyond=beyond,
+            among=self._among,
         )
 
     def _key(self, request: Request) -> CacheKey:

@@ -31,7 +31,7 @@ from mlx.utils import tree_flatten
 from ..memory import leaves
 from ..room import whole_steps
 from .arrays import ArrayPack
-from .snapshots import Snapshot, Unstorable
+from .snapshots import Charge, Snapshot, Unstorable
 
 KV = frozenset({"keys", "values", "offset"})
 QUANTISED = KV | {"group_size", "bits"}
@@ -65,18 +65,20 @@ class Segment:
     pack: ArrayPack
     layers: tuple[tuple[int, int], ...]
     """(leaf index, its number of arrays): 2, 6 where quantised, 0 for a layer without tokens."""
+    charge: Charge | None = None
+    """What it counts for, bytes per token; `None`: its own size."""
 
     @property
     def nbytes(self) -> int:
-        return self.pack.nbytes
+        return self.pack.nbytes if self.charge is None else self.length * self.charge.nbytes
 
     @property
     def buffers(self) -> int:
-        return self.pack.buffers
+        return self.pack.buffers if self.charge is None else self.charge.buffers
 
     def slice(self, start: int, stop: int) -> Segment:
         """Tokens `start .. stop` of this segment, copied."""
-        return Segment(stop - start, self.pack.cut(start, stop), self.layers)
+        return Segment(stop - start, self.pack.cut(start, stop), self.layers, self.charge)
 
     def arrays(self) -> dict[int, list[Any]]:
         """Arrays (1, heads, length, dim) by leaf index: first those of keys, then of values."""
@@ -100,18 +102,31 @@ class RowParts:
     """Every layer can be cut."""
     exact: bool
     """No layer holds more than `length` tokens, so its state may serve as a snapshot there."""
+    charges: tuple[Charge, Charge] | None = None
+    """What its segments count for, without and with the windows; `None`: their own size."""
 
     def cut(self, start: int, stop: int, *, complete: bool) -> Segment:
         """Tokens `start .. stop`; `complete`: with the windows, which the row must still have."""
-        layers = {**self.append, **(self.window if complete else {})}
+        layers = self._layers(complete=complete)
         arrays = [a[..., start:stop, :] for each in layers.values() for a in each]
         counts = tuple((leaf, len(each)) for leaf, each in layers.items())
-        return Segment(stop - start, ArrayPack.of(arrays), counts)
+        charge = None if self.charges is None else self.charges[complete]
+        return Segment(stop - start, ArrayPack.of(arrays), counts, charge)
 
     def token_bytes(self, *, complete: bool) -> int:
-        """Bytes that one token takes in a segment."""
-        layers = [*self.append.values(), *(self.window.values() if complete else ())]
-        return sum(a.nbytes // max(1, a.shape[-2]) for each in layers for a in each)
+        """Bytes that one token counts for in a segment."""
+        if self.charges is not None:
+            return self.charges[complete].nbytes
+        return self.own_size(complete=complete)[0]
+
+    def own_size(self, *, complete: bool) -> tuple[int, int]:
+        """Bytes that one token takes in a segment, and the buffers of a segment."""
+        arrays = [a for each in self._layers(complete=complete).values() for a in each]
+        kinds = {(*a.shape[:-2], a.shape[-1], str(a.dtype)) for a in arrays}
+        return sum(a.nbytes // max(1, a.shape[-2]) for a in arrays), len(kinds)
+
+    def _layers(self, *, complete: bool) -> Mapping[int, list[Any]]:
+        return {**self.append, **(self.window if complete else {})}
 
     @property
     def layout(self) -> tuple[Any, ...]:

@@ -19,6 +19,14 @@ class Unstorable(TypeError):
 
 
 @dataclass(frozen=True)
+class Charge:
+    """What a stored part counts for where that is not its own size."""
+
+    nbytes: int
+    buffers: int
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """Instance attributes of some layers of a row cache, by leaf index. Immutable."""
 
@@ -26,6 +34,8 @@ class Snapshot:
     pack: ArrayPack
     inside: bool = False
     """Taken inside a message, in case another prompt leaves this one there."""
+    charge: Charge | None = None
+    """`None`: its own size."""
 
     @classmethod
     def of(cls, attributes: Mapping[int, Mapping[str, Any]]) -> Snapshot:
@@ -41,11 +51,11 @@ class Snapshot:
 
     @property
     def nbytes(self) -> int:
-        return self.pack.nbytes
+        return self.pack.nbytes if self.charge is None else self.charge.nbytes
 
     @property
     def buffers(self) -> int:
-        return self.pack.buffers
+        return self.pack.buffers if self.charge is None else self.charge.buffers
 
 
 def encode(value: Any, arrays: list[Any]) -> Encoded:

@@ -1,0 +1,129 @@
+"""Ranks that keep unlike parts of a row, as their layers are unlike in number or in kind.
+
+Every rank runs the same engine, and what that does hangs on what rows take and allow: which rows
+share a group, where passes of a prompt end, which prefixes stay. Where ranks differ, all go by the
+most that any of them takes, and by the least that any of them allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from pydantic import TypeAdapter
+
+from ..errors import LoadFailed
+from ..isolation import Isolation
+from ..records import LoadedModel, PrefillChunk, Prompt
+from ..upstream.batch_caches import mergeable
+from .agreement import Agreement
+from .execution.piggyback import can_share_a_pass
+from .memory import MemoryProfile, arrays, leaves, profile
+from .prefix_cache.segments import Kind, strictest
+from .prefix_cache.snapshots import Unstorable
+
+TRIAL = 4
+"""Tokens by which a model shows what it puts into a cache."""
+KINDS = tuple(Kind)
+"""From what allows most."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What one rank keeps of a row."""
+
+    memory: MemoryProfile
+    layers: int
+    kind: int
+    """The place among `KINDS` of the layer that allows least."""
+    mergeable: bool
+    shares_a_pass: bool
+
+
+_KEPT = TypeAdapter(Kept)
+
+
+@dataclass(frozen=True)
+class Unlike:
+    """What holds for all ranks."""
+
+    agreed: Agreement
+    memory: MemoryProfile
+    layers: tuple[int, ...]
+    """Of each rank."""
+    kind: Kind
+    """What the layers allow at most."""
+    mergeable: bool
+    """Several rows may have one cache."""
+    shares_a_pass: bool
+    """Chunks of a prompt may share the pass of rows that decode."""
+
+    def most(self, own: Sequence[float]) -> list[float]:
+        """The largest on any rank, one by one. Every rank asks at the same place."""
+        return [max(each) for each in zip(*self.agreed.of_all(list(own)), strict=True)]
+
+
+def unlike(
+    model: LoadedModel, make_cache: Callable[[], list[Any]], agreed: Agreement
+) -> Unlike | None:
+    """What ranks have in common that keep unlike parts of a row; `None`: they keep the same.
+
+    On every rank's engine thread. Raises `LoadFailed` where a rank cannot tell.
+    """
+    with Isolation() as trying:
+        own = _kept(model, make_cache())
+    told = trying.fault.told if trying.fault else _KEPT.dump_python(own, mode="json")
+    every = agreed.of_all(told)
+    if (failed := next((each for each in every if isinstance(each, str)), None)) is not None:
+        raise LoadFailed(f"a rank cannot run its share: {failed}")
+    found = [_KEPT.validate_python(each) for each in every]
+    if all(each == found[0] for each in found):
+        return None
+    return Unlike(
+        agreed,
+        largest([each.memory for each in found]),
+        tuple(each.layers for each in found),
+        KINDS[max(each.kind for each in found)],
+        all(each.mergeable for each in found),
+        all(each.shares_a_pass for each in found),
+    )
+
+
+def largest(profiles: Sequence[MemoryProfile]) -> MemoryProfile:
+    """One that takes at least as much as each of them, for any number of tokens."""
+    widths = {window for each in profiles for window, _ in each.windows}
+    by_window = [_by_window(each) for each in profiles]
+    return MemoryProfile(
+        max(each.state_bytes for each in profiles),
+        max(each.token_bytes for each in profiles),
+        tuple((width, max(each.get(width, 0) for each in by_window)) for width in sorted(widths)),
+    )
+
+
+def _by_window(memory: MemoryProfile) -> Mapping[int, int]:
+    found: dict[int, int] = {}
+    for window, each in memory.windows:
+        found[window] = found.get(window, 0) + each
+    return found
+
+
+def _kept(model: LoadedModel, cache: list[Any]) -> Kept:
+    tokens = [token % model.info.vocab_size for token in range(1, TRIAL + 1)]
+    model.prefill(PrefillChunk(Prompt(tokens), 0, TRIAL, cache))
+    mx.eval(arrays(cache))
+    return Kept(
+        profile(cache, TRIAL),
+        len(leaves(cache)),
+        KINDS.index(_strictest(cache)),
+        mergeable(cache),
+        can_share_a_pass(cache),
+    )
+
+
+def _strictest(cache: list[Any]) -> Kind:
+    try:
+        return strictest(cache)
+    except Unstorable:
+        return Kind.APPEND  # nothing of the row is kept, on no rank
