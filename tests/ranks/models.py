@@ -50,7 +50,18 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3_5_text, two KV heads": (TEXT, "qwen3_5_text", STATES | {"num_key_value_heads": 2}),
 }
 """Plugin, tiny family and overrides of each."""
-FORMATS = ("float32", "bfloat16", "4 bit")
+FORMATS = ("float32", "bfloat16", "4 bit", "4 bit, bfloat16")
+"""`4 bit` computes in float32, so that nothing else is rounded."""
+
+
+def write(folder: Path, name: str, form: str = "float32", **sizes: Any) -> Path:
+    """A model in a folder. `sizes`: further entries of its `config.json`."""
+    _, family, overrides = MODELS[name]
+    rounds = "bfloat16" if "bfloat16" in form else "float32"
+    build(folder, family, dtype=rounds, **(overrides | sizes))
+    if form.startswith("4 bit"):
+        quantise(folder, family, dtype=rounds)
+    return folder
 
 
 def job(
@@ -60,9 +71,5 @@ def job(
 
     `count`: tokens to be decoded; `sizes`: further entries of its `config.json`.
     """
-    plugin, family, overrides = MODELS[name]
-    dtype = "float32" if form == "4 bit" else form
-    build(folder, family, dtype=dtype, **(overrides | sizes))
-    if form == "4 bit":
-        quantise(folder, family, dtype="float32")  # rounding is bfloat16's matter
-    return {"plugin": plugin, "folder": str(folder), "count": count}
+    write(folder, name, form, **sizes)
+    return {"plugin": MODELS[name][0], "folder": str(folder), "count": count}
