@@ -31,6 +31,9 @@ class Tells(Protocol):
     def tell(self, message: Message, *, more: bool = False) -> None:
         """Send it to every other rank, `more`: with the next one. Raises `RankLost`."""
 
+    def send(self) -> None:
+        """Whatever was told goes out: others are waited for. Raises `RankLost`."""
+
 
 class Leading:
     """Rank 0's side, of one engine."""
@@ -60,6 +63,7 @@ class Leading:
         self._say(kind, told())
 
     def of_all(self, own: Any) -> list[Any]:
+        self._channel.send()
         return gathered(own, self._group)
 
     def drawn(self, logits: mx.array, make: Callable[[], Drawn]) -> Drawn:

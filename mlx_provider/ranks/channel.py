@@ -92,12 +92,15 @@ class LeaderChannel:
         """
         self._raise_lost()
         self._kept.add(message)
-        if more:
-            return
+        if not more:
+            self.send()
+
+    def send(self) -> None:
+        """Send what was told with `more`, if anything. Raises `RankLost`."""
         kinds, data = self._kept.taken()
         self._watch.told(kinds)
         for link in self._links:
-            if not link.send(data):
+            if data and not link.send(data):
                 self._watch.closed(link)
         self._raise_lost()
 

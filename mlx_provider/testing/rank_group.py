@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,18 +43,43 @@ def launch(
     """
     launcher = shutil.which("mlx.launch", path=Path(sys.executable).parent) or "mlx.launch"
     ring = ["-n", str(ranks), "--backend", "ring", "--starting-port", str(free_ports(ranks))]
-    done = subprocess.run(
-        [launcher, *ring, "--", sys.executable, str(script), *arguments],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        env=os.environ | {FOLDER: str(told)},
-    )
+    command = [launcher, *ring, "--", sys.executable, str(script), *arguments]
+    output = _output(command, told, timeout)
     paths = [told / f"{rank}.json" for rank in range(ranks)]
     if not all(path.exists() for path in paths):
-        raise RuntimeError(f"a rank has told nothing:\n{done.stdout}{done.stderr}")
+        raise RuntimeError(f"a rank has told nothing:\n{output}")
     return [json.loads(path.read_text()) for path in paths]
+
+
+def _output(command: Sequence[str], told: Path, timeout: float) -> str:
+    """What the launcher and its ranks have written by their end, or until they were killed."""
+    environ = os.environ | {FOLDER: str(told)}
+    with (
+        (told / "output").open("w+b") as output,
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=output, stderr=output, env=environ,
+            start_new_session=True,
+        ) as process,
+    ):  # fmt: skip
+        try:
+            _fill(process)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        output.seek(0)
+        return output.read().decode(errors="replace")
+
+
+def _fill(process: subprocess.Popen[bytes]) -> None:
+    """Give the ranks more input than their pipes hold, which nobody reads: `mlx.launch` (mlx
+    0.32.4, `_launch_with_io`) asks without a pause whether they could take any, or whether its own
+    has ended."""
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):
+        process.stdin.write(b"\n" * 2**18)
+        process.stdin.flush()
 
 
 def tell(rank: int, value: Any) -> None:

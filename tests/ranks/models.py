@@ -95,7 +95,21 @@ LAYERED: dict[str, tuple[str, str, dict[str, Any]]] = {
 """The same of models that split layer by layer alone: their heads do not divide by two or three,
 or are of no known kind. Two and three ranks have unlike numbers of layers, and of some unlike
 kinds."""
-FORMATS = ("float32", "bfloat16", "4 bit")
+FORMATS = ("float32", "bfloat16", "4 bit", "4 bit, bfloat16")
+"""`4 bit` computes in float32, so that nothing else is rounded."""
+
+
+def write(
+    folder: Path, name: str, form: str = "float32", *, layered: bool = False, **sizes: Any
+) -> Path:
+    """A model in a folder. `layered`: one of `LAYERED`; `sizes`: further entries of its
+    `config.json`."""
+    _, family, overrides = (LAYERED if layered else MODELS)[name]
+    rounds = "bfloat16" if "bfloat16" in form else "float32"
+    build(folder, family, dtype=rounds, **(overrides | sizes))
+    if form.startswith("4 bit"):
+        quantise(folder, family, dtype=rounds)
+    return folder
 
 
 def job(
@@ -112,9 +126,6 @@ def job(
     `count`: tokens to be decoded; `layered`: one of `LAYERED`; `sizes`: further entries of
     its `config.json`.
     """
-    plugin, family, overrides = (LAYERED if layered else MODELS)[name]
-    dtype = "float32" if form == "4 bit" else form
-    build(folder, family, dtype=dtype, **(overrides | sizes))
-    if form == "4 bit":
-        quantise(folder, family, dtype="float32")  # rounding is bfloat16's matter
+    write(folder, name, form, layered=layered, **sizes)
+    plugin = (LAYERED if layered else MODELS)[name][0]
     return {"plugin": plugin, "folder": str(folder), "count": count}

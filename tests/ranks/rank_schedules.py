@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from base64 import b64decode, b64encode
+from collections.abc import Iterable
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,12 @@ from mlx_provider.testing.tiny_media import tiny_pixels
 
 SCHEDULE = Path(__file__).with_name("schedule_rank.py")
 Played = dict[str, Any]
+"""What one play has come to on rank 0, see `schedule_rank.play`,"""
+Held = dict[str, Any]
+"""and what a follower holds of it in the end."""
 Step = dict[str, Any]
+Play = dict[str, Any]
+"""`{"settings": {...}, "do": [...]}`: fields of `EngineSettings`, and steps of one service."""
 EXACT = 1e-3
 """Of a log-probability in float32, whose sums have another order over ranks."""
 LIKELY = 3
@@ -27,26 +33,38 @@ LIKELY = 3
 
 def alone(folder: Path, do: list[Step]) -> Played:
     """What a schedule comes to in one process. `folder`: empty."""
-    command = [sys.executable, str(SCHEDULE), _written(folder, do)]
-    environ = os.environ | {FOLDER: str(folder)}
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environ)
-    assert done.returncode == 0, done.stdout + done.stderr
-    played: Played = json.loads((folder / "0.json").read_text())
-    return played
+    return all_alone(folder, [{"do": do}])[0]
 
 
-def over(ranks: int, folder: Path, do: list[Step], **more: Any) -> tuple[Played, list[Any]]:
+def over(ranks: int, folder: Path, do: list[Step], **more: Any) -> tuple[Played, list[Held]]:
     """What it comes to over ranks, and what the followers hold in the end. `folder`: empty.
 
     `elsewhere`: by rank, folders that models have there. Raises `RuntimeError`, see `launch`.
     """
-    leader, *followers = launch(SCHEDULE, ranks, folder, _written(folder, do, **more))
-    return leader, followers
+    return all_over(ranks, folder, [{"do": do}], **more)[0]
 
 
-def _written(folder: Path, do: list[Step], **more: Any) -> str:
+def all_alone(folder: Path, plays: list[Play]) -> list[Played]:
+    """The same of many plays, one after the other in one process."""
+    command = [sys.executable, str(SCHEDULE), _written(folder, plays)]
+    environ = os.environ | {FOLDER: str(folder)}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environ)
+    assert done.returncode == 0, done.stdout + done.stderr
+    played: list[Played] = json.loads((folder / "0.json").read_text())
+    return played
+
+
+def all_over(
+    ranks: int, folder: Path, plays: list[Play], **more: Any
+) -> list[tuple[Played, list[Held]]]:
+    """The same of many plays, one after the other over one group of ranks."""
+    leader, *followers = launch(SCHEDULE, ranks, folder, _written(folder, plays, **more))
+    return [(one, list(held)) for one, *held in zip(leader, *followers, strict=True)]
+
+
+def _written(folder: Path, plays: list[Play], **more: Any) -> str:
     file = folder / "schedule.json"
-    file.write_text(json.dumps({"do": do, **more}))
+    file.write_text(json.dumps({"plays": plays, **more}))
     return str(file)
 
 
@@ -77,12 +95,16 @@ def cancel(name: str) -> Step:
     return {"do": "cancel", "id": name}
 
 
-def seen(seed: int, text: str) -> list[dict[str, Any]]:
-    """A message with an image."""
+def pictures(seeds: Iterable[int], text: str) -> list[dict[str, Any]]:
+    """A message with images."""
+    urls = [{"type": "image_url", "image_url": {"url": _picture(seed)}} for seed in seeds]
+    return [*urls, {"type": "text", "text": text}]
+
+
+def _picture(seed: int) -> str:
     data = BytesIO()
     Image.fromarray(tiny_pixels(seed)).save(data, "PNG")
-    url = "data:image/png;base64," + b64encode(data.getvalue()).decode()
-    return [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": text}]
+    return "data:image/png;base64," + b64encode(data.getvalue()).decode()
 
 
 def agree(
@@ -154,6 +176,9 @@ def _vector(told: str) -> Any:
     return np.frombuffer(b64decode(told), "<f4")
 
 
-def held(follower: dict[str, Any]) -> dict[str, int]:
-    """What must not stay with a follower."""
-    return {name: follower[name] for name in ("requests", "rows", "engines")}
+def followed(together: Played, followers: list[Held]) -> None:
+    """Nothing of a request stays with a follower, and what is cached is what rank 0 has cached."""
+    for each in followers:
+        assert (each["requests"], each["rows"]) == (0, 0)
+        assert each["engines"] == together["engines"]
+        assert each["cache"] == together["cache"]

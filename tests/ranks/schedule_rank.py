@@ -1,11 +1,12 @@
-"""One rank of a schedule: what a client of the service does, and what it gets.
+"""One rank of schedules: what a client of the service does, and what it gets.
 
-    python schedule_rank.py SCHEDULE
+    python schedule_rank.py SCHEDULES
 
-SCHEDULE is a JSON file: `{"do": [...], "elsewhere": {rank: {folder: folder}}, "fails": [...]}`.
-Under `mlx.launch` rank 0 plays it over all ranks and the others follow; alone it is played in one
-process. Every rank tells once: rank 0 what
-each request has got, the others what their engines still hold in the end.
+SCHEDULES is a JSON file: `{"plays": [{"settings": {...}, "do": [...]}], "elsewhere": {rank:
+{folder: folder}}}`. Each play has a service of its own, with these settings. Under `mlx.launch`
+rank 0 plays them over all ranks and the others follow; alone they are played in one process. Every
+rank tells once, of every play: rank 0 what each request has got, the others what their engines
+still hold in the end.
 """
 
 from __future__ import annotations
@@ -13,22 +14,41 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mlx_provider.config import engine_settings
-from mlx_provider.errors import MLXProviderError, RankLost
+from mlx_provider.config import EngineSettings, engine_settings
+from mlx_provider.engine.scheduling.scheduler import Scheduler
+from mlx_provider.errors import MLXProviderError
 from mlx_provider.isolation import Isolation
 from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.protocol.messages import EmbedRequest, GenerateRequest
-from mlx_provider.ranks import group as ranks
+from mlx_provider.ranks.channel import FollowerChannel, LeaderChannel
 from mlx_provider.ranks.follower import Follower
+from mlx_provider.ranks.group import join
+from mlx_provider.ranks.leader import ranks_of
+from mlx_provider.ranks.messages import RankFault
 from mlx_provider.registry import PluginRegistry
+from mlx_provider.serving.loading import Loading
+from mlx_provider.serving.metrics import EngineMetrics
 from mlx_provider.serving.service import ChatService
 from mlx_provider.testing.rank_group import tell
+from mlx_provider.testing.replaced import Replaced, wrap
 
 RANK = os.environ.get("MLX_RANK", "")
 PLAYED: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
+PATIENCE = 60.0
+"""Seconds that a rank may be behind: the machine may be busy."""
+LEAVES = 10.0
+"""Seconds in which a rank ends that has lost another."""
+SOON = 60.0
+"""Seconds in which a model leaves that nobody asks for."""
 
 
 class Reader:
@@ -76,44 +96,91 @@ class Reader:
         self.ended = True
 
 
-def play(service: ChatService) -> dict[str, Any]:
-    readers: dict[str, Reader] = {}
-    for step in PLAYED["do"]:
-        name = step["id"]
-        if step["do"] == "ask":
-            readers[name] = _ask(service, name, step["request"])
-        elif step["do"] == "cancel":
-            service.cancel(name)
-        elif step["do"] == "clear":
-            service.cache_clear()
-        else:
-            readers[name].read(step.get("tokens", float("inf")))
-    for reader in readers.values():
-        reader.read(float("inf"))
-    answers = {name: reader.got for name, reader in readers.items()}
-    return {"answers": answers, "cache": service.cache_report(), "models": _models(service)}
+class Client:
+    """Of one service."""
+
+    def __init__(self, service: ChatService) -> None:
+        self._service = service
+        self._readers: dict[str, Reader] = {}
+        self._does: dict[str, Callable[[dict[str, Any]], None]] = {
+            "ask": self._ask,
+            "cancel": lambda step: service.cancel(step["id"]),
+            "clear": lambda step: service.cache_clear(),
+            "read": self._read,
+            "gone": self._gone,
+        }
+
+    def play(self, do: list[dict[str, Any]]) -> dict[str, Any]:
+        for step in do:
+            self._does[step["do"]](step)
+        for reader in self._readers.values():
+            reader.read(float("inf"))
+        return {"answers": {name: reader.got for name, reader in self._readers.items()}}
+
+    def _ask(self, step: dict[str, Any]) -> None:
+        reader = self._readers[step["id"]] = Reader()
+        body = step["request"]
+        kind = EmbedRequest if "input" in body else GenerateRequest
+        try:
+            self._service.submit(kind(id=step["id"], **body), reader.queue)
+        except MLXProviderError as error:
+            reader.fail(error.code, error.message)
+
+    def _read(self, step: dict[str, Any]) -> None:
+        self._readers[step["id"]].read(step.get("tokens", float("inf")))
+
+    def _gone(self, step: dict[str, Any]) -> None:
+        """Wait until a model has left the memory."""
+        until = time.monotonic() + SOON
+        while any(each.model == step["id"] for each in self._service.health().models):
+            assert time.monotonic() < until, f"{step['id']} stays"
+            time.sleep(0.05)
 
 
-def _ask(service: ChatService, name: str, body: dict[str, Any]) -> Reader:
-    reader = Reader()
-    kind = EmbedRequest if "input" in body else GenerateRequest
-    try:
-        service.submit(kind(id=name, **body), reader.queue)
-    except MLXProviderError as error:
-        reader.fail(error.code, error.message)
-    return reader
+def play(one: dict[str, Any], make: Callable[[EngineSettings], ChatService]) -> dict[str, Any]:
+    """What becomes of one play, and how it came to that."""
+    happened: Counter[str] = Counter()
+    with Replaced() as replaced:
+        wrap(replaced, Scheduler, "preempt", partial(_counted, happened, lambda *_: "preempted"))
+        wrap(replaced, Loading, "unload_here", partial(_counted, happened, lambda *_: "unloaded"))
+        wrap(replaced, EngineMetrics, "step", partial(_counted, happened, _way_of_chunk))
+        service = make(settings_of(one))
+        played = Client(service).play(one["do"])
+    played |= {
+        "happened": happened,
+        "cache": comparable(service.cache_report()),
+        "engines": len(service.figures().engines),
+        "models": [[each.model, each.kv_layout, each.drafter] for each in service.health().models],
+    }
+    service.close()
+    return played
 
 
-def _models(service: ChatService) -> list[list[Any]]:
-    return [[each.model, each.kv_layout, each.drafter] for each in service.health().models]
+def settings_of(one: dict[str, Any]) -> EngineSettings:
+    return replace(engine_settings(), **one.get("settings", {}))
+
+
+def comparable(report: dict[str, Any]) -> dict[str, Any]:
+    """What of a prefix cache is the same on every rank."""
+    return {name: value for name, value in report.items() if name != "budget"}
+
+
+def _counted(
+    happened: Counter[str], named: Callable[..., str], original: Callable[..., Any]
+) -> Callable[..., Any]:
+    def call(*given: Any, **more: Any) -> Any:
+        happened[named(*given, **more)] += 1
+        return original(*given, **more)
+
+    return call
+
+
+def _way_of_chunk(recorder: Any, seconds: float, chunk: int, *, mixed: bool) -> str:
+    return "decoded" if not chunk else "mixed" if mixed else "apart"
 
 
 class Here(Follower):
     """A follower whose folders may be elsewhere, and that can be asked what it holds."""
-
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        FOLLOWERS.append(self)
 
     def _load(self, told: Any) -> None:
         elsewhere = PLAYED.get("elsewhere", {}).get(RANK, {})
@@ -122,50 +189,62 @@ class Here(Follower):
 
     def holds(self) -> dict[str, Any]:
         schedulers = [each.scheduler for each in self._engines.values()]
+        kept = self._models._prefix_cache
+        if kept is not None:
+            kept.check_integrity()
         return {
             "requests": len(self._requests),
             "rows": sum(len(each.running) + len(each.waiting) for each in schedulers),
-            "prefix_bytes": self._models.prefix_cache_bytes(),
-            "prefixes": self._prefixes(),
+            "cache": {} if kept is None else comparable(kept.report()),
             "engines": len(self._engines),
         }
 
-    def _prefixes(self) -> dict[str, Any]:
-        kept = vars(self._models)["_prefix_cache"]
-        if kept is None:
-            return {}
-        kept.check_integrity()
-        report: dict[str, Any] = kept.report()
-        return report
-
-
-FOLLOWERS: list[Here] = []
-
 
 def follow(registry: PluginRegistry) -> None:
-    vars(ranks)["Follower"] = Here
-    try:
-        ranks.follow(engine_settings(), registry)
-    except RankLost as lost:
-        print(lost.message, file=sys.stderr)
-    tell(int(RANK), FOLLOWERS[0].holds() if FOLLOWERS else None)
+    group, hello = join(engine_settings(), registry)
+    channel = FollowerChannel.join(group, hello, _left_alone)
+    told: list[Any] = []
+    with Isolation() as trying:
+        for one in PLAYED["plays"]:
+            here = Here(settings_of(one), registry, channel, group)
+            here.run()
+            told.append(here.holds())
+    if trying.fault is not None:
+        print(f"rank {RANK}: {trying.fault.trace}", file=sys.stderr, flush=True)
+        channel.failed(trying.fault.told)
+        time.sleep(LEAVES)
+    tell(int(RANK), told)
 
 
 def lead(registry: PluginRegistry) -> None:
-    over, channel = ranks.lead(engine_settings(), registry, lambda fault: print(fault, flush=True))
-    service = ChatService(engine_settings(), registry=registry, ranks=over)
-    tell(0, play(service))
+    group, hello = join(engine_settings(), registry)
+    channel = LeaderChannel.open(group, hello, _left_alone, patience=PATIENCE)
+    ranks = ranks_of(group, channel)
+    played = [
+        play(one, lambda settings: ChatService(settings, registry=registry, ranks=ranks))
+        for one in PLAYED["plays"]
+    ]
+    tell(0, played)
     channel.close()
+
+
+def _left_alone(fault: RankFault) -> None:
+    """Collectives wait for a rank that is gone."""
+    print(f"rank {RANK}: {fault}", file=sys.stderr, flush=True)
+    timer = threading.Timer(LEAVES, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
 
 
 def main() -> None:
     registry = PluginRegistry.discover()
-    if not RANK:
-        tell(0, play(ChatService(engine_settings(), registry=registry)))
-    elif RANK == "0":
+    if RANK == "0":
         lead(registry)
-    else:
+    elif RANK:
         follow(registry)
+    else:
+        make = partial(ChatService, registry=registry)
+        tell(0, [play(one, make) for one in PLAYED["plays"]])
 
 
 with Isolation() as trying:

@@ -11,7 +11,7 @@ import pytest
 from mlx_provider.testing.tiny_models import build
 
 from .models import LAYERED
-from .rank_schedules import Played, Step, agree, alone, ask, cancel, embed, held, over, read
+from .rank_schedules import Played, Step, agree, alone, ask, cancel, embed, followed, over, read
 
 pytestmark = pytest.mark.ranks
 CASES = [
@@ -93,6 +93,4 @@ def test_ranks_keep_and_forget_the_same_prefixes(both: Both) -> None:
     own = both.together["cache"]
     assert own["evicted_bytes"] > 0
     assert own["entries"] > 0
-    for each in both.followers:
-        assert {**each["prefixes"], "budget": own["budget"]} == own
-        assert held(each)["requests"] == held(each)["rows"] == 0
+    followed(both.together, both.followers)

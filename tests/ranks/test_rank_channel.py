@@ -141,6 +141,9 @@ def test_what_opens_a_step_goes_out_with_what_follows() -> None:
         leader.tell(two)
         assert receive(sock) == one
         assert sock.recv(1024).startswith(frame(two))
+        leader.tell(two, more=True)
+        leader.send()
+        assert receive(sock) == two
         sock.close()
 
 
