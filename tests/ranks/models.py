@@ -117,4 +117,4 @@ def job(
     build(folder, family, dtype=dtype, **(overrides | sizes))
     if form == "4 bit":
         quantise(folder, family, dtype="float32")  # rounding is bfloat16's matter
-    return {"plugin": plugin, "folder": str(folder), "count": count}
+    return {"plugin": plugin, "folder": str(folder), "count": count, "layered": layered}
