@@ -51,8 +51,6 @@ class Unlike:
 
     agreed: Agreement
     memory: MemoryProfile
-    layers: tuple[int, ...]
-    """Of each rank."""
     kind: Kind
     """What the layers allow at most."""
     mergeable: bool
@@ -84,7 +82,6 @@ def unlike(
     return Unlike(
         agreed,
         largest([each.memory for each in found]),
-        tuple(each.layers for each in found),
         KINDS[max(each.kind for each in found)],
         all(each.mergeable for each in found),
         all(each.shares_a_pass for each in found),

@@ -429,11 +429,7 @@ class Models:
         if self.ranks.size == 1:
             return None
         check_kv(loaded.model, options, self.ranks.agreed)
-        found = unlike(loaded.model, make_cache, self.ranks.agreed)
-        if found is not None:
-            layers = ", ".join(map(str, found.layers))
-            log.info("%s: split layer by layer, %s of them by rank", loaded.name, layers)
-        return found
+        return unlike(loaded.model, make_cache, self.ranks.agreed)
 
     def _measured(
         self,

@@ -12,7 +12,14 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlx_provider import LoadedModel, LoadOptions, MLXProviderError, Prompt, SpreadsFeatures
+from mlx_provider import (
+    LoadedModel,
+    LoadOptions,
+    MLXProviderError,
+    PrefillChunk,
+    Prompt,
+    SpreadsFeatures,
+)
 from mlx_provider.records.features import leaves, outline, rebuilt
 from mlx_provider.testing.rank_group import tell
 from mlx_provider.testing.tiny_greedy import continue_greedily, features_of, start
@@ -37,11 +44,23 @@ def answer(job: Mapping[str, Any], group: Any = None) -> dict[str, Any]:
     first = np.array(row.logits.astype(mx.float32)).tolist()
     tokens = continue_greedily(model, [row], row.cache, job["count"])[0]
     return loaded | {
+        "apart": evaluated_apart(model, group) if job["layered"] else [],
         "info": [model.info.fingerprint, model.info.precision, sorted(model.info.media)],
         "logits": first,
         "tokens": tokens,
         "kv": [int(c.nbytes) for c in row.cache],
     }
+
+
+def evaluated_apart(model: LoadedModel, group: Any) -> list[Any]:
+    """Logits of two calls, which rank 0 evaluates in one order and others in the other."""
+    cache = [model.make_cache(), model.make_cache()]
+    prompts = [Prompt([start, 7, 9]) for start in (5, 11)]
+    found = [model.prefill(PrefillChunk(p, 0, 3, c)) for p, c in zip(prompts, cache, strict=True)]
+    leads = group is None or group.rank() == 0
+    for logits in found if leads else found[::-1]:
+        mx.eval(logits)
+    return [np.array(logits.astype(mx.float32)).tolist() for logits in found]
 
 
 def prompt_for(model: LoadedModel) -> Prompt:

@@ -128,4 +128,4 @@ def job(
     """
     write(folder, name, form, layered=layered, **sizes)
     plugin = (LAYERED if layered else MODELS)[name][0]
-    return {"plugin": plugin, "folder": str(folder), "count": count}
+    return {"plugin": plugin, "folder": str(folder), "count": count, "layered": layered}

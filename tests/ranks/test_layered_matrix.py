@@ -61,6 +61,7 @@ def test_layers_on_ranks_answer_as_one_process_does(
         assert found["info"] == alone["info"]
         assert found["logits"] == alone["logits"]
         assert found["tokens"] == alone["tokens"]
+        assert found["apart"] == alone["apart"]
     layers = [len(found["kv"]) for found in told]
     assert sum(layers) == len(alone["kv"])
     assert [size for found in reversed(told) for size in found["kv"]] == alone["kv"]
