@@ -146,6 +146,8 @@ class FollowerChannel:
         self._inbox: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._fault: RankFault | None = None
         self._heard = 0
+        self._since: float | None = None
+        """When it began what it last heard of; `None`: it waits for more."""
         self._sending = threading.Lock()
         self._ending = threading.Lock()
         self._left = threading.Event()
@@ -192,11 +194,13 @@ class FollowerChannel:
 
     def hear(self) -> dict[str, Any]:
         """The next message, in order. Raises `RankLost` when the leader is gone."""
+        self._since = None
         message = self._inbox.get()
         if message is None:
             self._inbox.put(None)
             raise self._gone().error()
         self._heard += 1
+        self._since = time.monotonic()
         return message
 
     def failed(self, reason: str) -> None:
@@ -225,7 +229,9 @@ class FollowerChannel:
 
     def _beat(self) -> None:
         while not self._left.wait(BEAT_EVERY):
-            self._send({"heard": self._heard})
+            since = self._since
+            works = 0.0 if since is None else time.monotonic() - since
+            self._send({"heard": self._heard, "works": works})
 
     def _send(self, message: Mapping[str, Any]) -> None:
         try:
