@@ -307,6 +307,8 @@ class Engine:
         if drafts:
             self._drafting.waited(self.clock() - self._read_at)
         self._corrupted = {row for rows, _ in forward.failed for row in rows}
+        for _, cause in forward.failed:
+            self.agreed.failed(cause)  # before this rank waits for those that wait for it
         if not caught_up and not self._read():
             return
         for rows, cause in forward.failed:
@@ -696,7 +698,6 @@ class Engine:
         if mixed or (left and not alone):
             self._retry(left, fault)
         elif left:
-            self.agreed.failed(fault)
             self._failed_by(left[0].request, "its decode step", fault)
 
     def _isolated(self, request: Request, part: str) -> Isolation:

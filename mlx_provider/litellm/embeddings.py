@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from array import array
 from base64 import b64decode
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any
 
@@ -104,8 +104,14 @@ def embed_request(call: Call, given: Any) -> tuple[EmbedRequest, str]:
 class Vectors(Held):
     """The vectors of one request, while the engine makes them."""
 
-    def __init__(self, generation: Generation, call: Call, form: str) -> None:
-        super().__init__(generation, call.deadline, call.model)
+    def __init__(
+        self,
+        generation: Generation,
+        call: Call,
+        form: str,
+        left: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__(generation, call.deadline, call.model, left=left)
         self._form = form
         self._found: list[Embedding] = []
         self._done: Done | None = None
@@ -138,6 +144,7 @@ class Vectors(Held):
         return Embedding(embedding=vector, index=event.index, object="embedding")
 
     def _filled(self, response: EmbeddingResponse, done: Done) -> EmbeddingResponse:
+        self.settle()
         response.data = sorted(self._found, key=lambda each: each.index)
         response.model = self.model
         response.usage = usage_of(done)

@@ -100,7 +100,7 @@ class Provider(CustomLLM):
             generation = self._connect(call.api_base, call.api_key).submit(request)
             keep_warnings(call.logging, generation.accepted.warnings)
             show(call.model, told(generation.accepted), call.deployment, mode="embedding")
-            return Vectors(generation, call, form)
+            return Vectors(generation, call, form, partial(left, call.litellm_params))
 
 
 def _begun(given: dict[str, Any], asked: str) -> Call:

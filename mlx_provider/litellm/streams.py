@@ -8,6 +8,7 @@ because the engine's `Generation` goes with it.
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self
@@ -37,12 +38,15 @@ class Held:
         spans: EngineSpans | None = None,
         left: Callable[[], None] | None = None,
     ) -> None:
-        """`left` is told that its client has gone before its end."""
+        """`left` is told that its client has gone before its end: LiteLLM may drop this unread."""
         self.generation = generation
         self.deadline = deadline
         self.model = model
         self._spans = spans
-        self._left = left
+        self._left: weakref.finalize[[], Held] | None = None
+        if left is not None:
+            self._left = weakref.finalize(self, left)
+            self._left.atexit = False
 
     def __enter__(self) -> Self:
         return self
@@ -91,14 +95,14 @@ class Held:
 
     def settle(self) -> None:
         """It has come to an end, of which its reader knows."""
-        self._left = None
+        if self._left is not None:
+            self._left.detach()
 
     def close(self) -> None:
         """Cancel what is left of the request."""
         self.generation.close()
-        left, self._left = self._left, None
-        if left is not None:
-            left()
+        if self._left is not None:
+            self._left()  # once
         if self._spans is not None:
             self._spans.left(self.generation.accepted)
 
@@ -151,6 +155,7 @@ class Reply(Held):
     def _filled(
         self, collector: Collector, response: ModelResponse
     ) -> ModelResponse | TextCompletionResponse:
+        self.settle()
         filled = collector.fill(response, self.model)
         if self.best_of is not None:
             filled = self.best_of.chosen(filled)
@@ -182,9 +187,14 @@ class _Stream:
         """Cancel what is left of the request; the stream then ends."""
         self._closed = True
         self._waiting = iter(())
+        self._reply.close()
+
+    def _next(self) -> ModelResponseStream | None:
+        """A chunk that waits."""
+        chunk = next(self._waiting, None)
         if self._chunks.ended:
             self._reply.settle()
-        self._reply.close()
+        return chunk
 
 
 class ReplyStream(_Stream):
@@ -195,7 +205,7 @@ class ReplyStream(_Stream):
 
     def __next__(self) -> ModelResponseStream:
         with LiteLLMErrors(self._reply.model), self._reply:
-            while (chunk := next(self._waiting, None)) is None:
+            while (chunk := self._next()) is None:
                 if self._over:
                     raise StopIteration
                 self._waiting = self._chunks.feed(self._reply.events())
@@ -219,7 +229,7 @@ class AsyncReplyStream(_Stream):
 
     async def __anext__(self) -> ModelResponseStream:
         with LiteLLMErrors(self._reply.model), self._reply:
-            while (chunk := next(self._waiting, None)) is None:
+            while (chunk := self._next()) is None:
                 if self._over:
                     raise StopAsyncIteration
                 events = await self._reply.aevents_within(self._heartbeat)

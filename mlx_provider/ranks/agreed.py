@@ -7,6 +7,7 @@ collectives meet in the same order; what only rank 0 computes is added to zeros 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
@@ -18,6 +19,8 @@ from ..isolation import Fault, Isolation
 from ..records import Features, LoadedModel, SpreadsFeatures
 from ..records.features import Types, leaves, outline, rebuilt
 from .gathering import gathered
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Message = Mapping[str, Any]
@@ -91,8 +94,7 @@ class Leading:
         return made
 
     def failed(self, fault: Fault) -> None:
-        if not fault.ours:
-            raise RankLost(f"a pass failed on rank 0: {fault.told}")
+        _refuse(fault, "rank 0")
 
     def _say(self, kind: str, more: Mapping[str, Any]) -> None:
         message = {"kind": kind, "engine": self._engine, **more}
@@ -147,8 +149,14 @@ class Following:
         return rebuilt(value["outline"], found, _types(model))
 
     def failed(self, fault: Fault) -> None:
-        if not fault.ours:
-            raise RankLost(f"a pass failed on this rank: {fault.told}")
+        _refuse(fault, "this rank")
+
+
+def _refuse(fault: Fault, where: str) -> None:
+    """Others wait in the pass that has failed here."""
+    if not fault.ours:
+        log.error("a pass failed\n%s", fault.trace)
+        raise RankLost(f"a pass failed on {where}: {fault.told}")
 
 
 def _none_drawn(logits: mx.array) -> mx.array:

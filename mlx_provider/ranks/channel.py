@@ -173,6 +173,8 @@ class FollowerChannel:
         self._lost = lost
         self._fault: RankFault | None = None
         self._heard = 0
+        self._since: float | None = None
+        """When it began what it last heard of; `None`: it waits for more."""
         self._ending = threading.Lock()
         self._left = threading.Event()
         threading.Thread(target=self._beat, name="rank-beat", daemon=True).start()
@@ -216,12 +218,14 @@ class FollowerChannel:
 
     def hear(self) -> dict[str, Any]:
         """The next message, in order. Raises `RankLost` when the leader is gone."""
+        self._since = None
         try:
             message = self._link.next()
         except (OSError, BadFrame) as error:
             self._end(str(error))
             raise self._gone().error() from None
         self._heard += 1
+        self._since = time.monotonic()
         return message
 
     def failed(self, reason: str) -> None:
@@ -237,7 +241,9 @@ class FollowerChannel:
     def _beat(self) -> None:
         """Tell the leader how far this rank is, and notice where the leader is gone."""
         while not self._left.wait(BEAT_EVERY):
-            self._send({"heard": self._heard})
+            since = self._since
+            works = 0.0 if since is None else time.monotonic() - since
+            self._send({"heard": self._heard, "works": works})
             try:
                 silence = self._link.look()
             except (OSError, BadFrame) as error:

@@ -19,8 +19,8 @@ from importlib import import_module
 from typing import Any
 
 from ..config import EngineSettings, engine_settings
-from ..errors import MLXProviderError
-from ..isolation import Isolation
+from ..errors import MLXProviderError, RankLost
+from ..isolation import Fault, Isolation
 from ..registry import PluginRegistry
 from ..server.__main__ import options_parser
 from ..server.rank_group import RankGroup
@@ -84,30 +84,37 @@ def _lead(parsed: dict[str, Any], last: RankFault | None, lead: Lead) -> int:
 
 def _follow(rank: int, follow: Follow) -> int:
     channel: FollowerChannel | None = None
+    lost: RankLost | None = None
     with Isolation() as trying:
-        settings = engine_settings()
-        logging.basicConfig(level=settings.log_level.upper(), format=_log_format(rank))
-        prepare_mlx(settings)
-        group, registry, hello = _joined(settings)
-        channel = FollowerChannel.join(group, hello, lambda fault: _left_alone(rank, fault))
-        follow(settings, registry, group, channel)
-        return 0
-    return _ended(rank, channel, trying)
+        try:
+            settings = engine_settings()
+            logging.basicConfig(level=settings.log_level.upper(), format=_log_format(rank))
+            prepare_mlx(settings)
+            group, registry, hello = _joined(settings)
+            channel = FollowerChannel.join(group, hello, lambda fault: _left_alone(rank, fault))
+            follow(settings, registry, group, channel)
+            return 0
+        except RankLost as error:  # which is no fault of one request, and passes
+            lost = error
+    return _ended(rank, channel, lost, trying.fault)
 
 
-def _ended(rank: int, channel: FollowerChannel | None, trying: Isolation) -> int:
+def _ended(
+    rank: int, channel: FollowerChannel | None, lost: RankLost | None, fault: Fault | None
+) -> int:
     """A follower cannot go on: the leader is told why, where there is one, else the supervisor."""
-    fault = trying.fault
-    if fault is None:
-        return 0
-    if not fault.ours:
-        logging.getLogger(__name__).error("rank %d failed\n%s", rank, fault.trace)
-    sys.stderr.write(f"mlx-provider: rank {rank}: {fault.told}\n")
+    error: BaseException | None = lost
+    why = "" if lost is None else lost.message
+    if fault is not None:
+        error, why = fault.error, fault.told
+        if not fault.ours:
+            logging.getLogger(__name__).error("rank %d failed\n%s", rank, fault.trace)
+    sys.stderr.write(f"mlx-provider: rank {rank}: {why}\n")
     if channel is not None:
-        channel.failed(fault.told)
+        channel.failed(why)
         channel.close()
-    elif isinstance(fault.error, MLXProviderError):
-        Report.of(rank, fault.error).tell()
+    elif isinstance(error, MLXProviderError):
+        Report.of(rank, error).tell()
     return LOST if channel is not None else 1
 
 

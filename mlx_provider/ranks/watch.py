@@ -29,6 +29,8 @@ LOADING = (
 """Kinds of messages while a model is loaded and tried."""
 LONG_WORK = frozenset({"load", "start", "unload", *LOADING})
 """Kinds of messages after which a follower may be behind for as long as it beats."""
+WORK_LIMIT = 120.0
+"""Seconds that a piece of a step may take, one chunk of a prompt at most: more, and it hangs."""
 ENDED = "its process ended, or closed the connection"
 FOUND_LIMIT = 1.0
 """Seconds for the reason of a failed send to arrive from the other side."""
@@ -68,10 +70,12 @@ class Progress:
     def __init__(self, now: float) -> None:
         self.beat = now
         self.heard = 0
+        self.works = 0.0
+        """Seconds for which it has been at what it last heard of; 0: it waits for more."""
         self.moved = now
 
-    def take(self, heard: int, now: float) -> None:
-        self.beat = now
+    def take(self, heard: int, now: float, works: float = 0.0) -> None:
+        self.beat, self.works = now, works
         if heard != self.heard:
             self.heard, self.moved = heard, now
 
@@ -80,6 +84,10 @@ class Progress:
         if self.heard >= told.count or told.kind(self.heard) in LONG_WORK:
             return 0.0
         return now - max(self.moved, told.time(self.heard + 1))
+
+    def hangs(self, told: Told) -> bool:
+        """Whether it will not come back from what it is at, for which rank 0 may wait as well."""
+        return self.works > WORK_LIMIT and told.kind(self.heard) not in LONG_WORK
 
 
 class Watch:
@@ -110,10 +118,12 @@ class Watch:
             self._thread.join()
 
     def told(self, kinds: Sequence[str]) -> None:
-        """Messages are about to be sent."""
+        """Messages are about to be sent. Whoever leaves after an `end` is not lost."""
         now = time.monotonic()
         for kind in kinds:
             self._told.add(kind, now)
+        if "end" in kinds:
+            self._stopped.set()
 
     def closed(self, link: FollowerLink) -> None:
         """A message could not be sent."""
@@ -173,7 +183,10 @@ class Watch:
         heard, reason = message.get("heard"), message.get("failed")
         if type(heard) is not int or not 0 <= heard <= self._told.count:
             raise BadFrame(f"heard: {heard!r:.100}")
-        self._progress[link].take(heard, time.monotonic())
+        works = message.get("works", 0.0)
+        if type(works) is not float:
+            raise BadFrame(f"works: {works!r:.100}")
+        self._progress[link].take(heard, time.monotonic(), works)
         if reason is not None:
             self._lose(link, str(reason)[:LONGEST_REASON])
 
@@ -186,6 +199,8 @@ class Watch:
                 self._lose(link, f"no beat for {self._silence:g} s")
             elif progress.behind(self._told, now) > self._patience:
                 self._lose(link, f"it lives, but has heard nothing for {self._patience:g} s")
+            elif progress.hangs(self._told):
+                self._lose(link, f"it lives, but a pass has not ended for {WORK_LIMIT:g} s")
         serving = [each.heard for link, each in self._progress.items() if link.fault is None]
         if serving:
             self._told.prune(min(serving))

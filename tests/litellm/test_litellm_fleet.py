@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from contextlib import suppress
 
 import litellm
 import pytest
 from litellm.caching.affinity_cache import set_local_affinity_pin
+from litellm.types.router import Deployment, LiteLLM_Params
 
 from mlx_provider.errors import BadRequest, ContextTooLong, EngineUnavailable, Overloaded
 from mlx_provider.gateway.config import Served
@@ -219,6 +221,27 @@ async def test_a_request_counts_as_long_as_it_runs_and_no_longer(routed, how, sc
     assert sum(routed.counts()) == 1, "counted down once"
     await second.aclose()
     await until(lambda: sum(routed.counts()) == 0)
+
+
+@pytest.mark.parametrize("how", ["answer", "stream", "vectors"])
+async def test_a_request_that_litellm_drops_unread_counts_no_more(routed, how):
+    """Its client leaves while an engine loads the model, say; then it is accepted, for nobody."""
+    may_go = threading.Event()
+    routed.engine.refuse = lambda request: may_go.wait(10) and None
+    if how == "vectors":
+        params = LiteLLM_Params(model="mlx/vectors")
+        routed.router.add_deployment(Deployment(model_name="vectors", litellm_params=params))
+        asked = routed.router.aembedding("vectors", ["some text"])
+    else:
+        asked = routed.router.acompletion("m", conversation(1), stream=how == "stream")
+    first = asyncio.create_task(asked)
+    await until(lambda: routed.engine.requests and sum(routed.counts()) == 1)
+    first.cancel()
+    with suppress(asyncio.CancelledError):
+        await first
+    may_go.set()
+    await until(lambda: sum(routed.counts()) == 0)
+    await until(lambda: not routed.engine.active)
 
 
 async def until(found):

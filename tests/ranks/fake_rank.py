@@ -18,7 +18,7 @@ from fake_engine import FakeService
 from mlx_provider.config import EngineSettings
 from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.protocol.messages import Accepted, GenerateRequest
-from mlx_provider.ranks import process
+from mlx_provider.ranks import hello, process
 from mlx_provider.ranks.channel import FollowerChannel, LeaderChannel
 from mlx_provider.ranks.messages import Hello
 from mlx_provider.server.run import end_process
@@ -63,8 +63,8 @@ def other_hello(*arguments: Any) -> Hello:
     return mine.model_copy(update={"versions": versions})
 
 
-own_hello = process.own_hello
-process.own_hello = other_hello
+own_hello = hello.own_hello
+hello.own_hello = other_hello  # before `group`, which imports MLX, takes it
 
 if __name__ == "__main__":
     end_process(process.main(None, lead, follow))

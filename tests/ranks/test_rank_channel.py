@@ -330,6 +330,29 @@ def test_one_that_loads_may_be_behind() -> None:
     assert progress.behind(told, 900.0) == 0
 
 
+def test_one_that_does_not_come_back_from_a_pass_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 tells nothing meanwhile: it waits in the same pass."""
+    from mlx_provider.ranks import watch
+
+    monkeypatch.setattr(watch, "WORK_LIMIT", 0.2)
+    with group() as made:
+        (one,) = followers(made, 2)
+        leader = made.leader()
+        hearing = threading.Thread(target=one.hear)
+        hearing.start()
+        time.sleep(0.8)  # it waits
+        leader.tell({"kind": "load"})
+        hearing.join(LIMIT)
+        time.sleep(0.8)
+        assert made.faults.empty()
+        leader.tell({"kind": "plan"})
+        one.hear()
+        assert (
+            made.faults.get(timeout=LIMIT).reason == "it lives, but a pass has not ended for 0.2 s"
+        )
+        one.close()
+
+
 def test_a_leader_that_stands_still_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     from mlx_provider.ranks import channel
     from mlx_provider.ranks.framing import frame
