@@ -18,7 +18,7 @@ from fake_engine import FakeService
 from mlx_provider.config import EngineSettings
 from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.protocol.messages import Accepted, GenerateRequest
-from mlx_provider.ranks import process
+from mlx_provider.ranks import group, process
 from mlx_provider.ranks.channel import FollowerChannel, LeaderChannel
 from mlx_provider.ranks.messages import Hello
 from mlx_provider.server.run import end_process
@@ -43,14 +43,12 @@ class LeadingService(FakeService):
 
 
 def lead(
-    settings: EngineSettings, deliver: Deliver, registry: object, group: Any, channel: LeaderChannel
+    settings: EngineSettings, deliver: Deliver, registry: object, ring: Any, channel: LeaderChannel
 ) -> LeadingService:
     return LeadingService(settings, deliver, channel)
 
 
-def follow(
-    settings: EngineSettings, registry: object, group: Any, channel: FollowerChannel
-) -> None:
+def follow(settings: EngineSettings, registry: object, ring: Any, channel: FollowerChannel) -> None:
     while (kind := channel.hear()["kind"]) != "end":
         if kind == "raise":
             raise RuntimeError("scripted failure of the follower")
@@ -63,8 +61,8 @@ def other_hello(*arguments: Any) -> Hello:
     return mine.model_copy(update={"versions": versions})
 
 
-own_hello = process.own_hello
-process.own_hello = other_hello
+own_hello = group.own_hello
+group.own_hello = other_hello
 
 if __name__ == "__main__":
     end_process(process.main(None, lead, follow))
