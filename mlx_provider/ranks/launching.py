@@ -16,6 +16,7 @@ from ..errors import BadRequest, NotInstalled
 from .messages import RankFault
 
 RANK_COMMAND = (sys.executable, "-P", "-m", "mlx_provider.ranks.process")
+LAUNCH_COMMAND = (sys.executable, "-P", "-m", "mlx_provider.upstream.launch")
 GROUP_COMMAND = (sys.executable, "-P", "-m", "mlx_provider.ranks")
 OF_A_MACHINE = frozenset(
     PREFIX + name
@@ -57,14 +58,14 @@ class GroupOptions:
             _hosts(self.hostfile)
 
 
-def launcher() -> Path:
+def launcher() -> tuple[str, ...]:
     """`mlx.launch` of the installed mlx. Raises `NotInstalled`."""
     found = Path(sys.executable).parent / "mlx.launch"
     if not found.exists():
         raise NotInstalled(
             f"{found} is missing, which comes with mlx: install mlx for {sys.executable}"
         )
-    return found
+    return LAUNCH_COMMAND
 
 
 def launch_command(
@@ -74,7 +75,7 @@ def launch_command(
     environ: Mapping[str, str] = os.environ,
 ) -> list[str]:
     """The command line; it holds no secret. `fault`: of the group before this one."""
-    command = [str(launcher()), *_where(options)]
+    command = [*launcher(), *_where(options)]
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in OF_A_MACHINE:
             command += ["--env", f"{name}={environ[name]}"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -13,6 +12,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from ..ranks.launching import LAUNCH_COMMAND
 
 FOLDER = "RANKS_TESTED_IN"
 """Where ranks leave what they tell."""
@@ -41,9 +42,8 @@ def launch(
     `told`: an empty folder. Raises `RuntimeError` with what the ranks have written where one has
     told nothing.
     """
-    launcher = shutil.which("mlx.launch", path=Path(sys.executable).parent) or "mlx.launch"
     ring = ["-n", str(ranks), "--backend", "ring", "--starting-port", str(free_ports(ranks))]
-    command = [launcher, *ring, "--", sys.executable, str(script), *arguments]
+    command = [*LAUNCH_COMMAND, *ring, "--", sys.executable, str(script), *arguments]
     output = _output(command, told, timeout)
     paths = [told / f"{rank}.json" for rank in range(ranks)]
     if not all(path.exists() for path in paths):
@@ -61,8 +61,7 @@ def _output(command: Sequence[str], told: Path, timeout: float) -> str:
             start_new_session=True,
         ) as process,
     ):  # fmt: skip
-        try:
-            _fill(process)
+        try:  # its input stays open: it asks without a pause for one that has ended
             with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout)
         finally:
@@ -70,16 +69,6 @@ def _output(command: Sequence[str], told: Path, timeout: float) -> str:
                 os.killpg(process.pid, signal.SIGKILL)
         output.seek(0)
         return output.read().decode(errors="replace")
-
-
-def _fill(process: subprocess.Popen[bytes]) -> None:
-    """Give the ranks more input than their pipes hold, which nobody reads: `mlx.launch` (mlx
-    0.32.4, `_launch_with_io`) asks without a pause whether they could take any, or whether its own
-    has ended."""
-    assert process.stdin is not None
-    with suppress(BrokenPipeError):
-        process.stdin.write(b"\n" * 2**18)
-        process.stdin.flush()
 
 
 def tell(rank: int, value: Any) -> None:
