@@ -17,6 +17,7 @@ BEAT_EVERY = 0.5
 """Seconds between two beats of a rank."""
 TICK = 0.1
 LOADING = (
+    "feature budget",
     "layouts",
     "limits",
     "known",

@@ -214,7 +214,9 @@ class Loading:
             del made
             _collect()
             raise failed
-        largest = max(self._ranks.agreed.of_all(made.info.weights_bytes))
+        agreed = self._ranks.agreed
+        largest = max(agreed.of_all(made.info.weights_bytes))
+        remembered = agreed.on("feature budget", lambda: self._feature_bytes, int, int)
         equip(made, self._registry)
         info, taken = made.info, mx.get_active_memory() - before
         return Loaded(
@@ -229,7 +231,7 @@ class Loading:
             code=self._registry.computing(plugin),
             stranger=stranger_of(plugin),
             taken=taken,
-            features=FeatureCache(self._feature_bytes),
+            features=FeatureCache(remembered),
             grammar=GrammarCompiler(
                 made.tokenizer.fast, info.stop_tokens, info.vocab_size, pool=self._mask_pool
             ),
