@@ -11,8 +11,8 @@ from .options import Hidden, Layers
 
 
 def ranks(
-    ranks: Annotated[str, typer.Option(help="Processes that share the model.")] = "1,2,4",
-    streams: Annotated[str, typer.Option(help="Requests at once.")] = "1,4,16",
+    ranks: Annotated[str, typer.Option(help="Processes that share the model.")] = "1,2",
+    streams: Annotated[str, typer.Option(help="Requests at once.")] = "1,4",
     form: Annotated[
         str, typer.Option("--format", help="float32, bfloat16, 4bit: of the random model.")
     ] = "float32",

@@ -10,9 +10,9 @@ from mlx_provider.errors import BadRequest
 
 @dataclass(frozen=True)
 class Plan:
-    ranks: Sequence[int] = (1, 2, 4)
+    ranks: Sequence[int] = (1, 2)
     """Processes that share the model; 1: nobody else."""
-    streams: Sequence[int] = (1, 4, 16)
+    streams: Sequence[int] = (1, 4)
     """Requests at once."""
     format: str = "float32"
     tokens: int = 32
