@@ -672,7 +672,8 @@ class Engine:
         with self._isolated(row.request, "its sampling") as work:
             drawn = self._drawn(logits[None], [row], masks)
             mx.async_eval(drawn.arrays)  # type: ignore[no-untyped-call]
-        return drawn if work.fault is None else None
+        was_drawn = self.agreed.on("drawn", lambda: work.fault is None, bool, bool)
+        return drawn if was_drawn else None
 
     # -- failures of the device
 

@@ -70,13 +70,14 @@ class Leading:
         return gathered(own, self._group)
 
     def drawn(self, logits: mx.array, make: Callable[[], Drawn]) -> Drawn:
-        own: Drawn | None = None
         with Isolation() as trying:
             own = make()
-        if own is None:  # the others wait for tokens all the same
-            mx.eval(_added(_none_drawn(logits), self._group))
-            raise _error(trying.fault)
-        return Drawn(_added(own.tokens, self._group), own.logprobs)
+            return Drawn(_added(own.tokens, self._group), own.logprobs)
+        mx.eval(_added(_none_drawn(logits), self._group))  # the others wait for tokens all the same
+        if trying.fault is None:
+            raise RankLost("rank 0 could not go on")
+        log.error("drawing failed\n%s", trying.fault.trace)
+        raise trying.fault.error
 
     def features(self, model: LoadedModel, make: Callable[[], Features]) -> Features:
         with Isolation() as trying:

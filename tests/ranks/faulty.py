@@ -1,9 +1,9 @@
 """A plugin whose models fail as a test has written beside them; installed by `served_group`.
 
 A model folder names in its config, as `faulty`, the plugin that serves it. `fault.json` in that
-folder is one fault: `rank`, `at` (`load`, `cache`, `prefill`, `decode`, `embed`), `least` (tokens
-before a chunk of a prefill, rows of a decode step) and `do` (`raise`, `hang`, or the name of a
-signal that the rank sends itself). It happens once: whoever meets it takes it away.
+folder is one fault: `rank`, `at` (`load`, `prefill`, `decode`, `draw`, `first draw`, `embed`),
+`least` (tokens before a chunk of a prefill, rows of a decode step) and `do` (`raise`, `hang`, or
+the name of a signal that the rank sends itself). It happens once: whoever meets it takes it away.
 """
 
 from __future__ import annotations
@@ -46,8 +46,16 @@ def meet(folder: Path, at: str, size: int = 0) -> None:
 
 def load(folder: Path, options: LoadOptions) -> LoadedModel:
     """As the plugin that the config names, in a class of its own that meets faults."""
+    from mlx_provider.engine import engine
     from mlx_provider.ranks import watch
 
+    draw = engine.draw
+
+    def drawn(logits: Any, rows: Any, *more: Any) -> Any:
+        meet(folder, "first draw" if len(rows) == 1 else "draw", len(rows))
+        return draw(logits, rows, *more)
+
+    vars(engine)["draw"] = drawn
     watch.WORK_LIMIT = HANGS_AFTER
     meet(folder, "load")
     plugin = import_module(json.loads((folder / "config.json").read_text())["faulty"])
@@ -55,10 +63,6 @@ def load(folder: Path, options: LoadOptions) -> LoadedModel:
     kind = type(made)
 
     class Faulty(kind):  # type: ignore[valid-type, misc]
-        def make_cache(self) -> list[Any]:
-            meet(folder, "cache")
-            return super().make_cache()  # type: ignore[no-any-return]
-
         def prefill(self, chunk: Any) -> Any:
             meet(folder, "prefill", chunk.start)
             return super().prefill(chunk)

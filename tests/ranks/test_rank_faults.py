@@ -141,6 +141,7 @@ def test_a_rank_is_killed_while_nobody_asks(served: Served) -> None:
         (1, "prefill", 512, "hang", f"a pass has not ended for {HANGS_AFTER:g} s"),
         (1, "decode", 3, "raise", "a pass failed on this rank: ArithmeticError: a scripted"),
         (0, "decode", 3, "raise", "a pass failed on rank 0: ArithmeticError: a scripted"),
+        (0, "draw", 3, "raise", "a pass failed on rank 0: ArithmeticError: a scripted"),
     ],
 )
 def test_a_rank_fails_alone(
@@ -150,7 +151,7 @@ def test_a_rank_fails_alone(
     if at == "load":
         model = Path(shutil.copytree(model, model.parent / f"{rank} {do}"))
     fail(model, rank, at, do, least=least)
-    if at == "decode":
+    if at in ("decode", "draw"):
         asked = served.streams()
     else:
         asked = [served.group.ask(model, LONG if at == "prefill" else "hello")]
@@ -163,27 +164,32 @@ def test_a_rank_fails_alone(
 def test_what_fails_on_rank_0_alone_costs_one_request(
     served: Served, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """An image's tower, the end of a text, a drafter: others go on, and the group, too."""
+    """An image's tower, a first token, the end of a text, a drafter: others go on."""
     group = served.group
     model = faulty_model(tmp_path_factory.mktemp("sees") / "qwen3_vl", "qwen3_vl")
     before, image = group.health(), pictures([1], "what is it?")
     expected = [group.ask(model, f"count {n}", count=150).answer() for n in range(2)]
 
-    def failing(content: Any, **more: Any) -> MLXProviderError:
+    def failing(content: Any, at: str = "", **more: Any) -> MLXProviderError:
         """Of a request beside two others, which are answered as they are alone."""
         others = [group.ask(model, f"count {n}", count=150) for n in range(2)]
         until(lambda: all(each.deltas for each in others))
+        if at:
+            fail(model, 0, at, "raise")
         error = group.ask(model, content, **more).end().error
         assert [each.answer() for each in others] == expected
         assert error is not None
+        assert not at or met(model)
         return error
 
-    fail(model, 0, "embed", "raise")
-    error = failing(image)
-    assert met(model)
+    error = failing(image, "embed")
     assert isinstance(error, PluginError), error
     assert "embed failed: ArithmeticError: a scripted fault in embed" in error.message
     assert group.ask(model, image).answer()
+
+    error = failing("hello", "first draw")
+    assert isinstance(error, RequestFailed), error
+    assert "its sampling failed: ArithmeticError: a scripted" in error.message
 
     error = failing("hello", options={"reasoning_parser": "odd_end"})
     assert isinstance(error, RequestFailed), error
