@@ -11,6 +11,7 @@ still hold in the end.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import sys
@@ -41,12 +42,20 @@ from mlx_provider.serving.service import ChatService
 from mlx_provider.testing.rank_group import tell
 from mlx_provider.testing.replaced import Replaced, wrap
 
+OTHERWISE: dict[str, Any] = {
+    "kv_layout": "solo", "max_chunk": 8, "max_rows": 1, "memory_limit": 1_000_000,
+    "output_reserve": 1, "prefix_bytes": 1, "stall_target": 1e-6,
+}  # fmt: skip
+"""Settings of followers that are not to count."""
+SLOW = 1e4
 RANK = os.environ.get("MLX_RANK", "")
 PLAYED: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
 PATIENCE = 60.0
 """Seconds that a rank may be behind: the machine may be busy."""
 LEAVES = 10.0
 """Seconds in which a rank ends that has lost another."""
+STUCK = 180.0
+"""Seconds without an event after which a rank says where it waits, and ends."""
 SOON = 60.0
 """Seconds in which a model leaves that nobody asks for."""
 
@@ -63,6 +72,7 @@ class Reader:
     def read(self, tokens: float) -> None:
         """Until the request has so many tokens, or its end."""
         while not self.ended and self.tokens < tokens:
+            faulthandler.dump_traceback_later(STUCK, exit=True)
             for event in self.queue.get():
                 getattr(self, f"_{event.type}")(event)
 
@@ -115,6 +125,7 @@ class Client:
             self._does[step["do"]](step)
         for reader in self._readers.values():
             reader.read(float("inf"))
+        faulthandler.cancel_dump_traceback_later()
         return {"answers": {name: reader.got for name, reader in self._readers.items()}}
 
     def _ask(self, step: dict[str, Any]) -> None:
@@ -180,7 +191,19 @@ def _way_of_chunk(recorder: Any, seconds: float, chunk: int, *, mixed: bool) -> 
 
 
 class Here(Follower):
-    """A follower whose folders may be elsewhere, and that can be asked what it holds."""
+    """A follower whose folders may be elsewhere, and that can be asked what it holds.
+
+    By its own clock, costs, limits and memory it would decide otherwise than rank 0.
+    """
+
+    def __init__(self, settings: EngineSettings, *given: Any) -> None:
+        super().__init__(replace(settings, **OTHERWISE), *given)
+
+    def _start(self, told: Any) -> None:
+        super()._start(told)
+        for engine in self._engines.values():
+            engine.clock = lambda: -100 * time.monotonic()
+            engine.scheduler.costs.pace = SLOW
 
     def _load(self, told: Any) -> None:
         elsewhere = PLAYED.get("elsewhere", {}).get(RANK, {})

@@ -24,6 +24,10 @@ CASES = [
     *((name, "bfloat16") for name in DENSE),
     *((name, "4 bit") for name in QUANTISED),
 ]
+FOUR = [(name, "float32") for name in MODELS]
+"""What four ranks do: formats are a matter of two as well, and two cores carry no more."""
+FEW = 6
+"""Tokens that four ranks decode."""
 CLOSE = 1e-4
 ROUNDING = 0.05
 """Of the largest logit: sums of parts are rounded otherwise than the sum of all."""
@@ -49,19 +53,21 @@ def whole(jobs: dict[Case, dict[str, Any]]) -> Callable[[Case], dict[str, Any]]:
 @pytest.fixture(scope="module")
 def split(launch: Launch, jobs: dict[Case, Any], tmp_path_factory: Any) -> Answers:
     """What each rank has answered, by case, of so many ranks: they are started once."""
-    path = tmp_path_factory.mktemp("jobs") / "jobs"
-    path.write_text(json.dumps(list(jobs.values())))
 
     @cache
     def run(ranks: int) -> dict[Case, list[Mapping[str, Any]]]:
+        chosen = jobs if ranks == 2 else {case: jobs[case] | {"count": FEW} for case in FOUR}
+        path = tmp_path_factory.mktemp("jobs") / "jobs"
+        path.write_text(json.dumps(list(chosen.values())))
         told = launch(Path(answers.__file__), ranks, str(path))
-        return {case: [each[i] for each in told] for i, case in enumerate(jobs)}
+        return {case: [each[i] for each in told] for i, case in enumerate(chosen)}
 
     return run
 
 
-@pytest.mark.parametrize("case", CASES, ids="-".join)
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(
+    ("ranks", "case"), [*((2, case) for case in CASES), *((4, case) for case in FOUR)]
+)
 def test_ranks_answer_as_one_process_does(
     ranks: int,
     case: Case,
@@ -76,7 +82,7 @@ def test_ranks_answer_as_one_process_does(
         print(f"{ranks} ranks, {case}: {apart:.2g} of {np.abs(alone['logits']).max():.2g} apart")
         if case[1] != "bfloat16":
             assert apart < CLOSE
-            assert found["tokens"] == alone["tokens"]
+            assert found["tokens"] == alone["tokens"][: FEW if ranks == 4 else None]
         else:
             assert apart < ROUNDING * np.abs(alone["logits"]).max()
     assert all(found["logits"] == told[0]["logits"] for found in told)
