@@ -18,8 +18,7 @@ from ..protocol.messages import Delta, Embedded, Event, Finish, FinishReason
 from ..records import LoadedModel, MediaSpan, PrefillChunk
 from ..upstream.sparse_cache import sparse
 from .agreement import ALONE, Agreement
-from .execution.batch_layout import Layout, make_layout
-from .execution.circuit_breaker import CircuitBreaker
+from .execution.batching import Batching
 from .execution.decode_batch import (
     NO_DRAFTS,
     DecodeBatch,
@@ -29,8 +28,7 @@ from .execution.decode_batch import (
     Read,
     read_drawn,
 )
-from .execution.fixed_rows import FixedLayout
-from .execution.mixed_batch import MixedBatches, piggybacked
+from .execution.mixed_batch import piggybacked
 from .execution.sampler import Drawn, draw
 from .feature_cache import FeatureCache
 from .fixed_shapes import FixedShapes
@@ -97,18 +95,14 @@ class Engine:
         self.prefix_cache = prefix_cache
         self.sparse_prefill = sparse_prefill
         self.agreed = agreed
-        self._unlike = unlike
         self.clock = clock
         self._named = Names(scheduler)
-        self._best_layout = layout
         self._fixed = fixed
-        self.batch = DecodeBatch(model, self._layout(layout))
+        self._batching = Batching(model, layout, mixes=mixes, fixed=fixed, joining=unlike)
+        self.batch = self._batching.rows
         self.recent = Recent()
         self._drafting = DraftStep(speculation, scheduler, recorder, self.recent, self._isolated)
         self.batch.shows_hidden = self._drafting.shows_hidden
-        self._together = CircuitBreaker()
-        """Of rows that decode together."""
-        self._mixed = MixedBatches(mixes and fixed is None)
         self._timer = PassTimer(scheduler.costs)
         self._names = TokenNames(model.tokenizer)
         self._next_deadline = inf
@@ -160,14 +154,9 @@ class Engine:
         return self.scheduler.idle and self.output.empty
 
     @property
-    def _may_draft(self) -> bool:
-        """Whether rows may take several tokens in a pass."""
-        return self._together.closed and self.batch.layout.name == "grouped"
-
-    @property
     def mixes(self) -> bool:
         """Whether chunks of prompts may share the pass of rows that decode."""
-        return self._together.closed and self._mixed.allowed
+        return self._batching.mixes
 
     # -- the step
 
@@ -198,7 +187,7 @@ class Engine:
             stalled=now - self._advanced + sum(self._behind),
             passes=self.batch.passes,
         )
-        wanted = self._drafting.wanted(plan, possible=self._may_draft) if plan.rows else {}
+        wanted = self._drafting.wanted(plan, possible=self._batching.drafts) if plan.rows else {}
         return plan, wanted
 
     def _ran(self, plan: StepPlan, began: float) -> None:
@@ -302,7 +291,7 @@ class Engine:
         if chunk is not None and chunk.job.cache is None:
             chunk = None  # its request has ended meanwhile
         expected, began = self._drafting.seconds(plan, drafts), self.clock()
-        forward = self.batch.forward(self._mixed.take_along(chunk), drafts)
+        forward = self.batch.forward(self._batching.mixed.take_along(chunk), drafts)
         self._timer.launched(expected, self.clock() if caught_up else began)
         if drafts:
             self._drafting.waited(self.clock() - self._read_at)
@@ -322,9 +311,7 @@ class Engine:
         self._behind = []
         self._advanced = self.clock()
         if not forward.failed:
-            self._mixed.passed()
-            if self._together.passed(used=len(forward.rows) > 1):
-                self._go_together()
+            self._batching.passed(len(forward.rows))
 
     def _guessed(self, wanted: dict[Row, int]) -> Drafts:
         """What rows may say next."""
@@ -555,7 +542,7 @@ class Engine:
         if plan.rows and self.scheduler.running and not wait:
             # the next token's pass comes behind it without a gap
             mx.async_eval(wanted)  # type: ignore[no-untyped-call]
-            self._mixed.ran_apart(chunk.job)
+            self._batching.mixed.ran_apart(chunk.job)
             self._behind.append(plan.chunk_seconds)
         else:
             mx.eval(wanted)
@@ -586,7 +573,7 @@ class Engine:
         if tried.fault is not None:
             told = tried.fault.told
             log.warning("request %s starts its prefill again: %s", job.request.id, told)
-            self._mixed.blame()
+            self._batching.mixed.blame()
         elif logits is not None and job in self.scheduler.waiting:
             self._join(job, logits)
 
@@ -679,7 +666,7 @@ class Engine:
 
     def _prove(self, row: Row, cache: list[Any], drawn: Drawn) -> Drawn | None:
         """Decode a row of a failed step alone once; if that fails too, the row is what fails."""
-        alone = DecodeBatch(self.model, self._layout("solo"))
+        alone = DecodeBatch(self.model, self._batching.layout("solo"))
         alone.join(row, cache, drawn)
         with self._isolated(row.request, "its decode step") as work:
             forward = alone.forward()
@@ -719,39 +706,7 @@ class Engine:
         self._drop(rows)
         for job in self.scheduler.retry(rows):
             self._look_up(job)
-        if self._mixed.blame() or self._best_layout == "solo" or self._fixed:
-            return
-        if self._together.failed():
-            self._go_solo()
-
-    def _layout(self, name: str) -> Layout:
-        """A new one, of this name unless passes are fixed."""
-        if self._fixed is not None:
-            return FixedLayout(self._fixed.rows)
-        return make_layout(name, self._unlike)
-
-    def _go_solo(self) -> None:
-        """Batching itself fails: rows decode one by one until it is tried again."""
-        failures = self._together.failures
-        log.error("decoding together failed %d times: rows decode alone now", failures)
-        self._go_on_in("solo")
-
-    def _go_together(self) -> None:
-        """Batching is tried again; where rows cannot even be merged, they go on alone."""
-        with Isolation() as tried:
-            self._go_on_in(self._best_layout)
-        if tried.fault is None:
-            log.info("rows decode together again, with layout %s", self._best_layout)
-        elif self._together.failed():
-            log.warning("rows cannot decode together yet: %s", tried.fault.told)
-
-    def _go_on_in(self, name: str) -> None:
-        """Let the rows go on in another layout."""
-        layout = self._layout(name)
-        for each in self.batch.layout.passes():
-            for row in each.rows:
-                layout.add(row, self.batch.extract(row))
-        self.batch.layout = layout
+        self._batching.failed()
 
     # -- endings
 
