@@ -23,8 +23,8 @@ from .watch import BEAT_EVERY, LONGEST_REASON, Watch
 
 START_PATIENCE = 120.0
 """Seconds until every rank has come: Python and MLX are loaded before, models are not."""
-LEADER_PATIENCE = 10.0
-"""Seconds without a beat of the leader."""
+LEADER_PATIENCE = 3.5
+"""Seconds without a beat of the leader, whose clients wait."""
 CONNECT_LIMIT = 3.0
 CONNECT_PAUSE = 0.2
 WAIT_TICK = 0.05

@@ -26,6 +26,9 @@ START_LIMIT = 900.0
 """Seconds until a group must serve."""
 LEAVE_LIMIT = 8.0
 """Seconds in which every rank of a lost group ends by itself; who hangs is killed then."""
+LEADER_LIMIT = 1.0
+"""Seconds in which rank 0, which another rank takes for lost, says why, if it can; else it is
+killed, and its clients' connections end with it."""
 STOP_LIMIT = 15.0
 """Seconds to end in order, beside those that requests are given."""
 BEAT = 1.0
@@ -61,6 +64,12 @@ class Attempt:
         elif self.fault is None or (report.rank == 0 and not self._told_by_leader):
             self.fault = report.fault
             self._told_by_leader = report.rank == 0
+
+    @property
+    def limit(self) -> float:
+        """Seconds to end, since `leaving`."""
+        gone = self.fault is not None and self.fault.rank == 0 and not self._told_by_leader
+        return LEADER_LIMIT if gone else LEAVE_LIMIT
 
     def why(self) -> str:
         if self.fault is not None:
@@ -150,7 +159,7 @@ class Supervisor:
             if now >= next_beat:
                 next_beat = now + BEAT
                 _write(process, b"\n")
-            if attempt.leaving is not None and now > attempt.leaving + LEAVE_LIMIT:
+            if attempt.leaving is not None and now > attempt.leaving + attempt.limit:
                 return
             if attempt.served_at is None and now > begun + START_LIMIT:
                 attempt.failure = f"it did not serve within {START_LIMIT:g} s"

@@ -97,12 +97,10 @@ def test_a_rank_is_killed_or_stopped_in_decode(served: Served, number: str, reas
 
 
 @pytest.mark.parametrize(
-    ("number", "reason", "more"),
-    [("SIGKILL", "the connection was closed", 0), ("SIGSTOP", "no beat for 10 s", 18)],
+    ("number", "reason"),
+    [("SIGKILL", "the connection was closed"), ("SIGSTOP", "no beat for 3.5 s")],
 )
-def test_rank_0_is_killed_or_stopped_in_decode(
-    served: Served, number: str, reason: str, more: int
-) -> None:
+def test_rank_0_is_killed_or_stopped_in_decode(served: Served, number: str, reason: str) -> None:
     """Who stands still holds its clients' connections until its supervisor kills it."""
     before, asked = served.group.health(), served.decoding()
     since = time.time()
@@ -110,7 +108,7 @@ def test_rank_0_is_killed_or_stopped_in_decode(
     for each in asked:
         assert isinstance(each.end().error, EngineDied | EngineUnavailable), each.error
         print(f"{each.ended_at - since:.2f} s: {each.error!r}")
-        assert each.ended_at - since < AT_ONCE + more
+        assert each.ended_at - since < AT_ONCE
     served.again(before, 0, reason, since)
 
 

@@ -98,6 +98,24 @@ def test_whoever_hangs_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert _gone(int(pid.read_text()))
 
 
+def test_a_leader_that_says_nothing_is_killed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its clients wait for it; one that says why has its time to tell them."""
+    monkeypatch.setattr(supervisor, "LEADER_LIMIT", 0.3)
+    monkeypatch.setattr(supervisor, "LEAVE_LIMIT", LIMIT)
+    silent = RankFault(rank=0, host="a", reason="no beat for 3.5 s", since=1.0)
+    noticed = Report(kind="lost", rank=1, fault=silent)
+    late, done = tmp_path / "late", tmp_path / "done"
+    stays = f"import time\ntime.sleep(5)\nopen({str(late)!r}, 'w')"
+    leaves = f"import time\ntime.sleep(1)\nopen({str(done)!r}, 'w')"
+    told: list[RankFault | None] = []
+    groups = [group(noticed, then=stays), group(noticed, LOST, then=leaves)]
+    run([*groups, group(then="os._exit(2)")], told)
+    assert told == [None, silent, FAULT]
+    assert (late.exists(), done.exists()) == (False, True)
+
+
 def _gone(pid: int) -> bool:
     """Ended; its new parent may not have looked yet."""
     deadline = time.monotonic() + LIMIT
