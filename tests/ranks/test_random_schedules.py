@@ -26,7 +26,7 @@ from .rank_schedules import (
 )
 
 pytestmark = pytest.mark.ranks
-SEEDS = range(12)
+SEEDS = range(8)
 STEPS = 24
 NAMES = ("llama", "qwen3_vl", "qwen3_5", "gemma3")
 SEES = ("qwen3_vl", "qwen3_5", "gemma3")

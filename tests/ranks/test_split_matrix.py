@@ -66,7 +66,9 @@ def split(launch: Launch, jobs: dict[Case, Any], tmp_path_factory: Any) -> Answe
 
 
 @pytest.mark.parametrize(
-    ("ranks", "case"), [*((2, case) for case in CASES), *((4, case) for case in FOUR)]
+    ("ranks", "case"),
+    [*((2, case) for case in CASES), *((4, case) for case in FOUR)],
+    ids=lambda each: "-".join(each) if isinstance(each, tuple) else None,
 )
 def test_ranks_answer_as_one_process_does(
     ranks: int,
