@@ -35,7 +35,7 @@ def pipelined(model: Any) -> Any:
     found = [part for part in model.modules() if isinstance(part, PipelineMixin)]
     if not found:
         raise ValueError("upstream has no pipeline for it")
-    if hasattr(found[0], "make_cache"):  # deepseek_v41: caches in step, which rows cannot share
+    if hasattr(found[0], "make_cache"):  # caches in step, which rows cannot share
         raise ValueError("the caches of its layers hang on one another")
     return found[0]
 

@@ -44,7 +44,7 @@ from mlx_provider.testing.replaced import Replaced, wrap
 
 OTHERWISE: dict[str, Any] = {
     "kv_layout": "solo", "max_chunk": 8, "max_rows": 1, "memory_limit": 1_000_000,
-    "output_reserve": 1, "prefix_bytes": 1, "stall_target": 1e-6,
+    "output_reserve": 1, "prefix_bytes": 1, "stall_target": 1e-6, "feature_bytes": 1,
 }  # fmt: skip
 """Settings of followers that are not to count."""
 SLOW = 1e4
