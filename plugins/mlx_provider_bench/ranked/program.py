@@ -24,8 +24,6 @@ from .tally import Tally
 CHAIN = 50
 """Collectives of one graph, each of which waits for the one before."""
 REPEATS = 5
-BEHIND = 19
-"""Steps of niceness between what waits and what is waited for."""
 
 
 def main(arguments: list[str]) -> None:
@@ -35,7 +33,6 @@ def main(arguments: list[str]) -> None:
     from mlx_provider.upstream import blas
 
     blas.preload(engine_settings().blas)
-    _wait_behind()
     first = os.environ.get("MLX_RANK", "0") == "0"
     if side == "alone":
         _time_collectives(Path(tally), json.loads(rest[0]))
@@ -50,34 +47,6 @@ def _leave_stdin() -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-
-
-def _wait_behind() -> None:
-    """Let the threads with which a ring waits come after all others.
-
-    They ask their sockets without a pause (mlx 0.32.4, seen as half of all time, most of it in
-    `recv`), two for each neighbour. Where ranks have fewer cores than that, those who wait would
-    take the time of those for whom they wait, a slice of the system's scheduler at once.
-    """
-    import mlx.core as mx
-
-    init = mx.distributed.init
-
-    def joined(*given: Any, **more: Any) -> Any:
-        before = _threads()
-        group = init(*given, **more)
-        behind = os.getpriority(os.PRIO_PROCESS, 0) + BEHIND
-        for thread in _threads() - before:
-            os.setpriority(os.PRIO_PROCESS, thread, behind)
-        return group
-
-    mx.distributed.init = joined
-
-
-def _threads() -> set[int]:
-    """Of this process, where the system tells; elsewhere there are cores enough."""
-    tasks = Path("/proc/self/task")
-    return {int(each.name) for each in tasks.iterdir()} if tasks.exists() else set()
 
 
 def count(tally: Tally | None, *, apart: bool) -> None:
