@@ -22,7 +22,7 @@ SAMPLES = 16
 """Places of a weight file whose bytes are compared,"""
 SAMPLE = 4096
 """and bytes of each."""
-PATIENCE = 4.0
+PATIENCE = 3.5
 """Seconds in which the ranks hear of one that could not load its share."""
 FAILED = 0
 """Told in place of a digest's first word by a rank that could not load its share."""
