@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import mlx.core as mx
 
-from ..errors import EngineDied, RankLost
+from ..errors import EngineDied, MLXProviderError, RankLost
 from ..isolation import Isolation
 from .engine import Engine
 from .step_output import Post
@@ -33,7 +33,7 @@ class EngineWorker:
     """Owns the engine thread and the engines on it."""
 
     def __init__(
-        self, deliver: Callable[[list[Post]], None], died: Callable[[EngineDied], None]
+        self, deliver: Callable[[list[Post]], None], died: Callable[[MLXProviderError], None]
     ) -> None:
         self._deliver = deliver
         self._died = died
@@ -92,12 +92,13 @@ class EngineWorker:
         return engine in self._engines
 
     def _run(self) -> None:
-        clean, error = False, DIED
+        clean = False
+        error: MLXProviderError = EngineDied(DIED)
         try:
             self._loop()
             clean = True
         except RankLost as lost:
-            error = lost.message
+            error = lost
         finally:
             self._engines = []
             if not clean:
@@ -138,10 +139,9 @@ class EngineWorker:
             wait = False
             _resolve(*item)
 
-    def _bury(self, why: str) -> None:
+    def _bury(self, error: MLXProviderError) -> None:
         """Tell everyone who waits on this thread that it is gone."""
-        error = EngineDied(why)
-        log.critical("the engine thread died: %s", why)
+        log.critical("the engine thread died: %s", error.message)
         with self._lock:
             self._thread = None
             waiting = []
@@ -149,7 +149,7 @@ class EngineWorker:
                 waiting.append(self._calls.get_nowait())
         for item in waiting:
             if item is not None:
-                item[0].set_exception(error)
+                item[0].set_exception(EngineDied(error.message))
         self._died(error)
 
 

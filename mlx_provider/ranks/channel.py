@@ -19,15 +19,19 @@ from .follower_link import FollowerLink
 from .framing import BadFrame, frame, receive
 from .leader_link import LeaderLink
 from .messages import Hello, RankFault, RankStatus, differences
-from .watch import BEAT_EVERY, LONGEST_REASON, Watch
+from .watch import BEAT_EVERY, FOUND_LIMIT, LONGEST_REASON, Watch
 
 START_PATIENCE = 120.0
 """Seconds until every rank has come: Python and MLX are loaded before, models are not."""
 LEADER_PATIENCE = 3.5
 """Seconds without a beat of the leader, whose clients wait."""
+LOOK_EVERY = 0.05
+"""Seconds after which a rank looks whether its leader is gone: a launcher ends it right after."""
 CONNECT_LIMIT = 3.0
 CONNECT_PAUSE = 0.2
 WAIT_TICK = 0.05
+
+CLOSED = "the connection was closed"
 
 Lost = Callable[[RankFault], None]
 
@@ -222,15 +226,19 @@ class FollowerChannel:
         try:
             message = self._link.next()
         except (OSError, BadFrame) as error:
-            self._end(str(error))
+            self._end(_told(error))
             raise self._gone().error() from None
         self._heard += 1
         self._since = time.monotonic()
         return message
 
     def failed(self, reason: str) -> None:
-        """Tell the leader why this rank cannot go on."""
+        """Tell the leader why this rank cannot go on, and wait until it is through with this rank.
+
+        Perhaps it is gone, and a pass has failed for that: then `lost` is called meanwhile.
+        """
         self._send({"heard": self._heard, "failed": reason[:LONGEST_REASON]})
+        self._left.wait(FOUND_LIMIT)
 
     def close(self) -> None:
         """Leave: the leader takes this rank for lost, unless it has left itself. Idempotent."""
@@ -240,14 +248,17 @@ class FollowerChannel:
 
     def _beat(self) -> None:
         """Tell the leader how far this rank is, and notice where the leader is gone."""
-        while not self._left.wait(BEAT_EVERY):
-            since = self._since
-            works = 0.0 if since is None else time.monotonic() - since
-            self._send({"heard": self._heard, "works": works})
+        next_beat = 0.0
+        while not self._left.wait(LOOK_EVERY):
+            now, since = time.monotonic(), self._since
+            if now >= next_beat:
+                next_beat = now + BEAT_EVERY
+                works = 0.0 if since is None else now - since
+                self._send({"heard": self._heard, "works": works})
             try:
                 silence = self._link.look()
             except (OSError, BadFrame) as error:
-                self._end(str(error))
+                self._end(_told(error))
                 return
             if silence > LEADER_PATIENCE:
                 self._end(f"no beat for {LEADER_PATIENCE:g} s")
@@ -256,7 +267,7 @@ class FollowerChannel:
         try:
             self._link.send(frame(message))
         except OSError as error:
-            self._end(str(error))
+            self._end(_told(error))
 
     def _end(self, reason: str) -> None:
         """The first reason counts."""
@@ -319,6 +330,11 @@ def _connect(meeting: Meeting, limit: float) -> socket.socket:
         if time.monotonic() > deadline:
             raise RankLost(f"the leader (rank 0) cannot be reached on {failure}")
         time.sleep(CONNECT_PAUSE)
+
+
+def _told(error: OSError | BadFrame) -> str:
+    """Whoever reads or sends first notices that the other side is gone."""
+    return CLOSED if isinstance(error, ConnectionError) else str(error)
 
 
 def _status(hello: Hello, since: float, fault: RankFault | None) -> RankStatus:

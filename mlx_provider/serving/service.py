@@ -63,7 +63,7 @@ class ChatService:
         deliver: Deliver = deliver_now,
         registry: PluginRegistry | None = None,
         ranks: Ranks = WHOLE,
-        thread_died: Callable[[EngineDied], None] = lambda error: None,
+        thread_died: Callable[[MLXProviderError], None] = lambda error: None,
     ) -> None:
         """`ranks`: those that its models are split over. `thread_died` is told when the engine
         thread is gone, before those who wait for it are."""
@@ -204,11 +204,11 @@ class ChatService:
                 entered.cancel()
         self._deliver(partial(_put, posts))
 
-    def _buried(self, error: EngineDied) -> None:
+    def _buried(self, error: MLXProviderError) -> None:
         self._thread_died(error)
         self._died(error)
 
-    def _died(self, error: EngineDied) -> None:
+    def _died(self, error: MLXProviderError) -> None:
         """The engine thread is gone: everyone who waits is told, models are loaded anew."""
         gone = self._in_flight.clear()
         self._media.refuse(error)
