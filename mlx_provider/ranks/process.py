@@ -83,6 +83,8 @@ def _lead(parsed: dict[str, Any], last: RankFault | None, lead: Lead) -> int:
 
 
 def _follow(rank: int, follow: Follow) -> int:
+    # `mlx.launch` sends it as soon as one rank has ended: first this one says whom it misses
+    signal.signal(signal.SIGTERM, lambda *_: _end_after(FOLLOWER_LEAVES))
     channel: FollowerChannel | None = None
     lost: RankLost | None = None
     with Isolation() as trying:
