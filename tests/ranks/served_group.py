@@ -24,6 +24,7 @@ from mlx_provider.errors import EngineUnavailable, MLXProviderError
 from mlx_provider.protocol.messages import Delta, Done, Failed, GenerateRequest, Health
 from mlx_provider.testing.tiny_models import build
 
+from .ended import is_gone
 from .models import MODELS
 
 LIMIT = 120.0
@@ -189,19 +190,6 @@ def until(found: Callable[[], Any]) -> Any:
         assert time.monotonic() < deadline, "it did not come"
         time.sleep(0.02)
     return value
-
-
-def is_gone(pid: int) -> bool:
-    """Ended, in a while; a zombie is nobody's any more."""
-    deadline = time.monotonic() + LIMIT
-    while time.monotonic() < deadline:
-        state = subprocess.run(
-            ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, check=False
-        ).stdout.strip()
-        if not state or state.startswith(b"Z"):
-            return True
-        time.sleep(0.1)
-    return False
 
 
 def _installed(site: Path) -> Path:

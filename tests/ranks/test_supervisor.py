@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,8 @@ from mlx_provider.ranks.launching import GroupOptions, launch_command
 from mlx_provider.ranks.messages import RankFault
 from mlx_provider.ranks.report import MARK, Report
 from mlx_provider.ranks.supervisor import Attempt, Supervisor
+
+from .ended import is_gone
 
 FAULT = RankFault(rank=1, host="mac-1", reason="no beat for 4 s", since=1e9)
 LIMIT = 20.0
@@ -95,7 +96,7 @@ def test_whoever_hangs_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         time.sleep({LIMIT})
     """
     assert run([group(then=hangs), group(then="os._exit(2)")]) == 1
-    assert _gone(int(pid.read_text()))
+    assert is_gone(int(pid.read_text()))
 
 
 def test_a_leader_that_says_nothing_is_killed(
@@ -114,19 +115,6 @@ def test_a_leader_that_says_nothing_is_killed(
     run([*groups, group(then="os._exit(2)")], told)
     assert told == [None, silent, FAULT]
     assert (late.exists(), done.exists()) == (False, True)
-
-
-def _gone(pid: int) -> bool:
-    """Ended; its new parent may not have looked yet."""
-    deadline = time.monotonic() + LIMIT
-    while time.monotonic() < deadline:
-        state = subprocess.run(
-            ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, check=False
-        ).stdout.strip()
-        if not state or state.startswith(b"Z"):
-            return True
-        time.sleep(0.02)
-    return False
 
 
 SUPERVISED = """
