@@ -7,11 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..chat.messages.fold import fold_tools, has_tools
 from ..chat.messages.normalise import normalise
-from ..errors import BadRequest
+from ..chat.messages.tools_as_text import (
+    described_tools,
+    fold_tools,
+    has_tools,
+    lacks_tools,
+    with_described_tools,
+)
 from ..families.tokenizer import HFTokenizer, load_tokenizer
 from ..families.tokenizer.dialect import has_system_role, refuses_late_system, wants_turns
+from ..families.tokenizer.template_fit import fit_messages, fit_tools
 from ..records import LoadOptions, ReasoningParser, ToolParser
 from ..registry import PluginRegistry
 
@@ -24,7 +30,9 @@ class Shown:
 
     text: str
     folded: bool = False
-    """Tool messages were written as text, because the template refused them."""
+    """Calls and results are written as text, because the template does not take them."""
+    described: str = ""
+    """The system message that describes the tools, because the template does not show them."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +44,8 @@ class Formats:
     reasoning_parser: ReasoningParser | None
     any_parser: ToolParser | None
     """Reads calls where no known format is shown."""
+    forced_parser: ToolParser | None
+    """Format of calls that such a model is told to write."""
 
     @property
     def template(self) -> str | None:
@@ -43,22 +53,22 @@ class Formats:
 
     def shown(self, messages: Messages, tools: Messages = (), **variables: Any) -> Shown:
         """As a request's would be. Raises `BadRequest` where the template refuses them."""
+        form, parser = self.tokenizer.form, self.tool_parser or self.forced_parser
+        told = described_tools(tools, parser) if tools and lacks_tools(form, messages) else ""
         found = normalise(
-            messages,
+            with_described_tools(messages, told) if told else messages,
             hoist_system=refuses_late_system(self.tokenizer),
             system_role=has_system_role(self.tokenizer),
             alternate=wants_turns(self.tokenizer),
+            text_parts=form.text_parts,
         ).messages
-        try:
-            return Shown(self._text(found, tools, variables))
-        except BadRequest:
-            if not has_tools(found):
-                raise
-        return Shown(self._text(fold_tools(found), tools, variables), folded=True)
-
-    def _text(self, messages: Messages, tools: Messages, variables: Mapping[str, Any]) -> str:
-        hidden, text = self.tokenizer.rendered(messages, tools, variables)
-        return hidden.reveal(text)
+        folds = has_tools(found) and not form.takes_calls
+        if folds:
+            found = fold_tools(found, parser, tools)
+        hidden, text = self.tokenizer.rendered(
+            fit_messages(found, form), [] if told else fit_tools(tools, form), variables
+        )
+        return Shown(hidden.reveal(text), folds, told)
 
 
 def formats_of(folder: Path, registry: PluginRegistry) -> Formats:
@@ -70,4 +80,5 @@ def formats_of(folder: Path, registry: PluginRegistry) -> Formats:
         registry.detect_tool_parser(template),
         registry.detect_reasoning_parser(template),
         registry.fallback_tool_parser("read"),
+        registry.fallback_tool_parser("write"),
     )

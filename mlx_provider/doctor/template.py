@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from ..chat.output.reply import Reply
@@ -35,6 +34,8 @@ SHOWN = ("find_zyzzyva", "weevil", "leaf", "depth")
 """What of them a prompt holds."""
 CALLS = ({"leaf": "xLEAFx", "depth": 3}, {"leaf": "xBARKx", "depth": 4})
 RESULTS = ("xRESULTx", "xOUTCOMEx")
+CALL_ID = "call_0f3c9e5b7a2d48619c1e00d"
+"""As long as the ids that clients send."""
 AS_DATA = ("{'type'", '{"type"')
 """How a part of a message looks where a template takes it for text."""
 OTHER = "take another conversion of the model, or put its maker's chat_template.jinja beside it"
@@ -82,12 +83,15 @@ def tools(subject: Subject) -> Iterator[Finding]:
     formats = _formats(subject)
     if formats is None:
         return
-    text = formats.shown([_said("user", "xONEx")], TOOLS).text
-    remedy = "agents need a model whose template shows tools: take another one for them"
-    lost = _lost(text, SHOWN)
+    shown = formats.shown([_said("user", "xONEx")], TOOLS)
+    lost = _lost(shown.text, SHOWN)
     if lost:
         told = f"the template does not show tools ({', '.join(lost)} missing)"
+        remedy = "agents need a model whose template shows tools: take another one for them"
         yield Finding("template.tools", "warn", told, remedy)
+    elif shown.described:
+        told = f"the template shows no tools: this system message does\n{shown.described}"
+        yield Finding("template.tools", "note", told)
     else:
         yield Finding("template.tools", "ok", "tools reach the prompt")
 
@@ -102,12 +106,11 @@ def history(subject: Subject) -> Iterator[Finding]:
     words = ("find_zyzzyva", "xLEAFx", "xBARKx", *RESULTS, "xTHREEx")
     found = _arrives("template.history", shown.text, words, "earlier calls and results", OTHER)
     prompt = formats.shown(asked, TOOLS).text
-    if found.state == "fail" and "xTHREEx" in shown.text and _lost(prompt, SHOWN):
-        found = replace(found, state="warn")  # a model that is shown no tools makes no calls
     yield found
     if shown.folded:
-        told = "the template takes no tool messages: they are written as text"
-        yield Finding("template.tool_messages", "note", told)
+        told = "the template takes no calls or results: they are written as text"
+        remedy = f"an agent's turns do not reach the model in its own form: {OTHER}"
+        yield Finding("template.tool_messages", "warn", told, remedy)
     elif formats.tool_parser is not None:
         written = shown.text[common_length(prompt, shown.text) :]
         yield _read_back(formats.tool_parser, written)
@@ -168,14 +171,14 @@ def _called() -> list[Message]:
     """A turn with two calls at once, and what came of them."""
     calls = [
         {
-            "id": f"callprob{number}",
+            "id": f"{CALL_ID}{number}",
             "type": "function",
             "function": {"name": "find_zyzzyva", "arguments": json.dumps(arguments)},
         }
         for number, arguments in enumerate(CALLS)
     ]
     results = [
-        {"role": "tool", "tool_call_id": f"callprob{number}", "content": result}
+        {"role": "tool", "tool_call_id": f"{CALL_ID}{number}", "content": result}
         for number, result in enumerate(RESULTS)
     ]
     return [{"role": "assistant", "content": None, "tool_calls": calls}, *results]

@@ -30,6 +30,7 @@ from .model import (
 from .parameters import listed_parameters, resolved, type_of, value_types
 from .parsing import ReasoningParser, ToolCall, ToolParser, Tools
 from .reading import Emit, NotACall, Reading, Rest, TextEnded, TextReader
+from .template import TemplateForm
 from .turn_ends import read_turn_ends
 from .upstream import UpstreamPatch
 
@@ -75,6 +76,7 @@ __all__ = [
     "ShowsLogits",
     "SpreadsFeatures",
     "TaggedArguments",
+    "TemplateForm",
     "TextEnded",
     "TextReader",
     "Tokenizer",

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, runt
 
 from .embedding import Embedding
 from .pixels import BICUBIC, Size, scaled
+from .template import TemplateForm
 from .upstream import UpstreamPatch
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ class ModelInfo:
     """The template shows system messages; otherwise they become the user's text."""
     tool_media: bool = False
     """The template shows images inside tool results."""
+    template: TemplateForm = field(default_factory=TemplateForm)
+    """The form in which the chat template takes messages and tools."""
     min_pixels: int = 0
     max_pixels: int = 0
     """Pixels of one image after the family's own scaling; 0: no image input."""

@@ -86,6 +86,9 @@ class ToolParser:
     """How calls are written, for `tool_choice: required` and named tools. `None`: as JSON objects
     of `name` and `arguments` between `start` and `end`. Either way a request whose forced call
     this parser would not read back is refused with status 400."""
+    describe: Callable[[Tools], str] | None = None
+    """The system message that says which tools there are and how to call them, for a chat template
+    that shows none. `None`: their JSON schemas, and an example of `grammar`."""
     fallback: Literal["", "read", "write"] = ""
     """Its part where a chat template shows no known format: to `read` calls of whatever format
     the model chooses, or to be the one that it is made to `write`. By rank, as in detection."""

@@ -33,6 +33,7 @@ from ..engine.unlike import Unlike, unlike
 from ..engine.worker import EngineWorker
 from ..errors import BadRequest, EngineDied, Forbidden, MLXProviderError, wrong_option
 from ..families.checkpoint import named_context, read_json
+from ..families.tokenizer.template_fit import fit_messages
 from ..isolation import Isolation
 from ..protocol.figures import PrefixCacheFigures
 from ..protocol.messages import ModelOptions, ModelStatus, batching
@@ -580,4 +581,5 @@ def _too_long(options: ModelOptions) -> Forbidden:
 
 
 def _rendered(model: LoadedModel, messages: list[dict[str, Any]]) -> str:
-    return model.prepare(messages, tools=[], media=[], variables={}).text
+    fitted = fit_messages(messages, model.info.template)
+    return model.prepare(fitted, tools=[], media=[], variables={}).text

@@ -1,23 +1,32 @@
-"""A request's prompt: messages normalised and rendered, or raw text, as tokens."""
+"""A request's prompt: messages in the form of the model's template, or raw text, as tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from ..chat.media.load import load_media
 from ..chat.media.policy import MediaPolicy
 from ..chat.media.room import MediaClaim
-from ..chat.messages.fold import fold_tools, has_tools
 from ..chat.messages.normalise import Normalised, Taken, normalise
-from ..errors import BadRequest, PluginError
+from ..chat.messages.tools_as_text import (
+    described_tools,
+    fold_tools,
+    has_tools,
+    lacks_tools,
+    with_described_tools,
+)
+from ..errors import BadRequest, ContextTooLong, PluginError
+from ..families.tokenizer.template_fit import fit_messages, fit_tools
 from ..protocol.messages import GenerateRequest, ModelOptions
 from ..records import MediaItem, ModelInfo, Prompt
 from .served import Served
 
 FOLDED = "the model's chat template does not take these tool messages: they are written as text"
+
+
+DESCRIBED = "the model's chat template does not show these tools: a system message describes them"
 
 
 @dataclass(frozen=True)
@@ -38,25 +47,84 @@ def prepare(served: Served, request: GenerateRequest, claim: MediaClaim | None =
     if request.messages is None:
         return Prepared(_raw(served, request.prompt or ""))
     normalised = normalised_messages(served, request)
-    render = partial(
-        served.model.prepare,
-        tools=[] if request.tool_choice == "none" else request.tools,
-        media=_media(served, normalised, request, claim),
+    media = _media(served, normalised, request, claim)
+    prompt, begun, warnings = _rendered(served, request, normalised, media)
+    _finish_inputs(served, prompt)
+    warnings = (*normalised.warnings, *_unread(served.model.info, request.template), *warnings)
+    return Prepared(_continued(served, prompt, begun) if begun else prompt, warnings)
+
+
+@dataclass(frozen=True)
+class _AsText:
+    """Which parts of a request are written as text, for want of a place in the template."""
+
+    tools: bool
+    history: bool
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return (DESCRIBED,) * self.tools + (FOLDED,) * self.history
+
+
+def _rendered(
+    served: Served, request: GenerateRequest, normalised: Normalised, media: list[MediaItem]
+) -> tuple[Prompt, str, tuple[str, ...]]:
+    """The prompt, the beginning of its reply, and what the client should know.
+
+    What the template refuses is written as text. Raises its first complaint where that does not
+    help either.
+    """
+    refused: BadRequest | None = None
+    for as_text in _attempts(served, request):
+        try:
+            prompt, begun = _attempt(served, request, normalised, media, as_text)
+            return prompt, begun, as_text.warnings
+        except ContextTooLong:
+            raise
+        except BadRequest as error:
+            refused = refused or error
+    assert refused is not None  # noqa: S101  (there is at least one attempt)
+    raise refused
+
+
+def _attempts(served: Served, request: GenerateRequest) -> list[_AsText]:
+    """By the template's form first, then with more and more written as text."""
+    form, tools = served.model.info.template, bool(_tools(request))
+    history = has_tools([m for m in request.messages or [] if isinstance(m, Mapping)])
+    lacks = tools and lacks_tools(form, request.messages or [])
+    first = _AsText(lacks, history and not form.takes_calls)
+    further = [_AsText(t, h) for h in {first.history, history} for t in {first.tools, tools}]
+    return list(dict.fromkeys([first, *further]))
+
+
+def _attempt(
+    served: Served,
+    request: GenerateRequest,
+    normalised: Normalised,
+    media: list[MediaItem],
+    as_text: _AsText,
+) -> tuple[Prompt, str]:
+    tools, form = _tools(request), served.model.info.template
+    parser = served.tool_parser or served.forced_parser
+    if as_text.tools:
+        normalised = normalised_messages(served, request, described_tools(tools, parser))
+    messages: Sequence[Mapping[str, Any]] = normalised.messages
+    messages, begun = split_reply(messages) if request.continues else (messages, "")
+    if as_text.history:
+        messages = fold_tools(messages, parser, tools)
+    prompt = served.model.prepare(
+        fit_messages(messages, form),
+        tools=[] if as_text.tools else fit_tools(tools, form),
+        media=media,
         variables=request.template,
     )
-    whole = normalised.messages
-    messages, begun = split_reply(whole) if request.continues else (whole, "")
-    warnings = (*normalised.warnings, *_unread(served.model.info, request.template))
-    try:
-        prompt = render(messages)
-    except BadRequest:
-        if not has_tools(messages):
-            raise
-        prompt, warnings = render(fold_tools(messages)), (*warnings, FOLDED)
     if not isinstance(prompt, Prompt):
         raise _no_prompt(served, prompt)
-    _finish_inputs(served, prompt)
-    return Prepared(_continued(served, prompt, begun) if begun else prompt, warnings)
+    return prompt, begun
+
+
+def _tools(request: GenerateRequest) -> list[dict[str, Any]]:
+    return [] if request.tool_choice == "none" else request.tools
 
 
 def _no_prompt(served: Served, given: object) -> PluginError:
@@ -104,16 +172,23 @@ def _continued(served: Served, prompt: Prompt, begun: str) -> Prompt:
     return replace(prompt.followed_by(added), text=prompt.text + before + begun)
 
 
-def normalised_messages(served: Served, request: GenerateRequest) -> Normalised:
-    """The messages in the form that this model's template takes."""
-    info = served.model.info
+def normalised_messages(
+    served: Served, request: GenerateRequest, about_tools: str = ""
+) -> Normalised:
+    """Canonical messages, as far as this model's template takes them.
+
+    `about_tools`: a system message that describes the tools.
+    """
+    info, messages = served.model.info, request.messages or []
     return normalise(
-        request.messages or [],
+        with_described_tools(messages, about_tools) if about_tools else messages,
         hoist_system=info.hoist_system,
         system_role=info.system_role,
         alternate=info.alternate,
         tool_media=info.tool_media,
         taken=taken_media(info, request.options),
+        # the beginning of a reply is one text
+        text_parts=info.template.text_parts - ({"assistant"} if request.continues else set()),
     )
 
 

@@ -24,7 +24,7 @@ class Loaded:
     tokenizer: Any
     """The transformers tokenizer."""
     renderer: Any
-    """What renders chats: mlx-lm's wrapper, whose template may be written in Python."""
+    """mlx-lm's wrapper where its chat template is a Python function of mlx-lm's; else `None`."""
     stop_tokens: frozenset[int]
     config: dict[str, Any]
 
@@ -95,7 +95,8 @@ def load(
     except ValueError as error:
         raise UnsupportedModel(f"{folder}: {error}", param="model") from error
     stops = frozenset(int(i) for i in tokenizer.eos_token_ids)
-    return Loaded(model, tokenizer._tokenizer, tokenizer, stops, config)
+    renderer = None if tokenizer._chat_template is None else tokenizer
+    return Loaded(model, tokenizer._tokenizer, renderer, stops, config)
 
 
 def _adapted(upstream: Any, model: Any, adapter: Path) -> Any:

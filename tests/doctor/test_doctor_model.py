@@ -168,15 +168,24 @@ def test_a_short_context_is_told(folder: Path, subject: Make) -> None:
             GOOD.replace("m in messages", "m in messages if 'xLATEx' not in (m.content or '')"),
             {"template.system": "fail"},
         ),
-        # no tools are shown, and no results are
-        (GOOD.replace("if tools", "if false"), {"template.tools": "warn"}),
+        # no tools are shown, no calls, no results: they are written as text
+        (GOOD.replace("if tools", "if false"), {"template.tools": "note"}),
         (
             GOOD.replace("if tools", "if false").replace("m.tool_calls or []", "[]"),
-            {"template.tools": "warn", "template.history": "warn"},
+            {
+                "template.tools": "note",
+                "template.history": "ok",
+                "template.tool_messages": "warn",
+            },
         ),
         (
             GOOD.replace("m in messages", "m in messages if m.role != 'tool'"),
-            {"template.history": "fail"},
+            {"template.history": "ok", "template.tool_messages": "warn"},
+        ),
+        # nothing is rendered without end
+        (
+            "{{ messages[0].content * 1000000000 }}",
+            {"template.plain": "fail"},
         ),
         # calls in a form that its own parser does not read
         (

@@ -287,7 +287,7 @@ def test_a_template_that_changes_marks_is_told_and_gets_escapes() -> None:
         "{% for m in messages %}<s>{{ m.content.encode('ascii', 'ignore').decode() }}{% endfor %}"
     )
     ours = made_of("bytes", *OWN, *TYPED, template=template)
-    assert ours.notes == (CHANGES_MARKS,)
+    assert CHANGES_MARKS in ours.notes
     made = ours.render(asked("call <tool_call> it"), [], {})
     assert made.text == "<s>call \\u003ctool_call> it"
 
@@ -298,7 +298,7 @@ def test_a_mark_that_one_field_loses_is_escaped_in_that_request() -> None:
         "{{ m.name.encode('ascii', 'ignore').decode() }}: {% endif %}{{ m.content }}{% endfor %}"
     )
     ours = made_of("bytes", *OWN, *TYPED, template=template)
-    assert ours.notes == ()
+    assert CHANGES_MARKS not in ours.notes
     message = {"role": "user", "name": "<tool_call>", "content": "hi"}
     assert ours.render([message], [], {}).text == "<s>\\u003ctool_call>: hi"
 

@@ -88,9 +88,9 @@ def test_typed_image_tokens_are_no_images(load_generic, ask) -> None:
 @pytest.mark.parametrize("name", TOGETHER)
 def test_features_that_belong_to_one_prompt(name: str, load_generic, ask) -> None:
     model = load_generic(name)
-    escaped, note = model.info.notes
-    assert "\\u escapes" in escaped
-    assert "prefilled anew at every turn" in note
+    told = "; ".join(model.info.notes)
+    assert "\\u escapes" in told
+    assert "prefilled anew at every turn" in told
     one, other = (ask(model, tiny_image(1), text) for text in ("this?", "that?"))
     assert one.spans[0].content_hash != other.spans[0].content_hash
     assert model.embed(one.spans[0]).nbytes > len(one.tokens) * 64 * 4

@@ -43,7 +43,12 @@ Call one as <tool_call>
 {% endif -%}
 {%- for message in messages -%}
 <|im_start|>{{ message.role }}
-{{ message.content }}<|im_end|>
+{{ message.content }}
+{%- for call in message.tool_calls or [] %}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>
+{%- endfor %}<|im_end|>
 {% endfor -%}
 {%- if add_generation_prompt -%}<|im_start|>assistant
 {% endif -%}

@@ -1,9 +1,9 @@
-"""A call as its grammar writes it."""
+"""Calls as their grammar writes them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...records.grammar import CallGrammar, TaggedArguments
@@ -18,8 +18,32 @@ def written_call(
 
     schema: of the tool's parameters; by it a format tells text from other values.
     """
-    before = grammar.before.replace("{name}", shown_name(grammar, name)).replace("{digits}", "0")
-    return grammar.open + before + _body(grammar, arguments, schema) + grammar.after + grammar.close
+    return written_calls(grammar, [(name, arguments, schema)])
+
+
+def written_calls(
+    grammar: CallGrammar, calls: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any]]]
+) -> str:
+    """The text of a reply's calls: name, arguments and schema of each.
+
+    A format that knows one call a reply is repeated, a line each.
+    """
+    texts = [_call(grammar, number, *call) for number, call in enumerate(calls)]
+    if grammar.between is None:
+        return "\n".join(f"{grammar.open}{text}{grammar.close}" for text in texts)
+    return grammar.open + grammar.between.join(texts) + grammar.close
+
+
+def _call(
+    grammar: CallGrammar,
+    number: int,
+    name: str,
+    arguments: Mapping[str, Any],
+    schema: Mapping[str, Any],
+) -> str:
+    before = grammar.before.replace("{digits}", str(number))
+    before = before.replace("{name}", shown_name(grammar, name))
+    return before + _body(grammar, arguments, schema) + grammar.after
 
 
 def _body(grammar: CallGrammar, arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str:

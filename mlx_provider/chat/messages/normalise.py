@@ -36,8 +36,8 @@ class Normalised:
     """Messages for a chat template, and the media they refer to.
 
     `messages[i]["content"]` is a string, `None` (an assistant turn that only calls tools), or,
-    where media are present, a list of `{"type": "text", "text": ...}`, `{"type": "image"}` and
-    `{"type": "video"}`. `media` stands in the order of those parts.
+    where media are present or parts of text stay apart, a list of `{"type": "text", "text": ...}`,
+    `{"type": "image"}` and `{"type": "video"}`. `media` stands in the order of those parts.
     """
 
     messages: list[dict[str, Any]]
@@ -77,6 +77,7 @@ def normalise(
     alternate: bool = False,
     tool_media: bool = False,
     taken: Taken | None = None,
+    text_parts: frozenset[str] = frozenset(),
 ) -> Normalised:
     """Messages in canonical form.
 
@@ -89,6 +90,7 @@ def normalise(
     tool_media: the template shows images inside tool results; otherwise they move to a user
     turn after the results.
     taken: media that the model takes; `None`: all.
+    text_parts: roles whose parts of text stay apart; those of others are joined by a blank line.
 
     Raises `BadRequest` that names the part at fault, `MediaError` for media that are refused.
     """
@@ -108,7 +110,7 @@ def normalise(
     if alternate:
         merged = _user_first(merged)
     media = tuple(p for turn in merged for p in turn.parts if isinstance(p, MediaRef))
-    return Normalised([_write(turn) for turn in merged], media, warnings)
+    return Normalised([_write(turn, text_parts) for turn in merged], media, warnings)
 
 
 def _taken(turns: Sequence[_Turn], taken: Taken) -> tuple[list[_Turn], tuple[str, ...]]:
@@ -122,13 +124,31 @@ def _taken(turns: Sequence[_Turn], taken: Taken) -> tuple[list[_Turn], tuple[str
         ref = unseen[0]
         reason = f"{taken.refusal}; remove the {ref.kind} or use another model"
         raise MediaError(f"{ref.path}: {reason}", param=ref.path)
-    told = [replace(turn, parts=tuple(_told(part, taken) for part in turn.parts)) for turn in turns]
-    return told, tuple(f"{p.path}: {p.kind} omitted, this model cannot take it" for p in unseen)
+    shown = [replace(turn, parts=tuple(_shown(turn.parts, taken))) for turn in turns]
+    return shown, tuple(f"{p.path}: {p.kind} omitted, this model cannot take it" for p in unseen)
 
 
-def _told(part: Part, taken: Taken) -> Part:
-    if isinstance(part, str) or part.kind in taken.kinds:
-        return part
+def _shown(parts: Sequence[Part], taken: Taken) -> list[Part]:
+    """The parts with a paragraph in place of each that the model does not take."""
+    shown: list[Part] = []
+    apart = True
+    for part in parts:
+        omitted = isinstance(part, MediaRef) and part.kind not in taken.kinds
+        text = _omitted(part) if isinstance(part, MediaRef) and omitted else part
+        if (
+            shown
+            and (omitted or not apart)
+            and isinstance(shown[-1], str)
+            and isinstance(text, str)
+        ):
+            shown[-1] += BLANK_LINE + text
+        else:
+            shown.append(text)
+        apart = not omitted
+    return shown
+
+
+def _omitted(part: MediaRef) -> str:
     return f"[{part.kind} omitted: this model cannot take it]"
 
 
@@ -260,6 +280,9 @@ def _join(first: _Turn, second: _Turn) -> _Turn:
 def _joined_parts(first: _Turn, second: _Turn) -> tuple[Part, ...]:
     if second.null:
         return first.parts
+    if first.plain and second.plain and first.parts and second.parts:
+        joint = BLANK_LINE.join((str(first.parts[-1]), str(second.parts[0])))
+        return (*first.parts[:-1], joint, *second.parts[1:])
     if first.plain and second.plain:
         return (BLANK_LINE.join((_text(first), _text(second))),)
     head = tuple(part for part in first.parts if part != "")
@@ -273,8 +296,9 @@ def _text(turn: _Turn) -> str:
     return BLANK_LINE.join(part for part in turn.parts if isinstance(part, str))
 
 
-def _write(turn: _Turn) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": turn.role, "content": _content(turn)}
+def _write(turn: _Turn, text_parts: frozenset[str]) -> dict[str, Any]:
+    content = _content(turn, apart=turn.role in text_parts and len(turn.parts) > 1)
+    message: dict[str, Any] = {"role": turn.role, "content": content}
     if turn.name is not None:
         message["name"] = turn.name
     if turn.call_id is not None:
@@ -286,10 +310,10 @@ def _write(turn: _Turn) -> dict[str, Any]:
     return message
 
 
-def _content(turn: _Turn) -> str | list[dict[str, Any]] | None:
+def _content(turn: _Turn, *, apart: bool) -> str | list[dict[str, Any]] | None:
     if turn.null:
         return None
-    if turn.plain:
+    if turn.plain and not apart:
         return _text(turn)
     return [
         {"type": "text", "text": part} if isinstance(part, str) else {"type": part.kind}

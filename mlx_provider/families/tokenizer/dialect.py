@@ -1,4 +1,4 @@
-"""What a chat template takes, found by rendering a few short conversations at load."""
+"""Which messages a chat template takes, found by rendering a few short conversations at load."""
 
 from __future__ import annotations
 
@@ -7,15 +7,23 @@ from typing import Any
 
 from ...errors import BadRequest
 from .hf_tokenizer import HFTokenizer
+from .template_fit import fit_messages
 
 WORD = "Zyzzyva"
 """Text that no template writes by itself."""
 Message = Mapping[str, Any]
 
 
-def dialect(tokenizer: HFTokenizer) -> dict[str, bool]:
-    """Fields of `ModelInfo` that say what the messages must look like."""
-    return {"alternate": wants_turns(tokenizer), "system_role": has_system_role(tokenizer)}
+def dialect(tokenizer: HFTokenizer) -> dict[str, Any]:
+    """Fields of `ModelInfo` that say what messages and tools must look like.
+
+    Raises `UnsupportedModel` for a template that exceeds its bounds.
+    """
+    return {
+        "template": tokenizer.form,
+        "alternate": wants_turns(tokenizer),
+        "system_role": has_system_role(tokenizer),
+    }
 
 
 def wants_turns(tokenizer: HFTokenizer) -> bool:
@@ -47,9 +55,11 @@ def refuses_late_system(tokenizer: HFTokenizer) -> bool:
 def shows_tool_media(tokenizer: HFTokenizer, image: str) -> bool:
     """Whether an image in a tool result is written as `image`, as one of the user's is."""
     function = {"name": "look", "arguments": {}}
-    call = {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}
+    listed = [{"id": "call_look", "type": "function", "function": function}]
+    call = {"role": "assistant", "content": None, "tool_calls": listed}
     parts = [{"type": "text", "text": "b"}, {"type": "image"}]
-    shown = _rendered(tokenizer, [_said("user"), call, {"role": "tool", "content": parts}])
+    result = {"role": "tool", "tool_call_id": "call_look", "content": parts}
+    shown = _rendered(tokenizer, [_said("user"), call, result])
     return bool(image) and (shown or "").count(image) == 1
 
 
@@ -59,6 +69,6 @@ def _said(role: str) -> Message:
 
 def _rendered(tokenizer: HFTokenizer, messages: Sequence[Message]) -> str | None:
     try:
-        return tokenizer.apply_template(messages, [], {})
+        return tokenizer.apply_template(fit_messages(messages, tokenizer.form), [], {})
     except BadRequest:
         return None

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_left
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from jinja2.exceptions import TemplateError
-
 from ...errors import BadRequest, ContextTooLong
+from ...records import TemplateForm
 from .control_tokens import ControlTokens
 from .hidden_text import Hidden, Messages, Variables, hide
 from .long_text import PIECE, LongText
 from .plain_letters import Encoded, spelt
 from .template_check import keeps_marks
+from .template_fit import fit_messages
+from .template_probe import template_form
+from .template_renderer import TemplateRenderer
 from .token_bound import characters_per_token
 from .turns import Turns
 
@@ -26,6 +28,9 @@ CHANGES_MARKS = (
     "the chat template changes private characters: control tokens in the text of users and tools "
     "are written with \\u escapes"
 )
+
+NO_TOOLS = "the chat template shows no tools: a system message describes them"
+NO_CALLS = "the chat template takes no tool calls or results: they are written as text"
 
 
 def common_length(a: Sequence[Any], b: Sequence[Any]) -> int:
@@ -46,10 +51,10 @@ class Rendered:
 class HFTokenizer:
     """Encode, decode and render. Safe from any thread.
 
-    `backend` is a transformers tokenizer (of a processor: the nested one); `renderer` is what
-    has `apply_chat_template`, where that is another object (mlx-lm's wrapper with a template
-    written in Python). `reserved`: texts that no client may produce by typing them, besides
-    the control tokens.
+    `backend` is a transformers tokenizer (of a processor: the nested one); `renderer` is an object
+    with `apply_chat_template`, where the template is no text but trusted Python code (mlx-lm's).
+    A template that is text is rendered in a bounded process. `reserved`: texts that no client may
+    produce by typing them, besides the control tokens.
 
     What a client sends never becomes a control token: `rendered` hides it, and `tokens` spells
     it in letters.
@@ -57,7 +62,7 @@ class HFTokenizer:
 
     def __init__(self, backend: Any, renderer: Any = None, reserved: Sequence[str] = ()) -> None:
         self._backend = backend
-        self._renderer = backend if renderer is None else renderer
+        self._renderer = renderer
         self._reserved = tuple(reserved)
         # a fast tokenizer must not be used by two threads at once: "Already borrowed"
         self.lock = Turns()
@@ -88,9 +93,18 @@ class HFTokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """The template's source, where it is one text."""
-        template = getattr(self._backend, "chat_template", None)
-        return template if isinstance(template, str) else None
+        """The template's source, where it is text; the one for tools, where there are several."""
+        return self._source([{}])
+
+    @cached_property
+    def form(self) -> TemplateForm:
+        """The form in which the chat template takes messages and tools.
+
+        Raises `UnsupportedModel` for a template that exceeds its bounds.
+        """
+        if self._renderer is None and self._source([]) is None:
+            return TemplateForm()
+        return template_form(lambda messages, tools: self.apply_template(messages, tools, {}))
 
     @cached_property
     def control(self) -> ControlTokens:
@@ -100,7 +114,13 @@ class HFTokenizer:
     @cached_property
     def notes(self) -> tuple[str, ...]:
         """What the operator should know of this template."""
-        return () if self._keeps_marks else (CHANGES_MARKS,)
+        form = self.form
+        found = (
+            (CHANGES_MARKS, not self._keeps_marks),
+            (NO_TOOLS, form.shows_tools == "never"),
+            (NO_CALLS, not form.takes_calls),
+        )
+        return tuple(note for note, applies in found if applies)
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """Token ids. Raises `ContextTooLong` as soon as more are certain than `within` allows."""
@@ -205,7 +225,32 @@ class HFTokenizer:
         *,
         generation_prompt: bool = True,
     ) -> str:
-        """The chat template's text. Raises `BadRequest` with the template's own complaint."""
+        """The chat template's text. Raises `BadRequest` with the template's own complaint.
+
+        A value of None in a message reaches the template.
+        """
+        if self._renderer is not None:
+            return self._python_template(messages, tools, variables, generation_prompt)
+        source = self._source(tools)
+        if source is None:
+            raise BadRequest(
+                "this model has no chat template: use completions, or put a chat_template.jinja "
+                "beside its weights",
+                param="messages",
+            )
+        renderer = TemplateRenderer(source, self._backend.special_tokens_map)
+        return renderer.render(messages, tools, variables, generation_prompt=generation_prompt)
+
+    def _source(self, tools: Messages) -> str | None:
+        """The template's source; some models have another one for requests with tools."""
+        found = getattr(self._backend, "chat_template", None)
+        if isinstance(found, Mapping):
+            found = (found.get("tool_use") if tools else None) or found.get("default")
+        return found if isinstance(found, str) else None
+
+    def _python_template(
+        self, messages: Messages, tools: Messages, variables: Variables, generation_prompt: bool
+    ) -> str:
         try:
             text = self._renderer.apply_chat_template(
                 [dict(m) for m in messages],
@@ -214,7 +259,7 @@ class HFTokenizer:
                 add_generation_prompt=generation_prompt,
                 **variables,
             )
-        except (TemplateError, TypeError, ValueError, KeyError) as error:
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise BadRequest(
                 f"the model's chat template refuses these messages: {error}", param="messages"
             ) from error
@@ -261,7 +306,8 @@ class HFTokenizer:
         messages = hidden.messages
         if len(messages) < 2 or messages[0]["role"] != "system":
             return ""
-        other = [messages[0], {"role": "user", "content": OTHER_USER}]
+        stranger = fit_messages([{"role": "user", "content": OTHER_USER}], self.form)
+        other = [messages[0], *stranger]
         try:
             return text[: common_length(text, self._text(replace(hidden, messages=other)))]
         except BadRequest:
@@ -290,4 +336,4 @@ class HFTokenizer:
 
     @cached_property
     def _keeps_marks(self) -> bool:
-        return keeps_marks(self.control, self.chat_template or "", self._text)
+        return keeps_marks(self.control, self.chat_template or "", self._text, self.form)

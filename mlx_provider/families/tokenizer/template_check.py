@@ -6,20 +6,24 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ...isolation import Isolation
+from ...records import TemplateForm
 from .control_tokens import ControlTokens
 from .hidden_text import Hidden, hide, revealed, with_signs
+from .template_fit import fit_messages, fit_tools
 
 DIGIT = "7"
 """Like a mark it has no case and passes every escape."""
 
 
-def keeps_marks(control: ControlTokens, taken: str, render: Callable[[Hidden], str]) -> bool:
+def keeps_marks(
+    control: ControlTokens, taken: str, render: Callable[[Hidden], str], form: TemplateForm
+) -> bool:
     """Whether every mark stands in the text where a digit in its place would.
 
     `taken`: see `hide`. A template that refuses every probe is taken to keep them: a mark that
     does not arrive is noticed in the request, too.
     """
-    for probe in _probes(control.texts):
+    for probe in _probes(control.texts, form):
         hidden = hide(control, probe, taken=taken)
         digits = dict.fromkeys(hidden.marks, DIGIT)
         plain = revealed(hidden, digits)
@@ -29,11 +33,16 @@ def keeps_marks(control: ControlTokens, taken: str, render: Callable[[Hidden], s
     return True
 
 
-def _probes(texts: list[str]) -> Iterator[Hidden]:
+def _probes(texts: list[str], form: TemplateForm) -> Iterator[Hidden]:
     for text in texts[:1]:
-        yield Hidden(_turns(text, calls=True), [_tool(text)], {})
-        yield Hidden(_turns(text, calls=False), [], {})
-        yield Hidden([{"role": "user", "content": text}], [], {})
+        turns = _turns(text, calls=True), _turns(text, calls=False), [_said(text)]
+        tools: tuple[list[dict[str, Any]], ...] = fit_tools([_tool(text)], form), [], []
+        for messages, shown in zip(turns, tools, strict=True):
+            yield Hidden(fit_messages(messages, form), shown, {})
+
+
+def _said(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
 
 
 def _turns(text: str, *, calls: bool) -> list[dict[str, Any]]:
@@ -45,10 +54,10 @@ def _turns(text: str, *, calls: bool) -> list[dict[str, Any]]:
     system: list[dict[str, Any]] = [{"role": "system", "content": f"f {text} g"}]
     return [
         *(system if calls else []),
-        {"role": "user", "content": f"h {text} i"},
+        _said(f"h {text} i"),
         *(called if calls else []),
         {"role": "assistant", "content": f"j {text} k", "reasoning_content": f"l {text} m"},
-        {"role": "user", "content": f"n {text}"},
+        _said(f"n {text}"),
     ]
 
 

@@ -1,0 +1,132 @@
+"""Processes of our own that do untrusted work: each has limits, and ends where it exceeds them.
+
+A thread cannot be stopped and a native stack cannot be bounded, so what a stranger's grammar or
+chat template may do without end is done beside the engine's process.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+MAX_SETUPS = 64
+"""Setups that one process keeps; then another takes its place."""
+ENDS: Mapping[int, str] = MappingProxyType(
+    {
+        signal.SIGPROF: "it takes too much processor time",
+        signal.SIGXCPU: "it takes too much processor time",
+        signal.SIGSEGV: "it is nested too deep",
+        signal.SIGBUS: "it is nested too deep",
+        signal.SIGABRT: "it takes too much memory",
+        signal.SIGKILL: "it takes too much memory",
+    }
+)
+"""Signals by which a process ends at one of its limits."""
+
+
+class ProcessEnded(Exception):
+    """The process ended before it answered; `reason` is empty where no limit explains it."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"ended with {code}")
+        self.code = code
+        self.reason = ENDS.get(-code, "")
+
+
+@dataclass(eq=False)
+class _Running:
+    process: subprocess.Popen[bytes]
+    setups: set[str] = field(default_factory=set)
+
+
+class BoundedProcesses:
+    """Up to `at_once` processes of one Python program; safe from any thread.
+
+    The program reads messages, each a line with its length in bytes and then the bytes, and
+    answers every message but a setup with one of the same form. It sets its own limits. The first
+    process starts with the first question; all end with this object.
+    """
+
+    def __init__(self, program: Path, arguments: Sequence[str] = (), *, at_once: int = 2) -> None:
+        self._command = [sys.executable, "-P", str(program), *arguments]
+        self._idle: list[_Running] = []
+        self._lock = threading.Lock()
+        self._places = threading.Semaphore(at_once)
+        weakref.finalize(self, _end_all, self._idle)
+
+    def ask(self, message: bytes, setups: Mapping[str, bytes]) -> bytes:
+        """The answer to one message. `setups`: messages that the process must have had before.
+
+        Raises `ProcessEnded` where the process ends instead, and `OSError` where none starts.
+        """
+        with self._places:
+            running = self._taken(setups)
+            for name in setups.keys() - running.setups:
+                _write(running.process, setups[name])
+                running.setups.add(name)
+            _write(running.process, message)
+            answer = _read(running.process)
+            if answer is not None:
+                with self._lock:
+                    self._idle.append(running)
+                return answer
+        raise ProcessEnded(_end(running.process))
+
+    def _taken(self, setups: Mapping[str, bytes]) -> _Running:
+        with self._lock:
+            while self._idle:
+                running = self._idle.pop()
+                full = len(running.setups | setups.keys()) > MAX_SETUPS
+                if running.process.poll() is None and not full:
+                    return running
+                _end(running.process)
+        return _Running(
+            subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        )
+
+
+def _write(process: subprocess.Popen[bytes], message: bytes) -> None:
+    assert process.stdin is not None  # noqa: S101  (a pipe)
+    with suppress(OSError):  # where it has ended, reading tells
+        process.stdin.write(b"%d\n" % len(message))
+        process.stdin.write(message)
+        process.stdin.flush()
+
+
+def _read(process: subprocess.Popen[bytes]) -> bytes | None:
+    """One message; `None`: the process has ended."""
+    assert process.stdout is not None  # noqa: S101  (a pipe)
+    size = process.stdout.readline()
+    if not size.endswith(b"\n"):
+        return None
+    answer = process.stdout.read(int(size))
+    return answer if len(answer) == int(size) else None
+
+
+def _end(process: subprocess.Popen[bytes]) -> int:
+    """Close the pipes, at which the program ends, and wait. Returns its exit code."""
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):  # what was not written yet is for nobody
+                pipe.close()
+    return process.wait()
+
+
+def _end_all(idle: list[_Running]) -> None:
+    for running in idle:
+        running.process.kill()
+        _end(running.process)

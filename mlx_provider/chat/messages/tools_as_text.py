@@ -1,0 +1,122 @@
+"""Tools, calls and results as text, for chat templates that have no place for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...records import CallGrammar, TemplateForm, ToolParser, Tools
+from ..constraints.written import written_call, written_calls
+from .normalise import BLANK_LINE
+
+Messages = Sequence[Mapping[str, Any]]
+EXAMPLE = "example_function"
+EXAMPLE_ARGUMENTS = {"first_parameter": "value", "second_parameter": "another value"}
+
+
+def has_tools(messages: Messages) -> bool:
+    """Whether there are calls or results to write as text."""
+    return any(m.get("role") == "tool" or m.get("tool_calls") for m in messages)
+
+
+def lacks_tools(form: TemplateForm, messages: Messages) -> bool:
+    """Whether a template of this form does not show the tools of a request."""
+    if form.shows_tools == "with_system":
+        return not any(isinstance(m, Mapping) and m.get("role") in _SYSTEM for m in messages[:1])
+    return form.shows_tools == "never"
+
+
+def described_tools(tools: Tools, parser: ToolParser | None) -> str:
+    """A system message that says which tools there are and how `parser` reads a call of one."""
+    if parser is not None and parser.describe is not None:
+        return parser.describe(tools)
+    grammar = _grammar(parser)
+    example = written_call(grammar, EXAMPLE, EXAMPLE_ARGUMENTS, _EXAMPLE_SCHEMA)
+    several = "" if grammar.between is None else " Several calls may follow one another."
+    functions = "\n".join(json.dumps(_function(tool), ensure_ascii=False) for tool in tools)
+    return BLANK_LINE.join(
+        (
+            "You can call the functions in this list. Each line is one function, with a JSON "
+            "schema of its parameters:",
+            functions,
+            "To call a function, write its name and its arguments in exactly this format:",
+            example,
+            f"End your reply after the call.{several} The results come in the next message.",
+        )
+    )
+
+
+def with_described_tools(messages: Messages, text: str) -> list[Mapping[str, Any]]:
+    """A client's messages with a system message after its own leading ones."""
+    roles = [m.get("role") if isinstance(m, Mapping) else None for m in messages]
+    at = next((i for i, r in enumerate(roles) if r not in _SYSTEM), len(messages))
+    return [*messages[:at], {"role": "system", "content": text}, *messages[at:]]
+
+
+_SYSTEM = ("system", "developer")
+_EXAMPLE_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {name: {"type": "string"} for name in EXAMPLE_ARGUMENTS},
+}
+
+
+def fold_tools(
+    messages: Messages, parser: ToolParser | None = None, tools: Tools = ()
+) -> list[dict[str, Any]]:
+    """Calls in the assistant's text as `parser` reads them, results as the user's text.
+
+    Takes and gives canonical messages (`messages.normalise`); no text is lost. User and assistant
+    alternate afterwards as far as the roles allow.
+    """
+    schemas = {
+        str(_function(tool).get("name")): _function(tool).get("parameters") for tool in tools
+    }
+    folded: list[dict[str, Any]] = []
+    for message in messages:
+        text = _folded(message, _grammar(parser), schemas)
+        if folded and folded[-1]["role"] == text["role"] != "system":
+            folded[-1] = _joined(folded[-1], text)
+        else:
+            folded.append(text)
+    return folded
+
+
+def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = tool.get("function")
+    return function if isinstance(function, Mapping) else tool
+
+
+def _grammar(parser: ToolParser | None) -> CallGrammar:
+    return CallGrammar.json("", "") if parser is None else parser.call_grammar()
+
+
+def _folded(
+    message: Mapping[str, Any], grammar: CallGrammar, schemas: Mapping[str, Any]
+) -> dict[str, Any]:
+    kept = {k: v for k, v in message.items() if k not in ("tool_calls", "tool_call_id", "name")}
+    if message.get("role") == "tool":
+        return {**kept, "role": "user"}
+    kept["content"] = kept.get("content") or ""
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    if not calls:
+        return kept
+    given = [(c["name"], c["arguments"], schemas.get(c["name"]) or {}) for c in calls]
+    return _joined(kept, {"content": written_calls(grammar, given)})
+
+
+def _joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    a, b = first["content"], second["content"]
+    if isinstance(a, str) and isinstance(b, str):
+        return {**first, "content": BLANK_LINE.join(text for text in (a, b) if text)}
+    head, tail = _parts(a), _parts(b)
+    if head and tail and head[-1]["type"] == tail[0]["type"] == "text":
+        both = BLANK_LINE.join((head.pop()["text"], tail.pop(0)["text"]))
+        head.append({"type": "text", "text": both})
+    return {**first, "content": [*head, *tail]}
+
+
+def _parts(content: Any) -> list[dict[str, Any]]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if content else []
+    return list(content)

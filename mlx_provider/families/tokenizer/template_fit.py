@@ -1,0 +1,164 @@
+"""Messages and tools in the form that a chat template takes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import string
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ...records import TemplateForm
+
+SHORT_ID = 9
+"""Length of a call id, where a template demands one."""
+LETTERS = string.ascii_letters + string.digits
+BLANK_LINE = "\n\n"
+Message = Mapping[str, Any]
+
+
+def fit_messages(messages: Sequence[Message], form: TemplateForm) -> list[dict[str, Any]]:
+    """Canonical messages (`chat.messages.normalise`) as `form` has them. Changes no input."""
+    ordered = messages if form.parallel_calls else _one_by_one(messages)
+    fitted = [each for message in ordered for each in _turns(message, form)]
+    if form.parts_only:
+        return [_in_parts(message) for message in fitted]
+    return fitted
+
+
+def fit_tools(tools: Sequence[Message], form: TemplateForm) -> list[dict[str, Any]]:
+    """Tools of a request (OpenAI form) with the fields that `form` demands."""
+    return [_tool(tool, form) for tool in tools]
+
+
+def short_id(call_id: str) -> str:
+    """Nine letters and digits: the id itself where it has that form, else a digest of it."""
+    if len(call_id) == SHORT_ID and all(character in LETTERS for character in call_id):
+        return call_id
+    digest = int.from_bytes(hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).digest())
+    return "".join(LETTERS[digest // 62**place % 62] for place in range(SHORT_ID))
+
+
+def _turns(message: Message, form: TemplateForm) -> Iterator[dict[str, Any]]:
+    if message.get("role") == "tool" and form.short_ids and message.get("tool_call_id"):
+        yield {**message, "tool_call_id": short_id(message["tool_call_id"])}
+        return
+    calls = message.get("tool_calls")
+    if not calls:
+        yield dict(message)
+        return
+    turn = {**message, "tool_calls": [_call(call, form) for call in calls]}
+    thought = turn.get("reasoning_content")
+    if thought and turn.get("content") and not form.thought_with_text:
+        turn = _without_thought(turn)
+    if turn.get("content") and form.text_with_calls == "apart":
+        yield {key: value for key, value in turn.items() if key != "tool_calls"}
+        turn = {"role": turn["role"], "content": None, "tool_calls": turn["tool_calls"]}
+    elif form.text_with_calls == "dropped":
+        turn["content"] = None
+    yield turn if turn.get("content") else _without_content(turn, form)
+
+
+def _without_content(turn: Message, form: TemplateForm) -> dict[str, Any]:
+    bare = {key: value for key, value in turn.items() if key != "content"}
+    if form.empty_content == "absent":
+        return bare
+    return {**bare, "content": "" if form.empty_content == "empty" else None}
+
+
+def _without_thought(turn: Message) -> dict[str, Any]:
+    content, thought = turn["content"], turn["reasoning_content"]
+    bare = {key: value for key, value in turn.items() if key != "reasoning_content"}
+    if isinstance(content, str):
+        return {**bare, "content": thought + BLANK_LINE + content}
+    return {**bare, "content": [{"type": "text", "text": thought}, *content]}
+
+
+def _call(call: Message, form: TemplateForm) -> dict[str, Any]:
+    function = call["function"]
+    if form.arguments == "text":
+        arguments = json.dumps(function["arguments"], ensure_ascii=False)
+        function = {**function, "arguments": arguments}
+    fitted = {**call, "function": function}
+    if form.short_ids and "id" in call:
+        fitted["id"] = short_id(call["id"])
+    return fitted
+
+
+def _one_by_one(messages: Sequence[Message]) -> list[Message]:
+    """Each call of a turn as a turn of its own, before its result."""
+    ordered: list[Message] = []
+    at = 0
+    while at < len(messages):
+        message, at = messages[at], at + 1
+        calls = message.get("tool_calls") or ()
+        if len(calls) < 2:
+            ordered.append(message)
+            continue
+        results = []
+        while at < len(messages) and messages[at].get("role") == "tool":
+            results.append(messages[at])
+            at += 1
+        ordered += _paired(message, calls, results)
+    return ordered
+
+
+def _paired(turn: Message, calls: Sequence[Message], results: list[Message]) -> Iterator[Message]:
+    waiting = list(results)
+    for number, call in enumerate(calls):
+        kept = turn if number == 0 else {"role": turn["role"], "content": None}
+        yield {**kept, "tool_calls": [call]}
+        own = [each for each in waiting if each.get("tool_call_id") == call.get("id")]
+        found = own or waiting[:1]
+        yield from found
+        waiting = [each for each in waiting if each not in found]
+    yield from waiting
+
+
+def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, str):
+        return message
+    return {**message, "content": [{"type": "text", "text": content}]}
+
+
+def _tool(tool: Message, form: TemplateForm) -> dict[str, Any]:
+    if not isinstance(tool.get("function"), Mapping):
+        return dict(tool)
+    function = dict(tool["function"])
+    if "description" in form.tool_fields and function.get("description") is None:
+        function["description"] = ""
+    if "parameters" in form.tool_fields and not function.get("parameters"):
+        function["parameters"] = {"type": "object", "properties": {}}
+    if isinstance(function.get("parameters"), Mapping):
+        function["parameters"] = _schema(function["parameters"], form)
+    return {**tool, "function": function}
+
+
+def _schema(schema: Any, form: TemplateForm, *, described: bool = False) -> Any:
+    """A schema with all that `form` demands, at any depth. `described`: it is a parameter's."""
+    if isinstance(schema, (list, tuple)):
+        return [_schema(each, form) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    fitted = {key: _keyword(key, value, form) for key, value in schema.items()}
+    types = fitted.get("type")
+    if isinstance(types, list) and not form.type_lists:
+        named = [each for each in types if each != "null"] or ["null"]
+        del fitted["type"]
+        fitted |= {"type": named[0]} if len(named) == 1 else _either(named)
+    if described and "properties" in form.tool_fields and fitted.get("description") is None:
+        fitted["description"] = ""
+    return fitted
+
+
+def _either(types: Sequence[Any]) -> dict[str, Any]:
+    return {"anyOf": [{"type": each} for each in types]}
+
+
+def _keyword(key: str, value: Any, form: TemplateForm) -> Any:
+    if key in ("properties", "$defs", "definitions") and isinstance(value, Mapping):
+        return {name: _schema(each, form, described=True) for name, each in value.items()}
+    if key in ("enum", "const", "default", "examples", "required"):
+        return value
+    return _schema(value, form)

@@ -1,0 +1,226 @@
+"""Finds the form that a chat template takes, by rendering short conversations.
+
+minja probes the same demands (`chat-template.hpp`: `requires_non_null_content`,
+`requires_object_arguments`, `polyfill_tools`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, Literal
+
+from ...errors import BadRequest
+from ...records import TemplateForm
+from .template_fit import fit_messages, fit_tools
+
+Message = dict[str, Any]
+Render = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]], str]
+"""(messages, tools) -> the prompt. Raises `BadRequest` where the template refuses them."""
+
+NAME, ABOUT, KEY = "find_zyzzyva", "xWEEVILx", "leaf"
+ASKED, SAID, THOUGHT, ANSWERED, AGAIN = "xASKx", "xSAYx", "xTHINKx", "xANSWERx", "xAGAINx"
+VALUES, RESULTS = ("xLEAFx", "xBARKx"), ("xRESULTx", "xOUTCOMEx")
+PARTS = ("xPARTx", "xPIECEx")
+IDS = ("call_24f5c1e07a9b4d31", "call_9be07c6612a84cf3")
+TOOL: Message = {
+    "type": "function",
+    "function": {
+        "name": NAME,
+        "description": ABOUT,
+        "parameters": {
+            "type": "object",
+            "properties": {KEY: {"type": "string", "description": "The leaf."}},
+            "required": [KEY],
+        },
+    },
+}
+
+
+def template_form(render: Render) -> TemplateForm:
+    """The form of the template behind `render`.
+
+    Raises what `render` raises, but for `BadRequest`, by which a template refuses one form.
+    """
+    probe = _Probe(render, _parts_only(render))
+    form = _with_tools(probe, replace(TemplateForm(), parts_only=probe.parts_only))
+    form = _with_calls(probe, form)
+    return replace(form, text_parts=frozenset(_roles_in_parts(probe, form)))
+
+
+def _user(text: Any) -> Message:
+    return {"role": "user", "content": text}
+
+
+def _parts_only(render: Render) -> bool:
+    """Whether a text is lost as a string and arrives as a part."""
+    plain = _Probe(render, parts_only=False).text([_user(ASKED)], TemplateForm()) or ""
+    parts = _Probe(render, parts_only=True).text([_user(ASKED)], TemplateForm(parts_only=True))
+    return ASKED not in plain and ASKED in (parts or "")
+
+
+@dataclass(frozen=True)
+class _Probe:
+    render: Render
+    parts_only: bool
+
+    def text(
+        self, messages: Sequence[Message], form: TemplateForm, tools: Sequence[Message] = ()
+    ) -> str | None:
+        """What the template writes; `None`: it refuses."""
+        try:
+            return self.render(fit_messages(messages, form), fit_tools(tools, form))
+        except BadRequest:
+            return None
+
+
+def _with_tools(probe: _Probe, form: TemplateForm) -> TemplateForm:
+    """What tools must look like, and when all of one arrives."""
+    alone = [_user(ASKED)]
+    if _shown(probe, form, alone):
+        asked, shows = alone, form.shows_tools
+    else:
+        asked = [{"role": "system", "content": SAID}, *alone]
+        if not _shown(probe, form, asked):
+            return replace(form, shows_tools="never")
+        shows = "with_system"
+    needed = (field for field in _INCOMPLETE if probe.text(asked, form, [_lacking(field)]) is None)
+    form = replace(form, shows_tools=shows, tool_fields=frozenset(needed))
+    listed = _changed({"properties": {KEY: {"type": ["string", "null"], "description": ""}}})
+    return replace(form, type_lists=probe.text(asked, form, [listed]) is not None)
+
+
+def _shown(probe: _Probe, form: TemplateForm, asked: Sequence[Message]) -> bool:
+    bare, shown = probe.text(asked, form) or "", probe.text(asked, form, [TOOL])
+    return shown is not None and all(shown.count(w) > bare.count(w) for w in (NAME, ABOUT, KEY))
+
+
+_INCOMPLETE = ("description", "parameters", "properties")
+
+
+def _lacking(field: str) -> Message:
+    """The tool without one of its optional parts."""
+    if field == "properties":
+        return _changed({"properties": {KEY: {"type": "string"}}})
+    function = {key: value for key, value in TOOL["function"].items() if key != field}
+    return {**TOOL, "function": function}
+
+
+def _changed(parameters: Mapping[str, Any]) -> Message:
+    function = TOOL["function"]
+    return {
+        **TOOL,
+        "function": {**function, "parameters": {**function["parameters"], **parameters}},
+    }
+
+
+def _with_calls(probe: _Probe, form: TemplateForm) -> TemplateForm:
+    """How turns with calls must look; `takes_calls` only where nothing of them is lost."""
+    tools = [TOOL] if form.shows_tools == "always" else []
+    prompt = probe.text([_user(ASKED)], form, tools) or ""
+
+    def arrives(form: TemplateForm, turn: Message, words: Sequence[str]) -> bool:
+        calls = len(turn["tool_calls"])
+        return all(
+            _arrived(text, prompt, (*words, *VALUES[:calls], *RESULTS[:calls]), calls)
+            for text in (
+                probe.text(_conversation(turn), form, tools),
+                probe.text([*_conversation(turn), *_NEXT], form, tools),
+            )
+        )
+
+    found = _call_form(probe, form, tools, prompt, arrives)
+    if found is None:
+        return replace(form, takes_calls=False)
+    says = _turn(1, content=SAID)
+    said: tuple[str, ...] = (SAID,)
+    if not arrives(found, says, said):
+        found = replace(found, text_with_calls="apart")
+        if not arrives(found, says, said):
+            found, said = replace(found, text_with_calls="dropped"), ()
+    if not arrives(found, _turn(2), ()):
+        found = replace(found, parallel_calls=False)
+    thinks = {**says, "reasoning_content": THOUGHT}
+    if not arrives(found, thinks, said):
+        found = replace(found, thought_with_text=False)
+    works = arrives(found, _turn(2), ()) and arrives(found, thinks, said)
+    return found if works else replace(form, takes_calls=False)
+
+
+def _call_form(
+    probe: _Probe,
+    form: TemplateForm,
+    tools: Sequence[Message],
+    prompt: str,
+    arrives: Callable[[TemplateForm, Message, Sequence[str]], bool],
+) -> TemplateForm | None:
+    """The first form in which a call and its result arrive.
+
+    One whose text begins with the prompt comes first: a reply's tokens are then found again.
+    """
+    turn = _turn(1)
+    fits = [each for each in _call_forms(form) if arrives(each, turn, ())]
+    for each in fits:
+        if (probe.text(_conversation(turn), each, tools) or "").startswith(prompt):
+            return each
+    return fits[0] if fits else None
+
+
+def _call_forms(form: TemplateForm) -> Iterator[TemplateForm]:
+    contents: tuple[Literal["null", "empty", "absent"], ...] = ("null", "empty", "absent")
+    kinds: tuple[Literal["mapping", "text"], ...] = ("mapping", "text")
+    for ids, arguments, content in product((False, True), kinds, contents):
+        yield replace(form, empty_content=content, arguments=arguments, short_ids=ids)
+
+
+def _turn(calls: int, **fields: Any) -> Message:
+    listed = [
+        {"id": i, "type": "function", "function": {"name": NAME, "arguments": {KEY: value}}}
+        for i, value in list(zip(IDS, VALUES, strict=True))[:calls]
+    ]
+    return {"role": "assistant", "content": None, **fields, "tool_calls": listed}
+
+
+def _conversation(turn: Message, *, results: Sequence[Any] = RESULTS) -> list[Message]:
+    pairs = zip(IDS, results, strict=True)
+    told = [
+        {"role": "tool", "tool_call_id": i, "content": result}
+        for i, result in list(pairs)[: len(turn["tool_calls"])]
+    ]
+    return [_user(ASKED), turn, *told]
+
+
+_NEXT: list[Message] = [{"role": "assistant", "content": ANSWERED}, _user(AGAIN)]
+"""How a conversation goes on."""
+
+
+def _arrived(text: str | None, prompt: str, words: Sequence[str], calls: int) -> bool:
+    """Whether a text holds all the words, each call's name, and nothing in a form of Python's."""
+    if text is None or any(word not in text for word in (ASKED, *words)):
+        return False
+    if text.count(NAME) < prompt.count(NAME) + calls:
+        return False
+    odd = ("None", f"'{KEY}'", f'\\"{KEY}')
+    return all(text.count(each) <= prompt.count(each) for each in odd)
+
+
+def _roles_in_parts(probe: _Probe, form: TemplateForm) -> Iterator[str]:
+    """Roles of which two parts of text both arrive, and not as data."""
+    parts = [{"type": "text", "text": text} for text in PARTS]
+    asked, answer = _user(ASKED), {"role": "assistant", "content": parts}
+    conversations = {
+        "system": [{"role": "system", "content": parts}, asked],
+        "user": [_user(parts)],
+        "assistant": [asked, answer, asked],
+    }
+    if form.takes_calls:
+        conversations["tool"] = _conversation(_turn(1), results=(parts, ""))
+    for role, messages in conversations.items():
+        text = probe.text(messages, form) or ""
+        if all(text.count(word) == 1 for word in PARTS) and not any(d in text for d in _AS_DATA):
+            yield role
+
+
+_AS_DATA = ("'type'", '"type"')
+"""Of a part that a template takes for text."""

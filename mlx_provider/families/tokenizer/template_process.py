@@ -1,0 +1,299 @@
+"""A process that renders chat templates, so that the engine need not: `python template_process.py`.
+
+A chat template is a program of whoever published the model. Here it runs in a sandbox of Jinja's,
+with bounds on processor time, memory and output. Imports nothing of this package, so that it
+starts fast. The environment is that of transformers 5.23 (`utils/chat_template_utils.py`,
+`_cached_compile_jinja_template`); a test compares the two.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import resource
+import signal
+import sys
+from contextlib import suppress
+from typing import Any, BinaryIO
+
+import jinja2
+import jinja2.ext
+import jinja2.utils
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.filters import FILTERS as DEFAULT_FILTERS
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+SPACE = 2 << 30
+"""Bytes of address space; macOS does not enforce it, where `LARGEST` is all that bounds a value."""
+LARGEST = 1 << 26
+"""Characters, or items, of one value that an operator may make."""
+DIGITS = 4
+"""Of a width in a format: `%10000d` is refused."""
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names under which templates read the thoughts of an earlier turn."""
+
+
+class TooLarge(Exception):
+    """The text is longer than its bound."""
+
+
+class Generation(jinja2.ext.Extension):
+    """`{% generation %}` marks what a model wrote, for training; here its body is just written."""
+
+    tags = {"generation"}  # noqa: RUF012  (as the base class has it)
+
+    def parse(self, parser: Any) -> Any:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class Environment(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, in which no operator or method makes a value of gigabytes."""
+
+    intercepted_binops = frozenset({"+", "*", "%", "**"})
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**" and not _small_power(left, right):
+            raise SecurityError("the template computes a power that is too large")
+        if operator == "*":
+            _check_product(left, right)
+            _check_product(right, left)
+        if operator == "%" and isinstance(left, str):
+            _check_widths(left, right)
+        if operator == "+" and _length(left) + _length(right) > LARGEST:
+            raise SecurityError("the template makes too large a value")
+        return super().call_binop(context, operator, left, right)
+
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        """Methods of a text that pad it, and its `format`, are given no large width."""
+        owner = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)
+        if isinstance(owner, str):
+            _check_widths(owner, [*args, *kwargs.values()])
+        return super().call(__context, __obj, *args, **kwargs)
+
+
+class Namespace(jinja2.utils.Namespace):
+    """`namespace`, which takes no name that begins with an underscore, as upstream's does."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        attributes = dict(*args[1:], **kwargs)
+        for name in attributes:
+            _check_name(name)
+        jinja2.utils.Namespace.__init__(args[0], attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+class Dictionary:
+    """`dict`, of which a template gets no class."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        """As `dict.fromkeys`."""
+        return dict.fromkeys(*args)
+
+
+def _check_name(name: Any) -> None:
+    if str(name).startswith("_"):
+        raise SecurityError(f"a namespace takes no name with an underscore first: {name}")
+
+
+def _small_power(left: Any, right: Any) -> bool:
+    numbers = isinstance(left, (int, float)) and isinstance(right, (int, float))
+    return numbers and abs(left) <= LARGEST and abs(right) <= 64
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, (str, list, tuple)) else 0
+
+
+def _check_product(many: Any, times: Any) -> None:
+    if isinstance(times, int) and _length(many) * times > LARGEST:
+        raise SecurityError("the template repeats a value too often")
+
+
+def _check_widths(form: str, values: Any) -> None:
+    """Refuse numbers by which a text could be padded, within a format and among its values."""
+    run = 0
+    for character in form if "%" in form or "{" in form else "":
+        run = run + 1 if character.isdigit() else 0
+        if run > DIGITS:
+            raise SecurityError("the template asks for too wide a format")
+    _check_numbers(values if isinstance(values, (list, tuple)) else [values])
+
+
+def _check_numbers(values: Any) -> None:
+    if any(isinstance(value, int) and abs(value) > LARGEST for value in values):
+        raise SecurityError("the template asks for too large a text")
+
+
+def _padding(name: str) -> Any:
+    """A filter of Jinja's that pads, given no large width."""
+    pad = DEFAULT_FILTERS[name]
+
+    def padded(value: Any, *args: Any, **kwargs: Any) -> Any:
+        _check_widths(str(value) if name == "format" else "", [*args, *kwargs.values()])
+        return pad(value, *args, **kwargs)
+
+    return padded
+
+
+def tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as `json.dumps` writes it; Jinja's own filter escapes HTML."""
+    _check_numbers([indent])
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def raise_exception(message: Any) -> None:
+    """A template refuses its input. Raises `TemplateError`."""
+    raise TemplateError(str(message))
+
+
+def strftime_now(form: str) -> str:
+    """The time here and now."""
+    _check_widths(form, ())
+    return datetime.datetime.now().strftime(form)  # noqa: DTZ005  (as upstream)
+
+
+def environment() -> Environment:
+    """What a template sees besides its input."""
+    made = Environment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
+    )
+    made.filters |= {name: _padding(name) for name in ("center", "format", "indent")}
+    made.filters["tojson"] = tojson
+    made.globals["raise_exception"] = raise_exception
+    made.globals["strftime_now"] = strftime_now
+    made.globals["dict"] = Dictionary()
+    made.globals["namespace"] = Namespace
+    return made
+
+
+def rendered(template: Any, asked: dict[str, Any]) -> str:
+    """The text of one conversation. Raises whatever the template raises, and `TooLarge`."""
+    messages = [_aliased(message) for message in asked["messages"]]
+    tools = asked["tools"]
+    prompt = asked["generation_prompt"]
+
+    def text(tools: Any) -> str:
+        pieces, length = [], 0
+        for piece in template.generate(
+            messages=messages,
+            tools=tools,
+            documents=None,
+            add_generation_prompt=prompt,
+            **asked["variables"],
+        ):
+            pieces.append(piece)
+            length += len(piece)
+            if length > asked["characters"]:
+                raise TooLarge(f"it writes more than {asked['characters']} characters")
+        return "".join(pieces)
+
+    if tools:
+        return text(tools)
+    try:
+        return text(None)
+    except TypeError:  # some templates iterate over tools that there are not
+        return text([])
+
+
+def _aliased(message: dict[str, Any]) -> dict[str, Any]:
+    """A message with its thoughts under the names by which templates ask for them."""
+    thought = next((message[key] for key in REASONING if message.get(key) is not None), None)
+    if thought is None:
+        return message
+    return {"thinking": thought, **message, "reasoning_content": thought}
+
+
+def answer(templates: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
+    """The text, or what is wrong and in which line of the template."""
+    signal.setitimer(signal.ITIMER_PROF, asked["seconds"])
+    try:
+        return {"text": rendered(templates[asked["template"]], asked)}
+    except MemoryError:
+        return {"error": "it takes too much memory", "limit": True}
+    except TooLarge as error:
+        return {"error": str(error), "limit": True}
+    except SecurityError as error:
+        return {"error": str(error), "line": _line(error), "limit": True}
+    except Exception as error:  # noqa: BLE001  (a template may raise anything)
+        return {"error": _said(error), "line": _line(error)}
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _said(error: Exception) -> str:
+    kind = "" if isinstance(error, TemplateError) else f"{type(error).__name__}: "
+    return f"{kind}{error}"[:2000]
+
+
+def _line(error: Exception) -> int | None:
+    """The innermost line of the template in which an error was raised."""
+    line, frame = getattr(error, "lineno", None), error.__traceback__
+    while frame is not None:
+        if frame.tb_frame.f_code.co_filename == "<template>":
+            line = frame.tb_lineno
+        frame = frame.tb_next
+    return line
+
+
+def compiled(made: Environment, source: str, seconds: float) -> Any:
+    """A template, or one that raises what is wrong with its source."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        return made.from_string(source)
+    except (TemplateError, RecursionError, SyntaxError, ValueError) as error:
+        return _Broken(error)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+class _Broken:
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def generate(self, **_: Any) -> Any:
+        raise self._error
+
+
+def read(source: BinaryIO) -> dict[str, Any] | None:
+    """One message; `None`: nobody asks any more."""
+    size = source.readline()
+    return json.loads(source.read(int(size))) if size else None
+
+
+def serve(asked: BinaryIO, said: BinaryIO) -> None:
+    """Take templates and render them until the input ends."""
+    made, templates = environment(), {}
+    while (message := read(asked)) is not None:
+        if "source" in message:
+            found = compiled(made, message["source"], message["seconds"])
+            templates[message["template"]] = found
+            continue
+        reply = json.dumps(answer(templates, message)).encode()
+        said.write(b"%d\n" % len(reply) + reply)
+        said.flush()
+
+
+def main() -> None:
+    with suppress(ValueError, OSError):  # macOS knows the limit, and does not take it
+        resource.setrlimit(resource.RLIMIT_AS, (SPACE, SPACE))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    serve(sys.stdin.buffer, sys.stdout.buffer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Requests whose template knows no tools, refuses a schema, or is a bomb."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from mlx_provider import BadRequest, ToolParser, UnsupportedModel
+from mlx_provider.chat.constraints.written import written_call
+from mlx_provider.chat.messages.tools_as_text import described_tools
+from mlx_provider.serving.prompt import DESCRIBED, FOLDED
+
+NO_TOOLS = """\
+{%- for m in messages -%}
+<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt -%}<|im_start|>assistant
+{% endif -%}
+"""
+PICKY = """\
+{%- for tool in tools or [] -%}
+<tool_call>{{ tool | tojson }}
+{%- for k, v in tool.function.parameters.properties.items() -%}{{ k + v.type }}{%- endfor -%}
+{%- endfor -%}
+""" + NO_TOOLS.replace("{{ m.content }}", "{{ m.content }}{{ (m.tool_calls or []) | tojson }}")
+"""Takes no parameter without a type."""
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "look",
+            "description": "Looks at a place.",
+            "parameters": {
+                "type": "object",
+                "properties": {"at": {"enum": ["home", "sea"]}},
+                "required": ["at"],
+                "additionalProperties": False,
+            },
+        },
+    }
+]
+ASKED = [{"role": "system", "content": "xSYSx"}, {"role": "user", "content": "xASKx"}]
+
+
+def test_tools_are_described_where_the_template_shows_none(tiny: Any) -> None:
+    model = tiny("qwen3", NO_TOOLS)
+    prompt = model.prompt_of(messages=ASKED, tools=TOOLS)
+    about = described_tools(TOOLS, model.served().forced_parser)
+    assert prompt.startswith(f"<|im_start|>system\nxSYSx\n\n{about}<|im_end|>")
+    assert "Looks at a place." in about
+    assert "look" not in model.prompt_of(messages=ASKED, tools=TOOLS, tool_choice="none")
+    answer = model.ask(messages=ASKED, tools=TOOLS, max_tokens=2)
+    assert DESCRIBED in answer.warnings
+    notes = model.service.health().models
+    (status,) = [each for each in notes if each.model == model.model]
+    assert any("shows no tools" in note for note in status.notes)
+
+
+def test_a_call_is_written_in_the_history_as_the_model_is_told_to(tiny: Any) -> None:
+    model = tiny("qwen3", NO_TOOLS)
+    asked: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 200}
+    asked["parallel_tool_calls"] = False
+    first = model.ask(messages=ASKED, **asked)
+    assert first.only.reason == "tool_calls"
+    ((name, arguments),) = first.only.arguments
+    call = {
+        "id": "call_1",
+        "type": "function",
+        "function": {"name": name, "arguments": json.dumps(arguments)},
+    }
+    history = [
+        *ASKED,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "xRESULTx"},
+    ]
+    prompt = model.prompt_of(messages=history, tools=TOOLS)
+    assert prompt.startswith(model.prompt_of(messages=ASKED, tools=TOOLS))
+    grammar = model.served().forced_parser.call_grammar()
+    written = written_call(grammar, name, arguments, TOOLS[0]["function"]["parameters"])
+    assert f"<|im_start|>assistant\n{written}<|im_end|>\n<|im_start|>user\nxRESULTx" in prompt
+    second = model.ask(messages=history, **asked)
+    assert FOLDED in second.warnings
+    assert second.usage.cached_tokens > 0.9 * first.prompt_tokens
+
+
+def test_tools_that_the_template_refuses_are_described(tiny: Any) -> None:
+    model = tiny("qwen3", PICKY)
+    assert model.served().info.template.shows_tools == "always"
+    prompt = model.prompt_of(messages=ASKED, tools=TOOLS)
+    parser = model.served().tool_parser or model.served().forced_parser
+    assert described_tools(TOOLS, parser) in prompt
+    assert DESCRIBED in model.ask(messages=ASKED, tools=TOOLS, max_tokens=2).warnings
+
+
+def test_a_parser_may_describe_tools_in_its_own_words() -> None:
+    parser = ToolParser("own", "<a>", "</a>", describe=lambda tools: f"{len(tools)} of my own")
+    assert described_tools(TOOLS, parser) == "1 of my own"
+
+
+@pytest.mark.parametrize(
+    "bomb", ["{{ 'a' * 3000000000 }}", "{{ '%4000000000d' % 3 }}", "{{ messages[0] ** 9 }}"]
+)
+def test_a_template_that_is_a_bomb_is_a_model_that_is_not_served(tiny: Any, bomb: str) -> None:
+    model = tiny("qwen3", NO_TOOLS + bomb)
+    with pytest.raises((UnsupportedModel, BadRequest), match="chat template"):
+        model.ask(max_tokens=2)
+    assert tiny("qwen3", NO_TOOLS).ask(max_tokens=2).only.reason == "length"
+
+
+def test_a_template_tells_the_part_and_the_line(tiny: Any) -> None:
+    model = tiny("qwen3", "{{ functions.x }}" + NO_TOOLS)
+    with pytest.raises(BadRequest, match=r"'functions' is undefined \(line 1 of the template\)"):
+        model.ask(max_tokens=2)

@@ -1,0 +1,312 @@
+"""What a chat template demands is found at load, and every conversation then arrives whole."""
+
+from __future__ import annotations
+
+import copy
+import json
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlx_provider import BadRequest, TemplateForm
+from mlx_provider.chat.messages.normalise import normalise
+from mlx_provider.chat.messages.tools_as_text import (
+    described_tools,
+    fold_tools,
+    has_tools,
+    lacks_tools,
+    with_described_tools,
+)
+from mlx_provider.families.tokenizer.template_fit import (
+    fit_messages,
+    fit_tools,
+    short_id,
+)
+from mlx_provider.families.tokenizer.template_probe import template_form
+from mlx_provider.families.tokenizer.template_renderer import TemplateRenderer
+
+BASE = """\
+{%- if tools %}[tools]{% for tool in tools %}{{ TOOL }}{% endfor %}
+{% endif -%}
+{%- for m in messages -%}
+{%- if m.role == 'tool' -%}[result]{{ m.content }}
+{% else -%}
+[{{ m.role }}]{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}CONTENT
+{%- for c in m.tool_calls or [] -%}CHECK[call]{{ c.function.name }} ARGUMENTS{%- endfor %}
+{% endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt %}[assistant]{% endif -%}
+"""
+TEXTS = "{{ m.content or '' }}"
+MAPPING = "{{ c.function.arguments | tojson }}"
+
+
+def template(
+    *,
+    tool: str = "{{ tool | tojson }}",
+    content: str = TEXTS,
+    check: str = "",
+    arguments: str = MAPPING,
+) -> str:
+    """The base with one part in other words."""
+    written = BASE.replace("{{ TOOL }}", tool).replace("CONTENT", content)
+    return written.replace("CHECK", check).replace("ARGUMENTS", arguments)
+
+
+RAISES = "{{ raise_exception('no') }}"
+
+TEMPLATES = {
+    "any": template(),
+    "content beside calls": template(content="{{ '[' + m.content + ']' }}"),
+    "no content beside calls": template(
+        content="{% if m.content is none %}{% else %}{{ m.content }}{% endif %}"
+    ).replace("m.tool_calls or []", "((m.tool_calls or []) if m.content is none else [])"),
+    "content absent": template(
+        content="{% if m.content is defined %}{{ m.content + '' }}{% endif %}"
+        "{% if m.content is defined and m.tool_calls %}" + RAISES + "{% endif %}"
+    ),
+    "arguments as text": template(arguments="{{ '<' + c.function.arguments + '>' }}"),
+    "arguments one by one": template(
+        arguments="{% for k, v in c.function.arguments.items() %}<{{ k }}>{{ v }}{% endfor %}"
+    ),
+    "short ids": template(
+        check="{% if c.id | length != 9 or not c.id.isalnum() %}" + RAISES + "{% endif %}"
+    ).replace("[result]", "[result]{% if m.tool_call_id | length != 9 %}" + RAISES + "{% endif %}"),
+    "one call a turn": template(
+        check="{% if m.tool_calls | length > 1 %}" + RAISES + "{% endif %}"
+    ),
+    "no text with calls": template(
+        check="{% if m.content %}" + RAISES + "{% endif %}",
+    ),
+    "no thoughts with text and calls": template(
+        check="{% if m.content and m.thinking %}" + RAISES + "{% endif %}"
+    ),
+    "tools have a description": template(
+        tool="{{ tool.function.name + tool.function.description }} {{ tool | tojson }}"
+    ),
+    "tools have parameters": template(
+        tool="{{ tool | tojson }}"
+        "{% for k in tool.function.parameters.properties.items() %}{{ k[0] }}{% endfor %}"
+    ),
+    "parameters have a description": template(
+        tool="{{ tool | tojson }}{% for k, v in tool.function.parameters.properties.items() %}"
+        "{{ k + v.description }}{% endfor %}"
+    ),
+    "types are texts": template(
+        tool="{{ tool | tojson }}{% for k, v in tool.function.parameters.properties.items() %}"
+        "{{ k + v.type }}{% endfor %}"
+    ),
+    "tools beside a system message": template().replace(
+        "{%- if tools %}", "{%- if tools and messages[0].role == 'system' %}"
+    ),
+    "tools are a list": "{% for tool in tools %}{% endfor %}" + template(),
+    "parts of text": template(
+        content="{% if m.content is string %}{{ m.content }}{% else %}"
+        "{% for p in m.content or [] %}<{{ p.text }}>{% endfor %}{% endif %}"
+    ),
+    "parts alone": template(content="{% for p in m.content or [] %}{{ p['text'] }}{% endfor %}"),
+    "no tools": "{% for m in messages %}[{{ m.role }}]{{ m.content or '' }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}",
+    "calls and no tools": template(tool=""),
+    "tools and no calls": template().replace("m.tool_calls or []", "[]"),
+}
+"""By the demand."""
+
+FORMS = {
+    "any": {},
+    "content beside calls": {"empty_content": "empty"},
+    "no content beside calls": {"text_with_calls": "apart"},
+    "content absent": {"empty_content": "absent", "text_with_calls": "apart"},
+    "arguments as text": {"arguments": "text"},
+    "arguments one by one": {},
+    "short ids": {"short_ids": True},
+    "one call a turn": {"parallel_calls": False},
+    "no text with calls": {"text_with_calls": "apart"},
+    "no thoughts with text and calls": {"thought_with_text": False},
+    "tools have a description": {"tool_fields": {"description"}},
+    "tools have parameters": {"tool_fields": {"parameters"}},
+    "parameters have a description": {"tool_fields": {"parameters", "properties"}},
+    "types are texts": {"tool_fields": {"parameters"}, "type_lists": False},
+    "tools beside a system message": {"shows_tools": "with_system"},
+    "tools are a list": {},
+    "parts of text": {"text_parts": {"system", "user", "assistant"}},
+    "parts alone": {"text_parts": {"system", "user", "assistant"}, "parts_only": True},
+    "no tools": {"takes_calls": False, "shows_tools": "never"},
+    "calls and no tools": {"shows_tools": "never"},
+    "tools and no calls": {"takes_calls": False},
+}
+
+
+def render(
+    name: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]], prompt: bool = True
+) -> str:
+    renderer = TemplateRenderer(TEMPLATES[name], {})
+    return renderer.render(messages, tools, {}, generation_prompt=prompt)
+
+
+@cache
+def form_of(name: str) -> TemplateForm:
+    return template_form(lambda m, t: render(name, list(m), list(t)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_the_form_is_found(name: str) -> None:
+    sets = ("text_parts", "tool_fields")
+    wanted = {k: frozenset(v) if k in sets else v for k, v in FORMS[name].items()}
+    assert form_of(name) == TemplateForm(**wanted)
+
+
+ROUND = st.fixed_dictionaries(
+    {
+        "content": st.sampled_from([None, "", "say"]),
+        "thought": st.booleans(),
+        "calls": st.integers(1, 3),
+        "id": st.sampled_from(["call_6fd04c1a2b", "abcdefgh1", "toolu_01A09q90qw90lq917835"]),
+        "answer": st.booleans(),
+    }
+)
+CONVERSATIONS = st.tuples(st.booleans(), st.lists(ROUND, max_size=3), st.booleans())
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "find",
+        "parameters": {
+            "properties": {"leaf": {"type": ["string", "null"]}, "deep": {"type": "number"}}
+        },
+    },
+}
+BARE = {"type": "function", "function": {"name": "ping"}}
+
+
+def conversation(system: bool, rounds: list[dict[str, Any]]) -> tuple[list[Any], list[str]]:
+    """As an OpenAI client sends it, and what must reach the prompt."""
+    messages: list[dict[str, Any]] = [{"role": "system", "content": "xSYSTEMx"}] if system else []
+    messages.append(
+        {"role": "user", "content": [{"type": "text", "text": w} for w in "xAx xBx".split()]}
+    )
+    words = ["xAx", "xBx", *(["xSYSTEMx"] if system else [])]
+    for number, each in enumerate(rounds):
+        ids = [f"{each['id'][:-1]}{i}" for i in range(each["calls"])]
+        turn: dict[str, Any] = {
+            "role": "assistant",
+            "content": each["content"] and f"xSAY{number}x",
+        }
+        if each["thought"]:
+            turn["reasoning_content"] = f"xTHINK{number}x"
+        turn["tool_calls"] = [
+            {
+                "id": i,
+                "type": "function",
+                "function": {
+                    "name": "find",
+                    "arguments": json.dumps({"leaf": f"x{number}LEAF{j}x"}),
+                },
+            }
+            for j, i in enumerate(ids)
+        ]
+        messages.append(turn)
+        messages += [
+            {"role": "tool", "tool_call_id": i, "content": f"x{number}RESULT{j}x"}
+            for j, i in enumerate(ids)
+        ]
+        words += [f"xSAY{number}x"] if each["content"] else []
+        words += [
+            f"x{number}{kind}{j}x" for kind in ("LEAF", "RESULT") for j in range(each["calls"])
+        ]
+        if each["answer"]:
+            messages += [
+                {"role": "assistant", "content": f"xANSWER{number}x"},
+                {"role": "user", "content": f"xNEXT{number}x"},
+            ]
+            words += [f"xANSWER{number}x", f"xNEXT{number}x"]
+    return messages, words
+
+
+def prompt_of(name: str, messages: list[Any], tools: list[Any]) -> str:
+    form = form_of(name)
+    lacks = bool(tools) and lacks_tools(form, messages)
+    sent = with_described_tools(messages, described_tools(tools, None)) if lacks else messages
+    found: list[Any] = normalise(sent, hoist_system=False, text_parts=form.text_parts).messages
+    if has_tools(found) and not form.takes_calls:
+        found = fold_tools(found)
+    return render(name, fit_messages(found, form), [] if lacks else fit_tools(tools, form))
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@settings(max_examples=15, deadline=None)
+@given(drawn=CONVERSATIONS)
+def test_every_conversation_arrives(name: str, drawn: Any) -> None:
+    system, rounds, with_tools = drawn
+    messages, words = conversation(system, rounds)
+    tools = [TOOL, BARE] if with_tools else []
+    before = copy.deepcopy((messages, tools))
+    text = prompt_of(name, messages, tools)
+    assert (messages, tools) == before
+    assert [word for word in words if word not in text] == []
+    assert "None" not in text
+    if with_tools:
+        assert "leaf" in text
+        assert "ping" in text
+
+
+def test_a_call_that_has_no_text_needs_no_content() -> None:
+    """`{"role": "assistant", "content": null}` is what every client sends beside calls."""
+    messages, _ = conversation(system=False, rounds=[])
+    for content in (None, ""):
+        call = {"id": "a", "type": "function", "function": {"name": "find", "arguments": "{}"}}
+        turn = {"role": "assistant", "content": content, "tool_calls": [call]}
+        told = {"role": "tool", "tool_call_id": "a", "content": "x"}
+        texts = {name: prompt_of(name, [*messages, turn, told], []) for name in TEMPLATES}
+        assert "[call]find" in texts["no content beside calls"]
+        assert "[assistant][][call]find" in texts["content beside calls"]
+
+
+def test_results_follow_their_calls_where_a_turn_holds_one() -> None:
+    messages, _ = conversation(
+        False, [{"content": "say", "thought": True, "calls": 3, "id": "call_x", "answer": False}]
+    )
+    messages[-3:] = messages[:-4:-1]  # the client sends them in another order
+    text = prompt_of("one call a turn", messages, [])
+    order = [text.index(f"x0{kind}{j}x") for j in range(3) for kind in ("LEAF", "RESULT")]
+    assert order == sorted(order)
+    assert text.count("(xTHINK0x)") == text.count("xSAY0x") == 1
+
+
+def test_call_ids_of_nine_characters() -> None:
+    assert short_id("abcDEF123") == "abcDEF123"
+    for odd in ("call_24f5c1e07a9b4d31", "äbcdefghi", "", "toolu_01", "abc-ef123"):
+        found = short_id(odd)
+        assert len(found) == 9
+        assert found.isascii()
+        assert found.isalnum()
+        assert found == short_id(odd)
+    assert len({short_id(f"call_{i}") for i in range(1000)}) == 1000
+
+
+def test_types_that_a_template_cannot_read() -> None:
+    form = TemplateForm(type_lists=False)
+    schema = {
+        "type": "object",
+        "properties": {
+            "a": {"type": ["integer", "null"], "enum": [["x", "y"]]},
+            "b": {"type": "array", "items": {"type": ["string", "number"]}},
+            "type": {"type": ["null"]},
+        },
+    }
+    (tool,) = fit_tools(
+        [{"type": "function", "function": {"name": "f", "parameters": schema}}], form
+    )
+    assert tool["function"]["parameters"]["properties"] == {
+        "a": {"type": "integer", "enum": [["x", "y"]]},
+        "b": {"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "number"}]}},
+        "type": {"type": "null"},
+    }
+
+
+def test_a_template_tells_the_line_of_its_complaint() -> None:
+    renderer = TemplateRenderer("a\nb{{ functions.x }}", {})
+    with pytest.raises(BadRequest, match=r"'functions' is undefined \(line 2 of the template\)"):
+        renderer.render([{"role": "user", "content": "x"}], [], {}, generation_prompt=True)
