@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,10 +22,14 @@ ENDS = ["<|im_end|>", "<|endoftext|>"]
 Holds = Constraint | AfterThoughts
 
 
-def byte_tokenizer() -> Tokenizer:
-    """Bytes, a few longer words, the markers of chat formats, and two tokens that end a reply."""
+def byte_tokenizer(first: Sequence[str] = ()) -> Tokenizer:
+    """Bytes, a few longer words, the markers of chat formats, and two tokens that end a reply.
+
+    first: special tokens at the ids from 0, where many real vocabularies have theirs.
+    """
     letters = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    vocab = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    entries = [*first, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    vocab = {entry: i for i, entry in enumerate(entries)}
     merges = []
     for word in WORDS:
         pieces = list("".join(piece for piece, _ in letters.pre_tokenize_str(word)))
@@ -36,7 +41,7 @@ def byte_tokenizer() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(ENDS)
+    tokenizer.add_special_tokens([*first, *ENDS])
     tokenizer.add_tokens([AddedToken(marker, special=False) for marker in MARKERS])
     return tokenizer
 
@@ -91,9 +96,9 @@ class ByteModel:
         return self.decode(tokens), constraint.finished
 
 
-def byte_model() -> ByteModel:
+def byte_model(first: Sequence[str] = ()) -> ByteModel:
     """The output matrix has more rows than the tokenizer has entries, as usual."""
-    tokenizer = byte_tokenizer()
+    tokenizer = byte_tokenizer(first)
     eos = frozenset(tokenizer.token_to_id(end) for end in ENDS)
     rows = tokenizer.get_vocab_size() + 37
     return ByteModel(tokenizer, eos, rows, GrammarCompiler(tokenizer, eos, rows))

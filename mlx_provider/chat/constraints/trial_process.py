@@ -1,6 +1,6 @@
 """A process that tries grammars, so that the engine need not: `python trial_process.py LIMITS`.
 
-Started by `grammar_trial`; imports nothing of this package, so that it stays small. It ends by a
+Started by `trial.py`; imports nothing of this package, so that it stays small. It ends by a
 signal of the system's where a grammar takes too much processor time, memory or stack.
 """
 
@@ -36,23 +36,27 @@ LEAST_STACK = 1 << 20
 
 
 class Vocabulary:
-    """Single bytes, and the special tokens of a real vocabulary under their own ids."""
+    """The special tokens of a real vocabulary under their own ids, and single bytes above them.
+
+    A real vocabulary may have special tokens at any id, those below 256 included.
+    """
 
     bos_token_id = None
 
     def __init__(self, size: int, names: dict[str, int]) -> None:
-        end = max(size, BYTES + 1, *(at + 1 for at in names.values()))
-        self.eos_token_id = end
-        self.tokens = [bytes([i]) for i in range(BYTES)] + [b""] * (end - BYTES) + [b"<end>"]
+        self.first_byte = max(size, *(at + 1 for at in names.values()), 0)
+        self.eos_token_id = self.first_byte + BYTES
+        self.tokens = [b""] * self.first_byte + [bytes([i]) for i in range(BYTES)] + [b"<end>"]
         for name, at in names.items():
             self.tokens[at] = name.encode()
-        self.special_token_ids = [end, *names.values()]
+        self.special_token_ids = [self.eos_token_id, *names.values()]
 
     def __call__(self, text: bytes | str) -> list[int]:
-        return list(text.encode() if isinstance(text, str) else text)
+        data = text.encode() if isinstance(text, str) else text
+        return [self.first_byte + byte for byte in data]
 
 
-def tried(lark: str, tokenizer: Any, limits: Any) -> str:
+def tried(lark: str, tokenizer: Any, first_byte: int, limits: Any) -> str:
     """What is wrong with a grammar, or an empty text."""
     matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0, limits=limits)
     dice, choices = random.Random(0), 0  # noqa: S311
@@ -62,11 +66,13 @@ def tried(lark: str, tokenizer: Any, limits: Any) -> str:
         mask = matcher.compute_bitmask()
         if step == 0:
             signal.setitimer(signal.ITIMER_PROF, STEP_SECONDS)
-        allowed = [i for i in range(BYTES) if mask[i // 8] >> i % 8 & 1]
+        ids = range(first_byte, first_byte + BYTES)
+        allowed = [i - first_byte for i in ids if mask[i // 8] >> i % 8 & 1]
         if matcher.is_error() or not allowed:
             break
         choices += len(allowed) > 1
-        matcher.consume_token(dice.choice([i for i in allowed if i not in SPACES] or allowed))
+        drawn = dice.choice([i for i in allowed if i not in SPACES] or allowed)
+        matcher.consume_token(first_byte + drawn)
     return matcher.get_error() if matcher.is_error() else ""
 
 
@@ -79,7 +85,7 @@ def answer(asked: BinaryIO, said: BinaryIO, limits: Any) -> None:
         lark = asked.read(head["size"]).decode()
         began = time.process_time()
         signal.setitimer(signal.ITIMER_PROF, head["seconds"])
-        wrong = tried(lark, tokenizer, limits)
+        wrong = tried(lark, tokenizer, vocabulary.first_byte, limits)
         signal.setitimer(signal.ITIMER_PROF, 0)
         reply = {"wrong": wrong, "seconds": time.process_time() - began}
         said.write(json.dumps(reply).encode() + b"\n")
