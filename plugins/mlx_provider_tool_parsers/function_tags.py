@@ -10,8 +10,11 @@ from .tagged import TagFormat
 
 QWEN3_CODER = TagFormat()
 _JSON = JsonBlock(openers=("<tool_call>",), end="</tool_call>")
-SEED_OSS = TagFormat(blocks=("<seed:tool_call>",), block_end="</seed:tool_call>", bare=False)
+SEED_OSS = TagFormat(
+    blocks=("<seed:tool_call>",), block_end="</seed:tool_call>", bare=False, lines=False
+)
 NEMOTRON = TagFormat(undeclared=False, forgiving=False)
+_TAGS = ("<function=", "</function>", "<parameter=", "</parameter>")
 
 _WRITTEN = CallGrammar(
     "<tool_call>\n<function={name}>\n",
@@ -54,7 +57,7 @@ def parsers() -> tuple[ToolParser, ...]:
                 *("qwen3_xml", "qwen3_coder_xml", "qwen3_5", "mimo"),
                 *("step3p5", "step", "olmo_hybrid"),
             ),
-            markers=("</function>", "<parameter=", "</parameter>"),
+            markers=_TAGS,
             rank=2,
             grammar=_WRITTEN,
         ),
@@ -63,6 +66,7 @@ def parsers() -> tuple[ToolParser, ...]:
             start="<seed:tool_call>",
             end="</seed:tool_call>",
             scan=SEED_OSS.scan,
+            markers=_TAGS,
             detect=lambda template: "<seed:tool_call>" in template,
             aliases=("seed",),
             rank=3,
@@ -74,6 +78,7 @@ def parsers() -> tuple[ToolParser, ...]:
             starts=("<function=",),
             end="</tool_call>",
             scan=NEMOTRON.scan,
+            markers=_TAGS,
             detect=lambda template: "nemotron" in template.lower() and "<function=" in template,
             aliases=("nemotron3", "nemotron_v3"),
             rank=3,

@@ -39,8 +39,8 @@ def invocations(form: TagFormat, *, marked: bool = False) -> CallGrammar:
     )
 
 
-MINIMAX_M2 = invoke("minimax:tool_call")
-DOTS = invoke("dots_function_call", bare=False)
+MINIMAX_M2 = invoke("minimax:tool_call", lines=False)
+DOTS = invoke("dots_function_call", bare=False, lines=False)
 DSML = "｜DSML｜"
 DEEPSEEK_V32 = invoke(
     f"{DSML}function_calls", DSML, bare=False, lines=False, forgiving=False, unknown="json"

@@ -12,7 +12,7 @@ from .tagged import read_call
 BEGIN, END = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
 CALL, CALL_END = "<｜tool_call_begin｜>", "<｜tool_call_end｜>"
 SEPARATOR = "<｜tool_sep｜>"
-FORM = invoke("", "steptml:", bare=True)
+FORM = invoke("", "steptml:", bare=True, lines=False)
 
 
 def scan(reader: TextReader, tools: Tools) -> Reading[None]:

@@ -31,9 +31,6 @@ THOUGHTS = {parser.name: parser for parser in mlx_reasoning_parsers()}
 """Of formats that are read as a whole."""
 PREFIXED = {"minimax_m3"}
 """Every tag has a prefix that no text contains: that is the format's premise."""
-LINED = {"seed_oss", "minimax_m2", "dots", "step3"}
-"""One line end at a text's edge is read as the tag's own, as models of these formats write one."""
-
 
 WIDELY = settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -50,7 +47,7 @@ def test_what_may_be_written_is_read_as_it_was_meant(
     constraint = model.started(parser.call_grammar(), tools=[TOOL], tool_choice="required")
     if model.accepts(constraint, text):
         assert read(text, parser, [TOOL], THOUGHTS.get(name)) == (
-            [("put", meant(parser, arguments, lined=name in LINED))],
+            [("put", meant(parser, arguments))],
             "",
         )
 
@@ -65,7 +62,7 @@ def test_no_piece_of_a_format_misleads_its_parser(model: Any, name: str) -> None
             text = written_call(parser.call_grammar(), "put", arguments, SCHEMA)
             if model.accepts(first.fork(), text) and not ("list" in arguments and name in PREFIXED):
                 assert read(text, parser, [TOOL], THOUGHTS.get(name)) == (
-                    [("put", meant(parser, arguments, lined=name in LINED))],
+                    [("put", meant(parser, arguments))],
                     "",
                 )
                 written += 1

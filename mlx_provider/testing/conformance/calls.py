@@ -182,27 +182,19 @@ def calls(parser: ToolParser, *, nested: bool = True) -> st.SearchStrategy[dict[
     )
 
 
-def meant(parser: ToolParser, arguments: dict[str, Any], *, lined: bool = False) -> dict[str, Any]:
-    """What a reader cannot but make of arguments in this format.
-
-    lined: one line end at a text's edge is the tag's own.
-    """
-    return {key: _meant(parser, key, value, lined) for key, value in arguments.items()}
+def meant(parser: ToolParser, arguments: dict[str, Any]) -> dict[str, Any]:
+    """What a reader cannot but make of arguments in this format."""
+    return {key: _meant(parser, key, value) for key, value in arguments.items()}
 
 
-def _meant(parser: ToolParser, key: str, value: Any, lined: bool) -> Any:
+def _meant(parser: ToolParser, key: str, value: Any) -> Any:
     tags = parser.call_grammar().tagged
     if tags is None or tags.text is None or not isinstance(value, str):
         return value
     union = value_types(SCHEMA["properties"][key], SCHEMA) > {"string"}
     if union and not tags.tells_text and value.strip().lower() in ("null", "none"):
         return None
-    return without_line_ends(value) if lined else value
-
-
-def without_line_ends(text: str) -> str:
-    """Without the one line end at each edge that a format may take for its tag's own."""
-    return text.removeprefix("\n").removesuffix("\n")
+    return value
 
 
 Called = tuple[str, Any]

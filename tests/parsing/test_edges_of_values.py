@@ -1,0 +1,26 @@
+"""White space at the ends of a text value is the value's own, as files begin and end with it."""
+
+from __future__ import annotations
+
+import pytest
+
+from .conftest import TOOL_PARSERS, read_chunks, tool, written
+
+PARSERS = {parser.name: parser for parser in TOOL_PARSERS.values()}
+VALUES = ["", "\n", "\n\n", " ", "x\n", "\nx", "\n\nx\n\n", " x ", "\tx\r\n", "\r\n\n x\n \n"]
+
+
+@pytest.mark.parametrize("declared", ["string", "", "string or list"])
+@pytest.mark.parametrize("name", sorted(PARSERS))
+def test_a_text_is_read_as_it_is_written(name: str, declared: str) -> None:
+    types = {"": {}, "string or list": {"type": ["string", "array"]}}
+    listed = tool("save", text="string", more="string")
+    schema = listed["function"]["parameters"]
+    if declared != "string":
+        schema["properties"]["text"] = types[declared]
+    for value in VALUES:
+        arguments = {"text": value, "more": "\n"}
+        text = written(PARSERS[name], "save", arguments)
+        for chunks in ([text], list(text)):
+            found = read_chunks(chunks, tool_parser=PARSERS[name], tools=[listed])
+            assert found.whole_calls == [("save", arguments)], text
