@@ -28,6 +28,24 @@ ALWAYS = replace(QWEN3, unmarked="reasoning", detect=lambda template: False)
 """Models that always think first: their template writes the opener, or they may leave it out."""
 
 
+def _hy_v3(template: str) -> bool:
+    return "<tool_sep" in template and "<think" in template
+
+
+HY_V3 = replace(
+    QWEN3,
+    name="hy_v3",
+    starts=("<think:opensource>",),
+    ends=("</think:opensource>",),
+    detect=_hy_v3,
+    calls=(*CALLS, ("<tool_calls", ""), ("<tool_call:opensource>", "")),
+    aliases=("hunyuan",),
+    rank=2,
+)
+"""Some published weights write `:opensource` into every marker; a parser whose `start` and `end`
+hold it lets a grammar and the prompt use the marker that is a token of the model."""
+
+
 def _step(template: str) -> bool:
     return "step" in template.lower() and "<function=" in template and "<think>" in template
 
@@ -107,11 +125,17 @@ FORMATS = (
         aliases=("kimi",),
         rank=1,
     ),
+    HY_V3,
     replace(
-        QWEN3,
-        name="hy_v3",
-        detect=lambda template: False,
-        aliases=("hunyuan",),
+        HY_V3,
+        name="hy_v3_opensource",
+        start=HY_V3.starts[0],
+        end=HY_V3.ends[0],
+        starts=(HY_V3.start,),
+        ends=(HY_V3.end,),
+        detect=lambda template: _hy_v3(template) and ":opensource" in template,
+        aliases=(),
+        rank=3,
     ),
     replace(
         QWEN3,

@@ -148,10 +148,13 @@ class Keyed:
             yield from reader.pass_until((closer,), arguments.piece)
 
 
+OPENSOURCE = ":opensource"
+"""What some published weights write into every tag."""
+
 GLM = Keyed()
 POOLSIDE = Keyed(undeclared="nothing")
 HY_V3 = Keyed("tool_calls", separator="tool_sep", unknown="string", undeclared="text")
-HY_V3_OPEN = replace(HY_V3, suffix=":opensource")
+HY_V3_OPEN = replace(HY_V3, suffix=OPENSOURCE)
 _TAGS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
 _PAIRS = TaggedArguments(
@@ -162,18 +165,39 @@ _PAIRS = TaggedArguments(
     barred=("<tool_call>",),
 )
 _WRITTEN = CallGrammar("<tool_call>{name}\n", "</tool_call>", between="\n", tagged=_PAIRS)
-_HY_V3_WRITTEN = CallGrammar(
-    "<tool_call>{name}<tool_sep>\n",
-    "</tool_call>\n",
-    "<tool_calls>\n",
-    "</tool_calls>",
-    tagged=replace(_PAIRS, untyped="text"),
-)
+
+
+def _hy_v3(form: Keyed, **fields: object) -> ToolParser:
+    """Reads both spellings of the tags and writes the one of `form`."""
+    other = HY_V3 if form.suffix else HY_V3_OPEN
+    block, call = form.tag("tool_calls"), form.tag("tool_call")
+    inner = ("tool_sep", "/tool_call", "arg_key", "/arg_key", "arg_value", "/arg_value")
+    key_end, value = form.tag("/arg_key"), form.tag("arg_value")
+    pairs = TaggedArguments(
+        form.tag("arg_key"), f"{key_end}\n{value}", form.tag("/arg_value") + "\n", barred=(call,)
+    )
+    return ToolParser(
+        start=block,
+        starts=(call, other.tag("tool_calls"), other.tag("tool_call")),
+        end=form.tag("/tool_calls"),
+        ends=(other.tag("/tool_calls"),),
+        scan=scan_hy_v3,
+        atomic=True,
+        markers=tuple(each.tag(name) for each in (form, other) for name in inner),
+        grammar=CallGrammar(
+            f"{call}{{name}}{form.tag('tool_sep')}\n",
+            form.tag("/tool_call") + "\n",
+            f"{block}\n",
+            form.tag("/tool_calls"),
+            tagged=pairs,
+        ),
+        **fields,  # type: ignore[arg-type]
+    )
 
 
 def scan_hy_v3(reader: TextReader, tools: Tools) -> Reading[None]:
-    """The published weights write `:opensource` into every tag."""
-    opened = yield from reader.at("<tool_calls:opensource>", "<tool_call:opensource>")
+    """Read a block in the spelling of its opener."""
+    opened = yield from reader.at(HY_V3_OPEN.tag("tool_calls"), HY_V3_OPEN.tag("tool_call"))
     form = HY_V3_OPEN if opened else HY_V3
     yield from form.scan(reader, tools)
 
@@ -205,17 +229,11 @@ def parsers() -> tuple[ToolParser, ...]:
             rank=4,
             grammar=_WRITTEN,
         ),
-        ToolParser(
-            name="hy_v3",
-            start="<tool_calls>",
-            starts=("<tool_call>", "<tool_calls:opensource>", "<tool_call:opensource>"),
-            end="</tool_calls>",
-            ends=("</tool_calls:opensource>",),
-            scan=scan_hy_v3,
-            atomic=True,
-            markers=(*_TAGS, "<tool_sep>", "</tool_call>"),
-            detect=lambda template: "<tool_sep" in template,
-            rank=4,
-            grammar=_HY_V3_WRITTEN,
+        _hy_v3(HY_V3, name="hy_v3", detect=lambda template: "<tool_sep" in template, rank=4),
+        _hy_v3(
+            HY_V3_OPEN,
+            name="hy_v3_opensource",
+            detect=lambda template: "<tool_sep" in template and OPENSOURCE in template,
+            rank=5,
         ),
     )

@@ -7,7 +7,15 @@ TURN_ENDS = (
     *("<|end|>", "<|return|>", "<|call|>", "<|eom|>", "<|eot|>", "<|EOT|>", "<|eos|>", "<eos>"),
     *("<end_of_turn>", "<turn|>", "<start_function_response>", "<|tool_response>", "<|eoa|>"),
     *("<|message_sep|>", "<|observation|>", "<|user|>", "<|end_of_sentence|>", "<seed:eos>"),
-    *("<｜end▁of▁sentence｜>", "<｜hy_eos｜>", "<|END_OF_TURN_TOKEN|>", "<|assistant_end|>"),
-    *("</longcat_s>", "[e~[", "[EOS]", "[|endofturn|]", "<|endofresponse|>", "<|end_of_role|>"),
+    *("<｜end▁of▁sentence｜>", "<｜hy_eos｜>", "<｜hy_eos:opensource｜>", "<|assistant_end|>"),
+    *(
+        "<|END_OF_TURN_TOKEN|>",
+        "</longcat_s>",
+        "[e~[",
+        "[EOS]",
+        "[|endofturn|]",
+        "<|endofresponse|>",
+        "<|end_of_role|>",
+    ),
 )
 """Of all families at once: models of one family learn the calls of another."""

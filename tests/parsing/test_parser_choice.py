@@ -33,6 +33,11 @@ def chosen(parsers: Mapping[str, Any], template: str) -> str | None:
         (CODER + THINK, "qwen3_coder", "qwen3"),
         (GLM + THINK, "glm47", "glm4"),
         ("<seed:tool_call>\n<function=f>\n<parameter=a> <seed:think>", "seed_oss", "seed_oss"),
+        ("<think></think><tool_call>f<tool_sep>\n<arg_key>", "hy_v3", "hy_v3"),
+        (
+            "{% set s = ':opensource' %}{{ '<think{}><tool_sep{}><arg_key{}>' }}",
+            *("hy_v3_opensource", "hy_v3_opensource"),
+        ),
         ("<minimax:tool_call>\n<invoke name= <think>", "minimax_m2", "minimax_m2"),
         ("{'<｜tool▁sep｜>' + name + '\\n```json\\n'} <｜Assistant｜>", "deepseek_v3", None),
         ("<｜Assistant｜><think>\\n <｜tool▁sep｜> ```json", "deepseek_v3", "deepseek_r1"),
