@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from .claims import through
 from .marked import read_marked
 from .parsing import ToolParser, Tools
-from .reading import Emit, NotACall, Reading, Rest, TextEnded, TextReader
+from .reading import Emit, NotACall, Reading, Rest, TextEnded, TextReader, ends_within
 
 
 def scan_block(parser: ToolParser, reader: TextReader, tools: Tools) -> Reading[None]:
@@ -33,7 +35,12 @@ def _scan_atomic(scan: Reading[None], reader: TextReader) -> Reading[None]:
 
 
 def read_block(
-    reader: TextReader, scan: Reading[None], parser: ToolParser, marker: str, emit: Emit
+    reader: TextReader,
+    scan: Reading[None],
+    parser: ToolParser,
+    marker: str,
+    emit: Emit,
+    tools: Tools = (),
 ) -> Reading[bool]:
     """Read a block of calls at `marker` by `scan`; False: it was text, which `emit` was given.
 
@@ -50,26 +57,57 @@ def read_block(
     except TextEnded:
         if reader.calls == before:
             reader.rewind(start)
-            return not _shows_cut(reader, parser, marker, emit)
+            return not _shows_cut(reader, parser, marker, emit, tools)
     except NotACall as failure:
         if reader.calls == before:
+            if _was_cut(reader, parser):
+                reader.rewind(start)
+                return not _shows_cut(reader, parser, marker, emit, tools)
             yield from _not_a_call(reader, marker, emit, start, failure)
             return False
         yield from _malformed(reader, parser, marker, start, failure)
     return True
 
 
-def _shows_cut(reader: TextReader, parser: ToolParser, marker: str, emit: Emit) -> bool:
-    """Show a call that the reply's end cut before anything of it was reported, as `cut` says.
+def _was_cut(reader: TextReader, parser: ToolParser) -> bool:
+    """Whether what is no call ends with the reply, so that it may have been going to be one."""
+    return reader.closed and (not reader.ahead() or ends_within(reader, parser.visible()))
 
-    A marker with nothing behind it is no text; a bracket is.
-    """
+
+def _shows_cut(
+    reader: TextReader, parser: ToolParser, marker: str, emit: Emit, tools: Tools
+) -> bool:
+    """Show the text from `marker` to the reply's end unless it is the beginning of a call."""
     text = reader.skip(len(reader.ahead()))
-    bracket = marker.endswith(("[", "{"))
-    shown = bracket or (parser.cut == "text" and bool(text[len(marker) :].strip()))
-    if shown:
+    body = text[len(marker) :]
+    if not marker.rstrip("[{"):
+        begun = _names_tool(text, tools)
+    elif not body.strip():
+        begun = True
+    elif tools:
+        begun = not (_PROSE.match(body) or any(end in body for end in parser.closers()))
+    else:
+        begun = parser.cut == "drop"
+    if not begun:
         emit(text)
-    return shown
+    return not begun
+
+
+_PROSE = re.compile(r"[^\w<>\[\]{}()|]*\w+[,.;:!?]*[ \t]+\w[^<>\[\]{}()|=]*\Z")
+"""Several words and no markup: a sentence that mentions the marker."""
+_NAME = re.compile(
+    r"""[\[\s]*(?:\{.{0,200}?"(?:name|function|tool_name)"\s*:\s*")?([\w.:/-]+)""", re.DOTALL
+)
+
+
+def _names_tool(text: str, tools: Tools) -> bool:
+    """Whether a cut text that begins with a bracket has begun to name one of the tools."""
+    found = _NAME.match(text)
+    if found is None:
+        return False
+    names = (tool.get("function", tool).get("name") for tool in tools)
+    whole, name = found.end() < len(text), found[1]
+    return any(x == name if whole else str(x).startswith(name) for x in names if x)
 
 
 def _not_a_call(

@@ -73,7 +73,8 @@ class ToolParser:
     atomic: bool = False
     """Report a block only once it is whole: for formats that a late fault turns into text."""
     cut: Literal["text", "drop"] = "text"
-    """What becomes of a call that the reply's end cuts before anything of it was reported."""
+    """What becomes of a call that the reply's end cuts before anything of it was reported, where
+    the request has no tools; with tools it is dropped."""
     after: Literal["keep", "drop"] = "keep"
     """Text after the first block; some formats end a reply there and what follows is noise."""
     whole: Whole | None = None

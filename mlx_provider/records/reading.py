@@ -336,4 +336,10 @@ class TextReader:
         return "".join(parts)
 
 
+def ends_within(reader: TextReader, literals: Iterable[str]) -> bool:
+    """Whether the reply has ended and its last text is a literal without its end."""
+    rest = reader.ahead()
+    return reader.closed and bool(rest) and any(x != rest and x.startswith(rest) for x in literals)
+
+
 _SPACE = re.compile(r"\s*")

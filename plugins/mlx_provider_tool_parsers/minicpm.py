@@ -139,6 +139,7 @@ def parsers() -> tuple[ToolParser, ...]:
             start=OPEN,
             end=CLOSE,
             scan=scan,
+            markers=(*PARAMETERS, "</param>", "</parameter>", CDATA),
             detect=lambda template: "<function name=" in template and "<param name=" in template,
             aliases=("minicpm",),
             rank=3,

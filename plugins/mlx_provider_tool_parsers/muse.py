@@ -81,10 +81,10 @@ def _body(
             reader.skip(len(found) if ends is ENDS else 0)
             return
         scan = scan_block(CALLS, reader, tools or ())
-        called = yield from read_block(reader, scan, CALLS, block, emit)
+        called = yield from read_block(reader, scan, CALLS, block, emit, tools or ())
         reader.forget_marks()
         if called and ends is not ENDS:
-            space = yield from read_turn_ends(reader, TURN_ENDS, (START, block))
+            space = yield from read_turn_ends(reader, TURN_ENDS, (START, block), CALLS.visible())
             emit(space if (yield from reader.peek()) else "")
 
 

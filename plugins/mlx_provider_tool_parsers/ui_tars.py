@@ -229,7 +229,7 @@ def read_ui_tars(reader: TextReader, tools: Tools | None) -> Reading[None]:
         if not found:
             return
         scan = scan_block(CALLS, reader, tools or ())
-        called = yield from read_block(reader, scan, CALLS, ACTION, reader.content)
+        called = yield from read_block(reader, scan, CALLS, ACTION, reader.content, tools or ())
         reader.forget_marks()
         if called:
             space = yield from read_turn_ends(reader, TURN_ENDS, (ACTION,))

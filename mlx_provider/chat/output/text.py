@@ -254,7 +254,7 @@ class _Marked:
         reader, parser = self.reader, self.parser
         start, before = reader.position, reader.calls
         scan = self.isolated(scan_block(parser, reader, self.spec.tools))
-        if not (yield from read_block(reader, scan, parser, marker, emit)):
+        if not (yield from read_block(reader, scan, parser, marker, emit, self.spec.tools)):
             reader.forget_marks()
             return False
         reader.forget_marks()
@@ -262,7 +262,8 @@ class _Marked:
         self.dropping = parser.after == "drop" and reader.settled > start
         self.held = ""
         if reader.calls > before:
-            self.held = yield from read_turn_ends(reader, self.parser.turn_ends, self.calls)
+            ends, markers = parser.turn_ends, parser.visible()
+            self.held = yield from read_turn_ends(reader, ends, self.calls, markers)
         else:
             self.held = yield from reader.space()
         return True

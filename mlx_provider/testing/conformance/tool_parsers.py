@@ -138,12 +138,9 @@ def _misleading(of: Format) -> None:
 
 
 def _as_meant(of: Format, text: str, arguments: dict[str, Any]) -> None:
-    """Formats of tags may take one line end at a text's edge for their own, or may not."""
-    found, beside = of.taken_back(text, [drawn.TOOL])
-    plain = [("put", drawn.meant(of.parser, arguments))]
-    lined = [("put", drawn.meant(of.parser, arguments, lined=True))]
     told = f"the grammar allows {text!r}, which the parser reads otherwise"
-    same((found, beside), (lined if found == lined else plain, ""), told)
+    plain = [("put", drawn.meant(of.parser, arguments))]
+    same(of.taken_back(text, [drawn.TOOL]), (plain, ""), told)
 
 
 def parser_to_grammar(of: Format) -> None:
@@ -216,6 +213,13 @@ def cut_replies(of: Format) -> None:
             found = of.read([text], [drawn.TOOL])
             demand(not found.faults, f"the parser fails on {text!r}: {'; '.join(found.faults)}")
             _nothing_lost(of, text, before, found)
+    if of.parser.whole is None:
+        for opener in _marks(of.parser):
+            text = f"{BEFORE}It begins with {opener} and so on."
+            found = of.read([text], [drawn.TOOL])
+            demand(
+                found.content == text, f"of the sentence {text!r} only {found.content!r} is left"
+            )
 
 
 def _nothing_lost(of: Format, text: str, before: str, found: Read) -> None:
@@ -226,15 +230,13 @@ def _nothing_lost(of: Format, text: str, before: str, found: Read) -> None:
         name, arguments = found.calls[0]
         demand(len(found.calls) == 1 and name == "put", f"it becomes another call: {told}")
         demand(arguments == "" or arguments[0] == "{", f"its arguments are no JSON: {told}")
-    elif of.parser.cut == "text" and of.parser.whole is None and _says_something(of, text):
-        demand(kept == text.strip(), f"what is no call is no text either: {told}")
+    elif of.parser.whole is None and text[len(before) :].startswith(_marks(of.parser)):
+        demand(kept == before.strip(), f"a piece of a call is shown as text: {told}")
 
 
-def _says_something(of: Format, text: str) -> bool:
-    """Whether there is more of a call than its marker: a block of nothing is nothing."""
-    for marker in of.parser.visible():
-        text = text.replace(marker, "")
-    return text.strip() not in ("", BEFORE.strip())
+def _marks(parser: ToolParser) -> tuple[str, ...]:
+    """Openers that are more than the first bracket of a JSON text."""
+    return tuple(mark for mark in (*parser.openers(), *parser.first) if mark.rstrip("[{"))
 
 
 def bombs(of: Format) -> None:

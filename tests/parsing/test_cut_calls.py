@@ -1,0 +1,52 @@
+"""A reply that ends inside a call shows nothing of the call's markup as content."""
+
+from __future__ import annotations
+
+import pytest
+
+from .conftest import TOOL_PARSERS, read_chunks, tool, written
+
+PARSERS = {parser.name: parser for parser in TOOL_PARSERS.values()}
+TOOLS = [tool("get_weather", city="string")]
+CALLS = {name: written(parser, "get_weather", {"city": "Oslo"}) for name, parser in PARSERS.items()}
+BARE = {name for name, call in CALLS.items() if call[0] in "[{"}
+"""Formats whose calls begin as any JSON text does."""
+
+
+def first_cut(name: str) -> int:
+    """Length of the shortest piece of a call that is not text."""
+    call = CALLS[name]
+    if name in BARE:
+        return call.index("get_weather") + 1
+    parser = PARSERS[name]
+    openers = (*parser.openers(), *parser.first) or (call[: call.index("get_weather")],)
+    return min(len(opener) for opener in openers if call.startswith(opener))
+
+
+@pytest.mark.parametrize("lead", ["", "Let me see. "], ids=["call", "text and call"])
+@pytest.mark.parametrize("name", sorted(PARSERS))
+def test_a_cut_call_is_not_content(name: str, lead: str) -> None:
+    if lead and (name in BARE or name == "harmony"):
+        pytest.skip("a call of this format stands where the reply begins")
+    call = CALLS[name]
+    for end in range(first_cut(name), len(call)):
+        text = lead + call[:end]
+        for chunks in ([text], list(text)):
+            found = read_chunks(chunks, tool_parser=PARSERS[name], tools=TOOLS)
+            assert found.content.strip() == lead.strip(), text
+            assert [called for called, _ in found.calls] in ([], ["get_weather"])
+
+
+@pytest.mark.parametrize("name", sorted(BARE))
+@pytest.mark.parametrize(
+    "text", ['{"name": "Ada Lov', '{"city": "Os', '[{"id": 1}, {"id', "[put(1, 2", "[1, 2"]
+)
+def test_a_cut_json_answer_is_content(name: str, text: str) -> None:
+    assert read_chunks([text], tool_parser=PARSERS[name], tools=TOOLS).content == text
+
+
+@pytest.mark.parametrize("name", sorted(set(PARSERS) - BARE))
+def test_a_sentence_that_ends_behind_a_marker_is_content(name: str) -> None:
+    for marker in PARSERS[name].openers():
+        text = f"Calls begin with {marker} and then go on."
+        assert read_chunks([text], tool_parser=PARSERS[name], tools=TOOLS).content == text
