@@ -39,6 +39,9 @@ _OPTIONS = TypeAdapter(LoadOptions)
 BACK = 0.9
 """Share of its bytes that an unloaded model must give back, or it is told."""
 
+LARGE_VOCABULARY = 1 << 15
+"""Rows from which a vocabulary for grammars is built at load; a smaller one takes milliseconds."""
+
 
 @dataclass(frozen=True)
 class WeightsKey:
@@ -232,11 +235,17 @@ class Loading:
             stranger=stranger_of(plugin),
             taken=taken,
             features=FeatureCache(remembered),
-            grammar=GrammarCompiler(
-                made.tokenizer.fast, info.stop_tokens, info.vocab_size, pool=self._mask_pool
-            ),
+            grammar=_grammar_of(made, self._mask_pool),
             _model=made,
         )
+
+
+def _grammar_of(made: LoadedModel, pool: Executor | None) -> GrammarCompiler:
+    fast, info = made.tokenizer.fast, made.info
+    compiler = GrammarCompiler(fast, info.stop_tokens, info.vocab_size, pool=pool)
+    if info.vocab_size >= LARGE_VOCABULARY:
+        compiler.prepare()
+    return compiler
 
 
 def _told(number: int, name: str, key: WeightsKey, options: LoadOptions) -> dict[str, Any]:

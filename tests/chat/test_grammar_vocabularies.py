@@ -1,12 +1,20 @@
-"""Grammars over vocabularies whose special tokens stand at the first ids."""
+"""Grammars over the vocabularies that real models have, and when those are built."""
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from llguidance import LLTokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
+from mlx_provider.chat.constraints import compiler as compiling
+from mlx_provider.chat.constraints.compiler import GrammarCompiler
+from mlx_provider.chat.constraints.vocabulary import grammar_tokenizer
+from mlx_provider.errors import BadRequest
 from mlx_provider.records import CallGrammar
-from mlx_provider.testing.byte_model import MARKERS, ByteModel, byte_model
+from mlx_provider.testing.byte_model import MARKERS, ByteModel, byte_model, byte_tokenizer
 
 UNUSED = [f"<unused{i}>" for i in range(300)]
 VOCABULARIES = {
@@ -65,3 +73,83 @@ def test_a_random_model_writes_what_the_schema_says(low: ByteModel) -> None:
         text, ended = low.sample(start.fork(), seed, 200)
         assert ended
         assert 0 <= json.loads(text)["x"] <= 99
+
+
+def sentencepiece() -> Tokenizer:
+    """Pieces and bytes as Gemma has them, with runs of spaces among the added tokens."""
+    pieces = ["<eos>", "<pad>", *(f"<0x{i:02X}>" for i in range(256)), "▁", "a", "é", "▁a"]
+    vocab = {piece: i for i, piece in enumerate(pieces)}
+    made = Tokenizer(models.BPE(vocab=vocab, merges=[("▁", "a")], byte_fallback=True))
+    made.normalizer = normalizers.Replace(" ", "▁")
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    made.add_special_tokens(["<eos>", "<pad>"])
+    added = ["▁▁", "\n\n", "<unused0>", "[multi]", "<b"]
+    made.add_tokens([AddedToken(each, normalized=False) for each in added])
+    return made
+
+
+def cut_short() -> Tokenizer:
+    made = byte_tokenizer()
+    made.enable_truncation(4)
+    made.enable_padding()
+    return made
+
+
+@pytest.mark.parametrize("make", [byte_tokenizer, sentencepiece])
+def test_tokens_are_what_llguidance_reads_from_json(make: Any) -> None:
+    fast = make()
+    ours = grammar_tokenizer(fast, [0], 700)
+    theirs = LLTokenizer(fast.to_str(), n_vocab=700, eos_token=[0])
+    assert (ours.vocab_size, ours.eos_token) == (theirs.vocab_size, theirs.eos_token)
+    for token in range(fast.get_vocab_size(with_added_tokens=True)):
+        assert ours.decode_bytes([token]) == theirs.decode_bytes([token])
+        assert ours.is_special_token(token) == (theirs.is_special_token(token) or token == 0)
+    for text in (" a", "a  a", "é\n\n", "日", "[multi]"):
+        assert ours.tokenize_str(text) == theirs.tokenize_str(text)
+
+
+def test_truncation_has_no_place_in_a_grammar() -> None:
+    fast = cut_short()
+    found = grammar_tokenizer(fast, [fast.token_to_id("<|im_end|>")], 0)
+    assert found.decode_bytes(found.tokenize_str("more than four")) == b"more than four"
+    assert fast.truncation["max_length"] == 4
+
+
+def compiler_of(model: ByteModel) -> GrammarCompiler:
+    return GrammarCompiler(model.tokenizer, model.eos, model.rows)
+
+
+def test_requests_wait_for_the_one_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go, built = threading.Event(), threading.Event(), []
+
+    def slow(*given: Any) -> Any:
+        begun.set()
+        assert go.wait(30)
+        built.append(threading.current_thread().name)
+        return grammar_tokenizer(*given)
+
+    monkeypatch.setattr(compiling, "grammar_tokenizer", slow)
+    model = byte_model()
+    compiler = compiler_of(model)
+    request = model.request(response_format={"type": "json_object"})
+    compiler.prepare()
+    assert begun.wait(30)
+    with ThreadPoolExecutor(3) as pool:
+        asked = [pool.submit(compiler.structure, request) for _ in range(3)]
+        go.set()
+        assert all(each.result(60) is not None for each in asked)
+    assert built == ["grammar vocabulary"]
+
+
+def test_a_build_that_fails_is_told_to_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*given: Any) -> Any:
+        raise ValueError("no such decoder")
+
+    monkeypatch.setattr(compiling, "grammar_tokenizer", refused)
+    model = byte_model()
+    compiler = compiler_of(model)
+    compiler.prepare()
+    with pytest.raises(BadRequest, match=r"cannot be constrained.*no such decoder"):
+        compiler.structure(model.request(response_format={"type": "json_object"}))

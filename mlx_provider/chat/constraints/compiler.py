@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from ...records.grammar import CallGrammar, MessageGrammar
 from .request import Form, after_message, request_form
 from .thoughts import AfterThoughts, Thoughts
 from .trial import LIMITS, MAX_GRAMMAR, Allowance, GrammarTrial
+from .vocabulary import grammar_tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -179,6 +181,7 @@ class GrammarCompiler:
         self._special: tuple[re.Pattern[str], dict[str, int]] | None = None
         self._trial = GrammarTrial(vocab_size, self._specials()[1])
         self._lock = threading.Lock()
+        self._building = threading.Lock()
 
     def structure(
         self,
@@ -264,24 +267,26 @@ class GrammarCompiler:
         wrong = first_line(made.get_error()) if made.is_error() else ""
         return _Compiled(wrong, made, packed)
 
+    def prepare(self) -> None:
+        """Build the vocabulary now, on a thread of its own; the first grammar waits for it.
+
+        What fails is told to the request that needs it, as without this.
+        """
+        threading.Thread(target=self._prepared, name="grammar vocabulary", daemon=True).start()
+
+    def _prepared(self) -> None:
+        with suppress(BadRequest):
+            self._ll_tokenizer()
+
     def _ll_tokenizer(self) -> LLTokenizer:
-        with self._lock:
+        with self._building:
             if self._tokenizer is None:
                 self._tokenizer = self._build_tokenizer()
             return self._tokenizer
 
     def _build_tokenizer(self) -> LLTokenizer:
-        from llguidance import LLTokenizer
-
-        copy = type(self._fast).from_str(self._fast.to_str())
-        copy.no_padding()
-        copy.no_truncation()
-        # llguidance refuses fewer rows than the tokenizer has entries.
-        entries = max(copy.get_vocab(with_added_tokens=True).values(), default=0) + 1
-        rows = max(self._vocab_size, entries)
-        eos = sorted(token for token in self._eos if token < rows)
         try:
-            return LLTokenizer(copy.to_str(), n_vocab=rows, eos_token=eos or None)
+            return grammar_tokenizer(self._fast, self._eos, self._vocab_size)
         except ValueError as unsupported:
             raise BadRequest(
                 "this model's tokenizer cannot be constrained; leave out response_format, "

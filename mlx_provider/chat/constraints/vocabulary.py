@@ -1,0 +1,117 @@
+"""A model's vocabulary as llguidance takes it: the bytes of each token."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+SPACE = "▁"
+"""How SentencePiece writes a space."""
+
+
+def grammar_tokenizer(fast: Any, eos: Iterable[int], rows: int) -> LLTokenizer:
+    """The vocabulary of `fast`, a `tokenizers.Tokenizer`, for grammars.
+
+    rows: of the output matrix. Special tokens, and added ones in angle brackets, are no text: a
+    grammar has to name them, as llguidance 1.9.1 has it. Where the decoder tells the bytes of
+    each token, they are handed over. Any other tokenizer goes as JSON, which llguidance reads at
+    several times the cost. Raises `ValueError` for what llguidance does not know.
+    """
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    vocab: dict[str, int] = fast.get_vocab(with_added_tokens=True)
+    # llguidance refuses fewer rows than the tokenizer has entries.
+    rows = max(rows, max(vocab.values(), default=0) + 1)
+    ends = sorted(token for token in eos if token < rows)
+    spelled = _bytes_of_pieces(fast)
+    if spelled is None or not ends:
+        return LLTokenizer(_as_json(fast), n_vocab=rows, eos_token=ends or None)
+    tokens = [b""] * rows
+    for piece, number in vocab.items():
+        tokens[number] = spelled(piece)
+    special = set(ends)
+    for number, token in fast.get_added_tokens_decoder().items():
+        marker = token.special or (token.content[:1] == "<" and token.content[-1:] == ">")
+        special |= {number} if marker else set()
+        tokens[number] = _added(token.content, spelled)
+    vocabulary = _Vocabulary(fast, tokens, sorted(special), ends[0])
+    # The slices, which make masks of JSON strings cheap, are made apart: llguidance holds
+    # Python's lock for each of the two steps, and other threads get their turn between them.
+    plain = LLTokenizer(TokenizerWrapper(vocabulary), eos_token=ends, slices=[])
+    return plain.with_slices(LLTokenizer.general_slices())
+
+
+@dataclass(frozen=True)
+class _Vocabulary:
+    """What `llguidance.TokenizerWrapper` asks for."""
+
+    fast: Any
+    tokens: list[bytes]
+    special_token_ids: list[int]
+    eos_token_id: int
+    bos_token_id: int | None = None
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        shown = text if isinstance(text, str) else text.decode()
+        found: list[int] = self.fast.encode(shown, add_special_tokens=False).ids
+        return found
+
+
+def _bytes_of_pieces(fast: Any) -> Callable[[str], bytes] | None:
+    """The bytes of an entry of the vocabulary; `None`: this decoder is not one of the two known.
+
+    Byte-level, as GPT-2 has it; or SentencePiece's, whose tokens are text or one byte, where
+    nothing puts a space before a text.
+    """
+    if fast.truncation is not None or fast.padding is not None or fast.decoder is None:
+        return None
+    decoder = json.loads(fast.decoder.__getstate__())
+    if decoder["type"] == "ByteLevel":
+        return _byte_level
+    parts = [part["type"] for part in decoder.get("decoders", ())]
+    around = [part.__getstate__() for part in (fast.normalizer, fast.pre_tokenizer) if part]
+    prefixed = any(word in state for state in around for word in (b"Prepend", b"Metaspace"))
+    if parts == ["Replace", "ByteFallback", "Fuse"] and not prefixed:
+        return _fallback
+    return None
+
+
+def _added(content: str, spelled: Callable[[str], bytes]) -> bytes:
+    """An added token is written as it is, but for SentencePiece's spaces."""
+    return spelled(content) if spelled is _fallback else content.encode()
+
+
+def _byte_level(piece: str) -> bytes:
+    try:
+        return bytes(map(_BYTES.__getitem__, piece))
+    except KeyError:
+        return piece.encode()
+
+
+def _fallback(piece: str) -> bytes:
+    if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+        return bytes.fromhex(piece[3:5])
+    return piece.replace(SPACE, " ").encode()
+
+
+def _characters() -> dict[str, int]:
+    """The byte behind each character of a byte-level vocabulary (GPT-2's table)."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = sorted(set(range(256)) - set(shown))
+    return {chr(x): x for x in shown} | {chr(256 + n): x for n, x in enumerate(hidden)}
+
+
+_BYTES = _characters()
+
+
+def _as_json(fast: Any) -> str:
+    """The tokenizer's file without truncation and padding, which have no place in a grammar."""
+    text: str = fast.to_str()
+    if fast.truncation is None and fast.padding is None:
+        return text
+    return json.dumps(json.loads(text) | {"truncation": None, "padding": None})
