@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +13,9 @@ from urllib.parse import unquote
 from ..errors import BadRequest, RequestTimedOut
 from ..invalid import shown
 
-ENCODED = re.compile(r"(%[0-9A-F]{2})+")
+MARK = f"mlx{secrets.token_hex(8)}"
+"""Begins the ids that `encoded` makes; a client cannot guess it."""
+ENCODED = re.compile(MARK + "((%[0-9A-F]{2})+)")
 
 
 @dataclass(frozen=True)
@@ -95,9 +98,10 @@ class Call:
 
 def encoded(model: str) -> str:
     """A model id that no substring test of LiteLLM's dispatch recognises."""
-    return "".join(f"%{byte:02X}" for byte in model.encode())
+    return MARK + "".join(f"%{byte:02X}" for byte in model.encode())
 
 
 def decoded(model: str) -> str:
     """The model id again; an id that `encoded` did not make stays as it is."""
-    return unquote(model) if ENCODED.fullmatch(model) else model
+    found = ENCODED.fullmatch(model)
+    return unquote(found[1]) if found else model

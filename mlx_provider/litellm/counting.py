@@ -27,7 +27,7 @@ from ..protocol.messages import GenerateRequest
 from .begun import continued
 from .bridged import check_messages
 from .errors import PROVIDER
-from .operator import Caller, chosen_by, engine_options, operator_options
+from .operator import chosen_by, engine_options, operator_options
 from .shape import check_shape, videos_renamed
 
 try:
@@ -107,8 +107,6 @@ def _refusal(error: MLXProviderError) -> Exception:
 def _request(entry: Mapping[str, Any], request: Any, form: str) -> GenerateRequest:
     """What the engine would get, were this a request for an answer. Raises `BadRequest`."""
     model = entry["litellm_params"]["model"].removeprefix(PROVIDER + "/")
-    pattern = entry.get("model_name", "")
-    caller = Caller(None, None, None, pattern if "*" in pattern else None, request.model)
     given: Mapping[str, Any] = {"prompt": request.prompt}
     if request.messages is not None:
         given = _of_messages(request, model) if form == "anthropic" else _of_chat(request)
@@ -116,7 +114,7 @@ def _request(entry: Mapping[str, Any], request: Any, form: str) -> GenerateReque
     try:
         return GenerateRequest(
             model=model,
-            origin=chosen_by(caller, model),
+            origin=chosen_by(entry, model),
             options=engine_options(operator_options({"model_info": entry.get("model_info")})),
             **told,
         )

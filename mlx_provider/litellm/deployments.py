@@ -1,5 +1,7 @@
 """What a config entry leaves unsaid: costs of nothing, its context, what its model can do.
 
+It is also noted which model the entry names, before a client's text takes the place of a `*`.
+
 LiteLLM makes a `Deployment` of every entry, be it from a config, a database or a script's router
 (1.106.2 and 1.109.1, `litellm/types/router.py`), and enters what stands under its `model_info`
 into its map of models. The class has no hook for it.
@@ -18,7 +20,7 @@ from ..serving.facts import ModelFacts, facts_of
 from .abilities import COSTS, LIMITS, OWN_CONTEXT, enter, known
 from .context import Told
 from .errors import PROVIDER
-from .operator import operator_options
+from .operator import CONFIGURED, Configured, operator_options
 
 FILLED = (*COSTS, *LIMITS[1:])
 """Costs of cached tokens, too: without them LiteLLM warns of every entry that has others."""
@@ -43,6 +45,8 @@ def describe_deployments() -> None:
 
 def _describe(entry: Any) -> None:
     model = entry.litellm_params.model.removeprefix(PROVIDER + "/")
+    if not isinstance(getattr(entry.model_info, CONFIGURED, None), Configured):
+        setattr(entry.model_info, CONFIGURED, Configured(model))
     missing = [name for name in FILLED if getattr(entry.model_info, name, None) is None]
     if "*" in model or not missing:  # LiteLLM makes one anew of the same entry for each request
         return

@@ -88,7 +88,7 @@ def embed_request(call: Call, given: Any) -> tuple[EmbedRequest, str]:
         "input": inputs_of(given),
         "dimensions": params.take("dimensions"),
         "prompt_name": params.take("prompt_name"),
-        "origin": chosen_by(caller, call.model),
+        "origin": chosen_by(call.litellm_params, call.model),
         "tenant": tenant(options, caller),
         "options": engine_options(options),
         "timeout": call.deadline.left(),

@@ -6,7 +6,6 @@ in `model_info` as a mapping `mlx: {kv_bits: 8}` or flat as `mlx_kv_bits: 8`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -30,6 +29,16 @@ class OperatorOptions(ModelOptions):
     heartbeat: float = Field(5.0, ge=0)
     """Seconds of silence after which a stream's client is told that the engine is at work; `0`:
     never."""
+
+
+CONFIGURED = "configured_model"
+
+
+class Configured(str):
+    """The model that a config entry names, kept in its `model_info` by `deployments`.
+
+    The type is the proof: a text from a file or a database is no `Configured`.
+    """
 
 
 GATEWAYS = frozenset(OperatorOptions.model_fields) - frozenset(ModelOptions.model_fields)
@@ -71,10 +80,6 @@ class Caller:
     user: str | None
     """Of a caller without a key (JSON web tokens)."""
     team: str | None
-    pattern: str | None
-    """The config entry's name with `*` in it by which the request was routed."""
-    asked: str
-    """The model's name as the client gave it."""
 
     @classmethod
     def read(cls, litellm_params: Mapping[str, Any]) -> Caller:
@@ -84,13 +89,10 @@ class Caller:
         def found(name: str) -> list[str]:
             return [value for slot in both if isinstance(value := slot.get(name), str)]
 
-        patterns = [name for name in found("deployment_model_name") if "*" in name]
         return cls(
             key=next(iter(found("user_api_key_hash")), None),
             user=next(iter(found("user_api_key_user_id")), None),
             team=next(iter(found("user_api_key_team_id")), None),
-            pattern=next(iter(patterns), None),
-            asked=next(iter(found("model_group")), ""),
         )
 
 
@@ -117,11 +119,14 @@ def _alone(caller: Caller) -> str | None:
     return f"team:{caller.team}" if caller.team else None
 
 
-def chosen_by(caller: Caller, model: str) -> Literal["owner", "client"]:
-    """Who chose the model: a client, where what `*` stands for is part of the model's name."""
-    if caller.pattern is None:
+def chosen_by(litellm_params: Mapping[str, Any], model: str) -> Literal["owner", "client"]:
+    """Who chose the model: the owner, where the config entry of this call names exactly it.
+
+    The entry's `model_info` belongs to the call alone; `metadata` is shared by all models of a
+    comma list. A script that calls without a router is the owner.
+    """
+    info = litellm_params.get("model_info") or {}
+    if not info and not litellm_params.get("proxy_server_request"):
         return "owner"
-    match = re.fullmatch(re.escape(caller.pattern).replace(r"\*", "(.*)"), caller.asked, re.DOTALL)
-    if match is not None and not any(part and part in model for part in match.groups()):
-        return "owner"
-    return "client"
+    configured = info.get(CONFIGURED)
+    return "owner" if isinstance(configured, Configured) and configured == model else "client"

@@ -56,7 +56,7 @@ def generate_requests(call: Call) -> list[GenerateRequest]:
         "thinking_budget": budget,
         "stop": _stop(params),
         "session": _session(call, params),
-        "origin": chosen_by(caller, call.model),
+        "origin": chosen_by(call.litellm_params, call.model),
         "tenant": tenant(options, caller),
         "options": engine_options(options),
         "timeout": call.deadline.left(),

@@ -79,6 +79,55 @@ def test_encoding_is_reversible_and_leaves_plain_names_alone():
     assert decoded("a%20b") == "a%20b"
 
 
+IN_LETTERS = "".join(f"%{byte:02X}" for byte in b"/models/a")
+
+
+def test_only_what_the_hook_encoded_is_decoded():
+    assert decoded(IN_LETTERS) == IN_LETTERS
+
+
+def entry(name, model):
+    return {"model_name": name, "litellm_params": {"model": model}}
+
+
+ENTRIES = [
+    entry("any/*", "mlx/*"),
+    entry("own", "mlx//models/a"),
+    entry("own/*", "mlx//models/a"),
+    entry("cloud", "mlx//models/replicate"),
+]
+
+
+@pytest.mark.parametrize("kind", ["chat", "messages", "embedding"])
+@pytest.mark.parametrize(
+    ("asked", "model", "origin"),
+    [
+        ("own", "/models/a", "owner"),
+        ("own/anything", "/models/a", "owner"),
+        ("cloud", "/models/replicate", "owner"),
+        ("any//models/a", "/models/a", "client"),
+        (f"any/{IN_LETTERS}", IN_LETTERS, "client"),
+        ("any//models/replicate", "/models/replicate", "client"),
+    ],
+)
+async def test_who_chose_the_model(engine, kind, asked, model, origin):
+    router = litellm.Router(model_list=ENTRIES)
+    if kind == "chat":
+        await router.acompletion(asked, messages=HI)
+    elif kind == "messages":
+        await router.aanthropic_messages(model=asked, messages=HI, max_tokens=9)
+    else:
+        await router.aembedding(asked, input="hi")
+    assert (engine.request.model, engine.request.origin) == (model, origin)
+
+
+async def test_a_key_of_the_callers_does_not_make_it_the_owner(engine):
+    """LiteLLM makes an entry of its own for a call that brings its own address."""
+    router = litellm.Router(model_list=ENTRIES)
+    await router.acompletion("any//models/b", messages=HI, api_base="http://127.0.0.1:1")
+    assert engine.request.origin == "client"
+
+
 async def test_parameters_that_litellm_would_refuse(engine):
     await litellm.acompletion(
         model="mlx/m",

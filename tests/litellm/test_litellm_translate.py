@@ -7,6 +7,7 @@ import pytest
 
 from mlx_provider.errors import BadRequest
 from mlx_provider.litellm.call import Call
+from mlx_provider.litellm.operator import Configured
 from mlx_provider.litellm.translate import generate_requests
 
 HI = [{"role": "user", "content": "hi"}]
@@ -338,20 +339,20 @@ def test_tenants(salt, metadata, expected, slot, clients):
 
 
 @pytest.mark.parametrize(
-    ("pattern", "asked", "model", "origin"),
+    ("info", "origin"),
     [
-        (None, "", "/models/a", "owner"),
-        ("local", "local", "/models/a", "owner"),
-        ("claude-*", "claude-opus", "/models/a", "owner"),
-        ("mlx/*", "mlx//models/a", "/models/a", "client"),
-        ("*", "/models/a", "/models/a", "client"),
-        ("local/*", "local/../../etc", "/models/../../etc", "client"),
-        ("mlx/*", "something else", "/models/a", "client"),
+        ({"id": "1", "configured_model": Configured("/models/a")}, "owner"),
+        ({"id": "1", "configured_model": Configured("*")}, "client"),
+        ({"id": "1", "configured_model": "/models/a"}, "client"),
+        ({"id": "1"}, "client"),
+        ({}, "client"),
     ],
 )
-def test_a_wildcard_lets_the_client_choose_the_model(pattern, asked, model, origin):
-    metadata = {"deployment_model_name": pattern, "model_group": asked} if pattern else {}
-    assert request(model_name=model, litellm_params={"metadata": metadata}).origin == origin
+def test_the_config_entry_of_the_call_decides_who_chose_the_model(info, origin):
+    """Closed where no entry is known behind a proxy, or its model is not known."""
+    params = {"model_info": info, "proxy_server_request": {"body": {}}}
+    assert request(model_name="/models/a", litellm_params=params).origin == origin
+    assert request(model_name="/models/a").origin == "owner"
 
 
 def test_time_limit_reaches_the_engine():

@@ -46,3 +46,17 @@ def test_a_wildcards_client_cannot_tell_which_folders_exist(own_engine, raw: htt
     status, message = asked("/etc")
     assert status == 404
     assert "MLX_PROVIDER_MODEL_ROOTS" in message
+
+
+@pytest.mark.parametrize("form", ["{}", "encoded", "{},demo", "demo,{}"])
+def test_a_wildcards_client_loads_no_folder_of_the_owners(
+    own_engine, raw: httpx.Client, embedding_model, form
+):
+    """Neither by a name in percent signs, nor beside an entry's name in a comma list."""
+    folder = str(embedding_model)
+    letters = "".join(f"%{byte:02X}" for byte in folder.encode())
+    name = f"anything/{letters}" if form == "encoded" else form.format(f"anything/{folder}")
+    body = {"model": name, "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+    answer = raw.post("/v1/chat/completions", json=body)
+    assert folder not in [model.model for model in own_engine.health().models]
+    assert "MLX_PROVIDER_MODEL_ROOTS" in answer.text or "no model" in answer.text, answer.text
