@@ -11,6 +11,7 @@ from types import TracebackType
 
 from .culprit import Culprit, culprit_of, of_the_machine
 from .errors import MLXProviderError, PluginError, RankLost, RequestFailed
+from .log_lines import Trace
 
 LOG = "its traceback is in the engine's log (`mlx-provider engine logs`)"
 
@@ -23,7 +24,7 @@ class Fault:
     """Without its frames, which would keep alive what the block had made: caches, weights."""
     told: str
     """One line: class, message, and the line of code it came from."""
-    trace: str
+    trace: Trace
     """The traceback as text, for a log."""
     culprit: Culprit | None = None
     """The plugin in whose code it was raised, where that is to be seen."""
@@ -99,7 +100,7 @@ def _fault(error: BaseException) -> Fault:
         if isinstance(error, SyntaxError) and error.filename:  # tells a place that no frame has
             place = ""
         told = " ".join(f"{type(error).__name__}: {error}{place}".split())
-    fault = Fault(error, told, "".join(traceback.format_exception(error)), culprit)
+    fault = Fault(error, told, Trace("".join(traceback.format_exception(error))), culprit)
     for each in _chain(error):
         each.__traceback__ = None
     return fault

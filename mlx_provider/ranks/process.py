@@ -21,6 +21,7 @@ from typing import Any
 from ..config import EngineSettings, engine_settings
 from ..errors import MLXProviderError, RankLost
 from ..isolation import Fault, Isolation
+from ..log_lines import log_to_stderr, printable
 from ..registry import PluginRegistry
 from ..server.__main__ import options_parser
 from ..server.rank_group import RankGroup
@@ -90,7 +91,7 @@ def _follow(rank: int, follow: Follow) -> int:
     with Isolation() as trying:
         try:
             settings = engine_settings()
-            logging.basicConfig(level=settings.log_level.upper(), format=_log_format(rank))
+            log_to_stderr(settings.log_level, f"rank {rank}: ")
             prepare_mlx(settings)
             group, registry, hello = _joined(settings)
             channel = FollowerChannel.join(group, hello, lambda fault: _left_alone(rank, fault))
@@ -111,7 +112,7 @@ def _ended(
         error, why = fault.error, fault.told
         if not fault.ours:
             logging.getLogger(__name__).error("rank %d failed\n%s", rank, fault.trace)
-    sys.stderr.write(f"mlx-provider: rank {rank}: {why}\n")
+    sys.stderr.write(printable(f"mlx-provider: rank {rank}: {why}") + "\n")
     if channel is not None:
         channel.failed(why)
         channel.close()
@@ -164,10 +165,6 @@ def _status(fault: RankFault | None) -> RankStatus | None:
         rank=fault.rank, host=fault.host, pid=0, device="", state="lost", since=fault.since,
         detail=fault.reason,
     )  # fmt: skip
-
-
-def _log_format(rank: int) -> str:
-    return f"%(asctime)s %(levelname)s rank {rank}: %(message)s"
 
 
 if __name__ == "__main__":

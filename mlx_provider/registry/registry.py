@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from .. import hookspecs
 from ..errors import PluginError, UnsupportedModel
 from ..isolation import Fault, Isolation
+from ..log_lines import Trace
 from ..records import (
     Client,
     Drafter,
@@ -244,7 +245,7 @@ class PluginRegistry:
             self._note(owner.key, f"{catalog.kind} {name!r} is replaced by {plugin}")
 
     def _fault(self, key: str, part: str, fault: Fault) -> None:
-        self._note(key, f"{part}: {fault.told}", f"\n{fault.trace}")
+        self._note(key, f"{part}: {fault.told}", Trace(f"\n{fault.trace}"))
 
     def _note(self, key: str, note: str, trace: str = "") -> None:
         plugin = self._plugins[key]

@@ -17,6 +17,7 @@ from ..client.lifecycle import READY
 from ..client.runtime_folder import EngineLock, holder, prepare
 from ..config import EngineSettings, Runtime, engine_settings, runtime
 from ..errors import BadRequest, EngineUnavailable, MLXProviderError
+from ..log_lines import log_to_stderr, printable
 from ..protocol.messages import ErrorBody
 from ..serving.interface import Deliver, Service
 from ..upstream.blas import active, preload
@@ -62,9 +63,7 @@ def serve(options: ServeOptions, build: BuildService | None = None) -> int:
     """
     try:
         settings = engine_settings()
-        logging.basicConfig(
-            level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s"
-        )
+        log_to_stderr(settings.log_level)
         logging.getLogger("uvicorn").setLevel("WARNING")
         if options.tcp:
             _serve_tcp(options, settings, build or chat_service)
@@ -189,7 +188,7 @@ def _ready(options: ServeOptions, listener: Listener, app: EngineApp, told: str)
 
 def _say(line: str) -> None:
     """One line for a person, whatever the log level."""
-    sys.stderr.write(line + "\n")
+    sys.stderr.write(printable(line) + "\n")
     sys.stderr.flush()
 
 

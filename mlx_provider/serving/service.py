@@ -23,6 +23,7 @@ from ..engine.step_output import Post
 from ..engine.worker import EngineWorker
 from ..errors import BadRequest, ContextTooLong, EngineDied, MLXProviderError, RequestFailed
 from ..isolation import Fault, Isolation
+from ..log_lines import Trace
 from ..protocol.event_queue import EventQueue
 from ..protocol.figures import Figures
 from ..protocol.messages import (
@@ -314,7 +315,7 @@ def _refused(request: ModelRequest, fault: Fault | None) -> MLXProviderError:
         logging.INFO if fault.ours else logging.ERROR,
         "request %s of %.200s refused: %s %s: %.2000s%s",
         request.id, request.model, told.status, told.code, told.message,
-        "" if fault.ours else f"\n{fault.trace}",
+        "" if fault.ours else Trace(f"\n{fault.trace}"),
     )  # fmt: skip
     return told
 

@@ -1,0 +1,41 @@
+"""One line in the log for each entry, whatever text of a stranger it holds."""
+
+from __future__ import annotations
+
+import copy
+import logging
+
+
+class Trace(str):
+    """A traceback as an argument of a log entry: its lines follow the entry's own, indented."""
+
+
+class LogLines(logging.Formatter):
+    """Escapes what is not printable, so that no text can begin a line or steer a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry = copy.copy(record)
+        entry.exc_info = entry.exc_text = entry.stack_info = None
+        given = record.args if isinstance(record.args, tuple) else ()
+        traces = [each for each in given if isinstance(each, Trace)]
+        if traces:
+            entry.args = tuple("" if isinstance(each, Trace) else each for each in given)
+        if record.exc_info:
+            traces.append(Trace(self.formatException(record.exc_info)))
+        lines = (line for trace in traces for line in trace.splitlines() if line.strip())
+        first = printable(super().format(entry).rstrip("\n"))
+        return "\n    ".join([first, *map(printable, lines)])
+
+
+def printable(text: str) -> str:
+    """`text` with escapes in place of control characters, line ends and half surrogates."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def log_to_stderr(level: str, name: str = "") -> None:
+    """Let this process log to stderr. `name`: who it is among several that share one."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(LogLines(f"%(asctime)s %(levelname)s {name}%(message)s"))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
