@@ -87,7 +87,7 @@ def _read(client: Client, path: Path) -> Iterator[Target | Unread]:
         content = _parsed(path)
     except FileNotFoundError:
         return
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         yield Unread(_shown(client), path, _line(error))
         return
     named: list[ClientServer] = []

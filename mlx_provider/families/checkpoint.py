@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from pydantic_core import from_json
 
 from ..errors import BadRequest
 from ..plain_file import read_bounded
@@ -19,9 +20,12 @@ DEFAULT_CONTEXT = 4096
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; empty when there is no such file. Raises `BadRequest`."""
+    """A JSON object from a file; empty when there is no such file.
+
+    Raises `BadRequest`, also for one of more than 200 levels, which `from_json` refuses.
+    """
     try:
-        content = json.loads(read_bounded(path, LARGEST_JSON))
+        content = from_json(read_bounded(path, LARGEST_JSON))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

@@ -6,10 +6,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
+
+from pydantic_core import from_json
 
 from ..errors import BadRequest
 from ..plain_file import read_bounded
@@ -65,7 +66,7 @@ def _width(config: Mapping[str, Any]) -> int:
 def _modules(path: Path) -> list[str]:
     """Class names of the modules, without their packages, which differ between releases."""
     try:
-        content = json.loads(read_bounded(path, LARGEST_JSON))
+        content = from_json(read_bounded(path, LARGEST_JSON))
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:

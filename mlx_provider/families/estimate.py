@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import BadRequest
 from ..isolation import Isolation
+from .config_sizes import check_sizes
 
 STEP = 256
 """Tokens of which a row's room is a multiple (mlx_lm/models/cache.py 0.32.2, `KVCache.step`)."""
@@ -70,8 +71,9 @@ def footprint(
     attention is taken to keep its latent alone (too little for the older of mlx-lm's classes, which
     keep whole heads), and a recurrent layer whose state no known field describes counts as
     attention (mostly too much).
-    Raises `BadRequest` where layers or heads are named nowhere.
+    Raises `BadRequest` where layers or heads are named nowhere, or more than can be.
     """
+    check_sizes(config)
     text = _of_rank(_completed(config), ranks)
     value = DTYPE_BYTES.get(dtype or named_dtype(config), 2)
     kinds = list(_kinds(text))[layers]

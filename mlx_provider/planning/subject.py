@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import BadRequest, ModelNotFound
+from ..errors import ModelNotFound
 from ..families.checkpoint import named_context, read_json
+from ..families.config_sizes import check_sizes
 from ..families.estimate import Fields, named_dtype, text_fields
 from ..serving.checkpoint import checkpoint
 from ..serving.hub import local_folder
 from ..serving.weight_files import stored_tensors
 from ..upstream.without_weights import described
 
-MOST_LAYERS = 10_000
-"""No model has a tenth; each costs time to describe."""
 DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -46,11 +45,9 @@ class Subject:
     def model(self) -> Any:
         """Its class's model, of which no array is computed.
 
-        Raises `BadRequest` for more layers than can be, `UnsupportedModel`.
+        Raises `UnsupportedModel`, also for more layers than can be.
         """
-        layers = self.text.get("num_hidden_layers")
-        if isinstance(layers, int) and layers > MOST_LAYERS:
-            raise BadRequest(f"config.json names {layers:,} layers", param="model")
+        check_sizes(self.config)
         return described(self.config, dtype=self.dtype, stored=self.stored)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import BadRequest
+from ..families.checkpoint import read_json
 from .hub import TEMPLATE, TEMPLATES, local_folder, outline
 
 
@@ -31,19 +31,9 @@ def checkpoint(model: str) -> Checkpoint:
     folder = local_folder(model)
     if folder is not None:
         weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-        return Checkpoint(_config(folder), weights, _template(folder), here=True)
+        return Checkpoint(read_json(folder / "config.json"), weights, _template(folder), here=True)
     found = outline(model)
     return Checkpoint(found.config, found.weight_bytes, found.chat_template, here=False)
-
-
-def _config(folder: Path) -> Mapping[str, Any]:
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadRequest(f"{folder}/config.json cannot be read: {error}", param="model") from None
-    if not isinstance(config, dict):
-        raise BadRequest(f"{folder}/config.json is no JSON object", param="model")
-    return config
 
 
 def _template(folder: Path) -> str:
@@ -54,8 +44,8 @@ def _template(folder: Path) -> str:
         pass
     for name in TEMPLATES:
         try:
-            found = json.loads((folder / name).read_text(encoding="utf-8")).get("chat_template")
-        except (OSError, ValueError, AttributeError):
+            found = read_json(folder / name).get("chat_template")
+        except BadRequest:
             continue
         if isinstance(found, str):
             return found

@@ -16,6 +16,7 @@ from ..isolation import Isolation
 from ..protocol.messages import ModelOptions
 from ..records import Drafter, DraftOptions, LoadedModel, ShowsHidden
 from ..registry import PluginRegistry
+from .folder_check import check_folder
 
 log = logging.getLogger(__name__)
 
@@ -113,9 +114,11 @@ def _loudness(given: DraftOptions) -> int:
 def _started(
     drafter: Drafter, folder: Path, model: LoadedModel, given: DraftOptions, options: ModelOptions
 ) -> Drafts:
-    """Raises `Unfit`, and what the drafter raises."""
+    """Raises `Unfit`, what `check_folder` raises, and what the drafter does."""
     if problem := _problem(drafter, folder, model, given):
         raise Unfit(problem)
+    if given.model is not None:
+        check_folder(given.model)
     policy = Policy() if options.draft_tokens is None else Policy(most=options.draft_tokens)
     before = mx.get_active_memory()
     drafting = drafter.start(folder, model, given)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic_core import from_json
+
 from ..errors import BadRequest, ModelNotFound
 
 if TYPE_CHECKING:
@@ -80,14 +82,14 @@ def outline(model: str) -> Outline:
     if constants.HF_HUB_OFFLINE:
         raise ModelNotFound(f"{repo} is not on this machine, and HF_HUB_OFFLINE is set{_known()}")
     asked, end = f"{constants.ENDPOINT}/api/models/{repo}", revision or "main"
-    told = _whole(repo, f"{asked}/revision/{end}?blobs=true").json()
+    told = _object(repo, _whole(repo, f"{asked}/revision/{end}?blobs=true"))
     files = {each.get("rfilename", ""): each.get("size") or 0 for each in told.get("siblings", ())}
 
     def read(name: str) -> httpx.Response:
         return _whole(repo, f"{constants.ENDPOINT}/{repo}/resolve/{end}/{name}")
 
     weights = sum(size for name, size in files.items() if _is_weights(name))
-    return Outline(dict(read("config.json").json()), weights, _template(files, read))
+    return Outline(_object(repo, read("config.json")), weights, _template(repo, files, read))
 
 
 def _whole(repo: str, address: str) -> httpx.Response:
@@ -100,10 +102,21 @@ def _whole(repo: str, address: str) -> httpx.Response:
     return answer
 
 
-def _template(files: Container[str], read: Callable[[str], httpx.Response]) -> str:
+def _object(repo: str, answer: httpx.Response) -> dict[str, Any]:
+    """The JSON object of an answer."""
+    try:
+        content = from_json(answer.content)
+    except ValueError as error:
+        raise BadRequest(f"{repo}: {answer.url.path}: {error}", param="model") from None
+    if not isinstance(content, dict):
+        raise BadRequest(f"{repo}: {answer.url.path} holds no JSON object", param="model")
+    return content
+
+
+def _template(repo: str, files: Container[str], read: Callable[[str], httpx.Response]) -> str:
     if TEMPLATE in files:
         return read(TEMPLATE).text
-    found = [read(name).json().get("chat_template") for name in TEMPLATES if name in files]
+    found = [_object(repo, read(name)).get("chat_template") for name in TEMPLATES if name in files]
     return next((each for each in found if isinstance(each, str)), "")
 
 

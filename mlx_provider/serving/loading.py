@@ -18,13 +18,21 @@ from pydantic import TypeAdapter
 from ..chat.constraints.compiler import GrammarCompiler
 from ..engine.feature_cache import FeatureCache
 from ..engine.worker import EngineWorker
-from ..errors import LoadFailed, MLXProviderError, PluginError, for_another, wrong_option
+from ..errors import (
+    BadRequest,
+    LoadFailed,
+    MLXProviderError,
+    PluginError,
+    for_another,
+    wrong_option,
+)
 from ..families.checkpoint import read_json
 from ..families.estimate import DTYPE_BYTES
 from ..isolation import LOG, Fault, Isolation
 from ..protocol.messages import ModelOptions
 from ..records import LoadedModel, LoadOptions, ModelFamily, ModelInfo
 from ..registry import Plugin, PluginRegistry
+from .folder_check import check_folder
 from .hub import folder_of
 from .kernels import equip
 from .model_pool import Plan
@@ -114,6 +122,7 @@ class Loading:
 
         `name`: as the model was asked for, by which other machines find it.
         """
+        check_folder(key.folder, key.adapter)
         family, plugin = self._family(key)
         dtype = weights_dtype(
             key.dtype, weights_estimate(key.folder, key.adapter, expanded=4), self._limit()
@@ -313,6 +322,8 @@ def told(
     at_fault = stranger if found is None or found.ours else f"{found.plugin} ({found.distribution})"
     if at_fault and fault.lasting:
         return PluginError(f"plugin {at_fault}: {message}; {LOG}")
+    if isinstance(error, RecursionError):  # of a library that reads a deep tokenizer.json
+        return BadRequest(message, param="model")
     return LoadFailed(message)
 
 

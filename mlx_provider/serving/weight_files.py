@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -10,10 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from pydantic_core import from_json
+
+from ..families.checkpoint import read_json
+from ..plain_file import read_bounded
 
 FITS = 0.5
 """Share of the memory limit that expanded weights may take; the rest is for rows and caches."""
 INDEX = "model.safetensors.index.json"
+LARGEST_INDEX = 2**28
 LARGEST_HEADER = 100_000_000
 """Bytes, the format's own bound (safetensors 0.6, `MAX_HEADER_SIZE`)."""
 VALUE_BYTES = {
@@ -66,6 +70,16 @@ def stored_tensors(folder: Path) -> dict[str, int]:
     return {name: t.nbytes for name, t in _tensors(sorted(folder.glob("*.safetensors"))).items()}
 
 
+def extent(folder: Path, adapter: Path | None = None) -> tuple[int | None, int | None]:
+    """Tensors in the files, and values at most, whatever they are packed in; `None`: not known,
+    for a file is no safetensors."""
+    files = [*_weight_files(folder), *([] if adapter is None else adapter.glob("*.safetensors"))]
+    found = _tensors(files)
+    if not found or any(name in found for name in map(str, files)):
+        return None, None
+    return len(found), sum(tensor.nbytes for tensor in found.values()) * 8
+
+
 def broken_files(folder: Path) -> list[str]:
     """What is wrong with a folder's weight files, a line for each; reads their headers alone."""
     found = [f"{name} is missing" for name in _missing(folder)]
@@ -112,7 +126,7 @@ def _bytes(
 
 def _group_sizes(folder: Path) -> Callable[[str], int]:
     """Values that share a scale, by layer (mlx-lm 0.32.2: `quantization` of config.json)."""
-    config = json.loads((folder / "config.json").read_text())
+    config = read_json(folder / "config.json")
     chosen = config.get("quantization") or config.get("quantization_config")
     sizes: Mapping[str, Any] = chosen if isinstance(chosen, dict) else {}
 
@@ -140,9 +154,13 @@ def _indexed(folder: Path) -> list[Path]:
 def _listed(folder: Path) -> set[str]:
     """Names in the index; none where there is no index, or a broken one."""
     try:
-        return set(map(str, json.loads((folder / INDEX).read_text())["weight_map"].values()))
+        return set(map(str, _index(folder)["weight_map"].values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return set()
+
+
+def _index(folder: Path) -> Any:
+    return from_json(read_bounded(folder / INDEX, LARGEST_INDEX))
 
 
 @dataclass(frozen=True)
@@ -170,7 +188,7 @@ def _header(path: Path) -> dict[str, Mapping[str, Any]]:
         length = int.from_bytes(file.read(8), "little")
         if length > LARGEST_HEADER:
             raise ValueError(f"{path} is not safetensors")
-        header: dict[str, Mapping[str, Any]] = json.loads(file.read(length))
+        header: dict[str, Mapping[str, Any]] = from_json(file.read(length))
     header.pop("__metadata__", None)
     return header
 

@@ -163,7 +163,7 @@ def test_clients_say_the_last_part(name: str) -> None:
 
 def test_a_broken_config_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(BadRequest, match="no JSON object"):
+    with pytest.raises(BadRequest, match="does not hold a JSON object"):
         checkpoint(str(tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "nobody"}')
     with pytest.raises(UnsupportedModel):

@@ -208,7 +208,10 @@ def test_a_link_takes_longer_for_more_ranks_and_bytes() -> None:
         ("[1]", "no JSON|JSON object"),
         ("{}", "can be described"),
         ('{"model_type": "nobody"}', "can be described"),
-        ('{"model_type": "llama", "num_hidden_layers": 1000000000}', "1,000,000,000 layers"),
+        (
+            '{"model_type": "llama", "num_hidden_layers": 1000000000}',
+            "num_hidden_layers is 1,000,000,000",
+        ),
         (json.dumps(WIDE | {"num_key_value_heads": 7}), "7 key-value heads"),
         (json.dumps(WIDE | {"hidden_size": "wide"}), "can be described"),
     ],

@@ -20,6 +20,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
+from pydantic_core import from_json
 
 from ...plain_file import open_own
 from .arrays import ArrayPack
@@ -177,7 +178,7 @@ def _metadata(header: Header, versions: str) -> dict[str, str]:
 
 def _json(data: bytes) -> dict[str, str]:
     try:
-        metadata = json.loads(data)["__metadata__"]
+        metadata = from_json(data)["__metadata__"]
     except (ValueError, KeyError, TypeError) as reason:
         raise BadFile("no header of ours") from reason
     if not isinstance(metadata, dict):
@@ -195,9 +196,9 @@ def _header(metadata: Mapping[str, str], versions: str) -> Header:
             int(metadata["start"]),
             np.frombuffer(base64.b64decode(metadata["tokens"]), "<i8").astype(np.int64),
             metadata["complete"] == "1",
-            json.loads(metadata["structure"]),
+            from_json(metadata["structure"]),
         )
-    except (ValueError, KeyError) as reason:
+    except (ValueError, KeyError, TypeError) as reason:
         raise BadFile("damaged header") from reason
 
 

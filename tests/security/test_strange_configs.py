@@ -1,0 +1,173 @@
+"""JSON files of a model folder that would keep their reader busy for ever, or break it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import save_file
+
+from mlx_provider.client.in_process import InProcessClient
+from mlx_provider.config import EngineSettings
+from mlx_provider.engine.prefix_cache import files
+from mlx_provider.engine.prefix_cache.files import BadFile
+from mlx_provider.errors import BadRequest, UnsupportedModel
+from mlx_provider.families.config_sizes import check_sizes
+from mlx_provider.families.estimate import footprint
+from mlx_provider.protocol.messages import GenerateRequest, ModelOptions
+from mlx_provider.registry import PluginRegistry
+from mlx_provider.serving.checkpoint import checkpoint
+from mlx_provider.serving.folder_check import check_folder
+from mlx_provider.serving.service import ChatService
+from mlx_provider.serving.weight_files import broken_files
+from mlx_provider.testing.tiny_models import build
+
+DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
+MANY = 100_000_000
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("models") / "m", "qwen3")
+
+
+@pytest.fixture
+def model(qwen: Path, tmp_path: Path) -> Path:
+    """A folder of links to a model's files, to be planted in."""
+    folder = tmp_path / "m"
+    folder.mkdir()
+    for path in qwen.iterdir():
+        (folder / path.name).symlink_to(path)
+    return folder
+
+
+def plant(path: Path, text: str) -> None:
+    path.unlink(missing_ok=True)
+    path.write_text(text)
+
+
+def change(model: Path, *inside: str, **fields: Any) -> None:
+    config = json.loads((model / "config.json").read_text())
+    part = config
+    for key in inside:
+        part = part.setdefault(key, {})
+    part.update(fields)
+    plant(model / "config.json", json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("inside", "field"),
+    [
+        ((), {"num_hidden_layers": MANY}),
+        ((), {"num_hidden_layers": 10**30}),
+        ((), {"layer_types": ["full_attention"] * 20_000}),
+        ((), {"vocab_size": 10**12}),
+        ((), {"num_nextn_predict_layers": MANY}),
+        (("text_config",), {"num_hidden_layers": MANY}),
+        (("vision_config",), {"depth": MANY}),
+        (("audio_config", "encoder"), {"n_layers": MANY}),
+    ],
+)
+def test_sizes_without_weights_are_refused_by_their_key(model, inside, field):
+    change(model, *inside, **field)
+    (key,) = field
+    with pytest.raises(UnsupportedModel, match=key):
+        check_folder(model)
+
+
+def test_an_adapter_has_the_rank_that_its_weights_have(model, tmp_path):
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    plant(adapter / "adapter_config.json", json.dumps({"lora_parameters": {"rank": 10**12}}))
+    with pytest.raises(UnsupportedModel, match="rank"):
+        check_folder(model, adapter)
+
+
+def test_a_config_alone_is_bounded_too():
+    config = {"num_hidden_layers": MANY, "num_attention_heads": 1, "hidden_size": 64}
+    with pytest.raises(UnsupportedModel, match="num_hidden_layers"):
+        footprint(config, 1)
+    check_sizes({"num_hidden_layers": 126, "max_position_embeddings": 10**12})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.json",
+        "generation_config.json",
+        "tokenizer_config.json",
+        "preprocessor_config.json",
+        "chat_template.json",
+        "special_tokens_map.json",
+        "model.safetensors.index.json",
+    ],
+)
+def test_deep_json_is_refused_by_its_file(model, name):
+    plant(model / name, DEEP)
+    with pytest.raises(BadRequest, match=name):
+        check_folder(model)
+
+
+def test_deep_json_is_refused_where_nothing_is_loaded(model, tmp_path):
+    (model / "chat_template.jinja").unlink(missing_ok=True)
+    plant(model / "tokenizer_config.json", DEEP)
+    assert checkpoint(str(model)).chat_template == ""
+    plant(model / "config.json", DEEP)
+    with pytest.raises(BadRequest, match=r"config\.json"):
+        checkpoint(str(model))
+
+
+def test_a_deep_header_is_a_broken_file(model):
+    header = DEEP.encode()
+    (model / "model.safetensors").unlink()
+    (model / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    assert "is no safetensors file" in "".join(broken_files(model))
+    check_folder(model)  # the loader says what is wrong with it
+
+
+def deep_header(path: Path) -> None:
+    header = DEEP.encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+
+
+def deep_structure(path: Path) -> None:
+    fields = dict.fromkeys(("key", "parent", "checksum"), "a")
+    more = {"start": "0", "tokens": "", "complete": "1", "structure": DEEP, "versions": "v"}
+    save_file({}, path, metadata=fields | more)
+
+
+@pytest.mark.parametrize("damage", [deep_header, deep_structure])
+@pytest.mark.parametrize("reads", [files.read_header, files.read])
+def test_deep_json_in_a_prefix_file_is_a_bad_file(tmp_path, damage, reads):
+    path = tmp_path / "a.safetensors"
+    damage(path)
+    with pytest.raises(BadFile, match="header"):
+        reads(path, "v")
+
+
+ON_LOAD: dict[str, Callable[[Path], None]] = {
+    "layers": lambda folder: change(folder, num_hidden_layers=MANY),
+    "deep config": lambda folder: plant(folder / "config.json", DEEP),
+    "deep tokenizer": lambda folder: plant(folder / "tokenizer.json", DEEP),
+    "deep tokenizer config": lambda folder: plant(folder / "tokenizer_config.json", DEEP),
+}
+
+
+@pytest.mark.parametrize("bomb", ON_LOAD)
+def test_a_strange_folder_is_refused_and_the_engine_goes_on(model, qwen, bomb):
+    service = ChatService(EngineSettings(), registry=PluginRegistry.discover({}))
+    client = InProcessClient(service)
+    try:
+        ON_LOAD[bomb](model)
+        with pytest.raises(BadRequest):
+            client.submit(GenerateRequest(model=str(model), messages=HELLO))
+        assert client.count(GenerateRequest(model=str(qwen), messages=HELLO))
+        options = ModelOptions(drafter="model", draft_model=str(model))
+        with pytest.raises(BadRequest):
+            client.submit(GenerateRequest(model=str(qwen), messages=HELLO, options=options))
+    finally:
+        service.close()
