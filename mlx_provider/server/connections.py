@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from uvicorn.server import ServerState
 
 from ..errors import Overloaded
 from .access import error_response
+from .open_files import open_files
 
 log = logging.getLogger(__name__)
 
@@ -28,10 +28,14 @@ ACCEPTED_AT_ONCE = 16
 """Connections that asyncio accepts before anything else happens. Some four times as many are open
 before the first of them is closed here, so few: once no file can be opened, asyncio (CPython 3.11,
 `selector_events.py`, `_accept_connection`) logs as many tracebacks a second."""
-RESERVED = 2 * ACCEPTED_AT_ONCE
 LINGERING = 32
-"""Refused connections that are kept, so that their clients can read why: one that is closed over
-unread bytes of a request is reset, and the answer is lost."""
+"""Refused connections that are kept at most, so that their clients can read why: one that is
+closed over unread bytes of a request is reset, and the answer is lost."""
+
+
+def accepted_at_once() -> int:
+    """`ACCEPTED_AT_ONCE`, or fewer where few files may be open."""
+    return max(1, min(ACCEPTED_AT_ONCE, open_files() // 16))
 
 
 @dataclass(frozen=True)
@@ -73,14 +77,6 @@ class WatchedState(ServerState):
         """In the body of a request."""
         self._refused: dict[WatchedProtocol, None] = {}
 
-    def raise_file_limit(self) -> None:
-        """Let the process open what its connections and models need, as far as it may."""
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = 2 * self.limits.connections
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        if soft != resource.RLIM_INFINITY and soft < most:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-
     def entered(self, protocol: WatchedProtocol) -> None:
         """A new connection: another makes room for it, or it is refused."""
         self._silent[protocol] = None
@@ -119,7 +115,7 @@ class WatchedState(ServerState):
         self.connections.discard(protocol)
         self._refused[protocol] = None
         protocol.refuse()
-        if len(self._refused) > LINGERING:
+        if len(self._refused) > min(LINGERING, open_files() // 8):
             self._drop(next(iter(self._refused)))
 
     def _drop(self, protocol: WatchedProtocol) -> None:
@@ -150,10 +146,7 @@ class WatchedState(ServerState):
         yield from (p for p in self._sending if p.seconds >= self.limits.slow_body)
 
     def _most(self) -> int:
-        # Asked each time: importing mlx-lm (0.32, utils.py) sets the limit anew.
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        most = self.limits.connections
-        return most if soft == resource.RLIM_INFINITY else min(most, max(1, soft // 2 - RESERVED))
+        return min(self.limits.connections, max(1, open_files() // 2 - 2 * accepted_at_once()))
 
 
 class WatchedProtocol(H11Protocol):

@@ -16,7 +16,7 @@ import uvicorn
 from ..errors import EngineUnavailable
 from ..serving.interface import Put, Service
 from .app import EngineApp
-from .connections import ACCEPTED_AT_ONCE, ConnectionLimits, WatchedProtocol, WatchedState
+from .connections import ConnectionLimits, WatchedProtocol, WatchedState, accepted_at_once
 from .listen import BACKLOG, Listener
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class EngineServer(uvicorn.Server):
                 ws="none",
                 log_config=None,
                 access_log=False,
-                backlog=ACCEPTED_AT_ONCE,
+                backlog=accepted_at_once(),
                 timeout_keep_alive=KEEP_ALIVE,
                 timeout_graceful_shutdown=WRITE_LIMIT + 1,
             )
@@ -93,7 +93,6 @@ class EngineServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, then say so."""
-        self.server_state.raise_file_limit()
         await super().startup(sockets)
         # asyncio takes one number for both: how many may queue here, and how many it accepts
         # before anything else happens.

@@ -27,6 +27,7 @@ from .access import own_names
 from .app import EngineApp
 from .engine_key import engine_key
 from .listen import Listener, listen_tcp, listen_unix
+from .open_files import raise_file_limit
 from .out_of_date import OutOfDate
 from .process import EngineServer, LoopDelivery
 from .rank_group import RankGroup
@@ -65,6 +66,7 @@ def serve(options: ServeOptions, build: BuildService | None = None) -> int:
         settings = engine_settings()
         log_to_stderr(settings.log_level)
         logging.getLogger("uvicorn").setLevel("WARNING")
+        raise_file_limit()
         if options.tcp:
             _serve_tcp(options, settings, build or chat_service)
         else:

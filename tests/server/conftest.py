@@ -61,13 +61,18 @@ def until(condition: Callable[[], bool]) -> None:
 
 @pytest.fixture(scope="module")
 def spawn() -> Iterator[Callable[..., EngineProcess]]:
-    """`spawn(*options, **environment)` starts a fake engine; on TCP where a port is given."""
+    """`spawn(*options, **environment)` starts a fake engine; on TCP where a port is given.
+
+    files: how many it may open, for good.
+    """
     with ExitStack() as stack:
 
-        def start(*options: str, folder: Path | None = None, **environment: str) -> EngineProcess:
+        def start(
+            *options: str, folder: Path | None = None, files: int | None = None, **environment: str
+        ) -> EngineProcess:
             where = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mlxp")))
             process = subprocess.Popen(
-                [sys.executable, str(SCRIPT), *options],
+                [*_limited(files), sys.executable, str(SCRIPT), *options],
                 stderr=subprocess.PIPE,
                 text=True,
                 env={**os.environ, **environment, "MLX_PROVIDER_RUNTIME_DIR": str(where)},
@@ -111,6 +116,10 @@ def fake_service() -> Any:
 @pytest.fixture
 def wait_until() -> Callable[[Callable[[], bool]], None]:
     return until
+
+
+def _limited(files: int | None) -> list[str]:
+    return [] if files is None else ["sh", "-c", f'ulimit -n {files} && exec "$@"', "sh"]
 
 
 def _end(process: subprocess.Popen[str]) -> None:
