@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal
 
 from .errors import BadRequest
 
 PREFIX = "MLX_PROVIDER_"
-N = TypeVar("N", int, float)
 
 
 @dataclass(frozen=True)
@@ -130,45 +129,78 @@ def engine_settings(environ: Mapping[str, str] = os.environ) -> EngineSettings:
     return EngineSettings(**given)  # type: ignore[arg-type]
 
 
-_KINDS: dict[str, str] = {
-    "memory_limit": "bytes",
-    "max_rows": "count",
-    "max_queue": "count",
-    "model_wait": "seconds",
-    "stall_target": "seconds",
-    "max_chunk": "count",
-    "output_reserve": "count",
-    "idle_timeout": "seconds",
+@dataclass(frozen=True)
+class _Number:
+    """What a variable that holds a number takes; infinity and NaN are none of it."""
+
+    kind: Literal["bytes", "count", "seconds"]
+    least: float = 1
+    exclusive: bool = False
+    """`least` itself is too little."""
+
+    def parse(self, text: str) -> float:
+        """Raises `ValueError`."""
+        number = _READERS[self.kind](text)
+        low = number <= self.least if self.exclusive else number < self.least
+        if low or not number <= _MOST[self.kind]:
+            raise ValueError(text)
+        return number
+
+    def __str__(self) -> str:
+        least = f"{'above' if self.exclusive else 'of at least'} {self.least:g}"
+        return f"{_WORDS[self.kind]} {least} and at most {_MOST[self.kind]:,}"
+
+
+_COUNT, _BYTES, _SECONDS = _Number("count"), _Number("bytes"), _Number("seconds", 0, exclusive=True)
+_MOST = {"count": 2**31 - 1, "bytes": 2**60, "seconds": 10**9}
+_WORDS = {
+    "count": "a whole number",
+    "bytes": "a number of bytes (as 512M or 12G)",
+    "seconds": "a number of seconds",
+}
+
+_KINDS: dict[str, str | _Number] = {
+    "memory_limit": _BYTES,
+    "max_rows": _COUNT,
+    "max_queue": _COUNT,
+    "model_wait": _Number("seconds", 0),
+    "stall_target": _SECONDS,
+    "max_chunk": _COUNT,
+    "output_reserve": _Number("count", 0),
+    "idle_timeout": _SECONDS,
     "kv_layout": "layout",
-    "prefix_bytes": "bytes",
+    "prefix_bytes": _Number("bytes", 0),
     "disk_cache": "path",
-    "disk_cache_bytes": "bytes",
-    "feature_bytes": "bytes",
-    "body_bytes": "bytes",
-    "media_bytes": "bytes",
+    "disk_cache_bytes": _Number("bytes", 0),
+    "feature_bytes": _Number("bytes", 0),
+    "body_bytes": _BYTES,
+    "media_bytes": _BYTES,
     "measurements": "text",
     "blas": "text",
-    "log_level": "text",
+    "log_level": "level",
     "models_file": "path",
     "allowed_hosts": "names",
     "model_roots": "paths",
 }
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_CHOICES = {
+    "layout": ("auto", "grouped", "merged", "solo"),
+    "level": ("debug", "info", "warning", "error", "critical"),
+}
 
 
-def _parse(name: str, kind: str, text: str) -> object:
-    try:
-        if kind == "bytes":
-            return parse_bytes(text)
-        if kind == "count":
-            return _positive(int(text))
-        if kind == "seconds":
-            return _positive(float(text))
-    except ValueError:
-        raise BadRequest(f"{PREFIX}{name.upper()}={text!r} is not a number of {kind}") from None
-    if kind == "layout" and text not in ("auto", "grouped", "merged", "solo"):
-        raise BadRequest(f"{PREFIX}KV_LAYOUT={text!r} is none of auto, grouped, merged, solo")
+def _parse(name: str, kind: str | _Number, text: str) -> object:
+    given = f"{PREFIX}{name.upper()}={text!r}"
+    if isinstance(kind, _Number):
+        try:
+            return kind.parse(text)
+        except (ValueError, OverflowError):
+            raise BadRequest(f"{given}: give {kind}") from None
+    if kind == "level":
+        text = text.lower()
+    if kind in _CHOICES and text not in _CHOICES[kind]:
+        raise BadRequest(f"{given} is none of {', '.join(_CHOICES[kind])}")
     if kind == "names":
         return tuple(each.strip() for each in text.split(",") if each.strip())
     if kind == "paths":
@@ -177,13 +209,17 @@ def _parse(name: str, kind: str, text: str) -> object:
 
 
 def parse_bytes(text: str) -> int:
-    """`"512M"`, `"12GiB"` or `"1000"` as bytes (powers of two). Raises `ValueError`."""
+    """`"512M"`, `"12GiB"` or `"1000"` as bytes (powers of two).
+
+    Raises `ValueError`, and `OverflowError` for infinity.
+    """
     body = text.strip().upper().removesuffix("IB").removesuffix("B")
     unit = body[-1:] if body[-1:] in "KMGT" else ""
-    return _positive(int(float(body.removesuffix(unit)) * _UNITS[unit]))
+    return int(float(body.removesuffix(unit)) * _UNITS[unit])
 
 
-def _positive(number: N) -> N:
-    if number < 0:
-        raise ValueError(number)
-    return number
+_READERS: dict[str, Callable[[str], float]] = {
+    "bytes": parse_bytes,
+    "count": int,
+    "seconds": float,
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -53,3 +54,10 @@ def api_key_of(file: Path | None) -> str | None:
     from ..server.engine_key import read_key
 
     return read_key(file) if file is not None else os.environ.get(PREFIX + "API_KEY") or None
+
+
+def finite(value: float) -> float:
+    """Refuse infinity, and NaN, which no bound of an option keeps out."""
+    if not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no finite number")
+    return value

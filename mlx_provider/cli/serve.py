@@ -10,7 +10,7 @@ import typer
 
 from ..config import PREFIX
 from ..errors import BadRequest
-from .engine_options import ApiKey
+from .engine_options import ApiKey, finite
 
 
 def serve(
@@ -31,6 +31,7 @@ def serve(
         float,
         typer.Option(
             min=0,
+            callback=finite,
             help="Seconds that requests may take to end once it is told to stop, while new ones "
             "are refused; a second signal ends it at once. With --host or --port.",
         ),

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from .engine_options import ApiBase, ApiKey, ApiKeyFile, http_client
+from .engine_options import ApiBase, ApiKey, ApiKeyFile, finite, http_client
 
 if TYPE_CHECKING:
     from ..client.http import HttpClient
@@ -20,7 +20,10 @@ def top(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON: a line each time, or one with --once.")
     ] = False,
-    every: Annotated[float, typer.Option(min=0.2, max=60, help="Seconds between two looks.")] = 1.0,
+    every: Annotated[
+        float,
+        typer.Option(min=0.2, max=60, callback=finite, help="Seconds between two looks."),
+    ] = 1.0,
     web: Annotated[bool, typer.Option("--web", help="As a page in the browser.")] = False,
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="With --web: of the page; 0: any free one.")

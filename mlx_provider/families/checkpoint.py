@@ -66,17 +66,25 @@ def named_template(folder: Path) -> str:
 
 
 def sampling_defaults(generation: Mapping[str, Any]) -> SamplingDefaults:
-    """generation_config.json as defaults; `do_sample: false` means greedy."""
-    temperature = generation.get("temperature")
+    """generation_config.json as defaults; `do_sample: false` means greedy. What no request could
+    ask for is left out."""
+    temperature = _within(generation.get("temperature"), 0, 100)
     if generation.get("do_sample") is False:
         temperature = 0.0
+    top_k = _within(generation.get("top_k"), -1, 10**6)
     return SamplingDefaults(
         temperature=temperature,
-        top_p=generation.get("top_p"),
-        top_k=generation.get("top_k"),
-        min_p=generation.get("min_p"),
-        repetition_penalty=generation.get("repetition_penalty"),
+        top_p=_within(generation.get("top_p"), 0, 1),
+        top_k=None if top_k is None else int(top_k),
+        min_p=_within(generation.get("min_p"), 0, 1),
+        repetition_penalty=_within(generation.get("repetition_penalty"), 1e-6, 100),
     )
+
+
+def _within(value: object, least: float, most: float) -> float | None:
+    """A number of a file within the bounds of a request's; `None`: it is none, as NaN is."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if number and least <= value <= most else None  # type: ignore[operator,return-value]
 
 
 def fingerprint(folder: Path, options: LoadOptions) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from ..errors import BadRequest
-from ..protocol.messages import ModelOptions
+from ..protocol.messages import MOST_SECONDS, ModelOptions
 
 FLAT = "mlx_"
 SHARED = "all"
@@ -26,7 +26,7 @@ class OperatorOptions(ModelOptions):
     """Who shares cached prompts: each gateway key alone, `team`, `all`, or those of this text."""
     ignored: Literal["tell", "refuse"] = "tell"
     """What becomes of a request with parameters that have no effect."""
-    heartbeat: float = Field(5.0, ge=0)
+    heartbeat: float = Field(5.0, ge=0, le=MOST_SECONDS)
     """Seconds of silence after which a stream's client is told that the engine is at work; `0`:
     never."""
 

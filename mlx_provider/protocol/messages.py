@@ -41,6 +41,10 @@ PROTOCOL_VERSION = 1
 STARTS_ENGINES = ("x-mlx-provider-starts-engines", "yes")
 """Header of a client that can start an engine in the place of one that gives way."""
 
+MOST_TOKENS = 2**31 - 1
+MOST_SECONDS = 10**9
+"""What clocks and waits of the system take, and far above any use."""
+
 FinishReason = Literal["stop", "length", "tool_calls", "cancelled"]
 
 
@@ -53,7 +57,7 @@ class Sampling(_Wire):
 
     model_config = ConfigDict(allow_inf_nan=False)
 
-    temperature: float | None = Field(None, ge=0, le=100)
+    temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=1_000_000)
     min_p: float | None = Field(None, ge=0, le=1)
@@ -74,9 +78,11 @@ class WarmPrompt(_Wire):
 class ModelOptions(_Wire):
     """What only the operator sets, from the config entry's `model_info`; never a client."""
 
+    model_config = ConfigDict(allow_inf_nan=False)
+
     adapter: str | None = None
     trust_remote_code: bool = False
-    context_length: int | None = Field(None, gt=0)
+    context_length: int | None = Field(None, gt=0, le=MOST_TOKENS)
     kv_bits: Literal[4, 8] | None = None
     kv_group_size: Literal[32, 64, 128] = 64
     dtype: Literal["auto", "native", "float32", "bfloat16", "float16"] = "auto"
@@ -89,7 +95,7 @@ class ModelOptions(_Wire):
     unseen_media: Literal["omit", "refuse"] | None = None
     """What becomes of images that the model cannot see; `None`: `refuse` where `modality` is
     `text`, else `omit`."""
-    keep_alive: float | None = Field(None, ge=-1)
+    keep_alive: float | None = Field(None, ge=-1, le=MOST_SECONDS)
     """Seconds without a request after which its weights leave memory; -1: they stay, whatever
     other models need; `None`: they leave when another model needs their room."""
     drafter: str = "auto"
@@ -170,7 +176,7 @@ class ModelRequest(_Wire):
     tenant: Label | None = None
     """Prefixes are never shared between tenants, nor between this machine's and another's."""
     options: ModelOptions = ModelOptions()
-    timeout: float | None = Field(None, gt=0)
+    timeout: float | None = Field(None, gt=0, le=MOST_SECONDS)
     """Seconds from acceptance to the end."""
     ignored: list[str] = Field(default_factory=list)
     """Parameters that the client sent and that have no effect; echoed as warnings."""

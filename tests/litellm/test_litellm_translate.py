@@ -67,7 +67,8 @@ def test_absent_parameters_mean_the_models_defaults():
 @pytest.mark.parametrize(
     ("params", "words"),
     [
-        ({"temperature": -1}, "temperature: must be at least 0 and at most 100, got -1"),
+        ({"temperature": -1}, "temperature: must be at least 0 and at most 2, got -1"),
+        ({"temperature": 2.1}, "temperature: must be at least 0 and at most 2, got 2.1"),
         ({"temperature": "hot"}, "temperature: "),
         ({"top_p": 1.5}, "top_p: must be at least 0 and at most 1, got 1.5"),
         ({"repetition_penalty": 0}, "repetition_penalty: must be above 0 and at most 100, got 0"),

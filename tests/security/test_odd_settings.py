@@ -1,0 +1,110 @@
+"""Numbers of the operator that are no use: infinite, NaN, negative, too small, too large."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from mlx_provider.cli.app import build
+from mlx_provider.config import EngineSettings, engine_settings, parse_bytes
+from mlx_provider.errors import BadRequest
+from mlx_provider.families.checkpoint import sampling_defaults
+from mlx_provider.litellm.operator import operator_options
+from mlx_provider.protocol.messages import GenerateRequest, ModelOptions
+from mlx_provider.records import SamplingDefaults
+from mlx_provider.registry import PluginRegistry
+
+NUMBERS = [
+    field.name.upper()
+    for field in dataclasses.fields(EngineSettings)
+    if str(field.type).startswith(("int", "float"))
+]
+ZERO_IS_NONE = {
+    *("MODEL_WAIT", "OUTPUT_RESERVE", "PREFIX_BYTES", "DISK_CACHE_BYTES", "FEATURE_BYTES"),
+}
+"""What may be switched off."""
+
+
+def setting(name: str, text: str) -> EngineSettings:
+    return engine_settings({f"MLX_PROVIDER_{name}": text})
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("text", ["inf", "-inf", "nan", "-1", "1e400", "9" * 40, "many", "0x10"])
+def test_a_variable_that_is_no_useful_number_is_named(name, text):
+    with pytest.raises(BadRequest, match=f"MLX_PROVIDER_{name}='.*': give a") as caught:
+        setting(name, text)
+    assert "at most" in caught.value.message
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_zero_is_taken_where_it_means_something(name):
+    if name in ZERO_IS_NONE:
+        assert getattr(setting(name, "0"), name.lower()) == 0
+    else:
+        with pytest.raises(BadRequest, match=r"at least 1|above 0"):
+            setting(name, "0")
+
+
+def test_usual_numbers_are_taken():
+    assert setting("MEMORY_LIMIT", "12G").memory_limit == 12 * 2**30 == parse_bytes("12GiB")
+    assert setting("IDLE_TIMEOUT", "0.5").idle_timeout == 0.5
+    assert setting("LOG_LEVEL", "DEBUG").log_level == "debug"
+
+
+@pytest.mark.parametrize("name", ["LOG_LEVEL", "KV_LAYOUT"])
+def test_an_unknown_choice_is_named(name):
+    with pytest.raises(BadRequest, match=rf"MLX_PROVIDER_{name}='loud' is none of \w+, "):
+        setting(name, "loud")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((n, v) for n in ("keep_alive", "heartbeat") for v in (math.inf, math.nan, 1e300, -2)),
+        *(("context_length", v) for v in (0, -1, 10**30, math.inf)),
+        *(("sparse_prefill", v) for v in (math.nan, 0, 2)),
+        *(("sparse_prefill_from", v) for v in (math.nan, 0)),
+        *(("draft_tokens", v) for v in (0, 10**9)),
+    ],
+)
+def test_an_option_of_a_config_entry_is_named(name, value):
+    with pytest.raises(BadRequest, match=name):
+        operator_options({"model_info": {"mlx": {name: value}}})
+    if name in ModelOptions.model_fields:
+        with pytest.raises(ValueError, match=name):
+            ModelOptions(**{name: value})
+
+
+@pytest.mark.parametrize("timeout", [math.inf, math.nan, 0, 1e300])
+def test_a_time_limit_is_a_time(timeout):
+    with pytest.raises(ValueError, match="timeout"):
+        GenerateRequest(model="m", prompt="x", timeout=timeout)
+
+
+@pytest.mark.parametrize("value", ["hot", math.nan, math.inf, -1, 10**9, [1], True])
+def test_a_files_default_that_no_request_could_ask_for_is_left_out(value):
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    assert sampling_defaults(dict.fromkeys(names, value)) in (
+        SamplingDefaults(None, None, None, None, None),
+        SamplingDefaults(None, None, -1, None, None),
+    )
+
+
+def invoke(*arguments: str) -> Result:
+    cli = build(PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": ""}))
+    return CliRunner().invoke(cli, [*arguments])
+
+
+@pytest.mark.parametrize(
+    ("command", "option"), [("serve", "--drain"), ("top", "--every"), ("engine logs", "--lines")]
+)
+@pytest.mark.parametrize("value", ["nan", "inf", "-1"])
+def test_an_option_of_a_command_is_named(command, option, value):
+    result = invoke(*command.split(), option, value)
+    assert result.exit_code == 2
+    assert option in result.stderr
