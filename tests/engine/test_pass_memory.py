@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ import pytest
 
 from mlx_provider.engine import memory
 from mlx_provider.engine.execution.pass_memory import PassMemory, measure
-from mlx_provider.engine.scheduling.costs import UNMEASURED
+from mlx_provider.engine.scheduling.costs import UNMEASURED, Curve
 
 GIGA = 2**30
 
@@ -82,6 +83,16 @@ def test_what_cannot_be_measured_takes_nothing() -> None:
     passes = measure(Broken(), list, UNMEASURED, 0.5, 2048)  # type: ignore[arg-type]
     assert passes(10_000, 3) == 0
     assert passes.pairs == inf
+
+
+def test_memory_is_set_aside_for_the_large_chunks_of_a_slow_device() -> None:
+    class Broken:
+        info = SimpleNamespace(context_length=4096, vocab_size=100)
+
+    slow = Curve(((1, 0.6), (2000, 2.6)), per_pair=1e-6)
+    passes = measure(Broken(), list, slow, 0.5, 2048)  # type: ignore[arg-type]
+    assert passes.widest >= passes.least >= 1000
+    assert replace(passes, pair=1)(100_000, 1) == passes.least * 100_000
 
 
 def test_metal_recommends_cuda_tells_its_own_a_cpu_has_the_hosts(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -366,6 +367,68 @@ def test_while_nobody_decodes_a_chunk_takes_half_a_second() -> None:
     chunk = plan.plan(0.0).chunk
     assert chunk is not None
     assert 400 < chunk.size <= 500
+
+
+def test_where_every_pass_takes_longer_than_that_a_chunk_is_worth_its_pass() -> None:
+    """A slow device, as measured: 0.6 s for one token, 2.6 s for 2,000."""
+    plan = scheduler(max_chunk=2048, curve=Curve(((1, 0.6), (2000, 2.6))))
+    long_prompt(plan)
+    chunk = plan.plan(0.0).chunk
+    assert chunk is not None
+    assert chunk.size >= 1000
+
+
+def test_a_brief_prompt_beside_streams_is_not_computed_token_by_token_either() -> None:
+    plan = beside_rows(scheduler(max_chunk=2048, curve=Curve(((1, 0.12), (200, 0.25)))))
+    plan.submit(make(200), 0.0)
+    chunk = next_chunk(plan)
+    assert chunk is not None
+    assert chunk.size >= 64
+
+
+@given(
+    fixed=st.floats(0.001, 2.0),
+    steps=st.lists(st.floats(0.0, 0.01), min_size=4, max_size=4),
+    pace=st.floats(0.5, 20.0),
+    length=st.integers(1, 5000),
+    grid=st.sampled_from([1, GRID]),
+)
+def test_an_idle_device_takes_chunks_of_nearly_its_best_rate(
+    fixed: float, steps: list[float], pace: float, length: int, grid: int
+) -> None:
+    """Whatever a pass costs, and each further token between two measured widths."""
+    points, took = [(1, fixed)], fixed
+    for (n, m), each in zip(pairwise((1, 16, 64, 512, 2048)), steps, strict=True):
+        took += (m - n) * each
+        points.append((m, took))
+    plan = scheduler(max_chunk=2048, curve=Curve(points))
+    plan.costs.pace, plan.grid = pace, grid
+    job = plan.submit(make(length), 0.0)
+    chunk = next_chunk(plan)
+    assert chunk is not None
+    rates = {n: n / plan.costs.pass_of(0, 0, n) for n in plan._sizes(job, 0)}
+    assert rates[chunk.size] >= max(rates.values()) / 1.3
+
+
+@given(curve=CURVES, rows=st.integers(1, 4), mixes=st.booleans(), target=st.floats(0.001, 0.4))
+def test_beside_streams_chunks_have_nearly_the_best_rate_within_the_target(
+    curve: Curve, rows: int, mixes: bool, target: float
+) -> None:
+    plan = scheduler(max_rows=9, max_chunk=2048, curve=curve)
+    plan.limits = dataclasses.replace(plan.limits, stall_target=target)
+    long_prompt(beside_rows(plan, rows))
+    step = plan.plan(0.0, mixes=mixes, stalled=10.0)
+    assert step.chunk is not None
+
+    def seconds(n: int) -> float:
+        if step.mixed:
+            return plan.costs.pass_of(rows, 10 * rows, n)
+        return plan.costs.pass_of(rows, 10 * rows) + plan.costs.pass_of(0, 0, n)
+
+    sizes = widths(rows if step.mixed else 0, 2048)
+    fitting = [n for n in sizes if seconds(n) <= target] or sizes[:1]
+    best = max(n / seconds(n) for n in fitting)
+    assert step.chunk.size / seconds(step.chunk.size) >= best / 1.3
 
 
 @given(factor=st.floats(0.2, 5.0))

@@ -17,6 +17,7 @@ from ...records import LoadedModel, PrefillChunk, Prompt
 from ..memory import arrays
 from ..row_cache import grow_by
 from ..scheduling.costs import Curve
+from ..scheduling.plan import widths, worthwhile
 from ..unlike import Unlike
 from .calibration import DEPTH, deep_cache, spread
 
@@ -47,11 +48,13 @@ class PassMemory:
     """Tokens of a chunk at most."""
     pairs: float
     """Pairs of a chunk at most: a deep one is narrow, as it keeps to its time."""
+    least: int = 0
+    """Tokens that a chunk may have however long they take."""
 
     def __call__(self, tokens: int, rows: int) -> int:
         """Bytes of the largest pass of so many rows, or over a prompt of so many tokens."""
         chunk = min(self.widest, tokens)
-        scores = self.pair * min(chunk * tokens, self.pairs)
+        scores = self.pair * min(chunk * tokens, max(self.pairs, min(self.least, chunk) * tokens))
         return int(self.row * rows + self.token * max(chunk, rows) + scores)
 
 
@@ -65,7 +68,7 @@ def measure(
 ) -> PassMemory:
     """Watch the peaks of passes of `model` on the engine thread. Never raises.
 
-    `seconds`, `most`: time and tokens that a chunk has at most; `unlike`: other ranks keep unlike
+    `seconds`, `most`: time and tokens that a chunk may have; `unlike`: other ranks keep unlike
     parts of a row, and the largest passes count.
     """
     context = model.info.context_length
@@ -86,12 +89,15 @@ def measure(
     row: float = one
     if unlike is not None:
         row, token, pair = unlike.most([row, token, pair])
+    least = worthwhile(widths(0, most), curve.seconds)
+    longest = max(seconds, curve.seconds(least))
     return PassMemory(
         row=row,
         token=token,
         pair=pair,
-        widest=max(1, bisect_right(range(1, most + 1), seconds, key=curve.seconds)),
+        widest=bisect_right(range(1, most + 1), longest, key=curve.seconds),
         pairs=seconds / curve.per_pair if curve.per_pair > 0 else inf,
+        least=least,
     )
 
 

@@ -87,7 +87,27 @@ def best_size(sizes: Sequence[int], seconds: Callable[[int], float], target: flo
     Where next to nothing keeps to the target, those that take little more than the smallest:
     whoever decodes waits that long anyway.
     """
+    return _nearly_best(within(sizes, seconds, target), seconds)[0]
+
+
+def within(sizes: Sequence[int], seconds: Callable[[int], float], target: float) -> list[int]:
+    """Sizes within `target` seconds, or that take little more than the smallest."""
     longest = max(target, LITTLE_MORE * seconds(sizes[0]))
-    fitting = [n for n in sizes if seconds(n) <= longest]
-    enough = NEARLY * max(n / seconds(n) for n in fitting)
-    return next(n for n in fitting if n / seconds(n) >= enough)
+    return [n for n in sizes if seconds(n) <= longest]
+
+
+def worthwhile(sizes: Sequence[int], seconds: Callable[[int], float]) -> int:
+    """The smallest size with nearly the best rate of all: a larger one gains next to nothing."""
+    return _nearly_best(sizes, seconds)[0]
+
+
+def largest_size(sizes: Sequence[int], seconds: Callable[[int], float], longest: float) -> int:
+    """The largest size with nearly the best rate among those within `longest` seconds."""
+    return _nearly_best([n for n in sizes if seconds(n) <= longest], seconds)[-1]
+
+
+def _nearly_best(sizes: Sequence[int], seconds: Callable[[int], float]) -> list[int]:
+    """Sizes with nearly the best rate, ascending."""
+    rates = {n: n / seconds(n) for n in sizes}
+    enough = NEARLY * max(rates.values())
+    return [n for n, rate in rates.items() if rate >= enough]

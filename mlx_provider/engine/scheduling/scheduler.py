@@ -11,17 +11,29 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ...errors import BadRequest, Overloaded
 from ..fixed_shapes import FixedShapes
 from ..request import Phase, PrefillJob, Request, Row
 from ..room import grown, growth
 from .costs import Costs
-from .plan import Chunk, StepPlan, best_size, grid_sizes, in_tiles, widths
+from .plan import (
+    Chunk,
+    StepPlan,
+    best_size,
+    grid_sizes,
+    in_tiles,
+    largest_size,
+    widths,
+    within,
+    worthwhile,
+)
 from .shared_prefix import awaits
 
 IDLE_STALL = 0.5
-"""Seconds of one chunk while nobody decodes: a cancel or a short prompt waits no longer."""
+"""Seconds of one chunk while nobody decodes, for which a cancel or a short prompt waits. A device
+whose chunks of that time lose much of its rate takes larger ones."""
 BRIEF = 3.0
 """Stall targets within which a whole prompt may precede rows that decode."""
 AGING = 0.1
@@ -257,10 +269,13 @@ class Scheduler:
     ) -> Chunk:
         """The next tokens of a prompt, in the pass of the rows, or in their own `beside` that."""
         sizes = self._sizes(job, len(mixed_with))
-        if not self.running or (self._brief(job) and not mixed_with):
-            target = self.limits.stall_target if self.running else IDLE_STALL
-            fitting = [n for n in sizes if self._apart(job, n) <= target]
-            return Chunk(job, job.done, job.done + max(fitting, default=sizes[0]))
+        if not self.running:
+            longest = max(IDLE_STALL, self._apart(job, worthwhile(sizes, self.costs.curve.seconds)))
+            size = largest_size(sizes, partial(self._apart, job), longest)
+            return Chunk(job, job.done, job.done + size)
+        if self._brief(job) and not mixed_with:
+            size = within(sizes, partial(self._apart, job), self.limits.stall_target)[-1]
+            return Chunk(job, job.done, job.done + size)
         keys = sum(row.held for row in mixed_with)
 
         def seconds(size: int) -> float:
