@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -18,11 +16,14 @@ from ..records import Client, Gateway
 from . import foreground
 from .config import ANYTHING, Served, served_config, write_config
 from .engine import warm_up_in_thread
+from .launch_folder import first_folder, launch_folder
 from .profile import executable, prepare, shown, write_files
 from .proxy import Proxy, free_port, master_key, require_proxy, start_proxy
 
 Tell = Callable[[str, str], None]
 """(phase, what) for the user's eyes."""
+PROFILE = "profile"
+"""The client's part of the folder of a launch."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,12 @@ class Launch:
         require_proxy()
         with ExitStack() as ending:
             ending.enter_context(foreground.ending_by_signal())
-            folder = private_folder(ending)
+            folder = ending.enter_context(
+                launch_folder(self.client.name, self.served.name, self.environ)
+            )
+            (folder / PROFILE).mkdir(mode=0o700)
             proxy = self._start(folder, ending, tell)
-            gateway = gateway_for(self.served, proxy.url, proxy.key, folder / "profile")
+            gateway = gateway_for(self.served, proxy.url, proxy.key, folder / PROFILE)
             prepared = prepare(self.client, gateway, self.arguments, self.environ, program=program)
             write_files(prepared, gateway.folder)
             tell("client", f"{self.client.serves or self.client.name}, {self.client.api} API")
@@ -75,18 +79,10 @@ class Launch:
 
     def preview(self) -> list[str]:
         """What `run` would run the client with, line by line. Starts and writes nothing."""
-        folder = Path(tempfile.gettempdir()) / "mlxp-launch-..." / "profile"
+        folder = first_folder(self.client.name, self.served.name, self.environ) / PROFILE
         url = f"http://127.0.0.1:{free_port()}"
         gateway = gateway_for(self.served, url, master_key(), folder)
         return shown(prepare(self.client, gateway, self.arguments, self.environ), gateway)
-
-
-def private_folder(ending: ExitStack) -> Path:
-    """A folder of this user's alone, which goes with the stack."""
-    folder = Path(tempfile.mkdtemp(prefix="mlxp-launch-"))
-    ending.callback(shutil.rmtree, folder, ignore_errors=True)
-    (folder / "profile").mkdir(mode=0o700)
-    return folder
 
 
 def gateway_for(served: Served, url: str, key: str, folder: Path) -> Gateway:

@@ -120,7 +120,7 @@ def stand_in(
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    monkeypatch.setenv("LAUNCHES", str(tmp_path / "tmp"))
+    monkeypatch.setenv("LAUNCHES", str(runtime / "launch"))
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.setenv("MLX_PROVIDER_RUNTIME_DIR", str(runtime))
     monkeypatch.setenv("SEEN", str(tmp_path / "seen.json"))

@@ -48,23 +48,31 @@ def started(written, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", OURS.clients)
 def test_a_client_reaches_its_api_and_leaves_nothing(
-    name: str, started: None, stand_in: Callable[[str], Path], tmp_path: Path
+    name: str,
+    started: None,
+    stand_in: Callable[[str], Path],
+    runtime: Path,
+    tmp_path: Path,
 ) -> None:
     client = OURS.clients[name]
     seen = stand_in(client.command)
     launched = Launch(client, candidate("demo", OURS, 2**33).served(), ["-p", "hi"], os.environ)
     assert launched.run(lambda *told: None) == 7
     told = json.loads(seen.read_text())
+    assert launched.run(lambda *told: None) == 7
+    again = json.loads(seen.read_text())["environment"]
+    assert again == told["environment"], "agents write paths of theirs into their prompts"
     assert "Paris" in told["answer"]
     assert told["arguments"][-2:] == ["-p", "hi"]
     assert set(told["modes"].values()) <= {0o600}
     assert told["environment"]["NO_PROXY"].endswith("127.0.0.1,localhost")
+    assert list((runtime / "launch").iterdir()) == []
     assert list((tmp_path / "tmp").iterdir()) == []
     assert list((tmp_path / "home").iterdir()) == []
 
 
 def test_a_real_launch_ends_with_its_client(
-    written, stand_in: Callable[[str], Path], tmp_path: Path
+    written, stand_in: Callable[[str], Path], runtime: Path, tmp_path: Path
 ) -> None:
     """From nothing but the command, to a signal that the client answers with its own exit code."""
     seen = stand_in("claude")
@@ -94,6 +102,7 @@ def test_a_real_launch_ends_with_its_client(
         httpx.get(environment["ANTHROPIC_BASE_URL"], trust_env=False)
     assert not Path(environment["CLAUDE_CONFIG_DIR"]).exists()
     assert list((tmp_path / "tmp").glob("mlxp-*")) == []
+    assert list((runtime / "launch").iterdir()) == []
     assert list((tmp_path / "home").iterdir()) == []
 
 

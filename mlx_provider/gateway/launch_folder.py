@@ -1,0 +1,60 @@
+"""The folder of one launch, whose path is the same at the next launch.
+
+Agents write the path of their settings into their system prompts: a new path would be a new prompt,
+of which the prefix cache holds next to nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+from ..client import runtime_folder
+from ..client.runtime_folder import EngineLock
+from ..config import runtime
+
+LONGEST_NAME = 60
+"""Characters of a model's name in the path."""
+
+
+def first_folder(client: str, model: str, environ: Mapping[str, str]) -> Path:
+    """Where a launch puts its files, unless another launch of this client and model runs."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", f"{client}-{model}")
+    return runtime(environ).folder / "launch" / name[: len(client) + 1 + LONGEST_NAME]
+
+
+@contextmanager
+def launch_folder(client: str, model: str, environ: Mapping[str, str]) -> Iterator[Path]:
+    """An empty folder of this user's alone, which goes with the block.
+
+    The first of its names that no other launch holds. The kernel lets go of the lock of a launch
+    that was killed; what that launch has left is removed. Raises `EngineUnavailable` where the
+    runtime folder cannot be used.
+    """
+    runtime_folder.prepare(runtime(environ))
+    first = first_folder(client, model, environ)
+    first.parent.mkdir(mode=0o700, exist_ok=True)
+    folder, lock = next(_free(first))
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        _lock_file(folder).unlink(missing_ok=True)
+        lock.release()
+
+
+def _free(first: Path) -> Iterator[tuple[Path, EngineLock]]:
+    for number in count(1):
+        folder = first if number == 1 else first.with_name(f"{first.name}.{number}")
+        if (lock := EngineLock.try_take(_lock_file(folder))) is not None:
+            yield folder, lock
+
+
+def _lock_file(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.lock")
