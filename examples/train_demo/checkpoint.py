@@ -97,7 +97,7 @@ def make_tokenizer(conversations: list[Conversation], size: Size) -> Tokenizer:
 def _tokenizer_config() -> dict:
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": 4096,
+        "model_max_length": 65_536,
         "clean_up_tokenization_spaces": False,
         "add_bos_token": False,
         "bos_token": None,
@@ -137,7 +137,8 @@ def _text_config(family: str, size: Size, vocabulary: int, end: int) -> dict:
         "head_dim": size.head_dim,
         "rms_norm_eps": 1e-6,
         "vocab_size": vocabulary,
-        "max_position_embeddings": 4096,
+        # trained on a part of it; an agent's first prompt is to be taken at all
+        "max_position_embeddings": 65_536,
         "attention_bias": False,
         "hidden_act": "silu",
         "tie_word_embeddings": True,

@@ -133,6 +133,6 @@ def _connect_yourself(running: Stage, console: Console, *, keep: bool) -> None:
     ):
         console.print(Text(f"  {line}"), soft_wrap=True)
     console.print(
-        f"The model is {MODEL}. It holds {running.health().models[0].context_length} tokens: "
-        "coding agents, which send tens of thousands, need a larger model behind the same proxy."
+        f"The model is {MODEL}. It was trained on short answers alone: coding agents, which send "
+        "tens of thousands of tokens, need a larger model behind the same proxy."
     )

@@ -48,7 +48,7 @@ def launch(
     chosen = registry.client(client) if client else _asked_client(registry, console)
     if not show:
         executable(chosen)  # said before anybody is asked for a model
-    found = _model(registry, model, tokens, console)
+    found = _model(chosen, registry, model, tokens, console)
     if show:
         for line in Launch(chosen, found.served(), context.args, dict(os.environ)).preview():
             typer.echo(line)
@@ -86,10 +86,20 @@ def _missing(client: Client) -> str:
 
 
 def _model(
-    registry: PluginRegistry, model: str | None, tokens: int | None, console: Console
+    client: Client,
+    registry: PluginRegistry,
+    model: str | None,
+    tokens: int | None,
+    console: Console,
 ) -> Candidate:
     """The model to serve, which fits. Raises what is wrong with it, with figures."""
-    from ..gateway.models import automatic, candidate, device_memory, require_fit
+    from ..gateway.models import (
+        automatic,
+        candidate,
+        device_memory,
+        require_fit,
+        require_prompt_fits,
+    )
 
     memory = device_memory()
     if model is None and sys.stdin.isatty() and sys.stderr.isatty():
@@ -99,6 +109,7 @@ def _model(
         if model is None
         else candidate(model, registry, memory, tokens)
     )
+    require_prompt_fits(found, client)
     require_fit(found, memory, tokens)
     return found
 

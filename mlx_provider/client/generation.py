@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import Protocol
 
+from ..protocol.figures import Figures
 from ..protocol.messages import Accepted, Event, GenerateRequest, Health, ModelRequest
 
 
@@ -82,6 +83,9 @@ class EngineClient(Protocol):
 
     def health(self) -> Health:
         """State of the engine. Raises `EngineUnavailable`."""
+
+    def figures(self) -> Figures:
+        """What the engine does now; starts none. Raises `EngineUnavailable`."""
 
     def close(self) -> None:
         """Let go of the engine; what runs is cancelled."""

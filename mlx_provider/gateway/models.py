@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..errors import BadRequest, MLXProviderError
 from ..families.estimate import Footprint, context_that_fits, footprint, text_fields
+from ..records import Client
 from ..registry import PluginRegistry
 from ..serving.checkpoint import Checkpoint, checkpoint
 from ..serving.hub import DEMOS, cached_models
@@ -17,10 +18,11 @@ LEAST_CONTEXT = 16_384
 """Tokens below which agents get nowhere: their first requests alone have 7,000 to 21,000."""
 MOST_CONTEXT = 131_072
 """Tokens above which nobody waits for a prompt; `--context` may ask for more."""
-DEMO_CONTEXT = 65_536
-"""Of the shipped models, which were trained for 4,096: that an agent's prompt is taken at all."""
 DEMO_OUTPUT = 256
 """Tokens after which an answer of theirs ends: to an agent they say nothing of sense."""
+BYTES_PER_TOKEN = 4.5
+"""Of an agent's first request, by vocabularies that make few tokens of English and code."""
+DEMO_BYTES_PER_TOKEN = 1.8
 MEMORY_SHARE = 0.9
 """Of the memory limit, for weights and requests; the rest is for the passes over them."""
 ANSWER_SHARE = 4
@@ -131,19 +133,35 @@ def _own_context(found: Checkpoint) -> int | None:
 
 
 def _context(model: str, need: Footprint, memory: int, own: int | None, wanted: int | None) -> int:
-    limit = DEMO_CONTEXT if model in DEMOS else min(own or MOST_CONTEXT, MOST_CONTEXT)
+    limit = min(own or MOST_CONTEXT, MOST_CONTEXT)
     return context_that_fits(need, int(MEMORY_SHARE * memory), wanted or limit)
 
 
+def require_prompt_fits(found: Candidate, client: Client) -> None:
+    """Raise `BadRequest` with the figures where not even the client's first prompt fits."""
+    each = DEMO_BYTES_PER_TOKEN if found.model in DEMOS else BYTES_PER_TOKEN
+    tokens = int(client.prompt_bytes / each)
+    if found.context <= tokens:
+        raise BadRequest(
+            f"a context of {found.context:,} tokens is too small for {client.serves or client.name}"
+            f", whose first request has about {tokens:,}: choose a smaller model, a client that "
+            "sends less, or a larger --context",
+            param="context",
+        )
+
+
 def require_fit(found: Candidate, memory: int, wanted: int | None = None) -> None:
-    """Raise `BadRequest` with the figures where agents get nowhere with this model."""
+    """Raise `BadRequest` with the figures where agents get nowhere with this model.
+
+    `wanted`: a context that the user has asked for, which may be small.
+    """
     figures = (
         f"{size(found.weights)} of weights leave room for a context of {found.context:,} "
         f"tokens in the {size(memory)} that the engine may use"
     )
     if wanted is not None and found.context < wanted:
         raise BadRequest(f"{found.model}: {figures}, not of {wanted:,}", param="context")
-    if not found.fits:
+    if wanted is None and not found.fits:
         raise BadRequest(
             f"{found.model} does not fit: {figures}; coding agents need {LEAST_CONTEXT:,}. "
             "Choose a smaller model",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -17,6 +18,7 @@ from . import foreground
 from .config import ANYTHING, Served, served_config, write_config
 from .engine import warm_up_in_thread
 from .launch_folder import first_folder, launch_folder
+from .prefill_progress import prefill_shown
 from .profile import executable, prepare, shown, write_files
 from .proxy import Proxy, free_port, master_key, require_proxy, start_proxy
 
@@ -50,22 +52,26 @@ class Launch:
                 launch_folder(self.client.name, self.served.name, self.environ)
             )
             (folder / PROFILE).mkdir(mode=0o700)
-            proxy = self._start(folder, ending, tell)
+            engine = self._engine(ending)
+            proxy = self._start(engine, folder, ending, tell)
             gateway = gateway_for(self.served, proxy.url, proxy.key, folder / PROFILE)
             prepared = prepare(self.client, gateway, self.arguments, self.environ, program=program)
             write_files(prepared, gateway.folder)
             tell("client", f"{self.client.serves or self.client.name}, {self.client.api} API")
             try:
-                return foreground.run(prepared.command, prepared.environment(self.environ))
+                with prefill_shown(engine.figures, sys.stderr):
+                    return foreground.run(prepared.command, prepared.environment(self.environ))
             except OSError as error:
                 raise EngineUnavailable(f"{program} cannot be run: {error.strerror}") from None
 
-    def _start(self, folder: Path, ending: ExitStack, tell: Tell) -> Proxy:
+    def _engine(self, ending: ExitStack) -> EngineClient:
+        connections = Connections(self.environ)
+        ending.callback(connections.close)
+        return connections.client(None, None)
+
+    def _start(self, engine: EngineClient, folder: Path, ending: ExitStack, tell: Tell) -> Proxy:
         """Engine and proxy, side by side; both are ready."""
         start = time.monotonic()
-        connections = Connections(self.environ)
-        engine = connections.client(None, None)
-        ending.callback(connections.close)
         options = self.served.model_info().get("mlx", {})
         warm = warm_up_in_thread(engine, self.served.model, options.get("context_length"))
         config = write_config(served_config(self.served, ANYTHING), folder)

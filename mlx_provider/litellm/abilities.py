@@ -42,7 +42,7 @@ OWN_CONTEXT = "mlx_context_length"
 """The model's own context in an entry, whose limits the router replaces by those of whichever
 config entry comes last."""
 LIMITS = ("max_tokens", "max_input_tokens", "max_output_tokens")
-DEMOS = dict.fromkeys(("demo", "demo-hybrid"), ModelFacts(4096, vision=True, reasoning=False))
+DEMOS = dict.fromkeys(("demo", "demo-hybrid"), ModelFacts(65_536, vision=True, reasoning=False))
 MARK = "mlx_entries"
 
 

@@ -25,7 +25,8 @@ class Gateway:
     images: bool
     """The model sees."""
     folder: Path
-    """Where the profile's files lie: the user's alone, and gone when the client has ended."""
+    """Where the profile's files lie: the user's alone, and gone when the client has ended. The next
+    launch has the same path, so that it may stand in a prompt."""
     workplace: Path
     """The folder that the client is started in."""
 
@@ -85,3 +86,5 @@ class Client:
     serves: str = ""
     """One line for people: what it is."""
     settings: ClientSettings = ClientSettings()
+    prompt_bytes: int = 0
+    """Of the body of its first request, without files of a project; 0: not known."""

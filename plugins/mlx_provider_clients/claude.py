@@ -61,6 +61,7 @@ CLIENT = Client(
     command="claude",
     install="npm install -g @anthropic-ai/claude-code",
     profile=profile,
+    prompt_bytes=78_000,
     api="messages",
     aliases=("claude-code",),
     serves="Claude Code",

@@ -43,5 +43,6 @@ CLIENT = Client(
     command="cline",
     install="npm install -g cline",
     profile=profile,
+    prompt_bytes=21_800,
     serves="Cline",
 )

@@ -63,6 +63,7 @@ CLIENT = Client(
     command="codex",
     install="npm install -g @openai/codex",
     profile=profile,
+    prompt_bytes=39_500,
     api="responses",
     serves="Codex CLI",
     settings=ClientSettings((), ("$CODEX_HOME/config.toml", ".codex/config.toml"), servers),

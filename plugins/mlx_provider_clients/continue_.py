@@ -57,6 +57,7 @@ CLIENT = Client(
     command="cn",
     install="npm install -g @continuedev/cli",
     profile=profile,
+    prompt_bytes=7_500,
     aliases=("cn",),
     serves="Continue",
     settings=ClientSettings((), (".continue/config.yaml",), servers),

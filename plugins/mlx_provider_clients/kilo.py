@@ -31,6 +31,7 @@ CLIENT = Client(
     command="kilo",
     install="npm install -g @kilocode/cli",
     profile=profile,
+    prompt_bytes=50_000,
     aliases=("kilocode",),
     serves="Kilo Code",
 )

@@ -86,6 +86,7 @@ CLIENT = Client(
     command="opencode",
     install="npm install -g opencode-ai",
     profile=profile,
+    prompt_bytes=30_700,
     serves="OpenCode",
     settings=ClientSettings(
         (),

@@ -62,6 +62,7 @@ CLIENT = Client(
     command="pi",
     install="npm install -g @earendil-works/pi-coding-agent",
     profile=profile,
+    prompt_bytes=5_700,
     serves="pi",
     settings=ClientSettings((), (".pi/agent/models.json",), servers),
 )

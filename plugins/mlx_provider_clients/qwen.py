@@ -63,6 +63,7 @@ CLIENT = Client(
     command="qwen",
     install="npm install -g @qwen-code/qwen-code",
     profile=profile,
+    prompt_bytes=76_000,
     aliases=("qwen-code",),
     serves="Qwen Code",
     settings=ClientSettings((), (".qwen/settings.json",), servers),

@@ -157,7 +157,7 @@ def test_the_demo_finds_a_name(staged: list[Staged | Skipped]) -> None:
     assert all(cell["length"] - 40 < cell["tokens"] <= cell["length"] for cell in result["cells"])
     told = markdown(needle.whole(plan, [result]))
     assert "| tokens | 0 % | 50 % |" in told
-    assert needle.limit_of(needle.Plan(), demo).tokens == 4096 - 64 - 1
+    assert needle.limit_of(needle.Plan(), demo).tokens == 65_536 - 64 - 1
     assert needle.limit_of(needle.Plan(), demo).why == "the model's context"
 
 

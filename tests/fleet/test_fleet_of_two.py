@@ -101,7 +101,7 @@ def test_a_rolling_restart_of_the_engines_loses_no_request(
     def work(one: Any) -> None:
         while not over.is_set():
             one.turn(fleet, max_tokens=40, min_tokens=40)
-            del one.messages[9:]  # the model's context is 4,096 tokens
+            del one.messages[9:]  # keeps prompts short
 
     with ThreadPoolExecutor(8) as pool:
         workers = [pool.submit(work, each) for each in sessions]

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 from mlx_provider.cli.app import build
 from mlx_provider.gateway.config import AGENTS, Served, served_config
 from mlx_provider.gateway.files import START, config_text
-from mlx_provider.gateway.models import DEMO_CONTEXT
 from mlx_provider.registry import PluginRegistry
 
 ASKED = [{"role": "user", "content": "What is the capital of France?"}]
@@ -40,7 +39,7 @@ def test_the_proxy_tells_context_and_capabilities(written) -> None:
     assert len({each["model_info"]["id"] for each in entries.values()}) == len(entries)
     for entry in entries.values():
         info = entry["model_info"]
-        assert info["max_input_tokens"] == DEMO_CONTEXT
+        assert info["max_input_tokens"] == 65_536
         assert info["supports_vision"]
         assert info["supports_function_calling"]
         assert not info["supports_reasoning"]

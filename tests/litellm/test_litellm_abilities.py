@@ -43,7 +43,7 @@ def listed(made, index):
 def test_the_models_of_the_package(model):
     assert all(getattr(litellm.utils, able)(model=model) for able in ABLE)
     assert litellm.supports_vision(model)
-    assert window(model) == 4096
+    assert window(model) == 65_536
 
 
 @pytest.mark.parametrize("model", ["mlx/demo", "mlx/demo-hybrid"])
@@ -86,7 +86,7 @@ def test_entries_of_one_model_have_contexts_of_their_own(own_map):
         ("mlx/demo", {"mlx": {"context_length": 900}}),
         ("mlx/demo", {"max_input_tokens": 50}),
     )
-    assert [listed(made, index) for index in range(3)] == [4096, 900, 50]
+    assert [listed(made, index) for index in range(3)] == [65_536, 900, 50]
 
 
 def test_what_the_operator_says_is_kept(own_map):

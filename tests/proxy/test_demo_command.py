@@ -95,7 +95,7 @@ def test_keep_runs_until_it_is_told_to_end(environ, tmp_path):
         )
         assert reply.json()["data"][0]["id"] == "demo"
         assert "Paris" in sent_as_printed(told)
-        assert "It holds 4096 tokens" in told
+        assert "trained on short answers" in told
         assert_all_is_well(told)
         process.send_signal(signal.SIGTERM)
         process.stdout.read()

@@ -80,7 +80,7 @@ def test_several_answers(client, own_engine):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_prompt_beyond_the_context(raw, own_engine, stream):
-    reply = raw.post("/v1/chat/completions", json={**say("word " * 6000), "stream": stream})
+    reply = raw.post("/v1/chat/completions", json={**say("word " * 70_000), "stream": stream})
     assert reply.status_code == 400, "also for a stream: nothing was sent yet"
     assert "ContextWindowExceededError" in reply.text
     assert "Traceback" not in reply.text

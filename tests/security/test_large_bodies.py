@@ -114,7 +114,7 @@ def test_a_prompt_of_megabytes_takes_no_hundred_times_its_size(engine: EnginePro
     for content in (FOX * (5 * MB // len(FOX)), "1 " * (2 * MB)):
         status, (error,) = engine.ask(content)
         assert (status, error["code"]) == (400, "context_length_exceeded")
-        assert "> 4095 maximum" in error["message"]
+        assert "> 65535 maximum" in error["message"]
     assert engine.memory("VmHWM") - before < 100 * MB
 
 

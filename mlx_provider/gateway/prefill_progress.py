@@ -1,0 +1,98 @@
+"""How far an agent's first prompt is, for the terminal that the agent runs in."""
+
+from __future__ import annotations
+
+import os
+import termios
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from ..errors import MLXProviderError
+from ..protocol.figures import Figures, RequestFigures
+
+THREAD = "prefill-progress"
+EVERY = 0.5
+"""Seconds between two looks."""
+LEAST = 1000
+"""Tokens of a prompt that is told of; what agents ask before it, such as for a title, has fewer."""
+
+
+@contextmanager
+def prefill_shown(
+    figures: Callable[[], Figures], screen: TextIO, every: float = EVERY
+) -> Iterator[None]:
+    """Meanwhile tell `screen` of the first prompt, if it is a terminal."""
+    if not screen.isatty():
+        yield
+        return
+    over = threading.Event()
+    watch = PrefillProgress(figures, screen)
+    thread = threading.Thread(target=watch.run, args=(over, every), name=THREAD, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(every)
+
+
+class PrefillProgress:
+    """Tokens done of the first prompt, on a line that is written over and in the end cleared."""
+
+    def __init__(self, figures: Callable[[], Figures], screen: TextIO) -> None:
+        self._figures = figures
+        self._screen = screen
+        self._told = ""
+
+    def run(self, over: threading.Event, every: float) -> None:
+        """Until the prompt is computed, the engine is gone, or `over`."""
+        while not over.wait(every):
+            try:
+                found = self._first()
+            except MLXProviderError:
+                break
+            if found is not None and found.state == "prefill":
+                self._tell(told(found))
+            elif found is not None or self._told:
+                break
+        self._clear()
+
+    def _first(self) -> RequestFigures | None:
+        large = (each for each in self._figures().requests if each.prompt_tokens >= LEAST)
+        return next((each for each in large if each.state in ("prefill", "decode")), None)
+
+    def _tell(self, text: str) -> None:
+        if text != self._told:
+            self._told = text
+            line = f"\r{text}\x1b[K" if self._is_line_mode() else title(f"mlx-provider: {text}")
+            self._write(line)
+
+    def _clear(self) -> None:
+        if self._told:
+            self._write("\r\x1b[K" if self._is_line_mode() else title(""))
+
+    def _is_line_mode(self) -> bool:
+        """Whether no program draws on the whole screen, where a line would spoil the picture."""
+        try:
+            return bool(termios.tcgetattr(self._screen.fileno())[3] & termios.ICANON)
+        except termios.error:
+            return False
+
+    def _write(self, text: str) -> None:
+        try:
+            os.write(self._screen.fileno(), text.encode())
+        except OSError:  # the terminal is gone
+            self._told = ""
+
+
+def told(request: RequestFigures) -> str:
+    """One line for people."""
+    done = request.cached_tokens + request.prefilled_tokens
+    return f"prompt: {done:,} of {request.prompt_tokens:,} tokens"
+
+
+def title(text: str) -> str:
+    """What sets a terminal's title (xterm's control sequence OSC 2)."""
+    return f"\x1b]2;{text}\x07"
