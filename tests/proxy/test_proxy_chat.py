@@ -131,7 +131,10 @@ def test_aliases_of_one_model_list_their_own_contexts(client, raw):
         say_hi = [{"role": "user", "content": "Hi"}]
         client.chat.completions.create(model=alias, messages=say_hi, max_tokens=1)
     listed = {each["id"]: each for each in raw.get("/v1/models").json()["data"]}
-    assert (listed["demo"]["max_input_tokens"], listed["brief"]["max_input_tokens"]) == (65_536, 1000)
+    assert (listed["demo"]["max_input_tokens"], listed["brief"]["max_input_tokens"]) == (
+        65_536,
+        1000,
+    )
 
 
 def test_the_context_is_listed_once_an_engine_has_told_it(engine, client, raw):

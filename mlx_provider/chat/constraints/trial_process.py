@@ -77,19 +77,24 @@ def tried(lark: str, tokenizer: Any, first_byte: int, limits: Any) -> str:
 
 
 def answer(asked: BinaryIO, said: BinaryIO, limits: Any) -> None:
-    """Try one grammar after another until the input ends; the first line is the vocabulary."""
-    vocabulary = Vocabulary(**json.loads(asked.readline()))
+    """Try one grammar after another until the input ends; the first message is the vocabulary."""
+    vocabulary = Vocabulary(**json.loads(_read(asked)))
     tokenizer = LLTokenizer(TokenizerWrapper(vocabulary), slices=[])
-    while line := asked.readline():
-        head = json.loads(line)
-        lark = asked.read(head["size"]).decode()
+    while message := _read(asked):
+        grammar = json.loads(message)
         began = time.process_time()
-        signal.setitimer(signal.ITIMER_PROF, head["seconds"])
-        wrong = tried(lark, tokenizer, vocabulary.first_byte, limits)
+        signal.setitimer(signal.ITIMER_PROF, grammar["seconds"])
+        wrong = tried(grammar["lark"], tokenizer, vocabulary.first_byte, limits)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        reply = {"wrong": wrong, "seconds": time.process_time() - began}
-        said.write(json.dumps(reply).encode() + b"\n")
+        reply = json.dumps({"wrong": wrong, "seconds": time.process_time() - began}).encode()
+        said.write(b"%d\n" % len(reply) + reply)
         said.flush()
+
+
+def _read(asked: BinaryIO) -> bytes:
+    """One message; empty: nobody asks any more."""
+    size = asked.readline()
+    return asked.read(int(size)) if size else b""
 
 
 def main() -> None:
