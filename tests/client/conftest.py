@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,12 @@ from mlx_provider.client.address import Address
 from mlx_provider.client.generation import Generation
 from mlx_provider.client.http import HttpClient
 from mlx_provider.client.lifecycle import LocalEngine
+from mlx_provider.client.runtime_folder import EngineLock
 from mlx_provider.config import EngineSettings, Runtime
 from mlx_provider.protocol.messages import Delta, Done, Event, Failed, GenerateRequest
 
 SCRIPT = Path(__file__).parent.parent / "server" / "fake_engine.py"
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 @dataclass
@@ -49,13 +50,14 @@ class Local:
         return client
 
     def end(self) -> None:
-        """Kill the engine, whichever process it is by now."""
-        text = (self.folder / "engine.lock").read_text().strip()
-        if text:
-            try:
+        """Kill the engine, whichever process it is by now, and wait until it holds no lock."""
+        path = self.folder / "engine.lock"
+        if text := path.read_text().strip():
+            with suppress(ProcessLookupError):
                 os.kill(int(text), 9)
-            except ProcessLookupError:
-                return
+            while (free := EngineLock.try_take(path)) is None:
+                time.sleep(0.01)
+            free.release()
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import pytest
 
 from mlx_provider.client.address import Address
 from mlx_provider.client.http import HttpClient
+from mlx_provider.errors import EngineUnavailable
 from mlx_provider.protocol.messages import Done, GenerateRequest
 
 
@@ -66,7 +67,11 @@ def served(client: HttpClient, prompt: str = "count 1 0") -> int:
     while events := generation.get(30):
         last = events[-1]
     assert isinstance(last, Done), last
-    return client.health().pid
+    while True:
+        try:
+            return client.health().pid
+        except EngineUnavailable:  # it is being replaced for somebody else
+            time.sleep(0.01)
 
 
 def test_what_replaces_an_idle_engine(
@@ -94,7 +99,7 @@ def test_what_replaces_an_idle_engine(
 def test_a_busy_engine_tells_it_and_is_replaced_when_it_is_idle(
     engine: HttpClient, toy: Path, local: Any, wait_until: Any
 ) -> None:
-    running = engine.submit(GenerateRequest(model="fake", prompt="count 20 0.05"))
+    running = engine.submit(GenerateRequest(model="fake", prompt="wait"))
     first = engine.health().pid
     (toy / "part.py").write_text("STEP = 1\n")
     health = local.client().health()
@@ -106,9 +111,7 @@ def test_a_busy_engine_tells_it_and_is_replaced_when_it_is_idle(
     assert (
         "out of date: plugin toy: edited toy/part.py" in (local.folder / "engine.log").read_text()
     )
-    while events := running.get(30):
-        last = events[-1]
-    assert isinstance(last, Done)
+    running.close()
     wait_until(lambda: served(engine) != first)
 
 
@@ -126,7 +129,7 @@ def test_a_crowd_loses_nothing_to_edits(engine: HttpClient, toy: Path, local: An
 
     with ThreadPoolExecutor(3) as pool:
         pids = list(pool.map(one, range(24)))
-    assert len(set(pids)) > 1, "none was replaced"
+    assert len({*pids, served(engine)}) > 1, "none was replaced"
 
 
 def test_who_can_start_none_is_served_by_the_old_one(

@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import socket
+import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,8 @@ from mlx_provider.errors import (
 )
 from mlx_provider.protocol.messages import Accepted, Done, Failed
 
+PATIENCE = 60.0
+
 
 def test_a_thread_reads_the_events(client: Any, request_of: Any, read: Any, text: Any) -> None:
     generation = client.submit(request_of("count 20 0.002"))
@@ -41,22 +44,16 @@ def test_a_thread_reads_the_events(client: Any, request_of: Any, read: Any, text
 async def test_an_event_loop_reads_while_other_tasks_run(
     client: Any, request_of: Any, text: Any
 ) -> None:
-    ticks = 0
-
-    async def tick() -> None:
-        nonlocal ticks
-        while True:
-            await asyncio.sleep(0.001)
-            ticks += 1
-
-    ticking = asyncio.create_task(tick())
+    silent = await asyncio.to_thread(client.submit, request_of("wait"))
+    reading = asyncio.create_task(silent.aget(PATIENCE))
     generation = await asyncio.to_thread(client.submit, request_of("count 50 0.005"))
     events = []
-    while batch := await generation.aget(30):
+    while batch := await generation.aget(PATIENCE):
         events += batch
-    ticking.cancel()
     assert text(events).split()[-1] == "49"
-    assert ticks > 50
+    assert not reading.done()
+    await asyncio.to_thread(silent.close)
+    assert isinstance((await reading)[-1], Failed)
 
 
 def test_threads_and_loops_read_at_once(client: Any, request_of: Any, read: Any, text: Any) -> None:
@@ -140,7 +137,7 @@ def test_a_waiting_submit_ends_when_the_client_closes(
         wait_until(lambda: "slow" in client.cache_report()["submitted"])
         client.close()
         with pytest.raises(EngineUnavailable, match="closed"):
-            waiting.result(10)
+            waiting.result(PATIENCE)
     wait_until(lambda: "slow" in client.cache_report()["cancelled"])
 
 
@@ -158,7 +155,7 @@ def test_kill_ends_the_stream_at_once_and_the_next_request_works(
         generation = client.submit(request_of("wait"))
         pid = client.health().pid
         with ThreadPoolExecutor(1) as pool:
-            reader = pool.submit(generation.get, 20)
+            reader = pool.submit(generation.get, PATIENCE)
             os.kill(pid, signal.SIGKILL)
             [last] = reader.result()
         assert isinstance(last, Failed)
@@ -201,12 +198,19 @@ def test_close_in_the_middle_of_an_engines_death_leaves_no_connection(
 
         loop.call_soon_threadsafe(lambda: (dead.wait(), after(steps)))
         os.kill(pid, signal.SIGKILL)
-        time.sleep(0.2)
+        while not _is_dead(pid):
+            time.sleep(0.01)
         dead.set()
         while not closed:
             time.sleep(0.01)
         closed[0].result()
     assert [one for one in gc.get_objects() if _connected(one, local.folder)] == []
+
+
+def _is_dead(pid: int) -> bool:
+    """Whether its sockets are closed: it is gone, or a zombie."""
+    state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True).stdout
+    return not state.strip() or state.startswith(b"Z")
 
 
 def _connected(thing: object, folder: Path) -> bool:

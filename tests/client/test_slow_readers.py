@@ -45,13 +45,15 @@ def test_what_is_not_read_stays_with_the_engine(
 
 
 async def test_a_loops_reader_that_does_not_come_leaves_it_with_the_engine(
-    client: Any, request_of: Any, text: Any
+    client: Any, request_of: Any, text: Any, wait_until: Any
 ) -> None:
-    generation = await asyncio.to_thread(client.submit, request_of(UNREAD))
+    generation = await asyncio.to_thread(client.submit, request_of(UNREAD, id="left"))
     events = await generation.aget(30)  # what came with the acceptance
     events += await generation.aget(30)
-    await asyncio.sleep(0.5)
-    assert 0 < held(generation) < READ_AHEAD + 2 * TAKEN
+    said = lambda: "left" in client.cache_report()["finished"]  # noqa: E731
+    await asyncio.to_thread(wait_until, said)
+    await asyncio.to_thread(wait_until, lambda: held(generation) > 0)
+    assert held(generation) < READ_AHEAD + 2 * TAKEN
     while batch := await generation.aget(30):
         events += batch
     assert text(events) == "x" * 20_000_000
@@ -189,7 +191,7 @@ async def test_a_close_that_meets_arriving_data_is_silent(
     """The loop is held while the engine writes, so that both come in the same turn."""
     with caplog.at_level(logging.ERROR):
         for at in range(20):
-            generation = await asyncio.to_thread(client.submit, request_of("count 100 0.001"))
+            generation = await asyncio.to_thread(client.submit, request_of("count 100000 0.001"))
             reading = asyncio.ensure_future(read_all(generation))
             await asyncio.sleep(0.002 * (at % 3))
             time.sleep(0.02)

@@ -1,8 +1,9 @@
 """An engine process over a scripted service: `python fake_engine.py [server options]`.
 
-The prompt is the script: `count N GAP`, `flood N`, `wait`, `slow SECONDS`, `gate`,
-`fail CODE [RETRY_AFTER]`, `bug`, `text WORDS`, `slowexit`. `/cache` tells what the service saw,
-DELETE opens the gate at which `gate` waits to be accepted; `FAKE_START` makes the start fail.
+The prompt is the script: `count N GAP`, `flood N`, `wait`, `until PATH N`, `slow SECONDS`, `gate`,
+`fail CODE [RETRY_AFTER]`, `bug`, `text WORDS`, `slowexit`. `until` says one word and counts to N
+once the file PATH exists. `/cache` tells what the service saw, DELETE opens the gate at which
+`gate` waits to be accepted; `FAKE_START` makes the start fail.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import threading
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from mlx_provider import __version__
@@ -94,10 +96,15 @@ class FakeService:
     def _play(self, id_: str, word: str, values: list[str], queue: EventQueue) -> None:
         post = lambda *events: self.deliver(partial(queue.put, events))  # noqa: E731
         cancelled = self.cancels[id_]
-        if word in ("count", "flood", "forever"):
+        if word == "until":
+            path, *values = values
+            post(Delta(content="begun "))
+            while not Path(path).exists() and not cancelled.wait(0.01):
+                pass
+        if word in ("count", "flood", "until"):
             gap = float(values[1]) if word == "count" else 0
             for index in range(int(values[0])):
-                post(Delta(content=f"{index} " if word == "count" else "x" * 1000))
+                post(Delta(content="x" * 1000 if word == "flood" else f"{index} "))
                 if (gap and cancelled.wait(gap)) or self.closing.is_set():
                     break
         elif word == "text":

@@ -7,12 +7,14 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 Spawn = Callable[..., Any]
+PATIENCE = 60.0
 
 
 @pytest.fixture
@@ -22,20 +24,25 @@ def draining(spawn: Spawn) -> Any:
     return engine
 
 
-def test_a_stopped_engine_ends_its_streams_and_refuses_others_as_not_taken(draining: Any) -> None:
-    with draining.stream("count 40 0.02") as response:
+def test_a_stopped_engine_ends_its_streams_and_refuses_others_as_not_taken(
+    draining: Any, tmp_path: Path
+) -> None:
+    may_end = tmp_path / "may-end"
+    with draining.stream(f"until {may_end} 40") as response:
         pieces = response.iter_raw()
         begun = next(pieces)
         assert draining.seen(), "a connection that stays open"
         draining.process.send_signal(signal.SIGTERM)
         refused = _refusal(draining)
         _await_nobody(draining.http.base_url)
+        may_end.touch()
         events = [e for line in (begun + b"".join(pieces)).splitlines() for e in json.loads(line)]
     assert refused.status_code == 503
     assert refused.json()["error"]["code"] == "engine_unavailable", "so that it is sent elsewhere"
-    assert sum(event["type"] == "delta" for event in events) == 40
+    said = "".join(event["content"] for event in events if event["type"] == "delta")
+    assert said == "begun " + "".join(f"{n} " for n in range(40))
     assert events[-1]["type"] == "done"
-    assert draining.process.wait(10) == 0
+    assert draining.process.wait(PATIENCE) == 0
 
 
 def test_a_second_signal_ends_it_at_once(draining: Any) -> None:
@@ -47,18 +54,18 @@ def test_a_second_signal_ends_it_at_once(draining: Any) -> None:
         draining.process.send_signal(signal.SIGTERM)
         last = json.loads(b"".join(pieces).splitlines()[-1])[-1]
     assert (last["type"], last["error"]["status"]) == ("failed", 503)
-    assert draining.process.wait(10) == 0
+    assert draining.process.wait(PATIENCE) == 0
 
 
 def test_the_engine_of_this_machine_does_not_drain(spawn: Spawn) -> None:
     engine = spawn("--drain", "5")
     assert "add --host or --port" in engine.line
-    assert engine.process.wait(10) == 1
+    assert engine.process.wait(PATIENCE) == 1
 
 
 def _refusal(engine: Any) -> httpx.Response:
     """The first answer that is none of a request that was taken; the signal may come later."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         body = {"model": "fake", "prompt": "count 1 0"}
         reply: httpx.Response = engine.http.post("/v1/generate", json=body)
@@ -70,10 +77,10 @@ def _refusal(engine: Any) -> httpx.Response:
 def _await_nobody(url: httpx.URL) -> None:
     """Until no connection can be made: the server closes its socket in its next turn."""
     assert url.port is not None
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         try:
             socket.create_connection((url.host, url.port)).close()
-        except ConnectionRefusedError:
+        except ConnectionError:  # reset where it closes just now, refused from then on
             return
     raise AssertionError("it listens still")
