@@ -1,8 +1,9 @@
 """A hand-written engine behind the client interface, and the provider that talks to it."""
 
+import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import litellm
@@ -25,6 +26,7 @@ from mlx_provider.protocol.messages import (
 )
 
 HERE = Path(__file__).parent
+PATIENCE = 60.0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -133,6 +135,19 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     monkeypatch.setattr(litellm, "custom_provider_map", entries)
     monkeypatch.setattr(litellm, "suppress_debug_info", True)
     return fake
+
+
+async def _until(found: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not found():
+        assert time.monotonic() < deadline, "waited in vain"
+        await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def until() -> Callable[[Callable[[], object]], Awaitable[None]]:
+    """`await until(condition)`: other threads may be at work on it."""
+    return _until
 
 
 @pytest.fixture

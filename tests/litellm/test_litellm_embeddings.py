@@ -123,23 +123,18 @@ async def test_errors_are_litellm_s(engine, error, theirs):
         litellm.embedding(model="mlx/m", input="a", max_retries=0)
 
 
-async def test_who_leaves_frees_the_request(engine):
+async def test_who_leaves_frees_the_request(engine, until):
     engine.pause = 0.02
     engine.script = lambda request: [[Embedded(index=0, vector=vector([1.0]))]] * 500
     task = asyncio.create_task(litellm.aembedding(model="mlx/m", input=["a"] * 500))
-    while not engine.active:
-        await asyncio.sleep(0.01)
+    await until(lambda: engine.active)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    for _ in range(500):  # its thread may still be at work
-        if not engine.active:
-            break
-        await asyncio.sleep(0.01)
-    assert not engine.active
+    await until(lambda: not engine.active)  # its thread may still be at work
     with pytest.raises(litellm.Timeout):
         await litellm.aembedding(model="mlx/m", input=["a"] * 500, timeout=0.1, max_retries=0)
-    assert not engine.active
+    await until(lambda: not engine.active)
 
 
 async def test_the_context_is_shown_as_an_embedding_model_s(engine):

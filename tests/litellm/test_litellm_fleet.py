@@ -227,7 +227,7 @@ async def test_a_request_counts_as_long_as_it_runs_and_no_longer(routed, how, sc
 async def test_a_request_that_litellm_drops_unread_counts_no_more(routed, how):
     """Its client leaves while an engine loads the model, say; then it is accepted, for nobody."""
     may_go = threading.Event()
-    routed.engine.refuse = lambda request: may_go.wait(10) and None
+    routed.engine.refuse = lambda request: may_go.wait(60) and None
     if how == "vectors":
         params = LiteLLM_Params(model="mlx/vectors")
         routed.router.add_deployment(Deployment(model_name="vectors", litellm_params=params))
@@ -245,7 +245,7 @@ async def test_a_request_that_litellm_drops_unread_counts_no_more(routed, how):
 
 
 async def until(found):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not found():
             await asyncio.sleep(0.01)
 

@@ -357,7 +357,7 @@ def test_the_config_entry_of_the_call_decides_who_chose_the_model(info, origin):
 
 
 def test_time_limit_reaches_the_engine():
-    made = request(timeout=5.0)
+    made = request(timeout=500.0)
     assert made.timeout is not None
-    assert 4 < made.timeout <= 5
+    assert 400 < made.timeout <= 500
     assert request().timeout is None
