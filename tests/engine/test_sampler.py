@@ -183,7 +183,7 @@ def test_penalties_count_what_was_written_since() -> None:
         {"temperature": 0.0, "presence_penalty": 1.0}, {"logit_bias": ((5, 1.0),)},
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("logprobs", [None, 3])
+@pytest.mark.parametrize("logprobs", [None, pytest.param(3, marks=pytest.mark.sweep)])
 def test_a_step_is_put_together_without_waiting_for_the_device(
     params: dict[str, Any], logprobs: int | None
 ) -> None:

@@ -349,7 +349,7 @@ def test_a_grammar_that_fails_ahead_ends_its_request_alone(qwen3: TextModel) -> 
     requests[2].rows[0].constraint = Broken(lambda at: set(range(384)))
     serve(drafted(qwen3, oracle), requests)
     assert_as_alone(qwen3, [request for i, request in enumerate(requests) if i != 2])
-    assert any(isinstance(event, Failed) for event in requests[2].events.get(timeout=1))
+    assert any(isinstance(event, Failed) for event in requests[2].events.get(timeout=60))
 
 
 class Always(Eager):
@@ -396,7 +396,7 @@ def test_memory_grows_by_what_a_row_keeps_and_no_more(hybrid: TextModel) -> None
         def propose(self, rows: Sequence[DraftRow]) -> list[list[int]]:
             return [[row.tokens[-1]] * row.wanted for row in rows]
 
-    request = new_request(PROMPTS[0], max_tokens=800)
+    request = new_request(PROMPTS[0], max_tokens=400)
     engine = drafted(hybrid, Same())
     engine.submit(request)
 
@@ -407,8 +407,8 @@ def test_memory_grows_by_what_a_row_keeps_and_no_more(hybrid: TextModel) -> None
         gc.collect()
         return mx.get_active_memory()
 
-    early, late = used_at(100), used_at(700)
+    early, late = used_at(50), used_at(350)
     row = engine.batch.extract(request.rows[0])
     assert late - early <= 1.3 * sum(array.nbytes for array in arrays(row))
-    assert request.drafted > 500
+    assert request.drafted > 250
     engine.cancel(request)

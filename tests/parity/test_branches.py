@@ -20,7 +20,12 @@ from mlx_provider.registry import PluginRegistry
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from mlx_provider.testing.tiny_models import build
 
-FAMILIES = ("llama", "qwen3", "gemma3_text", "gpt_oss", "qwen3_5_text", "nemotron_h", "rwkv7")
+SAMPLED = ("qwen3", "gemma3_text", "qwen3_5_text", "rwkv7")
+"""One of each kind of cache; the sweep has the others."""
+FAMILIES = [
+    *SAMPLED,
+    *(pytest.param(each, marks=pytest.mark.sweep) for each in ("llama", "gpt_oss", "nemotron_h")),
+]
 TOLERANCE = 1e-4
 WORDS = "north river stone seven lamp under glass every morning table".split()
 QUESTIONS = ("Which is the first?", "How many are there?", "Name the last one.", "Why seven?")
