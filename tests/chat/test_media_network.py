@@ -24,7 +24,7 @@ from mlx_provider.chat.media.network import (
 from mlx_provider.chat.messages.parts import MediaRef
 from mlx_provider.errors import MediaError
 
-OPEN = MediaPolicy(allow_private=True, timeout=5)
+OPEN = MediaPolicy(allow_private=True, timeout=60)
 PUBLIC = "93.184.215.14"
 
 
@@ -94,7 +94,7 @@ def never_ending(opening: bytes) -> Iterator[str]:
     """A server that sends an opening, then a byte now and then, without end."""
     stop = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(5)
+        listener.settimeout(60)
 
         def serve() -> None:
             try:
@@ -179,9 +179,10 @@ def test_a_resolver_that_hangs_is_cut() -> None:
 
 
 def test_a_dead_server_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    with socket.socket() as taken:  # nobody else may listen there meanwhile
+        taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-    assert f"http://127.0.0.1:{port}/x.png" in refuse(f"http://127.0.0.1:{port}/x.png")
+        assert f"http://127.0.0.1:{port}/x.png" in refuse(f"http://127.0.0.1:{port}/x.png")
 
 
 PRIVATE = [
@@ -200,7 +201,7 @@ def test_addresses_that_are_not_public(address: str) -> None:
         return [PUBLIC, address]
 
     with pytest.raises(MediaError, match="not a public host"):
-        fetch_remote([Source("http://name.test/a.png", "p")], MediaPolicy(timeout=5), resolve)
+        fetch_remote([Source("http://name.test/a.png", "p")], MediaPolicy(timeout=60), resolve)
 
 
 @pytest.mark.parametrize("address", [PUBLIC, "2606:2800:21f:cb07:6820:80da:af6b:8b2c", "1.1.1.1"])
@@ -214,7 +215,7 @@ def test_addresses_that_are_public(address: str) -> None:
 )
 def test_addresses_in_disguise(host: str) -> None:
     assert is_disguised(host)
-    message = refuse(f"http://{host}/a.png", MediaPolicy(timeout=5))
+    message = refuse(f"http://{host}/a.png", MediaPolicy(timeout=60))
     assert "disguise" in message or "Invalid IPv4 address" in message
 
 
@@ -228,7 +229,7 @@ def test_hosts_in_plain_form(host: str) -> None:
     ["http://127.0.0.1:{}/1", "http://[::ffff:127.0.0.1]:{}/1", "http://user@127.0.0.1:{}/1"],
 )
 def test_loopback_is_refused_by_default(server: ThreadingHTTPServer, address: str) -> None:
-    message = refuse(address.format(server.server_address[1]), MediaPolicy(timeout=5))
+    message = refuse(address.format(server.server_address[1]), MediaPolicy(timeout=60))
     assert "allow_private_media" in message
     assert server.seen == []  # type: ignore[attr-defined]
 

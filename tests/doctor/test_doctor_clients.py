@@ -24,10 +24,11 @@ def port() -> Iterator[int]:
 
 
 @pytest.fixture
-def nobody() -> int:
-    """A port where nobody does."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+def nobody() -> Iterator[int]:
+    """A port where nobody does, nor can."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]
 
 
 def write(path: Path, content: object) -> None:

@@ -395,7 +395,7 @@ def run_child(code: str, folder: Path) -> subprocess.Popen:
 
 def test_kill_between_write_and_rename(tmp_path) -> None:
     child = run_child(CRASH, tmp_path)
-    assert child.wait(60) == -signal.SIGKILL
+    assert child.wait(120) == -signal.SIGKILL
     assert len(list((tmp_path / "prefixes").glob(".*.tmp"))) == 1
     model = SyntheticModel("kv")
     prefix_cache = store_on(tmp_path)
@@ -443,7 +443,7 @@ def test_what_another_engine_has_written_is_found_while_both_run(
     stranger = store_on(tmp_path, versions="other")
     keep(one, model, ids, ends=(100, 200))
     one._disk.flush()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while (found := other._disk.report()["files"]) < len(files(tmp_path)):
         assert time.monotonic() < deadline, found
         time.sleep(0.02)
