@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from mlx_provider import Client, hookimpl
 
-from . import aider, claude, cline, codex, continue_, crush, kilo, opencode, pi, qwen
+from . import aider, claude, cline, codex, continue_, kilo, opencode, pi, qwen
 
 mlx_provider_api = 1
 
@@ -19,5 +19,5 @@ mlx_provider_api = 1
 @hookimpl
 def mlx_clients() -> Iterator[Client]:
     """In the order in which the menu shows them."""
-    for module in (claude, codex, opencode, qwen, pi, continue_, kilo, cline, aider, crush):
+    for module in (claude, codex, opencode, qwen, pi, continue_, kilo, cline, aider):
         yield module.CLIENT

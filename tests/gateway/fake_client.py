@@ -83,13 +83,6 @@ def aider():
     return os.environ["OPENAI_API_BASE"], os.environ["OPENAI_API_KEY"], model.partition("/")[2]
 
 
-def crush():
-    config = read_json(Path(os.environ["CRUSH_GLOBAL_CONFIG"]) / "crush.json")
-    large = config["models"]["large"]
-    provider = config["providers"][large["provider"]]
-    return provider["base_url"], filled(provider["api_key"]), large["model"]
-
-
 ROUTES = {
     "claude": ("/v1/messages", {"messages": MESSAGES, "max_tokens": 40}),
     "codex": ("/responses", {"input": QUESTION, "max_output_tokens": 40}),
