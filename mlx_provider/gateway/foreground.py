@@ -12,8 +12,11 @@ from types import FrameType
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
-class Ended(Exception):
-    """A signal that ends this process was received before there was a program to hand it to."""
+class Ended(KeyboardInterrupt):
+    """A signal that ends this process was received before there was a program to hand it to.
+
+    Like Ctrl-C it passes whatever holds back the errors of a request or a plugin.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)

@@ -1,38 +1,14 @@
-"""A benchmark that a signal ends takes along what it has started."""
+"""No signal ends a benchmark between the start of a process and the note of it."""
 
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from mlx_provider.gateway.foreground import PASSED_ON, Ended
-
-
-@contextmanager
-def ending_once() -> Iterator[None]:
-    """The first signal that ends a process raises `Ended` in the main thread; later ones nothing.
-
-    Servers are told to end and then waited for, in bounded time: a second Ctrl-C that interrupted
-    that would leave some of them.
-    """
-    before = {number: signal.signal(number, _end) for number in PASSED_ON}
-    try:
-        yield
-    finally:
-        if signal.getsignal(signal.SIGINT) is _end:  # else the process is about to end
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    for each in PASSED_ON:
-        signal.signal(each, signal.SIG_IGN)
-    sys.stderr.write("\nending the servers that were started ...\n")
-    raise Ended(number)
+from mlx_provider.gateway.foreground import PASSED_ON
 
 
 @contextmanager

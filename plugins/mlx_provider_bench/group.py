@@ -6,6 +6,7 @@ command ends the servers, engines and proxies that it has started.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import typer
@@ -27,11 +28,10 @@ class Deferred(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Clean-ups run after a signal, too; its exit code is a shell's."""
         from mlx_provider.gateway.foreground import Ended
-
-        from .ending import ending_once
+        from mlx_provider.gateway.long_command import long_command
 
         try:
-            with ending_once():
+            with long_command(__package__, partial(typer.echo, err=True)):
                 return super().invoke(ctx)
         except Ended as ended:
             raise typer.Exit(128 + ended.number) from None

@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.text import Text
 
-from mlx_provider.gateway.foreground import Ended, ending_by_signal
+from mlx_provider.gateway.foreground import Ended
+from mlx_provider.gateway.long_command import long_command
 
 from .report import Table
 
@@ -41,9 +42,11 @@ class Screen:
 @contextmanager
 def ending() -> Iterator[Screen]:
     """Signals end what runs inside with its clean-ups, and this process as a shell has it."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    tell = None if console.is_terminal else console.print  # a terminal has the bar
     try:
-        with ending_by_signal():
-            yield Screen(Console(stderr=True, highlight=False, soft_wrap=True))
+        with long_command(__package__, tell):
+            yield Screen(console)
     except Ended as ended:
         raise typer.Exit(128 + ended.number) from None
 

@@ -15,7 +15,8 @@ import pytest
 
 from mlx_provider.client.runtime_folder import EngineLock
 from mlx_provider.gateway.foreground import PASSED_ON, Ended
-from mlx_provider_bench.ending import ending_once, held
+from mlx_provider.gateway.long_command import long_command
+from mlx_provider_bench.ending import held
 from mlx_provider_bench.servers.gateway import _end_starting
 
 pytestmark = pytest.mark.skipif(
@@ -81,7 +82,7 @@ def test_a_signal_waits_while_a_process_is_started() -> None:
             known.append("started")
         known.append("not reached")
 
-    with pytest.raises(Ended) as ended, ending_once():
+    with pytest.raises(Ended) as ended, long_command("mlx_provider_bench", None):
         start()
     assert (ended.value.number, known) == (signal.SIGTERM, ["started"])
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN

@@ -1,0 +1,104 @@
+"""A command that takes minutes shows a sign of life, and one signal ends it."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from mlx_provider.gateway.foreground import PASSED_ON, Ended
+from mlx_provider.gateway.long_command import long_command
+from mlx_provider.isolation import Isolation
+
+LIMIT = 60
+DEAF = """
+import ctypes
+from mlx_provider.gateway.long_command import long_command
+with long_command("of_nobody", None):
+    ctypes.CDLL(None).system(b"echo deaf; exec cat")
+"""
+"""The main thread stays in one call of C."""
+BENCH = """
+from mlx_provider.cli import main
+from mlx_provider.gateway import long_command
+long_command.EVERY = 0.2
+main()
+"""
+PART = (
+    "bench",
+    "speculation",
+    "--part",
+    "rows",
+    "--rows",
+    "8",
+    "--reply",
+    "100000",
+    "--hidden",
+    "64",
+    "--layers",
+    "2",
+)
+
+
+@pytest.fixture(autouse=True)
+def own_handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in PASSED_ON}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_signal_passes_what_holds_back_errors() -> None:
+    with pytest.raises(Ended), long_command("of_nobody", None), Isolation():
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_sign_of_life_names_what_runs() -> None:
+    lines: queue.Queue[str] = queue.Queue()
+
+    def measuring() -> str:
+        return lines.get(timeout=LIMIT)
+
+    with long_command(__name__, lines.put, every=0.01):
+        assert measuring().endswith("s: test_a_sign_of_life_names_what_runs > measuring")
+
+
+def test_handlers_are_put_back() -> None:
+    before = [signal.getsignal(number) for number in PASSED_ON]
+    with long_command("of_nobody", None):
+        assert signal.getsignal(signal.SIGTERM) not in before
+    assert [signal.getsignal(number) for number in PASSED_ON] == before
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_a_call_that_does_not_return_is_ended() -> None:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", DEAF], **pipes) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"deaf\n"
+        process.send_signal(signal.SIGTERM)
+        try:
+            assert process.wait(LIMIT) == 128 + signal.SIGTERM
+        finally:
+            process.kill()
+
+
+def test_a_benchmark_that_computes_ends() -> None:
+    command = [sys.executable, "-c", BENCH, *PART]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ) as process:
+        assert process.stderr is not None
+        try:
+            for line in process.stderr:
+                if "bench > rows" in line:
+                    break
+            process.send_signal(signal.SIGTERM)
+            told = process.communicate(timeout=LIMIT)[1]
+            assert process.returncode == 128 + signal.SIGTERM, told
+            assert "Traceback" not in told
+        finally:
+            process.kill()
