@@ -1,0 +1,78 @@
+"""`constraints.txt`, by which pip installs versions that are known to work."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib.metadata import requires
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from mlx_provider.doctor.versions import KNOWN_BAD, TESTED
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+LINES = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+PINS = {
+    canonicalize_name(each.name): each
+    for each in (Requirement(line) for line in LINES if not line.startswith("#"))
+}
+VERSIONS = {name: str(next(iter(pin.specifier)).version) for name, pin in PINS.items()}
+EXTRAS = ("cpu", "proxy")
+"""Of the commands of the README."""
+
+
+def needed() -> list[Requirement]:
+    extras = [each for extra in EXTRAS for each in PROJECT["optional-dependencies"][extra]]
+    return [Requirement(each) for each in (*PROJECT["dependencies"], *extras)]
+
+
+def test_every_line_is_one_version_of_one_package() -> None:
+    assert len(PINS) == len([line for line in LINES if not line.startswith("#")])
+    for pin in PINS.values():
+        assert [each.operator for each in pin.specifier] == ["=="], str(pin)
+        assert (pin.extras, pin.marker, pin.url) == (set(), None, None), str(pin)
+
+
+@pytest.mark.parametrize("requirement", needed(), ids=str)
+def test_every_bound_of_ours_holds(requirement: Requirement) -> None:
+    assert requirement.specifier.contains(VERSIONS[canonicalize_name(requirement.name)])
+
+
+def test_what_the_readme_installs_is_pinned_to_the_last_package() -> None:
+    """On this platform; what is not installed here is not looked into."""
+    waiting, seen = [("mlx-provider", EXTRAS)], set()
+    while waiting:
+        name, extras = waiting.pop()
+        if (name, extras) in seen:
+            continue
+        seen.add((name, extras))
+        for each in map(Requirement, requires(name) or []):
+            wanted = [{"extra": extra} for extra in (*extras, "")]
+            if each.marker is None or any(each.marker.evaluate(one) for one in wanted):
+                waiting.append((canonicalize_name(each.name), tuple(sorted(each.extras))))
+    missing = {name for name, _ in seen} - PINS.keys() - {"mlx-provider"}
+    assert missing == set()
+
+
+def test_a_mac_finds_its_backend() -> None:
+    assert VERSIONS["mlx-metal"] == VERSIONS["mlx"] == VERSIONS["mlx-cpu"]
+
+
+def test_the_versions_are_tested_and_not_known_to_harm() -> None:
+    for each in TESTED:
+        pin = Version(VERSIONS[each.package])
+        assert (pin.major, pin.minor) <= Version(each.newest).release[:2], each.package
+    for bad in KNOWN_BAD:
+        specifier = Requirement(f"{bad.package}{bad.versions}").specifier
+        assert not specifier.contains(VERSIONS[bad.package], prereleases=True), bad.package
+
+
+def test_the_commands_of_the_readme_use_it() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "pip install -c constraints.txt -e '.[cpu,proxy]'" in readme
+    tox = (ROOT / "tox.ini").read_text(encoding="utf-8")
+    assert "PIP_CONSTRAINT = {tox_root}{/}constraints.txt" in tox
