@@ -20,6 +20,7 @@ from .engine import engine
 from .init import init
 from .launch import launch
 from .metrics import metrics
+from .models import pull, rm, show_models
 from .new_plugin import new_plugin
 from .plan import plan
 from .plugins import plugins
@@ -32,7 +33,10 @@ def build(registry: PluginRegistry) -> typer.Typer:
     cli = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich")
     cli.callback(invoke_without_command=True)(options)
     cli.command(context_settings={"allow_extra_args": True})(launch)
+    cli.command("list")(show_models)
     for command in (
+        pull,
+        rm,
         init,
         demo,
         doctor,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import stat
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ DEMOS = {"demo": "model", "demo-hybrid": "hybrid"}
 """Models of this package, by name: their folders."""
 REACH = 0.8
 """Seconds in which the Hub must answer before it counts as out of reach."""
+GGUF = ".gguf"
 TEMPLATE = "chat_template.jinja"
 TEMPLATES = ("chat_template.json", "tokenizer_config.json")
 """Files that may hold a chat template under that name."""
@@ -36,8 +38,7 @@ def folder_of(model: str, *, repository: bool = False) -> Path:
     Downloads what is not on this machine. Raises `ModelNotFound` that lists what is, in under
     a second when the Hub is out of reach; `BadRequest` for a folder that is no model.
     """
-    here = local_folder(model, repository=repository)
-    return here or _download(*_repository(model))
+    return local_folder(model, repository=repository) or download(model)
 
 
 def local_folder(model: str, *, repository: bool = False) -> Path | None:
@@ -45,15 +46,22 @@ def local_folder(model: str, *, repository: bool = False) -> Path | None:
     if model in DEMOS:
         return Path(__file__).parents[1] / "demo" / DEMOS[model]
     path = Path(model).expanduser()
+    if model.endswith(GGUF) and path.is_file():
+        raise _no_gguf(path.stem)
     if not repository and path.is_dir():
         if not (path / "config.json").is_file():
             raise BadRequest(
                 f"{path} holds no config.json: it is not a model folder", param="model"
             )
         return _of_files(path)
-    if model.startswith(("/", "~", ".")) or model.count("/") != 1:
-        raise ModelNotFound(f"no folder {model!r} on the engine's machine{_known()}", param="model")
+    if not is_repository(model):
+        raise ModelNotFound(f"no folder {model!r} on the engine's machine{known()}", param="model")
     return _cached(*_repository(model))
+
+
+def is_repository(model: str) -> bool:
+    """Whether a name may be one of the Hub, `owner/name[@revision]`."""
+    return not model.startswith(("/", "~", ".")) and model.count("/") == 1
 
 
 def _repository(model: str) -> tuple[str, str | None]:
@@ -80,10 +88,11 @@ def outline(model: str) -> Outline:
 
     repo, revision = _repository(model)
     if constants.HF_HUB_OFFLINE:
-        raise ModelNotFound(f"{repo} is not on this machine, and HF_HUB_OFFLINE is set{_known()}")
+        raise ModelNotFound(f"{repo} is not on this machine, and HF_HUB_OFFLINE is set{known()}")
     asked, end = f"{constants.ENDPOINT}/api/models/{repo}", revision or "main"
     told = _object(repo, _whole(repo, f"{asked}/revision/{end}?blobs=true"))
     files = {each.get("rfilename", ""): each.get("size") or 0 for each in told.get("siblings", ())}
+    _refuse_gguf(repo, files)
 
     def read(name: str) -> httpx.Response:
         return _whole(repo, f"{constants.ENDPOINT}/{repo}/resolve/{end}/{name}")
@@ -154,14 +163,20 @@ def _cached(repo: str, revision: str | None) -> Path | None:
     return _of_files(folder) if complete else None
 
 
-def _download(repo: str, revision: str | None) -> Path:
+def download(model: str) -> Path:
+    """The folder of a repository, with what the Hub has of it now; only what is new is fetched.
+
+    Raises `ModelNotFound`, and `BadRequest` for one that holds no weights for MLX.
+    """
     import httpx
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
+    repo, revision = _repository(model)
     if constants.HF_HUB_OFFLINE:
-        raise ModelNotFound(f"{repo} is not on this machine, and HF_HUB_OFFLINE is set{_known()}")
-    _answer(repo, f"{constants.ENDPOINT}/api/models/{repo}")
+        raise ModelNotFound(f"{repo} is not on this machine, and HF_HUB_OFFLINE is set{known()}")
+    told = _answer(repo, f"{constants.ENDPOINT}/api/models/{repo}").json()
+    _refuse_gguf(repo, [each.get("rfilename", "") for each in told.get("siblings", ())])
     log.info("downloading %s", repo)
     try:
         return Path(snapshot_download(repo, revision=revision, allow_patterns=PATTERNS))
@@ -181,18 +196,33 @@ def _answer(repo: str, address: str) -> httpx.Response:
     except httpx.HTTPError as error:
         reason = f"{type(error).__name__}: {error}".rstrip(": ")
         raise ModelNotFound(
-            f"{repo} is not on this machine, and the Hub is out of reach ({reason}){_known()}",
+            f"{repo} is not on this machine, and the Hub is out of reach ({reason}){known()}",
             param="model",
         ) from error
     if answer.status_code in (401, 403, 404):
         raise ModelNotFound(
-            f"the Hub has no repository {repo}, or it is private: set HF_TOKEN{_known()}",
+            f"the Hub has no repository {repo}, or it is private: set HF_TOKEN{known()}",
             param="model",
         )
     return answer
 
 
-def _known() -> str:
+def _refuse_gguf(repo: str, files: Iterable[str]) -> None:
+    if any(name.endswith(GGUF) for name in files) and not any(map(_is_weights, files)):
+        raise _no_gguf(repo)
+
+
+def _no_gguf(name: str) -> BadRequest:
+    return BadRequest(f"{name}: {not_gguf(name)}", param="model")
+
+
+def not_gguf(name: str) -> str:
+    """What to do about weights in GGUF, which are llama.cpp's."""
+    base = re.sub(r"[-.](gguf|i?q\d\w*)\b", "", name.rpartition("/")[2], flags=re.IGNORECASE)
+    return f"GGUF is not served: take an MLX version, such as mlx-community/{base}-4bit"
+
+
+def known() -> str:
     """What could be named instead."""
     names = sorted(cached_models())
     listed = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")

@@ -1,0 +1,258 @@
+"""`mlx-provider pull`, `list` and `rm`, with a Hub on loopback and huggingface_hub's own cache."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from huggingface_hub import constants
+from typer.testing import CliRunner
+
+from mlx_provider.cli.app import build
+from mlx_provider.errors import BadRequest, ModelNotFound
+from mlx_provider.registry import PluginRegistry
+from mlx_provider.serving.hub import folder_of, local_folder, not_gguf, outline
+from mlx_provider.serving.on_disk import OnDisk, models_on_disk, remove
+
+OURS = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "text"})
+CONFIG = json.dumps({"model_type": "llama"}).encode()
+SHARDS = ["model-1.safetensors", "model-2.safetensors"]
+INDEX = json.dumps({"weight_map": dict(zip("ab", SHARDS, strict=True))}).encode()
+NAME = "maker/model"
+
+
+class Hub:
+    """What it has, by repository; `lost` are files that break off in the middle."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, dict[str, bytes]] = {}
+        self.lost: set[str] = set()
+        self.asked: list[str] = []
+        self.url = ""
+
+    def commit(self, repo: str) -> str:
+        return hashlib.sha1(repr(self.files[repo]).encode()).hexdigest()
+
+    def about(self, repo: str) -> dict[str, object]:
+        siblings = [{"rfilename": n, "size": len(c)} for n, c in self.files[repo].items()]
+        return {"id": repo, "sha": self.commit(repo), "siblings": siblings}
+
+    def tree(self, repo: str) -> list[dict[str, object]]:
+        return [
+            {"type": "file", "path": name, "size": len(content), "oid": _digest(content)}
+            for name, content in self.files[repo].items()
+        ]
+
+    def has(self, path: str) -> str | None:
+        return next((repo for repo in self.files if f"{repo}/" in f"{path}/"), None)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha1(content).hexdigest()
+
+
+def handler(hub: Hub) -> type[http.server.BaseHTTPRequestHandler]:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            hub.asked.append(f"{self.command} {path}")
+            repo, name = hub.has(path), path.rpartition("/")[2]
+            if repo is None or ("/resolve/" in path and name not in hub.files[repo]):
+                self.send_error(404)
+                return
+            shown = hub.tree(repo) if "/tree/" in path else hub.about(repo)
+            body = hub.files[repo][name] if "/resolve/" in path else json.dumps(shown).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.send_header("etag", f'"{_digest(body)}"')
+            self.send_header("x-repo-commit", hub.commit(repo))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body[: len(body) // 2] if name in hub.lost else body)
+
+        do_HEAD = do_GET
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    return Handler
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    hub = Hub()
+    hub.files[NAME] = {
+        "config.json": CONFIG,
+        "model.safetensors.index.json": INDEX,
+        SHARDS[0]: b"1" * 1000,
+        SHARDS[1]: b"2" * 2000,
+        "model.gguf": b"3",
+    }
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler(hub))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    hub.url = f"http://127.0.0.1:{server.server_port}"
+    cache = str(tmp_path / "hub")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", cache)
+    monkeypatch.setenv("HF_HUB_CACHE", cache)
+    template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    yield hub
+    server.shutdown()
+    server.server_close()
+
+
+def fetches(asked: str, file: str) -> bool:
+    return asked.startswith("GET") and asked.endswith(file)
+
+
+def pull(name: str = NAME) -> Result:
+    return CliRunner().invoke(build(OURS), ["pull", name], obj=OURS)
+
+
+def invoke(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(build(OURS), [*arguments], obj=OURS, env={"COLUMNS": "200"})
+    return result.exit_code, result.stdout + (str(result.exception) if result.exception else "")
+
+
+def test_a_model_is_pulled_listed_and_removed(hub: Hub, tmp_path: Path) -> None:
+    done = pull()
+    assert done.exit_code == 0, done.output
+    assert "maker/model: 0.0 MB of weights in" in done.stdout
+    assert "mlx-provider up maker/model" in done.stdout
+    assert "%" in done.stderr  # huggingface_hub's progress bars
+    assert not [path for path in hub.asked if path.endswith(".gguf")]
+    first, old = local_folder(NAME), hub.commit(NAME)
+    (found,) = models_on_disk()
+    size = 3000 + len(CONFIG) + len(INDEX)
+    assert found == OnDisk(NAME, size)
+    hub.files[NAME][SHARDS[1]] = b"4" * 5000
+    hub.asked.clear()
+    assert pull().exit_code == 0
+    assert not [each for each in hub.asked if fetches(each, SHARDS[0])]  # it has that
+    assert local_folder(NAME) != first
+    assert models_on_disk() == [OnDisk(NAME, size + 5000)]
+    assert invoke("rm", f"{NAME}@{old}") == (0, f"{NAME}@{old} is removed, 0.0 MB\n")
+    assert models_on_disk() == [OnDisk(NAME, size + 3000)]
+    with pytest.raises(ModelNotFound, match=f"no revision {old}"):
+        remove(f"{NAME}@{old}")
+    assert remove(NAME) >= size + 3000  # with what huggingface_hub notes of it
+    assert models_on_disk() == []
+    assert not (tmp_path / "hub" / "models--maker--model").exists()
+
+
+def test_an_interrupted_download_is_told_and_goes_on(hub: Hub) -> None:
+    hub.lost = {SHARDS[1]}
+    done = pull()
+    assert done.exit_code == 1
+    assert "maker/model could not be downloaded" in str(done.exception)
+    (found,) = models_on_disk()
+    assert found.fault == "incomplete: `mlx-provider pull maker/model` fetches the rest"
+    assert local_folder(NAME) is None
+    hub.lost.clear()
+    assert pull().exit_code == 0
+    (found,) = models_on_disk()
+    assert found.fault == ""
+
+
+def test_a_download_that_has_only_begun_can_be_removed(hub: Hub, tmp_path: Path) -> None:
+    blobs = tmp_path / "hub" / "models--maker--begun" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / "x.incomplete").write_bytes(b"0" * 70)
+    (found,) = models_on_disk()
+    assert (found.name, found.size) == ("maker/begun", 70)
+    assert "mlx-provider pull maker/begun" in found.fault
+    assert remove("maker/begun") == 70
+    assert models_on_disk() == []
+
+
+@pytest.mark.parametrize("name", ["maker/model-7B-Q4_K_M-GGUF", "maker/model-7B-GGUF"])
+def test_gguf_is_named_before_anything_is_fetched(hub: Hub, name: str) -> None:
+    hub.files[name] = {"model-q4.gguf": b"0" * 10, "README.md": b""}
+    remedy = "GGUF is not served: take an MLX version, such as mlx-community/model-7B-4bit"
+    done = pull(name)
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert remedy in str(done.exception)
+    for ask in (outline, folder_of):
+        with pytest.raises(BadRequest, match=remedy):
+            ask(name)
+    assert not [path for path in hub.asked if "resolve" in path]
+
+
+def test_a_gguf_file_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "model-Q8_0.gguf"
+    file.write_bytes(b"GGUF")
+    with pytest.raises(BadRequest, match="such as mlx-community/model-4bit"):
+        local_folder(str(file))
+
+
+@pytest.mark.parametrize(
+    ("name", "base"),
+    [
+        ("Qwen3-4B-Q4_K_M", "Qwen3-4B"),
+        ("a/Qwen3-4B-GGUF", "Qwen3-4B"),
+        ("x.IQ2_XS", "x"),
+        ("Q", "Q"),
+    ],
+)
+def test_the_name_of_an_mlx_version_is_guessed(name: str, base: str) -> None:
+    assert not_gguf(name).endswith(f"mlx-community/{base}-4bit")
+
+
+def test_what_nobody_serves_is_not_fetched(hub: Hub) -> None:
+    hub.files[NAME]["config.json"] = b'{"model_type": "nobody"}'
+    done = pull()
+    assert done.exit_code == 1
+    assert "nobody" in str(done.exception)
+    assert not [path for path in hub.asked if path.endswith(".safetensors")]
+
+
+@pytest.mark.parametrize("name", ["demo", "/folder", "~/folder", "a/b/c"])
+def test_what_is_no_repository_is_refused(hub: Hub, name: str) -> None:
+    for command in ("pull", "rm"):
+        code, told = invoke(command, name)
+        assert (code, "no repository" in told) == (1, True), told
+    assert hub.asked == []
+
+
+def test_what_is_not_there_is_told(hub: Hub) -> None:
+    code, told = invoke("rm", "maker/away")
+    assert code == 1
+    assert "maker/away is not on this machine; on this machine: none" in told
+
+
+def test_folders_of_lm_studio_are_listed_and_left_alone(hub: Hub, tmp_path: Path) -> None:
+    models = tmp_path / ".lmstudio/models/maker"
+    for name, files in {
+        "mlx": {"config.json": CONFIG, "model.safetensors": b"12"},
+        "model-GGUF": {"model-Q4_K_M.gguf": b"123"},
+        "no-config": {"model.safetensors": b"1"},
+        "other": {"notes.txt": b""},
+    }.items():
+        (models / name).mkdir(parents=True)
+        for file, content in files.items():
+            (models / name / file).write_bytes(content)
+    (tmp_path / ".cache/lm-studio").mkdir(parents=True)
+    (tmp_path / ".cache/lm-studio/models").symlink_to(models.parent)  # as LM Studio moves it
+    assert models_on_disk() == [
+        OnDisk(str(models / "mlx"), 2 + len(CONFIG)),
+        OnDisk(str(models / "model-GGUF"), 3, not_gguf("model")),
+        OnDisk(str(models / "no-config"), 1, "has no config.json"),
+    ]
+    code, told = invoke("list")
+    assert code == 0
+    (mlx, gguf, odd), total = told.splitlines()[:3], told.splitlines()[-1]
+    assert mlx.split() == [str(models / "mlx"), "0.0", "MB", "family", "text"]
+    assert gguf.endswith(not_gguf("model"))
+    assert odd.rstrip().endswith("has no config.json")
+    assert total.endswith(f"the Hub cache is {tmp_path}/hub")
+    assert local_folder(str(models / "mlx")) == models / "mlx"
+    code, told = invoke("rm", str(models / "mlx"))
+    assert (code, (models / "mlx").is_dir()) == (1, True)
