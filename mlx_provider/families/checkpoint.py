@@ -15,6 +15,7 @@ from ..records import LoadOptions, SamplingDefaults
 
 LARGEST_JSON = 2**25
 """Bytes of a JSON file that describes a model; none known has a hundredth."""
+SAMPLING = ("do_sample", "top_p", "top_k", "min_p", "repetition_penalty")
 DEFAULT_CONTEXT = 4096
 """Context length of a model whose config names none."""
 
@@ -66,11 +67,16 @@ def named_template(folder: Path) -> str:
 
 
 def sampling_defaults(generation: Mapping[str, Any]) -> SamplingDefaults:
-    """generation_config.json as defaults; `do_sample: false` means greedy. What no request could
-    ask for is left out."""
+    """generation_config.json as defaults; `do_sample: false` means greedy.
+
+    A file that names some of them leaves the others as transformers has them: temperature 1. What
+    no request could ask for is left out.
+    """
     temperature = _within(generation.get("temperature"), 0, 100)
     if generation.get("do_sample") is False:
         temperature = 0.0
+    elif temperature is None and any(generation.get(name) for name in SAMPLING):
+        temperature = 1.0
     top_k = _within(generation.get("top_k"), -1, 10**6)
     return SamplingDefaults(
         temperature=temperature,

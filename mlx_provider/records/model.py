@@ -335,3 +335,5 @@ class ModelFamily:
     """Hub ids of its models that suit coding agents, with the bytes of their weights, about."""
     patches: tuple[UpstreamPatch, ...] = ()
     """What of upstream `load` replaces."""
+    sampling: Mapping[str, SamplingDefaults] = field(default_factory=dict)
+    """What authors publish, by `model_type`, for models whose files name no sampling."""

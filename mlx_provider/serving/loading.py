@@ -36,6 +36,7 @@ from .folder_check import check_folder
 from .hub import folder_of
 from .kernels import equip
 from .model_pool import Plan
+from .sampling import with_sampling
 from .served import Loaded
 from .split import WHOLE, Ranks
 from .weight_files import weights_dtype, weights_estimate
@@ -230,7 +231,7 @@ class Loading:
         largest = max(agreed.of_all(made.info.weights_bytes))
         remembered = agreed.on("feature budget", lambda: self._feature_bytes, int, int)
         equip(made, self._registry)
-        info, taken = made.info, mx.get_active_memory() - before
+        info, taken = with_sampling(made.info, family), mx.get_active_memory() - before
         return Loaded(
             key=key,
             folder=key.folder,

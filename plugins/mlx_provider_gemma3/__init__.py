@@ -6,9 +6,18 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mlx_provider import LoadedModel, LoadOptions, ModelFamily, UpstreamPatch, hookimpl
+from mlx_provider import (
+    LoadedModel,
+    LoadOptions,
+    ModelFamily,
+    SamplingDefaults,
+    UpstreamPatch,
+    hookimpl,
+)
 
 mlx_provider_api = 1
+SAMPLING = SamplingDefaults(temperature=1.0, top_p=0.95, top_k=64)
+"""Of its page on the Hub."""
 PATCHES = (
     UpstreamPatch(
         "mlx_vlm.models.gemma3.language.LanguageModel.sanitize",
@@ -46,6 +55,8 @@ def load_text(folder: Path, options: LoadOptions) -> LoadedModel:
 @hookimpl
 def mlx_model_families() -> Iterable[ModelFamily]:
     """Gemma 3."""
+    published = dict.fromkeys(("gemma3", "gemma3_text"), SAMPLING)
     serves = "Gemma 3: text and images"
-    yield ModelFamily("gemma3", matches, load, serves=serves, patches=PATCHES)
-    yield ModelFamily("gemma3_text", matches_text, load_text, serves="Gemma 3 of text alone")
+    yield ModelFamily("gemma3", matches, load, serves, patches=PATCHES, sampling=published)
+    serves = "Gemma 3 of text alone"
+    yield ModelFamily("gemma3_text", matches_text, load_text, serves, sampling=published)

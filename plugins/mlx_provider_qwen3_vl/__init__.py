@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mlx_provider import LoadedModel, LoadOptions, ModelFamily, hookimpl
+from mlx_provider import LoadedModel, LoadOptions, ModelFamily, SamplingDefaults, hookimpl
 
 mlx_provider_api = 1
 MODEL_TYPES = ("qwen3_vl", "qwen3_vl_moe")
+SAMPLING = SamplingDefaults(temperature=0.7, top_p=0.8, top_k=20)
+"""Of the generation_config.json of its instruct models."""
 
 
 def matches(config: Mapping[str, Any]) -> int:
@@ -35,4 +37,10 @@ def load(folder: Path, options: LoadOptions) -> LoadedModel:
 @hookimpl
 def mlx_model_families() -> Iterable[ModelFamily]:
     """Qwen3-VL."""
-    yield ModelFamily("qwen3_vl", matches, load, serves="Qwen3-VL: text, images, video frames")
+    yield ModelFamily(
+        "qwen3_vl",
+        matches,
+        load,
+        serves="Qwen3-VL: text, images, video frames",
+        sampling=dict.fromkeys(MODEL_TYPES, SAMPLING),
+    )

@@ -6,9 +6,22 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mlx_provider import LoadedModel, LoadOptions, ModelFamily, hookimpl
+from mlx_provider import LoadedModel, LoadOptions, ModelFamily, SamplingDefaults, hookimpl
 
 mlx_provider_api = 1
+QWEN3 = SamplingDefaults(temperature=0.6, top_p=0.95, top_k=20)
+SAMPLING = {
+    "gpt_oss": SamplingDefaults(temperature=1.0, top_p=1.0),
+    "kimi_k2": SamplingDefaults(temperature=0.6),
+    "lfm2": SamplingDefaults(temperature=0.3, min_p=0.15, repetition_penalty=1.05),
+    "minimax_m2": SamplingDefaults(temperature=1.0, top_p=0.95, top_k=40),
+    "qwen2": SamplingDefaults(temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.05),
+    "qwen3": QWEN3,
+    "qwen3_moe": QWEN3,
+    "seed_oss": SamplingDefaults(temperature=1.1, top_p=0.95),
+    "smollm3": SamplingDefaults(temperature=0.6, top_p=0.95),
+}
+"""Of the models' pages on the Hub, or of the generation_config.json of the original weights."""
 
 
 @hookimpl
@@ -18,6 +31,7 @@ def mlx_model_families() -> Iterator[ModelFamily]:
         matches=matches,
         load=load,
         serves="any text model of mlx-lm (Llama, Qwen, Gemma, Mistral, gpt-oss, ...)",
+        sampling=SAMPLING,
         recommended={"mlx-community/Qwen3-Coder-30B-A3B-Instruct-4bit": 17_200_000_000},
     )
 

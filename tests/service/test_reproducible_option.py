@@ -77,7 +77,8 @@ def test_rows_that_cannot_share_a_pass_have_one_each(
     told = (
         "reproducible: each row decodes in a pass of its own, prompts run in passes of 256 tokens"
     )
-    assert (status.decoding, status.notes) == (told, [])
+    assert status.decoding == told
+    assert ["sampling" in note for note in status.notes] == [True]
 
 
 def test_a_note_tells_why(
@@ -89,4 +90,4 @@ def test_a_note_tells_why(
     model = tiny_class(client, service, str(build_tiny("qwen3")))
     model.ask(max_tokens=2, options=SAME)
     (status,) = client.health().models
-    assert status.notes == ["places differ"]
+    assert status.notes[1:] == ["places differ"]

@@ -1,0 +1,26 @@
+"""How a model samples where neither a request nor the model's files say so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..records import ModelFamily, ModelInfo, SamplingDefaults
+
+ORDINARY = SamplingDefaults(temperature=0.7, top_p=0.95)
+"""Of a model of which nothing is known: at temperature 1 small models answer nonsense."""
+
+
+def with_sampling(info: ModelInfo, family: ModelFamily) -> ModelInfo:
+    """With what the family knows to be published, else `ORDINARY`, and a note that tells which."""
+    if info.sampling != SamplingDefaults():
+        return info
+    published = family.sampling.get(info.model_type)
+    found = published or ORDINARY
+    by = f"family {family.name} takes the published" if published else "it takes the ordinary"
+    note = f"the model's files name no sampling: {by} {_listed(found)}, unless a request names its"
+    return replace(info, sampling=found, notes=(*info.notes, note))
+
+
+def _listed(found: SamplingDefaults) -> str:
+    named = {name: value for name, value in vars(found).items() if value is not None}
+    return ", ".join(f"{name} {value:g}" for name, value in named.items())
