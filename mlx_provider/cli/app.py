@@ -12,6 +12,7 @@ from rich.text import Text
 from .. import __version__
 from ..errors import MLXProviderError
 from ..registry import PluginRegistry
+from ..upstream.quiet import quiet_transformers
 from .cache import cache
 from .chat import chat
 from .demo import demo
@@ -93,6 +94,7 @@ def options(
 
 def main() -> None:
     """Entry point of `mlx-provider`: exit code 1 after an error of ours, 2 for wrong usage."""
+    quiet_transformers()
     registry = PluginRegistry.discover()
     try:
         build(registry)(obj=registry)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from .engine_options import ApiBase, ApiKey, ApiKeyFile, http_client
+from .engine_options import ApiBase, ApiKey, ApiKeyFile, running_engine
 
 
 def cache(
@@ -19,8 +19,11 @@ def cache(
     api_key_file: ApiKeyFile = None,
     api_key: ApiKey = None,
 ) -> None:
-    """Show what the prefix cache of a running engine holds, or empty it."""
-    client = http_client(api_base, api_key_file)
+    """Show what the prefix cache of a running engine holds, or empty it.
+
+    Exit code 3: no engine runs.
+    """
+    client = running_engine(api_base, api_key_file, as_json=as_json)
     if clear:
         client.cache_clear()
     report = client.cache_report()

@@ -23,7 +23,7 @@ Message = dict[str, Any]
 
 
 def chat(
-    model: Annotated[str, typer.Option(help="Hub id, folder, or demo.")] = "demo",
+    model: Annotated[str, typer.Argument(help="Hub id, folder, or demo.")] = "demo",
     image: Annotated[
         list[Path] | None, typer.Option(help="Goes with the first message; repeatable.")
     ] = None,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import time
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -28,29 +27,28 @@ def demo(
         int | None, typer.Option(min=1, max=65535, help="Port of the proxy; else a free one.")
     ] = None,
 ) -> None:
-    """Serve the shipped model through a LiteLLM proxy and talk to it. Exit code 0: all is well."""
+    """Serve the shipped model through a LiteLLM proxy and talk to it.
+
+    Exit code 0: all is well; 1: an answer was wrong; 130 after Ctrl-C.
+    """
     from ..demo.stage import stage
+    from ..gateway.foreground import Ended, ending_by_signal
 
     console = Console(highlight=False)
-    signal.signal(signal.SIGTERM, _interrupt)
-    passed = False
+    code = 1
     try:
         console.print("starting an engine process and a LiteLLM proxy ...", style="dim")
         start = time.monotonic()
-        with stage(port) as running:
+        with ending_by_signal(), stage(port) as running:
             console.print(f"ready after {time.monotonic() - start:.1f} s\n", style="dim")
-            passed = _perform(running, console)
+            code = 0 if _perform(running, console) else 1
             _connect_yourself(running, console, keep=keep)
             if keep:
                 signal.pause()
-    except KeyboardInterrupt:
+    except Ended as ended:
         console.print("\nstopped", style="dim")
-    raise typer.Exit(0 if passed else 1)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    """SIGTERM ends the demo as Ctrl-C does, so that both children end with it."""
-    raise KeyboardInterrupt
+        code = 128 + ended.number
+    raise typer.Exit(code)
 
 
 def _perform(running: Stage, console: Console) -> bool:

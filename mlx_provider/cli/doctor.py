@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -39,7 +38,6 @@ def doctor(
     from ..doctor import Subject, by_severity, examine, healthy
     from ..doctor import as_json as in_json
 
-    _quieten()
     registry = context.find_object(PluginRegistry) or PluginRegistry.discover()
     subject = Subject(model, offline=offline, discover=lambda environ: registry)
     with Console(stderr=True).status("looking around ..."):
@@ -51,14 +49,6 @@ def doctor(
         console.print(table(found))
         console.print(verdict(found, model))
     raise typer.Exit(0 if healthy(found) else 1)
-
-
-def _quieten() -> None:
-    """transformers warns of odd configs on the terminal; what matters of them is found here."""
-    with suppress(ImportError):
-        from transformers.utils.logging import set_verbosity_error
-
-        set_verbosity_error()
 
 
 def table(found: Sequence[Finding]) -> Table:

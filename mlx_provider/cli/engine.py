@@ -14,9 +14,9 @@ from typing import IO, TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from ..config import PREFIX, Runtime, runtime
+from ..config import PREFIX, runtime
 from ..errors import EngineUnavailable
-from .engine_options import ApiBase, ApiKeyFile, http_client
+from .engine_options import ApiBase, ApiKeyFile, http_client, none_runs, require_engine
 
 if TYPE_CHECKING:
     from ..client.http import HttpClient
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 engine = typer.Typer(no_args_is_help=True, help="The engine process of this machine and user.")
 END_LIMIT = 30.0
 """Seconds in which an engine that was told to end at once must have ended."""
-NONE_RUNS = 3
-"""Exit code of `status` where there is no engine, as of a service that is not active."""
 POLL = 0.1
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -42,9 +40,7 @@ def status(
     """
     from ..client.identity import differences, identity
 
-    if api_base is None and (why := _none_runs(runtime())):
-        typer.echo(json.dumps({"engine": "none", "detail": why}) if as_json else why)
-        raise typer.Exit(NONE_RUNS)
+    require_engine(api_base, as_json=as_json)
     health = _answered(http_client(api_base, api_key_file), own=api_base is None)
     other = list(differences(health.identity, identity()).values())
     if as_json:
@@ -65,7 +61,7 @@ def stop(
 ) -> None:
     """End the engine; requests that run end with a typed error, unless --idle."""
     _only_here(api_base)
-    if why := _none_runs(runtime()):
+    if why := none_runs(runtime()):
         typer.echo(why)
         return
     client = http_client()
@@ -92,7 +88,7 @@ def restart(
 
     _only_here(api_base)
     client = http_client()
-    if not _none_runs(runtime()):
+    if not none_runs(runtime()):
         health = _answered(client)
         if not client.stop("`mlx-provider engine restart`", "idle" if idle else "now"):
             typer.echo("requests run: the engine ends when it is idle, the next request starts one")
@@ -116,6 +112,8 @@ def logs(
 ) -> None:
     """Print the end of the engine's log."""
     _only_here(api_base)
+    if not runtime().log.exists():
+        require_engine(None)
     try:
         for text in _log_text(runtime().log, lines, follow=follow):
             typer.echo(text, nl=False)
@@ -158,32 +156,6 @@ def _only_here(api_base: str | None) -> None:
             "ended, started and logged where it runs. For an engine of yours in another folder "
             f"set {PREFIX}RUNTIME_DIR"
         )
-
-
-def _none_runs(here: Runtime) -> str:
-    """Why there is no engine, in a line; empty: some process holds the lock.
-
-    Raises `EngineUnavailable` for a folder of another user, and where something else than an
-    engine is at the socket's place.
-    """
-    from ..client.runtime_folder import inspect, is_held
-
-    if not inspect(here) or not here.socket.exists():
-        held = here.lock.exists() and is_held(here.lock)
-        return "" if held else f"no engine runs in {here.folder}: the first request starts one"
-    if not here.socket.is_socket():
-        raise EngineUnavailable(f"{here.socket} is in the way and is no socket: remove it")
-    if is_held(here.lock):
-        return ""
-    if here.listens():
-        raise EngineUnavailable(
-            f"some process that is no engine of mlx-provider listens on {here.socket}: end it "
-            f"(`lsof {here.socket}` names it), or set {PREFIX}RUNTIME_DIR to another folder"
-        )
-    return (
-        f"no engine runs: {here.socket} was left behind by one that was killed, "
-        "and the next request starts another in its place"
-    )
 
 
 def _answered(client: HttpClient, *, own: bool = True) -> Health:

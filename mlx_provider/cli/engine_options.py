@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from pathlib import Path
@@ -9,11 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..config import PREFIX
+from ..config import PREFIX, Runtime, runtime
 from ..errors import EngineUnavailable
 
 if TYPE_CHECKING:
     from ..client.http import HttpClient
+
+NONE_RUNS = 3
+"""Exit code where there is no engine, as of a service that is not active."""
 
 ApiBase = Annotated[
     str | None,
@@ -36,6 +40,50 @@ def no_key_in_sight(key: str | None) -> None:
 
 ApiKey = Annotated[str | None, typer.Option(hidden=True, callback=no_key_in_sight)]
 """Taken only to say what to give in its place."""
+
+
+def running_engine(
+    api_base: str | None, file: Path | None = None, *, as_json: bool = False, err: bool = False
+) -> HttpClient:
+    """The client of an engine that runs. Ends the command as `require_engine` does."""
+    require_engine(api_base, as_json=as_json, err=err)
+    return http_client(api_base, file)
+
+
+def require_engine(api_base: str | None, *, as_json: bool = False, err: bool = False) -> None:
+    """End the command with a line and exit code 3 where this machine has no engine.
+
+    `err`: the line goes to stderr, where stdout is for a program. Raises as `none_runs` does.
+    """
+    if api_base is None and (why := none_runs(runtime())):
+        typer.echo(json.dumps({"engine": "none", "detail": why}) if as_json else why, err=err)
+        raise typer.Exit(NONE_RUNS)
+
+
+def none_runs(here: Runtime) -> str:
+    """Why there is no engine, in a line; empty: some process holds the lock.
+
+    Raises `EngineUnavailable` for a folder of another user, and where something else than an
+    engine is at the socket's place.
+    """
+    from ..client.runtime_folder import inspect, is_held
+
+    if not inspect(here) or not here.socket.exists():
+        held = here.lock.exists() and is_held(here.lock)
+        return "" if held else f"no engine runs in {here.folder}: the first request starts one"
+    if not here.socket.is_socket():
+        raise EngineUnavailable(f"{here.socket} is in the way and is no socket: remove it")
+    if is_held(here.lock):
+        return ""
+    if here.listens():
+        raise EngineUnavailable(
+            f"some process that is no engine of mlx-provider listens on {here.socket}: end it "
+            f"(`lsof {here.socket}` names it), or set {PREFIX}RUNTIME_DIR to another folder"
+        )
+    return (
+        f"no engine runs: {here.socket} was left behind by one that was killed, "
+        "and the next request starts another in its place"
+    )
 
 
 def http_client(api_base: str | None = None, file: Path | None = None) -> HttpClient:

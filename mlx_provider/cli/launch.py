@@ -10,8 +10,10 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from ..errors import BadRequest
 from ..records import Client
 from ..registry import PluginRegistry
+from ..registry.names import near
 
 if TYPE_CHECKING:
     from ..gateway.models import Candidate
@@ -45,7 +47,7 @@ def launch(
 
     registry = context.find_object(PluginRegistry) or PluginRegistry.discover()
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    chosen = registry.client(client) if client else _asked_client(registry, console)
+    chosen = _client(client, registry, console) if client else _asked_client(registry, console)
     if not show:
         executable(chosen)  # said before anybody is asked for a model
     found = _model(chosen, registry, model, tokens, console)
@@ -68,10 +70,26 @@ def _tell(console: Console, phase: str, what: str) -> None:
     console.print(Text(f"{phase:<8}", style="dim"), Text(what), sep="")
 
 
+def _client(name: str, registry: PluginRegistry, console: Console) -> Client:
+    """The client of that name. Else shows those that are known, and raises `BadRequest`."""
+    try:
+        return registry.client(name)
+    except BadRequest:
+        for line in _listed(registry):
+            console.print(Text(line))
+        like = near(name, registry.clients)
+        hint = f"; did you mean {' or '.join(map(repr, like))}?" if like else ""
+        raise BadRequest(f"no client {name!r} is known{hint}", param="client") from None
+
+
+def _listed(registry: PluginRegistry) -> list[str]:
+    """A line for each client: what it is, and how it is installed where it is not."""
+    return [f"{each.name:<10} {each.serves}{_missing(each)}" for each in registry.clients.values()]
+
+
 def _asked_client(registry: PluginRegistry, console: Console) -> Client:
     """What the user picks. Raises `typer.Exit` with 2 and the list where nobody can pick."""
-    clients = list(registry.clients.values())
-    lines = [f"{each.name:<10} {each.serves}{_missing(each)}" for each in clients]
+    clients, lines = list(registry.clients.values()), _listed(registry)
     if not sys.stdin.isatty():
         for line in lines or ["no client is installed as a plugin"]:
             console.print(Text(line))

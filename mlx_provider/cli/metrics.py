@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import BadRequest
-from .engine_options import ApiBase, ApiKey, ApiKeyFile, http_client
+from .engine_options import ApiBase, ApiKey, ApiKeyFile, http_client, require_engine
 
 if TYPE_CHECKING:
     from ..client.http import HttpClient
@@ -35,7 +35,12 @@ def metrics(
     api_key_file: ApiKeyFile = None,
     api_key: ApiKey = None,
 ) -> None:
-    """Print the metrics of a running engine, or serve them to Prometheus. Starts no engine."""
+    """Print the metrics of a running engine, or serve them to Prometheus. Starts no engine.
+
+    Exit code 3: no engine runs.
+    """
+    if port is None:
+        require_engine(api_base, err=True)
     client = http_client(api_base, api_key_file)
     try:
         if port is None:

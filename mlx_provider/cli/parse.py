@@ -41,6 +41,8 @@ def parse() -> None:
     a parser that fails.
     With response_format, also parsed, valid and violated: how the content stands to it.
     """
+    if sys.stdin.isatty():
+        sys.stderr.write("reading JSON lines from the terminal; Ctrl-D ends\n")
     registry = PluginRegistry.discover()
     for answer in answers(sys.stdin, registry):
         sys.stdout.write(json.dumps(answer, ensure_ascii=False) + "\n")

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from .engine_options import ApiBase, ApiKey, ApiKeyFile, finite, http_client
+from .engine_options import ApiBase, ApiKey, ApiKeyFile, finite, running_engine
 
 if TYPE_CHECKING:
     from ..client.http import HttpClient
@@ -32,8 +32,11 @@ def top(
     api_key_file: ApiKeyFile = None,
     api_key: ApiKey = None,
 ) -> None:
-    """Watch requests, prompts, memory and prefix cache of a running engine. Starts none."""
-    client = http_client(api_base, api_key_file)
+    """Watch requests, prompts, memory and prefix cache of a running engine. Starts none.
+
+    Exit code 3: no engine runs.
+    """
+    client = running_engine(api_base, api_key_file, as_json=as_json)
     try:
         if web:
             _page(client, port, every)

@@ -23,6 +23,7 @@ from ..serving.interface import Deliver, Service
 from ..upstream.blas import active, preload
 from ..upstream.heap import keep_freed
 from ..upstream.installed import require_mlx
+from ..upstream.quiet import quiet_transformers
 from .access import own_names
 from .app import EngineApp
 from .engine_key import engine_key
@@ -67,6 +68,7 @@ def serve(options: ServeOptions, build: BuildService | None = None) -> int:
         log_to_stderr(settings.log_level)
         logging.getLogger("uvicorn").setLevel("WARNING")
         raise_file_limit()
+        quiet_transformers()
         if options.tcp:
             _serve_tcp(options, settings, build or chat_service)
         else:

@@ -74,9 +74,7 @@ def test_a_conversation_keeps_its_turns(monkeypatch: pytest.MonkeyPatch) -> None
     first = [Delta(reasoning="hm "), Delta(content="Hello "), Delta(content="Ada."), *END]
     service = Scripted(first, [Delta(content="Ada"), *END])
     typed = "My name is Ada.\n\nWho am I?\n"
-    shown, error = talk(
-        monkeypatch, service, typed, "--model", "mlx/org/model", "--system", "Be brief."
-    )
+    shown, error = talk(monkeypatch, service, typed, "mlx/org/model", "--system", "Be brief.")
     assert error is None
     assert "hm Hello Ada.\n[2 tokens, 10 tok/s; prompt 9, of which 4 from the cache]\n" in shown
     assert [request.model for request in service.requests] == ["org/model"] * 2

@@ -17,8 +17,10 @@ import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 import yaml
 from litellm.proxy.types_utils.utils import get_instance_fn
 from sybil import Document, Example, Region
@@ -40,6 +42,8 @@ PAGES = sorted((ROOT / "docs").rglob("*.md"))
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FENCED = RawFencedCodeBlockLexer(re.compile(r"(?P<language>\w*) *(?P<attributes>.*)\n"))
 NOT_RUN = re.compile(r'title="not run by the tests: (?P<reason>[^"]+)"')
+USAGE = typer.BadParameter.__mro__[1]
+"""What typer raises for words that a command does not take."""
 SHELL = frozenset("|&;<>*?`$(){}")
 """Signs that only a shell understands."""
 LONGEST = 60
@@ -59,6 +63,7 @@ WRONG = (
     "```\nno language\n```\n",
     "```sh\nno reason\n```\n",
     '```sh title="not run by the tests: too dear"\nmlx-provider launch --contxt 1 -- --any\n```\n',
+    '```sh title="not run by the tests: too dear"\nmlx-provider top model\n```\n',
 )
 
 
@@ -174,8 +179,22 @@ def look_at_commands(text: str) -> None:
     for line in commands(text) or text.splitlines():
         words = shlex.split(line, comments=True)
         if words[:1] == ["mlx-provider"] and not SHELL & set(line):
-            asked = words[1 : words.index("--")] if "--" in words else words[1:]
-            run_command([*asked, "--help"])
+            look_at_words(words[1 : words.index("--")] if "--" in words else words[1:])
+
+
+def look_at_words(words: list[str]) -> None:
+    """Whether the command takes these words; runs nothing."""
+    for name in (word for word in words if word.endswith(".json")):
+        Path(name).touch()  # a page may name a file that it shows
+    command: Any = typer.main.get_command(build(PluginRegistry.discover()))
+    while words and (below := getattr(command, "commands", None)):
+        command, words = below[words[0]], words[1:]
+    try:
+        command.make_context("mlx-provider", [*words])
+    except typer.Exit:  # of --help and --version
+        pass
+    except USAGE as error:
+        raise AssertionError(error.format_message()) from None
 
 
 def commands(text: str) -> list[str]:

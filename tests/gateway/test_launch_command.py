@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -137,7 +138,13 @@ def test_a_context_below_an_agents_first_prompt_is_told_at_once(name: str, token
 def test_an_unknown_client_names_those_that_are_known() -> None:
     code, _, told = invoke("cladue")
     assert code == 1
-    assert "did you mean 'claude'" in told
+    assert told.endswith("no client 'cladue' is known; did you mean 'claude'?")
+    lines = told.splitlines()[: len(OURS.clients)]
+    assert [line.split()[0] for line in lines] == [*OURS.clients]
+    missing = [line for line in lines if "(not installed: " in line]
+    assert missing == [
+        line for line in lines if shutil.which(OURS.client(line.split()[0]).command) is None
+    ]
 
 
 def test_without_a_terminal_the_menu_is_a_list() -> None:

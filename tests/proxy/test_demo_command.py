@@ -97,8 +97,8 @@ def test_keep_runs_until_it_is_told_to_end(environ, tmp_path):
         assert "Paris" in sent_as_printed(told)
         assert "trained on short answers" in told
         assert_all_is_well(told)
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
         process.stdout.read()
-        assert process.wait(60) == 0
+        assert process.wait(60) == 128 + signal.SIGINT
     with pytest.raises(httpx.ConnectError):
         httpx.get(url, trust_env=False)

@@ -1,0 +1,79 @@
+"""What commands say of an engine that does not run, and of what is typed into them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RUN = "from mlx_provider.cli import main; main()"
+TOLD = "no engine runs in {}: the first request starts one\n"
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    own = {**os.environ, "MLX_PROVIDER_RUNTIME_DIR": str(folder), "MLX_PROVIDER_PLUGINS": ""}
+    return subprocess.run(
+        [sys.executable, "-c", RUN, *words],
+        env=own,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("words", ["engine status", "cache", "cache --clear", "top --once"])
+def test_each_command_answers_as_engine_status_does(words: str, tmp_path: Path) -> None:
+    done = run(tmp_path / "none", *words.split())
+    assert (done.returncode, done.stdout, done.stderr) == (3, TOLD.format(tmp_path / "none"), "")
+
+
+@pytest.mark.parametrize("words", ["engine status --json", "cache --json", "top --once --json"])
+def test_a_program_is_told_in_json(words: str, tmp_path: Path) -> None:
+    done = run(tmp_path / "none", *words.split())
+    assert (done.returncode, json.loads(done.stdout)["engine"]) == (3, "none")
+
+
+def test_metrics_keep_what_is_no_metric_from_standard_output(tmp_path: Path) -> None:
+    done = run(tmp_path / "none", "metrics")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr == TOLD.format(tmp_path / "none")
+
+
+def test_there_is_no_log_of_an_engine_that_never_ran(tmp_path: Path) -> None:
+    done = run(tmp_path / "none", "engine", "logs")
+    assert (done.returncode, done.stdout) == (3, TOLD.format(tmp_path / "none"))
+
+
+def test_parse_says_in_a_terminal_what_it_waits_for() -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-c", RUN, "parse"])
+    shown = b""
+    while b"Ctrl-D" not in shown:
+        shown += os.read(terminal, 1024)
+    os.write(terminal, b"\x04")
+    _, status = os.waitpid(pid, 0)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_nothing_of_transformers_is_on_the_terminal(tmp_path: Path) -> None:
+    """It tells that there is no PyTorch as it is imported, unless told to be quiet before."""
+    code = (
+        "import sys, mlx_provider.cli.app as app\n"
+        "sys.argv = ['mlx-provider', 'plugins']\n"
+        "try:\n    app.main()\nexcept SystemExit:\n    pass\n"
+        "import transformers, transformers.utils.logging as told\n"
+        "told.get_logger('transformers').warning('odd config')\n"
+    )
+    own = {name: value for name, value in os.environ.items() if "TRANSFORMERS" not in name}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=own, capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""
