@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import Distribution, EntryPoint, entry_points
 
 from ..hookspecs import PROJECT
 from .plugin import FIRST_PARTY, Plugin
@@ -14,7 +14,9 @@ SELECTION = "MLX_PROVIDER_PLUGINS"
 
 def installed() -> list[tuple[Plugin, EntryPoint]]:
     """Every installed plugin, not yet loaded: ours first, then by distribution and name."""
-    found = [(_unloaded(entry_point), entry_point) for entry_point in entry_points(group=PROJECT)]
+    points = list(entry_points(group=PROJECT))
+    known = {id(point.dist): _distribution(point.dist) for point in points}
+    found = [(Plugin(point.name, *known[id(point.dist)]), point) for point in points]
     return sorted(found, key=lambda pair: (not pair[0].ours, pair[0].distribution, pair[0].name))
 
 
@@ -31,10 +33,11 @@ def missing(name: str) -> Plugin:
     return Plugin(name, "", "", error=f"{SELECTION} names it, but no such plugin is installed")
 
 
-def _unloaded(entry_point: EntryPoint) -> Plugin:
-    dist = entry_point.dist
+def _distribution(dist: Distribution | None) -> tuple[str, str]:
+    """Its name and version; each look at one of them reads its metadata anew."""
     if dist is None:
-        return Plugin(entry_point.name, "", "")
-    distribution = dist.name.lower().replace("_", "-").replace(".", "-")
-    ours = distribution == FIRST_PARTY
-    return Plugin(entry_point.name, FIRST_PARTY if ours else dist.name, dist.version)
+        return "", ""
+    metadata = dist.metadata
+    name, version = metadata["Name"], metadata["Version"]
+    canonical = name.lower().replace("_", "-").replace(".", "-")
+    return FIRST_PARTY if canonical == FIRST_PARTY else name, version

@@ -5,13 +5,18 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..config import PREFIX
-from .run import BuildService, ServeOptions, end_process, serve
+
+if TYPE_CHECKING:
+    from .run import BuildService
 
 
 def main(arguments: Sequence[str] | None = None, build: BuildService | None = None) -> int:
     """Parse the command line and serve; the exit code."""
+    from .run import ServeOptions, serve
+
     parser = options_parser("python -m mlx_provider.server", __doc__)
     parser.add_argument("--lock-fd", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
@@ -38,5 +43,15 @@ def options_parser(prog: str, description: str | None) -> argparse.ArgumentParse
     return parser
 
 
-if __name__ == "__main__":
+def _process() -> None:
+    """All of this process."""
+    from ..upstream.lean_packages import lean_packages
+
+    lean_packages()  # before anything imports them
+    from .run import end_process
+
     end_process(main())
+
+
+if __name__ == "__main__":
+    _process()

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from .. import __version__
 from ..config import PREFIX, runtime
 from ..engine.execution.batch_layout import LAYOUTS
+from ..engine.execution.pass_memory import PassBytes
 from ..engine.execution.probe import Probe
 from ..engine.scheduling.costs import UNMEASURED, Curve
 from ..plain_file import read_own, replace_own
@@ -31,7 +32,7 @@ LARGEST = 2**20
 ENTRIES = 64
 """Models and kinds of KV cache in it; the oldest goes first."""
 UPSTREAM = ("mlx", "mlx-lm", "mlx-vlm")
-FORMAT = 2
+FORMAT = 3
 """Of what is measured and how; another one is another measurement."""
 
 
@@ -41,6 +42,8 @@ class Measured:
 
     probe: Probe
     curve: Curve
+    passes: PassBytes | None = None
+    """`None`: they failed, and are tried again."""
     folder: str = ""
     """The model's, for people."""
     kind: str = ""
@@ -58,6 +61,7 @@ class Measured:
         """Whether it can be what this version has written."""
         numbers = [self.probe.noise_floor, self.curve.per_key, self.curve.per_pair]
         numbers += [number for width in self.curve.widths for number in width]
+        numbers += vars(self.passes).values() if self.passes is not None else ()
         return (
             self.probe.layout in LAYOUTS
             and bool(self.curve.widths)

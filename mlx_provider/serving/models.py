@@ -19,7 +19,7 @@ from ..chat.output.turn_layout import layout_of
 from ..config import EngineSettings
 from ..engine.engine import Engine
 from ..engine.execution.calibration import calibrate
-from ..engine.execution.pass_memory import PassMemory, measure
+from ..engine.execution.pass_memory import PassBytes, PassMemory, measure
 from ..engine.memory import MemoryProfile, memory_limit, pool_limit
 from ..engine.prefix_cache.cache import PrefixCache
 from ..engine.prefix_cache.disk import DiskTier
@@ -379,7 +379,8 @@ class Models:
             drafts = self.ranks.alone(partial(self._drafts, loaded, options), Drafts())
         guessing = drafts.speculation.drafting if drafts.speculation else None
         sparse = sparse_prefill_of(options, model, make_cache, found, guessing, drafts.drafter)
-        passes = measure(model, make_cache, curve, IDLE_STALL, limits.max_chunk, unlike)
+        each = measured.passes or measure(model, make_cache, curve, unlike) or PassBytes()
+        passes = PassMemory.of(each, curve, IDLE_STALL, limits.max_chunk)
         shapes = fixed.shapes if fixed else None
         engine = Engine(
             model,
@@ -448,8 +449,10 @@ class Models:
         if self.ranks.size == 1:
             check_kv(loaded.model, options)
         found = tried(loaded.model, options, layouts, agreed, unlike)
-        curve = calibrate(loaded.model, cache_maker(loaded.model, options), agreed)
-        own = Measured(found, curve, str(loaded.folder), kv_kind(options), software())
+        make_cache = cache_maker(loaded.model, options)
+        curve = calibrate(loaded.model, make_cache, agreed)
+        passes = measure(loaded.model, make_cache, curve, unlike)
+        own = Measured(found, curve, passes, str(loaded.folder), kv_kind(options), software())
         measured = agreed.on("measured", lambda: own, _dumped, _read) or own
         if not agreed.follows:
             self._measurements.keep(key, measured)

@@ -264,7 +264,7 @@ def test_a_broken_plugin(subject: Make, install_plugin: Install) -> None:
 def kept(folder: Path, seconds: list[tuple[int, float]], **fields: object) -> Measured:
     values: dict[str, object] = {"drafts": True, "noise_floor": 0.25, **fields}
     probe = Probe("grouped", MemoryProfile(0, 8), ("a note",), mixes=True, **values)  # type: ignore[arg-type]
-    return Measured(probe, Curve(seconds), str(folder.resolve()), "", software())
+    return Measured(probe, Curve(seconds), None, str(folder.resolve()), "", software())
 
 
 def with_kept(here: Subject, *measured: Measured) -> Subject:
@@ -356,7 +356,7 @@ def test_what_was_measured(whole: Path, subject: Make) -> None:
     assert "grouped" in found[0].what
     assert "0.25" in found[0].what
     assert [each.name for each in found[1:]] == ["measured.notes", "measured.reproducible"]
-    other = Measured(kept(whole, [(1, 9.0)]).probe, Curve([(1, 9.0)]), str(whole), "4 bits")
+    other = Measured(kept(whole, [(1, 9.0)]).probe, Curve([(1, 9.0)]), None, str(whole), "4 bits")
     assert speculation.last_measured(with_kept(here, kept(whole, [(1, 0.01)]), other)) != other
     old = replace(kept(whole, [(1, 0.01)]), software="mlx-provider 0.0.1")
     (told, *_) = measured.decoding(with_kept(here, old))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_provider.engine import memory
-from mlx_provider.engine.execution.pass_memory import PassMemory, measure
+from mlx_provider.engine.execution.pass_memory import PassBytes, PassMemory, measure
 from mlx_provider.engine.scheduling.costs import UNMEASURED, Curve
 
 GIGA = 2**30
@@ -29,7 +28,7 @@ import mlx.core as mx
 
 from mlx_provider import LoadOptions
 from mlx_provider.engine.execution.calibration import calibrate
-from mlx_provider.engine.execution.pass_memory import measure
+from mlx_provider.engine.execution.pass_memory import PassMemory, measure
 from mlx_provider.engine.execution.probe import probe
 from mlx_provider.families.text import load_text
 from mlx_provider.testing.driver import new_engine, new_request, run
@@ -39,7 +38,7 @@ from pathlib import Path
 model = load_text(build(Path(sys.argv[1]), sys.argv[2]), LoadOptions())
 rows = probe(model, model.make_cache, ["solo"]).memory
 curve = calibrate(model, model.make_cache)
-passes = measure(model, model.make_cache, curve, seconds=100, most=256)
+passes = PassMemory.of(measure(model, model.make_cache, curve), curve, seconds=100, most=256)
 engine = new_engine(model, layout="solo", max_chunk=256, row_bytes=rows.row_bytes)
 engine.scheduler.budget = replace(engine.scheduler.budget, passing=passes)
 request = new_request([5 + i % 90 for i in range(1500)], max_tokens=4)
@@ -67,7 +66,7 @@ def test_a_request_peaks_within_what_was_set_aside_for_it(family: str, tmp_path:
 
 
 def test_a_deep_chunk_is_as_narrow_as_its_time_demands() -> None:
-    passes = PassMemory(row=10, token=100, pair=1, widest=64, pairs=64_000)
+    passes = PassMemory(PassBytes(row=10, token=100, pair=1), widest=64, pairs=64_000)
     assert passes(10, 1) == 10 + 1000 + 100
     assert passes(500, 2) == 20 + 6400 + 32_000
     assert passes(100_000, 1) == 10 + 6400 + 64_000
@@ -80,19 +79,17 @@ def test_what_cannot_be_measured_takes_nothing() -> None:
     class Broken:
         info = SimpleNamespace(context_length=4096, vocab_size=100)
 
-    passes = measure(Broken(), list, UNMEASURED, 0.5, 2048)  # type: ignore[arg-type]
+    assert measure(Broken(), list, UNMEASURED) is None  # type: ignore[arg-type]
+    passes = PassMemory.of(PassBytes(), UNMEASURED, 0.5, 2048)
     assert passes(10_000, 3) == 0
     assert passes.pairs == inf
 
 
 def test_memory_is_set_aside_for_the_large_chunks_of_a_slow_device() -> None:
-    class Broken:
-        info = SimpleNamespace(context_length=4096, vocab_size=100)
-
     slow = Curve(((1, 0.6), (2000, 2.6)), per_pair=1e-6)
-    passes = measure(Broken(), list, slow, 0.5, 2048)  # type: ignore[arg-type]
+    passes = PassMemory.of(PassBytes(pair=1), slow, 0.5, 2048)
     assert passes.widest >= passes.least >= 1000
-    assert replace(passes, pair=1)(100_000, 1) == passes.least * 100_000
+    assert passes(100_000, 1) == passes.least * 100_000
 
 
 def test_metal_recommends_cuda_tells_its_own_a_cpu_has_the_hosts(

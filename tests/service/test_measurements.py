@@ -51,6 +51,7 @@ def load(make_service: Any, file: Path, monkeypatch: pytest.MonkeyPatch) -> Load
 
     counting(kv_choice, "probe")
     counting(models, "calibrate")
+    counting(models, "measure")
 
     def run(folder: Path, options: ModelOptions | None = None, **settings: Any) -> Served:
         counted.clear()
@@ -69,7 +70,7 @@ def folder(build_tiny: Any) -> Path:
 
 def test_the_second_load_measures_nothing(load: Any, folder: Path, file: Path) -> None:
     first = load(folder)
-    assert load.measured == ["probe", "calibrate"]
+    assert load.measured == ["probe", "calibrate", "measure"]
     second = load(folder)
     assert load.measured == []
     assert second.running.probe == first.running.probe
@@ -109,7 +110,7 @@ def test_anything_that_differs_is_measured_anew(
     else:
         monkeypatch.setenv("MLX_ENABLE_TF32", "0")
     load(own, options, **settings)
-    assert load.measured == ["probe", "calibrate"]
+    assert load.measured == ["probe", "calibrate", "measure"]
     load(own, options, **settings)
     assert load.measured == []
 
@@ -117,7 +118,7 @@ def test_anything_that_differs_is_measured_anew(
 def test_it_can_be_switched_off(load: Any, folder: Path, file: Path) -> None:
     for _ in range(2):
         load(folder, measurements="off")
-        assert load.measured == ["probe", "calibrate"]
+        assert load.measured == ["probe", "calibrate", "measure"]
     assert not file.parent.exists()
 
 
@@ -125,7 +126,7 @@ def test_a_broken_file_is_measured_over(load: Any, folder: Path, file: Path) -> 
     file.parent.mkdir(mode=0o700)
     file.write_text('{"half": ')
     load(folder)
-    assert load.measured == ["probe", "calibrate"]
+    assert load.measured == ["probe", "calibrate", "measure"]
     load(folder)
     assert load.measured == []
 

@@ -35,15 +35,22 @@ MakeCache = Callable[[], list[Any]]
 
 
 @dataclass(frozen=True)
+class PassBytes:
+    """Bytes of passes, as measured."""
+
+    row: float = 0.0
+    """For each row that decodes."""
+    token: float = 0.0
+    """For each further token."""
+    pair: float = 0.0
+    """For each pair of a new token and a cached one; 0 where attention never holds its scores."""
+
+
+@dataclass(frozen=True)
 class PassMemory:
     """Bytes of passes over rows or a chunk, by what was measured and how large a chunk may get."""
 
-    row: float
-    """For each row that decodes."""
-    token: float
-    """For each further token."""
-    pair: float
-    """For each pair of a new token and a cached one; 0 where attention never holds its scores."""
+    each: PassBytes
     widest: int
     """Tokens of a chunk at most."""
     pairs: float
@@ -51,25 +58,32 @@ class PassMemory:
     least: int = 0
     """Tokens that a chunk may have however long they take."""
 
+    @classmethod
+    def of(cls, each: PassBytes, curve: Curve, seconds: float, most: int) -> PassMemory:
+        """Of chunks that may have so many seconds, and tokens at most."""
+        least = worthwhile(widths(0, most), curve.seconds)
+        longest = max(seconds, curve.seconds(least))
+        return cls(
+            each,
+            widest=bisect_right(range(1, most + 1), longest, key=curve.seconds),
+            pairs=seconds / curve.per_pair if curve.per_pair > 0 else inf,
+            least=least,
+        )
+
     def __call__(self, tokens: int, rows: int) -> int:
         """Bytes of the largest pass of so many rows, or over a prompt of so many tokens."""
         chunk = min(self.widest, tokens)
-        scores = self.pair * min(chunk * tokens, max(self.pairs, min(self.least, chunk) * tokens))
-        return int(self.row * rows + self.token * max(chunk, rows) + scores)
+        pairs = min(chunk * tokens, max(self.pairs, min(self.least, chunk) * tokens))
+        each = self.each
+        return int(each.row * rows + each.token * max(chunk, rows) + each.pair * pairs)
 
 
 def measure(
-    model: LoadedModel,
-    make_cache: MakeCache,
-    curve: Curve,
-    seconds: float,
-    most: int,
-    unlike: Unlike | None = None,
-) -> PassMemory:
-    """Watch the peaks of passes of `model` on the engine thread. Never raises.
+    model: LoadedModel, make_cache: MakeCache, curve: Curve, unlike: Unlike | None = None
+) -> PassBytes | None:
+    """Watch the peaks of passes of `model` on the engine thread. `None`: they failed.
 
-    `seconds`, `most`: time and tokens that a chunk may have; `unlike`: other ranks keep unlike
-    parts of a row, and the largest passes count.
+    `unlike`: other ranks keep unlike parts of a row, and the largest passes count.
     """
     context = model.info.context_length
     fitting = [n for n in WIDTHS if curve.seconds(n) <= BRIEF and n <= context]
@@ -89,16 +103,7 @@ def measure(
     row: float = one
     if unlike is not None:
         row, token, pair = unlike.most([row, token, pair])
-    least = worthwhile(widths(0, most), curve.seconds)
-    longest = max(seconds, curve.seconds(least))
-    return PassMemory(
-        row=row,
-        token=token,
-        pair=pair,
-        widest=bisect_right(range(1, most + 1), longest, key=curve.seconds),
-        pairs=seconds / curve.per_pair if curve.per_pair > 0 else inf,
-        least=least,
-    )
+    return None if tried.fault is not None else PassBytes(row, token, pair)
 
 
 def _roomy(make_cache: MakeCache, tokens: int) -> list[Any]:

@@ -1,0 +1,87 @@
+"""What an engine process imports until it has answered, and that nothing is missed of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlx_provider.client.connection import Connections
+from mlx_provider.gateway.engine import end_engine, warm_up
+
+NOT_NEEDED = (
+    "mlx_lm.convert",
+    "mlx_lm.generate",
+    "mlx_vlm.convert",
+    "mlx_vlm.generate",
+    "requests.api",
+    "urllib3",
+    "rich",
+    "pygments",
+    "litellm",
+    "torch",
+)
+WHOLE = """
+import sys
+from mlx_provider.upstream.lean_packages import lean_packages
+lean_packages()
+import mlx_lm.utils, mlx_lm.models.cache
+assert "mlx_lm.convert" not in sys.modules
+from mlx_lm import generate, load
+assert load is mlx_lm.utils.load and generate.__name__ == "generate" and callable(generate)
+assert not hasattr(mlx_lm, "nothing") and mlx_lm.__version__
+try:
+    import mlx_lm.nothing
+except ModuleNotFoundError as error:
+    assert error.name == "mlx_lm.nothing"
+else:
+    raise AssertionError
+import mlx_vlm, requests, httpx
+assert callable(mlx_vlm.generate) and callable(requests.get) and requests.exceptions.Timeout
+httpx.Client(trust_env=False).close()
+"""
+AT_ONCE = """
+import threading
+from mlx_provider.upstream.lean_packages import lean_packages
+lean_packages()
+import requests
+at_once, found = threading.Barrier(8), []
+def ask():
+    at_once.wait()
+    found.append(requests.get)
+threads = [threading.Thread(target=ask) for _ in range(8)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+assert len(found) == 8
+"""
+
+
+def test_an_engine_imports_what_it_uses(tmp_path: Path) -> None:
+    own = {
+        **os.environ,
+        "MLX_PROVIDER_RUNTIME_DIR": os.environ["MLX_PROVIDER_RUNTIME_DIR"] + "/lean",
+        "PYTHONPROFILEIMPORTTIME": "1",
+    }
+    connections = Connections(own)
+    engine = connections.client(None, None)
+    try:
+        warm_up(engine, "demo")
+        log = Path(own["MLX_PROVIDER_RUNTIME_DIR"], "engine.log").read_text()
+    finally:
+        end_engine(engine)
+        connections.close()
+    lines = [line.rpartition("|") for line in log.splitlines() if line.startswith("import time:")]
+    imported = {name.strip() for _, _, name in lines}
+    assert "mlx_lm.utils" in imported
+    assert imported.isdisjoint(NOT_NEEDED), sorted(imported.intersection(NOT_NEEDED))
+
+
+@pytest.mark.parametrize("program", [WHOLE, AT_ONCE], ids=["whole", "at once"])
+def test_whoever_asks_for_more_gets_it(program: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
