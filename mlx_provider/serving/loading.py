@@ -16,6 +16,7 @@ import mlx.core as mx
 from pydantic import TypeAdapter
 
 from ..chat.constraints.compiler import GrammarCompiler
+from ..chat.constraints.literal import spaces_of
 from ..engine.feature_cache import FeatureCache
 from ..engine.worker import EngineWorker
 from ..errors import (
@@ -252,7 +253,8 @@ class Loading:
 
 def _grammar_of(made: LoadedModel, pool: Executor | None) -> GrammarCompiler:
     fast, info = made.tokenizer.fast, made.info
-    compiler = GrammarCompiler(fast, info.stop_tokens, info.vocab_size, pool=pool)
+    spaces = spaces_of(info.chat_template)
+    compiler = GrammarCompiler(fast, info.stop_tokens, info.vocab_size, pool=pool, spaces=spaces)
     if info.vocab_size >= LARGE_VOCABULARY:
         compiler.prepare()
     return compiler

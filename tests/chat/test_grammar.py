@@ -1,6 +1,7 @@
 """Structured output over a byte-level vocabulary: what is accepted, refused, and forced."""
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from mlx_provider.chat.constraints.compiler import GrammarCompiler, Structure
+from mlx_provider.chat.constraints.literal import ONE_LINE, spaces_of
 from mlx_provider.chat.constraints.request import Form
 from mlx_provider.chat.constraints.thoughts import AfterThoughts, Thoughts
 from mlx_provider.errors import BadRequest, RequestFailed
@@ -78,8 +80,10 @@ TREE = {
     [
         ('{"x":1,"on":true}', True),
         ('{"x": 1, "on": true}', True),
-        ('{\n  "x": 1,\n  "on": true\n}', True),
-        ('{\n\t"x" : 1 ,\n\t"on" : true\n}', True),
+        ('{"x": 1,"on":true}', True),
+        ('{\n  "x": 1,\n  "on": true\n}', False),
+        ('{"x" : 1, "on": true}', False),
+        ('{"x":\t1, "on": true}', False),
         ('{"x":  1, "on": true}', False),
         ('{\n\n"x":1,"on":true}', False),
         ('{"x":1,"on":true} ', False),
@@ -88,6 +92,47 @@ TREE = {
 )
 def test_white_space_is_natural_and_bounded(model: Any, text: str, fits: bool) -> None:
     assert model.accepts(model.started(response_format=json_schema(POINT)), text) is fits
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ('{"x": 1, "on": true}', True),
+        ('{"x":1,"on":true}', True),
+        ('{\n  "x": 1,\n  "on": true\n}', True),
+        ('{\n\t"x": 1,\n\t"on": true\n}', True),
+        ('{\n\n"x": 1, "on": true}', False),
+        ("{\n" + "\t" * 11 + '"x": 1, "on": true}', False),
+        ("{\n" + " " * 41 + '"x": 1, "on": true}', False),
+    ],
+)
+def test_a_template_that_shows_lines_allows_them(model: Any, text: str, fits: bool) -> None:
+    spaces = spaces_of("{{ call.arguments | tojson(indent=4) | indent(8) }}")
+    lined = GrammarCompiler(model.tokenizer, model.eos, model.rows, spaces=spaces)
+    structure = lined.structure(model.request(response_format=json_schema(POINT)))
+    assert structure is not None
+    assert model.accepts(structure.constraint, text) is fits
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        None,
+        "{{ tools | tojson(indent=4) }}{{ call.arguments | tojson }}",
+        "{{ call.arguments }}{% for t in tools %}{{ t | tojson(indent=2) }}{% endfor %}",
+    ],
+)
+def test_a_template_that_shows_calls_on_one_line(template: str | None) -> None:
+    assert spaces_of(template) == ONE_LINE
+
+
+def test_a_random_model_does_not_fill_up_with_white_space(model: Any) -> None:
+    """Of white space outside of strings there is at most one character for each separator."""
+    first = model.started(response_format=json_schema(TREE))
+    for seed in range(20):
+        text, _ = model.sample(first.fork(), seed, 300)
+        bare = re.sub(r'"(?:[^"\\\\]|\\\\.)*"?', "", text)
+        assert sum(map(str.isspace, bare)) <= bare.count(",") + bare.count(":")
 
 
 def test_random_model_writes_valid_json_200_times(model: Any) -> None:

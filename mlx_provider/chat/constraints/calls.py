@@ -11,7 +11,7 @@ from typing import Any
 from ...errors import BadRequest
 from ...records.grammar import CallGrammar, TaggedArguments
 from ...records.parameters import listed_parameters
-from .literal import Function, Split, json_rule, literal
+from .literal import ONE_LINE, Function, Spaces, Split, json_rule, literal
 from .schema import SchemaReader
 from .tagged import TaggedArgument
 from .trial import MAX_GRAMMAR
@@ -79,6 +79,7 @@ class CallRules:
     functions: Sequence[Function]
     split: Split
     parallel: bool = True
+    spaces: Spaces = field(default_factory=lambda: ONE_LINE)
     rules: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     _size: int = 0
@@ -106,11 +107,11 @@ class CallRules:
         tags = self.grammar.tagged
         properties, required = listed_parameters(function.schema)
         if tags is None or written_as_object(tags, properties):
-            self.rules.append(f"args_{i}: {json_rule(function.schema)}")
+            self.rules.append(f"args_{i}: {json_rule(function.schema, self.spaces)}")
             return f"args_{i}"
         names = {}
         for k, (name, schema) in enumerate(properties.items()):
-            argument = TaggedArgument(f"arg_{i}_{k}", name, schema, function, tags)
+            argument = TaggedArgument(f"arg_{i}_{k}", name, schema, function, tags, self.spaces)
             self._add(argument.rules(self.split))
             self.warnings += argument.warnings
             names[argument.rule] = name in required

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ...errors import BadRequest, GrammarFailed, RequestFailed
 from ...protocol.messages import GenerateRequest
 from ...records.grammar import CallGrammar, MessageGrammar
+from .literal import ONE_LINE, Spaces
 from .request import Form, after_message, request_form
 from .thoughts import AfterThoughts, Thoughts
 from .trial import LIMITS, MAX_GRAMMAR, Allowance, GrammarTrial
@@ -158,6 +159,7 @@ class GrammarCompiler:
 
     fast: the model's `tokenizers.Tokenizer`. eos: tokens that end a reply. vocab_size: rows of
     the output matrix. capacity, letters: grammars that are kept, and characters of all of them.
+    spaces: white space of JSON.
     """
 
     def __init__(
@@ -169,6 +171,7 @@ class GrammarCompiler:
         pool: Executor | None = None,
         capacity: int = 128,
         letters: int = KEPT_LETTERS,
+        spaces: Spaces = ONE_LINE,
     ) -> None:
         self._fast = fast
         self._eos = frozenset(eos)
@@ -176,6 +179,7 @@ class GrammarCompiler:
         self._pool = pool
         self._capacity = capacity
         self._letters = letters
+        self._spaces = spaces
         self._compiled: OrderedDict[str, _Compiled] = OrderedDict()
         self._tokenizer: LLTokenizer | None = None
         self._special: tuple[re.Pattern[str], dict[str, int]] | None = None
@@ -199,7 +203,12 @@ class GrammarCompiler:
         preface = messages.answer if messages else ""
         allowance = Allowance()
         form = request_form(
-            request, calls, self.split, lambda lark: self._made(lark, allowance).wrong, preface
+            request,
+            calls,
+            self.split,
+            lambda lark: self._made(lark, allowance).wrong,
+            preface,
+            self._spaces,
         )
         if form is None:
             return None

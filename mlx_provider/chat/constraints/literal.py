@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# A model that pads with white space would never come to an end: one space, or one line end
-# with its indentation, wherever JSON allows white space.
-WHITESPACE = r" |\n[ \t]{0,40}"
+Spaces = Mapping[str, Any]
+"""White space of JSON, as llguidance's `x-guidance` options. It is bounded everywhere: a model that
+pads with white space would never come to an end."""
+ONE_LINE: Spaces = {
+    "whitespace_flexible": False,
+    "item_separator": ", ?",
+    "key_separator": ": ?",
+}
+"""As `json.dumps` writes it, or without any: at most one space, behind a comma or a colon."""
+INDENTED: Spaces = {"whitespace_pattern": r" |\n( {0,40}|\t{0,10})"}
+"""One space or one line end with its indentation, wherever JSON allows white space."""
+_SHOWS_LINES = re.compile(r"\b(?:arguments|tool_calls?)\b[^{}%]{0,80}\btojson\s*\(\s*indent")
+
+
+def spaces_of(template: str | None) -> Spaces:
+    """The white space of JSON that a model knows from its chat template."""
+    return INDENTED if template and _SHOWS_LINES.search(template) else ONE_LINE
+
 
 Split = Callable[[str], list[str | int]]
 """Text cut at special tokens: pieces of text, and token ids in place of the special ones."""
 
 
-def json_rule(schema: Mapping[str, Any]) -> str:
+def json_rule(schema: Mapping[str, Any], spaces: Spaces) -> str:
     """A schema as a Lark expression."""
-    options = {"x-guidance": {"whitespace_pattern": WHITESPACE}}
-    return "%json " + json.dumps({**options, **schema}, ensure_ascii=False)
+    return "%json " + json.dumps({"x-guidance": dict(spaces), **schema}, ensure_ascii=False)
 
 
 def literal(text: str, split: Split) -> str:

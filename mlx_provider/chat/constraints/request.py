@@ -11,7 +11,7 @@ from ...errors import BadRequest
 from ...protocol.messages import GenerateRequest
 from ...records.grammar import CallGrammar, MessageGrammar
 from .calls import CallRules, called_object, tool_functions
-from .literal import Split, json_rule, literal
+from .literal import ONE_LINE, Spaces, Split, json_rule, literal
 from .schema import SchemaReader
 from .trial import MAX_GRAMMAR
 
@@ -37,27 +37,28 @@ def request_form(
     split: Split,
     compiles: Compiles,
     preface: str = "",
+    spaces: Spaces = ONE_LINE,
 ) -> Form | None:
     """The form that a request demands of its reply; `None`: any text will do.
 
     calls: how the model's tool parser expects them; `None`: as bare JSON objects. preface: what
-    the model's format writes before an answer. Raises `BadRequest` that names the parameter, and
-    for schemas the keyword.
+    the model's format writes before an answer. spaces: white space of JSON. Raises `BadRequest`
+    that names the parameter, and for schemas the keyword.
     """
     names = demanded(request)
-    answer = _answer(request, compiles, literal(preface, split))
+    answer = _answer(request, compiles, literal(preface, split), spaces)
     optional = names is None
     if optional and (answer is None or not answer.after_lead or not _may_call(request, calls)):
         return answer
     warnings: list[str] = []
     functions = tool_functions(
         request.tools,
-        lambda schema: compiles(f"start: {json_rule(schema)}"),
+        lambda schema: compiles(f"start: {json_rule(schema, spaces)}"),
         names or None,
         warnings,
     )
     several = request.parallel_tool_calls and not (names and len(names) == 1)
-    rules = CallRules(calls or BARE_JSON, functions, split, several)
+    rules = CallRules(calls or BARE_JSON, functions, split, several, spaces)
     lark = f"start: calls\n{rules.lark()}"
     if optional and answer is not None:
         lark = _answer_or(answer, rules, lark)
@@ -102,7 +103,7 @@ def _answer_or(answer: Form, rules: CallRules, lark: str) -> str:
         for name, schema in documents.items()
     }
     union = {"anyOf": [{"$ref": f"#/$defs/{name}"} for name in moved], "$defs": moved}
-    return f"start: {json_rule(union)}"
+    return f"start: {json_rule(union, rules.spaces)}"
 
 
 def demanded(request: GenerateRequest) -> list[str] | None:
@@ -137,7 +138,9 @@ def _name(choice: Any) -> str:
     return name
 
 
-def _answer(request: GenerateRequest, compiles: Compiles, preface: str) -> Form | None:
+def _answer(
+    request: GenerateRequest, compiles: Compiles, preface: str, spaces: Spaces
+) -> Form | None:
     if request.grammar is not None:
         if _kind(request.response_format) not in (None, "text"):
             raise BadRequest("send either grammar or response_format", param="grammar")
@@ -148,7 +151,7 @@ def _answer(request: GenerateRequest, compiles: Compiles, preface: str) -> Form 
     where = "response_format"
     read = SchemaReader(where).read(schema)
     document: dict[str, Any] = {"anyOf": []} if read is False else {} if read is True else read
-    lark = f"start: answer\nanswer: {preface} json\njson: {json_rule(document)}"
+    lark = f"start: answer\nanswer: {preface} json\njson: {json_rule(document, spaces)}"
     wrong = compiles(lark)
     if wrong:
         raise BadRequest(f"{where}: the schema cannot be enforced: {wrong}", param=where)

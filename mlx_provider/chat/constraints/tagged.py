@@ -10,7 +10,7 @@ from typing import Any
 
 from ...records.grammar import TaggedArguments
 from ...records.parameters import resolved, value_types
-from .literal import Function, Split, json_rule, literal
+from .literal import ONE_LINE, Function, Spaces, Split, json_rule, literal
 from .schema import SchemaReader
 
 _MAX_LISTED = 10_000
@@ -28,6 +28,7 @@ class TaggedArgument:
     schema: Any
     function: Function
     tags: TaggedArguments
+    spaces: Spaces = field(default_factory=lambda: ONE_LINE)
     warnings: list[str] = field(default_factory=list)
 
     def rules(self, split: Split) -> list[str]:
@@ -48,7 +49,7 @@ class TaggedArgument:
     def _json(self, rule: str, split: Split) -> list[str]:
         return [
             f"{rule}: {self._key(split)} {rule}_json {self._after(split)}",
-            f"{rule}_json: {json_rule(self._document())}",
+            f"{rule}_json: {json_rule(self._document(), self.spaces)}",
         ]
 
     def _key(self, split: Split, *, text: bool = False) -> str:
