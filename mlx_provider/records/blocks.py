@@ -59,8 +59,13 @@ def read_block(
             reader.rewind(start)
             return not _shows_cut(reader, parser, marker, emit, tools)
     except NotACall as failure:
+        cut = _was_cut(reader, parser)
+        if reader.calls > before and cut and tools:
+            reader.abandon_call()
+            reader.skip(len(reader.ahead()))
+            return True
         if reader.calls == before:
-            if _was_cut(reader, parser):
+            if cut:
                 reader.rewind(start)
                 return not _shows_cut(reader, parser, marker, emit, tools)
             yield from _not_a_call(reader, marker, emit, start, failure)

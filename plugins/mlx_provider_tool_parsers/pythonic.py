@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
+import sys
 from typing import Any
 
 from mlx_provider import CallGrammar, TaggedArguments, ToolCall, ToolParser
@@ -80,6 +82,8 @@ def _value(node: ast.expr) -> Any:
         return [_value(item) for item in node.elts]
     try:
         value = ast.literal_eval(node)
+        if isinstance(value, float) and math.isinf(value):  # such as 1e999, which is JSON
+            value = math.copysign(sys.float_info.max, value)
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ValueError("not a literal") from error

@@ -136,7 +136,10 @@ def _section(name: str, section: Section, **fields: object) -> ToolParser:
         end=section.end[0],
         ends=section.end[1:],
         scan=section.scan,
-        markers=(section.call, section.separator, section.call_end),
+        markers=(
+            *(section.call, section.kind + section.separator),
+            *(section.separator, section.call_end),
+        ),
         **fields,  # type: ignore[arg-type]
     )
 

@@ -37,6 +37,28 @@ def test_a_cut_call_is_not_content(name: str, lead: str) -> None:
             assert [called for called, _ in found.calls] in ([], ["get_weather"])
 
 
+@pytest.mark.parametrize("name", sorted(set(PARSERS) - BARE - {"harmony"}))
+def test_a_cut_second_call_is_not_content(name: str) -> None:
+    grammar = PARSERS[name].call_grammar()
+    call = CALLS[name]
+    one = call.removeprefix(grammar.open)
+    one = one.removesuffix(grammar.close) if grammar.close else one
+    if grammar.between is None:
+        pytest.skip("one call a reply")
+    whole = grammar.open + one + grammar.between
+    for end in range(len(one)):
+        text = whole + one[:end]
+        for chunks in ([text], list(text)):
+            found = read_chunks(chunks, tool_parser=PARSERS[name], tools=TOOLS)
+            assert found.content.strip() == "", text
+
+
+def test_a_reply_cut_inside_a_json_word() -> None:
+    text = '<tool_call>\n{"name": "get_weather", "arguments": {"city": nul'
+    found = read_chunks([text], tool_parser=PARSERS["hermes"], tools=TOOLS)
+    assert (found.content, [called for called, _ in found.calls]) == ("", ["get_weather"])
+
+
 @pytest.mark.parametrize("name", sorted(BARE))
 @pytest.mark.parametrize(
     "text", ['{"name": "Ada Lov', '{"city": "Os', '[{"id": 1}, {"id', "[put(1, 2", "[1, 2"]

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from .conftest import TOOL_PARSERS, read_chunks, tool, written
 
 PARSERS = {parser.name: parser for parser in TOOL_PARSERS.values()}
 VALUES = ["", "\n", "\n\n", " ", "x\n", "\nx", "\n\nx\n\n", " x ", "\tx\r\n", "\r\n\n x\n \n"]
+
+
+@pytest.mark.parametrize("name", ["llama4_pythonic", "lfm2", "olmo3"])
+def test_a_number_beyond_all_floats_loses_no_call(name: str) -> None:
+    text = written(PARSERS[name], "save", {"n": 0}).replace("=0", "=-964e22717")
+    found = read_chunks([text], tool_parser=PARSERS[name], tools=[tool("save", n="number")])
+    assert found.whole_calls == [("save", {"n": -sys.float_info.max})]
 
 
 @pytest.mark.parametrize("declared", ["string", "", "string or list"])
