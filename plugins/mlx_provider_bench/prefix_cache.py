@@ -3,8 +3,8 @@
 Time to first token of a long prompt cold, repeated, and with another question at its end, in a
 message of its own or in the document's; a conversation of six turns over a document; the prefix
 cache's lookup and its hit rates over agent traffic; with peers, the same prompts through three
-servers over HTTP. Models are random, greedy tokens are compared with a cold run everywhere: a fast
-wrong answer shows as such.
+servers over HTTP. Models are random, or one checkpoint; greedy tokens are compared with a cold run
+everywhere: a fast wrong answer shows as such.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ class Plan:
 
     variants: Sequence[str] = VARIANTS
     """Families; `+image`: with an image before the document."""
+    model: Path | None = None
+    """A checkpoint's folder, in place of random models."""
     sizes: Sequence[int] = (1024, 4096, SPEEDUP_AT)
     hidden: int = 256
     layers: int = 4
@@ -118,15 +120,15 @@ def bench(plan: Plan) -> Result:
 
 def _models(plan: Plan) -> Result:
     found: Result = {"models": {}, "ttft": [], "conversation": [], "servers": [], "talks": []}
-    variants = [v for v in VARIANTS if v in {*plan.variants, *plan.talk}]
-    for variant in variants:
-        family, _, image = variant.partition("+")
+    known = VARIANTS if plan.model is None else (plan.model.name,)
+    for variant in (v for v in known if v in {*plan.variants, *plan.talk}):
+        name, _, image = variant.partition("+")
         with tempfile.TemporaryDirectory() as scratch:
-            folder = write_model(
-                Path(scratch) / family, family, plan.dtype, plan.hidden, plan.layers
+            folder = plan.model or write_model(
+                Path(scratch) / name, name, plan.dtype, plan.hidden, plan.layers
             )
             subject = Subject(load(folder, plan.dtype), folder, bool(image))
-            found["models"][family] = size_of(subject.model)
+            found["models"][name] = size_of(subject.model)
             truths: list[tuple[Asked, str]] = []
             if "ttft" in plan.parts and variant in plan.variants:
                 for size in plan.sizes:

@@ -33,6 +33,18 @@ def test_every_part(bench: Callable[..., dict[str, Any]], small: tuple[str, ...]
     assert result["models"]["qwen3_vl"]["weights_bytes"] > 0
 
 
+def test_a_checkpoint_in_place_of_random_models(
+    bench: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    folder = write_model(tmp_path / "mine", "llama", "float32", 64, 2)
+    parts = ("--part", "ttft", "--part", "conversation", "--tokens", "100", "--document", "60")
+    result = bench("prefix", "--model", str(folder), *parts, "--turns", "2")
+    (row,), (talk,) = result["ttft"], result["conversation"]
+    assert row["variant"] == talk["variant"] == "mine"
+    assert (row["same_tokens"], talk["same_tokens"]) == ("15/15", "2/2")
+    assert list(result["models"]) == ["mine"]
+
+
 @pytest.fixture
 def subject(tmp_path: Path) -> Subject:
     folder = write_model(tmp_path / "model", "llama", "float32", 64, 2)

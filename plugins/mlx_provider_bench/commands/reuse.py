@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -38,6 +39,10 @@ def prefix(
         list[str] | None,
         typer.Option(help="A tiny family, with +image for one before the document; repeatable."),
     ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(exists=True, help="A checkpoint's folder, in place of random models."),
+    ] = None,
     tokens: Annotated[
         list[int] | None, typer.Option(help="Prompt length; repeatable. 1024, 4096, 16384.")
     ] = None,
@@ -58,6 +63,9 @@ def prefix(
 
     default = Plan()
     talk = default.talk if variant is None else [v for v in variant if v in VARIANTS][:1]
+    if model is not None:
+        model = model.resolve()
+        variant = talk = [model.name]
     running.print_result(
         measure(
             Plan(
@@ -66,6 +74,7 @@ def prefix(
                 hidden=hidden,
                 layers=layers,
                 dtype=dtype,
+                model=model,
                 talk=talk,
                 talk_document=document,
                 turns=turns,
