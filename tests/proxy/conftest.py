@@ -1,11 +1,15 @@
 """One real LiteLLM proxy for all tests of this folder, in front of a scripted engine process."""
 
+import json
 import os
+import re
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import anthropic
 import httpx
@@ -18,12 +22,13 @@ from mlx_provider.client.generation import EngineClient
 from mlx_provider.client.http import HttpClient
 from mlx_provider.gateway.config import proxy_config, write_config
 from mlx_provider.gateway.engine import end_engine, warm_up
-from mlx_provider.gateway.proxy import Proxy, free_port, start_proxy
+from mlx_provider.gateway.proxy import Proxy, start_proxy
 from mlx_provider.testing.tiny_embedding import as_embedding
 from mlx_provider.testing.tiny_models import build
 
 HERE = Path(__file__).parent
 ENGINE_KEY = "engine-key-of-the-tests"
+PATIENCE = 120.0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -48,37 +53,47 @@ class ScriptedEngine:
         """The last request."""
         return self.seen()["requests"][-1]
 
-    def wait_for(self, what: Callable[[dict[str, list]], bool], limit: float = 10) -> None:
-        deadline = time.monotonic() + limit
-        while not what(self.seen()):
-            assert time.monotonic() < deadline, self.seen()
-            time.sleep(0.05)
+    def wait_for(self, what: Callable[[dict[str, list]], object]) -> None:
+        until(lambda: what(self.seen()))
+
+    def heard(self, events: Iterable[Any], is_sign: Callable[[Any], bool]) -> list[Any]:
+        """All events of a silent request, which speaks after three signs of life."""
+        found, signs = [], 0
+        for event in events:
+            found.append(event)
+            signs += is_sign(event)
+            if signs == 3:
+                self.client.cache_clear()
+        return found
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def wait_until() -> Callable[[Callable[[], object]], None]:
+    return until
 
 
 @pytest.fixture(scope="session")
-def scripted_engine() -> Iterator[ScriptedEngine]:
-    port = free_port()
-    command = [sys.executable, str(HERE / "scripted_engine.py"), "--port", str(port)]
-    process = subprocess.Popen(command, env={**os.environ, "MLX_PROVIDER_API_KEY": ENGINE_KEY})
-    url = f"http://127.0.0.1:{port}"
-    client = HttpClient(Address(url), ENGINE_KEY)
-    deadline = time.monotonic() + 60
-    while httpx_fails(url):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    yield ScriptedEngine(process, client, url)
+def scripted_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedEngine]:
+    command = [sys.executable, str(HERE / "scripted_engine.py"), "--port", "0"]
+    path = tmp_path_factory.mktemp("scripted") / "log"
+    environ = {**os.environ, "MLX_PROVIDER_API_KEY": ENGINE_KEY}
+    with path.open("wb") as log:
+        process = subprocess.Popen(command, env=environ, stderr=log)
+    until(lambda: process.poll() is not None or " engine on " in path.read_text())
+    url = re.search(r"engine on (\S+)", path.read_text())
+    assert url is not None, path.read_text()
+    client = HttpClient(Address(url[1]), ENGINE_KEY)
+    yield ScriptedEngine(process, client, url[1])
     client.close()
     process.terminate()
-    process.wait(10)
-
-
-def httpx_fails(url: str) -> bool:
-    try:
-        httpx.get(url, trust_env=False)
-    except httpx.HTTPError:
-        return True
-    return False
+    process.wait(PATIENCE)
 
 
 @pytest.fixture(scope="session")
@@ -158,6 +173,26 @@ def raw(proxy: Proxy) -> Iterator[httpx.Client]:
     headers = {"authorization": f"Bearer {proxy.key}"}
     with httpx.Client(base_url=proxy.url, headers=headers, trust_env=False, timeout=60) as made:
         yield made
+
+
+@pytest.fixture
+def leave(proxy: Proxy) -> Callable[..., None]:
+    """`leave(path, body, once)` asks the proxy and hangs up, without an answer, once that holds."""
+
+    def run(path: str, body: dict[str, Any], once: Callable[[], object]) -> None:
+        content, url = json.dumps(body).encode(), httpx.URL(proxy.url)
+        head = [
+            f"POST {path} HTTP/1.1",
+            f"host: {url.host}",
+            f"authorization: Bearer {proxy.key}",
+            "content-type: application/json",
+            f"content-length: {len(content)}",
+        ]
+        with socket.create_connection((url.host, url.port)) as client:
+            client.sendall("\r\n".join([*head, "", ""]).encode() + content)
+            until(once)
+
+    return run
 
 
 @pytest.fixture(scope="session")

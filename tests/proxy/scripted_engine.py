@@ -1,9 +1,9 @@
 """An engine process whose replies the last message scripts: `python scripted_engine.py --port P`.
 
-`slow` speaks for a minute; what begins with `silent` waits for two seconds first; `toolong`,
-`large`, `missing`, `full`, `busy`, `broken` and `bug` are refused; `weather` calls a tool; `fail`
-breaks after one word; anything else is echoed word by word. `/cache` tells what became of the
-requests.
+`slow` speaks for a minute; what begins with `silent` waits for DELETE `/cache` first, `pause` for a
+second; `toolong`, `large`, `missing`, `full`, `busy`, `broken` and `bug` are refused; `weather`
+calls a tool; `fail` breaks after one word; anything else is echoed word by word. `/cache` tells
+what became of the requests.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class ScriptedService:
     def __init__(self, settings: EngineSettings, deliver: Deliver) -> None:
         self.deliver = deliver
         self.cancels: dict[str, threading.Event] = {}
+        self.gates: list[threading.Event] = []
         self.seen: dict[str, list[Any]] = {
             "requests": [],
             "cancelled": [],
@@ -100,7 +101,13 @@ class ScriptedService:
             self.post(queue, Delta(reasoning="hm", tool_calls=[call]))
             rest = ToolCallDelta(index=0, arguments='"Paris"}')
             self.post(queue, Delta(tool_calls=[rest]))
-        if text.startswith("silent") and cancelled.wait(2):
+        if text.startswith("silent"):
+            gate = threading.Event()
+            self.gates.append(gate)
+            while not gate.wait(0.02):
+                if cancelled.is_set():
+                    return
+        if text == "pause" and cancelled.wait(1):
             return
         for index, word in enumerate(words):
             self.post(queue, Delta(content=f" {word}" if index else word))
@@ -147,6 +154,8 @@ class ScriptedService:
     def cache_clear(self) -> None:
         for names in self.seen.values():
             names.clear()
+        for gate in self.gates:
+            gate.set()
 
     def close(self) -> None:
         for cancelled in self.cancels.values():

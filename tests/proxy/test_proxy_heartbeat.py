@@ -10,14 +10,13 @@ def said(text):
 
 
 def test_chat_has_empty_deltas(engine, client):
-    chunks = list(
-        client.chat.completions.create(
-            model="scripted",
-            messages=said("silent"),
-            stream=True,
-            stream_options={"include_usage": True},
-        )
+    reply = client.chat.completions.create(
+        model="scripted",
+        messages=said("silent"),
+        stream=True,
+        stream_options={"include_usage": True},
     )
+    chunks = engine.heard(reply, lambda chunk: chunk.choices and not chunk.choices[0].delta.content)
     signs = list(takewhile(lambda chunk: not chunk.choices[0].delta.content, chunks))
     assert len(signs) >= 3
     assert signs[0].choices[0].delta.role == "assistant"
@@ -27,7 +26,8 @@ def test_chat_has_empty_deltas(engine, client):
 
 
 def test_responses_are_in_progress(engine, client):
-    events = list(client.responses.create(model="scripted", input="silent", stream=True))
+    reply = client.responses.create(model="scripted", input="silent", stream=True)
+    events = engine.heard(reply, lambda event: event.type == "response.in_progress")
     kinds = [event.type for event in events]
     signs = list(takewhile(lambda kind: kind != "response.output_item.added", kinds))
     assert signs[0] == "response.created"
@@ -41,18 +41,19 @@ def test_responses_are_in_progress(engine, client):
 
 def test_the_client_s_own_accumulator_follows(engine, client):
     with client.responses.stream(model="scripted", input="silent") as stream:
+        engine.heard(stream, lambda event: event.type == "response.in_progress")
         assert stream.get_final_response().output_text == "silent"
 
 
 def test_messages_have_pings(engine, claude, raw):
     body = {"model": "scripted", "max_tokens": 9, "messages": said("silent"), "stream": True}
     with raw.stream("POST", "/v1/messages", json=body) as reply:
-        lines = list(reply.iter_lines())
+        lines = engine.heard(reply.iter_lines(), lambda line: line == "event: ping")
     signs = list(takewhile(lambda line: line != "event: content_block_delta", lines))
     assert signs.count("event: ping") >= 2
     assert signs.count('data: {"type": "ping"}') >= 2
-    with claude.messages.stream(model="scripted", max_tokens=9, messages=said("silent")) as stream:
-        assert stream.get_final_text() == "silent"
+    with claude.messages.stream(model="scripted", max_tokens=9, messages=said("pause")) as stream:
+        assert stream.get_final_text() == "pause"
 
 
 def test_a_quick_answer_has_none(engine, client):
