@@ -27,6 +27,7 @@ from .plan import plan
 from .plugins import plugins
 from .serve import serve
 from .top import top
+from .up import down, up
 
 
 def build(registry: PluginRegistry) -> typer.Typer:
@@ -36,6 +37,8 @@ def build(registry: PluginRegistry) -> typer.Typer:
     cli.command(context_settings={"allow_extra_args": True})(launch)
     cli.command("list")(show_models)
     for command in (
+        up,
+        down,
         pull,
         rm,
         init,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import signal
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
@@ -16,17 +14,12 @@ if TYPE_CHECKING:
     from ..demo.scenario import Check, Measured
     from ..demo.stage import Stage
 
-QUESTION = "What is the capital of France?"
+NEXT = """
+[bold]mlx-provider up demo[/bold] starts the same to stay, and prints what your own client needs.
+Coding agents need a larger model: [bold]mlx-provider[/bold] alone names two for this machine."""
 
 
-def demo(
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Leave proxy and engine running until Ctrl-C.")
-    ] = False,
-    port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Port of the proxy; else a free one.")
-    ] = None,
-) -> None:
+def demo() -> None:
     """Serve the shipped model through a LiteLLM proxy and talk to it.
 
     Exit code 0: all is well; 1: an answer was wrong; 130 after Ctrl-C.
@@ -39,12 +32,10 @@ def demo(
     try:
         console.print("starting an engine process and a LiteLLM proxy ...", style="dim")
         start = time.monotonic()
-        with ending_by_signal(), stage(port) as running:
+        with ending_by_signal(), stage() as running:
             console.print(f"ready after {time.monotonic() - start:.1f} s\n", style="dim")
             code = 0 if _perform(running, console) else 1
-            _connect_yourself(running, console, keep=keep)
-            if keep:
-                signal.pause()
+        console.print(NEXT, soft_wrap=True)
     except Ended as ended:
         console.print("\nstopped", style="dim")
         code = 128 + ended.number
@@ -108,29 +99,3 @@ def _print_check(check: Check, console: Console) -> None:
     mark, style = ("ok", "green") if check.passed else ("failed", "red")
     console.print(Text(mark, style=style), Text(check.claim), end="")
     console.print("" if check.passed else Text(f" - answered {check.answer!r}", style="red"))
-
-
-def _connect_yourself(running: Stage, console: Console, *, keep: bool) -> None:
-    """The lines for the user's own client."""
-    from ..demo.stage import MODEL
-
-    proxy = running.proxy
-    if keep:
-        console.print("\nConnect your own client, for as long as this runs (Ctrl-C stops it):")
-    else:
-        console.print(
-            "\nWith [bold]mlx-provider demo --keep[/bold] it goes on running, and lines like these "
-            "(the key is new each time) connect your own client:"
-        )
-    body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": QUESTION}]})
-    for line in (
-        f"export OPENAI_BASE_URL={proxy.url}/v1",
-        f"export OPENAI_API_KEY={proxy.key}",
-        f"curl {proxy.url}/v1/chat/completions -H 'Authorization: Bearer {proxy.key}' "
-        f"-H 'Content-Type: application/json' -d '{body}'",
-    ):
-        console.print(Text(f"  {line}"), soft_wrap=True)
-    console.print(
-        f"The model is {MODEL}. It was trained on short answers alone: coding agents, which send "
-        "tens of thousands of tokens, need a larger model behind the same proxy."
-    )

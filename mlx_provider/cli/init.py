@@ -45,16 +45,11 @@ def init(
     if fallback or redis:
         raise typer.BadParameter("--fallback and --redis are of several engines: add --engine")
     from ..gateway.files import START, write_pair
-    from ..gateway.models import automatic, candidate, device_memory, require_fit, size
+    from ..gateway.models import chosen, device_memory, size
 
     registry = context.find_object(PluginRegistry) or PluginRegistry.discover()
     memory = device_memory()
-    found = (
-        automatic(registry, memory, tokens)
-        if model is None
-        else candidate(model, registry, memory, tokens)
-    )
-    require_fit(found, memory, tokens)
+    found = chosen(model, registry, memory, tokens)
     paths = write_pair(folder, found.served(), force=force)
     typer.echo(f"{found.told}, family {found.family}; {size(memory)} for models")
     _tell(paths, folder, START)

@@ -125,10 +125,10 @@ class EngineLock:
         os.set_inheritable(descriptor, False)
         return cls(descriptor)
 
-    def sign(self) -> None:
-        """Write this process's id into the file, for people and messages."""
+    def sign(self, pid: int | None = None) -> None:
+        """Write the holder's process id (default: this process's) into the file."""
         os.ftruncate(self.descriptor, 0)
-        os.pwrite(self.descriptor, f"{os.getpid()}\n".encode(), 0)
+        os.pwrite(self.descriptor, f"{pid or os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
         """Let go; a child that inherited the descriptor keeps the lock."""

@@ -42,12 +42,12 @@ class Stage:
 
 
 @contextmanager
-def stage(port: int | None, environ: Mapping[str, str] = os.environ) -> Iterator[Stage]:
+def stage(environ: Mapping[str, str] = os.environ) -> Iterator[Stage]:
     """Start proxy and engine, and end them with the block, whatever ends it.
 
     Both are the demo's own. Raises `NotInstalled` or `EngineUnavailable` where either cannot start.
     """
-    with gateway_apart(proxy_config(MODEL, MODEL), environ, port=port) as apart:
+    with gateway_apart(proxy_config(MODEL, MODEL), environ) as apart:
         warm_up(apart.engine, MODEL)
         apart.proxy.wait_ready()
         yield Stage(apart.proxy, apart.engine)

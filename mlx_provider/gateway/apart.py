@@ -36,7 +36,7 @@ class Apart:
 
 @contextmanager
 def gateway_apart(
-    config: Mapping[str, Any], environ: Mapping[str, str] = os.environ, *, port: int | None = None
+    config: Mapping[str, Any], environ: Mapping[str, str] = os.environ
 ) -> Iterator[Apart]:
     """Start a proxy for `config`; end it and its engine with the block, whatever ends that.
 
@@ -57,7 +57,7 @@ def gateway_apart(
         engine = connections.client(None, None)
         ending.callback(_end_for_good, engine, runtime(own).lock)
         ending.callback(connections.close)
-        proxy = start_proxy(write_config(config, folder), own, port=port)
+        proxy = start_proxy(write_config(config, folder), own)
         ending.callback(proxy.stop)
         yield Apart(proxy, engine)
 

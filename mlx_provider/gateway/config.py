@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..plain_file import replace_own
+
 TIMEOUT = 3600
 """Seconds for a request: a prompt of 100,000 tokens may take half of that on a small machine."""
 PING = 10
@@ -122,5 +124,5 @@ def _settings(*, ping: bool) -> dict[str, Any]:
 def write_config(config: Mapping[str, Any], folder: Path) -> Path:
     """The config as a file in `folder`. JSON is YAML, so that no YAML writer is needed."""
     path = folder / "config.yaml"
-    path.write_text(json.dumps(config, indent=2) + "\n")
+    replace_own(path, json.dumps(config, indent=2).encode() + b"\n")
     return path

@@ -6,10 +6,14 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+from ..client.address import Address
 from ..client.generation import EngineClient
+from ..client.http import HttpClient
+from ..config import runtime
 from ..errors import EngineUnavailable
 from ..protocol.messages import Done, Failed, GenerateRequest, ModelOptions, Usage
 
@@ -63,6 +67,20 @@ def end_engine(engine: EngineClient) -> None:
             return
         if _gone(pid):
             return
+
+
+def end_idle_engine(environ: Mapping[str, str], reason: str) -> str:
+    """End this user's engine once no request runs; what becomes of it, in a line."""
+    engine = HttpClient(Address("http://engine", os.fspath(runtime(environ).socket)))
+    try:
+        pid = engine.health().pid
+        if not engine.stop(reason, "idle"):
+            return f"process {pid} ends as soon as no request runs"
+    except EngineUnavailable:
+        return "none runs"
+    finally:
+        engine.close()
+    return f"process {pid} has ended" if _gone(pid) else f"process {pid} is ending"
 
 
 def _gone(pid: int) -> bool:

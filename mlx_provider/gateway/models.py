@@ -169,6 +169,19 @@ def require_fit(found: Candidate, memory: int, wanted: int | None = None) -> Non
         )
 
 
+def chosen(
+    model: str | None, registry: PluginRegistry, memory: int, wanted: int | None = None
+) -> Candidate:
+    """The model that the user names, else `automatic`. Raises as `candidate` and `require_fit`."""
+    found = (
+        automatic(registry, memory, wanted)
+        if model is None
+        else candidate(model, registry, memory, wanted)
+    )
+    require_fit(found, memory, wanted)
+    return found
+
+
 def candidates_here(registry: PluginRegistry, memory: int) -> list[Candidate]:
     """Those in the local Hub cache that are whole, served by a family, and fit; best first."""
     return sorted(_usable(registry, memory), key=lambda each: -each.weights)

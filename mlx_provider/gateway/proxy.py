@@ -16,7 +16,9 @@ from pathlib import Path
 
 import httpx
 
+from ..client.runtime_folder import EngineLock
 from ..errors import EngineUnavailable, NotInstalled
+from ..plain_file import open_own
 
 START_LIMIT = 120.0
 """Seconds until a proxy counts as failed: LiteLLM's imports alone take ten on a slow machine."""
@@ -55,11 +57,8 @@ class Proxy:
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
                 raise self._failed(f"ended with exit code {self.process.returncode}")
-            try:
-                if httpx.get(f"{self.url}/health/readiness", trust_env=False).is_success:
-                    return
-            except httpx.HTTPError:
-                pass
+            if is_ready(self.url):
+                return
             time.sleep(POLL)
         raise self._failed(f"does not answer after {START_LIMIT:g} s")
 
@@ -69,23 +68,35 @@ class Proxy:
         return EngineUnavailable(f"the LiteLLM proxy {what}: {told}")
 
 
+def is_ready(url: str) -> bool:
+    """Whether a proxy answers there."""
+    try:
+        return httpx.get(f"{url}/health/readiness", trust_env=False).is_success
+    except httpx.HTTPError:
+        return False
+
+
 def start_proxy(
     config: Path,
     environ: Mapping[str, str],
     *,
     port: int | None = None,
     options: Sequence[str] = (),
+    key: str | None = None,
+    lock: EngineLock | None = None,
 ) -> Proxy:
-    """Start a proxy for `config` with a fresh strong master key; does not wait.
+    """Start a proxy for `config`; does not wait.
 
-    `port`: `None` takes a free one. Raises `NotInstalled` where LiteLLM's proxy is not
+    `port`: `None` takes a free one. `key`: the master key; `None` makes a fresh strong one.
+    `lock`: of a proxy that stays: it holds the lock until it ends, and runs in the config's folder.
+    Raises `NotInstalled` where LiteLLM's proxy is not
     installed, `EngineUnavailable` where the port is in use.
     """
     require_proxy()
     port = free_port() if port is None else port
     if port_taken(port):
         raise EngineUnavailable(f"port {port} is in use: choose another with --port")
-    key = master_key()
+    key = key or master_key()
     log = config.with_name("proxy.log")
     own = {name: value for name, value in environ.items() if not name.startswith(FOREIGN)}
     own |= {
@@ -96,7 +107,8 @@ def start_proxy(
         "NO_DOCS": "True",
     }
     command = [*COMMAND, "--config", os.fspath(config), "--host", "127.0.0.1", "--port", str(port)]
-    with log.open("wb") as output:
+    log.unlink(missing_ok=True)  # it may be a link, or open to others
+    with os.fdopen(open_own(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as output:
         process = subprocess.Popen(
             [*command, "--telemetry", "False", *options],
             stdin=subprocess.DEVNULL,
@@ -104,7 +116,11 @@ def start_proxy(
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C reaches this process alone, which ends the proxy
             env=own,
+            cwd=None if lock is None else config.parent,
+            pass_fds=() if lock is None else (lock.descriptor,),
         )
+    if lock is not None:
+        lock.sign(process.pid)
     return Proxy(process, f"http://127.0.0.1:{port}", key, log)
 
 

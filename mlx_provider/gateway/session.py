@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..client.connection import Connections
 from ..client.generation import EngineClient
 from ..errors import EngineUnavailable
-from ..protocol.messages import Health
 from ..records import Client, Gateway
 from . import foreground
 from .config import ANYTHING, Served, served_config, write_config
-from .engine import warm_up_in_thread
 from .launch_folder import first_folder, launch_folder
 from .prefill_progress import prefill_shown
 from .profile import executable, prepare, shown, write_files
 from .proxy import Proxy, free_port, master_key, require_proxy, start_proxy
+from .start import Tell, own_engine, start_both
 
-Tell = Callable[[str, str], None]
-"""(phase, what) for the user's eyes."""
 PROFILE = "profile"
 """The client's part of the folder of a launch."""
 
@@ -52,7 +47,7 @@ class Launch:
                 launch_folder(self.client.name, self.served.name, self.environ)
             )
             (folder / PROFILE).mkdir(mode=0o700)
-            engine = self._engine(ending)
+            engine = own_engine(self.environ, ending)
             proxy = self._start(engine, folder, ending, tell)
             gateway = gateway_for(self.served, proxy.url, proxy.key, folder / PROFILE)
             prepared = prepare(self.client, gateway, self.arguments, self.environ, program=program)
@@ -64,24 +59,16 @@ class Launch:
             except OSError as error:
                 raise EngineUnavailable(f"{program} cannot be run: {error.strerror}") from None
 
-    def _engine(self, ending: ExitStack) -> EngineClient:
-        connections = Connections(self.environ)
-        ending.callback(connections.close)
-        return connections.client(None, None)
-
     def _start(self, engine: EngineClient, folder: Path, ending: ExitStack, tell: Tell) -> Proxy:
         """Engine and proxy, side by side; both are ready."""
-        start = time.monotonic()
-        options = self.served.model_info().get("mlx", {})
-        warm = warm_up_in_thread(engine, self.served.model, options.get("context_length"))
-        config = write_config(served_config(self.served, ANYTHING), folder)
-        proxy = start_proxy(config, self.environ)
-        ending.callback(proxy.stop)
-        warm.result()
-        tell("engine", f"{engine_line(engine, self.served)}, {time.monotonic() - start:.1f} s")
-        proxy.wait_ready()
-        tell("proxy", f"{proxy.url}, {time.monotonic() - start:.1f} s")
-        return proxy
+
+        def start() -> Proxy:
+            config = write_config(served_config(self.served, ANYTHING), folder)
+            proxy = start_proxy(config, self.environ)
+            ending.callback(proxy.stop)
+            return proxy
+
+        return start_both(self.served, engine, start, tell)
 
     def preview(self) -> list[str]:
         """What `run` would run the client with, line by line. Starts and writes nothing."""
@@ -103,11 +90,3 @@ def gateway_for(served: Served, url: str, key: str, folder: Path) -> Gateway:
         folder=folder,
         workplace=Path.cwd(),
     )
-
-
-def engine_line(engine: EngineClient, served: Served) -> str:
-    """Which process serves the model, by whom."""
-    health: Health = engine.health()
-    status = next((each for each in health.models if each.model == served.model), None)
-    by = f", family {status.family} of plugin {status.plugin}" if status else ""
-    return f"process {health.pid} on {health.device}{by}"

@@ -2,14 +2,12 @@
 
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -37,13 +35,12 @@ def staged(proxy, own_engine, monkeypatch):
     seen = []
 
     @contextmanager
-    def stage(port):
+    def stage():
         seen.append("begun")
         yield Stage(proxy, own_engine)
         seen.append("ended")
 
     monkeypatch.setattr("mlx_provider.demo.stage.stage", stage)
-    monkeypatch.setattr(signal, "signal", lambda *handler: None)
     return seen
 
 
@@ -60,45 +57,29 @@ def assert_all_is_well(told):
     assert "Your name is Maria." in told
     assert told.count("\nok ") == 6
     assert re.search(r"[1-9]\d* of [1-9]\d* guessed tokens held \(demo-hybrid, by mtp\)", told)
-    assert "export OPENAI_BASE_URL=http://127.0.0.1:" in told
+    assert "mlx-provider up demo starts the same to stay" in told
 
 
-def sent_as_printed(told):
-    """The answer to the printed curl line, as the shell would split it."""
-    (line,) = (line for line in told.splitlines() if line.strip().startswith("curl "))
-    _, url, *options = shlex.split(line)
-    given = list(zip(options[::2], options[1::2], strict=True))
-    headers = dict(value.split(": ") for option, value in given if option == "-H")
-    (body,) = (value for option, value in given if option == "-d")
-    reply = httpx.post(url, headers=headers, content=body, trust_env=False, timeout=60)
-    return reply.raise_for_status().text
-
-
-def test_keep_runs_until_it_is_told_to_end(environ, tmp_path):
-    process = subprocess.Popen(
-        [sys.executable, "-u", "-c", CODE, "--keep"],
+def test_from_nothing_but_the_package(environ, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-u", "-c", CODE],
         env=environ,
         cwd=tmp_path,
-        stdout=subprocess.PIPE,
+        capture_output=True,
         text=True,
     )
-    with process:
-        told = ""
-        for line in process.stdout:
-            told += line
-            if "coding agents" in line:
-                break
-        url = re.search(r"OPENAI_BASE_URL=(\S+)/v1", told)[1]
-        key = re.search(r"OPENAI_API_KEY=(\S+)", told)[1]
-        reply = httpx.get(
-            f"{url}/v1/models", headers={"authorization": f"Bearer {key}"}, trust_env=False
-        )
-        assert reply.json()["data"][0]["id"] == "demo"
-        assert "Paris" in sent_as_printed(told)
-        assert "trained on short answers" in told
-        assert_all_is_well(told)
-        process.send_signal(signal.SIGINT)
-        process.stdout.read()
-        assert process.wait(60) == 128 + signal.SIGINT
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(url, trust_env=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_all_is_well(done.stdout)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_ends_it_with_130(monkeypatch):
+    @contextmanager
+    def stage():
+        os.kill(os.getpid(), signal.SIGINT)
+        yield
+
+    monkeypatch.setattr("mlx_provider.demo.stage.stage", stage)
+    app = typer.Typer()
+    app.command()(demo)
+    assert CliRunner().invoke(app, []).exit_code == 128 + signal.SIGINT

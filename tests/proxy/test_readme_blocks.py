@@ -34,6 +34,7 @@ ELSEWHERE = {
     "[project]": "tests/packaging/test_third_party_example.py",
 }
 NOT_RUN = {
+    "mlx-provider up ": "downloads a model; the demo is served by test_up_command.py",
     "mlx-provider launch": "needs Claude Code; a stand-in is launched by test_launch_command.py",
     "python3 -m venv .venv ": "installs packages; the demo is run by test_demo_command.py",
     "python3 -m venv .venv-test ": "installs packages and runs this whole suite",

@@ -1,0 +1,159 @@
+"""`mlx-provider up` and `down`: a gateway that stays."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from ..errors import BadRequest
+from ..registry import PluginRegistry
+
+if TYPE_CHECKING:
+    from ..gateway.kept import Kept, Record
+    from ..gateway.login_item import LoginItem
+
+AT_LOGIN = "--at-login"
+
+
+def up(
+    context: typer.Context,
+    model: Annotated[
+        str | None,
+        typer.Argument(help="Hub id, folder, or demo; else the last one, else the best here."),
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option("--context", min=256, help="Tokens; else what fits into memory.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Of the proxy; else the last one, or 4100.")
+    ] = None,
+    at_login: Annotated[
+        bool, typer.Option(AT_LOGIN, help="Start it again at each login of yours.")
+    ] = False,
+) -> None:
+    """Serve a model to every client of this machine, until `mlx-provider down`.
+
+    Starts engine and LiteLLM proxy, which go on. Prints what a client needs, for the shell.
+    """
+    from ..gateway.foreground import Ended
+    from ..gateway.kept import Kept
+    from ..gateway.standing import start
+
+    kept = Kept()
+    kept.prepare()
+    model = _absolute(model)
+    try:
+        record = _running(kept, model, tokens, port)
+        while record is None:
+            record = _record(context, kept, model, tokens, port)
+            if not start(kept, record, os.environ, _tell):
+                record = _running(kept, model, tokens, port)
+    except Ended as ended:
+        raise typer.Exit(128 + ended.number) from None
+    if at_login:
+        item = _login_item(kept)
+        item.write()
+        _tell("login", f"{item.path} starts it")
+    for line in _exports(record, kept.key()[0]):
+        typer.echo(line)
+    _tell("stop", "mlx-provider down")
+
+
+def down(
+    at_login: Annotated[
+        bool, typer.Option(AT_LOGIN, help="Do not start it at login any more, either.")
+    ] = False,
+) -> None:
+    """End what `mlx-provider up` has started."""
+    from ..gateway.kept import Kept
+    from ..gateway.standing import stop
+
+    kept = Kept()
+    kept.prepare()
+    if running := kept.running():
+        stop(kept, running, os.environ, _tell)
+    else:
+        _tell("proxy", "none runs that `mlx-provider up` has started")
+    item = _login_item(kept)
+    if at_login:
+        _tell("login", f"{item.path} is {'removed' if item.remove() else 'not there'}")
+    elif item.path.exists():
+        _tell("login", f"{item.path} starts it again: `mlx-provider down {AT_LOGIN}` removes that")
+
+
+def _absolute(model: str | None) -> str | None:
+    """A folder by a path that holds wherever it is read."""
+    if model is None:
+        return None
+    model = model.removeprefix("mlx/")
+    folder = Path(model).expanduser()
+    return os.fspath(folder.resolve()) if folder.is_dir() else model
+
+
+def _running(kept: Kept, model: str | None, tokens: int | None, port: int | None) -> Record | None:
+    """The gateway that runs, once it answers. Raises `BadRequest` where another one is wanted."""
+    from ..gateway.standing import await_ready
+
+    running = kept.running()
+    if running is None:
+        return None
+    record, served = running.record, running.record.served
+    asked, has = (model, tokens, port), (served.model, served.context, record.port)
+    if any(one is not None and one != other for one, other in zip(asked, has, strict=True)):
+        raise BadRequest(
+            f"a gateway already serves {served.model} (context {served.context:,}) at "
+            f"{record.url}: end it with `mlx-provider down`, then run this again"
+        )
+    await_ready(kept, running)
+    _tell("runs", f"process {running.pid}, {served.model}")
+    return record
+
+
+def _record(
+    context: typer.Context, kept: Kept, model: str | None, tokens: int | None, port: int | None
+) -> Record:
+    """What to serve: as told, else as the last time."""
+    from ..gateway.kept import PORT, Record
+    from ..gateway.models import chosen, device_memory
+    from ..serving.hub import folder_of
+
+    last = kept.record()
+    port = port or (last.port if last else PORT)
+    if last and tokens is None and model in (None, last.served.model):
+        return Record(last.served, port)
+    registry = context.find_object(PluginRegistry) or PluginRegistry.discover()
+    memory = device_memory()
+    found = chosen(model or (last.served.model if last else None), registry, memory, tokens)
+    _tell("model", found.told)
+    if not found.here:
+        folder_of(found.model)  # by this process, so that its progress is seen
+        found = chosen(found.model, registry, memory, tokens)
+    return Record(found.served(), port)
+
+
+def _login_item(kept: Kept) -> LoginItem:
+    from ..gateway.login_item import login_item
+
+    return login_item(kept.folder / "login.log")
+
+
+def _exports(record: Record, key: str) -> list[str]:
+    """What a client needs, as a shell reads it."""
+    return [
+        f"# model {record.served.name}, context {record.served.context:,}; "
+        "any other name leads to it, too",
+        f"export OPENAI_BASE_URL={record.url}/v1",
+        f"export OPENAI_API_KEY={key}",
+        f"export ANTHROPIC_BASE_URL={record.url}",
+        f"export ANTHROPIC_AUTH_TOKEN={key}",
+    ]
+
+
+def _tell(phase: str, what: str) -> None:
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(Text(f"{phase:<8}", style="dim"), Text(what), sep="")

@@ -1,0 +1,120 @@
+"""What starts the gateway at login: a launchd agent on a Mac, a user unit of systemd on Linux.
+
+Both run `mlx-provider up`, which serves again what was served last.
+"""
+
+from __future__ import annotations
+
+import os
+import plistlib
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..client.identity import MLX, OTHERS, SECRET
+from ..config import PREFIX
+from ..errors import EngineUnavailable
+from ..plain_file import replace_own
+
+LABEL = "mlx-provider"
+KEPT = (*OTHERS, "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME")
+"""Variables that a login does not set, and by which the gateway would find other things."""
+SECRETS = (*SECRET, f"{PREFIX}API_KEY")
+WANTS = "default.target"
+
+
+@dataclass(frozen=True)
+class LoginItem:
+    """A file of the service manager, and the link that enables it."""
+
+    path: Path
+    content: bytes
+    link: Path | None = None
+    """As `systemctl --user enable` makes it."""
+
+    def write(self) -> None:
+        """Raises `EngineUnavailable` where the file cannot be written."""
+        try:
+            replace_own(self.path, self.content)
+            if self.link is not None:
+                self.link.parent.mkdir(parents=True, exist_ok=True)
+                self.link.unlink(missing_ok=True)
+                self.link.symlink_to(self.path)
+        except OSError as error:
+            raise EngineUnavailable(f"{self.path} cannot be written: {error.strerror}") from None
+
+    def remove(self) -> bool:
+        """Whether there was one. Raises `EngineUnavailable` where it cannot be removed."""
+        there = self.path.exists()
+        try:
+            for path in (self.link, self.path):
+                if path is not None:
+                    path.unlink(missing_ok=True)
+        except OSError as error:
+            raise EngineUnavailable(f"{self.path} cannot be removed: {error.strerror}") from None
+        return there
+
+
+def login_item(
+    log: Path, environ: Mapping[str, str] = os.environ, system: str = sys.platform
+) -> LoginItem:
+    """The item of this user on this system. `log`: where a Mac puts what `up` tells."""
+    command = [sys.executable, "-P", "-m", "mlx_provider.cli", "up"]
+    kept = {
+        name: value
+        for name, value in sorted(environ.items())
+        if value and (name.startswith(MLX) or name in KEPT) and name not in SECRETS
+    }
+    home = Path(environ.get("HOME") or "~").expanduser()
+    if system == "darwin":
+        path = home / "Library" / "LaunchAgents" / f"{LABEL}.plist"
+        return LoginItem(path, _plist(command, kept, log))
+    base = Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "systemd" / "user"
+    unit = base / f"{LABEL}.service"
+    return LoginItem(unit, _unit(command, kept).encode(), base / f"{WANTS}.wants" / unit.name)
+
+
+def _plist(command: list[str], variables: Mapping[str, str], log: Path) -> bytes:
+    """launchd.plist(5). What `up` prints holds the key: it goes nowhere."""
+    return plistlib.dumps(
+        {
+            "Label": LABEL,
+            "ProgramArguments": command,
+            "EnvironmentVariables": dict(variables),
+            "RunAtLoad": True,
+            "AbandonProcessGroup": True,  # engine and proxy go on after `up`
+            "ProcessType": "Interactive",  # else they would run with less of the machine
+            "StandardErrorPath": os.fspath(log),
+        }
+    )
+
+
+def _unit(command: list[str], variables: Mapping[str, str]) -> str:
+    """systemd.service(5). What `up` prints holds the key: it goes nowhere."""
+    run = " ".join(_quoted(word) for word in command)
+    stop = " ".join(_quoted(word) for word in [*command[:-1], "down"])
+    lines = [
+        "[Unit]",
+        "Description=Local models: engine and LiteLLM proxy of mlx-provider",
+        "[Service]",
+        "Type=oneshot",
+        "RemainAfterExit=yes",
+        f"ExecStart={run}",
+        f"ExecStop={stop}",
+        *(f"Environment={_quoted(f'{name}={value}')}" for name, value in variables.items()),
+        "StandardOutput=null",
+        "[Install]",
+        f"WantedBy={WANTS}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(word: str) -> str:
+    """In quotes as systemd.syntax(7) has them, with `%` for itself.
+
+    A `$` stands for itself in a program's path and in a variable, where alone it may occur.
+    """
+    escaped = re.sub(r'(["\\])', r"\\\1", word).replace("%", "%%")
+    return '"' + escaped.replace("\n", "\\n") + '"'

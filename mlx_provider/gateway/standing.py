@@ -1,0 +1,113 @@
+"""The gateway that stays: started, found again, ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+
+import httpx
+
+from ..client.connection import TRANSPORT
+from ..errors import EngineUnavailable
+from . import foreground
+from .config import ANYTHING, served_config, write_config
+from .engine import end_idle_engine
+from .kept import POLL, Kept, Record, Running
+from .proxy import START_LIMIT, STOP_LIMIT, Proxy, is_ready, require_proxy, start_proxy
+from .start import Tell, own_engine, start_both
+
+FIRST_LIMIT = 120.0
+"""Seconds for one token of a model that is loaded."""
+
+
+def start(kept: Kept, record: Record, environ: Mapping[str, str], tell: Tell) -> bool:
+    """Start proxy and engine, which go on after this process. Both are ready then.
+
+    False where another process came first. Nothing is left of the proxy where this fails. Raises
+    `NotInstalled`, `EngineUnavailable` and what loading the model raises; `foreground.Ended` for a
+    signal.
+    """
+    require_proxy()
+    own = {**environ, TRANSPORT: "process"}
+    with foreground.ending_by_signal(), ExitStack() as ending, ExitStack() as failing:
+        lock = kept.try_lock()
+        if lock is None:
+            return False
+        ending.callback(lock.release)
+        key, new = kept.key()
+        tell("key", f"{kept.key_file}, {'new' if new else 'as before'}")
+
+        def start_its_proxy() -> Proxy:
+            kept.write(record)
+            config = write_config(served_config(record.served, ANYTHING), kept.folder)
+            proxy = start_proxy(config, own, port=record.port, key=key, lock=lock)
+            failing.callback(proxy.stop)
+            return proxy
+
+        engine = own_engine(own, ending)
+        proxy = start_both(record.served, engine, start_its_proxy, tell)
+        _attach(proxy, record)
+        failing.pop_all()
+    return True
+
+
+def _attach(proxy: Proxy, record: Record) -> None:
+    """One token through the proxy: from then on the engine has a client and does not end idle."""
+    body = {
+        "model": record.served.name,
+        "messages": [{"role": "user", "content": "Hi"}],
+        "max_tokens": 1,
+    }
+    try:
+        answer = httpx.post(
+            f"{proxy.url}/v1/chat/completions",
+            json=body,
+            headers={"authorization": f"Bearer {proxy.key}"},
+            timeout=FIRST_LIMIT,
+            trust_env=False,
+        )
+    except httpx.HTTPError as error:
+        raise EngineUnavailable(f"the proxy does not answer: {error}; see {proxy.log}") from None
+    if not answer.is_success:
+        raise EngineUnavailable(f"the proxy answers {answer.status_code}: {answer.text[:500]}")
+
+
+def await_ready(kept: Kept, running: Running) -> None:
+    """Return once a gateway that another process has started answers.
+
+    Raises `EngineUnavailable` where it does not, or ends.
+    """
+    deadline = time.monotonic() + START_LIMIT
+    while not is_ready(running.record.url):
+        if kept.running() != running:
+            raise EngineUnavailable(f"the gateway ended at its start: see {kept.folder}/proxy.log")
+        if time.monotonic() > deadline:
+            raise EngineUnavailable(
+                f"the gateway (process {running.pid}) does not answer: `mlx-provider down` ends it"
+            )
+        time.sleep(POLL)
+
+
+def stop(kept: Kept, running: Running, environ: Mapping[str, str], tell: Tell) -> None:
+    """End proxy and engine. Raises `EngineUnavailable` where the proxy does not end."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(running.pid, number)
+        if _ended(kept, running):
+            break
+    else:
+        raise EngineUnavailable(f"the proxy (process {running.pid}) does not end")
+    tell("proxy", f"process {running.pid} has ended")
+    tell("engine", end_idle_engine(environ, "`mlx-provider down`"))
+
+
+def _ended(kept: Kept, running: Running) -> bool:
+    deadline = time.monotonic() + STOP_LIMIT
+    while time.monotonic() < deadline:
+        if kept.running() != running:
+            return True
+        time.sleep(POLL)
+    return False

@@ -1,0 +1,368 @@
+"""`mlx-provider up` and `down`: a gateway that stays."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from mlx_provider.cli.app import build
+from mlx_provider.client.runtime_folder import holder, is_held
+from mlx_provider.errors import EngineUnavailable
+from mlx_provider.gateway import kept as kept_module
+from mlx_provider.gateway import proxy, standing, start
+from mlx_provider.gateway.kept import Kept, Record, Running
+from mlx_provider.gateway.models import candidate
+from mlx_provider.gateway.proxy import Proxy
+from mlx_provider.registry import PluginRegistry
+
+OURS = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "qwen3_vl"})
+SERVED = candidate("demo", OURS, 2**33).served()
+LINUX = sys.platform == "linux"
+RUN = "from mlx_provider.cli import main; main()"
+FAKE_PROXY = """
+import http.server, sys
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = b"{}"
+        self.send_response(200)
+        self.send_header("content-length", "2")
+        self.end_headers()
+        self.wfile.write(body)
+    do_POST = do_GET
+
+port = int(sys.argv[sys.argv.index("--port") + 1])
+http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    kept = Kept()
+    kept.prepare()
+    return kept
+
+
+@pytest.fixture
+def stand_in_proxy(
+    kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[], int]]:
+    """A process in the place of LiteLLM's proxy, and no engine; ends what is left of it."""
+    script = tmp_path / "proxy.py"
+    script.write_text(FAKE_PROXY)
+    loaded: Future[None] = Future()
+    loaded.set_result(None)
+    monkeypatch.setattr(proxy, "COMMAND", (sys.executable, str(script)))
+    monkeypatch.setattr(start, "warm_up_in_thread", lambda *options: loaded)
+    monkeypatch.setattr(start, "_engine_line", lambda *engine: "none")
+    started: list[Proxy] = []
+
+    def start_proxy(*arguments: Any, **options: Any) -> Proxy:
+        started.append(proxy.start_proxy(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(standing, "start_proxy", start_proxy)
+    yield proxy.free_port
+    for each in started:
+        each.stop()
+        each.process.wait(10)
+
+
+def invoke(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(build(OURS), [*arguments], obj=OURS)
+    told = f"{result.exception}" if result.exception else ""
+    return result.exit_code, result.stdout, result.stderr + told
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def holders(path: Path) -> set[int]:
+    """Processes that have the file open."""
+    found = set()
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):
+            if link.readlink() == path:
+                found.add(int(link.parts[2]))
+    return found
+
+
+def exported(shown: str) -> dict[str, str]:
+    lines = (line.removeprefix("export ") for line in shown.splitlines() if "export" in line)
+    return dict(line.split("=", 1) for line in lines)
+
+
+# -- the whole of it, once --------------------------------------------------------------------
+
+
+def test_up_stays_for_clients_of_both_apis_until_down(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, runtime: Path
+) -> None:
+    """A real proxy and engine."""
+    monkeypatch.setenv("MLX_PROVIDER_RUNTIME_DIR", str(runtime / "up"))
+    port = proxy.free_port()
+    command = [sys.executable, "-c", RUN]
+    done = subprocess.run(
+        [*command, "up", "demo", "--port", str(port)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    running = kept.running()
+    assert running is not None
+    # Else a proxy that is killed would leave the lock to its engine.
+    assert not LINUX or holders(kept.lock) == {running.pid}
+    variables = exported(done.stdout)
+    assert variables["OPENAI_BASE_URL"] == f"http://127.0.0.1:{port}/v1"
+    body = {
+        "model": "demo",
+        "max_tokens": 20,
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    }
+    for url, key in (
+        (variables["OPENAI_BASE_URL"] + "/chat/completions", variables["OPENAI_API_KEY"]),
+        (variables["ANTHROPIC_BASE_URL"] + "/v1/messages", variables["ANTHROPIC_AUTH_TOKEN"]),
+    ):
+        header = {"authorization": f"Bearer {key}"}
+        reply = httpx.post(url, json=body, headers=header, timeout=60, trust_env=False)
+        assert "Paris" in reply.raise_for_status().text
+    assert {mode(each) for each in kept.folder.iterdir()} == {0o600}
+    assert key.encode() not in (kept.folder / "config.yaml").read_bytes()
+    done = subprocess.run([*command, "down"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "engine  process" in done.stderr
+    assert kept.running() is None
+    assert not proxy.port_taken(port)
+    assert not is_held(runtime / "up" / "engine.lock")
+
+
+# -- the commands, with a stand-in for the proxy ------------------------------------------------
+
+
+def test_a_second_up_tells_what_runs(
+    stand_in_proxy: Callable[[], int], kept: Kept, tmp_path: Path
+) -> None:
+    port = stand_in_proxy()
+    code, shown, told = invoke("up", "demo", "--port", str(port))
+    assert code == 0, told
+    assert "# model demo, context 65,536" in shown
+    pid = holder(kept.lock)
+    for again in (["up"], ["up", "demo"], ["up", "mlx/demo", "--port", str(port)]):
+        code, same, told = invoke(*again)
+        assert (code, same) == (0, shown)
+        assert f"runs    process {pid}, demo" in told
+    for other in (["up", "demo-hybrid"], ["up", "--port", "1"], ["up", "--context", "300"]):
+        code, nothing, told = invoke(*other)
+        assert (code, nothing) == (1, "")
+        assert "already serves demo (context 65,536)" in told
+        assert "mlx-provider down" in told
+    assert holder(kept.lock) == pid
+    code, _, told = invoke("down")
+    assert code == 0
+    assert f"process {pid} has ended" in told
+    assert not is_held(kept.lock)
+
+
+def test_down_where_nothing_runs(kept: Kept) -> None:
+    code, shown, told = invoke("down")
+    assert (code, shown) == (0, "")
+    assert "none runs" in told
+
+
+def test_a_killed_proxy_leaves_nothing_in_the_way(
+    stand_in_proxy: Callable[[], int], kept: Kept
+) -> None:
+    invoke("up", "demo", "--port", str(stand_in_proxy()))
+    running = kept.running()
+    assert running is not None
+    os.killpg(running.pid, signal.SIGKILL)
+    while is_held(kept.lock):
+        os.sched_yield()
+    assert kept.running() is None
+    code, shown, told = invoke("up")
+    assert code == 0, told
+    assert f":{running.record.port}/v1" in shown
+    assert holder(kept.lock) != str(running.pid)
+
+
+def test_the_process_id_of_an_earlier_gateway_is_nobody(kept: Kept) -> None:
+    """The id may be another program's by now, which `down` must leave alone."""
+    kept.write(Record(SERVED, 4100))
+    kept.lock.write_text(f"{os.getpid()}\n")
+    assert kept.running() is None
+    code, _, told = invoke("down")
+    assert (code, "none runs" in told) == (0, True)
+
+
+def test_a_new_lock_holds_no_earlier_id(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept.write(Record(SERVED, 4100))
+    kept.lock.write_text("1\n")
+    monkeypatch.setattr(kept_module, "SIGN_LIMIT", 0.2)
+    lock = kept.try_lock()
+    assert lock is not None
+    with pytest.raises(EngineUnavailable, match="lsof"):
+        kept.running()
+    lock.sign(17)
+    assert kept.running() == Running(17, Record(SERVED, 4100))
+    assert kept.try_lock() is None
+    lock.release()
+    assert kept.running() is None
+
+
+def test_of_two_at_once_one_starts_and_the_other_waits_for_it(
+    stand_in_proxy: Callable[[], int], kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other is where it has found nothing, and is about to start its own."""
+    port = str(stand_in_proxy())
+    command = ["up", "demo", "--port", port]
+    first: list[tuple[int, str, str]] = []
+    real = standing.start
+
+    def second(*arguments: object) -> bool:
+        monkeypatch.setattr(standing, "start", real)
+        first.append(invoke(*command))
+        return real(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(standing, "start", second)
+    code, shown, told = invoke(*command)
+    assert first[0][0] == code == 0, told
+    assert first[0][1] == shown
+    assert "runs    process" in told
+    assert "runs    process" not in first[0][2]
+
+
+def test_a_port_of_somebody_else_is_named(stand_in_proxy: Callable[[], int], kept: Kept) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        code, shown, told = invoke("up", "demo", "--port", str(port))
+    assert (code, shown) == (1, "")
+    assert f"port {port} is in use: choose another with --port" in told
+    assert kept.running() is None
+
+
+def test_a_proxy_that_does_not_answer_is_ended(
+    stand_in_proxy: Callable[[], int], kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxy, "COMMAND", (sys.executable, "-c", "import sys; sys.exit('no way')"))
+    code, _, told = invoke("up", "demo", "--port", str(stand_in_proxy()))
+    assert code == 1
+    assert "ended with exit code 1: no way" in told
+    assert kept.running() is None
+
+
+def test_sigterm_while_it_starts_leaves_no_proxy(
+    stand_in_proxy: Callable[[], int], kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told_to_end(*arguments: object) -> None:
+        assert kept.running() is not None
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(standing, "_attach", told_to_end)
+    code, shown, _ = invoke("up", "demo", "--port", str(stand_in_proxy()))
+    assert (code, shown) == (128 + signal.SIGTERM, "")
+    assert kept.running() is None
+
+
+def test_a_request_that_the_proxy_refuses_ends_it(kept: Kept) -> None:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            self.send_error(503)
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    asked: list[dict[str, object]] = []
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        record = Record(SERVED, server.server_port)
+        there = Proxy(None, record.url, "sk-x", kept.folder / "log")  # type: ignore[arg-type]
+        with pytest.raises(EngineUnavailable, match="the proxy answers 503"):
+            standing._attach(there, record)
+        server.shutdown()
+    assert asked[0]["max_tokens"] == 1
+
+
+# -- the files -----------------------------------------------------------------------------------
+
+
+def test_a_key_is_made_once_for_its_owner(kept: Kept) -> None:
+    key, new = kept.key()
+    assert new
+    assert key.startswith("sk-")
+    assert mode(kept.key_file) == 0o600
+    assert kept.key() == (key, False)
+
+
+def test_a_key_that_others_could_read_is_replaced(kept: Kept) -> None:
+    key, _ = kept.key()
+    kept.key_file.chmod(0o644)
+    other, new = kept.key()
+    assert (new, mode(kept.key_file)) == (True, 0o600)
+    assert other != key
+    kept.key_file.write_text("")  # a disk was full
+    assert kept.key()[1]
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_a_key_file_that_is_none_is_refused(kept: Kept, kind: str, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("sk-" + "x" * 40)
+    victim.chmod(0o600)
+    makers = {
+        "link": lambda: kept.key_file.symlink_to(victim),
+        "pipe": lambda: os.mkfifo(kept.key_file, 0o600),
+        "folder": lambda: kept.key_file.mkdir(),
+    }
+    makers[kind]()
+    with pytest.raises(EngineUnavailable, match=f"{kept.key_file} cannot be used .*: remove it"):
+        kept.key()
+    assert victim.read_text() == "sk-" + "x" * 40
+
+
+def test_files_and_folder_with_wide_modes_are_closed(
+    stand_in_proxy: Callable[[], int], kept: Kept, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("mine")
+    for name in ("config.yaml", "record.json", "lock"):
+        (kept.folder / name).write_text("")
+        (kept.folder / name).chmod(0o666)
+    kept.folder.chmod(0o777)
+    (kept.folder / "proxy.log").symlink_to(outside)
+    port = str(stand_in_proxy())
+    code, _, told = invoke("up", "demo", "--port", port)
+    assert code == 0, told
+    assert outside.read_text() == "mine"
+    assert mode(kept.folder) == 0o700
+    assert {mode(each) for each in kept.folder.iterdir()} == {0o600}
+
+
+def test_a_folder_that_is_a_link_is_refused(kept: Kept, tmp_path: Path) -> None:
+    kept.folder.rmdir()
+    kept.folder.symlink_to(tmp_path)
+    with pytest.raises(EngineUnavailable, match="remove it"):
+        kept.prepare()
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"port": "x"}', "[" * 60_000, "\xff"])
+def test_a_damaged_record_is_as_none(kept: Kept, text: str) -> None:
+    (kept.folder / "record.json").write_bytes(text.encode("latin-1"))
+    assert kept.record() is None
