@@ -34,9 +34,9 @@ class LeanPackage(ModuleType):
     def __init__(self, spec: Any) -> None:
         super().__init__(spec.name)
         self.__spec__, self.__loader__ = spec, spec.loader
+        self.__run = spec.loader.exec_module
         self.__path__ = list(spec.submodule_search_locations)
         self.__package__, self.__file__ = spec.name, spec.origin
-        self.__whole: Any = spec.loader
         self.__lock, self.__begun = threading.RLock(), False
 
     def __getattr__(self, name: str) -> Any:
@@ -45,7 +45,7 @@ class LeanPackage(ModuleType):
             with self.__lock:  # who comes second waits for the whole
                 if not self.__begun:
                     self.__begun = True
-                    self.__whole.exec_module(self)
+                    self.__run(self)
             if name in self.__dict__:
                 return self.__dict__[name]
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
