@@ -30,6 +30,8 @@ MAX_WARM = 64
 """Warm prompts of one model: each is prefilled for every tenant."""
 MAX_VALUES = 200_000
 """Objects, lists, texts and numbers in one JSON value, at any depth."""
+MAX_FIELDS = 256
+"""Fields of one object of a request, known or not, and names in a list of them."""
 MAX_DEPTH = 100
 """Objects and lists inside one another."""
 PIECE = 2**16
@@ -105,6 +107,13 @@ def _check_name(name: str) -> str:
     return name
 
 
+def checked_fields(value: T) -> T:
+    """Refuse too many unknown fields before a complaint is made of each: that takes seconds."""
+    if isinstance(value, dict) and len(value) > MAX_FIELDS:
+        raise PydanticCustomError("too_many", f"has more than {MAX_FIELDS} fields")
+    return value
+
+
 def _few(values: Any) -> Any:
     return _at_most(MAX_TOKEN_IDS, values)
 
@@ -131,8 +140,11 @@ Tools = Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS), AfterValida
 StopStrings = Annotated[
     list[Annotated[str, Field(max_length=MAX_STOP_LENGTH)]], Field(max_length=MAX_STOPS)
 ]
+Tokens = Annotated[list[int], Field(fail_fast=True)]
+"""May be millions, of which the first wrong one is told alone."""
+Ignored = Annotated[list[str], Field(max_length=MAX_FIELDS, fail_fast=True)]
 Inputs = Annotated[
-    list[str | list[int]], BeforeValidator(_few_inputs), Field(min_length=1, max_length=MAX_INPUTS)
+    list[str | Tokens], BeforeValidator(_few_inputs), Field(min_length=1, max_length=MAX_INPUTS)
 ]
 TokenIds = Annotated[list[int], Field(max_length=MAX_TOKEN_IDS)]
 TokenBias = Annotated[dict[int, float], BeforeValidator(_few)]

@@ -20,11 +20,13 @@ from pydantic import (
     TypeAdapter,
     field_validator,
     model_serializer,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
 from ..bounds import (
     MAX_WARM,
+    Ignored,
     Inputs,
     JsonObject,
     Label,
@@ -33,7 +35,9 @@ from ..bounds import (
     StopStrings,
     TokenBias,
     TokenIds,
+    Tokens,
     Tools,
+    checked_fields,
 )
 from ..errors import MLXProviderError, from_code
 
@@ -52,7 +56,13 @@ class _Wire(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Sampling(_Wire):
+class _Asked(_Wire):
+    """A part of a request."""
+
+    _few_fields = model_validator(mode="before")(checked_fields)
+
+
+class Sampling(_Asked):
     """How tokens are drawn. `None` means: the model's default, else the neutral value."""
 
     model_config = ConfigDict(allow_inf_nan=False)
@@ -68,14 +78,14 @@ class Sampling(_Wire):
     logit_bias: TokenBias = Field(default_factory=dict)
 
 
-class WarmPrompt(_Wire):
+class WarmPrompt(_Asked):
     """A beginning that many requests will share."""
 
     messages: Messages
     tools: Tools = Field(default_factory=list)
 
 
-class ModelOptions(_Wire):
+class ModelOptions(_Asked):
     """What only the operator sets, from the config entry's `model_info`; never a client."""
 
     model_config = ConfigDict(allow_inf_nan=False)
@@ -162,7 +172,7 @@ RENDERER_ARGUMENTS = frozenset(
 """Arguments of the template's renderer itself (transformers 5, `apply_chat_template`)."""
 
 
-class ModelRequest(_Wire):
+class ModelRequest(_Asked):
     """What every request says: of which model it wants something, and who sends it."""
 
     path: ClassVar[str]
@@ -178,7 +188,7 @@ class ModelRequest(_Wire):
     options: ModelOptions = ModelOptions()
     timeout: float | None = Field(None, gt=0, le=MOST_SECONDS)
     """Seconds from acceptance to the end."""
-    ignored: list[str] = Field(default_factory=list)
+    ignored: Ignored = Field(default_factory=list)
     """Parameters that the client sent and that have no effect; echoed as warnings."""
 
 
@@ -205,7 +215,7 @@ class GenerateRequest(ModelRequest):
     continues: bool = True
     """Whether a last message of the assistant is the beginning of the reply; else it is a turn of
     its own."""
-    prompt: str | list[int] | None = None
+    prompt: str | Tokens | None = None
     """Taken as it is: control tokens in a raw text are the caller's own, and stay."""
     echo: bool = False
     """Say in `Accepted` what the prompt is as text; with `logprobs`, each choice begins with those

@@ -33,6 +33,8 @@ from .out_of_date import OutOfDate
 from .process import EngineServer, LoopDelivery
 from .rank_group import RankGroup
 
+SWITCH = 0.001
+"""Seconds after which Python code gives way: a prompt that is prepared, to the engine's thread."""
 BuildService = Callable[[EngineSettings, Deliver], Service]
 
 
@@ -69,6 +71,7 @@ def serve(options: ServeOptions, build: BuildService | None = None) -> int:
         logging.getLogger("uvicorn").setLevel("WARNING")
         raise_file_limit()
         quiet_transformers()
+        sys.setswitchinterval(SWITCH)
         if options.tcp:
             _serve_tcp(options, settings, build or chat_service)
         else:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from .joined_tokens import Edges
+from .sliced import starts
 
 SPACE_SIGN = "▁"
 """SentencePiece's sign for a space."""
@@ -60,6 +61,7 @@ class ControlTokens:
         flags = re.IGNORECASE if template is None or CHANGES_CASE.search(template) else re.NOFLAG
         self._find = re.compile(pattern_of(self.texts), flags)
         self._find_all = re.compile(f"(?={self._find.pattern})", flags)
+        self._longest = max(map(len, self.texts), default=1)
         self._edges = Edges(self.texts, template)
         self.reachable = _reachable(fast, self.content, self.normalized)
         """Text that does not hold a control token as it stands may still give one's id."""
@@ -67,14 +69,15 @@ class ControlTokens:
 
     def touched(self, text: str) -> bool:
         """Whether `text` holds a control token, or a part of one that a template may complete."""
-        return self._find.search(text) is not None or next(self._edges.of(text), None) is not None
+        within = starts(self._find, text, self._longest)
+        return next(within, None) is not None or next(self._edges.of(text), None) is not None
 
     def breaks(self, text: str) -> array[int]:
         """Characters without which `text` gives no control token, alone or within a template.
 
         Their indices, ascending; a text of megabytes may be nothing else.
         """
-        places = array("Q", (match.start() for match in self._find_all.finditer(text)))
+        places = array("Q", starts(self._find_all, text, self._longest))
         for place in self._edges.of(text):
             at = bisect_left(places, place)
             if places[at : at + 1] != array("Q", [place]):

@@ -15,6 +15,8 @@ from itertools import pairwise
 
 import jinja2
 
+from .sliced import starts
+
 
 class Edges:
     """Where strings of a client end or begin within one of the sorted `texts`."""
@@ -33,6 +35,7 @@ class Edges:
             closes = {*self._parts(written.texts, self._mirrored, from_end=False)}.__contains__
         removed = [] if written is None else sorted(written.removed, key=len, reverse=True)
         self._cut = re.compile("|".join(map(re.escape, removed)) or "(?!)")
+        self._longest_cut = max(map(len, removed), default=1)
         self._cut_or_first = re.compile(f"(?:{self._cut.pattern})|({self._first.pattern})")
         self._opened = any(opens(text[:n]) for text in texts for n in range(1, len(text)))
         self._completions = {*_completions(texts, opens, closes)}
@@ -53,7 +56,7 @@ class Edges:
 
     def _around_cuts(self, text: str) -> Iterator[int]:
         """Beginnings of control tokens in a text of which the template takes something out."""
-        if self._cut.search(text) is not None:
+        if next(starts(self._cut, text, self._longest_cut), None) is not None:
             found = self._cut_or_first.finditer(text)
             yield from (match.start() for match in found if match[1])
 
