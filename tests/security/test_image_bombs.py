@@ -103,6 +103,26 @@ def test_a_large_image_takes_what_its_codec_must(kind: str, engine: EngineProces
     assert kept < SLACK
 
 
+def large_webp(colour: int) -> bytes:
+    image = Image.new("RGB", (SIDE, SIDE), (colour, 0, 0))
+    return encoded(image, "WEBP", lossless=True, quality=0, method=0)
+
+
+def test_large_webps_are_decoded_one_after_another(engine: EngineProcess) -> None:
+    """Pillow's decoder takes two canvases as soon as it has read a header."""
+    bodies = [[part(large_webp(2 * i + k)) for k in range(2)] for i in range(4)]
+
+    def work() -> None:
+        with ThreadPoolExecutor(4) as pool:
+            assert {answer[0] for answer in pool.map(engine.ask, bodies)} == {200}
+
+    most, kept = grown(engine, work)
+    assert most < 16 * SIDE * SIDE + SLACK
+    assert kept < SLACK
+    most, _ = grown(engine, work)  # the features are known: only headers are read
+    assert most < SLACK
+
+
 def check(answer: tuple[int, list[dict[str, Any]]], status: int) -> None:
     assert answer[0] == status, answer
     if status != 200:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import MediaError
+from .webp import Header, read_header
 
 if TYPE_CHECKING:
     import numpy as np
@@ -77,9 +78,14 @@ def open_picture(data: bytes, path: str, max_pixels: int) -> Picture:
     from PIL import Image
 
     try:
+        header = read_header(data)
+        if header is not None:
+            _check_size((header.width, header.height), path, max_pixels)
+            return _webp(header, data, path)
         image = _identify(data)
         if image is not None:
-            _check_size(image, path, max_pixels)
+            _check_size(image.size, path, max_pixels)
+            _check_tile(image, path)
             return _picture(image, data, path)
     except (*_BROKEN, Image.DecompressionBombError) as broken:
         raise _unreadable(path, broken) from None
@@ -133,14 +139,18 @@ def _identify(data: bytes) -> Any:
     return None
 
 
-def _check_size(image: Any, path: str, max_pixels: int) -> None:
-    width, height = image.size
+def _check_size(size: tuple[int, int], path: str, max_pixels: int) -> None:
+    width, height = size
     if width < 1 or height < 1 or width * height > max_pixels:
         raise MediaError(
             f"{path}: the image is {width} × {height} pixels; at most {max_pixels} pixels are "
             "accepted, send it smaller",
             param=path,
         )
+
+
+def _check_tile(image: Any, path: str) -> None:
+    width, height = image.size
     tags = getattr(image, "tag_v2", None) or {}
     tile = int(tags.get(322, 1)) * int(tags.get(323, 1))  # TileWidth, TileLength
     if tile > max(TILE, width * height):
@@ -159,6 +169,16 @@ def _picture(image: Any, data: bytes, path: str) -> Picture:
     return Picture(data, path, width, height, turn, image.format, image.mode, progressive)
 
 
+def _webp(header: Header, data: bytes, path: str) -> Picture:
+    from PIL import Image
+
+    exif = Image.Exif()
+    exif.load(header.exif)
+    turn = _turn_of(exif)
+    size = (header.width, header.height)
+    return Picture(data, path, *(size if turn < 5 else size[::-1]), turn, "WEBP")
+
+
 def _orientation(image: Any, data: bytes) -> int:
     """EXIF's 1 .. 8. (Pillow turns TIFF images itself as it decodes them.)"""
     from PIL import Image
@@ -168,6 +188,10 @@ def _orientation(image: Any, data: bytes) -> int:
     late = data.rfind(b"eXIf") if image.format == "PNG" and "exif" not in image.info else -1
     if late >= 4:
         exif.load(data[late + 4 : late + 4 + int.from_bytes(data[late - 4 : late])])
+    return _turn_of(exif)
+
+
+def _turn_of(exif: Any) -> int:
     turn = exif.get(0x0112, 1)
     return turn if isinstance(turn, int) and 1 <= turn <= 8 else 1
 
