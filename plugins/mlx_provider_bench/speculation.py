@@ -263,8 +263,10 @@ class Side:
 
     def start(self, prompts: Sequence[list[int]], reply: int, *, counts: bool) -> None:
         """Prefill, until all of them decode; from then on with drafts."""
-        self.jobs = [Job(list(prompt), reply) for prompt in prompts]
+        joining = sum(map(len, prompts))  # tokens that a row may say while others are in prefill
+        self.jobs = [Job(list(prompt), joining + reply) for prompt in prompts]
         self._requests = [_submit(self.engine, job, drafts=False) for job in self.jobs]
+        self._wanted = reply * len(prompts)
         self._counts = counts
         with self.clock:
             while any(len(job.tokens) < JOINED for job in self.jobs):
@@ -276,8 +278,9 @@ class Side:
 
     @property
     def together(self) -> bool:
-        """Whether all rows still decode."""
-        return all(request.unfinished for request in self._requests)
+        """Whether all rows still decode, and have said less than is wanted."""
+        said = self._tokens - self._before
+        return said < self._wanted and all(request.unfinished for request in self._requests)
 
     @property
     def _tokens(self) -> int:

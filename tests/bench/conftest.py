@@ -93,7 +93,9 @@ class FakeServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), FakeRequest)
         self.lock = threading.Lock()
         self.over = threading.Event()
-        self.running = self.long = self.seen = self.toppled = 0
+        self.running = self.long = self.longs = self.seen = self.toppled = 0
+        self.may_end: Callable[[FakeRequest], bool] = lambda request: True
+        """Before this holds, no stream says its last word."""
         self.keys: set[str] = set()
 
     @property
@@ -118,7 +120,9 @@ class FakeRequest(BaseHTTPRequestHandler):
             fake.keys.add(self.headers.get("authorization", ""))
             self.company, self.toppled = fake.running > 0, fake.toppled
             crowded, long = fake.running >= 2, len(str(messages)) > 1500
+            self.longs = fake.longs
             fake.running, fake.long = fake.running + 1, fake.long + long
+            fake.longs += long
         try:
             if not messages:
                 fake.toppled += 1
@@ -147,7 +151,9 @@ class FakeRequest(BaseHTTPRequestHandler):
         self.end_headers()
         if long and self.model == "stalls":
             time.sleep(self.server.WAIT)
-        for word in words:
+        for at, word in enumerate(words):
+            while at == len(words) - 1 and not self.server.may_end(self):
+                time.sleep(0.01)
             if self.model == "topples" and self.server.toppled > self.toppled:
                 self._event({"error": {"message": "the batch was closed"}})
                 return

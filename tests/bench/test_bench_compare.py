@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-import time
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +19,7 @@ from mlx_provider_bench import commands
 from mlx_provider_bench.commands import running
 from mlx_provider_bench.compare import answers, isolation, reuse, run, speed, stall
 from mlx_provider_bench.compare.asking import questions
+from mlx_provider_bench.compare.begun import Begun
 from mlx_provider_bench.compare.markdown import NOWHERE, report
 from mlx_provider_bench.compare.others import Other, key_of, model_of, parse_other
 from mlx_provider_bench.compare.plan import FAMILIES, PARTS, Plan, Subject, refuse_too_large
@@ -85,6 +86,7 @@ def test_a_round_with_a_refusal_has_no_figures(sides: Sides) -> None:
 
 
 def test_a_stream_that_waits_for_a_long_prompt_is_told(sides: Sides, fake: Any) -> None:
+    fake.may_end = lambda request: fake.longs > request.longs
     rows = by_server(measured(stall, SMALL, SUBJECT, sides("slow", "stalls")))
     (waited,), (other,) = (rows[name].figures["longest_gap"] for name in ("stalls", "slow"))
     assert waited is not None
@@ -127,6 +129,27 @@ def test_bytes_without_end_are_no_answer(sides: Sides) -> None:
     assert "no end in the time" in answer.failure
 
 
+@pytest.fixture
+def outlasting(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams end when what disturbs them has been answered."""
+    disturbing: list[bool] = []
+    begin, disturb = isolation._beside, isolation._once
+
+    def beside(*asked: Any) -> None:
+        disturbing.append(True)
+        begin(*asked)
+
+    def once(*asked: Any) -> tuple[str, float]:
+        found = disturb(*asked)
+        disturbing.clear()
+        return found
+
+    monkeypatch.setattr(isolation, "_beside", beside)
+    monkeypatch.setattr(isolation, "_once", once)
+    fake.may_end = lambda request: not disturbing
+
+
+@pytest.mark.usefixtures("outlasting")
 def test_streams_that_a_bad_request_topples_are_told(sides: Sides) -> None:
     rows = measured(isolation, SMALL, SUBJECT, sides("slow", "topples"))
     empty = by_server(rows, "no messages")
@@ -138,12 +161,23 @@ def test_streams_that_a_bad_request_topples_are_told(sides: Sides) -> None:
     assert (left.equal, left.notes["answered"]) == (4, "left after the first token")
 
 
-def test_a_bad_request_that_came_too_late_proves_nothing(sides: Sides) -> None:
+def test_a_bad_request_that_came_too_late_proves_nothing(
+    sides: Sides, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (side,) = sides("right")
     asked = questions("any", 2, 0, 4)
     found = Row("isolation", "llama", "4bit", "beside nothing", "right")
     crowd = isolation.Crowd(asked, side.alone(asked, 2), SMALL)
-    isolation._beside(found, side, crowd, lambda _: time.sleep(0.5) or "400")
+    over = threading.Event()
+
+    class Told(Begun):
+        def ended(self, result: Any) -> Any:
+            super().ended(result)
+            over.set()
+            return result
+
+    monkeypatch.setattr(isolation, "Begun", Told)
+    isolation._beside(found, side, crowd, lambda _: over.wait(60) and "400")
     assert found.notes["answered"] == f"400, {isolation.TOO_LATE}"
     lost = [Answer("", 1, 1, 0, 0, failure="gone")] * 2
     isolation._beside(found, side, isolation.Crowd(asked, lost, SMALL), lambda _: "400")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -19,7 +20,6 @@ import yaml
 from typer.testing import CliRunner
 
 from mlx_provider.errors import EngineUnavailable
-from mlx_provider.gateway.proxy import free_port
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.testing.scripted import Call, Step, build, environment, script
 from mlx_provider_eval import commands, needle, tools
@@ -205,9 +205,10 @@ def test_the_command_compares_and_writes(
 def test_a_gateway_that_ended_is_told(staged: list[Staged | Skipped], tmp_path: Path) -> None:
     demo = of(staged, 2)
     (tmp_path / "proxy.log").write_text("first\nout of memory\n")
-    with subprocess.Popen(["false"]) as ended:
+    with subprocess.Popen(["false"]) as ended, socket.socket() as taken:
         ended.wait()
-        url = f"http://127.0.0.1:{free_port()}"
+        taken.bind(("127.0.0.1", 0))  # nobody else may listen there meanwhile
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         proxy = replace(demo.apart.proxy, process=ended, url=url, log=tmp_path / "proxy.log")
         client = Client(replace(demo, apart=replace(demo.apart, proxy=proxy)), 4, {})
         with pytest.raises(
@@ -239,7 +240,7 @@ def test_a_signal_leaves_no_process(
 
 def has_ended(pid: int) -> bool:
     """Whether it is gone; who started it hears of that in a thread."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
             os.kill(pid, 0)

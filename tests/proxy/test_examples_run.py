@@ -38,7 +38,9 @@ def test_anthropic_client(proxy, own_engine):
     assert "Rome" in out
 
 
-@pytest.mark.parametrize("transport", ["process", "in_process"])
+@pytest.mark.parametrize(
+    "transport", ["process", pytest.param("in_process", marks=pytest.mark.sweep)]
+)
 def test_sdk_script(own_engine, transport):
     out = run("sdk_script.py", MLX_PROVIDER_TRANSPORT=transport)
     assert "Paris" in out

@@ -60,7 +60,7 @@ def grown(engine: EngineProcess, work: Callable[[], Any]) -> tuple[int, int]:
     work()
     most = engine.memory("VmHWM") - before
     kept = []
-    while not kept or (kept[-1] > SLACK and len(kept) < 20):
+    while not kept or (kept[-1] > SLACK and len(kept) < 600):
         time.sleep(0.05)  # it may still clear up after its answer
         kept.append(engine.memory("VmRSS") - before)
     return most, kept[-1]

@@ -129,22 +129,27 @@ def test_bodies_at_once_are_bounded_together_and_small_ones_pass(engine: EngineP
         answers = [future.result() for future in waiting]
     assert {status for status, _ in answers} == {400}
     assert engine.memory("VmHWM") - before < 6 * LIMIT
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while engine.memory("VmRSS") - before > 2 * LIMIT:
         assert time.monotonic() < deadline, "the engine keeps what it has refused"
         time.sleep(0.05)
 
 
 def test_who_waits_for_room_is_told_when_the_engine_ends() -> None:
-    with engine_process(MLX_PROVIDER_BODY_BYTES="2M") as engine, ThreadPoolExecutor(1) as pool:
+    with engine_process(MLX_PROVIDER_BODY_BYTES="2M") as engine:
         holder = connected(engine, head(2 * MB) + b"{")
         assert engine.http.get("/health").status_code == 200
-        waiting = pool.submit(engine.post, body_of(3 * MB // 2))
-        time.sleep(0.3)
+        waiting = connected(engine, head(3 * MB // 2) + b"{")
+        for _ in range(3):  # turns of its loop after the one in which it takes the request
+            assert engine.http.get("/health").status_code == 200
         engine.process.terminate()
-        status, (error,) = waiting.result()
+        answer = b""
+        while piece := waiting.recv(65536):
+            answer += piece
         holder.close()
-        assert (status, error["code"]) == (503, "engine_unavailable")
+        waiting.close()
+    assert b" 503 " in answer.splitlines()[0]
+    assert b'"engine_unavailable"' in answer
 
 
 def test_a_long_prompt_keeps_no_other_waiting(engine: EngineProcess) -> None:

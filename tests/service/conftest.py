@@ -13,6 +13,7 @@ import pytest
 from mlx_provider.client.generation import Generation
 from mlx_provider.client.in_process import InProcessClient
 from mlx_provider.config import EngineSettings
+from mlx_provider.engine.speculation.policy import MOST
 from mlx_provider.protocol.messages import (
     Delta,
     Done,
@@ -29,6 +30,7 @@ from mlx_provider.protocol.messages import (
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.served import Served
 from mlx_provider.serving.service import ChatService
+from mlx_provider.testing.oracle import Eager
 from mlx_provider.testing.tiny_models import build
 
 PATIENCE = 120
@@ -229,3 +231,15 @@ def qwen(tiny: TinyOf) -> Tiny:
 def tiny_class() -> type[Tiny]:
     """For tests with a service of their own: `tiny_class(client, service, folder)`."""
     return Tiny
+
+
+@pytest.fixture
+def eager_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts in every step: else it depends on the clock whether they are worth it."""
+
+    def eager(most: int = MOST) -> Eager:
+        policy = Eager()
+        policy.most = most
+        return policy
+
+    monkeypatch.setattr("mlx_provider.serving.drafting.Policy", eager)

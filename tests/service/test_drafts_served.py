@@ -23,6 +23,7 @@ def drafters(model: Any) -> set[str]:
     return {status.drafter for status in model.client.health().models}
 
 
+@pytest.mark.usefixtures("eager_drafts")
 def test_the_head_of_a_checkpoint_drafts_unless_it_is_switched_off(model: Any) -> None:
     plain = model.ask(max_tokens=30, options=ModelOptions(drafter="off"))
     assert drafters(model) == {""}
@@ -38,6 +39,7 @@ def test_a_client_may_have_no_drafts(model: Any) -> None:
     assert model.ask(max_tokens=20, drafts=False).usage.drafted_tokens == 0
 
 
+@pytest.mark.usefixtures("eager_drafts")
 def test_an_operator_bounds_the_drafts_and_reads_what_held(model: Any) -> None:
     answer = model.ask(max_tokens=30, options=ModelOptions(draft_tokens=1))
     told = model.service.metrics().decode()

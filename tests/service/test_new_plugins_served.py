@@ -41,6 +41,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
         del sys.modules[module]
 
 
+@pytest.mark.usefixtures("eager_drafts")
 def test_each_is_part_of_an_answer(
     folders: dict[str, Path], make_service: Any, tiny_class: Any, build_tiny: Any, tmp_path: Path
 ) -> None:

@@ -34,6 +34,7 @@ HOOKS = {name for name, spec in vars(hookspecs).items() if hasattr(spec, "mlx_pr
 Install = Callable[..., str]
 
 
+@pytest.mark.usefixtures("eager_drafts")
 @pytest.mark.parametrize("version", range(hookspecs.OLDEST_API, hookspecs.API_VERSION + 1))
 def test_a_plugin_of_yesterday_serves_and_is_called_as_promised(
     version: int, install_plugin: Install, make_service: Any, tiny_class: Any, build_tiny: Any
