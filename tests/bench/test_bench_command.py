@@ -23,7 +23,7 @@ def python(code: str, *arguments: str, **variables: str) -> subprocess.Completed
         env=os.environ | variables,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 

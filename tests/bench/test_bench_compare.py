@@ -32,7 +32,7 @@ from mlx_provider_bench.servers.client import Answer, Client
 from mlx_provider_bench.servers.processes import Kept, Kind, Server
 
 SUBJECT = Subject("llama", "4bit", Path(), sees=False)
-SMALL = Plan(crowd=4, words=4, reply=8, rounds=1, streams=(1, 2), prompt=300, limit=20)
+SMALL = Plan(crowd=4, words=4, reply=8, rounds=1, streams=(1, 2), prompt=300, limit=300)
 Sides = Callable[..., list[Side]]
 
 
@@ -41,7 +41,7 @@ def sides(fake: Any) -> Any:
     """Of the fake server, by what it does; without a proxy."""
     made: list[Side] = []
 
-    def of(*names: str, limit: float = 20) -> list[Side]:
+    def of(*names: str, limit: float = 300) -> list[Side]:
         for name in names:
             server = Server(Kind(name, "gateway"), fake.url, Path(), "key", alias=name)
             made.append(Side(name, Client(server, limit=limit)))

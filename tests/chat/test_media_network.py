@@ -24,7 +24,7 @@ from mlx_provider.chat.media.network import (
 from mlx_provider.chat.messages.parts import MediaRef
 from mlx_provider.errors import MediaError
 
-OPEN = MediaPolicy(allow_private=True, timeout=60)
+OPEN = MediaPolicy(allow_private=True, timeout=300)
 PUBLIC = "93.184.215.14"
 
 
@@ -201,7 +201,7 @@ def test_addresses_that_are_not_public(address: str) -> None:
         return [PUBLIC, address]
 
     with pytest.raises(MediaError, match="not a public host"):
-        fetch_remote([Source("http://name.test/a.png", "p")], MediaPolicy(timeout=60), resolve)
+        fetch_remote([Source("http://name.test/a.png", "p")], MediaPolicy(timeout=300), resolve)
 
 
 @pytest.mark.parametrize("address", [PUBLIC, "2606:2800:21f:cb07:6820:80da:af6b:8b2c", "1.1.1.1"])
@@ -215,7 +215,7 @@ def test_addresses_that_are_public(address: str) -> None:
 )
 def test_addresses_in_disguise(host: str) -> None:
     assert is_disguised(host)
-    message = refuse(f"http://{host}/a.png", MediaPolicy(timeout=60))
+    message = refuse(f"http://{host}/a.png", MediaPolicy(timeout=300))
     assert "disguise" in message or "Invalid IPv4 address" in message
 
 
@@ -229,7 +229,7 @@ def test_hosts_in_plain_form(host: str) -> None:
     ["http://127.0.0.1:{}/1", "http://[::ffff:127.0.0.1]:{}/1", "http://user@127.0.0.1:{}/1"],
 )
 def test_loopback_is_refused_by_default(server: ThreadingHTTPServer, address: str) -> None:
-    message = refuse(address.format(server.server_address[1]), MediaPolicy(timeout=60))
+    message = refuse(address.format(server.server_address[1]), MediaPolicy(timeout=300))
     assert "allow_private_media" in message
     assert server.seen == []  # type: ignore[attr-defined]
 

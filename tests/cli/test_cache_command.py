@@ -48,7 +48,7 @@ def engine() -> Iterator[ThreadingHTTPServer]:
     CacheRoute.seen = []
     server = ThreadingHTTPServer(("127.0.0.1", 0), CacheRoute)
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield server
     server.shutdown()

@@ -29,7 +29,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
             env={**os.environ, **alone},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
 
@@ -43,7 +43,7 @@ sys.argv = ["mlx-provider", "--help"]
 {RUN}
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
     )
     assert "HEAVY []" in done.stdout, done.stdout + done.stderr
     assert "plugins" in done.stdout

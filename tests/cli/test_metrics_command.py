@@ -41,7 +41,7 @@ class Metrics(BaseHTTPRequestHandler):
 def engine() -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Metrics)
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
@@ -80,14 +80,14 @@ def test_served_with_a_key_that_is_made_once(engine: str, tmp_path: Path) -> Non
         url, file = found[1], Path(found[2])
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
         assert file.name == "metrics.key", "not the engine's, which may do more"
-        with httpx.Client(trust_env=False) as http:
+        with httpx.Client(trust_env=False, timeout=300) as http:
             assert http.get(url).status_code == 401
             key = {"authorization": f"Bearer {file.read_text().strip()}"}
             assert http.get(url, headers=key).text.startswith(TOLD)
             assert http.get(url.removesuffix("/metrics") + "/cache", headers=key).status_code == 404
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(300)
         process.stdout.close()
 
 

@@ -118,7 +118,7 @@ def engine() -> Iterator[str]:
     FiguresRoute.asked = []
     server = ThreadingHTTPServer(("127.0.0.1", 0), FiguresRoute)
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()

@@ -25,7 +25,7 @@ from mlx_provider.config import EngineSettings, Runtime
 from mlx_provider.protocol.messages import Delta, Done, Event, Failed, GenerateRequest
 
 SCRIPT = Path(__file__).parent.parent / "server" / "fake_engine.py"
-PATIENCE = 60.0
+PATIENCE = 120.0
 
 
 @dataclass

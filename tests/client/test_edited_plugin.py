@@ -64,7 +64,7 @@ def engine(local: Any, toy: Path) -> HttpClient:
 def served(client: HttpClient, prompt: str = "count 1 0") -> int:
     """Serve a request to its end; the process of the engine that runs then."""
     generation, last = client.submit(GenerateRequest(model="fake", prompt=prompt)), None
-    while events := generation.get(30):
+    while events := generation.get(300):
         last = events[-1]
     assert isinstance(last, Done), last
     while True:

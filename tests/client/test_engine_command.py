@@ -71,7 +71,7 @@ def test_an_engine(command: Command, local: Any, wait_until: Any) -> None:
     assert f"process {pid} ends as soon as" in command("stop", "--idle").stdout
     assert f"process {pid} has ended" in command("stop").stdout
     wait_until(lambda: is_gone(pid))
-    last = [event for _ in range(9) for event in running.get(30)][-1]
+    last = [event for _ in range(9) for event in running.get(300)][-1]
     assert isinstance(last, Failed), "who waits is told"
     assert last.error.code == "engine_unavailable"
 

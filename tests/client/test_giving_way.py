@@ -21,7 +21,7 @@ def finished(client: HttpClient) -> int:
     """Serve one request; the engine's process, one that has not ended with it."""
     while True:
         generation = client.submit(GenerateRequest(model="fake", prompt="count 1 0"))
-        while generation.get(30):
+        while generation.get(300):
             pass
         with suppress(EngineUnavailable):
             return client.health().pid

@@ -28,7 +28,7 @@ from mlx_provider.errors import (
 )
 from mlx_provider.protocol.messages import Accepted, Done, Failed
 
-PATIENCE = 60.0
+PATIENCE = 120.0
 
 
 def test_a_thread_reads_the_events(client: Any, request_of: Any, read: Any, text: Any) -> None:

@@ -62,7 +62,7 @@ def test_racing_processes_start_one_engine(local: Any) -> None:
         assert racer.stdin is not None
         racer.stdin.write("\n")
         racer.stdin.flush()
-    pids = {racer.communicate(timeout=60)[0].strip() for racer in racers}
+    pids = {racer.communicate(timeout=300)[0].strip() for racer in racers}
     assert pids == {(local.folder / "engine.lock").read_text().strip()}
     assert (local.folder / "engine.log").read_text().count(" engine on ") == 1
 
@@ -197,7 +197,7 @@ def test_an_engine_that_was_ended_leaves_no_zombie(
     waiting = client.submit(request_of("wait"))
     pid = client.health().pid
     os.kill(pid, how)
-    assert isinstance(waiting.get(30)[-1], Failed)
+    assert isinstance(waiting.get(300)[-1], Failed)
     wait_until(lambda: not _exists(pid))
 
 

@@ -114,14 +114,14 @@ def post(url: str, tls: ssl.SSLContext | None = None) -> Post:
 
 def read(events: Any) -> list[Any]:
     found = []
-    while batch := events.get(30):
+    while batch := events.get(300):
         found += batch
     return found
 
 
 async def aread(events: Any) -> list[Any]:
     found = []
-    while batch := await events.aget(30):
+    while batch := await events.aget(300):
         found += batch
     return found
 
@@ -209,12 +209,12 @@ def test_a_reader_in_a_thread_is_woken_by_close() -> None:
 
     def wait(connection: socket.socket) -> None:
         answering(HEAD + line(ACCEPTED))(connection)
-        going_on.wait(30)
+        going_on.wait(300)
 
     with engine(wait) as url:
         _, events = Exchanges().run(post(url))
         threading.Timer(0.1, events.close).start()
-        [last] = events.get(30)
+        [last] = events.get(300)
         assert isinstance(last, Failed)
         assert last.error.code == "request_failed"
         going_on.set()
@@ -226,7 +226,7 @@ def test_what_is_passed_on_arrives_whole() -> None:
         found: list[Any] = []
         over = threading.Event()
         events.pass_on(lambda batch: (found.extend(batch), DONE in batch and over.set()))  # type: ignore[func-returns-value]
-        assert over.wait(30)
+        assert over.wait(300)
     assert said(found) == TEXT
 
 

@@ -48,13 +48,13 @@ async def test_a_loops_reader_that_does_not_come_leaves_it_with_the_engine(
     client: Any, request_of: Any, text: Any, wait_until: Any
 ) -> None:
     generation = await asyncio.to_thread(client.submit, request_of(UNREAD, id="left"))
-    events = await generation.aget(30)  # what came with the acceptance
-    events += await generation.aget(30)
+    events = await generation.aget(300)  # what came with the acceptance
+    events += await generation.aget(300)
     said = lambda: "left" in client.cache_report()["finished"]  # noqa: E731
     await asyncio.to_thread(wait_until, said)
     await asyncio.to_thread(wait_until, lambda: held(generation) > 0)
     assert held(generation) < READ_AHEAD + 2 * TAKEN
-    while batch := await generation.aget(30):
+    while batch := await generation.aget(300):
         events += batch
     assert text(events) == "x" * 20_000_000
 
@@ -62,7 +62,7 @@ async def test_a_loops_reader_that_does_not_come_leaves_it_with_the_engine(
 async def test_a_slow_event_loop_gets_everything(client: Any, request_of: Any, text: Any) -> None:
     generation = await asyncio.to_thread(client.submit, request_of(UNREAD))
     events: list[Any] = []
-    while batch := await generation.aget(30):
+    while batch := await generation.aget(300):
         events += batch
         await asyncio.sleep(0.002)
         assert held(generation) < 4 * 2**20
@@ -101,7 +101,7 @@ def test_readers_in_threads_and_loops_that_pause_deadlock_nobody(
     def read_slowly(seed: int) -> int:
         generation = client.submit(request_of("flood 3000"))
         length = 0
-        while batch := generation.get(30):
+        while batch := generation.get(300):
             length += len(text(batch))
             time.sleep(0.001 * (seed % 4))
             if seed % 5 == 0 and length:
@@ -202,7 +202,7 @@ async def test_a_close_that_meets_arriving_data_is_silent(
 
 async def read_all(generation: Any) -> list[Any]:
     events = []
-    while batch := await generation.aget(30):
+    while batch := await generation.aget(300):
         events += batch
     return events
 

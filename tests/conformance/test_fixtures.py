@@ -63,7 +63,7 @@ def test_a_proxy_before_it(
             "tools": [BASH],
             "max_tokens": 200,
         },
-        timeout=120,
+        timeout=300,
         trust_env=False,
     )
     assert reply.status_code == 200, reply.text

@@ -31,7 +31,7 @@ print(json.dumps([name, hasattr(activations.gelu_approx, "patch"), ours, heavy])
 
 def equipped_on(device: str) -> list[object]:
     command = [sys.executable, "-c", PROGRAM, device]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     found: list[object] = json.loads(done.stdout)
     return found

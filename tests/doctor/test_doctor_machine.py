@@ -175,7 +175,7 @@ def test_what_is_broken_below_is_told_and_not_raised() -> None:
         "from mlx_provider.cli import main; main()"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 1, done.stderr
     found = {each["name"]: each for each in json.loads(done.stdout)["findings"]}

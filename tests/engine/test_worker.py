@@ -54,8 +54,8 @@ def test_whatever_a_call_raises_is_its_callers() -> None:
         raise Catastrophe
 
     with pytest.raises(Catastrophe):
-        worker.call(die).result(timeout=60)
-    assert worker.call(lambda: 2).result(timeout=60) == 2
+        worker.call(die).result(timeout=300)
+    assert worker.call(lambda: 2).result(timeout=300) == 2
     worker.close()
     assert deaths == []
 
@@ -73,16 +73,16 @@ def test_a_dead_thread_tells_who_waits_and_is_replaced() -> None:
             go.wait()
             raise Catastrophe
 
-    worker.call(lambda: worker.add(Dying())).result(timeout=60)  # type: ignore[arg-type]
+    worker.call(lambda: worker.add(Dying())).result(timeout=300)  # type: ignore[arg-type]
     blocked.wait()
     waiting = worker.call(lambda: 1)
     go.set()
     with pytest.raises(EngineDied):
-        waiting.result(timeout=60)
+        waiting.result(timeout=300)
     for thread in threading.enumerate():
         if thread.name == "mlx-engine":
             thread.join(60)
-    assert worker.call(lambda: 2).result(timeout=60) == 2
+    assert worker.call(lambda: 2).result(timeout=300) == 2
     assert len(deaths) == 1
     worker.close()
 
@@ -98,7 +98,7 @@ def test_a_request_runs_to_its_end(qwen3: TextModel) -> None:
 
     worker.call(begin).result()
     while not request.events.ended:
-        request.events.get(timeout=60)
+        request.events.get(timeout=300)
     worker.close()
     assert output_of(request).tokens == output_of(alone(qwen3, request)).tokens
 

@@ -44,7 +44,7 @@ class Written:
             self.url + path,
             headers=headers,
             trust_env=False,
-            timeout=60,
+            timeout=300,
             **more,  # type: ignore[arg-type]
         )
 

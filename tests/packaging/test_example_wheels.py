@@ -23,7 +23,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     wheels, folder = tmp_path_factory.mktemp("wheels"), tmp_path_factory.mktemp("site")
     for example in EXAMPLES:
         build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(wheels)]
-        subprocess.run(build, cwd=example, check=True, capture_output=True, timeout=120)
+        subprocess.run(build, cwd=example, check=True, capture_output=True, timeout=300)
     for wheel in wheels.glob("*.whl"):
         assert wheel.name.endswith("-none-any.whl")
         zipfile.ZipFile(wheel).extractall(folder)
@@ -48,7 +48,7 @@ def listed(site: Path) -> tuple[dict[str, list[str]], dict[str, str]]:
         env=os.environ | {"PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=True,
     )
     plugins, modules = map(json.loads, ran.stdout.splitlines())

@@ -79,7 +79,7 @@ def test_a_loop_that_ends_meanwhile_hurts_no_writer(in_thread: bool) -> None:
         patch.setattr(loop, "is_closed", lambda: False)  # as it was a moment ago
         if in_thread:
             with ThreadPoolExecutor(1) as pool:
-                pool.submit(queue.put, [FAILED]).result(20)
+                pool.submit(queue.put, [FAILED]).result(300)
         else:
             queue.put([FAILED])
     assert queue.get(0) == [FAILED]

@@ -171,7 +171,7 @@ def claude(proxy: Proxy) -> Iterator[anthropic.Anthropic]:
 def raw(proxy: Proxy) -> Iterator[httpx.Client]:
     """Plain HTTP, as curl would send it."""
     headers = {"authorization": f"Bearer {proxy.key}"}
-    with httpx.Client(base_url=proxy.url, headers=headers, trust_env=False, timeout=60) as made:
+    with httpx.Client(base_url=proxy.url, headers=headers, trust_env=False, timeout=300) as made:
         yield made
 
 

@@ -41,7 +41,7 @@ RESPONSES_IMAGE = {"type": "input_image", "image_url": CHAT_IMAGE["image_url"]["
 
 
 def post(raw, path, body, **more):
-    reply = raw.post(path, json={"model": "demo", **body, **more}, timeout=120)
+    reply = raw.post(path, json={"model": "demo", **body, **more}, timeout=300)
     assert reply.status_code == 200, reply.text
     return reply.json()
 

@@ -79,7 +79,10 @@ def test_who_leaves_ends_the_request(engine, leave):
     assert engine.request["options"]["kv_bits"] == 8
     assert engine.request["origin"] == "remote", "as the engine says of all that comes over TCP"
     body = {"model": "any", "input": ["x"], "options": {"dtype": "float32"}}
-    assert httpx.post(f"{engine.url}/v1/embed", json=body, trust_env=False).status_code == 401
+    assert (
+        httpx.post(f"{engine.url}/v1/embed", json=body, trust_env=False, timeout=300).status_code
+        == 401
+    )
 
 
 def test_streams_and_vectors_beside_one_another(client, own_engine):

@@ -145,7 +145,7 @@ def test_two_workers_share_one_engine(tmp_path, client, own_engine, wait_until):
                 json={**say("Hello!"), "max_tokens": 2},
                 headers={"authorization": f"Bearer {proxy.key}"},
                 trust_env=False,
-                timeout=60,
+                timeout=300,
             ).status_code
 
         with ThreadPoolExecutor(8) as pool:

@@ -21,7 +21,7 @@ def sent(name: str, model: str, **changed: Any) -> tuple[str, dict[str, Any], di
 
 def post(raw: Any, request: tuple[str, dict[str, Any], dict[str, str]]) -> Any:
     path, body, headers = request
-    return raw.post(path, json=body, headers=headers, timeout=120)
+    return raw.post(path, json=body, headers=headers, timeout=300)
 
 
 def streamed(raw: Any, request: tuple[str, dict[str, Any], dict[str, str]]) -> list[dict[str, Any]]:

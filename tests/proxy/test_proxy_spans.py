@@ -82,7 +82,7 @@ def test_the_clients_trace_goes_on_to_the_engine(traced: Proxy, path: str, strea
         "anthropic-version": "2023-06-01",
     }
     body = {"model": "scripted", "stream": stream, **CALLS[path]}
-    with httpx.Client(base_url=traced.url, trust_env=False, timeout=60) as http:
+    with httpx.Client(base_url=traced.url, trust_env=False, timeout=300) as http:
         answer = http.post(path, json=body, headers=headers)
     assert answer.status_code == 200, answer.text
     found = await_spans(traced, trace)

@@ -123,7 +123,7 @@ def asked(url, folder, process):
     }
     headers = {"authorization": f"Bearer {(folder / 'key').read_text()}"}
     reply = httpx.post(
-        f"{url}/v1/chat/completions", json=body, headers=headers, trust_env=False, timeout=60
+        f"{url}/v1/chat/completions", json=body, headers=headers, trust_env=False, timeout=300
     )
     assert reply.is_success, reply.text
     return reply.text

@@ -42,7 +42,7 @@ class Door:
         headers = {"authorization": f"Bearer {self.key}"} if key else {}
         headers |= more.pop("headers", {})  # type: ignore[arg-type]
         body = {"json": more} if content is None else {"content": content}
-        with httpx.Client(trust_env=False, timeout=60) as client:
+        with httpx.Client(trust_env=False, timeout=300) as client:
             return client.post(f"{self.url}/v1/generate", headers=headers, **body)
 
     def refusal(self, **more: object) -> tuple[int, str]:
@@ -73,7 +73,7 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
     reading.start()
     yield Door(url[1], Path(key_file[1]), folder / "models")
     process.terminate()
-    process.wait(30)
+    process.wait(300)
     reading.join()
     process.stderr.close()
 
@@ -92,7 +92,7 @@ def test_an_engine_started_without_a_key_makes_one_for_its_owner(door: Door) -> 
     assert stat.S_IMODE(door.key_file.stat().st_mode) == 0o600
     assert len(door.key) > 32
     for path in ("/health", "/metrics", "/v1/models", "/v1/attach", "/cache"):
-        answer = httpx.get(door.url + path, trust_env=False)
+        answer = httpx.get(door.url + path, trust_env=False, timeout=300)
         assert answer.status_code == 401, path
     assert door.refusal(key=False, model="demo", messages=HELLO)[0] == 401
     assert door.post(model="demo", messages=HELLO, max_tokens=1).status_code == 200

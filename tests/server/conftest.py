@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 SCRIPT = Path(__file__).with_name("fake_engine.py")
-PATIENCE = 60.0
+PATIENCE = 120.0
 
 
 @dataclass

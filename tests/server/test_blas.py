@@ -27,7 +27,7 @@ def run(choice: str, program: str = PROGRAM, **environment: str) -> list[str]:
         [sys.executable, "-c", program, choice],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         env={"PATH": "/usr/bin:/bin", **path, **environment},
     )
     return (result.stdout or result.stderr).strip().split("|")

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 Spawn = Callable[..., Any]
-PATIENCE = 60.0
+PATIENCE = 120.0
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 Spawn = Callable[..., Any]
-PATIENCE = 60.0
+PATIENCE = 120.0
 
 
 def test_socket_and_lock_are_the_owners_alone(engine: Any) -> None:

@@ -77,7 +77,9 @@ def test_only_so_many_may_watch(engine: Any, wait_until: Callable[..., None]) ->
 
 async def test_who_comes_at_once_is_counted_at_once(engine: Any) -> None:
     transport = httpx.AsyncHTTPTransport(uds=f"{engine.folder}/engine.sock")
-    async with httpx.AsyncClient(transport=transport, base_url="http://engine") as http:
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://engine", timeout=300
+    ) as http:
         asked = [http.build_request("GET", "/v1/figures?stream=60") for _ in range(STREAMS + 8)]
         replies = await asyncio.gather(*(http.send(one, stream=True) for one in asked))
         refused = [reply.status_code for reply in replies if reply.status_code != 200]
@@ -93,7 +95,7 @@ def test_the_stream_ends_with_the_engine(spawn: Callable[..., Any]) -> None:
     next(lines)
     engine.process.send_signal(signal.SIGTERM)
     assert list(lines) == []
-    assert engine.process.wait(30) == 0
+    assert engine.process.wait(300) == 0
     with pytest.raises(EngineUnavailable):
         next(client.watch(1))
     client.close()
@@ -114,4 +116,4 @@ def test_who_watches_keeps_no_idle_engine_alive(spawn: Callable[..., Any]) -> No
         next(response.iter_lines())
         ends = engine.http.post("/v1/stop", json={"reason": "test", "when": "alone"})
         assert ends.json()["ends"] is True
-        assert engine.process.wait(30) == 0
+        assert engine.process.wait(300) == 0

@@ -33,7 +33,7 @@ def test_arrays_as_large_as_freed_ones_cost_no_new_pages() -> None:
     pages = {}
     for choice in ("keep", "default"):
         result = subprocess.run(
-            [sys.executable, "-c", PROGRAM, choice], capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", PROGRAM, choice], capture_output=True, text=True, timeout=300
         )
         assert result.returncode == 0, result.stderr
         pages[choice] = int(result.stdout)

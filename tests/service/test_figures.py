@@ -18,7 +18,7 @@ SECRET = "The vault opens at midnight by the eastern door. "
 QUIET = dict.fromkeys(range(8), -100.0)
 
 
-def until(condition: Any, limit: float = 60) -> Any:
+def until(condition: Any, limit: float = 300) -> Any:
     deadline = time.monotonic() + limit
     while not (found := condition()):
         assert time.monotonic() < deadline

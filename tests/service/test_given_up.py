@@ -25,7 +25,7 @@ def test_a_prompt_that_is_asked_again_goes_on_where_it_was_left(
     def waits_after_some() -> Any:
         computed.release()
         if computed._value > PASSES:
-            left.wait(30)
+            left.wait(300)
         return step()
 
     engine.step = waits_after_some

@@ -23,7 +23,7 @@ from mlx_provider.serving.model_pool import Lease, ModelPool, Plan
 from mlx_provider.serving.stay import PINNED
 from mlx_provider.serving.weight_account import WeightAccount
 
-PATIENCE = 30
+PATIENCE = 120.0
 
 
 @dataclass

@@ -40,7 +40,7 @@ def warm(seed: int) -> Sampling:
     return Sampling(temperature=1, seed=seed, logit_bias=QUIET)
 
 
-def wait_for(condition: Callable[[], bool], limit: float = 60) -> None:
+def wait_for(condition: Callable[[], bool], limit: float = 300) -> None:
     deadline = time.monotonic() + limit
     while not condition():
         assert time.monotonic() < deadline

@@ -32,7 +32,7 @@ def serve_once(folder: Path, disk: Path) -> tuple[str, int]:
             )
         )
         text, cached = "", -1
-        while events := generation.get(30):
+        while events := generation.get(300):
             text += "".join(e.content for e in events if isinstance(e, Delta))
             cached = next((e.usage.cached_tokens for e in events if isinstance(e, Done)), cached)
         return text, cached

@@ -31,7 +31,7 @@ def ask(
             **more,
         )
     )
-    while events := generation.get(30):
+    while events := generation.get(300):
         if isinstance(events[-1], Done):
             return events[-1]
     raise AssertionError("no end")
