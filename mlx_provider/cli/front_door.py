@@ -28,6 +28,7 @@ def show(registry: PluginRegistry) -> None:
         ("agents", _named(here, "none that could be launched")),
     ):
         console.print(Text(f"{name:<8}", style="dim"), Text(told), sep="")
+    _recommend(console)
     console.print(Text("\nnext", style="bold"))
     for command, told in _next(here, missing):
         console.print(Text(f"  {command:<34}"), Text(told, style="dim"), sep="")
@@ -41,6 +42,19 @@ def _clients(registry: PluginRegistry) -> tuple[list[str], list[str]]:
     return [n for n, there in found.items() if there], [
         n for n, there in found.items() if not there
     ]
+
+
+def _recommend(console: Console) -> None:
+    """Two models for this machine."""
+    from ..gateway.recommended import table, this_machine, two_for
+
+    machine = this_machine()
+    day, models = table()
+    console.print(Text(f"\nmodels for {machine.told} (as of {day})", style="bold"))
+    for each in two_for(machine, models):
+        told = f"{each.weights / 1e9:.1f} GB: {each.why}"
+        console.print(Text(f"  mlx-provider up {each.name}"))
+        console.print(Text(f"    {told}", style="dim"))
 
 
 def _engine() -> str:
@@ -79,6 +93,7 @@ def _next(here: list[str], missing: list[str]) -> Iterator[tuple[str, str]]:
     elif missing:
         others = ", ".join(missing)
         yield "mlx-provider launch", f"says how to install one of {others}"
+    yield "mlx-provider up", "a model for every client of this machine, until `down`"
     if Path("config.yaml").is_file():
         start = "litellm --config config.yaml --host 127.0.0.1"
         yield start, "the proxy of this folder; its key is in .env"

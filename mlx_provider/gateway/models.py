@@ -13,6 +13,7 @@ from ..registry import PluginRegistry
 from ..serving.checkpoint import Checkpoint, checkpoint
 from ..serving.hub import DEMOS, cached_models
 from .config import Served
+from .recommended import table
 
 LEAST_CONTEXT = 16_384
 """Tokens below which agents get nowhere: their first requests alone have 7,000 to 21,000."""
@@ -204,12 +205,13 @@ def _is_whole(name: str) -> bool:
 
 
 def recommended(registry: PluginRegistry, memory: int) -> dict[str, int]:
-    """Hub ids that families recommend and whose weights leave room, and their bytes; largest first.
+    """Hub ids of our table and of families, whose weights leave room: bytes; largest first.
 
     Their real figures come from `candidate`, which asks the Hub.
     """
+    named = [(each.name, each.weights) for each in table()[1]]
     families = registry.model_families.values()
-    named = [each for family in families for each in family.recommended.items()]
+    named += [each for family in families for each in family.recommended.items()]
     fitting = [each for each in named if each[1] <= MEMORY_SHARE**2 * memory]
     return dict(sorted(fitting, key=lambda each: -each[1]))
 

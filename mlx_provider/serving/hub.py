@@ -217,7 +217,7 @@ def _no_gguf(name: str) -> BadRequest:
 
 
 def not_gguf(name: str) -> str:
-    """What to do about weights in GGUF, which are llama.cpp's."""
+    """What to do about weights in GGUF, which is no format of MLX."""
     base = re.sub(r"[-.](gguf|i?q\d\w*)\b", "", name.rpartition("/")[2], flags=re.IGNORECASE)
     return f"GGUF is not served: take an MLX version, such as mlx-community/{base}-4bit"
 

@@ -10,11 +10,6 @@ from mlx_provider import LoadedModel, LoadOptions, ModelFamily, UpstreamPatch, h
 
 mlx_provider_api = 1
 MODEL_TYPES = ("qwen3_5", "qwen3_5_moe")
-RECOMMENDED = {
-    "mlx-community/Qwen3.6-35B-A3B-4bit": 20_400_000_000,
-    "mlx-community/Qwen3.5-9B-MLX-4bit": 6_000_000_000,
-    "mlx-community/Qwen3.5-4B-MLX-4bit": 3_000_000_000,
-}
 PATCHES = (
     UpstreamPatch(
         "mlx_vlm.models.qwen3_5.gated_delta.gated_delta_chunked",
@@ -58,4 +53,4 @@ def load(folder: Path, options: LoadOptions) -> LoadedModel:
 def mlx_model_families() -> Iterable[ModelFamily]:
     """Qwen3.5."""
     serves = "Qwen3.5: text, images, video frames"
-    yield ModelFamily("qwen3_5", matches, load, serves, RECOMMENDED, PATCHES)
+    yield ModelFamily("qwen3_5", matches, load, serves, patches=PATCHES)

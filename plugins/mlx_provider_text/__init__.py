@@ -32,7 +32,6 @@ def mlx_model_families() -> Iterator[ModelFamily]:
         load=load,
         serves="any text model of mlx-lm (Llama, Qwen, Gemma, Mistral, gpt-oss, ...)",
         sampling=SAMPLING,
-        recommended={"mlx-community/Qwen3-Coder-30B-A3B-Instruct-4bit": 17_200_000_000},
     )
 
 

@@ -36,6 +36,7 @@ def test_it_says_what_to_do_next_and_loads_nothing_heavy(
     assert "maker/small" in done.stdout
     assert "mlx-provider init" in done.stdout
     assert "install one of claude" in done.stdout
+    assert "  mlx-provider up mlx-community/" in done.stdout
 
 
 def test_what_is_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

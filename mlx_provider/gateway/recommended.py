@@ -1,0 +1,114 @@
+"""Models that suit this machine, by its memory and chip. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+TABLE = Path(__file__).with_name("recommended.toml")
+WIDE = {"Pro", "Max", "Ultra"}
+"""Of Apple's chips, those with 150 to 800 GB/s; the plain ones have 68 to 153."""
+MOST_READ = 3_000_000_000
+"""Bytes of weights for a token: above this, a chip with little bandwidth answers slowly."""
+CUDA = "mlx-cuda-13"
+LIMIT = 5.0
+"""Seconds for a program that tells of the machine."""
+Run = Callable[[Sequence[str]], str]
+
+
+@dataclass(frozen=True)
+class Recommended:
+    """A line of the table."""
+
+    name: str
+    weights: int
+    """Bytes."""
+    read: int
+    """Bytes of weights that one token needs."""
+    memory: int
+    """GB of a machine on which it leaves room for a context."""
+    why: str
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What decides."""
+
+    chip: str
+    memory: int
+    """Bytes, for CPU and GPU together or of the GPU."""
+    wide: bool
+    """Whether its memory is fast for weights of any size."""
+    gpu: bool = True
+
+    @property
+    def told(self) -> str:
+        return f"{self.chip}, {self.memory / 1e9:.0f} GB"
+
+
+def table() -> tuple[date, list[Recommended]]:
+    """The day of the recommendations, and all of them, best first."""
+    read = tomllib.loads(TABLE.read_text(encoding="utf-8"))
+    return read["date"], [Recommended(**each) for each in read["model"]]
+
+
+def two_for(machine: Machine, models: Sequence[Recommended]) -> list[Recommended]:
+    """The best that fits, and one beside it; fewer where fewer fit.
+
+    With little bandwidth the second one is small; without a GPU both read little for a token.
+    """
+    fitting = [each for each in models if each.memory * 1e9 <= machine.memory]
+    first = [each for each in fitting if machine.gpu or each.read <= MOST_READ][:1]
+    small = [each for each in fitting if machine.wide or each.weights <= MOST_READ]
+    return [*first, *(each for each in small if each not in first)][:2]
+
+
+def this_machine(run: Run | None = None, system: str = platform.system()) -> Machine:
+    """By what the system tells. `run`: the output of a program, empty where it fails."""
+    run = run or _output
+    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if system == "Darwin":
+        chip = run(["sysctl", "-n", "machdep.cpu.brand_string"]).strip() or "a Mac"
+        return Machine(chip, host, wide=bool(WIDE & {*chip.split()}))
+    if _installed(CUDA):
+        asked = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+        name, _, memory = run(asked).partition("\n")[0].rpartition(",")
+        if memory.strip().isdigit():
+            return Machine(name, int(memory) * 2**20, wide=True)
+    return Machine(_processor(), host, wide=False, gpu=False)
+
+
+def _output(command: Sequence[str]) -> str:
+    if shutil.which(command[0]) is None:
+        return ""
+    try:
+        done = subprocess.run(
+            [*command], capture_output=True, text=True, timeout=LIMIT, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def _installed(package: str) -> bool:
+    try:
+        return bool(version(package))
+    except PackageNotFoundError:
+        return False
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "a CPU")

@@ -1,0 +1,83 @@
+"""Models that suit a machine, by its memory and chip."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from datetime import date
+
+import pytest
+
+from mlx_provider.gateway import recommended
+from mlx_provider.gateway.recommended import Machine, table, this_machine, two_for
+from mlx_provider.planning.machines import machines
+
+GB = 10**9
+LEAST_ROOM = 0.9
+"""Share of what the engine may use that weights may take, for a context of some size."""
+
+
+def named(machine: Machine) -> list[str]:
+    """Their sizes, as their names have them."""
+    parts = [each.name.partition("/")[2].split("-") for each in two_for(machine, table()[1])]
+    return [next(part for part in name if part[-1] == "B") for name in parts]
+
+
+@pytest.mark.parametrize(
+    ("memory", "plain", "pro"),
+    [
+        (4, ["1.7B"], ["1.7B"]),
+        (8, ["4B", "1.7B"], ["4B", "1.7B"]),
+        (16, ["9B", "4B"], ["9B", "4B"]),
+        (24, ["9B", "4B"], ["9B", "4B"]),
+        (36, ["30B", "4B"], ["30B", "9B"]),
+        (128, ["35B", "4B"], ["35B", "30B"]),
+    ],
+)
+def test_two_by_memory_and_chip(memory: int, plain: list[str], pro: list[str]) -> None:
+    assert named(Machine("Apple M4", memory * GB, wide=False)) == plain
+    assert named(Machine("Apple M4 Pro", memory * GB, wide=True)) == pro
+
+
+def test_a_cpu_gets_what_reads_little_for_a_token() -> None:
+    assert named(Machine("Xeon", 24 * GB, wide=False, gpu=False)) == ["4B", "1.7B"]
+    assert named(Machine("Xeon", 64 * GB, wide=False, gpu=False)) == ["35B", "4B"]
+    assert named(Machine("Xeon", 2 * GB, wide=False, gpu=False)) == []
+
+
+def test_the_table_is_in_order_and_leaves_room() -> None:
+    day, models = table()
+    assert day <= date.today()  # noqa: DTZ011
+    assert models == sorted(models, key=lambda each: -each.weights)
+    for each in models:
+        (machine,) = machines(f"m4-pro-{each.memory}gb")
+        assert each.weights <= LEAST_ROOM * machine.room, each.name
+        assert 0 < each.read <= each.weights
+
+
+@pytest.mark.parametrize(
+    ("chip", "wide"), [("Apple M2", False), ("Apple M4 Pro", True), ("Apple M3 Ultra", True)]
+)
+def test_a_mac_is_told_by_its_chip(chip: str, wide: bool) -> None:
+    found = this_machine(lambda command: f"{chip}\n", "Darwin")
+    assert (found.chip, found.wide, found.gpu) == (chip, wide, True)
+    assert not this_machine(lambda command: "", "Darwin").wide
+
+
+def test_a_gpu_counts_where_mlx_can_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(command: Sequence[str]) -> str:
+        return "NVIDIA GeForce RTX 4090, 24564\nNVIDIA T4, 15360\n"
+
+    monkeypatch.setattr(recommended, "_installed", lambda package: True)
+    found = this_machine(run, "Linux")
+    assert found == Machine("NVIDIA GeForce RTX 4090", 24564 * 2**20, wide=True)
+    assert not this_machine(lambda command: "", "Linux").gpu
+    monkeypatch.setattr(recommended, "_installed", lambda package: False)
+    assert not this_machine(run, "Linux").gpu
+
+
+def test_this_machine_is_known() -> None:
+    found = this_machine()
+    assert found.memory > GB
+    assert found.chip
+    assert platform.system() == "Darwin" or found.told.endswith(" GB")
