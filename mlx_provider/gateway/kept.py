@@ -108,10 +108,13 @@ class Kept:
         except OSError as error:
             raise _unusable(self._record, error) from None
 
-    def write(self, record: Record) -> None:
-        """Keep what is served now."""
+    def write(self, record: Record | None) -> None:
+        """Keep what is served now; `None` forgets it."""
         try:
-            replace_own(self._record, RECORD.dump_json(record))
+            if record is None:
+                self._record.unlink(missing_ok=True)
+            else:
+                replace_own(self._record, RECORD.dump_json(record))
         except OSError as error:
             raise _unusable(self._record, error) from None
 

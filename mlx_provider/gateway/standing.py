@@ -26,9 +26,9 @@ FIRST_LIMIT = 120.0
 def start(kept: Kept, record: Record, environ: Mapping[str, str], tell: Tell) -> bool:
     """Start proxy and engine, which go on after this process. Both are ready then.
 
-    False where another process came first. Nothing is left of the proxy where this fails. Raises
-    `NotInstalled`, `EngineUnavailable` and what loading the model raises; `foreground.Ended` for a
-    signal.
+    False where another process came first. Where this fails, no proxy is left, and the record is
+    as before. Raises `NotInstalled`, `EngineUnavailable` and what loading the model raises;
+    `foreground.Ended` for a signal.
     """
     require_proxy()
     own = {**environ, TRANSPORT: "process"}
@@ -41,6 +41,7 @@ def start(kept: Kept, record: Record, environ: Mapping[str, str], tell: Tell) ->
         tell("key", f"{kept.key_file}, {'new' if new else 'as before'}")
 
         def start_its_proxy() -> Proxy:
+            failing.callback(kept.write, kept.record())
             kept.write(record)
             config = write_config(served_config(record.served, ANYTHING), kept.folder)
             proxy = start_proxy(config, own, port=record.port, key=key, lock=lock)

@@ -252,10 +252,13 @@ def test_of_two_at_once_one_starts_and_the_other_waits_for_it(
 def test_a_port_of_somebody_else_is_named(stand_in_proxy: Callable[[], int], kept: Kept) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        code, shown, told = invoke("up", "demo", "--port", str(port))
-    assert (code, shown) == (1, "")
-    assert f"port {port} is in use: choose another with --port" in told
-    assert kept.running() is None
+        for last in (None, Record(SERVED, 4100)):
+            kept.write(last)
+            code, shown, told = invoke("up", "demo", "--port", str(port))
+            assert (code, shown) == (1, "")
+            assert f"port {port} is in use: choose another with --port" in told
+            assert kept.running() is None
+            assert kept.record() == last  # the next `up` does not try that port again
 
 
 def test_a_proxy_that_does_not_answer_is_ended(
