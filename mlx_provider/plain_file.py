@@ -25,6 +25,15 @@ def open_own(path: Path, flags: int = os.O_RDONLY) -> int:
     return descriptor
 
 
+def create_own(path: Path) -> int:
+    """Descriptor to write a new file of mode 0600 in the place of what is there, a link as well.
+
+    Raises `OSError`.
+    """
+    path.unlink(missing_ok=True)
+    return open_own(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+
+
 def read_own(path: Path, limit: int) -> bytes:
     """This user's own file of at most `limit` bytes. Raises `OSError` else."""
     with os.fdopen(open_own(path), "rb") as file:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..plain_file import replace_own
+from ..plain_file import create_own
 
 TIMEOUT = 3600
 """Seconds for a request: a prompt of 100,000 tokens may take half of that on a small machine."""
@@ -124,5 +125,6 @@ def _settings(*, ping: bool) -> dict[str, Any]:
 def write_config(config: Mapping[str, Any], folder: Path) -> Path:
     """The config as a file in `folder`. JSON is YAML, so that no YAML writer is needed."""
     path = folder / "config.yaml"
-    replace_own(path, json.dumps(config, indent=2).encode() + b"\n")
+    with os.fdopen(create_own(path), "w") as file:
+        file.write(json.dumps(config, indent=2) + "\n")
     return path

@@ -16,7 +16,7 @@ from pathlib import Path
 from ..client.identity import MLX, OTHERS, SECRET
 from ..config import PREFIX
 from ..errors import EngineUnavailable
-from ..plain_file import replace_own
+from ..plain_file import create_own
 
 LABEL = "mlx-provider"
 KEPT = (*OTHERS, "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME")
@@ -37,7 +37,9 @@ class LoginItem:
     def write(self) -> None:
         """Raises `EngineUnavailable` where the file cannot be written."""
         try:
-            replace_own(self.path, self.content)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with os.fdopen(create_own(self.path), "wb") as file:
+                file.write(self.content)
             if self.link is not None:
                 self.link.parent.mkdir(parents=True, exist_ok=True)
                 self.link.unlink(missing_ok=True)

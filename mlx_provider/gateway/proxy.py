@@ -18,7 +18,7 @@ import httpx
 
 from ..client.runtime_folder import EngineLock
 from ..errors import EngineUnavailable, NotInstalled
-from ..plain_file import open_own
+from ..plain_file import create_own
 
 START_LIMIT = 120.0
 """Seconds until a proxy counts as failed: LiteLLM's imports alone take ten on a slow machine."""
@@ -107,8 +107,7 @@ def start_proxy(
         "NO_DOCS": "True",
     }
     command = [*COMMAND, "--config", os.fspath(config), "--host", "127.0.0.1", "--port", str(port)]
-    log.unlink(missing_ok=True)  # it may be a link, or open to others
-    with os.fdopen(open_own(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as output:
+    with os.fdopen(create_own(log), "wb") as output:
         process = subprocess.Popen(
             [*command, "--telemetry", "False", *options],
             stdin=subprocess.DEVNULL,

@@ -18,7 +18,11 @@ def test_the_config_names_handler_and_model(tmp_path):
     entry = config["model_list"][0]
     assert entry["litellm_params"] == {"model": "mlx/org/name", "api_base": "http://x"}
     assert config["general_settings"]["cancel_on_disconnect"] is True
-    assert "master_key" not in write_config(config, tmp_path).read_text()
+    tmp_path.chmod(0o775)  # as where a user's group is his own
+    for _ in range(2):
+        path = write_config(config, tmp_path)
+    assert "master_key" not in path.read_text()
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_missing_extra_is_named(monkeypatch):
