@@ -17,16 +17,23 @@ from gateway import Gateway, gateway
 from installed import Installed, install, version
 from scenarios import Outcome, Setting
 
+from mlx_provider.errors import EngineUnavailable
+
 HERE = Path(__file__).parent
+CLIENTS = tuple(each.name for each in (*AGENTS, *python_clients.LIBRARIES))
 SCENARIOS = ("plain", "tools", "cancel", "full", "prefill")
 
 
 def main() -> int:
     chosen = _arguments()
     installed = install(chosen.folder)
-    with gateway(chosen.calls, chosen.logs) as running:
-        agents = _agents(chosen, running, installed)
-        libraries = _libraries(chosen, running, installed)
+    try:
+        with gateway(chosen.calls, chosen.logs) as running:
+            agents = _agents(chosen, running, installed)
+            libraries = _libraries(chosen, running, installed)
+    except EngineUnavailable as error:
+        print(error.message, file=sys.stderr)
+        return 1
     found = agents | {name: {"library": outcome} for name, outcome in libraries.items()}
     versions = _versions(chosen.calls)
     kept = chosen.folder / f"found with LiteLLM {installed_version('litellm')}.json"
@@ -41,7 +48,13 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="agents", description=__doc__)
     temporary = Path(tempfile.gettempdir()) / "mlx-provider-agents"
     parser.add_argument("--folder", type=Path, default=temporary, help="where clients are put")
-    parser.add_argument("--client", action="append", help="only this one; repeatable")
+    parser.add_argument(
+        "--client",
+        action="append",
+        choices=CLIENTS,
+        metavar="NAME",
+        help="only this one; repeatable",
+    )
     parser.add_argument("--scenario", action="append", choices=SCENARIOS, help="repeatable")
     parser.add_argument("--calls", default="tags", help="how the model writes calls: tags or json")
     parser.add_argument("--prefill", type=float, default=400, help="seconds of the long prefill")

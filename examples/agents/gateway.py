@@ -13,8 +13,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
+
 from mlx_provider.client.connection import Connections
 from mlx_provider.client.generation import EngineClient
+from mlx_provider.errors import EngineUnavailable
 from mlx_provider.gateway.config import proxy_config, write_config
 from mlx_provider.gateway.engine import end_engine
 from mlx_provider.gateway.proxy import Proxy, start_proxy
@@ -26,6 +29,10 @@ CONTEXTS = (WIDE, 32_000, 40_000, 48_000, 64_000)
 """Tokens of the contexts to choose from: agents' first prompts differ."""
 CHUNK = 128
 """Tokens of a pass at most, so that a prompt that takes minutes is cut short within seconds."""
+ANSWER = 30.0
+"""Seconds after which a proxy counts as hung."""
+LINES = 20
+"""Of a log, where its process is gone."""
 
 ENDED = re.compile(
     r"request (?P<id>\w+): (?P<reason>.*?); .*?"
@@ -92,9 +99,30 @@ class Gateway:
     def wait(self, what: Callable[[], bool], limit: float) -> float:
         """Seconds until something is so; `limit` where it never is."""
         begun = time.monotonic()
+        self.check()
         while not what() and time.monotonic() - begun < limit:
             time.sleep(0.1)
+            self.check()
         return time.monotonic() - begun
+
+    def check(self) -> None:
+        """Raise `EngineUnavailable`, with the end of its log, where either does not answer."""
+        code = self.proxy.process.poll()
+        if code is not None:
+            raise _gone(f"the proxy has ended with exit code {code}", self.proxy.log)
+        try:
+            httpx.get(f"{self.proxy.url}/health/liveliness", timeout=ANSWER, trust_env=False)
+        except httpx.HTTPError as error:
+            raise _gone(f"the proxy does not answer ({error!r})", self.proxy.log) from None
+        try:
+            self.engine.health()
+        except EngineUnavailable as error:
+            raise _gone(error.message, self.engine_log) from None
+
+
+def _gone(what: str, log: Path) -> EngineUnavailable:
+    lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
+    return EngineUnavailable("\n".join([f"{what}; its log ends:", *lines[-LINES:]]))
 
 
 def model_name(context: int) -> str:
@@ -112,7 +140,7 @@ def gateway(calls: str, keep: Path | None = None) -> Iterator[Gateway]:
             **os.environ,
             **environment(folder / "site"),
             "MLX_PROVIDER_RUNTIME_DIR": str(folder),
-            "MLX_PROVIDER_IDLE_TIMEOUT": "60",
+            "MLX_PROVIDER_IDLE_TIMEOUT": "3600",  # so that an engine that is gone is a fault
             "MLX_PROVIDER_MAX_CHUNK": str(CHUNK),
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         }

@@ -33,12 +33,16 @@ class Running:
     work: Path
     output: Path
     begun: float
+    gateway: Gateway
 
     def wait(self, limit: float) -> str:
-        """What it has said, once it ends or its time is up."""
+        """What it has said, once it ends or its time is up.
+
+        Raises `EngineUnavailable` as soon as proxy or engine are gone.
+        """
         try:
-            self.process.wait(limit)
-        except subprocess.TimeoutExpired:
+            self.gateway.wait(lambda: self.process.poll() is not None, limit)
+        finally:
             self.kill()
         return self.said
 
@@ -101,4 +105,4 @@ def start(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    return Running(process, work, output, time.monotonic())
+    return Running(process, work, output, time.monotonic(), gateway)

@@ -164,6 +164,7 @@ def prefills(settings: Sequence[Setting], seconds: float) -> dict[str, Outcome]:
     lasted: dict[str, float] = {}
     while len(lasted) < len(running) and time.time() < since + 1.5 * seconds + LIMIT:
         time.sleep(0.5)
+        settings[0].gateway.check()
         for name, each in running.items():
             if each.process.poll() is not None:
                 lasted.setdefault(name, each.seconds)

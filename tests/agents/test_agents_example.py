@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import importlib
 import re
+import signal
+import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from mlx_provider.client.address import Address
+from mlx_provider.client.http import HttpClient
+from mlx_provider.errors import EngineUnavailable
+from mlx_provider.gateway.proxy import Proxy
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "agents"
 MODULES = [path.stem for path in EXAMPLE.glob("*.py") if path.stem != "__main__"]
@@ -72,3 +82,45 @@ def test_the_table(modules: dict[str, ModuleType], tmp_path: Path) -> None:
     assert "| One 1.0 | yes | ✗ a \\| b | – | – | – | – | – |" in text
     assert "prefill of 400 s" in text
     assert "| two (2) | 3 calls |" in text
+
+
+def test_an_unknown_client_is_an_error() -> None:
+    command = [sys.executable, str(EXAMPLE), "--client", "Codec"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert "invalid choice: 'Codec'" in done.stderr
+    assert "installing" not in done.stderr
+
+
+@pytest.mark.parametrize("gone", ["proxy", "engine"])
+def test_a_gateway_that_is_gone_is_told_with_its_log(
+    modules: dict[str, ModuleType], tmp_path: Path, gone: str
+) -> None:
+    """The client would wait for minutes."""
+    for name in ("proxy", "engine"):
+        (tmp_path / f"{name}.log").write_text(f"why the {name} ended")
+    with listening() as url, waiting() as alive, waiting() as client:
+        ended = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+        ended.wait()
+        proxy = Proxy(ended if gone == "proxy" else alive, url, "key", tmp_path / "proxy.log")
+        engine = HttpClient(Address("http://engine", str(tmp_path / "no.sock")))
+        gateway = modules["gateway"].Gateway(proxy, engine, tmp_path / "engine.log")
+        running = modules["running"].Running(client, tmp_path, tmp_path / "said", 0.0, gateway)
+        with pytest.raises(EngineUnavailable, match=f"why the {gone} ended"):
+            running.wait(100)
+        assert client.returncode == -signal.SIGKILL
+
+
+def waiting() -> subprocess.Popen[bytes]:
+    """A process that ends with its `with` block."""
+    command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+
+
+@contextmanager
+def listening() -> Iterator[str]:
+    """A server that has an answer to everything."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
