@@ -57,6 +57,8 @@ def env_text(fleet: Fleet | None = None) -> str:
         f"LITELLM_MASTER_KEY={master_key()}",
         "# Else each start asks the network for prices.",
         "LITELLM_LOCAL_MODEL_COST_MAP=True",
+        "# Seconds. With --num_workers, uvicorn kills a worker that imports for longer; else 5.",
+        "TIMEOUT_WORKER_HEALTHCHECK=60",
     ]
     for name, address in fleet.keys.items() if fleet else ():
         lines += [f"# The key of the engine at {address}.", f"{name}="]

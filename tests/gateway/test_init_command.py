@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from mlx_provider.cli.app import build
 from mlx_provider.gateway.config import AGENTS, Served, served_config
-from mlx_provider.gateway.files import START, config_text
+from mlx_provider.gateway.files import START, config_text, env_text
 from mlx_provider.registry import PluginRegistry
 
 ASKED = [{"role": "user", "content": "What is the capital of France?"}]
@@ -21,6 +21,14 @@ def init(*arguments: str) -> tuple[int, str]:
     result = CliRunner().invoke(build(PluginRegistry.discover()), ["init", *arguments])
     error = f"{result.exception}" if result.exception else ""
     return result.exit_code, result.output + error
+
+
+def test_workers_may_take_a_minute_to_start() -> None:
+    """uvicorn's five seconds are over before a busy machine has imported LiteLLM."""
+    from litellm.proxy.proxy_cli import run_server
+
+    (option,) = (p for p in run_server.params if p.name == "timeout_worker_healthcheck")
+    assert f"{option.envvar}=60" in env_text().splitlines()
 
 
 def test_the_proxy_serves_the_model_under_the_names_of_agents(written) -> None:
