@@ -22,11 +22,14 @@ RANK = 2
 def refuses(folder: Path, model: LoadedModel, options: DraftOptions) -> str:
     """Why this checkpoint has no head that can be used; from its names and config alone."""
     from .checkpoint import problem
-    from .head import language_of
+    from .head import NO_ATTENTION, attention_layer, language_of
 
-    if language_of(model.model) is None:
+    language = language_of(getattr(model, "model", None))
+    if language is None:
         return "the model is not one of mlx-lm's or mlx-vlm's"
-    return problem(folder)
+    if found := problem(folder):
+        return found
+    return NO_ATTENTION if attention_layer(language) is None else ""
 
 
 def start(folder: Path, model: LoadedModel, options: DraftOptions) -> Drafting:

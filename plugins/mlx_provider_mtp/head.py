@@ -25,6 +25,9 @@ MODES = {(4, 32): "mxfp4", (4, 16): "nvfp4", (8, 32): "mxfp8"}
 """Of quantised weights without biases, by bits and group size (mlx 0.32.4)."""
 
 
+NO_ATTENTION = "no layer of the model is known to have attention, of which its head has one"
+
+
 class Head(nn.Module):  # type: ignore[misc]
     """Guesses the token after the next one.
 
@@ -89,6 +92,14 @@ def language_of(model: Any) -> Any:
     return language if parts else None
 
 
+def attention_layer(language: Any) -> int | None:
+    """Index of the first layer with attention; `None`: the layers do not tell which have it."""
+    for index, layer in enumerate(getattr(language.model, "layers", ())):
+        if not getattr(layer, "is_linear", True):
+            return index
+    return None
+
+
 def load_head(folder: Path, model: Any) -> BoundHead:
     """The head of a checkpoint, in memory, for the model of mlx-lm or mlx-vlm that it holds.
 
@@ -111,11 +122,15 @@ def load_head(folder: Path, model: Any) -> BoundHead:
 
 
 def _blank(language: Any) -> Head:
-    """A head whose layer is as the model's own layers with attention are; nothing is computed."""
-    layers = language.model.layers
-    at = next(i for i, layer in enumerate(layers) if not layer.is_linear)
+    """A head whose layer is as the model's own layers with attention are; nothing is computed.
+
+    Raises `BadRequest` where they do not tell which have it.
+    """
+    at = attention_layer(language)
+    if at is None:
+        raise BadRequest(NO_ATTENTION, param="drafter")
     args = language.args
-    return Head(type(layers[at])(args, at), args.hidden_size, args.rms_norm_eps)
+    return Head(type(language.model.layers[at])(args, at), args.hidden_size, args.rms_norm_eps)
 
 
 def _quantise_like(head: Head, tensors: Tensors) -> None:

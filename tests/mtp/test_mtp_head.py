@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -302,3 +303,16 @@ def test_a_head_that_guesses_at_chance_is_told(
             each.tokens = [*each.tokens, 7]
     (line,) = caplog.messages
     assert "drafts at chance" in line
+
+
+def test_a_model_of_another_make_is_refused_in_words(tiny: TinyModels) -> None:
+    """Neither the record's attributes nor those of its layers are what the head counts on."""
+    folder = tiny("qwen3_5_text").folder
+    assert refuses(folder, SimpleNamespace(), NONE) == (  # type: ignore[arg-type]
+        "the model is not one of mlx-lm's or mlx-vlm's"
+    )
+    inner = SimpleNamespace(embed_tokens=None, norm=None, layers=[SimpleNamespace()])
+    other = SimpleNamespace(model=SimpleNamespace(args=None, model=inner))
+    assert "no layer of the model" in refuses(folder, other, NONE)  # type: ignore[arg-type]
+    with pytest.raises(BadRequest, match="no layer of the model"):
+        load_head(folder, other.model)
