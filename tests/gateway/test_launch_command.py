@@ -126,7 +126,7 @@ def test_a_client_that_is_not_installed_is_a_line_with_the_remedy(
     assert told == "claude is not installed: npm install -g @anthropic-ai/claude-code"
 
 
-@pytest.mark.parametrize(("name", "tokens"), [("claude", "40000"), ("codex", "20000")])
+@pytest.mark.parametrize(("name", "tokens"), [("claude", "24000"), ("codex", "20000")])
 def test_a_context_below_an_agents_first_prompt_is_told_at_once(name: str, tokens: str) -> None:
     code, shown, told = invoke(name, "--model", "demo", "--context", tokens, "--print")
     assert (code, shown) == (1, "")
