@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
 
 from mlx_provider import BadRequest, TemplateForm
 from mlx_provider.chat.messages.normalise import normalise
@@ -20,6 +23,8 @@ from mlx_provider.chat.messages.tools_as_text import (
     lacks_tools,
     with_described_tools,
 )
+from mlx_provider.families.tokenizer.dialect import has_system_role
+from mlx_provider.families.tokenizer.hf_tokenizer import HFTokenizer
 from mlx_provider.families.tokenizer.template_fit import (
     fit_messages,
     fit_tools,
@@ -304,6 +309,21 @@ def test_types_that_a_template_cannot_read() -> None:
         "b": {"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "number"}]}},
         "type": {"type": "null"},
     }
+
+
+def test_a_system_message_that_some_turns_lose_becomes_the_users_text() -> None:
+    """Mistral Nemo's template writes it into the last message, where that is a user's."""
+    own = "{% if m.role == 'user' and loop.last and messages[0].role == 'system' %}"
+    source = template(content=f"{own}{{{{ messages[0].content }}}} {{% endif %}}{TEXTS}")
+    source = source.replace(
+        "[{{ m.role }}]", "{% if m.role == 'system' %}{% continue %}{% endif %}"
+    )
+    backend = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(BPE()))
+    backend.chat_template = source
+    tokenizer = HFTokenizer(backend)
+    assert not has_system_role(tokenizer)
+    backend.chat_template = TEMPLATES["any"]
+    assert has_system_role(HFTokenizer(backend))
 
 
 def test_a_template_tells_the_line_of_its_complaint() -> None:

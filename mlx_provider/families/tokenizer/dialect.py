@@ -8,6 +8,7 @@ from typing import Any
 from ...errors import BadRequest
 from .hf_tokenizer import HFTokenizer
 from .template_fit import fit_messages
+from .template_probe import called_once
 
 WORD = "Zyzzyva"
 """Text that no template writes by itself."""
@@ -37,11 +38,18 @@ def wants_turns(tokenizer: HFTokenizer) -> bool:
 
 
 def has_system_role(tokenizer: HFTokenizer) -> bool:
-    """Whether a system message is shown; some templates raise for it, others drop it."""
-    user = _said("user")
-    if _rendered(tokenizer, [user]) is None:
-        return True
-    return WORD in (_rendered(tokenizer, [{"role": "system", "content": WORD}, user]) or "")
+    """Whether a system message is shown, also where a tool's result comes last.
+
+    Some templates raise for it, others drop it; one kind writes it beside the last message, where
+    that is a user's (Mistral Nemo).
+    """
+    conversations = [[_said("user")], *([called_once()] if tokenizer.form.takes_calls else [])]
+    system = {"role": "system", "content": WORD}
+    return all(
+        WORD in (_rendered(tokenizer, [system, *each]) or "")
+        for each in conversations
+        if _rendered(tokenizer, each) is not None
+    )
 
 
 def refuses_late_system(tokenizer: HFTokenizer) -> bool:

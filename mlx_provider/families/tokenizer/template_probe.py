@@ -191,6 +191,11 @@ def _conversation(turn: Message, *, results: Sequence[Any] = RESULTS) -> list[Me
     return [_user(ASKED), turn, *told]
 
 
+def called_once() -> list[Message]:
+    """A user's message, a call, and its result."""
+    return _conversation(_turn(1))
+
+
 _NEXT: list[Message] = [{"role": "assistant", "content": ANSWERED}, _user(AGAIN)]
 """How a conversation goes on."""
 
