@@ -35,11 +35,11 @@ def build(registry: PluginRegistry) -> typer.Typer:
     cli = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich")
     cli.callback(invoke_without_command=True)(options)
     cli.command(context_settings={"allow_extra_args": True})(launch)
-    cli.command("list")(show_models)
     for command in (
         up,
         down,
         pull,
+        show_models,
         rm,
         init,
         demo,
@@ -54,7 +54,7 @@ def build(registry: PluginRegistry) -> typer.Typer:
         metrics,
         parse,
     ):
-        cli.command()(command)
+        cli.command("list" if command is show_models else None)(command)
     cli.add_typer(engine, name="engine")
     registry.register_commands(cli)
     return cli

@@ -163,7 +163,7 @@ def test_a_second_up_tells_what_runs(
     port = stand_in_proxy()
     code, shown, told = invoke("up", "demo", "--port", str(port))
     assert code == 0, told
-    assert "# model demo, context 65,536" in shown
+    assert f"# model demo, context {SERVED.context:,}" in shown
     pid = holder(kept.lock)
     for again in (["up"], ["up", "demo"], ["up", "mlx/demo", "--port", str(port)]):
         code, same, told = invoke(*again)
@@ -172,7 +172,7 @@ def test_a_second_up_tells_what_runs(
     for other in (["up", "demo-hybrid"], ["up", "--port", "1"], ["up", "--context", "300"]):
         code, nothing, told = invoke(*other)
         assert (code, nothing) == (1, "")
-        assert "already serves demo (context 65,536)" in told
+        assert f"already serves demo (context {SERVED.context:,})" in told
         assert "mlx-provider down" in told
     assert holder(kept.lock) == pid
     code, _, told = invoke("down")
