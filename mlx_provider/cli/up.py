@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from ..errors import BadRequest
+from ..errors import BadRequest, EngineUnavailable
 from ..registry import PluginRegistry
 
 if TYPE_CHECKING:
@@ -59,7 +59,13 @@ def up(
         item = _login_item(kept)
         item.write()
         _tell("login", f"{item.path} starts it")
-    for line in _exports(record, kept.key()[0]):
+    key, new = kept.key()
+    if new:  # the file was removed, or opened to others, while the gateway ran
+        raise EngineUnavailable(
+            f"{kept.key_file} holds a new key, which counts from the next start on: "
+            "`mlx-provider down`, then `mlx-provider up`"
+        )
+    for line in _exports(record, key):
         typer.echo(line)
     _tell("stop", "mlx-provider down")
 

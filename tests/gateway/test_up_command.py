@@ -181,6 +181,22 @@ def test_a_second_up_tells_what_runs(
     assert not is_held(kept.lock)
 
 
+@pytest.mark.parametrize("change", [Path.unlink, lambda path: path.chmod(0o644)])
+def test_a_key_that_the_gateway_does_not_know_is_not_shown(
+    stand_in_proxy: Callable[[], int], kept: Kept, change: Callable[[Path], None]
+) -> None:
+    _, old, _ = invoke("up", "demo", "--port", str(stand_in_proxy()))
+    change(kept.key_file)
+    code, shown, told = invoke("up")
+    assert (code, shown) == (1, "")
+    assert "`mlx-provider down`, then `mlx-provider up`" in told
+    invoke("down")
+    code, new, told = invoke("up")
+    assert code == 0, told
+    assert exported(new).keys() == exported(old).keys()
+    assert exported(new)["OPENAI_API_KEY"] != exported(old)["OPENAI_API_KEY"]
+
+
 def test_down_where_nothing_runs(kept: Kept) -> None:
     code, shown, told = invoke("down")
     assert (code, shown) == (0, "")
