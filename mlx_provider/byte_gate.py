@@ -34,11 +34,15 @@ class ByteGate:
         """Tickets in the line."""
         return len(self._waiting)
 
-    def ask(self, size: int, owner: str = "") -> Ticket:
-        """Stand in line for `size` bytes; to be closed in any case."""
+    def ask(self, size: int, owner: str = "", *, first: bool = False) -> Ticket:
+        """Stand in line for `size` bytes; to be closed in any case.
+
+        first: before all others. Who holds bytes while it waits must be, and the only one that
+        does: else two of them wait for each other.
+        """
         ticket = Ticket(self, size, owner)
         with self._lock:
-            self._waiting.append(ticket)
+            self._waiting.insert(0 if first else len(self._waiting), ticket)
         self._grant()
         return ticket
 
@@ -101,6 +105,13 @@ class Ticket:
             await asyncio.wrap_future(self.granted)
             undo.pop_all()
         return self
+
+    def absorb(self, other: Ticket) -> None:
+        """Take over what another granted ticket of the same gate holds."""
+        with self._closing, other._closing:
+            self.charged += other.charged
+            self.size += other.size
+            other.charged = 0
 
     def keep(self, size: int) -> None:
         """Give back all but `size` of the bytes."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import anyio
 from starlette.datastructures import Headers
@@ -38,16 +40,29 @@ class Body:
     ticket: Ticket
 
 
+@dataclass
+class _Room:
+    """What a body that is read holds."""
+
+    gate: ByteGate
+    ticket: Ticket
+
+    def close(self) -> None:
+        self.ticket.close()
+
+
 class Bodies:
     """The bodies of one engine, of which so many bytes are in memory at once.
 
-    One whose length is not announced counts as `limit` bytes until it has ended.
+    One whose length is not announced counts as what has come of it, rounded up: as a small one at
+    first, then as twice as much each time. One such body at a time grows beyond a small one.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._large = ByteGate(limit)
         self._small = ByteGate(SMALL_ROOM)
+        self._growing = anyio.Lock()
 
     async def read(self, scope: Scope, receive: Receive) -> Body:
         """Wait for room, then read. The ticket is the caller's to close.
@@ -60,15 +75,30 @@ class Bodies:
             if "expect" not in headers:
                 await _drain(receive)
             raise self._too_large(f"{length} bytes")
-        size = self._limit if length is None else length
+        size = SMALL if length is None else length
         gate = self._small if size <= SMALL else self._large
-        ticket = await gate.ask(size).arrive()
-        with ExitStack() as undo:
-            undo.callback(ticket.close)
-            data = await self._read(receive)
+        room = _Room(gate, await gate.ask(size).arrive())
+        async with AsyncExitStack() as reading, AsyncExitStack() as undo:
+            undo.callback(room.close)
+            grow = None if length is not None else partial(self._grow, room, reading)
+            data = await self._read(receive, grow)
             undo.pop_all()
-        ticket.keep(len(data))
-        return Body(data, ticket)
+        room.ticket.keep(len(data))
+        return Body(data, room.ticket)
+
+    async def _grow(self, room: _Room, reading: AsyncExitStack, size: int) -> None:
+        """Room for `size` bytes of a body that goes on; its turn lasts until it is read."""
+        if size <= room.ticket.size:
+            return
+        wanted = min(2 * size, self._limit)
+        if room.gate is self._large:
+            more = self._large.ask(wanted - room.ticket.size, first=True)
+            room.ticket.absorb(await more.arrive())
+            return
+        await reading.enter_async_context(self._growing)
+        ticket = await self._large.ask(wanted).arrive()
+        room.close()
+        room.gate, room.ticket = self._large, ticket
 
     def close(self) -> None:
         """End the waiting of everyone."""
@@ -76,7 +106,10 @@ class Bodies:
         for gate in (self._small, self._large):
             gate.refuse(stopping)
 
-    async def _read(self, receive: Receive) -> bytearray:
+    async def _read(
+        self, receive: Receive, grow: Callable[[int], Awaitable[None]] | None
+    ) -> bytearray:
+        """`grow`: is told the length before more is kept than there is room for."""
         data, values, more = bytearray(), Values(), True
         while more:
             piece, more = await _piece(receive)
@@ -84,6 +117,8 @@ class Bodies:
                 data.clear()
                 await _drain(receive, more)
                 raise self._too_large(f"more than {self._limit} bytes")
+            if grow is not None:
+                await grow(len(data) + len(piece))
             data += piece
             values.take(piece)
             if values.count > MAX_VALUES:
