@@ -66,10 +66,11 @@ def test_what_a_benchmark_started_ends_with_it() -> None:
     process.send_signal(signal.SIGTERM)
     assert process.stderr is not None
     told = ""
-    for line in process.stderr:
-        told += line
-        if "ending the servers" in line:
-            process.send_signal(signal.SIGINT)  # does not interrupt the clean-up
+    with process.stderr:
+        for line in process.stderr:
+            told += line
+            if "ending the servers" in line:
+                process.send_signal(signal.SIGINT)  # does not interrupt the clean-up
     process.wait()
     assert process.returncode == 128 + signal.SIGTERM, told
     assert "ending the servers that were started" in told
