@@ -1,8 +1,8 @@
 """An engine process over a scripted service: `python fake_engine.py [server options]`.
 
-The prompt is the script: `count N GAP`, `flood N`, `wait`, `until PATH N`, `slow SECONDS`, `gate`,
-`fail CODE [RETRY_AFTER]`, `bug`, `text WORDS`, `slowexit`. `until` says one word and counts to N
-once the file PATH exists. `/cache` tells what the service saw, DELETE opens the gate at which
+The prompt is the script: `count N GAP`, `flood N`, `wait`, `until PATH N GAP`, `slow SECONDS`,
+`gate`, `fail CODE [RETRY_AFTER]`, `bug`, `text WORDS`, `slowexit`. `until` says one word and counts
+to N once the file PATH exists. `/cache` tells what the service saw, DELETE opens the gate at which
 `gate` waits to be accepted; `FAKE_START` makes the start fail.
 """
 
@@ -99,10 +99,10 @@ class FakeService:
         if word == "until":
             path, *values = values
             post(Delta(content="begun "))
-            while not Path(path).exists() and not cancelled.wait(0.01):
+            while not (Path(path).exists() or self.closing.is_set() or cancelled.wait(0.01)):
                 pass
         if word in ("count", "flood", "until"):
-            gap = float(values[1]) if word == "count" else 0
+            gap = 0.0 if word == "flood" else float(values[1])
             for index in range(int(values[0])):
                 post(Delta(content="x" * 1000 if word == "flood" else f"{index} "))
                 if (gap and cancelled.wait(gap)) or self.closing.is_set():

@@ -28,7 +28,7 @@ def test_a_stopped_engine_ends_its_streams_and_refuses_others_as_not_taken(
     draining: Any, tmp_path: Path
 ) -> None:
     may_end = tmp_path / "may-end"
-    with draining.stream(f"until {may_end} 40") as response:
+    with draining.stream(f"until {may_end} 40 0.02") as response:
         pieces = response.iter_raw()
         begun = next(pieces)
         assert draining.seen(), "a connection that stays open"
