@@ -41,7 +41,7 @@ def has_system_role(tokenizer: HFTokenizer) -> bool:
     """Whether a system message is shown, also where a tool's result comes last.
 
     Some templates raise for it, others drop it; one kind writes it beside the last message, where
-    that is a user's (Mistral Nemo).
+    that is a user's.
     """
     conversations = [[_said("user")], *([called_once()] if tokenizer.form.takes_calls else [])]
     system = {"role": "system", "content": WORD}
