@@ -9,6 +9,7 @@ here whatever upstream's model does not do differently:
 | `matching` | in `matches`: has mlx-lm, or mlx-vlm, a class for this config? |
 | `text` | `load_text`: a whole model of mlx-lm, with changes or a class of the family's own |
 | `checkpoint` | what `config.json` and the other files of a folder say; `fingerprint` |
+| `config_sizes` | `check_sizes`: a size in `config.json` that no such weights can have |
 | `tokenizer` | `load_tokenizer`: tokens and the chat template; what a client sends stays text |
 | `info` | `describe`: the `ModelInfo` of a model; stop tokens, bytes, precision |
 | `estimate` | `footprint`: bytes of weights, of a token and of a row, by `config.json` alone |

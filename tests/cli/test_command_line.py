@@ -69,7 +69,6 @@ def test_version() -> None:
             "error: image no such file.png: No such file or directory",
             id="no image",
         ),
-        pytest.param(["cache"], "error: ", id="no engine"),
     ],
 )
 def test_an_error_of_ours_is_one_line(arguments: list[str], error: str) -> None:
