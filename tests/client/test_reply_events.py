@@ -6,7 +6,9 @@ import asyncio
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -211,13 +213,18 @@ def test_a_reader_in_a_thread_is_woken_by_close() -> None:
         answering(HEAD + line(ACCEPTED))(connection)
         going_on.wait(300)
 
-    with engine(wait) as url:
+    with engine(wait) as url, ThreadPoolExecutor(1) as pool:
         _, events = Exchanges().run(post(url))
-        threading.Timer(0.1, events.close).start()
-        [last] = events.get(300)
-        assert isinstance(last, Failed)
-        assert last.error.code == "request_failed"
-        going_on.set()
+        reading = pool.submit(events.get)
+        while not events._reading:
+            time.sleep(0.001)
+        events.close()
+        try:
+            [last] = reading.result(60)
+        finally:
+            going_on.set()
+    assert isinstance(last, Failed)
+    assert last.error.code == "request_failed"
 
 
 def test_what_is_passed_on_arrives_whole() -> None:
