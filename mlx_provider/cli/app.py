@@ -23,7 +23,6 @@ from .launch import launch
 from .metrics import metrics
 from .models import pull, rm, show_models
 from .new_plugin import new_plugin
-from .plan import plan
 from .plugins import plugins
 from .serve import serve
 from .top import top
@@ -44,7 +43,6 @@ def build(registry: PluginRegistry) -> typer.Typer:
         init,
         demo,
         doctor,
-        plan,
         chat,
         serve,
         plugins,

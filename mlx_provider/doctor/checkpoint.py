@@ -62,16 +62,16 @@ def memory(subject: Subject) -> Iterator[Finding]:
     taken, limit = expected(subject), room(subject.settings)
     fits = context_that_fits(taken, limit, own)
     told = (
-        f"weights take {size(taken.weights)} of {size(limit)}; a context of "
-        f"{fits:,} tokens fits beside them"
+        f"weights take {size(taken.weights)} of {size(limit)}, and the KV cache takes "
+        f"{taken.kv_per_token:,} bytes per token: a context of {fits:,} tokens fits"
     )
     if taken.weights > limit:
-        told = f"weights take {size(taken.weights)}, of which {size(limit)} are there"
+        told = f"weights take {size(taken.weights)}, but only {size(limit)} is available"
         yield Finding("model.memory", "fail", told, SMALLER)
     elif fits < min(AGENT, own or AGENT):
         yield Finding("model.memory", "warn", f"{told}: too few for coding agents", SMALLER)
     elif own is not None and fits < own:
-        yield Finding("model.memory", "note", f"{told}, of {own:,} that the model has")
+        yield Finding("model.memory", "note", f"{told}, and the model supports {own:,}")
     else:
         yield Finding("model.memory", "ok", told)
     if own is not None and own < AGENT:
@@ -79,17 +79,17 @@ def memory(subject: Subject) -> Iterator[Finding]:
         yield Finding("model.context", "note", told)
 
 
-def expected(subject: Subject, kv_bits: int | None = None) -> Footprint:
+def expected(subject: Subject) -> Footprint:
     """What the model would take here. Raises `BadRequest` for a config that does not say."""
     folder = subject.folder
     if folder is None:
         weights = subject.outline.weight_bytes if subject.outline is not None else 0
-        return footprint(subject.config, weights, kv_bits=kv_bits)
+        return footprint(subject.config, weights)
     limit = memory_limit(subject.settings.memory_limit)
     dtype = weights_dtype("auto", weights_estimate(folder, expanded=4), limit)
     expanded = None if dtype is None else DTYPE_BYTES[dtype]
     weights = weights_estimate(folder, expanded=expanded)
-    return footprint(subject.config, weights, kv_bits=kv_bits, dtype=dtype)
+    return footprint(subject.config, weights, dtype=dtype)
 
 
 def _problems(folder: Path) -> Iterator[str]:

@@ -21,15 +21,8 @@ KV_GROUP = 64
 """Values of a quantised KV cache that share a scale and a bias, unless chosen otherwise."""
 STATE_BYTES = 4
 """Of a value of a gated delta rule's or a state space's state: float32 in mlx-lm and mlx-vlm."""
-EVERY = slice(None)
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-_HEADS = (
-    *("num_attention_heads", "num_heads", "n_heads", "n_head"),
-    *("num_key_value_heads", "num_kv_heads", "n_kv_heads", "num_global_key_value_heads"),
-    *("linear_num_value_heads", "linear_num_key_heads"),
-)
-"""Of which each rank has its share."""
 _FULL = ("full_attention", "attention", "global", "hybrid", "*")
 _WINDOW = ("sliding_attention", "chunked_attention", "local", "window")
 _STATE = ("linear_attention", "mamba", "mamba2", "conv", "recurrent", "short_conv", "M")
@@ -59,24 +52,20 @@ def footprint(
     kv_bits: int | None = None,
     kv_group: int = KV_GROUP,
     dtype: str | None = None,
-    ranks: int = 1,
-    layers: slice = EVERY,
 ) -> Footprint:
     """The footprint of a model with this `config.json`, whose weights take `weight_bytes`.
 
     `kv_bits`, `kv_group`: as in the operator's options; windows and states stay as they are.
-    `dtype`: what weights are loaded in, where it is not the config's own. `ranks`: among how many
-    the heads are split; `weight_bytes` and the answer are then those of one rank. `layers`: which
-    are counted. Counts as the engine's `MemoryProfile` does, with two exceptions: multi-head latent
-    attention is taken to keep its latent alone (too little for the older of mlx-lm's classes, which
-    keep whole heads), and a recurrent layer whose state no known field describes counts as
-    attention (mostly too much).
+    `dtype`: what weights are loaded in, where it is not the config's own. Counts as the engine's
+    `MemoryProfile` does, with two exceptions: multi-head latent attention is taken to keep its
+    latent alone (too little for the older of mlx-lm's classes, which keep whole heads), and a
+    recurrent layer whose state no known field describes counts as attention (mostly too much).
     Raises `BadRequest` where layers or heads are named nowhere, or more than can be.
     """
     check_sizes(config)
-    text = _of_rank(_completed(config), ranks)
+    text = _completed(config)
     value = DTYPE_BYTES.get(dtype or named_dtype(config), 2)
-    kinds = list(_kinds(text))[layers]
+    kinds = list(_kinds(text))
     wide = _kept(text, full=True)
     full = [width for kind in kinds for width in wide if kind in ("full", "both")]
     windowed = sum(_kept(text, full=False)) * value * _window(text)
@@ -88,14 +77,15 @@ def footprint(
     )
 
 
-def context_that_fits(footprint: Footprint, memory: int, limit: int | None, rows: int = 1) -> int:
-    """Tokens that `rows` requests at once may have each, answers included; 0: none fits.
+def context_that_fits(footprint: Footprint, memory: int, limit: int | None) -> int:
+    """Tokens that one request may have, its answer included; 0: none fits.
 
-    `memory`: bytes that weights and rows may take together. `limit`: the model's own context; the
-    answer is never above it, and below it a multiple of 256, as rows get their room.
+    `memory`: bytes that the weights and the request may take together. `limit`: the model's own
+    context. The result is at most `limit`; below it, it is a multiple of 256, the unit in which
+    rows get their memory.
     """
     longest = sys.maxsize if limit is None else limit
-    left = (memory - footprint.weights) // rows - footprint.per_row
+    left = memory - footprint.weights - footprint.per_row
     if left < 0:
         return 0
     if footprint.kv_per_token == 0:
@@ -133,17 +123,6 @@ def _windowed_layers(text: Fields) -> Fields:
     names = ("sliding_window_pattern", "_sliding_window_pattern")
     pattern = _number(_derived(text), *names)
     return {names[0]: pattern} if pattern else {}
-
-
-def _of_rank(text: Fields, ranks: int) -> Fields:
-    """What one of several ranks has: its heads, at least one, each as wide as before.
-
-    A latent that all heads share stays whole on each, and so does a state without heads.
-    """
-    if ranks == 1:
-        return text
-    heads = {name: max(1, count // ranks) for name in _HEADS if (count := _number(text, name))}
-    return {**text, "head_dim": _head_size(text), **heads}
 
 
 def _derived(text: Fields) -> Fields:

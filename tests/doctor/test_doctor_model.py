@@ -10,7 +10,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from mlx_provider.doctor import Finding, Subject, examine, machine, measured, one_token, speculation
+from mlx_provider.doctor import (
+    Finding,
+    Subject,
+    checkpoint,
+    examine,
+    machine,
+    measured,
+    one_token,
+    speculation,
+)
 from mlx_provider.doctor import subject as subject_module
 from mlx_provider.engine.execution.probe import Probe
 from mlx_provider.engine.memory import MemoryProfile
@@ -145,6 +154,12 @@ def test_no_family(folder: Path, subject: Make) -> None:
 def test_memory(limit: str, expected: str, whole: Path, subject: Make) -> None:
     here = subject(whole, environ={"MLX_PROVIDER_MEMORY_LIMIT": limit})
     assert of_model(here)["model.memory"] == expected
+
+
+def test_the_kv_cache_of_a_token_is_told(whole: Path, subject: Make) -> None:
+    here = subject(whole)
+    [told] = [each.what for each in checkpoint.memory(here)]
+    assert f"{checkpoint.expected(here).kv_per_token:,} bytes per token" in told
 
 
 def test_a_short_context_is_told(folder: Path, subject: Make) -> None:

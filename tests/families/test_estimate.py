@@ -190,7 +190,6 @@ def test_the_context_that_fits() -> None:
     told = Footprint(weights=5 * GB, kv_per_token=100_000, per_row=GB)
     assert context_that_fits(told, 8 * GB, None) == 19_968
     assert context_that_fits(told, 8 * GB, 4000) == 4000
-    assert context_that_fits(told, 8 * GB, None, rows=2) == 4864
     assert context_that_fits(told, 4 * GB, None) == 0
     assert context_that_fits(told, 6 * GB + 1, 4000) == 0
     assert context_that_fits(Footprint(GB, 0, GB), 2 * GB, 4000) == 4000

@@ -41,7 +41,7 @@ def test_every_layer_is_in_the_guide() -> None:
     (layers,) = (c for c in PYPROJECT["tool"]["importlinter"]["contracts"] if c["name"] == "layers")
     names = re.compile(r"\w+")
     guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    (drawn,) = re.findall(r"```\n(cli\n.*?)```", guide, re.DOTALL)
+    (drawn,) = re.findall(r"```\n(testing\n.*?)```", guide, re.DOTALL)
     assert names.findall(drawn) == names.findall("\n".join(layers["layers"]))
 
 
