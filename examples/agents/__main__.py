@@ -18,6 +18,7 @@ from installed import Installed, install, version
 from scenarios import Outcome, Setting
 
 from mlx_provider.errors import EngineUnavailable
+from mlx_provider.gateway.foreground import Ended, ending_by_signal
 
 HERE = Path(__file__).parent
 CLIENTS = tuple(each.name for each in (*AGENTS, *python_clients.LIBRARIES))
@@ -28,12 +29,14 @@ def main() -> int:
     chosen = _arguments()
     installed = install(chosen.folder)
     try:
-        with gateway(chosen.calls, chosen.logs) as running:
+        with ending_by_signal(), gateway(chosen.calls, chosen.logs) as running:
             agents = _agents(chosen, running, installed)
             libraries = _libraries(chosen, running, installed)
     except EngineUnavailable as error:
         print(error.message, file=sys.stderr)
         return 1
+    except Ended as signal:
+        return 128 + signal.number
     found = agents | {name: {"library": outcome} for name, outcome in libraries.items()}
     versions = _versions(chosen.calls)
     kept = chosen.folder / f"found with LiteLLM {installed_version('litellm')}.json"

@@ -13,14 +13,16 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
+from answering import Answering
 
 from mlx_provider.client.connection import Connections
 from mlx_provider.client.generation import EngineClient
-from mlx_provider.errors import EngineUnavailable
+from mlx_provider.client.wire import parse_figures
 from mlx_provider.gateway.config import proxy_config, write_config
 from mlx_provider.gateway.engine import end_engine
+from mlx_provider.gateway.prefill_progress import LEAST
 from mlx_provider.gateway.proxy import Proxy, start_proxy
+from mlx_provider.protocol.figures import RequestFigures
 from mlx_provider.protocol.messages import GenerateRequest
 from mlx_provider.testing.scripted import build, environment
 
@@ -29,10 +31,10 @@ CONTEXTS = (WIDE, 32_000, 40_000, 48_000, 64_000)
 """Tokens of the contexts to choose from: agents' first prompts differ."""
 CHUNK = 128
 """Tokens of a pass at most, so that a prompt that takes minutes is cut short within seconds."""
-ANSWER = 30.0
-"""Seconds after which a proxy counts as hung."""
-LINES = 20
-"""Of a log, where its process is gone."""
+BEGUN = 10
+"""Tokens after which a reply is in its middle."""
+POLL = 0.1
+FIGURES = "/v1/figures"
 
 ENDED = re.compile(
     r"request (?P<id>\w+): (?P<reason>.*?); .*?"
@@ -72,18 +74,19 @@ class Gateway:
     """Both processes, ready."""
 
     proxy: Proxy
-    engine: EngineClient
-    engine_log: Path
+    answers: Answering
+    """Of the proxy."""
+    engine: Answering
 
     def now(self) -> tuple[int, int]:
         """A moment, for `since`."""
-        return (_size(self.engine_log), _size(self.proxy.log))
+        return (_size(self.engine.log), _size(self.proxy.log))
 
     def since(self, moment: tuple[int, int]) -> Seen:
         """What was logged since then."""
         engine, proxy = (
             path.read_bytes()[start:].decode(errors="replace")
-            for path, start in zip((self.engine_log, self.proxy.log), moment, strict=True)
+            for path, start in zip((self.engine.log, self.proxy.log), moment, strict=True)
         )
         ended = [
             Ended(found["reason"], int(found["new"]), int(found["cached"]))
@@ -91,38 +94,38 @@ class Gateway:
         ]
         return Seen(ended, [int(found["status"]) for found in ANSWERED.finditer(proxy)])
 
-    def busy(self) -> int:
-        """Requests that wait or run."""
-        health = self.engine.health()
-        return health.running + health.queued
+    def replies(self) -> bool:
+        """Whether the reply to an agent's own prompt is in its middle."""
+        return any(
+            each.prompt_tokens >= LEAST and each.completion_tokens >= BEGUN
+            for each in self._requests() or []
+        )
 
-    def wait(self, what: Callable[[], bool], limit: float) -> float:
-        """Seconds until something is so; `limit` where it never is."""
-        begun = time.monotonic()
+    def free(self) -> bool:
+        """Whether no request waits or runs."""
+        return self._requests() == []
+
+    def _requests(self) -> list[RequestFigures] | None:
+        """Those that have not ended; `None`: the engine did not answer this time."""
+        line = self.engine.ask(FIGURES)
+        return None if line is None else parse_figures(line).requests
+
+    def wait(self, what: Callable[[], bool], limit: float) -> bool:
+        """Wait until something is so, for `limit` seconds at most; whether it is."""
+        deadline = time.monotonic() + limit
         self.check()
-        while not what() and time.monotonic() - begun < limit:
-            time.sleep(0.1)
+        while not (reached := what()) and time.monotonic() < deadline:
+            time.sleep(POLL)
             self.check()
-        return time.monotonic() - begun
+        return reached
 
     def check(self) -> None:
-        """Raise `EngineUnavailable`, with the end of its log, where either does not answer."""
+        """Raise `EngineUnavailable`, with the end of its log, where either is gone or hangs."""
         code = self.proxy.process.poll()
         if code is not None:
-            raise _gone(f"the proxy has ended with exit code {code}", self.proxy.log)
-        try:
-            httpx.get(f"{self.proxy.url}/health/liveliness", timeout=ANSWER, trust_env=False)
-        except httpx.HTTPError as error:
-            raise _gone(f"the proxy does not answer ({error!r})", self.proxy.log) from None
-        try:
-            self.engine.health()
-        except EngineUnavailable as error:
-            raise _gone(error.message, self.engine_log) from None
-
-
-def _gone(what: str, log: Path) -> EngineUnavailable:
-    lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
-    return EngineUnavailable("\n".join([f"{what}; its log ends:", *lines[-LINES:]]))
+            raise self.answers.gone(f"has ended with exit code {code}")
+        self.answers.check()
+        self.engine.check()
 
 
 def model_name(context: int) -> str:
@@ -152,7 +155,13 @@ def gateway(calls: str, keep: Path | None = None) -> Iterator[Gateway]:
         proxy = start_proxy(
             write_config(config, folder), own, options=("--log_config", _log_config(folder))
         )
-        running = Gateway(proxy, engine, folder / "engine.log")
+        answers = Answering("proxy", proxy.log, "/health/liveliness", proxy.url)
+        asked = Answering(
+            "engine", folder / "engine.log", FIGURES, "http://engine", folder / "engine.sock"
+        )
+        for each in (answers, asked):
+            ending.callback(each.close)
+        running = Gateway(proxy, answers, asked)
         ending.callback(_keep, running, keep)
         ending.callback(proxy.stop)
         _begin(engine, folder / "model")
@@ -199,7 +208,7 @@ def _log_config(folder: Path) -> str:
 def _keep(running: Gateway, where: Path | None) -> None:
     if where is not None:
         where.mkdir(parents=True, exist_ok=True)
-        for path in (running.engine_log, running.proxy.log):
+        for path in (running.engine.log, running.proxy.log):
             if path.is_file():
                 shutil.copy(path, where)
 

@@ -60,7 +60,7 @@ LIBRARIES = (
 def run(library: Library, gateway: Gateway, installed: Installed) -> Outcome:
     """The tool loop of one library."""
     moment = gateway.now()
-    home = tempfile.mkdtemp(prefix="library-", dir=gateway.engine_log.parent)
+    home = tempfile.mkdtemp(prefix="library-", dir=gateway.engine.log.parent)
     base, key = gateway.proxy.url, gateway.proxy.key
     environ = {
         "HOME": home,
@@ -80,8 +80,9 @@ def run(library: Library, gateway: Gateway, installed: Installed) -> Outcome:
             command, env=environ, capture_output=True, text=True, timeout=LIMIT, check=False
         )
     except subprocess.TimeoutExpired:
-        gateway.wait(lambda: gateway.busy() == 0, LIMIT)
+        gateway.wait(gateway.free, LIMIT)
         return Outcome(False, f"no end within {LIMIT:.0f} s")
+    gateway.check()
     return _judged(ended, faults(gateway.since(moment)))
 
 

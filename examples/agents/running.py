@@ -35,15 +35,22 @@ class Running:
     begun: float
     gateway: Gateway
 
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
     def wait(self, limit: float) -> str:
         """What it has said, once it ends or its time is up.
 
         Raises `EngineUnavailable` as soon as proxy or engine are gone.
         """
-        try:
-            self.gateway.wait(lambda: self.process.poll() is not None, limit)
-        finally:
-            self.kill()
+        with self:
+            self.gateway.wait(self.ended, limit)
         return self.said
 
     @property
@@ -77,7 +84,7 @@ def start(
     told: int | None = None,
 ) -> Running:
     """Start a client with a prompt. `told`: what it takes the context for."""
-    home = Path(tempfile.mkdtemp(prefix="agent-", dir=gateway.engine_log.parent))
+    home = Path(tempfile.mkdtemp(prefix="agent-", dir=gateway.engine.log.parent))
     work, folder, output = home / "work", home / "profile", home / "said.txt"
     work.mkdir()
     folder.mkdir()

@@ -106,19 +106,15 @@ def cancel(setting: Setting) -> Outcome:
     """Ctrl-C in the middle of a reply."""
     gateway = setting.gateway
     moment = gateway.now()
-    running = setting.start(Step("Counting: ", count=20_000, slow=0.05))
-    began = gateway.wait(lambda: gateway.engine.health().running > 0, LIMIT)
-    if began >= LIMIT:
-        running.kill()
-        return judged(False, "", running, gateway.since(moment))
-    time.sleep(2)
-    running.interrupt()
-    ended = gateway.wait(lambda: running.process.poll() is not None, ROW_LIMIT)
-    running.kill()
-    freed = gateway.wait(lambda: gateway.busy() == 0, ROW_LIMIT)
-    if freed >= ROW_LIMIT:
-        return Outcome(False, f"its row runs on after {freed:.0f} s")
-    how = "ends" if ended < ROW_LIMIT else f"does not end within {ROW_LIMIT:.0f} s: killed"
+    with setting.start(Step("Counting: ", count=20_000, slow=0.05)) as running:
+        if not gateway.wait(gateway.replies, LIMIT):
+            running.kill()
+            return judged(False, "", running, gateway.since(moment))
+        running.interrupt()
+        ended = gateway.wait(running.ended, ROW_LIMIT)
+    if not gateway.wait(gateway.free, ROW_LIMIT):
+        return Outcome(False, f"its row runs on after {ROW_LIMIT:.0f} s")
+    how = "ends" if ended else f"does not end within {ROW_LIMIT:.0f} s: killed"
     return Outcome(True, f"{how}; row free")
 
 
@@ -160,16 +156,18 @@ def prefills(settings: Sequence[Setting], seconds: float) -> dict[str, Outcome]:
     """Prompts that take so long to compute, of all clients side by side."""
     since = time.time()
     step = Step("Computed violet-18.", prefill=seconds, since=since)
-    running = {setting.agent.name: setting.start(step) for setting in settings}
-    lasted: dict[str, float] = {}
-    while len(lasted) < len(running) and time.time() < since + 1.5 * seconds + LIMIT:
-        time.sleep(0.5)
-        settings[0].gateway.check()
-        for name, each in running.items():
-            if each.process.poll() is not None:
-                lasted.setdefault(name, each.seconds)
-    for each in running.values():
-        each.kill()
+    running = {each.agent.name: each.start(step) for each in settings}
+    waiting, lasted = dict(running), {}
+    try:
+        while waiting and time.time() < since + 1.5 * seconds + LIMIT:
+            time.sleep(0.5)
+            settings[0].gateway.check()
+            for name in [name for name, each in waiting.items() if each.ended()]:
+                lasted[name] = running[name].seconds
+                waiting.pop(name).kill()
+    finally:
+        for each in waiting.values():
+            each.kill()
     return {name: _waited(each, lasted.get(name)) for name, each in running.items()}
 
 

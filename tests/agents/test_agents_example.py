@@ -5,21 +5,22 @@ from __future__ import annotations
 import importlib
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
-from mlx_provider.client.address import Address
-from mlx_provider.client.http import HttpClient
 from mlx_provider.errors import EngineUnavailable
-from mlx_provider.gateway.proxy import Proxy
+from mlx_provider.gateway.proxy import Proxy, free_port
+from mlx_provider.protocol.figures import Figures, RequestFigures
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "agents"
 MODULES = [path.stem for path in EXAMPLE.glob("*.py") if path.stem != "__main__"]
@@ -94,21 +95,133 @@ def test_an_unknown_client_is_an_error() -> None:
 
 @pytest.mark.parametrize("gone", ["proxy", "engine"])
 def test_a_gateway_that_is_gone_is_told_with_its_log(
-    modules: dict[str, ModuleType], tmp_path: Path, gone: str
+    modules: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: str
 ) -> None:
     """The client would wait for minutes."""
-    for name in ("proxy", "engine"):
-        (tmp_path / f"{name}.log").write_text(f"why the {name} ended")
+    monkeypatch.setattr(modules["answering"], "GONE", 0.1)
+    monkeypatch.setattr(modules["answering"], "EVERY", 0.0)
+    (tmp_path / "proxy.log").write_text("why the proxy ended\n" + 99 * ASKED)
+    (tmp_path / "engine.log").write_text("why the engine ended\n")
     with listening() as url, waiting() as alive, waiting() as client:
         ended = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
         ended.wait()
-        proxy = Proxy(ended if gone == "proxy" else alive, url, "key", tmp_path / "proxy.log")
-        engine = HttpClient(Address("http://engine", str(tmp_path / "no.sock")))
-        gateway = modules["gateway"].Gateway(proxy, engine, tmp_path / "engine.log")
-        running = modules["running"].Running(client, tmp_path, tmp_path / "said", 0.0, gateway)
-        with pytest.raises(EngineUnavailable, match=f"why the {gone} ended"):
-            running.wait(100)
+        with gateway(modules, tmp_path, url, ended if gone == "proxy" else alive) as its:
+            running = modules["running"].Running(client, tmp_path, tmp_path / "said", 0.0, its)
+            with pytest.raises(EngineUnavailable, match=f"why the {gone} ended") as raised:
+                running.wait(100)
+        assert "liveliness" not in raised.value.message
         assert client.returncode == -signal.SIGKILL
+
+
+def test_a_hung_proxy_is_told(
+    modules: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, seconds in (("ASK", 0.05), ("EVERY", 0.0), ("HUNG", 0.2)):
+        monkeypatch.setattr(modules["answering"], name, seconds)
+    with silent() as url, waiting() as alive, gateway(modules, tmp_path, url, alive) as hung:
+        monkeypatch.setattr(hung.engine, "check", lambda: None)
+        with pytest.raises(EngineUnavailable, match="the proxy does not answer"):
+            hung.wait(lambda: False, 100)
+
+
+def test_a_slow_proxy_is_no_fault(
+    modules: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine many questions are not answered in time; the limit is another's."""
+    for name, seconds in (("ASK", 0.05), ("EVERY", 0.0), ("GONE", 0.1)):
+        monkeypatch.setattr(modules["answering"], name, seconds)
+    looks = iter([False] * 5 + [True])
+    with silent() as url, waiting() as alive, gateway(modules, tmp_path, url, alive) as slow:
+        monkeypatch.setattr(slow.engine, "check", lambda: None)
+        assert slow.wait(lambda: next(looks), 100)
+
+
+def test_what_is_so_after_the_limit_is_so(
+    modules: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last check took long: that is no fault of a client which has ended meanwhile."""
+    with listening() as url, waiting() as alive, gateway(modules, tmp_path, url, alive) as slow:
+        monkeypatch.setattr(slow.engine, "check", lambda: None)
+        looks = iter([False, True])
+        assert slow.wait(lambda: next(looks), 0.01)
+
+
+def test_ctrl_c_comes_in_the_middle_of_the_reply(
+    modules: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not while the agent asks for a title, and not in the prefill."""
+    with listening() as url, waiting() as alive, gateway(modules, tmp_path, url, alive) as its:
+        for prompt, written, begun in ((700, 99, False), (8000, 9, False), (8000, 10, True)):
+            request = RequestFigures(
+                id="1", model="m", state="decode", prompt_tokens=prompt, completion_tokens=written
+            )
+            line = (
+                Figures(version="1", device="cpu", pid=1, at=0.0, requests=[request])
+                .model_dump_json()
+                .encode()
+            )
+            monkeypatch.setattr(its.engine, "ask", lambda path, line=line: line)
+            assert its.replies() is begun
+            assert not its.free()
+
+
+def test_a_run_that_is_ended_ends_its_gateway() -> None:
+    """Proxy, engine and clients have sessions of their own, which no signal of a group reaches."""
+    command = [sys.executable, "-c", ENDED_BY_SIGNAL, str(EXAMPLE)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waits\n"
+        process.terminate()
+        assert process.stdout.read() == "gateway ended\n"
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+ENDED_BY_SIGNAL = """
+import contextlib, runpy, signal, sys
+folder = sys.argv.pop()
+sys.path.insert(0, folder)
+import gateway, installed
+
+@contextlib.contextmanager
+def waits(calls, keep):
+    print("waits", flush=True)
+    try:
+        signal.pause()
+        yield
+    finally:
+        print("gateway ended", flush=True)
+
+gateway.gateway = waits
+installed.install = lambda folder: None
+runpy.run_path(folder, run_name="__main__")
+"""
+
+ASKED = '"GET /health/liveliness HTTP/1.1" 200 OK\n'
+
+
+@contextmanager
+def gateway(
+    modules: dict[str, ModuleType],
+    folder: Path,
+    url: str,
+    process: subprocess.Popen[bytes],
+) -> Iterator[Any]:
+    """A proxy at this URL; of the engine there is the log alone."""
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    made = modules["answering"].Answering
+    proxy = Proxy(process, url, "key", folder / "proxy.log")
+    with (
+        closing(made("proxy", proxy.log, "/health/liveliness", url)) as answers,
+        closing(made("engine", folder / "engine.log", "/", nowhere)) as engine,
+    ):
+        yield modules["gateway"].Gateway(proxy, answers, engine)
+
+
+@contextmanager
+def silent() -> Iterator[str]:
+    """A port where connections are made and nothing is answered."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
 def waiting() -> subprocess.Popen[bytes]:
