@@ -13,8 +13,6 @@ EVERY = 1.0
 """Seconds between two checks."""
 ASK = 5.0
 """Seconds that one question may take, so that whoever asks can look at other things meanwhile."""
-GONE = 3.0
-"""Seconds without a connection after which a process counts as gone."""
 HUNG = 120.0
 """Seconds without an answer after which a process counts as hung; a busy machine takes tens."""
 LINES = 20
@@ -68,6 +66,6 @@ class Answering:
     def _missed(self, error: httpx.TransportError, asked: float) -> None:
         if self._silent_since is None:
             self._silent_since = asked
-        limit = HUNG if isinstance(error, httpx.TimeoutException) else GONE
-        if time.monotonic() - self._silent_since >= limit:
+        hung = time.monotonic() - self._silent_since >= HUNG
+        if hung or isinstance(error, httpx.ConnectError):  # nobody listens any more
             raise self.gone(f"does not answer ({error!r})") from None

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -95,11 +95,9 @@ def test_an_unknown_client_is_an_error() -> None:
 
 @pytest.mark.parametrize("gone", ["proxy", "engine"])
 def test_a_gateway_that_is_gone_is_told_with_its_log(
-    modules: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: str
+    modules: dict[str, ModuleType], tmp_path: Path, gone: str
 ) -> None:
     """The client would wait for minutes."""
-    monkeypatch.setattr(modules["answering"], "GONE", 0.1)
-    monkeypatch.setattr(modules["answering"], "EVERY", 0.0)
     (tmp_path / "proxy.log").write_text("why the proxy ended\n" + 99 * ASKED)
     (tmp_path / "engine.log").write_text("why the engine ended\n")
     with listening() as url, waiting() as alive, waiting() as client:
@@ -128,7 +126,7 @@ def test_a_slow_proxy_is_no_fault(
     modules: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a busy machine many questions are not answered in time; the limit is another's."""
-    for name, seconds in (("ASK", 0.05), ("EVERY", 0.0), ("GONE", 0.1)):
+    for name, seconds in (("ASK", 0.05), ("EVERY", 0.0)):
         monkeypatch.setattr(modules["answering"], name, seconds)
     looks = iter([False] * 5 + [True])
     with silent() as url, waiting() as alive, gateway(modules, tmp_path, url, alive) as slow:
@@ -142,8 +140,10 @@ def test_what_is_so_after_the_limit_is_so(
     """The last check took long: that is no fault of a client which has ended meanwhile."""
     with listening() as url, waiting() as alive, gateway(modules, tmp_path, url, alive) as slow:
         monkeypatch.setattr(slow.engine, "check", lambda: None)
-        looks = iter([False, True])
-        assert slow.wait(lambda: next(looks), 0.01)
+        looks, clock = iter([False, True]), iter([0.0, 1.0, 101.0])
+        passing = SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda seconds: None)
+        monkeypatch.setattr(modules["gateway"], "time", passing)
+        assert slow.wait(lambda: next(looks), 100)
 
 
 def test_ctrl_c_comes_in_the_middle_of_the_reply(
