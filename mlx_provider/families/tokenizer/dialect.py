@@ -43,7 +43,9 @@ def has_system_role(tokenizer: HFTokenizer) -> bool:
     Some templates raise for it, others drop it; one kind writes it beside the last message, where
     that is a user's.
     """
-    conversations = [[_said("user")], *([called_once()] if tokenizer.form.takes_calls else [])]
+    conversations: list[list[Message]] = [[_said("user")]]
+    if tokenizer.form.takes_calls:
+        conversations.append([*called_once()])
     system = {"role": "system", "content": WORD}
     return all(
         WORD in (_rendered(tokenizer, [system, *each]) or "")
