@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from ..records import LoadOptions, SamplingDefaults
 
 LARGEST_JSON = 2**25
 """Bytes of a JSON file that describes a model; none known has a hundredth."""
-SAMPLING = ("do_sample", "top_p", "top_k", "min_p", "repetition_penalty")
 DEFAULT_CONTEXT = 4096
 """Context length of a model whose config names none."""
 
@@ -72,19 +72,20 @@ def sampling_defaults(generation: Mapping[str, Any]) -> SamplingDefaults:
     A file that names some of them leaves the others as transformers has them: temperature 1. What
     no request could ask for is left out.
     """
-    temperature = _within(generation.get("temperature"), 0, 100)
-    if generation.get("do_sample") is False:
-        temperature = 0.0
-    elif temperature is None and any(generation.get(name) for name in SAMPLING):
-        temperature = 1.0
     top_k = _within(generation.get("top_k"), -1, 10**6)
-    return SamplingDefaults(
-        temperature=temperature,
+    named = SamplingDefaults(
+        temperature=_within(generation.get("temperature"), 0, 100),
         top_p=_within(generation.get("top_p"), 0, 1),
         top_k=None if top_k is None else int(top_k),
         min_p=_within(generation.get("min_p"), 0, 1),
         repetition_penalty=_within(generation.get("repetition_penalty"), 1e-6, 100),
     )
+    samples = generation.get("do_sample")
+    if samples is False:
+        return replace(named, temperature=0.0)
+    if named.temperature is None and (samples is True or named != SamplingDefaults()):
+        return replace(named, temperature=1.0)
+    return named
 
 
 def _within(value: object, least: float, most: float) -> float | None:

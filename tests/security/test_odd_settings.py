@@ -91,7 +91,7 @@ def test_a_files_default_that_no_request_could_ask_for_is_left_out(value):
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     assert sampling_defaults(dict.fromkeys(names, value)) in (
         SamplingDefaults(None, None, None, None, None),
-        SamplingDefaults(None, None, -1, None, None),
+        SamplingDefaults(1.0, None, -1, None, None),
     )
 
 
