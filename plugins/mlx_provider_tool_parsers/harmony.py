@@ -16,6 +16,7 @@ MARKERS = (START, CHANNEL, MESSAGE, END, CALL, RETURN, CONSTRAIN)
 
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)|^\s*(analysis|commentary|final)\b")
 _NAME = re.compile(r"[\w.:/-]*")
+_CUT_HEADER = re.compile(r"\s*(?:assistant\b)?\s*(?:to?|to=[\w.:/-]*)?\s*")
 _RECIPIENT = re.compile(r"\bto=([\w.:/-]+)")
 
 
@@ -49,12 +50,14 @@ def _in_header(reader: TextReader) -> Reading[bool]:
     yield from reader.space()
     yield from reader.accept("analysis", "commentary", "final")
     yield from reader.space()
-    if (yield from reader.accept("to=")):
+    addressed = yield from reader.accept("to=")
+    if addressed:
         yield from reader.run(_NAME)
         yield from reader.space()
     found = reader.position > start and (yield from reader.at(CHANNEL, MESSAGE, CONSTRAIN))
+    cut = addressed and not (yield from reader.peek())
     reader.rewind(mark)
-    return bool(found)
+    return bool(found) or cut
 
 
 def _message(reader: TextReader, tools: Tools | None) -> Reading[None]:
@@ -68,7 +71,7 @@ def _message(reader: TextReader, tools: Tools | None) -> Reading[None]:
     reader.skip(len(found))
     text = "".join(header)
     if found != MESSAGE:
-        if CHANNEL not in text:
+        if CHANNEL not in text and (found or not _CUT_HEADER.fullmatch(text)):
             reader.content(text.strip())
         return
     channel = _CHANNEL.search(text)

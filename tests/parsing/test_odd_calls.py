@@ -229,6 +229,24 @@ def test_harmony_begins_in_a_call(begun: str) -> None:
     assert (found.whole_calls, found.content) == ([("f", {"a": "v"})], "")
 
 
+@pytest.mark.parametrize(
+    "header",
+    ["assistant", "assistant to", "assistant to=functions.wri", "assistant to=functions.f "],
+)
+def test_harmony_header_that_is_cut_is_no_content(header: str) -> None:
+    thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>"
+    formats = {
+        "tool_parser": TOOL_PARSERS["harmony"],
+        "reasoning_parser": REASONING_PARSERS["harmony"],
+    }
+    for chunks in ([thought + header], [thought, *header]):
+        found = read_chunks(chunks, **formats)
+        assert (found.reasoning, found.content, found.calls) == ("Hm.", "", ())
+    _, recipient, name = header.partition(" to=")
+    if recipient:
+        assert both(recipient + name, "harmony").content == ""
+
+
 def test_harmony_words_that_are_no_header() -> None:
     for text in ("final answer", "analysis of it", "assistant", "commentary to=you is"):
         assert both(text, "harmony").content == text
