@@ -9,10 +9,12 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from ..culprit import of_the_machine
 from ..engine.speculation.policy import Policy
 from ..engine.speculation.speculation import Speculation
-from ..errors import wrong_option
-from ..isolation import Isolation
+from ..errors import MLXProviderError, wrong_option
+from ..isolation import Fault, Isolation
+from ..log_lines import Trace
 from ..protocol.messages import ModelOptions
 from ..records import Drafter, DraftOptions, LoadedModel, ShowsHidden
 from ..registry import PluginRegistry
@@ -102,8 +104,18 @@ def _first(
         if fault is not None and isinstance(fault.error, Unfit):
             log.log(_loudness(given), "drafter %s is not used: %s", drafter.name, fault.error)
         elif fault is not None:
-            log.warning("drafter %s is left out: %s\n%s", drafter.name, fault.told, fault.trace)
+            log.warning("%s%s", _why(drafter, fault), Trace(f"\n{fault.trace}"))
     return Drafts()
+
+
+def _why(drafter: Drafter, fault: Fault) -> str:
+    """Why nobody drafts with it, in words; the error itself is left to the traceback."""
+    if isinstance(fault.error, MLXProviderError):
+        return f"drafter {drafter.name} is not used: {fault.error.message}"
+    cause = f"a fault of {fault.culprit or 'its plugin'}"
+    if of_the_machine(fault.error):
+        cause = "its files, or memory or device of this machine"
+    return f"drafter {drafter.name} is left out: it failed while it started ({cause})"
 
 
 def _loudness(given: DraftOptions) -> int:

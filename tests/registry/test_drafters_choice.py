@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from mlx_provider.errors import BadRequest
+from mlx_provider.log_lines import LogLines
 from mlx_provider.protocol.messages import ModelOptions
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.drafting import drafts_of
@@ -43,7 +44,7 @@ def drafter(
     refuses: str = "",
     before: str = "pass",
     hidden: bool = False,
-    keeps: int = 0,
+    keeps: int | str = 0,
 ) -> str:
     return DRAFTER.format(
         name=name, automatic=automatic, refuses=refuses, before=before, hidden=hidden, keeps=keeps
@@ -89,6 +90,32 @@ def test_one_that_cannot_leaves_it_to_the_next(
     with caplog.at_level(logging.WARNING):
         assert chosen(discover(able, other_name)) == "able"
     assert ("drafter other is left out" in caplog.text) == ("before" in other)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ({"before": "model.mtp"}, "a fault of plugin aaa (aaa "),
+        ({"refuses": '" + model.mtp + "'}, "a fault of plugin aaa (aaa "),
+        ({"keeps": "drafting.mtp"}, "a fault of plugin aaa (aaa "),
+        ({"before": "raise OSError('mtp')"}, "memory or device of this machine"),
+    ],
+    ids=["start", "refuses", "keeps", "machine"],
+)
+def test_a_fault_is_told_in_words_and_its_error_in_the_traceback(
+    install_plugin: Install,
+    fault: dict[str, Any],
+    words: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    name = install_plugin("aaa", drafter("odd", 1, **fault))
+    assert chosen(discover(name)) == ""
+    (entry,) = (each for each in caplog.records if each.levelno == logging.WARNING)
+    first, *trace = LogLines("%(message)s").format(entry).splitlines()
+    assert first.startswith("drafter odd is left out: it failed while it started (")
+    assert words in first
+    assert "mtp" not in first
+    assert any("Error" in line and "mtp" in line for line in trace)
 
 
 def test_one_that_is_named_says_why_it_cannot(install_plugin: Install) -> None:
