@@ -166,25 +166,31 @@ def test_ctrl_c_comes_in_the_middle_of_the_reply(
 
 
 def test_a_run_that_is_ended_ends_its_gateway() -> None:
-    """Proxy, engine and clients have sessions of their own, which no signal of a group reaches."""
-    command = [sys.executable, "-c", ENDED_BY_SIGNAL, str(EXAMPLE)]
+    """Proxy, engine and clients have sessions of their own, which no signal of a group reaches.
+
+    Ctrl-C reaches the clients of a run in the background, too, whose shell has it ignored.
+    """
+    background = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]
+    command = [*background, sys.executable, "-c", ENDED_BY_SIGNAL, str(EXAMPLE)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "waits\n"
+        assert process.stdout.readline() == "a client ends by SIGINT\n"
         process.terminate()
         assert process.stdout.read() == "gateway ended\n"
     assert process.returncode == 128 + signal.SIGTERM
 
 
 ENDED_BY_SIGNAL = """
-import contextlib, runpy, signal, sys
+import contextlib, runpy, signal, subprocess, sys
 folder = sys.argv.pop()
 sys.path.insert(0, folder)
 import gateway, installed
 
 @contextlib.contextmanager
 def waits(calls, keep):
-    print("waits", flush=True)
+    client = subprocess.Popen(["sleep", "100"])
+    client.send_signal(signal.SIGINT)
+    print("a client ends by", signal.Signals(-client.wait()).name, flush=True)
     try:
         signal.pause()
         yield
