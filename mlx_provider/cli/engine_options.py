@@ -43,10 +43,10 @@ ApiKey = Annotated[str | None, typer.Option(hidden=True, callback=no_key_in_sigh
 
 
 def running_engine(
-    api_base: str | None, file: Path | None = None, *, as_json: bool = False, err: bool = False
+    api_base: str | None, file: Path | None = None, *, as_json: bool = False
 ) -> HttpClient:
     """The client of an engine that runs. Ends the command as `require_engine` does."""
-    require_engine(api_base, as_json=as_json, err=err)
+    require_engine(api_base, as_json=as_json)
     return http_client(api_base, file)
 
 

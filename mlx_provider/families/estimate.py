@@ -17,8 +17,6 @@ from .config_sizes import check_sizes
 
 STEP = 256
 """Tokens of which a row's room is a multiple (mlx_lm/models/cache.py 0.32.2, `KVCache.step`)."""
-KV_GROUP = 64
-"""Values of a quantised KV cache that share a scale and a bias, unless chosen otherwise."""
 STATE_BYTES = 4
 """Of a value of a gated delta rule's or a state space's state: float32 in mlx-lm and mlx-vlm."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -40,22 +38,12 @@ class Footprint:
     per_row: int
     """Windows, each taken as full, and recurrent states: whatever the length of a request."""
 
-    def row_bytes(self, tokens: int) -> int:
-        """Of a request of so many tokens, answer included."""
-        return self.per_row + self.kv_per_token * (-(-tokens // STEP) * STEP)
-
 
 def footprint(
-    config: Mapping[str, Any],
-    weight_bytes: int,
-    *,
-    kv_bits: int | None = None,
-    kv_group: int = KV_GROUP,
-    dtype: str | None = None,
+    config: Mapping[str, Any], weight_bytes: int, *, dtype: str | None = None
 ) -> Footprint:
     """The footprint of a model with this `config.json`, whose weights take `weight_bytes`.
 
-    `kv_bits`, `kv_group`: as in the operator's options; windows and states stay as they are.
     `dtype`: what weights are loaded in, where it is not the config's own. Counts as the engine's
     `MemoryProfile` does, with two exceptions: multi-head latent attention is taken to keep its
     latent alone (too little for the older of mlx-lm's classes, which keep whole heads), and a
@@ -66,13 +54,12 @@ def footprint(
     text = _completed(config)
     value = DTYPE_BYTES.get(dtype or named_dtype(config), 2)
     kinds = list(_kinds(text))
-    wide = _kept(text, full=True)
-    full = [width for kind in kinds for width in wide if kind in ("full", "both")]
+    full = sum(kind in ("full", "both") for kind in kinds)
     windowed = sum(_kept(text, full=False)) * value * _window(text)
     states = sum(kind in ("state", "both") for kind in kinds)
     return Footprint(
         weight_bytes,
-        sum(_kv_bytes(width, value, kv_bits, kv_group) for width in full),
+        full * sum(_kept(text, full=True)) * value,
         kinds.count("window") * windowed + states * (_state_bytes(text, value) or 0),
     )
 
@@ -252,11 +239,6 @@ def _head_size(text: Fields) -> int:
 
 def _hidden(text: Fields) -> int:
     return _number(text, "hidden_size", "hidden_dim", "n_embd", "d_model")
-
-
-def _kv_bytes(values: int, value: int, bits: int | None, group: int) -> int:
-    """Of so many values per token, each of `value` bytes where they are not quantised."""
-    return values * value if bits is None else values * bits // 8 + values // group * 2 * value
 
 
 def _state_bytes(text: Fields, value: int) -> int | None:

@@ -45,9 +45,9 @@ def executable(client: Client, environ: Mapping[str, str] = os.environ) -> str:
     return found
 
 
-def is_installed(client: Client, environ: Mapping[str, str] = os.environ) -> bool:
+def is_installed(client: Client) -> bool:
     """Whether its program is on `PATH`."""
-    return shutil.which(client.command, path=environ.get("PATH")) is not None
+    return shutil.which(client.command) is not None
 
 
 def prepare(

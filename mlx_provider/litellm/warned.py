@@ -12,6 +12,8 @@ from typing import Any
 KEPT = "mlx_warnings"
 HEADER = "x-mlx-warnings"
 """LiteLLM's proxy puts `llm_provider-` before it."""
+LONGEST = 1000
+"""Characters of its value."""
 
 
 def keep_warnings(logging: Any, warnings: Sequence[str]) -> None:
@@ -28,6 +30,6 @@ def warning_headers(logging: Any) -> dict[str, str] | None:
     return {f"llm_provider-{HEADER}": header_text("; ".join(found))} if found else None
 
 
-def header_text(text: str, limit: int = 1000) -> str:
-    """Text that may stand in an HTTP header: printable ASCII on one line."""
-    return "".join(c if " " <= c <= "~" else "?" for c in text)[:limit]
+def header_text(text: str) -> str:
+    """Text for an HTTP header: printable ASCII on one line, cut at `LONGEST`."""
+    return "".join(c if " " <= c <= "~" else "?" for c in text)[:LONGEST]

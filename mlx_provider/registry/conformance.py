@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, version
@@ -80,24 +79,24 @@ class ConformanceRecord:
         more = f"; {len(failed) - NAMED} more" if len(failed) > NAMED else ""
         return f"{len(failed)} of {count} checks FAILED{skipped} ({made}): {names}{more}"
 
-    def write(self, environ: Mapping[str, str] = os.environ) -> Path:
+    def write(self) -> Path:
         """Keep it in place of the plugin's last one. Raises `OSError`."""
-        path = record_path(self.distribution, self.plugin, environ)
+        path = record_path(self.distribution, self.plugin)
         text = json.dumps({"format": FORMAT, **asdict(self)}, indent=1)
         replace_own(path, text.encode())
         return path
 
 
-def record_path(distribution: str, plugin: str, environ: Mapping[str, str] = os.environ) -> Path:
+def record_path(distribution: str, plugin: str) -> Path:
     """Where a plugin's record is kept."""
     name = f"{quote(distribution, safe='')}+{quote(plugin, safe='')}.json"
-    return state_folder(environ) / "conformance" / name
+    return state_folder() / "conformance" / name
 
 
-def record_of(plugin: Plugin, environ: Mapping[str, str] = os.environ) -> ConformanceRecord | None:
+def record_of(plugin: Plugin) -> ConformanceRecord | None:
     """The last one of an installed plugin; `None`: there is none that can be read."""
     try:
-        data = read_own(record_path(plugin.distribution, plugin.name, environ), LONGEST)
+        data = read_own(record_path(plugin.distribution, plugin.name), LONGEST)
         return _read(json.loads(data))
     except (OSError, ValueError, TypeError, KeyError):
         return None
@@ -123,18 +122,18 @@ def stale(record: ConformanceRecord, plugin: Plugin) -> str:
     return ""
 
 
-def for_people(plugin: Plugin, environ: Mapping[str, str] = os.environ) -> str:
+def for_people(plugin: Plugin) -> str:
     """One line for people; empty: nobody has run the checks."""
-    record = record_of(plugin, environ)
+    record = record_of(plugin)
     if record is None:
         return ""
     why = stale(record, plugin)
     return f"stale ({why}): {record.told}" if why else record.told
 
 
-def for_programs(plugin: Plugin, environ: Mapping[str, str] = os.environ) -> dict[str, Any] | None:
+def for_programs(plugin: Plugin) -> dict[str, Any] | None:
     """For programs; `None`: nobody has run the checks."""
-    record = record_of(plugin, environ)
+    record = record_of(plugin)
     if record is None:
         return None
     return {
@@ -143,7 +142,7 @@ def for_programs(plugin: Plugin, environ: Mapping[str, str] = os.environ) -> dic
         "passed": len(record.of("passed")),
         "failed": [asdict(each) for each in record.of("failed")],
         "skipped": [asdict(each) for each in record.of("skipped")],
-        "file": str(record_path(plugin.distribution, plugin.name, environ)),
+        "file": str(record_path(plugin.distribution, plugin.name)),
     }
 
 

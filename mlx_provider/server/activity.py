@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ..errors import MLXProviderError
@@ -17,12 +17,11 @@ UNREAD_TOTAL = 2**29
 class Activity:
     """Counted in the event loop only."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._attached = 0
         self._open: set[EventQueue] = set()
         self._counting = 0
-        self._since = clock()
+        self._since = time.monotonic()
 
     @contextmanager
     def attached(self) -> Iterator[None]:
@@ -32,7 +31,7 @@ class Activity:
             yield
         finally:
             self._attached -= 1
-            self._since = self._clock()
+            self._since = time.monotonic()
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -48,7 +47,7 @@ class Activity:
             yield
         finally:
             self._open.discard(queue)
-            self._since = self._clock()
+            self._since = time.monotonic()
 
     @contextmanager
     def counting(self) -> Iterator[None]:
@@ -58,7 +57,7 @@ class Activity:
             yield
         finally:
             self._counting -= 1
-            self._since = self._clock()
+            self._since = time.monotonic()
 
     @property
     def requests(self) -> int:
@@ -72,7 +71,7 @@ class Activity:
 
     def idle(self) -> float:
         """Seconds without a client and without a request."""
-        return 0.0 if self._attached or self.requests else self._clock() - self._since
+        return 0.0 if self._attached or self.requests else time.monotonic() - self._since
 
     def relieve(self) -> None:
         """Where readers leave too much unread, the slowest ones lose their replies."""

@@ -40,11 +40,11 @@ class OnDisk:
     """Why it cannot be loaded; empty where its files are whole."""
 
 
-def models_on_disk(home: Path | None = None) -> list[OnDisk]:
+def models_on_disk() -> list[OnDisk]:
     """All of them; reads names and sizes, and no weights."""
     return [
         *sorted(_of_hub(), key=_by_name),
-        *sorted(_of_lm_studio(home or Path.home()), key=_by_name),
+        *sorted(_of_lm_studio(), key=_by_name),
     ]
 
 
@@ -74,8 +74,8 @@ def _fault_of_repository(name: str) -> str:
     return "holds no weights for MLX"
 
 
-def _of_lm_studio(home: Path) -> Iterator[OnDisk]:
-    roots = {path.resolve() for path in (home / each for each in LM_STUDIO) if path.is_dir()}
+def _of_lm_studio() -> Iterator[OnDisk]:
+    roots = {path.resolve() for path in (Path.home() / each for each in LM_STUDIO) if path.is_dir()}
     for folder in (path for root in roots for path in root.glob("*/*") if path.is_dir()):
         if any(folder.glob(f"*{GGUF}")):
             yield OnDisk(str(folder), _size(folder), not_gguf(folder.name))

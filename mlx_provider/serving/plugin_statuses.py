@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-
 from ..protocol.messages import PluginStatus
 from ..registry import Plugin, PluginRegistry
 from ..registry.conformance import for_people, record_path
@@ -13,9 +10,8 @@ from ..registry.conformance import for_people, record_path
 class PluginStatuses:
     """Records of conformance are read anew where they were written anew. Any thread."""
 
-    def __init__(self, registry: PluginRegistry, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, registry: PluginRegistry) -> None:
         self._registry = registry
-        self._environ = environ
         self._told: dict[str, tuple[int, str]] = {}
         """By plugin: when its record was written (ns), and what it says."""
 
@@ -33,12 +29,12 @@ class PluginStatuses:
         ]
 
     def _conformance(self, plugin: Plugin) -> str:
-        path = record_path(plugin.distribution, plugin.name, self._environ)
+        path = record_path(plugin.distribution, plugin.name)
         try:
             written = path.stat().st_mtime_ns
         except OSError:
             return ""
         known = self._told.get(plugin.key)
         if known is None or known[0] != written:
-            known = self._told[plugin.key] = written, for_people(plugin, self._environ)
+            known = self._told[plugin.key] = written, for_people(plugin)
         return known[1]

@@ -11,12 +11,11 @@ from mlx_provider.engine.execution import solo_rows
 from mlx_provider.engine.memory import MemoryProfile, profile
 from mlx_provider.errors import BadRequest
 from mlx_provider.families.checkpoint import read_json
-from mlx_provider.families.estimate import Footprint, context_that_fits, footprint
+from mlx_provider.families.estimate import STEP, Footprint, context_that_fits, footprint
 from mlx_provider.records import LoadOptions
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.weight_files import weights_estimate
 from mlx_provider.testing.tiny_models import FAMILIES, build
-from mlx_provider.upstream import mlx_lm
 
 TOKENS = 40
 """More than any tiny window holds."""
@@ -33,25 +32,13 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 
 def accounted(
-    registry: PluginRegistry,
-    folder: Path,
-    *,
-    kv: tuple[int, int] | None = None,
-    dtype: str | None = None,
+    registry: PluginRegistry, folder: Path, *, dtype: str | None = None
 ) -> tuple[MemoryProfile, int]:
-    """The engine's profile of a row, and the bytes of the weights.
-
-    `kv`: group size and bits of a quantised cache.
-    """
+    """The engine's profile of a row, and the bytes of the weights."""
     family, _ = registry.family_for(config_of(folder))
     model = family.load(folder, LoadOptions(dtype=dtype))
-
-    def make_cache() -> list[Any]:
-        cache = model.make_cache()
-        return cache if kv is None else mlx_lm.quantised(cache, kv[1], kv[0])
-
     tokens = solo_rows.some_tokens(model, TOKENS, 0)
-    found = profile(solo_rows.prefilled(model, make_cache, tokens), TOKENS)
+    found = profile(solo_rows.prefilled(model, model.make_cache, tokens), TOKENS)
     return found, model.info.weights_bytes
 
 
@@ -75,17 +62,6 @@ def test_a_config_says_what_the_engine_accounts(
     folder = build(tmp_path / "m", name, dtype=dtype)
     found, weights = accounted(registry, folder)
     assert footprint(config_of(folder), weights) == as_footprint(found, weights)
-
-
-@pytest.mark.parametrize("name", ["qwen3", "gemma3", "nemotron_h"])
-def test_a_quantised_cache_is_told_before(
-    name: str, registry: PluginRegistry, tmp_path: Path
-) -> None:
-    folder = build(tmp_path / "m", name, head_dim=64)
-    found, _ = accounted(registry, folder, kv=(32, 8))
-    told = footprint(config_of(folder), 0, kv_bits=8, kv_group=32)
-    assert told == as_footprint(found, 0)
-    assert told.kv_per_token < footprint(config_of(folder), 0).kv_per_token
 
 
 def test_the_dtype_of_loading_counts(registry: PluginRegistry, tmp_path: Path) -> None:
@@ -194,5 +170,5 @@ def test_the_context_that_fits() -> None:
     assert context_that_fits(told, 6 * GB + 1, 4000) == 0
     assert context_that_fits(Footprint(GB, 0, GB), 2 * GB, 4000) == 4000
     tokens = context_that_fits(told, 8 * GB, None)
-    assert told.weights + told.row_bytes(tokens) <= 8 * GB
-    assert told.weights + told.row_bytes(tokens + 1) > 8 * GB
+    free = 8 * GB - told.weights - told.per_row
+    assert told.kv_per_token * tokens <= free < told.kv_per_token * (tokens + STEP)

@@ -85,7 +85,6 @@ class Counters:
     lookups: int = 0
     prompt_tokens: int = 0
     reused_tokens: int = 0
-    inserted: int = 0
     refused: int = 0
     evicted_bytes: int = 0
 
@@ -240,7 +239,6 @@ class PrefixCache:
         if leaf is None:
             self._counters.refused += 1
             return
-        self._counters.inserted += 1
         self._state = object()
         for at in sorted(inside, reverse=True):
             self._offer(leaf, at, inside[at], wanted=at <= shared)
