@@ -14,16 +14,8 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 
-class Deferred(TyperGroup):
-    """Has the commands of `commands.bench` from its first use on."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        self._read()
-        return super().list_commands(ctx)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        self._read()
-        return super().get_command(ctx, cmd_name)
+class LongGroup(TyperGroup):
+    """Its commands take minutes: they show that they run, and a signal ends them soon."""
 
     def invoke(self, ctx: Any) -> Any:
         """Clean-ups run after a signal, too; its exit code is a shell's."""
@@ -36,6 +28,18 @@ class Deferred(TyperGroup):
         except Ended as ended:
             raise typer.Exit(128 + ended.number) from None
 
+
+class Deferred(LongGroup):
+    """Has the commands of `commands.bench` from its first use on."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        self._read()
+        return super().list_commands(ctx)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        self._read()
+        return super().get_command(ctx, cmd_name)
+
     def _read(self) -> None:
         from .commands import bench as commands
 
@@ -46,5 +50,5 @@ class Deferred(TyperGroup):
 bench = typer.Typer(
     cls=Deferred,
     no_args_is_help=True,
-    help="Measure this machine; each figure is a ratio within one run.",
+    help="Measure this machine: a model, or ratios within one run.",
 )

@@ -1,17 +1,16 @@
 """`mlx-provider bench prefix`: what a stored prefix saves, for four kinds of cache.
 
 Time to first token of a long prompt cold, repeated, and with another question at its end, in a
-message of its own or in the document's; a conversation of six turns over a document; the prefix
-cache's lookup and its hit rates over agent traffic; with peers, the same prompts through three
-servers over HTTP. Models are random, or one checkpoint; greedy tokens are compared with a cold run
-everywhere: a fast wrong answer shows as such.
+message of its own or in the document's; a conversation of six turns over a document. Models are
+random, or one checkpoint; greedy tokens are compared with a cold run everywhere: a fast wrong
+answer shows as such.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,12 +20,12 @@ from mlx_provider.records import LoadedModel, MediaItem
 
 from .models.random_weights import document, load, write_model
 from .report import Result, against, print_rows, size_of, surroundings
-from .servers.questions import Asked, over_http, talk_over_http, words_of
+from .servers.questions import Asked, words_of
 from .subjects.caching import InProcess, Timed
 
 FAMILIES = ("llama", "qwen3_vl", "gemma3", "qwen3_5")
 VARIANTS = (*FAMILIES, "qwen3_vl+image")
-PARTS = ("ttft", "conversation", "lookup", "traffic")
+PARTS = ("ttft", "conversation")
 REPLY = 6
 """Tokens compared per answer."""
 TRIALS = 12
@@ -36,7 +35,6 @@ SPEEDUP_AT = 16_384
 SPEEDUP_TARGET = 28.0
 SUFFIX_TARGET = 1.3
 CONVERSATION_TARGET = 10.76
-LOOKUP_TARGET = 0.001
 
 
 @dataclass(frozen=True)
@@ -55,9 +53,6 @@ class Plan:
     """Variants that hold the conversation."""
     talk_document: int = 17_000
     turns: int = 6
-    lookup_tokens: int = 65_536
-    lookup_entries: int = 100
-    peers: bool = False
     parts: Sequence[str] = PARTS
 
 
@@ -96,30 +91,14 @@ class Subject:
 
 def bench(plan: Plan) -> Result:
     """Run the plan; JSON-able. Tables go to stderr."""
-    result: Result = surroundings(plan.dtype) | {"hidden": plan.hidden, "layers": plan.layers}
-    if {"ttft", "conversation"} & set(plan.parts):
-        result |= _models(plan)
-    if "lookup" in plan.parts:
-        from .traffic import lookup_seconds
-
-        seconds = lookup_seconds(
-            entries=plan.lookup_entries, tokens=plan.lookup_tokens, shared=plan.lookup_tokens // 8
-        )
-        result["lookup"] = {
-            "tokens": plan.lookup_tokens,
-            "entries": plan.lookup_entries,
-            "seconds": against(seconds, LOOKUP_TARGET, at_least=False) | {"measured": seconds},
-        }
-    if "traffic" in plan.parts:
-        from .traffic import run
-
-        result["traffic"] = [asdict(each) for each in run()]
+    result = surroundings(plan.dtype) | {"hidden": plan.hidden, "layers": plan.layers}
+    result |= _models(plan)
     _print(result)
     return result
 
 
 def _models(plan: Plan) -> Result:
-    found: Result = {"models": {}, "ttft": [], "conversation": [], "servers": [], "talks": []}
+    found: Result = {"models": {}, "ttft": [], "conversation": []}
     known = VARIANTS if plan.model is None else (plan.model.name,)
     for variant in (v for v in known if v in {*plan.variants, *plan.talk}):
         name, _, image = variant.partition("+")
@@ -129,26 +108,16 @@ def _models(plan: Plan) -> Result:
             )
             subject = Subject(load(folder, plan.dtype), folder, bool(image))
             found["models"][name] = size_of(subject.model)
-            truths: list[tuple[Asked, str]] = []
             if "ttft" in plan.parts and variant in plan.variants:
                 for size in plan.sizes:
-                    row, checked = _first_tokens(subject, variant, size)
-                    found["ttft"].append(row)
-                    truths += checked
+                    found["ttft"].append(_first_tokens(subject, variant, size))
             if "conversation" in plan.parts and variant in plan.talk:
-                row, turns = _conversation(subject, variant, plan)
-                found["conversation"].append(row)
-                if plan.peers:
-                    found["talks"] += talk_over_http(folder, variant, turns, REPLY, Path(scratch))
-            if plan.peers and truths:
-                found["servers"] += over_http(folder, variant, truths, REPLY, Path(scratch))
+                found["conversation"].append(_conversation(subject, variant, plan))
     return found
 
 
-def _first_tokens(
-    subject: Subject, variant: str, size: int
-) -> tuple[Result, list[tuple[Asked, str]]]:
-    """Cold, repeated, the next turn, and other questions about one document; answers as text.
+def _first_tokens(subject: Subject, variant: str, size: int) -> Result:
+    """Cold, repeated, the next turn, and other questions about one document.
 
     Of repeated measurements the median counts, on both sides of every ratio: on a machine that
     does other things, too, the fastest of a few says less. Of two cold runs the faster counts.
@@ -171,7 +140,7 @@ def _first_tokens(
     inside = _same_message(subject, size)
     checked = [*((one, first) for one in repeats), (next_turn[0][0], truth), *inside[1]]
     checked += [] if truth_other is None else [(another[0][0], truth_other)]
-    row = {
+    return {
         "variant": variant,
         "prompt_tokens": first.prompt_tokens,
         "cold_seconds": cold,
@@ -183,8 +152,6 @@ def _first_tokens(
         "same_message": inside[0],
         "same_tokens": f"{sum(a.tokens == b.tokens for a, b in checked)}/{len(checked)}",
     }
-    texts = [subject.model.tokenizer.decode(one.tokens) for one in (first, truth)]
-    return row, list(zip((base, turn[0]), texts, strict=True))
 
 
 def _same_message(subject: Subject, size: int) -> tuple[Result, list[tuple[Timed, Timed]]]:
@@ -248,26 +215,22 @@ def _speedup(ratio: float, tokens: int) -> object:
     return against(ratio, SPEEDUP_TARGET, at_least=True)
 
 
-def _conversation(
-    subject: Subject, variant: str, plan: Plan
-) -> tuple[Result, list[tuple[Asked, str]]]:
-    """Turns over one document, each also asked cold; and the right replies as text."""
+def _conversation(subject: Subject, variant: str, plan: Plan) -> Result:
+    """Turns over one document, each also asked cold."""
     asked = Asked(
         document(subject.model, plan.talk_document, seed=3),
         "Which colour is the circle?",
         image=3 if subject.image else None,
     )
     turns = []
-    truths = []
     for turn in range(plan.turns):
         cached, cold = (subject.ask(side, asked) for side in (subject.warm, subject.cold))
         turns.append((cached, cold))
         reply = subject.model.tokenizer.decode(cold.tokens)
-        truths.append((asked, reply))
         asked = asked.followed_by(reply, f"And what about the square, in turn {turn + 2}?")
     later = turns[1:]
     gain = sum(cold.first for _, cold in later) / sum(cached.first for cached, _ in later)
-    row = {
+    return {
         "variant": variant,
         "prompt_tokens": [cached.prompt_tokens for cached, _ in turns],
         "cached_tokens": [cached.cached for cached, _ in turns],
@@ -276,16 +239,11 @@ def _conversation(
         "cold_over_cached": against(gain, CONVERSATION_TARGET, at_least=True),
         "same_tokens": f"{sum(a.tokens == b.tokens for a, b in turns)}/{len(turns)}",
     }
-    return row, truths
 
 
 def _print(result: Mapping[str, Any]) -> None:
     print_rows("time to first token, in process", _TTFT, result.get("ttft", []))
     print_rows("conversation", _TALK, result.get("conversation", []))
-    print_rows("time to first token over HTTP", _SERVERS, result.get("servers", []))
-    print_rows("conversation over HTTP", _TALKS, result.get("talks", []))
-    print_rows("lookup", _LOOKUP, [result["lookup"]] if "lookup" in result else [])
-    print_rows("hit rates over agent traffic", _TRAFFIC, result.get("traffic", []))
 
 
 _TTFT = {
@@ -303,24 +261,3 @@ _TTFT = {
     "equal": "same_tokens",
 }
 _TALK = {"variant": "variant", "cold/cached": "cold_over_cached", "equal": "same_tokens"}
-_SERVERS = {
-    "server": "server",
-    "variant": "variant",
-    "characters": "document_characters",
-    "cold s": "cold_seconds",
-    "repeat s": "repeat_seconds",
-    "next turn s": "next_turn_seconds",
-    "cold/repeat": "cold_over_repeat",
-    "right": "right",
-    "skipped": "skipped",
-}
-_TALKS = {
-    "server": "server",
-    "variant": "variant",
-    "s per later turn": "later_seconds",
-    "first/later": "first_over_later",
-    "right": "right",
-    "skipped": "skipped",
-}
-_LOOKUP = {"tokens": "tokens", "entries": "entries", "s": "seconds"}
-_TRAFFIC = {"scenario": "scenario", "layers": "layers", "hit rate": "hit_rate"}

@@ -17,25 +17,16 @@ def surroundings(dtype: str) -> Result:
     """Device, BLAS, dtype and load: what a figure depends on besides the code."""
     import mlx.core as mx
 
+    from mlx_provider.cores import cores
     from mlx_provider.upstream import blas
 
     return {
         "device": str(mx.default_device()),
         "blas": blas.active(),
         "dtype": dtype,
-        **_host(),
+        "cores": cores(),
+        "load_average": round(os.getloadavg()[0], 2),
     }
-
-
-def without_device(name: str = "none") -> Result:
-    """The same of what no device computes; `name`: the one that is only imagined."""
-    return {"device": name, "blas": "none", "dtype": "none", **_host()}
-
-
-def _host() -> Result:
-    from mlx_provider.cores import cores
-
-    return {"cores": cores(), "load_average": round(os.getloadavg()[0], 2)}
 
 
 def size_of(model: LoadedModel) -> Result:

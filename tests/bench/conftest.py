@@ -17,27 +17,20 @@ from typing import Any, ClassVar
 import pytest
 from typer.testing import CliRunner
 
-from mlx_provider_bench import commands
+from command_line.commands import benchmarks
 from mlx_provider_bench.commands import running
 
 ROOT = Path(__file__).parents[2]
 Bench = Callable[..., dict[str, Any]]
 
 
-@pytest.fixture
-def bench() -> Bench:
-    """`mlx-provider bench ...` in a fresh process; its JSON line."""
+def from_process(*command: str) -> Bench:
+    """The JSON line that a command writes in a fresh process."""
 
     def run(*arguments: str) -> dict[str, Any]:
         path = os.pathsep.join([str(ROOT), str(ROOT / "plugins"), os.environ.get("PYTHONPATH", "")])
         done = subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                "from mlx_provider.cli import main; main()",
-                "bench",
-                *arguments,
-            ],
+            [sys.executable, *command, *arguments],
             capture_output=True,
             text=True,
             timeout=300,
@@ -50,12 +43,24 @@ def bench() -> Bench:
 
 
 @pytest.fixture
-def bench_here(monkeypatch: pytest.MonkeyPatch) -> Bench:
+def bench() -> Bench:
+    """`mlx-provider bench ...`"""
+    return from_process("-c", "from mlx_provider.cli import main; main()", "bench")
+
+
+@pytest.fixture
+def benchmark() -> Bench:
+    """`python tests/benchmarks ...`"""
+    return from_process(str(ROOT / "tests" / "benchmarks"))
+
+
+@pytest.fixture
+def benchmark_here(monkeypatch: pytest.MonkeyPatch) -> Bench:
     """The same in this process, which has loaded another BLAS: for what computes little."""
     monkeypatch.setattr(running, "preload", lambda: None)
 
     def run(*arguments: str) -> dict[str, Any]:
-        done = CliRunner().invoke(commands.bench, arguments, catch_exceptions=False)
+        done = CliRunner().invoke(benchmarks, arguments, catch_exceptions=False)
         assert done.exit_code == 0, done.output
         return result_of(done.stdout)
 

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from mlx_provider.cli.app import build
+from checkouts import believed, compare, compared, environment, figures
+from command_line.commands import benchmarks
 from mlx_provider.errors import BadRequest, RequestFailed
-from mlx_provider.registry import PluginRegistry
-from mlx_provider_bench.checkouts import believed, compare, compared, environment, figures
 
 CODE = """
 import json, sys
@@ -40,9 +39,8 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def test_each_side_runs_its_own_code_and_plugins(checkout: Path) -> None:
-    cli = build(PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "bench"}))
     asked = ["grammar", *FEW, *SMALL]
-    done = CliRunner().invoke(cli, ["bench", "checkouts", "--rounds", "1", str(checkout), *asked])
+    done = CliRunner().invoke(benchmarks, ["checkouts", "--rounds", "1", str(checkout), *asked])
     assert done.exit_code == 0, done.output
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["benchmark"] == asked

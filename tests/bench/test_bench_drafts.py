@@ -9,8 +9,9 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from draft_pair import write_pair
 from mlx_provider import PrefillChunk, Prompt
-from mlx_provider_bench.models.random_weights import load, write_pair
+from mlx_provider_bench.models.random_weights import load
 
 
 def test_the_smaller_of_a_pair_mostly_says_what_the_larger_one_does(tmp_path: Path) -> None:
@@ -28,9 +29,9 @@ def test_the_smaller_of_a_pair_mostly_says_what_the_larger_one_does(tmp_path: Pa
 
 
 @pytest.mark.sweep
-def test_drafts_beside_the_peers(bench: Callable[..., dict[str, Any]]) -> None:
+def test_drafts_beside_the_peers(benchmark: Callable[..., dict[str, Any]]) -> None:
     few = ("--rounds", "1", "--streams", "1", "--reply", "16", "--hidden", "64", "--layers", "4")
-    result = bench("drafts", *few)
+    result = benchmark("drafts", *few)
     assert not result["skipped"]
     ours = [row for row in result["rows"] if row["server"] == "mlx-provider"]
     assert [(row["drafts"], row["same"]) for row in ours] == [("mtp", "1/1"), ("model", "1/1")]

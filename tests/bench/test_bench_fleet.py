@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mlx_provider.errors import BadRequest
-from mlx_provider_bench.fleet import (
+from fleet import (
     Account,
     Plan,
     _asked,
@@ -18,6 +17,7 @@ from mlx_provider_bench.fleet import (
     _without_affinity,
     bench,
 )
+from mlx_provider.errors import BadRequest
 
 
 def test_an_account_counts_later_turns_moves_and_who_got_whom() -> None:

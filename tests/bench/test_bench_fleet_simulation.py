@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleet_simulation import COLUMNS
 from mlx_provider.errors import BadRequest
 from mlx_provider.testing.device_curves import CHIPS, MODELS, Estimate, simulate
-from mlx_provider_bench.simulation import COLUMNS
-from mlx_provider_bench.simulation.account import Account
-from mlx_provider_bench.simulation.caches import PrefixCache, Tier
-from mlx_provider_bench.simulation.device import Speed, speed_of
-from mlx_provider_bench.simulation.engines import Engines, Machine
-from mlx_provider_bench.simulation.faults import Fault, Faults
-from mlx_provider_bench.simulation.policies import (
+from simulation.account import Account
+from simulation.caches import PrefixCache, Tier
+from simulation.device import Speed, speed_of
+from simulation.engines import Engines, Machine
+from simulation.faults import Fault, Faults
+from simulation.policies import (
     POLICIES,
     Affinity,
     LeastBusy,
@@ -27,9 +27,9 @@ from mlx_provider_bench.simulation.policies import (
     first_of,
     preferred,
 )
-from mlx_provider_bench.simulation.run import Run
-from mlx_provider_bench.simulation.trace import read_trace
-from mlx_provider_bench.simulation.workload import Shape, Workload, generate
+from simulation.run import Run
+from simulation.trace import read_trace
+from simulation.workload import Shape, Workload, generate
 
 SPEED = Speed(token=0.01, slower=(1.0, 2.0), step=(0.1, 0.2), token_bytes=1)
 WIDE = Machine(SPEED, cache_bytes=1e12)
@@ -309,18 +309,20 @@ def test_a_trace_that_is_not_there_is_named(tmp_path: Path) -> None:
 # the command
 
 
-def test_the_command_shows_a_row_for_each_policy_and_fleet(bench_here, tmp_path: Path) -> None:
+def test_the_command_shows_a_row_for_each_policy_and_fleet(benchmark_here, tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(json.dumps(LINE))
-    result = bench_here("fleet-simulation", "--engines", "1", "--engines", "2", "--sessions", "3")
+    result = benchmark_here(
+        "fleet-simulation", "--engines", "1", "--engines", "2", "--sessions", "3"
+    )
     assert [row["engines"] for row in result["rows"]] == [1] * len(POLICIES) + [2] * len(POLICIES)
     assert {row["policy"] for row in result["rows"]} == POLICIES.keys()
     assert all(set(COLUMNS.values()) <= row.keys() for row in result["rows"])
-    traced = bench_here("fleet-simulation", "--trace", str(path), "--policy", "affinity")
+    traced = benchmark_here("fleet-simulation", "--trace", str(path), "--policy", "affinity")
     assert [row["requests"] for row in traced["rows"]] == [1, 1, 1]
     for option in ("--policy", "--chip", "--model"):
         with pytest.raises(BadRequest, match="is none of"):
-            bench_here("fleet-simulation", option, "none")
+            benchmark_here("fleet-simulation", option, "none")
 
 
 def test_an_account_of_nothing_has_no_hits() -> None:

@@ -9,15 +9,15 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from grammar_masks import _compiler, _constraints, _follows
 from mlx_provider.testing.tiny_models import build
-from mlx_provider_bench.grammar import _compiler, _constraints, _follows
 from mlx_provider_bench.models.random_weights import load
-from mlx_provider_bench.models.vocabulary import widen
+from vocabulary import widen
 
 
-def test_rows(bench_here: Callable[..., dict[str, Any]]) -> None:
+def test_rows(benchmark_here: Callable[..., dict[str, Any]]) -> None:
     few = ("--vocabulary", "8000", "--rows", "4", "--constrained", "2", "--steps", "4")
-    result = bench_here("grammar", *few, "--repeats", "1", "--hidden", "64", "--layers", "2")
+    result = benchmark_here("grammar", *few, "--repeats", "1", "--hidden", "64", "--layers", "2")
     assert [(row["constrained"], row["masks"]) for row in result["rows"]] == [
         (0, "pooled"),
         (2, "pooled"),

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from mlx_provider_bench.models.random_weights import document, load, write_model
 from mlx_provider_bench.prefix_cache import Subject, _first_tokens
-from mlx_provider_bench.servers.client import Answer
-from mlx_provider_bench.servers.questions import Asked, _talk
 
 
 def test_every_part(bench: Callable[..., dict[str, Any]], small: tuple[str, ...]) -> None:
-    parts = ("--part", "ttft", "--part", "conversation", "--part", "lookup")
-    sizes = ("--tokens", "200", "--document", "120", "--turns", "2", "--lookup", "2000", "5")
+    parts = ("--part", "ttft", "--part", "conversation")
+    sizes = ("--tokens", "200", "--document", "120", "--turns", "2")
     result = bench("prefix", *parts, "--variant", "qwen3_vl+image", *sizes, *small)
     (row,) = result["ttft"]
     assert row["same_tokens"] == "15/15"
@@ -29,7 +26,6 @@ def test_every_part(bench: Callable[..., dict[str, Any]], small: tuple[str, ...]
     (talk,) = result["conversation"]
     assert talk["same_tokens"] == "2/2"
     assert talk["cached_tokens"][0] < talk["cached_tokens"][1]
-    assert result["lookup"]["seconds"]["target"] == 0.001
     assert result["models"]["qwen3_vl"]["weights_bytes"] > 0
 
 
@@ -63,7 +59,7 @@ def test_a_wrong_reuse_shows(subject: Subject, monkeypatch: pytest.MonkeyPatch) 
         return cache
 
     monkeypatch.setattr(store, "restore", spoilt)
-    row, _ = _first_tokens(subject, "llama", 200)
+    row = _first_tokens(subject, "llama", 200)
     assert row["same_tokens"] != "15/15"
 
 
@@ -71,34 +67,3 @@ def test_documents_differ_by_seed_alone(subject: Subject) -> None:
     first, again, other = (document(subject.model, 100, seed) for seed in (1, 1, 2))
     assert first == again != other
     assert abs(len(subject.model.tokenizer.encode(first, special=False)) - 100) < 5
-
-
-class Scripted:
-    """A server that knows every reply but one, and says how much it reused."""
-
-    server = SimpleNamespace(kind=SimpleNamespace(name="scripted"))
-
-    def __init__(self, wrong: str) -> None:
-        self._wrong = wrong
-        self._asked = 0
-
-    def first_token(self, messages: list[dict[str, Any]]) -> Answer:
-        self._asked += 1
-        seconds = 4.0 if self._asked == 1 else 0.5
-        return Answer("", seconds, seconds, 1, cached=len(messages) - 3)
-
-    def ask(self, messages: list[dict[str, Any]], max_tokens: int) -> Answer:
-        question = messages[-1]["content"]
-        text = "?" if question == self._wrong else f" reply to {question}"
-        return Answer(text, 0.1, 0.1, max_tokens, 0)
-
-
-def test_a_conversation_counts_right_replies_and_later_turns() -> None:
-    asked, truths = Asked("a document", "one"), []
-    for following in ("two", "three", "four"):
-        truths.append((asked, f"reply to {asked.question}"))
-        asked = asked.followed_by(truths[-1][1], following)
-    row = _talk(Scripted(wrong="two"), "llama", truths, 6)  # type: ignore[arg-type]
-    assert row["right"] == "2/3"
-    assert row["first_over_later"] == 8.0
-    assert row["cached_tokens"] == [0, 2, 4]

@@ -12,17 +12,17 @@ import pytest
 from mlx_lm.models import llama
 from typer.testing import CliRunner
 
+import rank_costs
+from command_line.commands import benchmarks
+from command_line.ranked import numbers
 from mlx_provider.errors import BadRequest
 from mlx_provider.ranks import channel
-from mlx_provider_bench import commands
-from mlx_provider_bench.commands.ranked import numbers
-from mlx_provider_bench.ranked import run
-from mlx_provider_bench.ranked.plan import Plan
-from mlx_provider_bench.ranked.program import count
-from mlx_provider_bench.ranked.run import Round, Texts, _compare, _row, questions
-from mlx_provider_bench.ranked.tally import COUNTED, ROOM, Tally, step_seconds
 from mlx_provider_bench.servers.client import Answer
 from mlx_provider_bench.servers.client import Run as Answers
+from rank_costs import Round, Texts, _compare, _row, questions
+from ranked.plan import Plan
+from ranked.program import count
+from ranked.tally import COUNTED, ROOM, Tally, step_seconds
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_no_question_is_asked_twice() -> None:
     assert len(set(asked)) == len(asked)
 
 
-def test_its_options_reach_the_plan(monkeypatch: pytest.MonkeyPatch, bench_here: Any) -> None:
+def test_its_options_reach_the_plan(monkeypatch: pytest.MonkeyPatch, benchmark_here: Any) -> None:
     plans: list[Plan] = []
     about = {"device": "", "blas": "", "cores": 1, "load_average": 0.0}
 
@@ -139,12 +139,14 @@ def test_its_options_reach_the_plan(monkeypatch: pytest.MonkeyPatch, bench_here:
         plans.append(plan)
         return about
 
-    monkeypatch.setattr(run, "bench", measured)
-    bench_here("ranks")
+    monkeypatch.setattr(rank_costs, "bench", measured)
+    benchmark_here("ranks")
     more = ("--ranks", "1,2", "--streams", "4", "--format", "4bit", "--tokens", "8")
-    bench_here("ranks", *more, "--rounds", "1", "--hidden", "128", "--layers", "2", "--no-peers")
+    benchmark_here(
+        "ranks", *more, "--rounds", "1", "--hidden", "128", "--layers", "2", "--no-peers"
+    )
     assert plans == [Plan(), Plan((1, 2), (4,), "4bit", 8, 1, 128, 2, peers=False)]
-    assert CliRunner().invoke(commands.bench, ["ranks", "--tokens", "1"]).exit_code == 2
+    assert CliRunner().invoke(benchmarks, ["ranks", "--tokens", "1"]).exit_code == 2
 
 
 @pytest.mark.parametrize(

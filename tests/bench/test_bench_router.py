@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from litellm_router import COLUMNS
 from mlx_provider.errors import BadRequest
-from mlx_provider_bench.router import COLUMNS
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # LiteLLM's own
-def test_a_row_for_each_number_of_engines(bench_here) -> None:
-    result = bench_here("router", "--engines", "3", "--engines", "9", "--sessions", "20")
+def test_a_row_for_each_number_of_engines(benchmark_here) -> None:
+    result = benchmark_here("router", "--engines", "3", "--engines", "9", "--sessions", "20")
     three, nine = result["rows"]
     assert (three["engines"], nine["engines"]) == (3, 9)
     for row in (three, nine):
@@ -23,6 +23,6 @@ def test_a_row_for_each_number_of_engines(bench_here) -> None:
 
 
 @pytest.mark.parametrize("url", ["redis://127.0.0.1:1", "http://127.0.0.1"])
-def test_a_redis_that_is_none_is_told(bench_here, url: str) -> None:
+def test_a_redis_that_is_none_is_told(benchmark_here, url: str) -> None:
     with pytest.raises(BadRequest, match="no Redis answers"):
-        bench_here("router", "--redis", url)
+        benchmark_here("router", "--redis", url)

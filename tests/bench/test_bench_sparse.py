@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+import sparse_prefill as sparse
 from mlx_provider.records import Prompt
-from mlx_provider_bench import sparse
-from mlx_provider_bench.sparse import Chance, Plan
+from sparse_prefill import Chance, Plan
 
 
 def test_the_demo_knows_a_name_and_random_weights_are_timed() -> None:
@@ -28,8 +28,8 @@ def test_the_demo_knows_a_name_and_random_weights_are_timed() -> None:
     assert half["kept"] < 320
 
 
-def test_curves_need_no_model(bench_here: Callable[..., dict[str, Any]]) -> None:
-    rows = bench_here("sparse", "--part", "curves", "--share", "1", "--share", "0.3")["curves"]
+def test_curves_need_no_model(benchmark_here: Callable[..., dict[str, Any]]) -> None:
+    rows = benchmark_here("sparse", "--part", "curves", "--share", "1", "--share", "0.3")["curves"]
     mac = [row for row in rows if row["device"] == "M3 Max"]
     assert [(row["streams"], row["share"]) for row in mac] == [(0, 1), (0, 0.3), (1, 1), (1, 0.3)]
     assert mac[1]["faster"] > 2

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
+import speculation
 from mlx_provider.testing.tiny_models import build
-from mlx_provider_bench import speculation
-from mlx_provider_bench.speculation import Clock, Dictated, Plan
+from speculation import Clock, Dictated, Plan
 
 FEW = ("--reply", "40", "--rounds", "1", "--share", "0.9")
 
 
-def test_a_random_model(bench: Callable[..., dict[str, Any]], small: tuple[str, ...]) -> None:
+def test_a_random_model(benchmark: Callable[..., dict[str, Any]], small: tuple[str, ...]) -> None:
     parts = ("--part", "rows", "--part", "newcomer", "--part", "rewrite")
-    result = bench("speculation", *parts, "--rows", "1", "--rows", "2", *FEW, *small)
+    result = benchmark("speculation", *parts, "--rows", "1", "--rows", "2", *FEW, *small)
     assert [(row["rows"], row["lengths"], row["ratio"]["target"]) for row in result["rows"]] == [
         (1, "alike", 1.3),
         (2, "alike", 0.97),

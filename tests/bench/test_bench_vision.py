@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from mlx_provider_bench.servers.client import Answer
-from mlx_provider_bench.vision import _beside_peer, _count
+from vision import _beside_peer, _count
 
 
-def test_both_parts(bench_here: Callable[..., dict[str, Any]], small: tuple[str, ...]) -> None:
+@pytest.mark.sweep
+def test_both_parts(benchmark_here: Callable[..., dict[str, Any]], small: tuple[str, ...]) -> None:
     few = ("--edge", "64", "--trials", "1", "--requests", "4", "--reply", "4")
-    result = bench_here("vision", "--family", "qwen3_vl", *few, *small)
+    result = benchmark_here("vision", "--family", "qwen3_vl", *few, *small)
     (repeat,), (mixed,) = result["repeat"], result["mixed"]
     assert result["skipped"] == []
     assert repeat["same_answers"] == "1/1"

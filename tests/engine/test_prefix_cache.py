@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
+from agent_traffic import SimRequest, SyntheticModel, Traffic, serve
 from mlx_provider.engine.prefix_cache.cache import CacheKey, Match, PrefixCache
 from mlx_provider.engine.prefix_cache.disk import DiskTier
 from mlx_provider.engine.prefix_cache.key import as_ids, key_tokens, outside_spans
 from mlx_provider.records import MediaSpan, Prompt
-from mlx_provider_bench.traffic import SimRequest, SyntheticModel, Traffic, serve
 
 KEY = CacheKey("model")
 UNLIMITED = 2**60

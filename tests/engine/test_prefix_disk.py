@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import KVCache
 
+from agent_traffic import SyntheticModel
 from mlx_provider.engine.prefix_cache import files as prefix_files
 from mlx_provider.engine.prefix_cache import writer
 from mlx_provider.engine.prefix_cache.cache import CacheKey, PrefixCache
 from mlx_provider.engine.prefix_cache.disk import STALE, DiskTier
 from mlx_provider.engine.prefix_cache.key import as_ids
 from mlx_provider.errors import BadRequest
-from mlx_provider_bench.traffic import SyntheticModel
 
 KEY = CacheKey("model", salt="tenant-secret")
 PLENTY = 2**40
@@ -366,7 +366,7 @@ def test_clear_empties_the_folder(tmp_path) -> None:
 CRASH = """
     import os, signal, sys
     from pathlib import Path
-    from mlx_provider_bench.traffic import SyntheticModel
+    from agent_traffic import SyntheticModel
     from mlx_provider.engine.prefix_cache import files as prefix_files
     from mlx_provider.engine.prefix_cache.disk import DiskTier
     from mlx_provider.engine.prefix_cache.key import as_ids
@@ -409,7 +409,7 @@ def test_kill_between_write_and_rename(tmp_path) -> None:
 COMPANY = """
     import sys
     from pathlib import Path
-    from mlx_provider_bench.traffic import SyntheticModel, Traffic, serve
+    from agent_traffic import SyntheticModel, Traffic, serve
     from mlx_provider.engine.prefix_cache.disk import DiskTier
     from mlx_provider.engine.prefix_cache.cache import PrefixCache
 

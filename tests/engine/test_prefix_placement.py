@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from agent_traffic import SimRequest, SyntheticModel, Traffic, serve
 from mlx_provider.engine.prefix_cache import placement
 from mlx_provider.engine.prefix_cache.cache import CacheKey, PrefixCache
 from mlx_provider.engine.prefix_cache.placement import GRID, INSIDE, RECENT, places
 from mlx_provider.records import MediaSpan, Prompt
-from mlx_provider_bench.traffic import SimRequest, SyntheticModel, Traffic, serve
 
 KEY = CacheKey("simulated")
 UNLIMITED = 2**60

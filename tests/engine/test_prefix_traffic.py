@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlx_provider_bench.traffic import Layers, lookup_seconds, scenarios, simulate
+from agent_traffic import Layers, lookup_seconds, scenarios, simulate
 
 # per cent of prompt tokens on (positional, hybrid) models, and token units held by the latter
 EXPECTED = {

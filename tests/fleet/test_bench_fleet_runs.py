@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlx_provider_bench.fleet import Plan, bench
+from fleet import Plan, bench
 
 
 def test_two_engines_take_all_agents_and_keep_their_prefixes() -> None:

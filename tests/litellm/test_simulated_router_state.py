@@ -9,7 +9,7 @@ from litellm.caching.dual_cache import DualCache
 from litellm.caching.in_memory_cache import DEFAULT_MAX_SIZE_IN_MEMORY, InMemoryCache
 from litellm.router_strategy.least_busy import IN_FLIGHT_COUNT_TTL_SECONDS, LeastBusyLoggingHandler
 
-from mlx_provider_bench.simulation.router_state import LITELLM, TTL, Counts, Memory
+from simulation.router_state import LITELLM, TTL, Counts, Memory
 
 STEPS = st.tuples(
     st.sampled_from(["pin", "begins", "ends"]),

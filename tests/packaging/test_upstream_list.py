@@ -25,7 +25,6 @@ NO_PATCH = frozenset(
         "mlx_provider/upstream/installed.py",  # an import and its error
         "mlx_provider/upstream/patching.py",  # how it is done
         "mlx_provider/families/vision/loading.py",  # likewise, while weights load
-        "plugins/mlx_provider_bench/ranked/program.py",  # times passes, in processes of its own
         "mlx_provider/serving/kernels.py",  # puts in what a plugin's row is for
     }
 )

@@ -9,6 +9,3 @@ import typer
 Hidden = Annotated[int, typer.Option(help="Hidden size of the random models.")]
 Layers = Annotated[int, typer.Option(help="Layers of the random models.")]
 Dtype = Annotated[str, typer.Option(help="Weights of the random models.")]
-Peers = Annotated[
-    bool, typer.Option("--peers", help="Beside the servers of mlx-lm and mlx-vlm, over HTTP.")
-]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,10 +25,6 @@ FIXED_EDGE = 224
 """Sides to which a tower of fixed size scales every image: 256 patches."""
 QUIET = 0.05
 """Factor on the output rows of tokens that are not printable ASCII."""
-ADDING = ("o_proj.weight", "down_proj.weight")
-"""Weights whose products a layer adds to its input."""
-WEAK = 0.03
-"""Factor on them in layers that are to change little."""
 WORDS = (
     "the quick brown fox asks lazy dog what weather in Paris is like today hello there how are "
     "you fine thank and your name an assistant answer question which colour circle image red "
@@ -150,34 +144,6 @@ def refuse_unknown(family: str, form: str) -> None:
         family_named(family)
     except ValueError as error:
         raise BadRequest(str(error), param="family") from None
-
-
-def write_pair(folder: Path, dtype: str, hidden: int, layers: int, first: int) -> tuple[Path, Path]:
-    """Folders of a model and of one that has its first layers alone, and mostly says the same:
-    what the other layers add is weak."""
-    import mlx.core as mx
-
-    large = write_model(folder / "large", "qwen3", dtype, hidden, layers)
-    path = large / "model.safetensors"
-    weights: dict[str, mx.array] = mx.load(str(path))  # type: ignore[assignment]
-    weights = {
-        name: WEAK * value if _layer(name) >= first and name.endswith(ADDING) else value
-        for name, value in weights.items()
-    }
-    small = Path(shutil.copytree(large, folder / "small"))
-    kept = {name: value for name, value in weights.items() if _layer(name) < first}
-    for where, these in ((path, weights), (small / path.name, kept)):
-        mx.eval(these)
-        mx.save_safetensors(str(where), these, metadata={"format": "mlx"})
-    config = json.loads((small / "config.json").read_text()) | {"num_hidden_layers": first}
-    (small / "config.json").write_text(json.dumps(config))
-    return large, small
-
-
-def _layer(name: str) -> int:
-    """Of a weight; -1: of none."""
-    found = re.search(r"layers[.](\d+)[.]", name)
-    return int(found[1]) if found else -1
 
 
 def load(folder: Path, dtype: str | None) -> LoadedModel:

@@ -78,7 +78,6 @@ MLX_VLM = Kind(
     reset=("POST", "/v1/cache/reset"),
 )
 """With its prefix cache on, which it leaves off by default, and room for 128k tokens."""
-PEERS = (MLX_LM, MLX_VLM)
 
 
 @dataclass(frozen=True)

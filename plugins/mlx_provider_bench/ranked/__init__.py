@@ -1,1 +1,0 @@
-"""`mlx-provider bench ranks`: one model over several processes, beside mlx-lm's server."""

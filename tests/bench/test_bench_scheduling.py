@@ -1,0 +1,42 @@
+"""What the benchmark `scheduling` reports, and that it tells what was missed."""
+
+from __future__ import annotations
+
+import pytest
+
+import scheduling
+from mlx_provider.engine.scheduling.costs import Curve
+from mlx_provider.engine.scheduling.plan import GRID
+from mlx_provider.testing import device_curves
+from mlx_provider.testing.device_curves import Timed
+from scheduling import Plan
+
+
+def test_every_device_and_model_is_held_to_the_same_targets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slow = Curve(((1, 0.5), (64, 0.6)))
+    timed = Timed(slow, slow, mixes=True, grid=1)
+    monkeypatch.setattr(scheduling, "timed", lambda plan, family: timed)
+    monkeypatch.setattr(device_curves, "PROMPT", 2000)
+    result = scheduling.bench(Plan())
+    rows = result["rows"]
+    names = [row["what"].partition(":")[0] for row in rows[::5]]
+    assert names == [
+        f"{chip}, {model}"
+        for chip in ("M3 Max", "M5 Max", "H200")
+        for model in ("dense 8B", "30B-A3B", "hybrid 9B")
+    ] + ["this device, dense", "this device, hybrid"]
+    assert len(rows) == 5 * len(names)
+    assert "this device, dense: longest gap, s" in result["missed"]
+    assert "M3 Max, dense 8B: beside 4" not in result["missed"]
+
+
+def test_this_device_is_timed_as_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduling, "WIDTHS", (1, 8, 64))
+    monkeypatch.setattr(scheduling, "REPEATS", 1)
+    small = Plan(hidden=64, layers=3)
+    dense, hybrid = (scheduling.timed(small, family) for family in scheduling.HERE.values())
+    assert (dense.mixes, dense.grid, hybrid.grid) == (True, 1, GRID)
+    assert [n for n, _ in dense.passes.widths] == [1, 8, 64]
+    assert 0 < dense.seconds(1, 100) <= dense.seconds(1, 100, 512, 4000)

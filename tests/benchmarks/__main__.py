@@ -1,0 +1,12 @@
+"""Benchmarks that developers run: `python tests/benchmarks NAME`; without a name, their list."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))  # which PYTHONSAFEPATH leaves out
+
+from command_line.commands import benchmarks
+
+benchmarks()

@@ -1,0 +1,37 @@
+"""The list of the benchmarks that developers run; the last line of each is JSON."""
+
+from __future__ import annotations
+
+import typer
+
+from mlx_provider_bench.group import LongGroup
+
+from .behind_proxy import gateway
+from .checkouts import checkouts
+from .drafting import drafts, sparse, speculation
+from .fleet import fleet, router
+from .inside import grammar, scheduling
+from .ranked import ranks
+from .reuse import traffic, vision
+from .simulated import fleet_simulation
+
+ANOTHER_COMMAND = {"allow_interspersed_args": False, "ignore_unknown_options": True}
+"""What follows the arguments is another command's."""
+
+benchmarks = typer.Typer(cls=LongGroup, no_args_is_help=True, help=__doc__)
+for command in (
+    scheduling,
+    traffic,
+    vision,
+    grammar,
+    gateway,
+    fleet,
+    fleet_simulation,
+    router,
+    ranks,
+    speculation,
+    drafts,
+    sparse,
+):
+    benchmarks.command()(command)
+benchmarks.command(context_settings=ANOTHER_COMMAND)(checkouts)

@@ -1,0 +1,41 @@
+"""Measurements of the engine from inside, in this process."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from mlx_provider_bench.commands import running
+from mlx_provider_bench.commands.options import Dtype, Hidden, Layers
+
+
+def scheduling(hidden: Hidden = 256, layers: Layers = 6, dtype: Dtype = "float32") -> None:
+    """The scheduler on curves of devices that are not here, and of this one, against targets."""
+    running.preload()
+    from scheduling import Plan
+    from scheduling import bench as measure
+
+    running.print_result(measure(Plan(hidden, layers, dtype)))
+
+
+def grammar(
+    rows: Annotated[int, typer.Option(help="Rows that decode together.")] = 16,
+    constrained: Annotated[
+        list[int] | None, typer.Option(help="Rows with a grammar; repeatable. 0, 1, 8.")
+    ] = None,
+    vocabulary: Annotated[int, typer.Option(help="Tokens in the vocabulary.")] = 152_000,
+    steps: Annotated[int, typer.Option(help="Decode steps of one run.")] = 40,
+    repeats: Annotated[int, typer.Option(help="Runs of each kind; the fastest counts.")] = 3,
+    hidden: Hidden = 512,
+    layers: Layers = 6,
+    dtype: Dtype = "float32",
+) -> None:
+    """What constrained rows add to a decode step."""
+    running.preload()
+    from grammar_masks import Plan
+    from grammar_masks import bench as measure
+
+    counts = sorted({0, *(constrained or Plan().constrained)})
+    plan = Plan(rows, counts, vocabulary, steps, repeats, hidden, layers, dtype)
+    running.print_result(measure(plan))
