@@ -40,6 +40,14 @@ class Deferred(LongGroup):
         self._read()
         return super().get_command(ctx, cmd_name)
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """What is no command's name is a model's."""
+        from .commands import MODEL
+
+        if args[0] != MODEL and (args[0].startswith("-") or self.get_command(ctx, args[0])):
+            return super().resolve_command(ctx, args)
+        return "", self.get_command(ctx, MODEL), args
+
     def _read(self) -> None:
         from .commands import bench as commands
 

@@ -7,7 +7,12 @@ import typer
 from .compare import compare, model, report
 from .inside import engine
 from .reuse import prefix
+from .speed import speed
+
+MODEL = "MODEL"
+"""Stands for a model's name in the list of commands."""
 
 bench = typer.Typer()
+bench.command(MODEL)(speed)
 for command in (compare, report, model, engine, prefix):
     bench.command()(command)

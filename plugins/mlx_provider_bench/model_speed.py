@@ -1,0 +1,115 @@
+"""`mlx-provider bench MODEL`: first token and tokens per second of a model on this machine.
+
+An engine process of its own serves the model, with drafts and limits as it serves clients. Each
+row is a prompt length and a number of streams, and two rounds over the same prompts: the first
+computes them and asks for one token, the second finds them in the prefix cache and decodes.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from mlx_provider.serving.hub import folder_of
+
+from .compare.asking import ORDER, document
+from .compare.progress import say
+from .report import Result, print_rows, surroundings
+from .servers.client import Answer, Client, Messages
+from .servers.processes import OURS, running
+
+SAMPLE = 200
+"""Words of the prompt by which words are counted in tokens."""
+WARMING = 4
+"""Tokens of a first answer of so many streams: kernels are compiled for new shapes."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is asked of the model."""
+
+    model: str
+    """A folder, a Hub repository, or a model of the package."""
+    streams: Sequence[int] = (1, 4, 8)
+    """Requests at once."""
+    prompts: Sequence[int] = (1_000, 8_000, 32_000)
+    """Tokens of a prompt, about."""
+    reply: int = 128
+    """Tokens of an answer at most."""
+
+
+def bench(plan: Plan) -> Result:
+    """Run the plan; JSON-able. A table goes to stderr.
+
+    Raises `ModelNotFound`, `BadRequest`, `EngineUnavailable`, or `RequestFailed` where the model
+    cannot be loaded. A row that the engine refuses says why in `failed`.
+    """
+    folder = folder_of(plan.model)
+    result = surroundings("of the checkpoint") | {"model": plan.model, "rows": []}
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        running(OURS, folder, Path(scratch) / "engine.log") as server,
+    ):
+        client = Client(server)
+        say(f"loading {plan.model}")
+        per_word = client.ask(question("sample", SAMPLE), 1).prompt / SAMPLE
+        for count in plan.streams:
+            client.ask_together(questions("warming", count, SAMPLE), WARMING)
+            for tokens in plan.prompts:
+                say(f"prompts of {tokens} tokens, streams: {count}")
+                asked = questions(f"{tokens}", count, round(tokens / per_word))
+                result["rows"].append(row(client, asked, tokens, plan.reply))
+        client.close()
+    print_rows(f"{plan.model}, {result['device']}", _TABLE, result["rows"])
+    return result
+
+
+def row(client: Client, asked: Sequence[Messages], tokens: int, reply: int) -> Result:
+    """The prompts computed and answered by one token; then decoded together.
+
+    tokens: of a prompt, as the plan has it. Times are in seconds.
+    """
+    computed = client.ask_together(asked, 1)
+    decoded = computed if failed(computed) else client.ask_together(asked, reply)
+    found: Result = {"prompt": tokens, "streams": len(asked)}
+    if why := failed(decoded):
+        return found | {"failed": why}
+    paces = [answer.pace for answer in decoded if answer.tokens > 1]
+    return {
+        "prompt": round(median(answer.prompt for answer in computed)),
+        "streams": len(asked),
+        "first_token": median(answer.total for answer in computed),
+        "prompt_rate": sum(answer.prompt for answer in computed)
+        / max(answer.total for answer in computed),
+        "pace": median(paces) if paces else None,
+        "rate": sum(paces) if paces else None,
+    }
+
+
+def failed(answers: Sequence[Answer]) -> str:
+    """Why one of them has no reply; empty: all have one."""
+    return next((answer.failure for answer in answers if answer.failure), "")
+
+
+def questions(name: str, count: int, words: int) -> list[Messages]:
+    """Prompts that have no beginning in common."""
+    return [question(f"{name} {count} {at}", words) for at in range(count)]
+
+
+def question(name: str, words: int) -> Messages:
+    """A prompt of so many words."""
+    return [{"role": "user", "content": f"{document(name, words)}. {ORDER}"}]
+
+
+_TABLE = {
+    "prompt tokens": "prompt",
+    "streams": "streams",
+    "first token, s": "first_token",
+    "prompt tokens/s": "prompt_rate",
+    "tokens/s of a stream": "pace",
+    "of all": "rate",
+    "failed": "failed",
+}

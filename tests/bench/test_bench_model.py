@@ -1,0 +1,71 @@
+"""`bench MODEL`: what it shows of a model, and of prompts that the model does not take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from mlx_provider.cli.app import build
+from mlx_provider.registry import PluginRegistry
+from mlx_provider_bench.model_speed import row
+from mlx_provider_bench.servers.client import Answer
+
+
+def test_a_row_for_each_length_and_number_of_streams(bench: Callable[..., dict[str, Any]]) -> None:
+    lengths = ("--prompt", "60", "--prompt", "90000")
+    result = bench("demo", "--streams", "1", "--streams", "2", *lengths, "--reply", "4")
+    one, long, two, _ = result["rows"]
+    assert [(each["streams"], each["prompt"]) for each in (long, two)] == [
+        (1, 90_000),
+        (2, two["prompt"]),
+    ]
+    assert 50 < one["prompt"] < 100
+    for each in (one, two):
+        assert each["first_token"] > 0
+        assert each["rate"] == pytest.approx(each["pace"] * each["streams"], rel=0.9)
+    assert "prompt is too long" in long["failed"]
+
+
+class Scripted:
+    """A server with one answer for prompts that it has not seen, and another for the others."""
+
+    def __init__(self, *answers: list[Answer]) -> None:
+        self._answers = list(answers)
+
+    def ask_together(self, asked: Any, reply: int) -> list[Answer]:
+        return self._answers.pop(0)
+
+
+def answer(first: float, total: float, tokens: int, failure: str = "") -> Answer:
+    return Answer("", first, total, tokens, 0, failure=failure, prompt=100)
+
+
+def test_streams_are_timed_while_all_of_them_decode() -> None:
+    computed = [answer(1.0, 1.0, 1), answer(2.0, 2.0, 1)]
+    decoded = [answer(0.5, 1.5, 11), answer(0.5, 1.0, 11)]
+    found = row(Scripted(computed, decoded), [[], []], 100, 11)  # type: ignore[arg-type]
+    assert found == {
+        "prompt": 100,
+        "streams": 2,
+        "first_token": 1.5,
+        "prompt_rate": 100.0,
+        "pace": 15.0,
+        "rate": 30.0,
+    }
+
+
+def test_a_stream_that_is_refused_fails_its_row() -> None:
+    answers = [answer(1.0, 1.0, 1), answer(1.0, 1.0, 0, "no memory")]
+    found = row(Scripted(answers), [[], []], 100, 11)  # type: ignore[arg-type]
+    assert found == {"prompt": 100, "streams": 2, "failed": "no memory"}
+
+
+@pytest.mark.parametrize("name", ["nosuch", "MODEL"])
+def test_what_is_no_command_is_a_model(name: str) -> None:
+    cli = build(PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "bench"}))
+    done = CliRunner().invoke(cli, ["bench", name, "--help"])
+    assert done.exit_code == 0
+    assert "First token and tokens per second" in done.output
