@@ -12,7 +12,6 @@ here whatever upstream's model does not do differently:
 | `config_sizes` | `check_sizes`: a size in `config.json` that no such weights can have |
 | `tokenizer` | `load_tokenizer`: tokens and the chat template; what a client sends stays text |
 | `info` | `describe`: the `ModelInfo` of a model; stop tokens, bytes, precision |
-| `config_sizes` | `check_sizes`: refuses a config whose sizes its weights cannot have |
 | `estimate` | `footprint`: bytes of weights, of a token and of a row, by `config.json` alone |
 | `embedding` | `embedding_of`: what a folder says of how texts become vectors |
 | `attention` | `route`: rows of any length decode in one call |

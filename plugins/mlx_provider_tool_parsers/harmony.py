@@ -57,7 +57,7 @@ def _in_header(reader: TextReader) -> Reading[bool]:
     found = reader.position > start and (yield from reader.at(CHANNEL, MESSAGE, CONSTRAIN))
     cut = addressed and not (yield from reader.peek())
     reader.rewind(mark)
-    return bool(found) or cut
+    return bool(found or cut)
 
 
 def _message(reader: TextReader, tools: Tools | None) -> Reading[None]:

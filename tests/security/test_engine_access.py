@@ -241,7 +241,7 @@ def test_the_owners_file_grants_per_model(tmp_path: Path) -> None:
 
 def test_a_longer_context_is_the_owners_to_grant(tmp_path: Path) -> None:
     file = tmp_path / "models.toml"
-    file.write_text("[demo]\ncontext_length = 5000\n")
+    file.write_text("[demo]\ncontext_length = 70000\n")
 
     def context(models_file: Path | None, asked: int | None) -> int:
         service = ChatService(EngineSettings(models_file=models_file))
@@ -257,9 +257,9 @@ def test_a_longer_context_is_the_owners_to_grant(tmp_path: Path) -> None:
         finally:
             service.close()
 
-    assert [context(file, asked) for asked in (None, 9000, 100)] == [5000, 5000, 100]
+    assert [context(file, asked) for asked in (None, 90000, 100)] == [70000, 70000, 100]
     with pytest.raises(Forbidden, match="MLX_PROVIDER_MODELS_FILE"):
-        context(None, 5000)
+        context(None, 70000)
 
 
 @pytest.mark.parametrize(
