@@ -19,6 +19,7 @@ have the queries of one KV head have a copy of it, as mlx-lm 0.32.2 does in its 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -30,6 +31,8 @@ from mlx.utils import tree_flatten, tree_map
 from ..errors import UnsupportedModel
 from ..records import LoadOptions
 from ..upstream import pipelines
+
+log = logging.getLogger(__name__)
 
 HEADS = ("n_heads", "num_heads", "num_attention_heads")
 KV_HEADS = ("n_kv_heads", "num_kv_heads", "num_key_value_heads")
@@ -65,14 +68,17 @@ def parted(options: LoadOptions) -> bool:
 def shard(language_model: Any, group: Any, kind: str) -> str:
     """Leave this rank's share in the model; evaluates nothing. `kind`: its type, for messages.
 
-    `BY_HEADS` or `BY_LAYERS`, as it was split. Raises `UnsupportedModel` for what cannot be split,
-    or not by so many ranks.
+    Returns `BY_HEADS` or `BY_LAYERS` and logs it, with the layers of this rank. Raises
+    `UnsupportedModel` for what cannot be split, or not by so many ranks.
     """
     put_back = restorer(language_model)
     if not (undivided := _problem(_by_heads, language_model, group)):
+        log.info("%s is split by heads", kind)
         return BY_HEADS
     put_back()
     if not (unlayered := _problem(_by_layers, language_model, group)):
+        here = pipelines.layers_of(language_model)
+        log.info("%s is split by layers: %d to %d are here", kind, here.start, here.stop - 1)
         return BY_LAYERS
     put_back()
     reason = f"{undivided}, and it does not split layer by layer: {unlayered}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +13,6 @@ import mlx.core as mx
 from ..errors import BadRequest
 from ..records import Features, LoadOptions, MediaItem, MediaSpan, ModelInfo, PrefillChunk, Prompt
 from ..upstream import mlx_lm
-from ..upstream.pipelines import layers_of
 from ..upstream.ssm import one_step_size
 from . import logits, recurrent
 from .attention import route
@@ -22,10 +20,8 @@ from .caches import text_cache
 from .embedding import NO_STATES
 from .expand import expand
 from .info import describe
-from .sharding import BY_LAYERS, parted, settle, shard
+from .sharding import parted, settle, shard
 from .tokenizer import HFTokenizer
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -140,8 +136,7 @@ def load_text(
     route(loaded.model)
     recurrent.route(partial(_one_token, loaded.model), text_cache(loaded.model))
     if split:  # calls of a share wait for other ranks, which may have no states to route
-        way = shard(loaded.model, options.group, str(loaded.config.get("model_type")))
-        log.info("%s is split by %s%s", path.name, way, _layers(loaded.model, way))
+        shard(loaded.model, options.group, str(loaded.config.get("model_type")))
         settle(loaded.model)
     mx.eval(loaded.model.parameters())
     one_step_size()
@@ -159,14 +154,6 @@ def load_text(
     if backbone is None:  # what is shown in their place are logits
         info = replace(info, embedding=replace(info.embedding, refusal=NO_STATES))
     return TextModel(loaded.model, bounded, info, ("grouped", "merged", "solo"), backbone)
-
-
-def _layers(model: Any, way: str) -> str:
-    """Which are here, where layers are split."""
-    if way != BY_LAYERS:
-        return ""
-    here = layers_of(model)
-    return f": {here.start} to {here.stop - 1} are here"
 
 
 def _one_token(model: Any, cache: list[Any]) -> mx.array:

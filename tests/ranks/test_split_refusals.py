@@ -70,15 +70,26 @@ def test_what_does_not_divide_is_named(
     assert "fewer ranks" in told
 
 
+def test_a_rank_logs_how_a_vision_model_is_split(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    load_model(build(tmp_path, "qwen3_vl"), LoadOptions(group=Group(2)))
+    assert "qwen3_vl is split by heads" in caplog.messages
+
+
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_what_was_half_split_by_heads_is_whole_when_its_layers_are(
-    rank: int, tmp_path: Path
+    rank: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Heads divide, and the rows of the first matrix of experts do not."""
     folder = build(tmp_path, "deepseek_v3", num_attention_heads=6, num_key_value_heads=6)
     whole = mlx_lm.load(folder, lazy=True).model
     part = mlx_lm.load(folder, lazy=True).model
+    caplog.set_level("INFO")
     assert shard(part, Group(3, rank), "deepseek_v3") == BY_LAYERS
+    last = 2 - rank
+    assert f"deepseek_v3 is split by layers: {last} to {last} are here" in caplog.messages
     expected = dict(tree_flatten(whole.parameters()))
     found = dict(tree_flatten(part.parameters()))
     assert {name: array.shape for name, array in found.items()} == {
