@@ -57,7 +57,7 @@ class EngineSettings:
     """`auto`: load an optimised BLAS where one is found; `bundled`: MLX's own; else a path."""
     log_level: str = "info"
     models_file: Path | None = None
-    """TOML of options per model that only the engine's owner grants (`chat.grants`)."""
+    """TOML of options per model that only the engine's owner grants (`serving.grants`)."""
     allowed_hosts: tuple[str, ...] = ()
     """Names by which clients address an engine on TCP, besides its own names and addresses."""
     model_roots: tuple[Path, ...] = ()
