@@ -29,6 +29,7 @@ def main() -> int:
     chosen = _arguments()
     installed = install(chosen.folder)
     try:
+        # With handlers here, clients do not inherit that a shell's background ignores Ctrl-C.
         with ending_by_signal(), gateway(chosen.calls, chosen.logs) as running:
             agents = _agents(chosen, running, installed)
             libraries = _libraries(chosen, running, installed)
