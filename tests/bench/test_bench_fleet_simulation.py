@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from device_curves import CHIPS, MODELS, Estimate, simulate
 from fleet_simulation import COLUMNS
 from mlx_provider.errors import BadRequest
-from mlx_provider.testing.device_curves import CHIPS, MODELS, Estimate, simulate
 from simulation.account import Account
 from simulation.caches import PrefixCache, Tier
 from simulation.device import Speed, speed_of

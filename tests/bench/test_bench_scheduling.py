@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+import device_curves
 import scheduling
+from device_curves import Timed
 from mlx_provider.engine.scheduling.costs import Curve
 from mlx_provider.engine.scheduling.plan import GRID
-from mlx_provider.testing import device_curves
-from mlx_provider.testing.device_curves import Timed
 from scheduling import Plan
 
 

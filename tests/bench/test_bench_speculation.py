@@ -38,7 +38,7 @@ def test_a_checkpoint_with_a_drafter_that_is_installed(tmp_path: Path) -> None:
 
 
 def test_curves_are_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mlx_provider.testing import speculation_curves
+    import speculation_curves
 
     monkeypatch.setattr(speculation, "STEPS", 40)
     monkeypatch.setattr(speculation_curves, "ROWS", (1, 2))

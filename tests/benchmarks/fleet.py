@@ -22,11 +22,11 @@ from typing import Any
 import httpx
 import yaml
 
+from fleet_processes import PATIENCE, TcpEngine, WrittenProxy
 from mlx_provider.errors import BadRequest
 from mlx_provider.gateway.config import Served
 from mlx_provider.gateway.files import write_pair
 from mlx_provider.gateway.fleet import Fleet
-from mlx_provider.testing.fleet import PATIENCE, TcpEngine, WrittenProxy
 from mlx_provider.testing.scripted import Step, build, environment, script
 from mlx_provider_bench.report import Result, against, print_rows, surroundings
 from simulation.device import Speed

@@ -45,7 +45,7 @@ def bench(plan: Plan) -> Result:
 
 def scheduler(plan: Plan) -> Iterator[Result]:
     """A prompt of 16,000 tokens beside streams, by device and model."""
-    from mlx_provider.testing.device_curves import CHIPS, MODELS, Estimate
+    from device_curves import CHIPS, MODELS, Estimate
 
     for chip, speeds in CHIPS.items():
         for model, needs in MODELS.items():
@@ -55,7 +55,7 @@ def scheduler(plan: Plan) -> Iterator[Result]:
 
 
 def _beside_streams(name: str, device: Any) -> Iterator[Result]:
-    from mlx_provider.testing.device_curves import HOST, pace_alone, reachable, simulate
+    from device_curves import HOST, pace_alone, reachable, simulate
 
     idle = simulate(device, 0).rate
     one, four, tight = (
@@ -76,11 +76,11 @@ def _beside_streams(name: str, device: Any) -> Iterator[Result]:
 
 def timed(plan: Plan, family: str) -> Any:
     """This device with a random model: what its passes take, and what the engine knows of it."""
+    from device_curves import Timed
     from mlx_provider.engine.execution.calibration import DEPTH, calibrate, deep_cache
     from mlx_provider.engine.execution.probe import probe
     from mlx_provider.engine.scheduling.costs import Curve
     from mlx_provider.engine.scheduling.plan import GRID
-    from mlx_provider.testing.device_curves import Timed
 
     with tempfile.TemporaryDirectory() as folder:
         path = write_model(Path(folder) / family, family, plan.dtype, plan.hidden, plan.layers)

@@ -24,6 +24,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from device_curves import (
+    CHIPS,
+    MODELS,
+    Estimate,
+    Model,
+    Outcome,
+    Thinned,
+    simulate,
+)
 from mlx_provider.engine.execution.calibration import calibrate
 from mlx_provider.engine.execution.probe import Probe, probe
 from mlx_provider.engine.request import Request
@@ -35,15 +44,6 @@ from mlx_provider.protocol.messages import ModelOptions
 from mlx_provider.records import LoadedModel, Prompt, ScoresPrompts
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.drafting import drafts_of
-from mlx_provider.testing.device_curves import (
-    CHIPS,
-    MODELS,
-    Estimate,
-    Model,
-    Outcome,
-    Thinned,
-    simulate,
-)
 from mlx_provider.testing.driver import new_request
 from mlx_provider_bench.engine import MODEL, sizes
 from mlx_provider_bench.models.random_weights import load

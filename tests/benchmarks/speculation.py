@@ -447,7 +447,7 @@ class Dictated:
 
 def curves() -> Iterator[Result]:
     """One line for each device, drafter and number of rows: times the plain rate, by share."""
-    from mlx_provider.testing import speculation_curves as simulated
+    import speculation_curves as simulated
 
     for name, device in simulated.DEVICES.items():
         for drafter, guessing in simulated.DRAFTERS.items():
@@ -474,7 +474,7 @@ def curves() -> Iterator[Result]:
 
 
 def _cases(count: int) -> Mapping[str, list[Any]]:
-    from mlx_provider.testing.speculation_curves import copying, steady, turning
+    from speculation_curves import copying, steady, turning
 
     alike = {f"{share:.0%}": [steady(share)] * count for share in SHARES}
     return alike | {

@@ -14,11 +14,12 @@ from mlx_provider import LoadOptions
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.records import ScoresPrompts
 from mlx_provider.testing.driver import new_request, run
-from mlx_provider.testing.scores import thinning
 from mlx_provider_drafters import prompt_scoring
 from mlx_provider_drafters.draft_model import DraftModel
 from mlx_provider_drafters.lookup import Lookup
 from mlx_provider_drafters.prompt_scoring import LOOKS, PIECE, SHALLOW, passes, piece
+
+from .scores import thinning
 
 TEXT = [20 + (i * i * 31 + i // 7) % 300 for i in range(900)]
 

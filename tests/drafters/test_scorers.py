@@ -15,7 +15,8 @@ from mlx_provider.engine.request import Request
 from mlx_provider.families.text import TextModel
 from mlx_provider.records import MediaSpan, Prompt
 from mlx_provider.testing.driver import Alternating, new_request, run
-from mlx_provider.testing.scores import LEAST, Scripted, thinning
+
+from .scores import LEAST, Scripted, thinning
 
 
 def text(length: int, seed: int = 0) -> list[int]:

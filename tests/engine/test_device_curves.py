@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mlx_provider.engine.scheduling.plan import GRID, LITTLE_MORE
-from mlx_provider.testing.device_curves import (
+from device_curves import (
     CHIPS,
     HOST,
     MODELS,
@@ -20,6 +19,7 @@ from mlx_provider.testing.device_curves import (
     reachable,
     simulate,
 )
+from mlx_provider.engine.scheduling.plan import GRID, LITTLE_MORE
 
 M4_PRO = Chip(bytes=273e9, products=6.6e12, attention=6e12)
 HYBRID_27B = Model(weights=15.3e9, products=51.6e9, key=65_536, pair=0.3e6, recurrent=0.2)

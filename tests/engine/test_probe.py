@@ -11,9 +11,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_provider.engine.execution import probe, solo_rows
-from mlx_provider.families.text import TextModel
-from mlx_provider.testing.kernel_noise import (
+from kernel_noise import (
     NoisyDevice,
     Probed,
     finds_chunk_bug,
@@ -21,13 +19,15 @@ from mlx_provider.testing.kernel_noise import (
     keeps_the_best,
     noisy_device,
 )
-from mlx_provider.testing.layout_bugs import (
+from layout_bugs import (
     CHUNK_BUGS,
     LAYOUT_BUGS,
     OTHER_BUGS,
     STATE_BUGS,
     no_mask,
 )
+from mlx_provider.engine.execution import probe, solo_rows
+from mlx_provider.families.text import TextModel
 
 Patch = pytest.MonkeyPatch
 Deep = Callable[..., TextModel]

@@ -14,10 +14,7 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
 )
 
-from mlx_provider.engine.prefix_cache.cache import PrefixCache
-from mlx_provider.engine.room import grown, growth
-from mlx_provider.engine.row_cache import grow_by
-from mlx_provider.testing.allocator_replay import (
+from allocator_replay import (
     DIM,
     LAYERS,
     TOKEN_ROW_BYTES,
@@ -26,6 +23,9 @@ from mlx_provider.testing.allocator_replay import (
     StandIn,
     cold_prefill,
 )
+from mlx_provider.engine.prefix_cache.cache import PrefixCache
+from mlx_provider.engine.room import grown, growth
+from mlx_provider.engine.row_cache import grow_by
 from mlx_provider.testing.driver import new_engine, new_request, run
 
 PROMPT, RESERVE = 32_000, 512

@@ -6,7 +6,7 @@ import pytest
 
 from mlx_provider.engine.speculation import policy as policies
 from mlx_provider.engine.speculation.policy import PATIENCE, SAVED, Policy, RowOdds
-from mlx_provider.testing.speculation_curves import (
+from speculation_curves import (
     DEVICES,
     DRAFTERS,
     Luck,

@@ -16,9 +16,9 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
+from fleet_processes import Redis, TcpEngine, WrittenProxy
 from mlx_provider.cli.app import build
 from mlx_provider.registry import PluginRegistry
-from mlx_provider.testing.fleet import Redis, TcpEngine, WrittenProxy
 
 HERE = Path(__file__).parent
 LIMIT = 120.0

@@ -8,10 +8,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlx_provider import LoadOptions
-from mlx_provider.families.text import TextModel
-from mlx_provider.testing.driver import new_engine, new_request
-from mlx_provider.testing.kernel_count import (
+from kernel_count import (
     ALIKE,
     EIGHT_GROUPS,
     FOUR_GROUPS,
@@ -24,6 +21,9 @@ from mlx_provider.testing.kernel_count import (
     nodes,
     rows_apart,
 )
+from mlx_provider import LoadOptions
+from mlx_provider.families.text import TextModel
+from mlx_provider.testing.driver import new_engine, new_request
 from mlx_provider.testing.replaced import Replaced
 from mlx_provider.testing.tiny_models import build
 from mlx_provider_qwen3_5 import load

@@ -46,8 +46,8 @@ class Speed:
 
 
 def speed_of(chip: str, model: str) -> Speed:
-    """By `testing/device_curves.py`, whose scheduler is ours. Raises `BadRequest` for a name."""
-    from mlx_provider.testing.device_curves import CHIPS, MODELS, Estimate, simulate
+    """By `device_curves.py`, whose scheduler is ours. Raises `BadRequest` for a name."""
+    from device_curves import CHIPS, MODELS, Estimate, simulate
 
     for name, known in ((chip, CHIPS), (model, MODELS)):
         if name not in known:

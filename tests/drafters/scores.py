@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..engine.engine import Engine
-from ..engine.sparse_prefill.sparse_prefill import SparsePrefill
-from .driver import new_engine
+from mlx_provider.engine.engine import Engine
+from mlx_provider.engine.sparse_prefill.sparse_prefill import SparsePrefill
+from mlx_provider.testing.driver import new_engine
 
 LEAST = 256
 """Tokens from which on a prompt is long."""

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Protocol
 
-from ..engine.request import PrefillJob, Request, Row, SamplingParams
-from ..engine.scheduling.costs import Costs, Curve
-from ..engine.scheduling.pass_timer import PassTimer
-from ..engine.scheduling.plan import GRID
-from ..engine.scheduling.scheduler import Budget, Limits, Scheduler
-from ..protocol.event_queue import EventQueue
-from ..records import Prompt
-from .driver import TokenOutput
+from mlx_provider.engine.request import PrefillJob, Request, Row, SamplingParams
+from mlx_provider.engine.scheduling.costs import Costs, Curve
+from mlx_provider.engine.scheduling.pass_timer import PassTimer
+from mlx_provider.engine.scheduling.plan import GRID
+from mlx_provider.engine.scheduling.scheduler import Budget, Limits, Scheduler
+from mlx_provider.protocol.event_queue import EventQueue
+from mlx_provider.records import Prompt
+from mlx_provider.testing.driver import TokenOutput
 
 PROMPT = 16_000
 STREAM = 8_000

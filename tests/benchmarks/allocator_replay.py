@@ -14,8 +14,8 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
-from ..records import PrefillChunk
-from .driver import new_engine, new_request, run
+from mlx_provider.records import PrefillChunk
+from mlx_provider.testing.driver import new_engine, new_request, run
 
 LAYERS, DIM, VOCAB = 4, 8, 16
 TOKEN_BYTES = 8 * 128 * 2

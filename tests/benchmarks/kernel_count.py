@@ -15,14 +15,14 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..engine.execution import batch_layout
-from ..engine.execution.batch_layout import Layout, make_layout
-from ..engine.execution.decode_batch import run_pass
-from ..families.text import TextModel, load_text
-from ..records import LoadOptions
-from .driver import new_request
-from .replaced import Replaced
-from .tiny_models import build
+from mlx_provider.engine.execution import batch_layout
+from mlx_provider.engine.execution.batch_layout import Layout, make_layout
+from mlx_provider.engine.execution.decode_batch import run_pass
+from mlx_provider.families.text import TextModel, load_text
+from mlx_provider.records import LoadOptions
+from mlx_provider.testing.driver import new_request
+from mlx_provider.testing.replaced import Replaced
+from mlx_provider.testing.tiny_models import build
 
 LAYERS = 36
 """As many as Qwen3-8B has."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from ..gateway.proxy import COMMAND, FOREIGN, free_port
+from mlx_provider.gateway.proxy import COMMAND, FOREIGN, free_port
 
 PATIENCE = 120.0
 """Seconds until a process counts as failed to start, or to end."""

@@ -11,17 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from ..engine.execution.calibration import DEEP_WIDTHS, DEPTH, WIDTHS
-from ..engine.request import Request, Row, SamplingParams
-from ..engine.scheduling.costs import Costs, Curve
-from ..engine.scheduling.pass_timer import PassTimer
-from ..engine.scheduling.plan import StepPlan
-from ..engine.scheduling.scheduler import Budget, Limits, Scheduler
-from ..engine.speculation.policy import Policy, RowOdds
-from ..protocol.event_queue import EventQueue
-from ..records import Prompt
-from .device_curves import CHIPS, MODELS, WIDE, Chip, Estimate, Model
-from .driver import TokenOutput
+from device_curves import CHIPS, MODELS, WIDE, Chip, Estimate, Model
+from mlx_provider.engine.execution.calibration import DEEP_WIDTHS, DEPTH, WIDTHS
+from mlx_provider.engine.request import Request, Row, SamplingParams
+from mlx_provider.engine.scheduling.costs import Costs, Curve
+from mlx_provider.engine.scheduling.pass_timer import PassTimer
+from mlx_provider.engine.scheduling.plan import StepPlan
+from mlx_provider.engine.scheduling.scheduler import Budget, Limits, Scheduler
+from mlx_provider.engine.speculation.policy import Policy, RowOdds
+from mlx_provider.protocol.event_queue import EventQueue
+from mlx_provider.records import Prompt
+from mlx_provider.testing.driver import TokenOutput
 
 ROWS = (1, 2, 4, 8, 16)
 STREAM = 2_000
@@ -235,7 +235,7 @@ def simulate(
     seed: int = 0,
 ) -> Outcome:
     """Rows of that luck, with drafts, beside the same rows without."""
-    rows = [Draw(each, random.Random(f"{seed}-{at}")) for at, each in enumerate(luck)]  # noqa: S311
+    rows = [Draw(each, random.Random(f"{seed}-{at}")) for at, each in enumerate(luck)]
     bench = Bench(device, rows, guessing, host, policy or Policy())
     plain = max(host, device.seconds(len(rows), STREAM * len(rows)))
     drafts = held = 0

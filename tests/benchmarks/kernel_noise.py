@@ -11,12 +11,12 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..engine.execution import probe, row_groups, solo_rows
-from ..engine.execution.probe import Probe
-from ..families.text import TextModel, load_text
-from ..records import LoadOptions
-from .replaced import Replaced
-from .tiny_models import build
+from mlx_provider.engine.execution import probe, row_groups, solo_rows
+from mlx_provider.engine.execution.probe import Probe
+from mlx_provider.families.text import TextModel, load_text
+from mlx_provider.records import LoadOptions
+from mlx_provider.testing.replaced import Replaced
+from mlx_provider.testing.tiny_models import build
 
 LAYERS = 36
 SIZES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64}

@@ -11,11 +11,11 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, BatchKVCache, BatchRotatingKVCache, RotatingKVCache
 
-from ..engine.execution import batch_layout, grouped_kv, row_groups
-from ..engine.execution.grouped_kv import GroupedKV
-from ..engine.execution.piggyback import ChunkKV
-from ..upstream.recurrent import StateRun
-from .replaced import Patch, wrap
+from mlx_provider.engine.execution import batch_layout, grouped_kv, row_groups
+from mlx_provider.engine.execution.grouped_kv import GroupedKV
+from mlx_provider.engine.execution.piggyback import ChunkKV
+from mlx_provider.testing.replaced import Patch, wrap
+from mlx_provider.upstream.recurrent import StateRun
 
 Bug = Callable[[Patch], None]
 
