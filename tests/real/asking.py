@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mlx_provider.client.generation import Generation
-from mlx_provider.client.in_process import InProcessClient
+from mlx_provider.client.generation import EngineClient, Generation
 from mlx_provider.protocol.messages import (
     Delta,
     Done,
@@ -76,9 +75,9 @@ class Answer:
 
 @dataclass(frozen=True)
 class Model:
-    """A model behind an in-process client, with options of its operator."""
+    """A model of an engine, with options of its operator."""
 
-    client: InProcessClient
+    client: EngineClient
     folder: str
     options: ModelOptions = field(default_factory=ModelOptions)
 
