@@ -55,7 +55,7 @@ def _in_header(reader: TextReader) -> Reading[bool]:
         yield from reader.run(_NAME)
         yield from reader.space()
     found = reader.position > start and (yield from reader.at(CHANNEL, MESSAGE, CONSTRAIN))
-    cut = addressed and not (yield from reader.peek())
+    cut = bool(addressed) and not (yield from reader.peek())
     reader.rewind(mark)
     return bool(found or cut)
 

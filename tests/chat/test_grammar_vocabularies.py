@@ -12,9 +12,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from mlx_provider.chat.constraints import compiler as compiling
 from mlx_provider.chat.constraints.compiler import GrammarCompiler
 from mlx_provider.chat.constraints.vocabulary import grammar_tokenizer
+from mlx_provider.chat.constraints.written import written_call
 from mlx_provider.errors import BadRequest
 from mlx_provider.records import CallGrammar
 from mlx_provider.testing.byte_model import MARKERS, ByteModel, byte_model, byte_tokenizer
+from mlx_provider_tool_parsers import mlx_tool_parsers
 
 UNUSED = [f"<unused{i}>" for i in range(300)]
 VOCABULARIES = {
@@ -73,6 +75,19 @@ def test_a_random_model_writes_what_the_schema_says(low: ByteModel) -> None:
         text, ended = low.sample(start.fork(), seed, 200)
         assert ended
         assert 0 <= json.loads(text)["x"] <= 99
+
+
+def test_an_added_token_of_white_space_is_text() -> None:
+    """Gemma 3 has line ends among its added tokens."""
+    model = byte_model()
+    model.tokenizer.add_tokens([AddedToken("\n", normalized=False)])
+    model.compiler = compiler_of(model)
+    (parser,) = (each for each in mlx_tool_parsers() if each.name == "qwen3_coder")
+    grammar, schema = parser.call_grammar(), {"properties": {"text": {"type": "string"}}}
+    tool = {"type": "function", "function": {"name": "put", "parameters": schema}}
+    text = written_call(grammar, "put", {"text": "two\nlines\n\nand more"}, schema)
+    start = model.started(grammar, tools=[tool], tool_choice="required")
+    assert model.accepts(start, text)
 
 
 def sentencepiece() -> Tokenizer:

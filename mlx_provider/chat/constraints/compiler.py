@@ -21,7 +21,7 @@ from .literal import ONE_LINE, Spaces
 from .request import Form, after_message, request_form
 from .thoughts import AfterThoughts, Thoughts
 from .trial import LIMITS, MAX_GRAMMAR, Allowance, GrammarTrial
-from .vocabulary import grammar_tokenizer
+from .vocabulary import grammar_tokenizer, is_marker
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -241,7 +241,11 @@ class GrammarCompiler:
     def _specials(self) -> tuple[re.Pattern[str], dict[str, int]]:
         if self._special is None:
             added = self._fast.get_added_tokens_decoder()
-            ids = {token.content: number for number, token in added.items() if token.content}
+            ids = {
+                token.content: number
+                for number, token in added.items()
+                if token.content and (is_marker(token) or number in self._eos)
+            }
             words = sorted(map(re.escape, ids), key=len, reverse=True)
             self._special = re.compile(f"({'|'.join(words)})" if words else r"(?!)"), ids
         return self._special

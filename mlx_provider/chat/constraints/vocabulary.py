@@ -36,14 +36,19 @@ def grammar_tokenizer(fast: Any, eos: Iterable[int], rows: int) -> LLTokenizer:
         tokens[number] = spelled(piece)
     special = set(ends)
     for number, token in fast.get_added_tokens_decoder().items():
-        marker = token.special or (token.content[:1] == "<" and token.content[-1:] == ">")
-        special |= {number} if marker else set()
+        special |= {number} if is_marker(token) else set()
         tokens[number] = _added(token.content, spelled)
     vocabulary = _Vocabulary(fast, tokens, sorted(special), ends[0])
     # The slices, which make masks of JSON strings cheap, are made apart: llguidance holds
     # Python's lock for each of the two steps, and other threads get their turn between them.
     plain = LLTokenizer(TokenizerWrapper(vocabulary), eos_token=ends, slices=[])
     return plain.with_slices(LLTokenizer.general_slices())
+
+
+def is_marker(token: Any) -> bool:
+    """Whether an added token is no text, but has to be named by a grammar."""
+    content: str = token.content
+    return token.special or (content[:1] == "<" and content[-1:] == ">")
 
 
 @dataclass(frozen=True)
