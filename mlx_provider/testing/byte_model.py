@@ -75,13 +75,16 @@ class ByteModel:
         bits = np.unpackbits(constraint.mask().view(np.uint8), bitorder="little")
         return [int(token) for token in np.flatnonzero(bits)]
 
+    def allows(self, constraint: Holds, token: int) -> bool:
+        return bool(constraint.mask()[token // 32] >> token % 32 & 1)
+
     def accepts(self, constraint: Holds, text: str) -> bool:
         """Whether the whole text passes token by token and may end there."""
         for token in self.encode(text):
-            if token not in self.allowed(constraint):
+            if not self.allows(constraint, token):
                 return False
             constraint.advance(token)
-        return bool(self.eos & set(self.allowed(constraint)))
+        return any(self.allows(constraint, token) for token in self.eos)
 
     def sample(self, constraint: Holds, seed: int, limit: int) -> tuple[str, bool]:
         """A reply, and whether it came to an end."""
