@@ -23,6 +23,7 @@ from mlx_provider.records import LoadedModel
 from mlx_provider.upstream.patching import Unpatched
 
 from .models.random_weights import load
+from .report import Result, surroundings
 from .subjects.batching import BatchGeneratorSubject, Job, Ours, Run, Subject, run
 
 DEFAULTS = "mlx-lm BatchGenerator, defaults"
@@ -50,7 +51,6 @@ STREAM = 500
 """Tokens of a stream: enough for the whole prompt to be prefilled beside it."""
 ENDLESS = 30_000
 """Tokens of replies that outlast the measurement."""
-Result = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,9 @@ def mixed_workload(vocab: int) -> list[Job]:
 def bench_mixed(setting: Setting) -> Result:
     """Time to first token of short requests, and CPU, over the mixed workload."""
     runs = measure(setting, lambda: mixed_workload(setting.model.info.vocab_size))
-    out: Result = {"same_tokens": same_tokens(runs)}
+    out: Result = {
+        "same_tokens": agreeing([[job.tokens for job in one.jobs] for one in runs.values()])
+    }
     for name, one in runs.items():
         short = [job.first_token for job in one.jobs if len(job.prompt) < 200]
         gaps = [gap for job in one.jobs for gap in job.gaps]
@@ -249,28 +251,14 @@ def seconds_of_step(
     return [statistics.median(own) for own in spent]
 
 
-def measure(setting: Setting, jobs: Callable[[], list[Job]], repeats: int = 1) -> dict[str, Run]:
-    """Every subject on the same jobs, in turn; of several repeats the fastest."""
-    best: dict[str, Run] = {}
-    for _ in range(repeats):
-        for make in subjects(setting):
-            subject = make()
-            warm = Job([1, 2, 3, 4], 4)
-            run(subject, [warm])
-            one = run(subject, jobs())
-            if subject.name not in best or one.wall < best[subject.name].wall:
-                best[subject.name] = one
-    return best
-
-
-def same_tokens(runs: dict[str, Run]) -> str:
-    """How many jobs got our tokens on every side."""
-    first, *others = runs.values()
-    equal = sum(
-        all(job.tokens == other.jobs[i].tokens for other in others)
-        for i, job in enumerate(first.jobs)
-    )
-    return f"{equal}/{len(first.jobs)}"
+def measure(setting: Setting, jobs: Callable[[], list[Job]]) -> dict[str, Run]:
+    """Every subject on the same jobs, one after the other."""
+    runs: dict[str, Run] = {}
+    for make in subjects(setting):
+        subject = make()
+        run(subject, [Job([1, 2, 3, 4], 4)])
+        runs[subject.name] = run(subject, jobs())
+    return runs
 
 
 def sizes(hidden: int, layers: int) -> Result:
@@ -300,19 +288,11 @@ PARTS: dict[str, Callable[[Setting], Result]] = {
 
 def bench(parts: Sequence[str], *, dtype: str = "float32", **config: Any) -> Result:
     """Run the named parts on a fresh random model; JSON-able."""
-    import mlx.core as mx
-
     from mlx_provider.testing.tiny_models import build
-    from mlx_provider.upstream import blas
 
     with tempfile.TemporaryDirectory() as folder:
         path = build(Path(folder) / "model", "qwen3", **(MODEL | config))
         setting = Setting(load(path, dtype))
         results = {part: PARTS[part](setting) for part in parts}
-    return {
-        "device": str(mx.default_device()),
-        "blas": blas.active(),
-        "dtype": dtype,
-        "weights_bytes": setting.model.info.weights_bytes,
-        **results,
-    }
+    about = {"weights_bytes": setting.model.info.weights_bytes}
+    return surroundings(dtype) | about | results

@@ -78,12 +78,11 @@ def row(client: Client, asked: Sequence[Messages], tokens: int, reply: int) -> R
     if why := failed(decoded):
         return found | {"failed": why}
     paces = [answer.pace for answer in decoded if answer.tokens > 1]
-    return {
-        "prompt": round(median(answer.prompt for answer in computed)),
-        "streams": len(asked),
-        "first_token": median(answer.total for answer in computed),
-        "prompt_rate": sum(answer.prompt for answer in computed)
-        / max(answer.total for answer in computed),
+    sizes, times = [one.prompt for one in computed], [one.total for one in computed]
+    return found | {
+        "prompt": round(median(sizes)),
+        "first_token": median(times),
+        "prompt_rate": sum(sizes) / max(times),
         "pace": median(paces) if paces else None,
         "rate": sum(paces) if paces else None,
     }

@@ -23,8 +23,7 @@ from .report import Result, against, print_rows, size_of, surroundings
 from .servers.questions import Asked, words_of
 from .subjects.caching import InProcess, Timed
 
-FAMILIES = ("llama", "qwen3_vl", "gemma3", "qwen3_5")
-VARIANTS = (*FAMILIES, "qwen3_vl+image")
+VARIANTS = ("llama", "qwen3_vl", "gemma3", "qwen3_5", "qwen3_vl+image")
 PARTS = ("ttft", "conversation")
 REPLY = 6
 """Tokens compared per answer."""
@@ -61,7 +60,6 @@ class Subject:
     """One variant's model, cold and with a prefix cache."""
 
     model: LoadedModel
-    folder: Path
     image: bool
     cold: InProcess = field(init=False)
     warm: InProcess = field(init=False)
@@ -106,7 +104,7 @@ def _models(plan: Plan) -> Result:
             folder = plan.model or write_model(
                 Path(scratch) / name, name, plan.dtype, plan.hidden, plan.layers
             )
-            subject = Subject(load(folder, plan.dtype), folder, bool(image))
+            subject = Subject(load(folder, plan.dtype), bool(image))
             found["models"][name] = size_of(subject.model)
             if "ttft" in plan.parts and variant in plan.variants:
                 for size in plan.sizes:

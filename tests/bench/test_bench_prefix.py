@@ -44,7 +44,7 @@ def test_a_checkpoint_in_place_of_random_models(
 @pytest.fixture
 def subject(tmp_path: Path) -> Subject:
     folder = write_model(tmp_path / "model", "llama", "float32", 64, 2)
-    return Subject(load(folder, "float32"), folder, image=False)
+    return Subject(load(folder, "float32"), image=False)
 
 
 def test_a_wrong_reuse_shows(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:

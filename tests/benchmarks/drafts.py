@@ -26,7 +26,7 @@ from mlx_provider_bench.report import Result, print_rows, surroundings
 from mlx_provider_bench.servers.client import Client, Messages, Run, beside
 from mlx_provider_bench.servers.processes import MLX_LM, MLX_VLM, OURS, Kind, Server, running
 from mlx_provider_bench.servers.questions import same
-from stories import short_stories
+from stories import ask_all, short_stories
 
 HYBRID = Path(mlx_provider.__file__).parent / "demo" / "hybrid"
 """The trained model in the package that has a head."""
@@ -139,7 +139,7 @@ def _measure(plan: Plan, count: int, sides: Sequence[Side]) -> Iterator[Result]:
     for turn in range(1 + plan.rounds):
         asked = short_stories(count, turn)
         for side in [*sides[turn % len(sides) :], *sides[: turn % len(sides)]]:
-            pair = [client.run(asked, plan.reply) for client in (side.plain, side.drafted)]
+            pair = [ask_all(client, asked, plan.reply) for client in (side.plain, side.drafted)]
             late = [
                 _newcomer(c, asked, plan.reply, r)
                 for c, r in zip((side.plain, side.drafted), pair, strict=True)
@@ -158,7 +158,7 @@ def _newcomer(client: Client, asked: Sequence[Messages], reply: int, before: Run
         time.sleep(LATE * before.seconds)
         return client.try_ask(SHORT, 2).first
 
-    return beside(late, lambda: client.run(asked, reply))[0]
+    return beside(late, lambda: ask_all(client, asked, reply))[0]
 
 
 def _row(side: Side) -> Result:

@@ -28,7 +28,7 @@ from mlx_provider_bench.servers.client import Answer, Client, Messages, Run
 from mlx_provider_bench.servers.gateway import stage
 from mlx_provider_bench.servers.processes import Kind, Server
 from mlx_provider_bench.servers.questions import HELLO
-from stories import short_stories
+from stories import ask_all, short_stories
 
 NAME = "measured"
 FEW = 8
@@ -103,7 +103,7 @@ def _row(plan: Plan, count: int, engine: EngineClient, proxy: Proxy, client: Cli
 
 def _through(proxy: Proxy, client: Client, plan: Plan, asked: Sequence[Messages]) -> Turn:
     cpu = cpu_seconds(proxy.process.pid)
-    run = client.run(asked, plan.reply)
+    run = ask_all(client, asked, plan.reply)
     return Turn(run, cpu_seconds(proxy.process.pid) - cpu)
 
 

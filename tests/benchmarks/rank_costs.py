@@ -24,7 +24,7 @@ from mlx_provider_bench.servers.processes import MLX_LM, OURS, Kind
 from ranked.launched import Group, Part, time_collectives
 from ranked.plan import Plan
 from ranked.tally import Seen, step_seconds
-from stories import short_stories
+from stories import ask_all, short_stories
 
 SIDES: dict[str, Kind] = {"ours": OURS, "theirs": MLX_LM}
 NOT_SLOWER = 1.0
@@ -147,7 +147,7 @@ def questions(streams: int, turn: int) -> list[Messages]:
 
 def _round(client: Client, group: Group, plan: Plan, streams: int, turn: int) -> Round:
     before = group.tally.seen()
-    answers = client.run(questions(streams, turn), plan.tokens)
+    answers = ask_all(client, questions(streams, turn), plan.tokens)
     after = group.tally.seen()
     failed = next((each.failure for each in answers.answers if each.failure), "")
     if failed:

@@ -125,10 +125,6 @@ class Client:
         first = times[0] if times else total
         return Answer(text, first, total, tokens, cached, prompt=prompt, times=tuple(times))
 
-    def first_token(self, messages: Messages) -> Answer:
-        """A reply of one token: its total time is the time to first token, on every server."""
-        return self.ask(messages, 1)
-
     def try_ask(
         self, messages: Messages, max_tokens: int, heard: Callable[[], bool] = lambda: True
     ) -> Answer:
@@ -155,12 +151,6 @@ class Client:
             return self.try_ask(messages, max_tokens, heard)
 
         return at_once([partial(one, at, messages) for at, messages in enumerate(prompts)])
-
-    def run(self, prompts: Sequence[Messages], max_tokens: int) -> Run:
-        """All at once, and what it took."""
-        began = time.perf_counter()
-        answers = self.ask_together(prompts, max_tokens)
-        return Run(answers, time.perf_counter() - began)
 
     def status(self, messages: Any, said: Mapping[str, Any]) -> tuple[int, str]:
         """HTTP status and text of a request without a stream, written as it should not be.

@@ -49,9 +49,6 @@ class Kind:
     images: bool = True
     takes_model: bool = True
     """Whether it is told the model at its start."""
-    reset: tuple[str, str] | None = None
-    """Method and path that empty its prefix cache."""
-    health: str = "/health"
 
 
 OURS = Kind(
@@ -60,7 +57,6 @@ OURS = Kind(
     module="mlx_provider.server",
     environment={"MLX_PROVIDER_LOG_LEVEL": "warning"},
     takes_model=False,
-    reset=("DELETE", "/cache"),
 )
 MLX_LM = Kind(
     name="mlx_lm.server",
@@ -75,7 +71,6 @@ MLX_VLM = Kind(
     module="mlx_vlm.server",
     arguments=("--prefill-step-size", PREFILL_STEP),
     environment={"APC_ENABLED": "1", "APC_DISK_ENABLED": "0", "APC_NUM_BLOCKS": "8192"},
-    reset=("POST", "/v1/cache/reset"),
 )
 """With its prefix cache on, which it leaves off by default, and room for 128k tokens."""
 
@@ -99,13 +94,6 @@ class Server:
     @property
     def model(self) -> str:
         return self.alias or str(self.folder)
-
-    def reset(self) -> None:
-        """Empty its prefix cache. Raises `httpx.HTTPError`."""
-        if self.kind.reset is not None:
-            method, path = self.kind.reset
-            address = self.url + path
-            httpx.request(method, address, headers=self.headers, timeout=60).raise_for_status()
 
 
 class Kept:
@@ -201,7 +189,7 @@ def _await_health(process: subprocess.Popen[bytes], server: Server, log: Path) -
         if process.poll() is not None:
             break
         try:
-            address = server.url + server.kind.health
+            address = server.url + "/health"
             if httpx.get(address, headers=server.headers, timeout=5).is_success:
                 return
         except httpx.TransportError:
