@@ -29,20 +29,7 @@ from mlx_provider.gateway import long_command
 long_command.EVERY = 0.2
 main()
 """
-PART = (
-    "bench",
-    "speculation",
-    "--part",
-    "rows",
-    "--rows",
-    "8",
-    "--reply",
-    "100000",
-    "--hidden",
-    "64",
-    "--layers",
-    "2",
-)
+PART = ("bench", "engine", "--part", "decode", "--hidden", "64", "--layers", "2")
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +81,7 @@ def test_a_benchmark_that_computes_ends() -> None:
         assert process.stderr is not None
         try:
             for line in process.stderr:
-                if "bench > rows" in line:
+                if "> seconds_of_step" in line:
                     break
             process.send_signal(signal.SIGTERM)
             told = process.communicate(timeout=LIMIT)[1]

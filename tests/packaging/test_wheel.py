@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-KINDS = {".py", ".typed", ".html", ".json", ".yaml", ".jinja", ".safetensors"}
+KINDS = {".py", ".typed", ".html", ".json", ".yaml", ".jinja", ".safetensors", ".toml"}
 LARGEST = 16e6
 """Bytes of all files."""
 

@@ -232,7 +232,7 @@ def test_10a_the_reply_goes_on_where_the_assistant_began(strict: Any, tiny: Any)
     assert thinker.ask(messages=messages, max_tokens=8).only.reasoning == ""
     held = thinker.ask(
         messages=messages, max_tokens=99, response_format={"type": "json_object"},
-        sampling=Sampling(temperature=1, seed=1),
+        sampling=Sampling(temperature=1, top_p=1, top_k=-1, seed=1),
     ).only  # fmt: skip
     assert held.content.lstrip().startswith("{")
     with pytest.raises(BadRequest, match="no turn before"):
