@@ -81,7 +81,7 @@ def _call(call: Message, form: TemplateForm) -> dict[str, Any]:
         function = {**function, "arguments": arguments}
     fitted = {**call, "function": function}
     if form.short_ids and "id" in call:
-        fitted["id"] = short_id(call["id"])
+        fitted["id"] = short_id(str(call["id"]))  # clients may send a number
     return fitted
 
 
