@@ -5,9 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -33,6 +34,18 @@ def pytest_collection_finish() -> None:
     """What is imported stays: who looks for garbage does not go through it each time (0.4 s)."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    """No test starts processes that ignore a signal, as the end of a long command leaves it."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        return (yield)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

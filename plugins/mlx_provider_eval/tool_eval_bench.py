@@ -95,6 +95,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait(END_LIMIT)
         except subprocess.TimeoutExpired:
             process.kill()
+            process.wait()
 
 
 def whole(subjects: Sequence[Result]) -> Result:

@@ -7,14 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
 from mlx_provider.client.runtime_folder import EngineLock
-from mlx_provider.gateway.foreground import PASSED_ON, Ended
+from mlx_provider.gateway.foreground import Ended
 from mlx_provider.gateway.long_command import long_command
 from mlx_provider_bench.ending import held
 from mlx_provider_bench.servers.gateway import _end_starting
@@ -24,14 +24,6 @@ pytestmark = pytest.mark.skipif(
 )
 RUN = "from mlx_provider.cli import main; main()"
 SMALL = "--hidden 64 --layers 2 --peer none --format float32 --family llama --part answers"
-
-
-@pytest.fixture(autouse=True)
-def own_handlers() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in PASSED_ON}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 def marked(mark: str) -> list[str]:

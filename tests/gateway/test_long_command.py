@@ -7,7 +7,6 @@ import queue
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -30,14 +29,6 @@ long_command.EVERY = 0.2
 main()
 """
 PART = ("bench", "engine", "--part", "decode", "--hidden", "64", "--layers", "2")
-
-
-@pytest.fixture(autouse=True)
-def own_handlers() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in PASSED_ON}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 def test_a_signal_passes_what_holds_back_errors() -> None:
