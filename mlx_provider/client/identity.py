@@ -15,12 +15,15 @@ from importlib.metadata import PackageNotFoundError, version
 from .. import __version__
 from ..config import PREFIX
 from ..registry.discovery import SELECTION
+from ..upstream.command_buffers import LIMITS
 
 OWN, PYTHON = "mlx-provider", "python"
-NOT_THE_ENGINES = frozenset(
-    PREFIX + name for name in ("API_KEY", "IDLE_TIMEOUT", "RUNTIME_DIR", "TRANSPORT")
-)
-"""Variables that are secret, or that do not change what a running engine does for a client."""
+NOT_THE_ENGINES = {
+    *(PREFIX + name for name in ("API_KEY", "IDLE_TIMEOUT", "RUNTIME_DIR", "TRANSPORT")),
+    *LIMITS,
+}
+"""Variables that are secret, that do not change what a running engine does for a client, or that
+the engine sets itself."""
 OTHERS = (
     "CUDA_VISIBLE_DEVICES",
     "HF_ENDPOINT",
