@@ -12,7 +12,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from .errors import BadRequest
-from .protocol.messages import GenerateRequest, ModelRequest, Sampling
+from .protocol.requests import GenerateRequest, ModelRequest
+from .protocol.sampling import Sampling
 
 LOWER = {"ge": "at least", "gt": "above"}
 UPPER = {"le": "at most", "lt": "below"}

@@ -23,7 +23,7 @@ from mlx_provider.gateway.engine import end_engine
 from mlx_provider.gateway.prefill_progress import LEAST
 from mlx_provider.gateway.proxy import Proxy, start_proxy
 from mlx_provider.protocol.figures import RequestFigures
-from mlx_provider.protocol.messages import GenerateRequest
+from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.testing.scripted import build, environment
 
 WIDE = 200_000

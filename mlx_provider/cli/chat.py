@@ -17,7 +17,7 @@ from .engine_options import ApiBase, ApiKey, ApiKeyFile, api_key_of
 
 if TYPE_CHECKING:
     from ..client import EngineClient, Generation
-    from ..protocol.messages import Event
+    from ..protocol.events import Event
 
 Message = dict[str, Any]
 
@@ -68,7 +68,7 @@ class Conversation:
 
         Raises the engine's error. Ctrl-C cancels the rest of the reply and keeps what came.
         """
-        from ..protocol.messages import GenerateRequest
+        from ..protocol.requests import GenerateRequest
 
         asked = [*self.messages, {"role": "user", "content": content}]
         generation = self._client.submit(GenerateRequest(model=self._model, messages=asked))
@@ -98,7 +98,7 @@ class Reply:
                 self._show(event)
 
     def _show(self, event: Event) -> None:
-        from ..protocol.messages import Delta, Done, Failed
+        from ..protocol.events import Delta, Done, Failed
 
         if isinstance(event, Failed):
             raise event.error.exception()

@@ -20,7 +20,7 @@ from .engine_options import ApiBase, ApiKeyFile, http_client, none_runs, require
 
 if TYPE_CHECKING:
     from ..client.http import HttpClient
-    from ..protocol.messages import Health
+    from ..protocol.health import Health
 
 engine = typer.Typer(no_args_is_help=True, help="The engine process of this machine and user.")
 END_LIMIT = 30.0
@@ -123,7 +123,8 @@ def logs(
 
 def described(health: Health, other: list[str], api_base: str | None = None) -> list[str]:
     """The engine's state, a line for each thing."""
-    from ..protocol.told_rank import told_rank
+    from ..doctor.rank_text import rank_text
+    from ..serving.decoding_text import decoding
 
     log = f"where {api_base} was started, on its error output" if api_base else runtime().log
     lines = [
@@ -134,14 +135,14 @@ def described(health: Health, other: list[str], api_base: str | None = None) -> 
         f"log: {log}",
     ]
     lines += [] if health.ok else [f"it has died: {health.detail}; `mlx-provider engine restart`"]
-    lines += [f"rank {told_rank(rank)}" for rank in health.ranks]
+    lines += [f"rank {rank_text(rank)}" for rank in health.ranks]
     if health.rank_fault is not None:
-        lines.append(f"the ranks were last started again for rank {told_rank(health.rank_fault)}")
+        lines.append(f"the ranks were last started again for rank {rank_text(health.rank_fault)}")
     lines += [
         f"model {m.model}: {m.family} of plugin {m.plugin}, context {m.context_length}"
         for m in health.models
     ]
-    lines += [f"decoding of {m.model}: {m.decoding}" for m in health.models]
+    lines += [f"decoding of {m.model}: {decoding(m)}" for m in health.models]
     lines += [f"note of {m.model}: {note}" for m in health.models for note in m.notes]
     lines += [f"plugin {p.name}: {p.conformance}" for p in health.plugins if p.conformance]
     lines += [f"out of date: {each}" for each in health.out_of_date]

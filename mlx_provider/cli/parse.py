@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ..chat.output.reply import Reply
 from ..chat.output.schema import check_reply
 from ..errors import BadRequest, PluginError
-from ..protocol.messages import Delta
+from ..protocol.events import Delta
 from ..registry import PluginRegistry
 
 

@@ -23,7 +23,7 @@ import httpx
 from pydantic import ValidationError
 
 from ..errors import EngineUnavailable, MLXProviderError
-from ..protocol.messages import Accepted
+from ..protocol.events import Accepted
 from .address import Address
 from .io_thread import client_closed
 from .reply_events import PIECE, Begin, ReplyEvents, shut

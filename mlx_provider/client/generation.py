@@ -6,8 +6,10 @@ import weakref
 from collections.abc import Callable
 from typing import Protocol
 
+from ..protocol.events import Accepted, Event
 from ..protocol.figures import Figures
-from ..protocol.messages import Accepted, Event, GenerateRequest, Health, ModelRequest
+from ..protocol.health import Health
+from ..protocol.requests import GenerateRequest, ModelRequest
 
 
 class Events(Protocol):

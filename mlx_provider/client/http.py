@@ -13,7 +13,8 @@ from .. import __version__
 from ..config import PREFIX
 from ..errors import EngineUnavailable, OtherProtocol
 from ..protocol.figures import Figures
-from ..protocol.messages import STARTS_ENGINES, GenerateRequest, Health, ModelRequest
+from ..protocol.health import Health
+from ..protocol.requests import STARTS_ENGINES, GenerateRequest, ModelRequest
 from .address import Address
 from .generation import Generation
 from .identity import OWN, PYTHON, differences, is_left_behind, told

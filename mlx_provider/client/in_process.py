@@ -7,7 +7,8 @@ from typing import Any
 
 from ..protocol.event_queue import EventQueue
 from ..protocol.figures import Figures
-from ..protocol.messages import GenerateRequest, Health, ModelRequest
+from ..protocol.health import Health
+from ..protocol.requests import GenerateRequest, ModelRequest
 from ..serving.interface import Service
 from .generation import Generation
 

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from ..config import PREFIX, Runtime
 from ..errors import EngineUnavailable
-from ..protocol.messages import ErrorBody
+from ..protocol.events import ErrorBody
 from .runtime_folder import EngineLock, holder, open_own_file, prepare
 
 START_LIMIT = 180.0

@@ -17,7 +17,7 @@ import anyio
 import httpx
 
 from ..errors import EngineUnavailable, MLXProviderError
-from ..protocol.messages import Health
+from ..protocol.health import Health
 from .address import Address
 from .exchange import CONNECT_LIMIT, Exchanges, Post, keepalive_options
 from .generation import Generation

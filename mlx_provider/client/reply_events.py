@@ -15,9 +15,9 @@ import h11
 from pydantic import ValidationError
 
 from ..errors import EngineDied, EngineUnavailable, MLXProviderError, RequestFailed
+from ..protocol.compaction import compacted, size
 from ..protocol.event_queue import nothing_within
-from ..protocol.joined import compacted, size
-from ..protocol.messages import Done, Event, Failed
+from ..protocol.events import Done, Event, Failed
 from .wire import EventLines
 
 PIECE = 2**16

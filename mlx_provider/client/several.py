@@ -9,17 +9,8 @@ from functools import partial
 
 from ..errors import BadRequest
 from ..protocol.event_queue import EventQueue
-from ..protocol.messages import (
-    Accepted,
-    Delta,
-    Done,
-    Event,
-    Failed,
-    Finish,
-    GenerateRequest,
-    Timings,
-    Usage,
-)
+from ..protocol.events import Accepted, Delta, Done, Event, Failed, Finish, Timings, Usage
+from ..protocol.requests import GenerateRequest
 from .generation import EngineClient, Generation
 
 

@@ -17,15 +17,11 @@ from ..errors import (
     OtherProtocol,
     Unauthorized,
 )
+from ..protocol.events import EVENT_BATCH, ErrorBody, Event
 from ..protocol.figures import Figures
-from ..protocol.messages import (
-    EVENT_BATCH,
-    PROTOCOL_VERSION,
-    ErrorBody,
-    Event,
-    Health,
-    ModelRequest,
-)
+from ..protocol.health import Health
+from ..protocol.requests import ModelRequest
+from ..protocol.wire_model import PROTOCOL_VERSION
 
 
 def request_body(request: ModelRequest) -> bytes:

@@ -12,7 +12,10 @@ from ..gateway.apart import gateway_apart
 from ..gateway.config import proxy_config
 from ..gateway.engine import answered, warm_up
 from ..gateway.proxy import Proxy
-from ..protocol.messages import GenerateRequest, Health, Sampling, Usage
+from ..protocol.events import Usage
+from ..protocol.health import Health
+from ..protocol.requests import GenerateRequest
+from ..protocol.sampling import Sampling
 
 MODEL = "demo"
 HYBRID = "demo-hybrid"

@@ -9,10 +9,10 @@ from ..client.http import HttpClient
 from ..client.identity import differences, identity
 from ..client.runtime_folder import holder, is_held
 from ..errors import EngineUnavailable, OtherProtocol
-from ..protocol.messages import Health
-from ..protocol.told_rank import told_rank
+from ..protocol.health import Health
 from .findings import Finding
 from .machine import size
+from .rank_text import rank_text
 from .subject import Subject
 
 RESTART = "mlx-provider engine restart (with --idle: once no request runs)"
@@ -63,12 +63,12 @@ def told_of(health: Health, subject: Subject) -> Iterator[Finding]:
 
 def _ranks(health: Health) -> Iterator[Finding]:
     for rank in health.ranks:
-        told = f"rank {told_rank(rank)}"
+        told = f"rank {rank_text(rank)}"
         if rank.state == "serving":
             yield Finding("engine.ranks", "ok", told)
         else:
             remedy = "the group restarts by itself; the lines of `serve` tell more"
             yield Finding("engine.ranks", "fail", told, remedy)
     if health.rank_fault is not None:
-        told = f"the ranks were last started again for rank {told_rank(health.rank_fault)}"
+        told = f"the ranks were last started again for rank {rank_text(health.rank_fault)}"
         yield Finding("engine.ranks", "note", told)

@@ -14,7 +14,7 @@ from ..client.runtime_folder import inspect
 from ..config import PREFIX, EngineSettings
 from ..engine.memory import memory_limit, pool_limit
 from ..errors import BadRequest, EngineUnavailable
-from ..protocol.messages import ModelOptions
+from ..protocol.options import ModelOptions
 from ..registry.discovery import SELECTION
 from ..serving.drafting import UNNAMED
 from ..serving.grants import read_grants

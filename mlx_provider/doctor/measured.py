@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..protocol.messages import batching
+from ..serving.decoding_text import batching
 from ..serving.measurements import software
 from .findings import Finding
 from .speculation import MEASURE, last_measured

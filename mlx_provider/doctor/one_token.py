@@ -16,7 +16,8 @@ from ..client.http import HttpClient
 from ..errors import EngineUnavailable
 from ..gateway.config import proxy_config, write_config
 from ..gateway.proxy import Proxy, start_proxy
-from ..protocol.messages import Health, ModelStatus
+from ..protocol.health import Health, ModelStatus
+from ..serving.decoding_text import decoding
 from . import speculation
 from .findings import Finding
 from .subject import Subject
@@ -52,7 +53,7 @@ def told_of(health: Health | None, subject: Subject) -> Iterator[Finding]:
     models = health.models if health else []
     served = [each for each in models if each.model == subject.served_name]
     for status in served[-1:]:
-        yield Finding("served.decoding", "ok", status.decoding)
+        yield Finding("served.decoding", "ok", decoding(status))
         yield _drafter(status, subject)
         for note in status.notes:
             yield Finding("served.notes", "note", note)

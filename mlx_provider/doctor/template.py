@@ -8,7 +8,7 @@ from typing import Any
 
 from ..chat.output.reply import Reply
 from ..families.tokenizer.hf_tokenizer import common_length
-from ..protocol.messages import Delta
+from ..protocol.events import Delta
 from ..records import ReasoningParser, ToolParser
 from .findings import Finding
 from .formats import Formats

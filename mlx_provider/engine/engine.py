@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from ..errors import MLXProviderError, RequestTimedOut
 from ..isolation import Fault, Isolation
-from ..protocol.messages import Delta, Embedded, Event, Finish, FinishReason
+from ..protocol.events import Delta, Embedded, Event, Finish, FinishReason
 from ..records import LoadedModel, MediaSpan, PrefillChunk
 from ..upstream.sparse_cache import sparse
 from .agreement import ALONE, Agreement

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from ..errors import RequestFailed
-from ..protocol.messages import TokenLogprob
+from ..protocol.events import TokenLogprob
 from ..records import LoadedModel, PrefillChunk, ShowsLogits
 from .execution.decode_batch import read_logprobs
 from .execution.sampler import scored

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..protocol.event_queue import EventQueue
-from ..protocol.messages import Delta, FinishReason, TokenLogprob
+from ..protocol.events import Delta, FinishReason, TokenLogprob
 from ..records import Prompt, Scoring
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from ..protocol.messages import Timings
+from ..protocol.events import Timings
 from .request import Request
 
 

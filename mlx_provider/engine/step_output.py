@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from ..errors import MLXProviderError
-from ..protocol.messages import Done, Event, Failed, Usage
+from ..protocol.events import Done, Event, Failed, Usage
 from .request import Request
 from .request_log import Recorder, log_line, timings_of
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..protocol.messages import TokenLogprob
+from ..protocol.events import TokenLogprob
 from ..records import Tokenizer
 from .detokenizer import token_bytes
 from .execution.decode_batch import Logprob

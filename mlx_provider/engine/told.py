@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..errors import RankLost
 from ..protocol.event_queue import EventQueue
-from ..protocol.messages import Delta, FinishReason, TokenLogprob
+from ..protocol.events import Delta, FinishReason, TokenLogprob
 from ..records import MediaSpan, Prompt
 from .inputs import Inputs
 from .request import PrefillJob, Request, Row, RowConstraint, SamplingParams

@@ -15,7 +15,9 @@ from ..client.generation import EngineClient
 from ..client.http import HttpClient
 from ..config import runtime
 from ..errors import EngineUnavailable
-from ..protocol.messages import Done, Failed, GenerateRequest, ModelOptions, Usage
+from ..protocol.events import Done, Failed, Usage
+from ..protocol.options import ModelOptions
+from ..protocol.requests import GenerateRequest
 
 END_LIMIT = 10.0
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 from ..client.connection import Connections
 from ..client.generation import EngineClient
-from ..protocol.messages import Health
+from ..protocol.health import Health
 from .config import Served
 from .engine import warm_up_in_thread
 from .proxy import Proxy

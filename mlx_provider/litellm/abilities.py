@@ -12,7 +12,7 @@ from typing import Any
 
 import litellm
 
-from ..protocol.messages import Accepted
+from ..protocol.events import Accepted
 from ..serving.facts import ModelFacts
 from .errors import PROVIDER
 

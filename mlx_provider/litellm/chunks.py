@@ -15,7 +15,7 @@ from typing import Any
 from litellm.types.utils import ChoiceLogprobs, ModelResponseStream, StreamingChoices
 from litellm.types.utils import Delta as LiteLLMDelta
 
-from ..protocol.messages import Delta, Done, Event, Failed, Finish
+from ..protocol.events import Delta, Done, Event, Failed, Finish
 from .replies import call_pieces, finish_reason, logprobs_of, usage_of
 from .text import TextFinish, text_logprobs
 

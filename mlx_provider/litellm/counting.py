@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from ..client.generation import EngineClient
 from ..errors import EngineUnavailable, MLXProviderError, Overloaded
 from ..invalid import bad_request
-from ..protocol.messages import GenerateRequest
+from ..protocol.requests import GenerateRequest
 from .begun import continued
 from .bridged import check_messages
 from .errors import PROVIDER

@@ -16,7 +16,8 @@ from pydantic import ValidationError
 from ..client.generation import Generation
 from ..errors import BadRequest
 from ..invalid import bad_request
-from ..protocol.messages import Done, Embedded, EmbedRequest, Event, Failed
+from ..protocol.events import Done, Embedded, Event, Failed
+from ..protocol.requests import EmbedRequest
 from .call import Call
 from .errors import PROVIDER, LiteLLMErrors
 from .messages import with_headers

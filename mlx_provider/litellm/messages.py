@@ -8,7 +8,7 @@ from typing import Any
 
 from litellm.types.utils import Choices, EmbeddingResponse, Message, ModelResponse
 
-from ..protocol.messages import Accepted, Delta, Done, Event, Failed, Finish, TokenLogprob
+from ..protocol.events import Accepted, Delta, Done, Event, Failed, Finish, TokenLogprob
 from .replies import finish_reason, logprobs_of, usage_of
 from .text import text_logprobs
 from .warned import HEADER, header_text

@@ -13,7 +13,8 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from ..errors import BadRequest
-from ..protocol.messages import MOST_SECONDS, ModelOptions
+from ..protocol.options import ModelOptions
+from ..protocol.wire_model import MOST_SECONDS
 
 FLAT = "mlx_"
 SHARED = "all"

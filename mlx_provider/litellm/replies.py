@@ -14,7 +14,7 @@ from litellm.types.utils import (
 from litellm.types.utils import Usage as LiteLLMUsage
 
 from ..errors import EngineUnavailable
-from ..protocol.messages import Done, Finish, TokenLogprob, ToolCallDelta
+from ..protocol.events import Done, Finish, TokenLogprob, ToolCallDelta
 
 
 def usage_of(done: Done, *, timings: bool = False) -> LiteLLMUsage:

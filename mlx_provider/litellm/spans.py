@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import RequestFailed
 from ..isolation import Fault, Isolation
-from ..protocol.messages import Accepted, Done, Event, Failed, Timings
+from ..protocol.events import Accepted, Done, Event, Failed, Timings
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

@@ -17,7 +17,7 @@ from litellm.types.utils import ModelResponse, ModelResponseStream, TextCompleti
 
 from ..client.generation import Generation
 from ..errors import EngineDied, RequestTimedOut
-from ..protocol.messages import Event
+from ..protocol.events import Event
 from .best_of import BestOf
 from .call import Deadline
 from .chunks import ChunkStream

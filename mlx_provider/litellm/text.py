@@ -17,7 +17,7 @@ from litellm.types.utils import (
     TextCompletionResponse,
 )
 
-from ..protocol.messages import TokenLogprob
+from ..protocol.events import TokenLogprob
 
 ATTRIBUTE = "text_lists"
 

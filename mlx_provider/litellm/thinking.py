@@ -6,7 +6,7 @@ from typing import Any
 
 from ..errors import BadRequest
 from ..invalid import shown
-from ..protocol.messages import RENDERER_ARGUMENTS
+from ..protocol.requests import RENDERER_ARGUMENTS
 from .parameters import Parameters
 
 

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from ..bounds import MAX_NAME
 from ..errors import BadRequest
 from ..invalid import bad_request
-from ..protocol.messages import GenerateRequest
+from ..protocol.requests import GenerateRequest
 from .begun import continued
 from .call import Call
 from .completions import completions

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 
 from ..errors import RequestFailed, RequestTimedOut
-from .joined import compacted, size
-from .messages import Done, Event, Failed
+from .compaction import compacted, size
+from .events import Done, Event, Failed
 
 COMPACT_ABOVE = 2**17
 """Bytes of waiting events above which those of one choice are joined."""

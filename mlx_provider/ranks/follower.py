@@ -15,7 +15,7 @@ from ..engine.request_log import SilentRecorder
 from ..engine.told import request_heard
 from ..engine.worker import CLEAR_EVERY, EngineWorker
 from ..errors import MLXProviderError, RankLost
-from ..protocol.messages import ModelOptions
+from ..protocol.options import ModelOptions
 from ..registry import PluginRegistry
 from ..serving.models import Models, engine_name
 from ..serving.served import Loaded

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..errors import RankLost
-from ..protocol.messages import RankStatus
+from ..protocol.health import RankStatus
 
 __all__ = ["Hello", "RankFault", "RankStatus", "differences"]
 

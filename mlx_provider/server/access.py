@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import Forbidden, MLXProviderError, Unauthorized, WrongContentType
-from ..protocol.messages import ErrorBody
+from ..protocol.events import ErrorBody
 
 JSON = "application/json"
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from ..errors import MLXProviderError
 from ..protocol.event_queue import EventQueue
-from ..protocol.messages import Failed
+from ..protocol.events import Failed
 
 UNREAD_TOTAL = 2**29
 """Bytes that the replies of all requests may hold for their readers."""

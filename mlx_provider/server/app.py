@@ -17,7 +17,8 @@ from starlette.routing import Route
 from ..client.identity import identity
 from ..config import EngineSettings
 from ..errors import EngineUnavailable, MLXProviderError
-from ..protocol.messages import EmbedRequest, GenerateRequest, Health, ModelRequest
+from ..protocol.health import Health
+from ..protocol.requests import EmbedRequest, GenerateRequest, ModelRequest
 from ..serving.interface import Service
 from .access import Gate, error_response
 from .activity import Activity

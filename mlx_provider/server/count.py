@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from ..byte_gate import Ticket
-from ..protocol.messages import GenerateRequest
+from ..protocol.requests import GenerateRequest
 from ..serving.interface import Service
 from .incoming import Incoming
 

@@ -14,7 +14,8 @@ from starlette.types import Receive, Scope, Send
 from ..byte_gate import Ticket
 from ..errors import MLXProviderError, RequestFailed
 from ..protocol.event_queue import EventQueue
-from ..protocol.messages import EVENT_BATCH, Accepted, Event, Failed, ModelRequest
+from ..protocol.events import EVENT_BATCH, Accepted, Event, Failed
+from ..protocol.requests import ModelRequest
 from ..serving.interface import Service
 from ..upstream.heap import give_back
 from .access import error_response

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
 from ..errors import BadRequest, EngineUnavailable, MLXProviderError
-from ..protocol.messages import STARTS_ENGINES
+from ..protocol.requests import STARTS_ENGINES
 from .access import error_response
 from .activity import Activity
 from .out_of_date import OutOfDate

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope
 from ..byte_gate import Ticket
 from ..errors import BadRequest
 from ..invalid import bad_request
-from ..protocol.messages import ModelRequest
+from ..protocol.requests import ModelRequest
 from .activity import Activity
 from .body import Bodies
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..errors import MLXProviderError
-from ..protocol.messages import RankStatus
+from ..protocol.health import RankStatus
 
 
 @dataclass(eq=False)

@@ -18,7 +18,7 @@ from ..client.runtime_folder import EngineLock, holder, prepare
 from ..config import EngineSettings, Runtime, engine_settings, runtime
 from ..errors import BadRequest, EngineUnavailable, MLXProviderError
 from ..log_lines import log_to_stderr, printable
-from ..protocol.messages import ErrorBody
+from ..protocol.events import ErrorBody
 from ..serving.interface import Deliver, Service
 from ..upstream.blas import active, preload
 from ..upstream.command_buffers import enlarge

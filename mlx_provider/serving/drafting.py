@@ -15,7 +15,7 @@ from ..engine.speculation.speculation import Speculation
 from ..errors import MLXProviderError, wrong_option
 from ..isolation import Fault, Isolation
 from ..log_lines import Trace
-from ..protocol.messages import ModelOptions
+from ..protocol.options import ModelOptions
 from ..records import Drafter, DraftOptions, LoadedModel, ShowsHidden
 from ..registry import PluginRegistry
 from .folder_check import check_folder

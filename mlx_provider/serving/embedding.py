@@ -11,7 +11,8 @@ from ..engine.inputs import Inputs
 from ..engine.request import Request, Row, SamplingParams
 from ..errors import BadRequest, ContextTooLong
 from ..protocol.event_queue import EventQueue
-from ..protocol.messages import Accepted, Delta, EmbedRequest, FinishReason, TokenLogprob
+from ..protocol.events import Accepted, Delta, FinishReason, TokenLogprob
+from ..protocol.requests import EmbedRequest
 from ..records import Embedding, Pooling, ShowsHidden
 from .grants import namespace
 from .ready import Ready

@@ -21,7 +21,8 @@ from pydantic import ValidationError
 
 from ..errors import BadRequest, Forbidden, ModelNotFound
 from ..plain_file import read_trusted
-from ..protocol.messages import OWNERS_ALONE, ModelOptions, ModelRequest
+from ..protocol.options import OWNERS_ALONE, ModelOptions
+from ..protocol.requests import ModelRequest
 from .hub import DEMOS, cache_root
 
 T = TypeVar("T", bound=ModelRequest)

@@ -9,7 +9,7 @@ from ..chat.media.room import MediaClaim
 from ..engine.request import Request
 from ..errors import BadRequest, MLXProviderError, RequestFailed
 from ..protocol.event_queue import EventQueue
-from ..protocol.messages import Failed
+from ..protocol.events import Failed
 from .models import Use
 from .served import Running
 

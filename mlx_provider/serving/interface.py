@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..protocol.event_queue import EventQueue
+from ..protocol.events import Accepted
 from ..protocol.figures import Figures
-from ..protocol.messages import Accepted, GenerateRequest, Health, ModelRequest
+from ..protocol.health import Health
+from ..protocol.requests import GenerateRequest, ModelRequest
 
 Put = Callable[[], None]
 """Puts the events of one engine step into the queues of their requests."""

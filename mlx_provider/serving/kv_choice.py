@@ -14,7 +14,7 @@ from ..engine.memory import arrays
 from ..engine.unlike import TRIAL, Unlike
 from ..errors import wrong_option
 from ..isolation import Isolation
-from ..protocol.messages import ModelOptions
+from ..protocol.options import ModelOptions
 from ..records import LoadedModel, PrefillChunk, Prompt
 from ..upstream import mlx_lm
 

@@ -30,7 +30,7 @@ from ..errors import (
 from ..families.checkpoint import read_json
 from ..families.estimate import DTYPE_BYTES
 from ..isolation import LOG, Fault, Isolation
-from ..protocol.messages import ModelOptions
+from ..protocol.options import ModelOptions
 from ..records import LoadedModel, LoadOptions, ModelFamily, ModelInfo
 from ..registry import Plugin, PluginRegistry
 from .folder_check import check_folder

@@ -36,9 +36,11 @@ from ..families.checkpoint import named_context, read_json
 from ..families.tokenizer.template_fit import fit_messages
 from ..isolation import Isolation
 from ..protocol.figures import PrefixCacheFigures
-from ..protocol.messages import ModelOptions, ModelStatus, batching
+from ..protocol.health import ModelStatus
+from ..protocol.options import ModelOptions
 from ..records import LoadedModel
 from ..registry import PluginRegistry
+from .decoding_text import batching, fixed_passes
 from .drafting import UNNAMED, Drafts, check_drafts, draft_kind, drafts_of
 from .hub import folder_of
 from .kv_choice import MakeCache, cache_maker, check_kv, engine_kind, kv_kind, tried
@@ -418,7 +420,11 @@ class Models:
         found, fixed = running.probe, running.reproducible
         for note in (*loaded.info.notes, *running.notes):
             log.warning("%s: %s", loaded.name, note)
-        how = fixed.told.told if fixed else batching(found.layout, found.mixes, found.noise_floor)
+        how = (
+            fixed_passes(fixed.told)
+            if fixed
+            else batching(found.layout, found.mixes, found.noise_floor)
+        )
         drafts = running.drafter and f", drafts by {running.drafter}"
         part = running.engine.sparse_prefill
         sparse = "" if part is None else f", {part.told}"

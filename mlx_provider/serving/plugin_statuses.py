@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..protocol.messages import PluginStatus
+from ..protocol.health import PluginStatus
 from ..registry import Plugin, PluginRegistry
 from ..registry.conformance import for_people, record_path
 

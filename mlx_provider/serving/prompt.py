@@ -19,7 +19,8 @@ from ..chat.messages.tools_as_text import (
 )
 from ..errors import BadRequest, ContextTooLong, PluginError
 from ..families.tokenizer.template_fit import fit_messages, fit_tools
-from ..protocol.messages import GenerateRequest, ModelOptions
+from ..protocol.options import ModelOptions
+from ..protocol.requests import GenerateRequest
 from ..records import MediaItem, ModelInfo, Prompt
 from .served import Served
 

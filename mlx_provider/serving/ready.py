@@ -9,7 +9,8 @@ from ..chat.media.room import MediaClaim
 from ..engine.request import Request, SamplingParams
 from ..errors import BadRequest
 from ..protocol.event_queue import EventQueue
-from ..protocol.messages import Accepted, GenerateRequest
+from ..protocol.events import Accepted
+from ..protocol.requests import GenerateRequest
 from ..records import ModelInfo, Prompt, ShowsLogits
 from .grants import namespace
 from .prompt import prepare, prompt_text, taken_media

@@ -9,7 +9,7 @@ from ..engine.execution.exactness import exact_rows
 from ..engine.execution.probe import Probe
 from ..engine.fixed_shapes import FixedShapes
 from ..engine.scheduling.scheduler import Limits
-from ..protocol.messages import FixedPasses
+from ..protocol.health import FixedPasses
 from ..records import LoadedModel
 from .kv_choice import MakeCache
 

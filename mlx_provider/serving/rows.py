@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..chat.output.reply import Reply
 from ..engine.detokenizer import Detokenizer, marker_tokens
 from ..engine.request import Request, Row, RowConstraint
-from ..protocol.messages import GenerateRequest
+from ..protocol.requests import GenerateRequest
 from .served import Served
 from .structure import Form, ThinkingBudget
 

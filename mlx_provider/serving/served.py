@@ -13,7 +13,7 @@ from ..engine.engine import Engine
 from ..engine.execution.probe import Probe
 from ..engine.feature_cache import FeatureCache
 from ..errors import EngineDied
-from ..protocol.messages import ModelStatus
+from ..protocol.health import ModelStatus
 from ..records import LoadedModel, ModelInfo, ReasoningParser, ToolParser
 from .reproducible import Reproducible
 

@@ -25,17 +25,11 @@ from ..errors import BadRequest, ContextTooLong, EngineDied, MLXProviderError, R
 from ..isolation import Fault, Isolation
 from ..log_lines import Trace
 from ..protocol.event_queue import EventQueue
+from ..protocol.events import Accepted, Done, Failed
 from ..protocol.figures import Figures
-from ..protocol.messages import (
-    Accepted,
-    Done,
-    EmbedRequest,
-    Failed,
-    GenerateRequest,
-    Health,
-    ModelRequest,
-    WarmPrompt,
-)
+from ..protocol.health import Health
+from ..protocol.options import WarmPrompt
+from ..protocol.requests import EmbedRequest, GenerateRequest, ModelRequest
 from ..registry import PluginRegistry
 from ..upstream import blas
 from .embedding import make_embedding

@@ -6,7 +6,7 @@ from ..engine.execution.probe import Probe
 from ..engine.sparse_prefill.passes import MakeCache, problem
 from ..engine.sparse_prefill.sparse_prefill import SparsePrefill
 from ..errors import BadRequest, wrong_option
-from ..protocol.messages import ModelOptions
+from ..protocol.options import ModelOptions
 from ..records import Drafting, LoadedModel, ScoresPrompts
 
 NAME = "sparse_prefill"

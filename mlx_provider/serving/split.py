@@ -14,7 +14,7 @@ import mlx.core as mx
 from ..engine.agreement import ALONE, Agreement
 from ..errors import LoadFailed, MLXProviderError, wrong_option
 from ..isolation import Isolation
-from ..protocol.messages import ModelOptions
+from ..protocol.options import ModelOptions
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from ..chat.constraints.readable import check_readable
 from ..chat.constraints.thoughts import Thoughts
 from ..chat.output.turn_layout import NO_LAYOUT, TurnLayout
 from ..engine.request import RowConstraint
-from ..protocol.messages import GenerateRequest
+from ..protocol.requests import GenerateRequest
 from ..records import ReasoningParser, ToolParser
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..errors import BadRequest, ContextTooLong
-from ..protocol.messages import GenerateRequest
+from ..protocol.requests import GenerateRequest
 from ..records import ModelInfo, Prompt
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..protocol.messages import GenerateRequest, Sampling, WarmPrompt
+from ..protocol.options import WarmPrompt
+from ..protocol.requests import GenerateRequest
+from ..protocol.sampling import Sampling
 
 
 def warm_requests(

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from ..chat.constraints.compiler import Constraint, GrammarCompiler
 from ..chat.constraints.thoughts import AfterThoughts
-from ..protocol.messages import GenerateRequest
+from ..protocol.requests import GenerateRequest
 from ..records import CallGrammar
 
 MARKERS = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<think>", "</think>"]

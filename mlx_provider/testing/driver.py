@@ -21,7 +21,7 @@ from ..engine.request_log import SilentRecorder
 from ..engine.scheduling.costs import Costs
 from ..engine.scheduling.scheduler import Budget, Limits, Scheduler
 from ..protocol.event_queue import EventQueue
-from ..protocol.messages import Delta, Embedded, Event, FinishReason, TokenLogprob
+from ..protocol.events import Delta, Embedded, Event, FinishReason, TokenLogprob
 from ..records import LoadedModel, Pooling, Prompt
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..chat.output.reply import Reply
-from ..protocol.messages import Delta
+from ..protocol.events import Delta
 
 
 @dataclass(frozen=True)

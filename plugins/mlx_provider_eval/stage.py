@@ -12,7 +12,9 @@ from mlx_provider.errors import EngineUnavailable, MLXProviderError, Unsupported
 from mlx_provider.gateway.apart import Apart, gateway_apart
 from mlx_provider.gateway.config import TIMEOUT, proxy_config
 from mlx_provider.gateway.engine import answered
-from mlx_provider.protocol.messages import GenerateRequest, Health, ModelOptions, ModelStatus
+from mlx_provider.protocol.health import Health, ModelStatus
+from mlx_provider.protocol.options import ModelOptions
+from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.checkpoint import checkpoint
 from mlx_provider.serving.hub import folder_of

@@ -22,7 +22,8 @@ from typing import Any
 from mlx_provider.client.generation import EngineClient
 from mlx_provider.gateway.config import proxy_config
 from mlx_provider.gateway.proxy import Proxy
-from mlx_provider.protocol.messages import GenerateRequest, Sampling
+from mlx_provider.protocol.requests import GenerateRequest
+from mlx_provider.protocol.sampling import Sampling
 from mlx_provider_bench.report import Result, against, print_rows, surroundings
 from mlx_provider_bench.servers.client import Answer, Client, Messages, Run
 from mlx_provider_bench.servers.gateway import stage

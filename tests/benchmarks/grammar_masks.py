@@ -20,7 +20,7 @@ from typing import Any
 from mlx_provider.chat.constraints.compiler import GrammarCompiler
 from mlx_provider.engine.execution.probe import probe
 from mlx_provider.engine.request import Request, RowConstraint
-from mlx_provider.protocol.messages import GenerateRequest
+from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.records import LoadedModel
 from mlx_provider.serving.models import MASK_THREADS
 from mlx_provider.testing.driver import new_engine, new_request, output_of

@@ -40,7 +40,7 @@ from mlx_provider.engine.scheduling.costs import Costs, Curve
 from mlx_provider.engine.sparse_prefill.selection import CHUNK, chunk_scores, kept_anyway
 from mlx_provider.engine.sparse_prefill.sparse_prefill import SparsePrefill
 from mlx_provider.errors import MLXProviderError
-from mlx_provider.protocol.messages import ModelOptions
+from mlx_provider.protocol.options import ModelOptions
 from mlx_provider.records import LoadedModel, Prompt, ScoresPrompts
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.drafting import drafts_of

@@ -29,7 +29,7 @@ from mlx_provider.engine.scheduling.costs import Costs, Curve
 from mlx_provider.engine.speculation.policy import MOST, Policy
 from mlx_provider.engine.speculation.speculation import Speculation
 from mlx_provider.errors import MLXProviderError
-from mlx_provider.protocol.messages import ModelOptions
+from mlx_provider.protocol.options import ModelOptions
 from mlx_provider.records import Drafting, LoadedModel
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.drafting import drafts_of

@@ -25,7 +25,7 @@ import mlx_provider_tool_parsers as tool_plugin
 from mlx_provider.chat.messages.normalise import normalise
 from mlx_provider.chat.output.reply import Reply
 from mlx_provider.chat.output.turn_layout import TurnLayout, layout_of
-from mlx_provider.protocol.messages import Delta
+from mlx_provider.protocol.events import Delta
 from mlx_provider.testing.tiny_tokenizers import QWEN
 
 DEMO = Path(mlx_provider.demo.__file__).parent / "model"

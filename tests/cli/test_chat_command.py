@@ -15,7 +15,7 @@ from mlx_provider.cli.chat import Conversation
 from mlx_provider.client.in_process import InProcessClient
 from mlx_provider.errors import ContextTooLong, RequestFailed
 from mlx_provider.protocol.event_queue import EventQueue
-from mlx_provider.protocol.messages import (
+from mlx_provider.protocol.events import (
     Accepted,
     Delta,
     Done,
@@ -23,12 +23,12 @@ from mlx_provider.protocol.messages import (
     Event,
     Failed,
     Finish,
-    GenerateRequest,
-    Health,
     Timings,
     ToolCallDelta,
     Usage,
 )
+from mlx_provider.protocol.health import Health
+from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.interface import Service
 

@@ -22,7 +22,8 @@ from mlx_provider.client.http import HttpClient
 from mlx_provider.client.lifecycle import LocalEngine
 from mlx_provider.client.runtime_folder import EngineLock
 from mlx_provider.config import EngineSettings, Runtime
-from mlx_provider.protocol.messages import Delta, Done, Event, Failed, GenerateRequest
+from mlx_provider.protocol.events import Delta, Done, Event, Failed
+from mlx_provider.protocol.requests import GenerateRequest
 
 SCRIPT = Path(__file__).parent.parent / "server" / "fake_engine.py"
 PATIENCE = 120.0

@@ -12,7 +12,7 @@ from mlx_provider.client.connection import Connections, connect
 from mlx_provider.client.http import HttpClient
 from mlx_provider.client.in_process import InProcessClient
 from mlx_provider.errors import BadRequest, EngineUnavailable, Unauthorized
-from mlx_provider.protocol.messages import Done
+from mlx_provider.protocol.events import Done
 
 
 def test_one_client_per_address_and_key() -> None:

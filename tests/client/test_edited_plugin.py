@@ -17,7 +17,8 @@ import pytest
 from mlx_provider.client.address import Address
 from mlx_provider.client.http import HttpClient
 from mlx_provider.errors import EngineUnavailable
-from mlx_provider.protocol.messages import Done, GenerateRequest
+from mlx_provider.protocol.events import Done
+from mlx_provider.protocol.requests import GenerateRequest
 
 
 @dataclass

@@ -22,7 +22,8 @@ from mlx_provider.cli.engine import _log_text
 from mlx_provider.client import connection, runtime_folder
 from mlx_provider.client.runtime_folder import EngineLock
 from mlx_provider.errors import EngineUnavailable
-from mlx_provider.protocol.messages import Failed, GenerateRequest
+from mlx_provider.protocol.events import Failed
+from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.registry import PluginRegistry
 
 NOBODY = 2**30

@@ -14,7 +14,7 @@ from mlx_provider.client.address import Address
 from mlx_provider.client.http import HttpClient
 from mlx_provider.client.identity import differences, identity, told
 from mlx_provider.errors import EngineUnavailable
-from mlx_provider.protocol.messages import GenerateRequest
+from mlx_provider.protocol.requests import GenerateRequest
 
 
 def finished(client: HttpClient) -> int:

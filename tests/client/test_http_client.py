@@ -26,7 +26,7 @@ from mlx_provider.errors import (
     MLXProviderError,
     Overloaded,
 )
-from mlx_provider.protocol.messages import Accepted, Done, Failed
+from mlx_provider.protocol.events import Accepted, Done, Failed
 
 PATIENCE = 120.0
 

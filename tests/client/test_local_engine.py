@@ -18,7 +18,7 @@ from mlx_provider.client.lifecycle import LocalEngine
 from mlx_provider.client.runtime_folder import EngineLock, prepare
 from mlx_provider.config import Runtime
 from mlx_provider.errors import BadRequest, EngineUnavailable, NotInstalled
-from mlx_provider.protocol.messages import Failed
+from mlx_provider.protocol.events import Failed
 
 RACER = """
 import os, sys
@@ -28,7 +28,7 @@ from mlx_provider.client.address import Address
 from mlx_provider.client.http import HttpClient
 from mlx_provider.client.lifecycle import LocalEngine
 from mlx_provider.config import Runtime
-from mlx_provider.protocol.messages import GenerateRequest
+from mlx_provider.protocol.requests import GenerateRequest
 
 here = Runtime(Path({folder!r}), dict(os.environ))
 start = LocalEngine(here, (sys.executable, {script!r})).ensure

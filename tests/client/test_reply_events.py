@@ -21,15 +21,7 @@ from mlx_provider.client.exchange import Exchanges, Post
 from mlx_provider.client.link import Link
 from mlx_provider.client.retry import NotTaken
 from mlx_provider.errors import EngineDied, EngineUnavailable
-from mlx_provider.protocol.messages import (
-    EVENT_BATCH,
-    Accepted,
-    Delta,
-    Done,
-    Failed,
-    Timings,
-    Usage,
-)
+from mlx_provider.protocol.events import EVENT_BATCH, Accepted, Delta, Done, Failed, Timings, Usage
 
 ACCEPTED = Accepted(id="r", model="m", prompt_tokens=1, max_tokens=9)
 DONE = Done(

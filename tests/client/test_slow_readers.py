@@ -13,17 +13,10 @@ import pytest
 
 from mlx_provider.client.reply_events import READ_AHEAD
 from mlx_provider.client.wire import EventLines
+from mlx_provider.protocol.compaction import JOINED, size
 from mlx_provider.protocol.event_queue import TAKEN, UNREAD_LIMIT, EventQueue
-from mlx_provider.protocol.joined import JOINED, size
-from mlx_provider.protocol.messages import (
-    EVENT_BATCH,
-    Delta,
-    Done,
-    Failed,
-    Finish,
-    TokenLogprob,
-)
-from mlx_provider.protocol.messages import ToolCallDelta as Call
+from mlx_provider.protocol.events import EVENT_BATCH, Delta, Done, Failed, Finish, TokenLogprob
+from mlx_provider.protocol.events import ToolCallDelta as Call
 
 UNREAD = "flood 20000"
 """20 MB."""

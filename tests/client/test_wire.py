@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mlx_provider.client.address import Address, parse_address
 from mlx_provider.client.wire import EventLines, error_of, first_line, parse_health
 from mlx_provider.errors import BadRequest, EngineUnavailable, Unauthorized
-from mlx_provider.protocol.messages import EVENT_BATCH, Delta
+from mlx_provider.protocol.events import EVENT_BATCH, Delta
 
 
 @given(st.lists(st.text(min_size=1), min_size=1), st.integers(1, 50))

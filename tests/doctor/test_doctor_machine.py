@@ -32,7 +32,7 @@ from mlx_provider.doctor import (
     versions,
 )
 from mlx_provider.errors import OtherProtocol
-from mlx_provider.protocol.messages import Health
+from mlx_provider.protocol.health import Health
 
 Make = Callable[..., Subject]
 Look = Callable[[Subject], Iterable[Finding]]

@@ -24,7 +24,7 @@ from mlx_provider.doctor import subject as subject_module
 from mlx_provider.engine.execution.probe import Probe
 from mlx_provider.engine.memory import MemoryProfile
 from mlx_provider.engine.scheduling.costs import Curve
-from mlx_provider.protocol.messages import Health, ModelStatus
+from mlx_provider.protocol.health import Health, ModelStatus
 from mlx_provider.serving.hub import Outline
 from mlx_provider.serving.measurements import Measured, Measurements, software
 

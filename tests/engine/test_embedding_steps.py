@@ -17,7 +17,7 @@ from mlx_provider.engine.request import Phase, Request
 from mlx_provider.engine.scheduling.costs import Costs, Curve
 from mlx_provider.errors import BadRequest
 from mlx_provider.families.text import TextModel, load_text
-from mlx_provider.protocol.messages import Done, Event, Failed
+from mlx_provider.protocol.events import Done, Event, Failed
 from mlx_provider.testing.driver import (
     alone,
     new_embedding,

@@ -24,7 +24,7 @@ from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Phase, Request
 from mlx_provider.families.text import TextModel
 from mlx_provider.isolation import Isolation
-from mlx_provider.protocol.messages import Failed
+from mlx_provider.protocol.events import Failed
 from mlx_provider.testing.driver import (
     TokenOutput,
     alone,

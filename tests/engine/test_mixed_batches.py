@@ -19,7 +19,7 @@ from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Phase, PrefillJob, Request
 from mlx_provider.engine.scheduling.plan import Chunk
 from mlx_provider.families.text import TextModel
-from mlx_provider.protocol.messages import Failed
+from mlx_provider.protocol.events import Failed
 from mlx_provider.testing.driver import alone, new_engine, new_request, output_of, run
 
 POISON = 15

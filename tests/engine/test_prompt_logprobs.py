@@ -14,7 +14,7 @@ from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request
 from mlx_provider.families.text import TextModel, load_text
-from mlx_provider.protocol.messages import Delta, TokenLogprob
+from mlx_provider.protocol.events import Delta, TokenLogprob
 from mlx_provider.testing.driver import alone, new_engine, new_request, output_of, run
 from mlx_provider.testing.kernels import equipped
 from mlx_provider.testing.tiny_models import build

@@ -20,7 +20,7 @@ from mlx_provider.engine.speculation.ahead import allows, masks_ahead
 from mlx_provider.engine.speculation.policy import Policy, RowOdds
 from mlx_provider.engine.speculation.speculation import Speculation
 from mlx_provider.families.text import TextModel, load_text
-from mlx_provider.protocol.messages import Failed
+from mlx_provider.protocol.events import Failed
 from mlx_provider.records import DraftRow
 from mlx_provider.testing.driver import alone, new_engine, new_request, output_of, run
 from mlx_provider.testing.kernels import equipped

@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 from mlx_provider.errors import NotInstalled, RequestFailed
 from mlx_provider.gateway.apart import Apart
 from mlx_provider.gateway.proxy import Proxy
-from mlx_provider.protocol.messages import ModelOptions, ModelStatus
+from mlx_provider.protocol.health import ModelStatus
+from mlx_provider.protocol.options import ModelOptions
 from mlx_provider.registry import PluginRegistry
 from mlx_provider_eval import tool_eval_bench
 from mlx_provider_eval.commands import evaluate

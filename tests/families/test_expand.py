@@ -16,7 +16,7 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 from mlx_provider import LoadedModel, LoadOptions
 from mlx_provider.families.checkpoint import read_json
 from mlx_provider.families.expand import expand
-from mlx_provider.protocol.messages import ModelOptions
+from mlx_provider.protocol.options import ModelOptions
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.loading import WeightsKey
 from mlx_provider.serving.weight_files import weights_dtype, weights_estimate

@@ -14,16 +14,8 @@ from mlx_provider.client.generation import Generation
 from mlx_provider.errors import MLXProviderError
 from mlx_provider.litellm.provider import Provider
 from mlx_provider.protocol.event_queue import EventQueue
-from mlx_provider.protocol.messages import (
-    Accepted,
-    Delta,
-    Done,
-    Event,
-    Finish,
-    GenerateRequest,
-    Timings,
-    Usage,
-)
+from mlx_provider.protocol.events import Accepted, Delta, Done, Event, Finish, Timings, Usage
+from mlx_provider.protocol.requests import GenerateRequest
 
 HERE = Path(__file__).parent
 PATIENCE = 60.0

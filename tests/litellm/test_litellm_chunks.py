@@ -4,7 +4,7 @@ import pytest
 
 from mlx_provider.errors import EngineUnavailable, RequestFailed
 from mlx_provider.litellm.chunks import ChunkStream
-from mlx_provider.protocol.messages import (
+from mlx_provider.protocol.events import (
     Delta,
     ErrorBody,
     Failed,

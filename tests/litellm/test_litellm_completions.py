@@ -4,7 +4,7 @@ import litellm
 import pytest
 
 from mlx_provider.errors import BadRequest, ContextTooLong, Overloaded
-from mlx_provider.protocol.messages import Delta, ErrorBody, Failed, Finish, TokenLogprob
+from mlx_provider.protocol.events import Delta, ErrorBody, Failed, Finish, TokenLogprob
 
 
 def shout(scripted):

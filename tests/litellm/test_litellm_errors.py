@@ -17,7 +17,7 @@ from litellm.exceptions import (
 
 from mlx_provider import errors
 from mlx_provider.litellm.errors import to_litellm
-from mlx_provider.protocol.messages import Delta, ErrorBody, Failed
+from mlx_provider.protocol.events import Delta, ErrorBody, Failed
 
 HI = [{"role": "user", "content": "hi"}]
 

@@ -16,7 +16,7 @@ from mlx_provider.errors import BadRequest, ContextTooLong, EngineUnavailable, O
 from mlx_provider.gateway.config import Served
 from mlx_provider.gateway.fleet import Fleet, fleet_config
 from mlx_provider.litellm.fleet import head, kept_together
-from mlx_provider.protocol.messages import Delta, ErrorBody, Failed, Finish
+from mlx_provider.protocol.events import Delta, ErrorBody, Failed, Finish
 
 ENGINES = tuple(f"http://mac-{n}.invalid:8080" for n in (1, 2, 3))
 AGENT = {"role": "system", "content": "You are an agent."}

@@ -15,7 +15,7 @@ from mlx_provider.errors import EngineDied
 from mlx_provider.litellm.call import Deadline
 from mlx_provider.litellm.streams import AsyncReplyStream, Reply, ReplyStream
 from mlx_provider.protocol.event_queue import EventQueue
-from mlx_provider.protocol.messages import Accepted, Delta, ErrorBody, Failed, Finish
+from mlx_provider.protocol.events import Accepted, Delta, ErrorBody, Failed, Finish
 
 HI = [{"role": "user", "content": "hi"}]
 

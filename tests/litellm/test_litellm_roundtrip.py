@@ -7,7 +7,7 @@ from functools import partial
 import litellm
 import pytest
 
-from mlx_provider.protocol.messages import Delta, Finish, ToolCallDelta
+from mlx_provider.protocol.events import Delta, Finish, ToolCallDelta
 
 HI = [{"role": "user", "content": "hi"}]
 TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": {}}}]

@@ -4,7 +4,7 @@ import litellm
 import pytest
 
 from mlx_provider.errors import RequestFailed
-from mlx_provider.protocol.messages import Delta, Done, Failed, Finish, Timings, Usage
+from mlx_provider.protocol.events import Delta, Done, Failed, Finish, Timings, Usage
 
 pytest.importorskip("opentelemetry.sdk.trace", reason="needs the extra otel")
 

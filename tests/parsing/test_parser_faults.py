@@ -13,7 +13,7 @@ from mlx_provider.chat.constraints.written import written_call
 from mlx_provider.chat.output.reply import Reply
 from mlx_provider.cli.parse import answers
 from mlx_provider.errors import BadRequest
-from mlx_provider.protocol.messages import GenerateRequest
+from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.records import Reading, ReasoningParser, TextReader, ToolCall, ToolParser, Tools
 
 from .conftest import TOOL_PARSERS, put_together, read_chunks, tool

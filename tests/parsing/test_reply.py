@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mlx_provider.chat.output.reply import Reply
-from mlx_provider.protocol.messages import Delta, TokenLogprob
+from mlx_provider.protocol.events import Delta, TokenLogprob
 
 from .conftest import REASONING_PARSERS, TOOL_PARSERS, put_together, read_chunks
 

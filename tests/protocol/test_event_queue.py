@@ -10,7 +10,7 @@ import pytest
 
 from mlx_provider.errors import EngineDied
 from mlx_provider.protocol.event_queue import EventQueue
-from mlx_provider.protocol.messages import Delta, ErrorBody, Event, Failed
+from mlx_provider.protocol.events import Delta, ErrorBody, Event, Failed
 
 FAILED = Failed(error=ErrorBody.of(EngineDied("end")))
 

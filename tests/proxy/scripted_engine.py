@@ -20,24 +20,22 @@ from mlx_provider import __version__
 from mlx_provider.config import EngineSettings
 from mlx_provider.errors import MemoryInUse, from_code
 from mlx_provider.protocol.event_queue import EventQueue
-from mlx_provider.protocol.figures import Figures
-from mlx_provider.protocol.messages import (
+from mlx_provider.protocol.events import (
     Accepted,
     Delta,
     Done,
     Embedded,
-    EmbedRequest,
     ErrorBody,
     Event,
     Failed,
     Finish,
-    GenerateRequest,
-    Health,
-    ModelRequest,
     Timings,
     ToolCallDelta,
     Usage,
 )
+from mlx_provider.protocol.figures import Figures
+from mlx_provider.protocol.health import Health
+from mlx_provider.protocol.requests import EmbedRequest, GenerateRequest, ModelRequest
 from mlx_provider.serving.interface import Deliver
 
 REFUSED = {

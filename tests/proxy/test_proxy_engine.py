@@ -11,6 +11,7 @@ import pytest
 from mlx_provider.config import runtime
 from mlx_provider.gateway.config import proxy_config, write_config
 from mlx_provider.gateway.proxy import start_proxy
+from mlx_provider.serving.decoding_text import decoding
 
 # uvicorn ends a worker whose imports take longer than its health check waits.
 OPTIONS = ("--num_workers", "2", "--timeout_worker_healthcheck", "100")
@@ -41,8 +42,8 @@ def test_greedy_text_is_the_same_every_way(client, raw, own_engine):
 
 
 def test_health_tells_how_rows_decode(own_engine):
-    model = next(each for each in own_engine.health().models if each.decoding)
-    assert model.decoding.startswith("rows decode together (grouped), with chunks of prompts, ")
+    model = next(each for each in own_engine.health().models if decoding(each))
+    assert decoding(model).startswith("rows decode together (grouped), with chunks of prompts, ")
     assert 0 <= model.noise_floor < 1e-2
     assert runtime().measurements.stat().st_mode & 0o777 == 0o600
 

@@ -17,7 +17,8 @@ from fake_engine import FakeService
 
 from mlx_provider.config import EngineSettings
 from mlx_provider.protocol.event_queue import EventQueue
-from mlx_provider.protocol.messages import Accepted, GenerateRequest
+from mlx_provider.protocol.events import Accepted
+from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.ranks import hello, process
 from mlx_provider.ranks.channel import FollowerChannel, LeaderChannel
 from mlx_provider.ranks.messages import Hello

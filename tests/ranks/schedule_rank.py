@@ -29,7 +29,7 @@ from mlx_provider.engine.scheduling.scheduler import Scheduler
 from mlx_provider.errors import MLXProviderError
 from mlx_provider.isolation import Isolation
 from mlx_provider.protocol.event_queue import EventQueue
-from mlx_provider.protocol.messages import EmbedRequest, GenerateRequest
+from mlx_provider.protocol.requests import EmbedRequest, GenerateRequest
 from mlx_provider.ranks.channel import FollowerChannel, LeaderChannel
 from mlx_provider.ranks.follower import Follower
 from mlx_provider.ranks.group import join

@@ -21,7 +21,9 @@ from mlx_provider.client.connection import connect
 from mlx_provider.client.generation import EngineClient
 from mlx_provider.config import Runtime
 from mlx_provider.errors import EngineUnavailable, MLXProviderError
-from mlx_provider.protocol.messages import Delta, Done, Failed, GenerateRequest, Health
+from mlx_provider.protocol.events import Delta, Done, Failed
+from mlx_provider.protocol.health import Health
+from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.testing.tiny_models import build
 
 from .ended import is_gone

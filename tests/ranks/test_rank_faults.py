@@ -24,7 +24,7 @@ from mlx_provider.errors import (
     RankLost,
     RequestFailed,
 )
-from mlx_provider.protocol.messages import Health
+from mlx_provider.protocol.health import Health
 
 from .faulty import HANGS_AFTER
 from .rank_schedules import pictures

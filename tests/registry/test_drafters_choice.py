@@ -12,7 +12,7 @@ import pytest
 
 from mlx_provider.errors import BadRequest
 from mlx_provider.log_lines import LogLines
-from mlx_provider.protocol.messages import ModelOptions
+from mlx_provider.protocol.options import ModelOptions
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.drafting import drafts_of
 

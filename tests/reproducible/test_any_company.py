@@ -16,7 +16,7 @@ from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.fixed_shapes import FixedShapes
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request, SamplingParams
-from mlx_provider.protocol.messages import Failed
+from mlx_provider.protocol.events import Failed
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 
 SHAPES = FixedShapes(rows=3, tokens=16)

@@ -18,7 +18,8 @@ from PIL import Image
 from tokenizers import Tokenizer
 
 from mlx_provider.config import EngineSettings
-from mlx_provider.protocol.messages import GenerateRequest, ModelOptions
+from mlx_provider.protocol.options import ModelOptions
+from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.records import Prompt
 from mlx_provider.serving.models import Served
 from mlx_provider.serving.prompt import prepare

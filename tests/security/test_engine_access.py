@@ -18,7 +18,8 @@ import pytest
 from mlx_provider.config import EngineSettings
 from mlx_provider.errors import BadRequest, Forbidden, ModelNotFound
 from mlx_provider.protocol.event_queue import EventQueue
-from mlx_provider.protocol.messages import GenerateRequest, ModelOptions
+from mlx_provider.protocol.options import ModelOptions
+from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.server import owner_socket
 from mlx_provider.server.access import host_of
 from mlx_provider.server.engine_key import engine_key, own_key_file

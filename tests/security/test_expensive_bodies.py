@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from mlx_provider.bounds import MAX_FIELDS
 from mlx_provider.errors import BadRequest
 from mlx_provider.families.tokenizer import sliced
-from mlx_provider.protocol.messages import EmbedRequest, GenerateRequest
+from mlx_provider.protocol.requests import EmbedRequest, GenerateRequest
 from mlx_provider.server.activity import Activity
 from mlx_provider.server.body import Bodies
 from mlx_provider.server.incoming import AT_ONCE, Incoming, parse_request

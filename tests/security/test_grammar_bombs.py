@@ -24,7 +24,8 @@ from mlx_provider.litellm.call import Call, Deadline
 from mlx_provider.litellm.errors import to_litellm
 from mlx_provider.litellm.translate import generate_requests
 from mlx_provider.protocol.event_queue import EventQueue
-from mlx_provider.protocol.messages import Delta, Done, Event, Failed, GenerateRequest
+from mlx_provider.protocol.events import Delta, Done, Event, Failed
+from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.records import CallGrammar
 from mlx_provider.serving.service import ChatService
 from mlx_provider.testing.byte_model import ENDS, byte_tokenizer

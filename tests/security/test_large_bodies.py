@@ -16,7 +16,7 @@ import pytest
 from mlx_provider.client.address import Address
 from mlx_provider.client.http import HttpClient
 from mlx_provider.errors import BodyTooLarge
-from mlx_provider.protocol.messages import GenerateRequest
+from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.testing.engine_process import EngineProcess, engine_process
 
 MB = 2**20

@@ -21,7 +21,7 @@ from mlx_provider.litellm.constraints import constraint
 from mlx_provider.litellm.parameters import Parameters
 from mlx_provider.litellm.shape import check_shape
 from mlx_provider.litellm.translate import generate_requests
-from mlx_provider.protocol.messages import GenerateRequest
+from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.server.incoming import parse_request
 
 HI = {"role": "user", "content": "x"}

@@ -16,7 +16,7 @@ from mlx_provider.chat.output.stops import StopText
 from mlx_provider.errors import BadRequest
 from mlx_provider.litellm.call import Call, Deadline
 from mlx_provider.litellm.translate import generate_requests
-from mlx_provider.protocol.messages import GenerateRequest
+from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.records.reading import partial_at
 from mlx_provider.server.incoming import parse_request
 

@@ -17,7 +17,8 @@ from mlx_provider.engine.prefix_cache.files import BadFile
 from mlx_provider.errors import BadRequest, UnsupportedModel
 from mlx_provider.families.config_sizes import check_sizes
 from mlx_provider.families.estimate import footprint
-from mlx_provider.protocol.messages import GenerateRequest, ModelOptions
+from mlx_provider.protocol.options import ModelOptions
+from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.checkpoint import checkpoint
 from mlx_provider.serving.folder_check import check_folder

@@ -19,8 +19,7 @@ from mlx_provider import __version__
 from mlx_provider.config import EngineSettings
 from mlx_provider.errors import EngineUnavailable, from_code
 from mlx_provider.protocol.event_queue import EventQueue
-from mlx_provider.protocol.figures import Figures
-from mlx_provider.protocol.messages import (
+from mlx_provider.protocol.events import (
     Accepted,
     Delta,
     Done,
@@ -28,12 +27,12 @@ from mlx_provider.protocol.messages import (
     Event,
     Failed,
     Finish,
-    GenerateRequest,
-    Health,
-    ModelStatus,
     Timings,
     Usage,
 )
+from mlx_provider.protocol.figures import Figures
+from mlx_provider.protocol.health import Health, ModelStatus
+from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.serving.interface import Deliver, deliver_now
 from mlx_provider.serving.metrics import EngineMetrics
 

@@ -8,7 +8,7 @@ from mlx_provider.cli.engine import described
 from mlx_provider.doctor import Subject
 from mlx_provider.doctor.engine import told_of
 from mlx_provider.errors import RankLost
-from mlx_provider.protocol.messages import Health, RankStatus
+from mlx_provider.protocol.health import Health, RankStatus
 from mlx_provider.server.rank_group import RankGroup
 
 SERVES = RankStatus(rank=1, host="mac-1", pid=7, device="M4", state="serving", since=1e9)

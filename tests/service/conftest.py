@@ -14,19 +14,19 @@ from mlx_provider.client.generation import Generation
 from mlx_provider.client.in_process import InProcessClient
 from mlx_provider.config import EngineSettings
 from mlx_provider.engine.speculation.policy import MOST
-from mlx_provider.protocol.messages import (
+from mlx_provider.protocol.events import (
     Delta,
     Done,
     ErrorBody,
     Event,
     Failed,
     Finish,
-    GenerateRequest,
-    ModelOptions,
-    Sampling,
     TokenLogprob,
     Usage,
 )
+from mlx_provider.protocol.options import ModelOptions
+from mlx_provider.protocol.requests import GenerateRequest
+from mlx_provider.protocol.sampling import Sampling
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.served import Served
 from mlx_provider.serving.service import ChatService

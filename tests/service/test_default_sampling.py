@@ -10,7 +10,7 @@ import pytest
 
 from mlx_provider import ModelFamily, ModelInfo, SamplingDefaults
 from mlx_provider.families.checkpoint import sampling_defaults
-from mlx_provider.protocol.messages import Sampling
+from mlx_provider.protocol.sampling import Sampling
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.sampling import ORDINARY, with_sampling
 

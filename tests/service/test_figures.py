@@ -11,7 +11,7 @@ import pytest
 
 from mlx_provider.engine.recent import LookedUp, Ring, Step
 from mlx_provider.errors import EngineDied
-from mlx_provider.protocol.messages import Sampling
+from mlx_provider.protocol.sampling import Sampling
 from mlx_provider.serving.latest import Latest
 
 SECRET = "The vault opens at midnight by the eastern door. "

@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Any
 
-from mlx_provider.protocol.messages import GenerateRequest
+from mlx_provider.protocol.requests import GenerateRequest
 
 CHUNK = 64
 PASSES = 4

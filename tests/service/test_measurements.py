@@ -15,8 +15,10 @@ from mlx_provider.config import EngineSettings, engine_settings
 from mlx_provider.engine.execution.probe import Probe
 from mlx_provider.engine.memory import MemoryProfile
 from mlx_provider.engine.scheduling.costs import UNMEASURED, Curve
-from mlx_provider.protocol.messages import ModelOptions, ModelStatus
+from mlx_provider.protocol.health import ModelStatus
+from mlx_provider.protocol.options import ModelOptions
 from mlx_provider.serving import kv_choice, measurements, models
+from mlx_provider.serving.decoding_text import decoding
 from mlx_provider.serving.measurements import Measured, Measurements
 from mlx_provider.serving.served import Served
 
@@ -132,14 +134,14 @@ def test_a_broken_file_is_measured_over(load: Any, folder: Path, file: Path) -> 
 
 
 def test_the_status_tells_how_rows_decode(load: Any, folder: Path) -> None:
-    for layout, decoding in (
+    for layout, begins in (
         ("auto", "rows decode together (grouped), with chunks of prompts, log-probabilities"),
         ("merged", "rows decode together (merged), apart from chunks of prompts, log-prob"),
         ("solo", "rows decode alone"),
     ):
         served = load(folder, kv_layout=layout)
         status: ModelStatus = served.status
-        assert status.decoding.startswith(decoding)
+        assert decoding(status).startswith(begins)
         assert status.mixed_prefill is (layout == "auto")
         assert status.noise_floor == served.running.probe.noise_floor < 1e-3
 
@@ -149,7 +151,7 @@ def test_the_log_tells_it_at_load(
 ) -> None:
     with caplog.at_level(logging.INFO, "mlx_provider"):
         served = load(folder)
-    assert f"{folder.name}: {served.status.decoding}, drafts by lookup" in caplog.messages
+    assert f"{folder.name}: {decoding(served.status)}, drafts by lookup" in caplog.messages
 
 
 # -- the file

@@ -16,7 +16,7 @@ import pytest
 from mlx_provider.client.in_process import InProcessClient
 from mlx_provider.config import EngineSettings
 from mlx_provider.errors import BadRequest, ContextTooLong, LoadFailed
-from mlx_provider.protocol.messages import ModelOptions
+from mlx_provider.protocol.options import ModelOptions
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.service import ChatService
 from mlx_provider.testing.tiny_models import build

@@ -16,7 +16,7 @@ from mlx_provider.client.in_process import InProcessClient
 from mlx_provider.config import EngineSettings
 from mlx_provider.errors import MLXProviderError, PluginError
 from mlx_provider.isolation import LOG, Isolation
-from mlx_provider.protocol.messages import ModelOptions
+from mlx_provider.protocol.options import ModelOptions
 from mlx_provider.records import DraftOptions
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.loading import told

@@ -10,8 +10,9 @@ import pytest
 
 from mlx_provider.engine.execution.exactness import Exact
 from mlx_provider.litellm.operator import engine_options, operator_options
-from mlx_provider.protocol.messages import ModelOptions
+from mlx_provider.protocol.options import ModelOptions
 from mlx_provider.serving import reproducible
+from mlx_provider.serving.decoding_text import decoding
 
 SAME = ModelOptions(reproducible=True)
 LONG = "The same long beginning of a question. " * 30
@@ -40,9 +41,9 @@ def test_weights_are_shared_and_prefixes_are_not(
     fixed = status.reproducible
     assert (fixed.rows, fixed.tokens) == (8, 64)
     told = f"reproducible: rows decode 8 to a pass, filled up ({fixed.cost:.1f} times the time of"
-    assert status.decoding.startswith(told)
-    assert status.decoding.endswith("prompts run in passes of 64 tokens")
-    assert f"{Path(model.model).name}: {status.decoding}" in caplog.messages
+    assert decoding(status).startswith(told)
+    assert decoding(status).endswith("prompts run in passes of 64 tokens")
+    assert f"{Path(model.model).name}: {decoding(status)}" in caplog.messages
 
 
 def test_prefixes_on_disk_are_those_of_this_software(
@@ -77,7 +78,7 @@ def test_rows_that_cannot_share_a_pass_have_one_each(
     told = (
         "reproducible: each row decodes in a pass of its own, prompts run in passes of 256 tokens"
     )
-    assert status.decoding == told
+    assert decoding(status) == told
     assert ["sampling" in note for note in status.notes] == [True]
 
 

@@ -24,13 +24,10 @@ from mlx_provider.errors import (
     UnsupportedModel,
 )
 from mlx_provider.protocol.event_queue import EventQueue
-from mlx_provider.protocol.messages import (
-    ErrorBody,
-    Failed,
-    GenerateRequest,
-    ModelOptions,
-    Sampling,
-)
+from mlx_provider.protocol.events import ErrorBody, Failed
+from mlx_provider.protocol.options import ModelOptions
+from mlx_provider.protocol.requests import GenerateRequest
+from mlx_provider.protocol.sampling import Sampling
 
 QUIET = dict.fromkeys(range(8), -100.0)
 """The special tokens, among them those that end a reply, are not drawn by chance."""

@@ -9,7 +9,9 @@ import pytest
 
 from mlx_provider.client.in_process import InProcessClient
 from mlx_provider.config import EngineSettings
-from mlx_provider.protocol.messages import Delta, Done, GenerateRequest, Sampling
+from mlx_provider.protocol.events import Delta, Done
+from mlx_provider.protocol.requests import GenerateRequest
+from mlx_provider.protocol.sampling import Sampling
 from mlx_provider.serving.service import ChatService
 from mlx_provider.testing.tiny_models import build
 

@@ -13,16 +13,10 @@ import pytest
 
 from mlx_provider.client.in_process import InProcessClient
 from mlx_provider.errors import BadRequest, ContextTooLong, MLXProviderError, RequestFailed
-from mlx_provider.protocol.messages import (
-    Done,
-    Embedded,
-    EmbedRequest,
-    Event,
-    Failed,
-    GenerateRequest,
-    ModelOptions,
-    Sampling,
-)
+from mlx_provider.protocol.events import Done, Embedded, Event, Failed
+from mlx_provider.protocol.options import ModelOptions
+from mlx_provider.protocol.requests import EmbedRequest, GenerateRequest
+from mlx_provider.protocol.sampling import Sampling
 from mlx_provider.serving.service import ChatService
 from mlx_provider.testing.tiny_embedding import ENDS, as_embedding, without_head
 from mlx_provider.testing.tiny_models import build

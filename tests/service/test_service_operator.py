@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from mlx_provider.errors import BadRequest, MediaError
-from mlx_provider.protocol.messages import ModelOptions
+from mlx_provider.protocol.options import ModelOptions
 from mlx_provider.testing.tiny_media import tiny_pixels
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}

@@ -10,7 +10,10 @@ from pydantic import ValidationError
 
 from mlx_provider.client.in_process import InProcessClient
 from mlx_provider.config import EngineSettings
-from mlx_provider.protocol.messages import Done, GenerateRequest, ModelOptions, Sampling
+from mlx_provider.protocol.events import Done
+from mlx_provider.protocol.options import ModelOptions
+from mlx_provider.protocol.requests import GenerateRequest
+from mlx_provider.protocol.sampling import Sampling
 from mlx_provider.serving.served import WARMED
 from mlx_provider.serving.service import ChatService
 from mlx_provider.testing.tiny_models import build

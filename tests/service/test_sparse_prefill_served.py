@@ -8,7 +8,8 @@ import pytest
 
 from mlx_provider.errors import BadRequest
 from mlx_provider.litellm.replies import usage_of
-from mlx_provider.protocol.messages import Done, ModelOptions, Timings
+from mlx_provider.protocol.events import Done, Timings
+from mlx_provider.protocol.options import ModelOptions
 
 NO_TIMES = Timings(queued=0, prefill=0, first_token=0, total=0, tokens_per_second=0)
 

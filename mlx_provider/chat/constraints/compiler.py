@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import BadRequest, GrammarFailed, RequestFailed
-from ...protocol.messages import GenerateRequest
+from ...protocol.requests import GenerateRequest
 from ...records.grammar import CallGrammar, MessageGrammar
 from .literal import ONE_LINE, Spaces
 from .request import Form, after_message, request_form

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 
 from ...errors import BadRequest
-from ...protocol.messages import GenerateRequest
+from ...protocol.requests import GenerateRequest
 from ...records import ToolParser, Tools, listed_parameters
 from ..output.reply import Reply
 from .request import demanded

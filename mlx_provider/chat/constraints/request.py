@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...errors import BadRequest
-from ...protocol.messages import GenerateRequest
+from ...protocol.requests import GenerateRequest
 from ...records.grammar import CallGrammar, MessageGrammar
 from .calls import CallRules, called_object, tool_functions
 from .literal import ONE_LINE, Spaces, Split, json_rule, literal

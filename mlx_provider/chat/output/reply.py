@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from ...protocol.messages import Delta, FinishReason, TokenLogprob, ToolCallDelta
+from ...protocol.events import Delta, FinishReason, TokenLogprob, ToolCallDelta
 from ...records.parsing import ReasoningParser, ToolParser, Tools
 from ...records.reading import TextEvent, TextReader
 from .edge import AnswerEdge

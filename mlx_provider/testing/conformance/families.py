@@ -19,7 +19,7 @@ from ...engine.request import Phase, Request, SamplingParams
 from ...engine.scheduling.scheduler import Scheduler
 from ...errors import MLXProviderError
 from ...isolation import Isolation
-from ...protocol.messages import Event, Failed, TokenLogprob
+from ...protocol.events import Event, Failed, TokenLogprob
 from ...records import LoadedModel, LoadOptions, Prompt
 from ..driver import Alternating, new_engine, new_request, output_of, run
 from ..schedules import ARRIVALS, KINDS, Arrival, run_schedule

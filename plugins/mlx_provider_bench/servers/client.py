@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import httpx
 
 from mlx_provider.errors import RequestFailed
-from mlx_provider.protocol.messages import EVENT_BATCH, Delta, Done, Event, Failed
+from mlx_provider.protocol.events import EVENT_BATCH, Delta, Done, Event, Failed
 
 from .processes import Dialect, Server
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from .messages import RankStatus
+from ..protocol.health import RankStatus
 
 
-def told_rank(rank: RankStatus) -> str:
+def rank_text(rank: RankStatus) -> str:
     """Which, where, since when, and why, in this machine's time."""
     since = datetime.fromtimestamp(rank.since).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     detail = f": {rank.detail}" if rank.detail else ""

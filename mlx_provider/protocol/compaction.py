@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .messages import Delta, Embedded, Event, Finish, ToolCallDelta
+from .events import Delta, Embedded, Event, Finish, ToolCallDelta
 
 JOINED = 2**18
 """Bytes above which nothing more is joined to an event."""
