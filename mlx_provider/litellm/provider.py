@@ -17,20 +17,20 @@ from litellm.types.utils import EmbeddingResponse, ModelResponse
 
 from ..client.connection import connect
 from ..client.generation import EngineClient
-from ..client.several import submit_all
+from ..client.multi_prompt import submit_all
 from .abilities import told
-from .busy import left
 from .call import Call
 from .completions import best_of
 from .context import show
 from .embeddings import Vectors, embed_request
 from .errors import LiteLLMErrors
 from .heartbeat import heartbeat
+from .lazy_coroutine import LazyCoroutine
+from .least_busy import uncount
 from .routes import reads_errors_in_streams
 from .spans import EngineSpans
 from .streams import AsyncReplyStream, RefusedStream, Reply, ReplyStream
 from .translate import generate_requests, legacy_functions, wants_timings
-from .unread import Unread
 from .unserved import unserved
 from .warned import keep_warnings
 
@@ -49,7 +49,7 @@ class Provider(CustomLLM):
         return self._submit(given).collect(given["model_response"])
 
     def acompletion(self, *args: Any, **given: Any) -> Coroutine[Any, Any, ModelResponse]:
-        return Unread(partial(self._submit(given).acollect, given["model_response"]))
+        return LazyCoroutine(partial(self._submit(given).acollect, given["model_response"]))
 
     def streaming(self, *args: Any, **given: Any) -> ReplyStream:
         return ReplyStream(self._submit(given))
@@ -66,7 +66,7 @@ class Provider(CustomLLM):
         return self._embed(given).collect(given["model_response"])
 
     def aembedding(self, *args: Any, **given: Any) -> Coroutine[Any, Any, EmbeddingResponse]:
-        return Unread(partial(self._embed(given).acollect, given["model_response"]))
+        return LazyCoroutine(partial(self._embed(given).acollect, given["model_response"]))
 
     image_generation = aimage_generation = unserved("image_generation")
     image_edit = aimage_edit = unserved("image_edit")
@@ -89,7 +89,7 @@ class Provider(CustomLLM):
                 best_of=best_of(call),
                 timings=wants_timings(call),
                 spans=spans,
-                left=partial(left, call.litellm_params),
+                left=partial(uncount, call.litellm_params),
             )
 
     def _embed(self, given: dict[str, Any]) -> Vectors:
@@ -100,7 +100,7 @@ class Provider(CustomLLM):
             generation = self._connect(call.api_base, call.api_key).submit(request)
             keep_warnings(call.logging, generation.accepted.warnings)
             show(call.model, told(generation.accepted), call.deployment, mode="embedding")
-            return Vectors(generation, call, form, partial(left, call.litellm_params))
+            return Vectors(generation, call, form, partial(uncount, call.litellm_params))
 
 
 def _begun(given: dict[str, Any], asked: str) -> Call:

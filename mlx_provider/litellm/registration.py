@@ -10,11 +10,11 @@ from ..client.connection import connect
 from .abilities import DEMOS, enter, keep_entries
 from .admission import admit_parameters
 from .counting import count_tokens
+from .created_stamp import share_created_stamp
 from .deployments import describe_deployments
 from .embeddings import deliver_parameters
 from .errors import PROVIDER
 from .hook import DeploymentHook
-from .stamp import share_stamp
 from .text import share_logprobs
 
 
@@ -40,7 +40,7 @@ def register(handler: CustomLLM) -> None:
     deliver_parameters()
     keep_entries()
     describe_deployments()
-    share_stamp()
+    share_created_stamp()
     share_logprobs()
     count_tokens(connect)
 

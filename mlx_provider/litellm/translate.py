@@ -10,7 +10,6 @@ from ..bounds import MAX_NAME
 from ..errors import BadRequest
 from ..invalid import bad_request
 from ..protocol.requests import GenerateRequest
-from .begun import continued
 from .call import Call
 from .completions import completions
 from .constraints import constraint
@@ -23,6 +22,7 @@ from .operator import (
     tenant,
 )
 from .parameters import Parameters
+from .prefill_message import split_prefill_mark
 from .routes import route
 from .thinking import template_variables
 
@@ -137,7 +137,7 @@ def _chat(call: Call, params: Parameters) -> dict[str, Any]:
     top, wanted = params.take("top_logprobs"), params.flag("logprobs")
     if top is not None and not wanted:
         raise BadRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
-    messages, continues = continued(call.messages, route(call.litellm_params))
+    messages, continues = split_prefill_mark(call.messages, route(call.litellm_params))
     return {
         "messages": messages,
         "continues": continues,

@@ -1,9 +1,8 @@
 """One `created` for all chunks of a stream.
 
-LiteLLM's wrapper makes the last chunks of a stream itself and stamps them with a clock reading of
-its own (1.106.2 and 1.109.1, `CustomStreamWrapper.model_response_creator`): a second that turns
-between its reading and ours gave one stream two stamps. The wrapper has no parameter for it, so
-a stream of ours brings its stamp along as an attribute, and the wrapper starts with that.
+LiteLLM's wrapper makes the last chunks of a stream itself and reads the clock again for them
+(1.106.2 and 1.109.1, `CustomStreamWrapper.model_response_creator`), so one stream could have two
+stamps. The wrapper has no parameter for the stamp: our streams carry it as an attribute.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ ATTRIBUTE = "mlx_created"
 under two identities; no other provider's stream has it."""
 
 
-def share_stamp() -> None:
-    """Let LiteLLM's wrapper take over the stamp of our streams. Idempotent."""
+def share_created_stamp() -> None:
+    """Make LiteLLM's wrapper use the stamp of our streams. Idempotent."""
     original = CustomStreamWrapper.__init__
     if hasattr(original, ATTRIBUTE):
         return

@@ -1,9 +1,8 @@
-"""A coroutine that nobody need await.
+"""A coroutine that may stay without an await.
 
-LiteLLM makes an answer's coroutine in an executor thread and awaits it in its event loop (1.106.2
-`main.py::acompletion`). Where the client leaves meanwhile, the loop never gets it: a coroutine of
-Python's own would say on the error output that it was never awaited, and what records warnings
-would hold it, and the engine's request with it.
+LiteLLM makes the coroutine in an executor thread and awaits it in its event loop (1.106.2
+`main.py::acompletion`). If the client leaves in between, the loop never gets it: Python would warn
+of a coroutine that was never awaited, and keep it and the engine's request alive.
 """
 
 from __future__ import annotations
@@ -16,22 +15,22 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class Unread(Coroutine[Any, Any, T]):
-    """The coroutine that `begin` makes, made once somebody awaits it."""
+class LazyCoroutine(Coroutine[Any, Any, T]):
+    """The coroutine that `begin` makes, made at the first await."""
 
     def __init__(self, begin: Callable[[], Coroutine[Any, Any, T]]) -> None:
         self._begin = begin
 
     @cached_property
-    def _begun(self) -> Coroutine[Any, Any, T]:
+    def _coroutine(self) -> Coroutine[Any, Any, T]:
         return self._begin()
 
     def __await__(self) -> Generator[Any, Any, T]:
-        return self._begun.__await__()
+        return self._coroutine.__await__()
 
     def send(self, value: Any) -> Any:
         """As a coroutine's own."""
-        return self._begun.send(value)
+        return self._coroutine.send(value)
 
     def throw(
         self,
@@ -40,8 +39,8 @@ class Unread(Coroutine[Any, Any, T]):
         traceback: TracebackType | None = None,
     ) -> Any:
         """As a coroutine's own."""
-        return self._begun.throw(kind, value, traceback)
+        return self._coroutine.throw(kind, value, traceback)
 
     def close(self) -> None:
         """As a coroutine's own."""
-        self._begun.close()
+        self._coroutine.close()

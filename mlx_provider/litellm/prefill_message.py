@@ -1,0 +1,23 @@
+"""Whether the last message of the assistant begins the reply (a prefill) or is a turn of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+MARK = "prefix"
+"""The key with which a caller of LiteLLM marks such a message (1.106.2,
+`convert_prefix_message_to_non_prefix_messages`)."""
+
+
+def split_prefill_mark(messages: Sequence[Any], route: str) -> tuple[list[Any], bool]:
+    """The messages without the mark, and whether the reply continues the last one.
+
+    The reply continues a marked message, and every last one on the Messages API, whose contract
+    that is. Clients of other APIs end a history with an answer and expect the next turn.
+    """
+    *before, last = messages
+    if not isinstance(last, Mapping) or MARK not in last:
+        return list(messages), route.endswith("/messages")
+    rest = {name: value for name, value in last.items() if name != MARK}
+    return [*before, rest], bool(last[MARK]) or route.endswith("/messages")
