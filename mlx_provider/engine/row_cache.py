@@ -7,7 +7,7 @@ from typing import Any
 
 from ..upstream.sparse_cache import SparseKVCache
 from .memory import leaves
-from .prefix_cache.segments import Kind, kind
+from .prefix_cache.layer_kinds import Kind, kind
 from .room import whole_steps
 
 

@@ -21,8 +21,7 @@ from ..upstream.batch_caches import mergeable
 from .agreement import Agreement
 from .execution.piggyback import can_share_a_pass
 from .memory import MemoryProfile, arrays, leaves, profile
-from .prefix_cache.segments import Kind, strictest
-from .prefix_cache.snapshots import Unstorable
+from .prefix_cache.layer_kinds import Kind, Unstorable, strictest
 
 TRIAL = 4
 """Tokens by which a model shows what it puts into a cache."""

@@ -595,7 +595,7 @@ def test_report_and_clear(prefix_cache) -> None:
 
 def test_integrity_check_sees_a_wrong_count(prefix_cache) -> None:
     keep(prefix_cache, SyntheticModel("kv"), [1, 2, 3])
-    prefix_cache._bytes += 1
+    prefix_cache._store.tally.nbytes += 1
     with pytest.raises(AssertionError, match="counts"):
         prefix_cache.check_integrity()
 

@@ -19,8 +19,8 @@ from mlx_lm.models.cache import (
 
 from mlx_provider.engine.prefix_cache.arrays import ArrayPack
 from mlx_provider.engine.prefix_cache.cache import CacheKey, PrefixCache
-from mlx_provider.engine.prefix_cache.segments import Kind, kind, take_snapshot
-from mlx_provider.engine.prefix_cache.snapshots import Unstorable
+from mlx_provider.engine.prefix_cache.layer_kinds import Kind, Unstorable, kind
+from mlx_provider.engine.prefix_cache.snapshots import take_snapshot
 from mlx_provider.testing.tiny_models import build
 
 KEY = CacheKey("tiny")

@@ -16,7 +16,7 @@ from agent_traffic import SyntheticModel
 from mlx_provider.engine.memory import MemoryProfile
 from mlx_provider.engine.prefix_cache.cache import CacheKey, PrefixCache
 from mlx_provider.engine.prefix_cache.key import as_ids
-from mlx_provider.engine.prefix_cache.segments import Kind
+from mlx_provider.engine.prefix_cache.layer_kinds import Kind
 from mlx_provider.engine.prefix_cache.tree import nodes
 from mlx_provider.engine.unlike import largest
 
@@ -82,7 +82,7 @@ def traffic(model: SyntheticModel, among: Meeting) -> tuple[list[Any], int]:
         kept = ids[: len(ids) - ahead]
         cache.insert(KEY, kept, row, snapshots, among=among)  # type: ignore[arg-type]
         cache.check_integrity()
-        held = [each for root in vars(cache)["_roots"].values() for each in nodes(root)]
+        held = [each for root in vars(cache)["_store"].roots.values() for each in nodes(root)]
         tree = [
             (n.start, n.stop, n.complete, n.snapshot is not None, n.nbytes, n.buffers, n.resumed)
             for n in held

@@ -14,7 +14,7 @@ from mlx_provider.engine.execution.probe import stand_in
 from mlx_provider.engine.execution.row_groups import Groups
 from mlx_provider.engine.execution.solo_rows import prefilled
 from mlx_provider.engine.memory import MemoryProfile
-from mlx_provider.engine.prefix_cache.segments import Kind
+from mlx_provider.engine.prefix_cache.layer_kinds import Kind
 from mlx_provider.engine.unlike import unlike
 from mlx_provider.errors import LoadFailed
 from mlx_provider.families.text import load_text

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from .segments import Kind, RowParts, row_parts
-from .snapshots import Charge, Snapshot, Unstorable
+from .layer_kinds import Kind, Unstorable
+from .segments import RowParts, row_parts
+from .snapshots import Charge, Snapshot
 
 
 class Among(Protocol):

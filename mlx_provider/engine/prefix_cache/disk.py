@@ -8,14 +8,13 @@ removed a file, which is a miss.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import queue
 import stat
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,12 @@ import numpy as np
 
 from ...errors import BadRequest
 from . import files
+from .disk_index import Chain, Index
 from .files import BadFile, Header, HostArray
 from .key import CacheKey, Ids
 from .segments import Segment
 from .snapshots import Snapshot
-from .tree import Node, common
+from .tree import Node
 from .writer import Writer
 
 log = logging.getLogger(__name__)
@@ -51,45 +51,6 @@ class Loaded:
     states: Mapping[int, Snapshot]
 
 
-@dataclass
-class Index:
-    """What is on disk, by the digest of the tokens before it."""
-
-    segments: dict[str, dict[str, Header]] = field(default_factory=dict)
-    states: dict[str, Header] = field(default_factory=dict)
-    names: set[str] = field(default_factory=set)
-
-    def add(self, header: Header) -> None:
-        self.names.add(header.name)
-        if len(header.tokens):
-            self.segments.setdefault(header.parent, {})[header.name] = header
-        else:
-            self.states[header.parent] = header
-
-    def remove(self, name: str) -> None:
-        self.names.discard(name)
-        parent = name.partition("-")[0]
-        self.segments.get(parent, {}).pop(name, None)
-        if parent in self.states and self.states[parent].name == name:
-            del self.states[parent]
-
-
-class Chain:
-    """Digests of a key's tokens `0 .. at`, for ascending `at`."""
-
-    def __init__(self, key: CacheKey, ids: Ids) -> None:
-        self._ids = ids
-        self._at = 0
-        self._hash = hashlib.blake2b(key.digest(), digest_size=16)
-
-    def at(self, position: int) -> str:
-        if position < self._at:
-            raise ValueError("digests are taken in ascending order")
-        self._hash.update(self._ids[self._at : position].tobytes())
-        self._at = position
-        return self._hash.hexdigest()
-
-
 class DiskTier:
     """Engine thread only, but for the writer it starts. Raises `BadRequest` for a bad folder."""
 
@@ -111,7 +72,7 @@ class DiskTier:
         """Queue what of a path is not on disk yet, and the removal of pruned snapshots."""
         self._drain()
         ids = _ids(path)
-        covered = sum(took for _, _, took in self._walk(key, ids))
+        covered = sum(took for _, _, took in self._index.walk(key, ids))
         own, gone, chain = key.digest().hex(), set(pruned), Chain(key, ids)
         for node in path:
             first = max(node.start, covered)
@@ -131,7 +92,7 @@ class DiskTier:
                 self._write(head, node.snapshot.pack)
             elif digest in self._index.states:
                 self._forget(self._index.states[digest].name)
-        self._writer.touch([header.name for header, _, _ in self._walk(key, ids)])
+        self._writer.touch([header.name for header, _, _ in self._index.walk(key, ids)])
 
     def load(
         self,
@@ -148,11 +109,11 @@ class DiskTier:
         Memory already has the segments of `shared` tokens; `complete`: with every layer.
         """
         self._drain()
-        steps = self._walk(key, ids)
+        steps = self._index.walk(key, ids)
         complete = complete and all(header.complete for header, _, _ in steps)
         covered = sum(took for _, _, took in steps)
         length = covered if complete else 0
-        state = None if complete else self._best_state(key, ids, max(covered, shared))
+        state = None if complete else self._index.best_state(key, ids, max(covered, shared))
         if state is not None:
             length = state.start
         needed = [s for s in steps if s[1] + s[2] > shared and s[1] < length]
@@ -185,27 +146,6 @@ class DiskTier:
     def close(self) -> None:
         """Finish the queue and end the thread."""
         self._writer.close()
-
-    def _walk(self, key: CacheKey, ids: Ids) -> list[tuple[Header, int, int]]:
-        """Files that follow each other along `ids`: (header, first token, tokens that agree)."""
-        chain, at, steps = Chain(key, ids), 0, []
-        while at < len(ids):
-            known = self._index.segments.get(chain.at(at), {}).values()
-            fits = [(common(h.tokens, ids[at:]), h.complete, h.name, h) for h in known]
-            took, _, _, header = max(fits, default=(0, False, "", None))
-            if header is None or not took:
-                break
-            steps.append((header, at, took))
-            at += took
-        return steps
-
-    def _best_state(self, key: CacheKey, ids: Ids, limit: int) -> Header | None:
-        own = key.digest().hex()
-        known = self._index.states.values()
-        stops = sorted({h.start for h in known if h.key == own and h.start <= limit})
-        chain = Chain(key, ids)
-        found = [self._index.states.get(chain.at(stop)) for stop in stops if stop <= len(ids)]
-        return next((header for header in reversed(found) if header is not None), None)
 
     def _write(self, header: Header, pack: Any) -> None:
         if header.name in self._index.names:

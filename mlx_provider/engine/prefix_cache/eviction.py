@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from itertools import count
 from math import inf
 
-from .tree import Node, nodes, remove
+from .tree import Node, Tally, nodes, remove, set_snapshot
 
 Entry = tuple[float, int, bool, Node]
 """Value, order of entry, whether all of it would go, node."""
@@ -26,21 +26,20 @@ FRESH = 0.3
 
 def evict(
     roots: Iterable[Node],
-    need: int,
+    tally: Tally,
     *,
+    nbytes: float = inf,
+    buffers: float = inf,
     clock: int,
-    held: int,
     keep: frozenset[Node] = frozenset(),
-    buffers: int = 0,
     below: float = inf,
-) -> tuple[int, int]:
-    """Free at least `need` bytes and `buffers` buffers if there are as many; both as freed.
+) -> None:
+    """Drop what is worth least until `tally` is within `nbytes` and `buffers`, or nothing is left.
 
-    Takes leaves, and snapshots of inner nodes, the least valuable first, of less value than
-    `below`. Nodes in `keep` lose nothing but guesses. `clock`: now, on the clock of `Node.used`;
-    `held`: bytes of all.
+    Takes leaves, and snapshots of inner nodes, of less value than `below`. Nodes in `keep` lose
+    nothing but guesses. `clock`: now, on the clock of `Node.used`.
     """
-    order = count()
+    order, held = count(), tally.nbytes
 
     def whole(node: Node) -> bool:
         return not node.children and node not in keep
@@ -55,25 +54,18 @@ def evict(
         if node.guessed or (node not in keep and (not node.children or node.snapshot is not None))
     ]
     heapq.heapify(heap)
-    freed = dropped = 0
-    while heap and (freed < need or dropped < buffers) and heap[0][0] < below:
+    while heap and (tally.nbytes > nbytes or tally.buffers > buffers) and heap[0][0] < below:
         _, _, leaf, node = heapq.heappop(heap)
         if leaf != whole(node):
             continue  # has become a leaf since, and was entered again as one
         if not leaf:
-            if node.snapshot is not None:
-                freed += node.snapshot.nbytes
-                dropped += node.snapshot.buffers
-            node.snapshot = None
+            set_snapshot(node, None)
             continue
-        freed += node.nbytes
-        dropped += node.buffers
         remove(node)
         parent = node.parent
         bare = parent is not None and parent.parent is not None and not parent.children
         if parent is not None and bare and parent not in keep:
             heapq.heappush(heap, entry(parent))
-    return freed, dropped
 
 
 def value(node: Node, clock: int, held: int) -> float:

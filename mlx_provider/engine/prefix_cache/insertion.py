@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 from .key import Ids
 from .placement import INSIDE, RECENT
-from .segments import RowParts, Segment, take_snapshot
-from .snapshots import Snapshot
-from .tree import Node, Walk, add, split
+from .segments import RowParts, Segment
+from .snapshots import Snapshot, take_snapshot
+from .tree import Node, Walk, add, set_snapshot, split
 
 MAX_EDGE = 2048
 """Tokens of one node: bounds what a split copies, and lets a long tail go piece by piece."""
@@ -109,26 +109,25 @@ def grows_complete(found: Walk, source: Source) -> bool:
     return source.complete and all(node.complete for node, _ in found.steps)
 
 
-def grow(root: Node, found: Walk, ids: Ids, source: Source) -> tuple[Node, int]:
-    """Add what `found` lacks of the path `ids`; its last node, and the bytes added."""
+def grow(root: Node, found: Walk, ids: Ids, source: Source) -> Node:
+    """Add what `found` lacks of the path `ids`; its last node."""
     complete = grows_complete(found, source)
     parent = root
     if found.steps:
         node, agreed = found.steps[-1]
         if found.shared == len(ids) and complete:
-            return node, 0
+            return node
         parent = node if agreed == len(node.tokens) else split(node, agreed)
     states = source.states(complete=complete)
     cuts = _cuts(found.shared, len(ids), source.bounds() | set(states))
-    added = 0
     continued = int(2 * found.shared > len(ids))  # a conversation goes on: it may again
     for start, stop in pairwise(cuts):
         segment = source.cut(start, stop, complete=complete)
         parent = add(parent, ids[start:stop], segment, complete=complete)
         parent.hits, parent.generated = continued, start >= source.prompted
-        added += parent.nbytes
-    attached = [attach(parent, at, state) for at, state in states.items()]
-    return parent, added + sum(n.snapshot.nbytes for n in attached if n and n.snapshot)
+    for at, state in states.items():
+        attach(parent, at, state)
+    return parent
 
 
 def _cuts(start: int, stop: int, wanted: set[int]) -> list[int]:
@@ -150,12 +149,13 @@ def attach(leaf: Node, at: int, state: Snapshot, *, wanted: bool = False) -> Nod
         node = split(node, at - node.start)
     if node.snapshot is not None:
         return None
-    node.snapshot, node.resumed = state, int(wanted)
+    set_snapshot(node, state)
+    node.resumed = int(wanted)
     return node
 
 
-def prune(leaf: Node) -> list[tuple[int, int]]:
-    """Drop snapshots of a path but `1 + RECENT + INSIDE`; (position, bytes) of each.
+def prune(leaf: Node) -> list[int]:
+    """Drop snapshots of a path but `1 + RECENT + INSIDE`; the positions of those dropped.
 
     Stay those at the ends of its first message and of its last ones, and of those inside messages
     the most resumed, the last first.
@@ -165,12 +165,10 @@ def prune(leaf: Node) -> list[tuple[int, int]]:
     kept = {*ends[:1], *ends[1:][-RECENT:]}
     others = sorted(filter(_inside, holders), key=lambda node: (node.resumed, node.stop))
     kept |= {*others[-INSIDE:]}
-    gone = []
-    for node in holders:
-        if node.snapshot is not None and node not in kept:
-            gone.append((node.stop, node.snapshot.nbytes))
-            node.snapshot = None
-    return gone
+    gone = [node for node in holders if node not in kept]
+    for node in gone:
+        set_snapshot(node, None)
+    return [node.stop for node in gone]
 
 
 def _spaced(holders: list[Node]) -> list[Node]:

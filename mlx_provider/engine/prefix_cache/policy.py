@@ -13,8 +13,8 @@ from ..request import PrefillJob, Request, Row
 from .cache import CacheKey, Match, PrefixCache, key_tokens
 from .charges import Among
 from .key import Ids, as_ids
+from .layer_kinds import Kind
 from .placement import GRID, ends_of, places
-from .segments import Kind
 
 log = logging.getLogger(__name__)
 

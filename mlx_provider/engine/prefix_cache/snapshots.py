@@ -8,14 +8,13 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..memory import leaves
 from .arrays import ArrayPack
+from .layer_kinds import Kind, Unstorable, kind
+from .windows import window_attributes
 
 Encoded = list[Any]
 """JSON-able form of a value: `[tag, ...]`; arrays are numbers into a pack."""
-
-
-class Unstorable(TypeError):
-    """A cache holds something that cannot be kept for another row."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +55,28 @@ class Snapshot:
     @property
     def buffers(self) -> int:
         return self.pack.buffers if self.charge is None else self.charge.buffers
+
+
+def take_snapshot(cache: list[Any], at: int | None = None) -> Snapshot | None:
+    """Windows and states as they are now; `None` where every layer keeps every token.
+
+    A window that has not wrapped is taken too: it may have by the time the row is stored.
+    `at`: as they were after that many tokens, at the beginning of the last pass or within it,
+    which had several tokens; a window still holds what it needs for that, a state does not.
+    Raises `Unstorable`, and `ValueError` where what `at` needs is gone.
+    """
+    attributes = {}
+    for leaf, layer in enumerate(leaves(cache)):
+        which = kind(layer) if layer is not None else Kind.APPEND
+        if which is Kind.WINDOW:
+            attributes[leaf] = window_attributes(layer, at)
+        elif which is Kind.STATE:
+            if at is not None:
+                raise ValueError(f"the state of layer {leaf} is not that after {at} tokens")
+            own = vars(layer)
+            # of `ArraysCache`, paddings and lengths belong to the batch, not to the row
+            attributes[leaf] = {"cache": own["cache"]} if "cache" in own else own
+    return Snapshot.of(attributes) if attributes else None
 
 
 def encode(value: Any, arrays: list[Any]) -> Encoded:

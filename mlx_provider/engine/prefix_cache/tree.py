@@ -1,4 +1,4 @@
-"""A radix tree over token ids: what is stored of which prefix. Knows no arrays."""
+"""A radix tree over token ids, and the count of what it holds. Imports no mlx."""
 
 from __future__ import annotations
 
@@ -42,6 +42,22 @@ class State(Protocol):
         """Not at the end of a message."""
 
 
+@dataclass(slots=True)
+class Tally:
+    """Bytes and device buffers of trees. Only the functions of this module change it."""
+
+    nbytes: int = 0
+    buffers: int = 0
+
+    def add(self, node: Node) -> None:
+        self.nbytes += node.nbytes
+        self.buffers += node.buffers
+
+    def remove(self, node: Node) -> None:
+        self.nbytes -= node.nbytes
+        self.buffers -= node.buffers
+
+
 @dataclass(eq=False, slots=True)
 class Node:
     """Tokens `start .. stop` of every path through it. Its parent ends where it starts."""
@@ -50,10 +66,11 @@ class Node:
     start: int
     parent: Node | None
     segment: Part | None
+    tally: Tally
     complete: bool
     """A path may resume at any token of it: implies the same for all its ancestors."""
     snapshot: State | None = None
-    """State at `stop`, where not every layer can be cut."""
+    """State at `stop`, where not every layer can be cut. `set_snapshot` changes it."""
     children: dict[int, Node] = field(default_factory=dict)
     """By their first token."""
     used: int = 0
@@ -112,9 +129,9 @@ class Walk:
     """`diverged_at`, where another prompt goes on there; 0 where at most a reply does."""
 
 
-def new_root() -> Node:
-    """An empty tree."""
-    return Node(np.empty(0, np.int64), 0, None, None, complete=True)
+def new_root(tally: Tally | None = None) -> Node:
+    """An empty tree, counted in `tally`."""
+    return Node(np.empty(0, np.int64), 0, None, None, tally or Tally(), complete=True)
 
 
 def walk(root: Node, ids: Ids, limit: int) -> Walk:
@@ -155,23 +172,28 @@ def split(node: Node, at: int) -> Node:
     """
     if node.parent is None or node.segment is None or not 0 < at < len(node.tokens):
         raise ValueError(f"no cut at {at} of {len(node.tokens)} tokens")
+    head, tail = node.segment.slice(0, at), node.segment.slice(at, len(node.tokens))
     upper = Node(
         node.tokens[:at].copy(),
         node.start,
         node.parent,
-        node.segment.slice(0, at),
+        head,
+        node.tally,
         complete=node.complete,
         used=node.used,
         hits=node.hits,
         generated=node.generated,
         sessions=set(node.sessions),
     )
-    node.segment = node.segment.slice(at, len(node.tokens))
+    node.tally.remove(node)
+    node.segment = tail
     node.parent.children[int(upper.tokens[0])] = upper
     node.tokens = node.tokens[at:].copy()
     node.start += at
     node.parent = upper
     upper.children[int(node.tokens[0])] = node
+    node.tally.add(upper)
+    node.tally.add(node)
     return upper
 
 
@@ -180,17 +202,27 @@ def add(parent: Node, tokens: Ids, segment: Part, *, complete: bool) -> Node:
     if int(tokens[0]) in parent.children:
         raise ValueError("a child with this first token exists")
     stop = parent.stop
-    node = Node(tokens.copy(), stop, parent, segment, complete=complete and parent.complete)
+    complete = complete and parent.complete
+    node = Node(tokens.copy(), stop, parent, segment, parent.tally, complete)
     parent.children[int(tokens[0])] = node
+    node.tally.add(node)
     return node
 
 
 def remove(leaf: Node) -> None:
-    """Take a leaf out of its tree, and its payload from whoever still refers to the node."""
+    """Take a leaf out of its tree and drop its payload: a `Match` may still refer to the node."""
     if leaf.parent is None or leaf.children:
         raise ValueError("only a leaf can be removed")
     del leaf.parent.children[int(leaf.tokens[0])]
+    leaf.tally.remove(leaf)
     leaf.segment = leaf.snapshot = None
+
+
+def set_snapshot(node: Node, state: State | None) -> None:
+    """Put a state at the node's end, or drop the one that is there."""
+    node.tally.remove(node)
+    node.snapshot = state
+    node.tally.add(node)
 
 
 def nodes(root: Node) -> Iterator[Node]:

@@ -16,9 +16,9 @@ from ..fixed_shapes import FixedShapes
 from ..request import PrefillJob, Row
 from .cache import CacheKey, Match, PrefixCache
 from .key import Ids, outside_spans
+from .layer_kinds import Kind
 from .placement import ends_of, places
 from .policy import PrefixCachePolicy
-from .segments import Kind
 
 
 class WholePasses(PrefixCachePolicy):

@@ -1,0 +1,70 @@
+"""Which files of the disk tier continue a prefix."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+from .files import Header
+from .key import CacheKey, Ids
+from .tree import common
+
+
+class Chain:
+    """Digests of a key's tokens `0 .. at`, for ascending `at`."""
+
+    def __init__(self, key: CacheKey, ids: Ids) -> None:
+        self._ids = ids
+        self._at = 0
+        self._hash = hashlib.blake2b(key.digest(), digest_size=16)
+
+    def at(self, position: int) -> str:
+        if position < self._at:
+            raise ValueError("digests are taken in ascending order")
+        self._hash.update(self._ids[self._at : position].tobytes())
+        self._at = position
+        return self._hash.hexdigest()
+
+
+@dataclass
+class Index:
+    """What is on disk, by the digest of the tokens before it."""
+
+    segments: dict[str, dict[str, Header]] = field(default_factory=dict)
+    states: dict[str, Header] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
+
+    def add(self, header: Header) -> None:
+        self.names.add(header.name)
+        if len(header.tokens):
+            self.segments.setdefault(header.parent, {})[header.name] = header
+        else:
+            self.states[header.parent] = header
+
+    def remove(self, name: str) -> None:
+        self.names.discard(name)
+        parent = name.partition("-")[0]
+        self.segments.get(parent, {}).pop(name, None)
+        if parent in self.states and self.states[parent].name == name:
+            del self.states[parent]
+
+    def walk(self, key: CacheKey, ids: Ids) -> list[tuple[Header, int, int]]:
+        """Files that follow each other along `ids`: (header, first token, tokens that agree)."""
+        chain, at, steps = Chain(key, ids), 0, []
+        while at < len(ids):
+            known = self.segments.get(chain.at(at), {}).values()
+            fits = [(common(h.tokens, ids[at:]), h.complete, h.name, h) for h in known]
+            took, _, _, header = max(fits, default=(0, False, "", None))
+            if header is None or not took:
+                break
+            steps.append((header, at, took))
+            at += took
+        return steps
+
+    def best_state(self, key: CacheKey, ids: Ids, limit: int) -> Header | None:
+        own = key.digest().hex()
+        known = self.states.values()
+        stops = sorted({h.start for h in known if h.key == own and h.start <= limit})
+        chain = Chain(key, ids)
+        found = [self.states.get(chain.at(stop)) for stop in stops if stop <= len(ids)]
+        return next((header for header in reversed(found) if header is not None), None)

@@ -1,0 +1,103 @@
+"""How stored segments and a snapshot become a row cache again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from ..memory import leaves
+from ..room import whole_steps
+from .layer_kinds import QUANTISED, ROTATING, Kind, kind
+from .segments import Segment
+from .snapshots import Snapshot
+
+
+def rebuild(
+    cache: list[Any],
+    segments: Sequence[Segment],
+    snapshot: Snapshot | None,
+    *,
+    length: int,
+    room: int = 0,
+) -> None:
+    """Fill a fresh row cache with the segments' first `length` tokens.
+
+    `room`: tokens soon to be appended, for which buffers are made large enough.
+
+    Raises `ValueError` if segments and snapshot do not cover every layer, or the fresh cache
+    is of another make than the stored one.
+    """
+    kept = snapshot.layers if snapshot is not None else {}
+    parts = _heads(segments, length)
+    fresh: list[Any] = []
+    runs: list[tuple[Any, list[list[Any]]]] = []
+    for leaf, layer in enumerate(leaves(cache)):
+        if snapshot is not None and leaf in kept:
+            attributes = snapshot.attributes(leaf)
+            vars(layer).update(attributes)
+            fresh += [a for _, a in tree_flatten(attributes) if isinstance(a, mx.array)]
+        elif all(leaf in part for part in parts):
+            runs.append((layer, _runs(layer, [part[leaf] for part in parts])))
+        else:
+            raise ValueError(f"layer {leaf} cannot be resumed at token {length}")
+    mx.eval(fresh, _fill([run for run in runs if run[1]], length, room))
+
+
+def _heads(segments: Sequence[Segment], length: int) -> list[dict[int, list[Any]]]:
+    """Arrays of the segments, the last cut so that they hold `length` tokens together."""
+    parts = [segment.arrays() for segment in segments]
+    extra = sum(segment.length for segment in segments) - length
+    if extra and parts:
+        keep = segments[-1].length - extra
+        last = parts[-1]
+        parts[-1] = {leaf: [a[..., :keep, :] for a in each] for leaf, each in last.items()}
+    return parts
+
+
+def _runs(layer: Any, parts: Sequence[list[Any]]) -> list[list[Any]]:
+    """What becomes each array of a layer, piece after piece; none for one without tokens."""
+    if layer is None or not parts or not parts[0]:
+        return []
+    count = 6 if vars(layer).keys() == QUANTISED else 2
+    if kind(layer) is Kind.STATE or len(parts[0]) != count:
+        raise ValueError(f"{type(layer).__name__} is not what was stored")
+    return [[part[i] for part in parts] for i in range(count)]
+
+
+def _fill(layers: Sequence[tuple[Any, list[list[Any]]]], length: int, room: int) -> list[Any]:
+    """Give each layer the arrays that its runs make. Returns all those arrays."""
+    made: list[Any] = []
+    for layer, runs in layers:
+        slack = _slack(layer, length, room)
+        joined = [_joined(run, slack) for run in runs]
+        _hand_over(layer, joined, length)
+        made += joined
+    return made
+
+
+def _slack(layer: Any, length: int, room: int) -> int:
+    """Tokens for which a layer's buffers have room behind `length`."""
+    if kind(layer) is Kind.APPEND and hasattr(layer, "step"):  # grows in steps: spare one copy
+        return whole_steps(length + max(1, room)) - length
+    return 0
+
+
+def _joined(pieces: Sequence[Any], slack: int) -> Any:
+    """One array of the pieces, one after another along their token axis, and `slack` zeros."""
+    first = pieces[0]
+    zeros = mx.zeros((*first.shape[:-2], slack, first.shape[-1]), dtype=first.dtype)
+    return mx.contiguous(mx.concatenate([*pieces, zeros] if slack else [*pieces], axis=-2))
+
+
+def _hand_over(layer: Any, arrays: list[Any], length: int) -> None:
+    half = len(arrays) // 2
+    keys, values = arrays[:half], arrays[half:]
+    own = vars(layer)
+    own["keys"] = keys[0] if half == 1 else tuple(keys)
+    own["values"] = values[0] if half == 1 else tuple(values)
+    own["offset"] = length
+    if own.keys() == ROTATING:
+        own["_idx"] = length

@@ -1,0 +1,136 @@
+"""The stored paths of every key, and what they take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import inf
+from typing import Any
+
+from .eviction import evict, value
+from .insertion import Source, attach, grow, grows_complete, prune
+from .key import CacheKey, Ids
+from .snapshots import Snapshot
+from .tree import Node, Tally, Walk, check, new_root, nodes, set_snapshot, walk
+
+Layout = tuple[Any, ...]
+NOTHING: frozenset[Node] = frozenset()
+
+
+class Store:
+    """A tree for each key. No method keeps more than `budget` bytes or `max_buffers` buffers."""
+
+    def __init__(self, max_buffers: int) -> None:
+        self.tally = Tally()
+        self.version = 0
+        """Another one whenever another match might be found."""
+        self.evicted_bytes = 0
+        self.roots: dict[CacheKey, Node] = {}
+        self._layouts: dict[CacheKey, Layout] = {}
+        self._max_buffers = max_buffers
+        self._clock = 0
+        """Bytes taken in so far, plus one per use."""
+
+    def walk(self, key: CacheKey, ids: Ids) -> Walk:
+        return walk(self.roots.get(key) or new_root(), ids, len(ids))
+
+    def nodes(self) -> Iterator[Node]:
+        return (node for root in self.roots.values() for node in nodes(root))
+
+    def touch(self, leaf: Node | None) -> list[Node]:
+        """Mark the path to `leaf` as used now; its nodes."""
+        self._clock += 1
+        path = [] if leaf is None else leaf.path()
+        for node in path:
+            node.used = self._clock
+        return path
+
+    def fits_layout(self, key: CacheKey, layout: Layout) -> bool:
+        """Whether segments of this layout can be joined with those stored under the key."""
+        return self._layouts.get(key, layout) == layout
+
+    def add(
+        self, key: CacheKey, ids: Ids, source: Source, *, budget: int, layout: Layout | None = None
+    ) -> Node | None:
+        """Store a path, evicting others for it; its last node, or `None` if it cannot be kept."""
+        if len(ids) == 0:
+            return None
+        root = self.roots.get(key) or new_root(self.tally)
+        found = walk(root, ids, len(ids))
+        path = frozenset(node for node, _ in found.steps)
+        complete = grows_complete(found, source)
+        need = source.bytes_beyond(found.shared, len(ids), complete=complete)
+        need += ids[found.shared :].nbytes
+        if sum(map(_bytes_to_stay, path)) + need > budget:
+            return None
+        self.evict(nbytes=budget - need, keep=path)
+        self.version += 1
+        self.roots[key] = root
+        if layout is not None:
+            self._layouts[key] = layout
+        before = self.tally.nbytes
+        leaf = grow(root, found, ids, source)
+        self._clock += self.tally.nbytes - before
+        self.touch(leaf)
+        self.evict(buffers=self._max_buffers, keep=frozenset(leaf.path()))
+        return leaf
+
+    def offer(self, leaf: Node, at: int, state: Snapshot, *, budget: int, wanted: bool) -> None:
+        """Keep a state inside a message, unless all that could go for it is worth more."""
+        node = attach(leaf, at, state, wanted=wanted)
+        if node is None:
+            return
+        self.version += 1
+        self._clock += state.nbytes
+        worth = value(node, self._clock, self.tally.nbytes)
+        self.evict(nbytes=budget, keep=frozenset(leaf.path()), below=worth)
+        if self.tally.nbytes > budget:
+            set_snapshot(node, None)
+
+    def prune(self, leaf: Node) -> list[int]:
+        """Drop the snapshots that a path has too many of; their positions."""
+        self.version += 1
+        return prune(leaf)
+
+    def evict(
+        self,
+        *,
+        nbytes: float = inf,
+        buffers: float = inf,
+        keep: frozenset[Node] = NOTHING,
+        below: float = inf,
+    ) -> int:
+        """Shrink to so many bytes and buffers, if `keep` and `below` allow; the bytes freed."""
+        before = self.tally.nbytes
+        if before <= nbytes and self.tally.buffers <= buffers:
+            return 0
+        evict(
+            self.roots.values(), self.tally, nbytes=nbytes, buffers=buffers, clock=self._clock,
+            keep=keep, below=below,
+        )  # fmt: skip
+        self.version += 1
+        self.roots = {key: root for key, root in self.roots.items() if root.children}
+        self._layouts = {key: shape for key, shape in self._layouts.items() if key in self.roots}
+        self.evicted_bytes += before - self.tally.nbytes
+        return before - self.tally.nbytes
+
+    def clear(self) -> None:
+        self.version += 1
+        self.tally = Tally()
+        self.roots.clear()
+        self._layouts.clear()
+
+    def check_integrity(self) -> None:
+        """Raises `AssertionError` unless the counts and the trees are what they should be."""
+        total = sum(check(root) for root in self.roots.values())
+        if total != self.tally.nbytes:
+            raise AssertionError(f"counts {self.tally.nbytes} bytes, holds {total}")
+        buffers = sum(node.buffers for node in self.nodes())
+        if buffers != self.tally.buffers:
+            raise AssertionError(f"counts {self.tally.buffers} buffers, holds {buffers}")
+        if any(not root.children for root in self.roots.values()):
+            raise AssertionError("an empty tree is kept")
+
+
+def _bytes_to_stay(node: Node) -> int:
+    """Bytes of a node that is in use: without its snapshot where that is a guess."""
+    return node.nbytes - (node.snapshot.nbytes if node.snapshot and node.guessed else 0)
