@@ -64,12 +64,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def mlx_tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """`mlx_tiny_folder("qwen3", seed=1)`: the folder of a tiny random model, written once.
 
-    Further arguments are those of `mlx_provider.testing.tiny_models.build`.
+    Further arguments are those of `mlx_provider.testing.tiny.build`.
     """
     built: dict[str, Path] = {}
 
     def get(family: str, **more: Any) -> Path:
-        from .tiny_models import build
+        from .tiny import build
 
         key = f"{family} {more}"
         if key not in built:

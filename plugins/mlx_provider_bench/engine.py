@@ -288,7 +288,7 @@ PARTS: dict[str, Callable[[Setting], Result]] = {
 
 def bench(parts: Sequence[str], *, dtype: str = "float32", **config: Any) -> Result:
     """Run the named parts on a fresh random model; JSON-able."""
-    from mlx_provider.testing.tiny_models import build
+    from mlx_provider.testing.tiny import build
 
     with tempfile.TemporaryDirectory() as folder:
         path = build(Path(folder) / "model", "qwen3", **(MODEL | config))

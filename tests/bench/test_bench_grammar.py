@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from grammar_masks import _compiler, _constraints, _follows
-from mlx_provider.testing.tiny_models import build
+from mlx_provider.testing.tiny import build
 from mlx_provider_bench.models.random_weights import load
 from vocabulary import widen
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import speculation
-from mlx_provider.testing.tiny_models import build
+from mlx_provider.testing.tiny import build
 from speculation import Clock, Dictated, Plan
 
 FEW = ("--reply", "40", "--rounds", "1", "--share", "0.9")

@@ -104,7 +104,7 @@ class Setting:
 
 def bench(plan: Plan) -> Result:
     """Run the plan; JSON-able. A table goes to stderr."""
-    from mlx_provider.testing.tiny_models import build
+    from mlx_provider.testing.tiny import build
 
     result: Result = surroundings(plan.dtype) | {
         "vocabulary": plan.vocabulary,

@@ -22,7 +22,7 @@ from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.records import LoadOptions
 from mlx_provider.testing.driver import new_request
 from mlx_provider.testing.replaced import Replaced
-from mlx_provider.testing.tiny_models import build
+from mlx_provider.testing.tiny import build
 
 LAYERS = 36
 """As many as Qwen3-8B has."""

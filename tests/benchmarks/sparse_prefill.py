@@ -174,7 +174,7 @@ def _demo() -> tuple[Path, Path]:
 
 def _random(plan: Plan, scratch: Path) -> tuple[Path, Path]:
     """Of its draft model half the width and a third of the layers."""
-    from mlx_provider.testing.tiny_models import build
+    from mlx_provider.testing.tiny import build
 
     shape = MODEL | sizes(plan.hidden, plan.layers)
     small = MODEL | sizes(plan.hidden // 2, max(1, plan.layers // 3))

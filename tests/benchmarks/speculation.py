@@ -153,7 +153,7 @@ def bench(plan: Plan) -> Result:
 
 
 def _setting(plan: Plan, scratch: Path) -> Setting:
-    from mlx_provider.testing.tiny_models import build
+    from mlx_provider.testing.tiny import build
 
     folder = plan.model
     if folder is None:

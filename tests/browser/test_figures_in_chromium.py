@@ -16,7 +16,7 @@ from mlx_provider.client.address import parse_address
 from mlx_provider.client.http import HttpClient
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.protocol.sampling import Sampling
-from mlx_provider.testing.tiny_models import build
+from mlx_provider.testing.tiny import build
 
 pytestmark = pytest.mark.browser
 

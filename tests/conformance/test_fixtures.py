@@ -11,8 +11,8 @@ import pytest
 
 from mlx_provider.testing.pytest_plugin import EACH_CACHE
 from mlx_provider.testing.scripted import Call, Step, script
-from mlx_provider.testing.tiny_greedy import greedy
-from mlx_provider.testing.tiny_models import FAMILIES, family_named
+from mlx_provider.testing.tiny import FAMILIES, family_named
+from mlx_provider.testing.tiny.greedy import greedy
 
 ASKED = script(Step("Looking.", (Call("bash", {"command": "ls"}),)))
 BASH = {

@@ -7,7 +7,7 @@ import pytest
 from mlx_provider import LoadOptions
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.testing.kernels import equipped
-from mlx_provider.testing.tiny_models import build
+from mlx_provider.testing.tiny import build
 
 
 @pytest.fixture(scope="session")

@@ -29,7 +29,7 @@ from mlx_provider.testing.driver import (
 )
 from mlx_provider.testing.kernels import equipped
 from mlx_provider.testing.quantised import quantise
-from mlx_provider.testing.tiny_models import build
+from mlx_provider.testing.tiny import build
 
 TEXTS = [[30 + (i * k) % 200 for i in range(n)] for k, n in ((3, 5), (7, 90), (11, 33), (5, 1))]
 SHARES_PASSES = {"mixes": True, "max_chunk": 64}

@@ -21,7 +21,7 @@ from mlx_provider.engine.prefix_cache.arrays import ArrayPack
 from mlx_provider.engine.prefix_cache.cache import CacheKey, PrefixCache
 from mlx_provider.engine.prefix_cache.layer_kinds import Kind, Unstorable, kind
 from mlx_provider.engine.prefix_cache.snapshots import take_snapshot
-from mlx_provider.testing.tiny_models import build
+from mlx_provider.testing.tiny import build
 
 KEY = CacheKey("tiny")
 FAMILIES = [

@@ -17,7 +17,7 @@ from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.protocol.events import Delta, TokenLogprob
 from mlx_provider.testing.driver import alone, new_engine, new_request, output_of, run
 from mlx_provider.testing.kernels import equipped
-from mlx_provider.testing.tiny_models import build
+from mlx_provider.testing.tiny import build
 
 PROMPT = [30 + (i * 7) % 200 for i in range(100)]
 

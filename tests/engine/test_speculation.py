@@ -25,7 +25,7 @@ from mlx_provider.records import DraftRow
 from mlx_provider.testing.driver import alone, new_engine, new_request, output_of, run
 from mlx_provider.testing.kernels import equipped
 from mlx_provider.testing.oracle import Eager, Oracle
-from mlx_provider.testing.tiny_models import build
+from mlx_provider.testing.tiny import build
 
 PROMPTS = [[(31 * i + 7 * j) % 300 + 20 for j in range(5 + 17 * i)] for i in range(5)]
 

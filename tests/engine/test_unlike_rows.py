@@ -19,7 +19,7 @@ from mlx_provider.engine.unlike import unlike
 from mlx_provider.errors import LoadFailed
 from mlx_provider.families.text import load_text
 from mlx_provider.records import LoadedModel
-from mlx_provider.testing.tiny_models import build
+from mlx_provider.testing.tiny import build
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,8 @@ from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.loading import WeightsKey
 from mlx_provider.serving.weight_files import weights_dtype, weights_estimate
 from mlx_provider.testing.quantised import FILE, GROUP, quantise
-from mlx_provider.testing.tiny_greedy import start
-from mlx_provider.testing.tiny_models import build
+from mlx_provider.testing.tiny import build
+from mlx_provider.testing.tiny.greedy import start
 
 FAMILIES = ("qwen3", "deepseek_v3", "gpt_oss", "qwen3_vl", "qwen3_5_moe")
 """Text, latent attention with experts, experts with biases, vision, vision with experts."""

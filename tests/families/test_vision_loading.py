@@ -16,9 +16,9 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
 from mlx_provider import BadRequest, LoadOptions, MediaError
-from mlx_provider.testing.tiny_greedy import features_of, greedy, start
-from mlx_provider.testing.tiny_media import tiny_image
-from mlx_provider.testing.tiny_models import build
+from mlx_provider.testing.tiny import build
+from mlx_provider.testing.tiny.greedy import features_of, greedy, start
+from mlx_provider.testing.tiny.media import tiny_image
 
 from .conftest import PLUGINS, family_of
 

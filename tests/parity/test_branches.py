@@ -18,7 +18,7 @@ from mlx_provider.families.text import TextModel
 from mlx_provider.families.tokenizer.hf_tokenizer import common_length
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
-from mlx_provider.testing.tiny_models import build
+from mlx_provider.testing.tiny import build
 
 SAMPLED = ("qwen3", "gemma3_text", "qwen3_5_text", "rwkv7")
 """One of each kind of cache; the sweep has the others."""

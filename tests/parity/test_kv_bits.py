@@ -27,8 +27,8 @@ from mlx_provider.testing.driver import (
     run,
 )
 from mlx_provider.testing.kernels import equipped
-from mlx_provider.testing.tiny_media import tiny_image
-from mlx_provider.testing.tiny_models import build, family_named
+from mlx_provider.testing.tiny import build, family_named
+from mlx_provider.testing.tiny.media import tiny_image
 from mlx_provider.upstream import mlx_lm
 
 WIDE_ROPE = {"rope_scaling": {"mrope_section": [8, 4, 4], "rope_type": "default", "type": "mrope"}}

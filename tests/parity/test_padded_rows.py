@@ -13,7 +13,7 @@ from mlx_vlm.models.qwen3_5 import language
 
 from mlx_provider import LoadedModel, LoadOptions, PrefillChunk, Prompt
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
-from mlx_provider.testing.tiny_models import build
+from mlx_provider.testing.tiny import build
 from mlx_provider.upstream import attention
 from mlx_provider.upstream.batch_caches import merged
 from mlx_provider.upstream.patching import patch

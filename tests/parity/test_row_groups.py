@@ -27,7 +27,7 @@ from mlx_provider.engine.request import Row
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.records import PrefillChunk
 from mlx_provider.testing.driver import new_request
-from mlx_provider.testing.tiny_models import build
+from mlx_provider.testing.tiny import build
 from mlx_provider.upstream.cache_classes import KVCache
 
 Tiny = Callable[..., TextModel]

@@ -30,7 +30,7 @@ from mlx_provider.testing.driver import (
     run,
 )
 from mlx_provider.testing.kernels import equipped
-from mlx_provider.testing.tiny_models import build
+from mlx_provider.testing.tiny import build
 
 FAMILIES = ("qwen3_vl", "qwen3_vl_moe", "gemma3", "qwen3_5", "qwen3_5_moe")
 SIZES = ((64, 64), (96, 64), (64, 128), (33, 70))

@@ -23,7 +23,7 @@ import pytest
 from mlx_provider.client.address import parse_address
 from mlx_provider.client.http import HttpClient
 from mlx_provider.protocol.requests import GenerateRequest
-from mlx_provider.testing.tiny_models import build
+from mlx_provider.testing.tiny import build
 
 pytestmark = pytest.mark.prometheus
 

@@ -23,8 +23,8 @@ from mlx_provider.client.http import HttpClient
 from mlx_provider.gateway.config import proxy_config, write_config
 from mlx_provider.gateway.engine import end_engine, warm_up
 from mlx_provider.gateway.proxy import Proxy, start_proxy
-from mlx_provider.testing.tiny_embedding import as_embedding
-from mlx_provider.testing.tiny_models import build
+from mlx_provider.testing.tiny import build
+from mlx_provider.testing.tiny.embedding import as_embedding
 
 HERE = Path(__file__).parent
 ENGINE_KEY = "engine-key-of-the-tests"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_provider.testing.quantised import quantise
-from mlx_provider.testing.tiny_models import build
+from mlx_provider.testing.tiny import build
 
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}
 STATES = HEADS | {"linear_num_key_heads": 4, "linear_num_value_heads": 8}

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from mlx_provider.testing.rank_group import FOLDER, launch
-from mlx_provider.testing.tiny_media import tiny_pixels
+from mlx_provider.testing.tiny.media import tiny_pixels
 
 SCHEDULE = Path(__file__).with_name("schedule_rank.py")
 Played = dict[str, Any]

@@ -24,7 +24,7 @@ from mlx_provider.errors import EngineUnavailable, MLXProviderError
 from mlx_provider.protocol.events import Delta, Done, Failed
 from mlx_provider.protocol.health import Health
 from mlx_provider.protocol.requests import GenerateRequest
-from mlx_provider.testing.tiny_models import build
+from mlx_provider.testing.tiny import build
 
 from .ended import is_gone
 from .models import MODELS

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.testing.tiny_models import build
+from mlx_provider.testing.tiny import build
 
 from .models import LAYERED
 from .rank_schedules import Played, Step, agree, alone, ask, cancel, embed, followed, over, read

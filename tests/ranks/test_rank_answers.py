@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.testing.tiny_models import build
+from mlx_provider.testing.tiny import build
 
 from .models import MODELS
 from .rank_schedules import Played, agree, alone, ask, cancel, embed, followed, over, read

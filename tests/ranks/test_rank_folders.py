@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_provider.testing.tiny_models import build
+from mlx_provider.testing.tiny import build
 
 from .models import MODELS
 from .rank_schedules import ask, over, read

@@ -24,7 +24,7 @@ from mlx_provider.records import Prompt
 from mlx_provider.serving.models import Served
 from mlx_provider.serving.prompt import prepare
 from mlx_provider.serving.service import ChatService
-from mlx_provider.testing.tiny_models import build
+from mlx_provider.testing.tiny import build
 
 TEXT = ("qwen3", "llama", "gemma3_text")
 VISION = ("qwen3_vl", "gemma3", "qwen2_vl", "demo")

@@ -21,7 +21,7 @@ from mlx_provider.protocol.options import ModelOptions
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.protocol.sampling import Sampling
 from mlx_provider.serving.service import ChatService
-from mlx_provider.testing.tiny_models import build
+from mlx_provider.testing.tiny import build
 
 MODELS, CLIENTS, REQUESTS = 6, 16, 1
 PATIENCE = 120.0

@@ -24,7 +24,7 @@ from mlx_provider.serving.checkpoint import checkpoint
 from mlx_provider.serving.folder_check import check_folder
 from mlx_provider.serving.service import ChatService
 from mlx_provider.serving.weight_files import broken_files
-from mlx_provider.testing.tiny_models import build
+from mlx_provider.testing.tiny import build
 
 DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
 MANY = 100_000_000

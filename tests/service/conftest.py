@@ -31,7 +31,7 @@ from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.served import Served
 from mlx_provider.serving.service import ChatService
 from mlx_provider.testing.oracle import Eager
-from mlx_provider.testing.tiny_models import build
+from mlx_provider.testing.tiny import build
 
 PATIENCE = 120
 PLAIN = """\

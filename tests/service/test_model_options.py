@@ -19,7 +19,7 @@ from mlx_provider.errors import BadRequest, ContextTooLong, LoadFailed
 from mlx_provider.protocol.options import ModelOptions
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.service import ChatService
-from mlx_provider.testing.tiny_models import build
+from mlx_provider.testing.tiny import build
 
 
 def same_weights(client: Any) -> set[int]:

@@ -13,7 +13,7 @@ from mlx_provider.protocol.events import Delta, Done
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.protocol.sampling import Sampling
 from mlx_provider.serving.service import ChatService
-from mlx_provider.testing.tiny_models import build
+from mlx_provider.testing.tiny import build
 
 MESSAGES = [
     {"role": "system", "content": "You are a guide through the old town. " * 6},

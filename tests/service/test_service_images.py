@@ -12,8 +12,8 @@ from mlx_vlm.models.qwen3_vl.processing_qwen3_vl import Qwen3VLImageProcessor
 from PIL import Image
 
 from mlx_provider.errors import BadRequest
-from mlx_provider.testing.tiny_media import tiny_pixels
-from mlx_provider.testing.tiny_models import build
+from mlx_provider.testing.tiny import build
+from mlx_provider.testing.tiny.media import tiny_pixels
 
 from .conftest import PATIENCE, Tiny
 

@@ -16,7 +16,7 @@ from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.protocol.sampling import Sampling
 from mlx_provider.serving.served import WARMED
 from mlx_provider.serving.service import ChatService
-from mlx_provider.testing.tiny_models import build
+from mlx_provider.testing.tiny import build
 
 SYSTEM = "You are a guide through the old town and you answer in short sentences. " * 3
 

@@ -26,7 +26,7 @@ from ...registry import PluginRegistry
 from ...serving.kernels import equip
 from ..driver import alone, new_engine, new_request, output_of, run
 from ..oracle import Eager
-from ..tiny_models import build
+from ..tiny import build
 from .check import Check, NotApplicable, demand, same
 from .specimens import Write
 

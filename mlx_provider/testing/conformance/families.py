@@ -23,7 +23,7 @@ from ...protocol.events import Event, Failed, TokenLogprob
 from ...records import LoadedModel, LoadOptions, Prompt
 from ..driver import Alternating, new_engine, new_request, output_of, run
 from ..schedules import ARRIVALS, KINDS, Arrival, run_schedule
-from ..tiny_greedy import start
+from ..tiny.greedy import start
 from .check import Check, NotApplicable, demand, same
 from .examples import for_examples
 from .specimens import Specimen
@@ -406,7 +406,7 @@ def _seen(words: str) -> dict[str, Any]:
 
 
 def _picture(seed: int) -> Any:
-    from ..tiny_media import tiny_image
+    from ..tiny.media import tiny_image
 
     return tiny_image(seed)
 

@@ -17,8 +17,8 @@ from ...records import Function, Kernels, LoadedModel, LoadOptions, Prompt, Repl
 from ...registry import PluginRegistry
 from ...serving.kernels import device_kind, install, remove
 from ...upstream.patching import Unpatched
-from ..tiny_greedy import greedy
-from ..tiny_models import build
+from ..tiny import build
+from ..tiny.greedy import greedy
 from .check import Check, NotApplicable, demand, same
 from .specimens import FORMATS, Write, halved
 

@@ -20,8 +20,8 @@ from ...families.checkpoint import read_json
 from ...records import LoadedModel, LoadOptions, ModelFamily
 from ...registry import PluginRegistry
 from ...serving.kernels import equip
-from ..tiny_configs import FAMILIES
-from ..tiny_models import build
+from ..tiny import build
+from ..tiny.configs import FAMILIES
 from .check import NotApplicable
 
 FORMATS = ("float32", "bfloat16", "4 bit")

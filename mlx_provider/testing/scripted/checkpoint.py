@@ -7,7 +7,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..tiny_tokenizers import TEXT, Dialect, write_tokenizer
+from ..tiny.tokenizers import TEXT, Dialect, write_tokenizer
 from .family import MODEL_TYPE
 from .formats import END, FORMATS, START
 

@@ -115,7 +115,7 @@ _OWN: Mapping[str, Callable[[int, int], Overrides]] = {
 
 def write_model(folder: Path, family: str, dtype: str, hidden: int, layers: int) -> Path:
     """A folder that every server can load; it answers in printable ASCII and never ends."""
-    from mlx_provider.testing.tiny_models import build
+    from mlx_provider.testing.tiny import build
 
     path = build(folder, family, dtype=dtype, **overrides(family, hidden, layers))
     _widen_vision(path)
@@ -136,7 +136,7 @@ def write_format(folder: Path, family: str, form: str, hidden: int, layers: int)
 
 def refuse_unknown(family: str, form: str) -> None:
     """Raises `BadRequest` that names what there is."""
-    from mlx_provider.testing.tiny_models import family_named
+    from mlx_provider.testing.tiny import family_named
 
     if form not in FORMATS:
         raise BadRequest(f"no such format: {form}; {', '.join(FORMATS)}", param="format")

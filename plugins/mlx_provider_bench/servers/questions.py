@@ -60,7 +60,7 @@ def image_part(seed: int, height: int, width: int) -> dict[str, Any]:
     """A part with a PNG in a data URL."""
     from PIL import Image
 
-    from mlx_provider.testing.tiny_media import tiny_pixels
+    from mlx_provider.testing.tiny.media import tiny_pixels
 
     file = io.BytesIO()
     Image.fromarray(tiny_pixels(seed, height, width)).save(file, "PNG")

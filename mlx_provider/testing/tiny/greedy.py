@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..records import Features, LoadedModel, PrefillChunk, Prompt
+from ...records import Features, LoadedModel, PrefillChunk, Prompt
 
 if TYPE_CHECKING:
     import mlx.core as mx

@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-from ..records import MediaItem
+from ...records import MediaItem
 
 
 def tiny_pixels(seed: int, height: int = 96, width: int = 96) -> NDArray[np.uint8]:

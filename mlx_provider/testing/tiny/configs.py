@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .tiny_tokenizers import GEMMA, LLAMA, QWEN, Dialect
+from .tokenizers import GEMMA, LLAMA, QWEN, Dialect
 
 VOCAB = 384
 """Rows of every embedding matrix; the tokenizers use a few fewer."""
