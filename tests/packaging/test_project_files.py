@@ -31,10 +31,9 @@ def test_every_plugin_folder_is_declared_everywhere() -> None:
     folders = {path.parent.name for path in (ROOT / "plugins").glob("mlx_provider_*/__init__.py")}
     entry_points = PYPROJECT["project"]["entry-points"]["mlx_provider"]
     assert {name: f"mlx_provider_{name}" for name in entry_points} == entry_points
-    linter = PYPROJECT["tool"]["importlinter"]
     assert set(entry_points.values()) == folders
-    assert set(linter["root_packages"]) == {"mlx_provider", *folders}
-    assert set(linter["contracts"][0]["source_modules"]) == folders
+    linted = PYPROJECT["tool"]["importlinter"]["root_packages"]
+    assert set(linted) == {"mlx_provider", *folders}
 
 
 def test_every_layer_is_in_the_guide() -> None:
