@@ -29,7 +29,7 @@ here whatever upstream's model does not do differently:
 | `vision.images` | size and pixels of a still image |
 | `vision.language` | `head`: hidden states of mlx-vlm's text model as logits |
 | `vision.positions` | rotary positions on three axes (M-RoPE) of prompt, chunk and step |
-| `vision.patches` | images and frames of any size as patches, a strip at a time |
+| `vision.patches` | images and frames of any size as patches, a strip at a time: `PatchTexts` |
 | `vision.patch_model` | `load_patch_model`: a whole model over patches and such positions |
 | `vision.calls` | any model of mlx-vlm by its front door: processor, embeddings, logits |
 

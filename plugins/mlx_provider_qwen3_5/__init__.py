@@ -31,22 +31,14 @@ def matches(config: Mapping[str, Any]) -> int:
 
 def load(folder: Path, options: LoadOptions) -> LoadedModel:
     """Load a checkpoint folder; an MTP head in it is left aside."""
-    from mlx_provider.families.vision.patch_model import load_patch_model
-    from mlx_provider.families.vision.patches import PatchTexts
+    from mlx_provider_qwen3_vl.loading import load_with_patches
 
     from .padded_attention import attend_padded_rows_at_once
     from .without_metal import take_smaller_chunks
 
     take_smaller_chunks()
     attend_padded_rows_at_once()
-    texts = PatchTexts(
-        image="<|image_pad|>",
-        frames="<|video_pad|>",
-        start="<|vision_start|>",
-        end="<|vision_end|>",
-        time="<{seconds:.1f} seconds>",
-    )
-    return load_patch_model(folder, options, texts)
+    return load_with_patches(folder, options)
 
 
 @hookimpl

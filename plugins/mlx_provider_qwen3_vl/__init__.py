@@ -21,17 +21,9 @@ def matches(config: Mapping[str, Any]) -> int:
 
 def load(folder: Path, options: LoadOptions) -> LoadedModel:
     """Load a checkpoint folder."""
-    from mlx_provider.families.vision.patch_model import load_patch_model
-    from mlx_provider.families.vision.patches import PatchTexts
+    from .loading import load_with_patches
 
-    texts = PatchTexts(
-        image="<|image_pad|>",
-        frames="<|video_pad|>",
-        start="<|vision_start|>",
-        end="<|vision_end|>",
-        time="<{seconds:.1f} seconds>",
-    )
-    return load_patch_model(folder, options, texts)
+    return load_with_patches(folder, options)
 
 
 @hookimpl

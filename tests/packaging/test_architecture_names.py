@@ -24,7 +24,6 @@ NAMES = re.compile(
 
 ALLOWED = {
     "families/estimate.py": "field names that configs of many architectures share (`mamba_...`)",
-    "upstream/patch_processors.py": "the upstream file whose processors are used",
 }
 """Files that name one, and as what."""
 

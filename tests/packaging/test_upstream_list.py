@@ -19,6 +19,8 @@ PUTTING = frozenset({"patch", "replaced", "Replacement"})
 """Names by which our code and plugins put a function into upstream's modules."""
 PERHAPS = re.compile(r"\b(?:patch|replaced|Replacement|setattr)\(|^ +[\w.]+ = \w+$", re.MULTILINE)
 """Spares most modules the parser."""
+PRIVATE = "upstream._"
+"""How a plugin reads a private name of upstream's."""
 NO_PATCH = frozenset(
     {
         "mlx_provider/upstream/__init__.py",
@@ -84,7 +86,8 @@ def sites() -> Iterator[str]:
     for folder in ("mlx_provider", "plugins"):
         for path in (ROOT / folder).rglob("*.py"):
             where = path.relative_to(ROOT).as_posix()
-            if where.startswith("mlx_provider/upstream/") or puts(path.read_text("utf-8")):
+            text = path.read_text("utf-8")
+            if where.startswith("mlx_provider/upstream/") or PRIVATE in text or puts(text):
                 yield where
 
 

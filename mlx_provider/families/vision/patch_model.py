@@ -24,7 +24,7 @@ from .info import vision_info
 from .language import head
 from .loading import load_model
 from .model import VisionFeatures, VisionModel, embeddings, media_rows, pieces
-from .patches import PatchMedia, PatchTexts
+from .patches import PatchMedia, PatchProcessors, PatchTexts
 from .positions import chunk_positions, rotary_positions, step_positions
 from .prompt import MediaMarks, no_media
 
@@ -129,12 +129,14 @@ def _deepstack(chunk: PrefillChunk, parts: Sequence[Any]) -> dict[str, Any]:
     }
 
 
-def load_patch_model(folder: Path, options: LoadOptions, texts: PatchTexts) -> PatchVisionModel:
+def load_patch_model(
+    folder: Path, options: LoadOptions, texts: PatchTexts, processors: PatchProcessors
+) -> PatchVisionModel:
     """Load a checkpoint with its vision tower. Raises `UnsupportedModel` and `BadRequest`."""
     tokenizer = load_tokenizer(folder, options)
     model = load_model(folder, options)
     config = read_json(folder / "config.json")
-    media = PatchMedia(folder, texts)
+    media = PatchMedia(folder, texts, processors)
     sees = model.vision_tower is not None
     info = vision_info(
         folder,

@@ -1,4 +1,4 @@
-"""Images and frames of any size as patches, with mlx-vlm's numpy processors (no torch)."""
+"""Images and frames of any size as patches, a strip at a time."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -14,7 +15,6 @@ from numpy.typing import NDArray
 
 from ...errors import MediaError
 from ...records import MediaItem, OnDemand
-from ...upstream import patch_processors as processors
 from .images import image_size
 from .prompt import Block, Placed
 
@@ -22,7 +22,8 @@ LOW_DETAIL_PIXELS = 512 * 512
 """Pixels of an image sent with OpenAI's `detail: low`."""
 STRIP = 2**18
 """Pixels that are cut into patches at once."""
-Cut = Callable[[NDArray[np.uint8]], Iterator[NDArray[np.float32]]]
+Pixels = NDArray[np.uint8]
+Cut = Callable[[Pixels], Iterator[NDArray[np.float32]]]
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Patches:
     """Patches in time, height and width, before merging."""
     merge: int
     """Patches that become one token, per side."""
-    pixels: OnDemand[NDArray[np.uint8]]
+    pixels: OnDemand[Pixels]
     """(frames,) height, width, 3, of which this block is `cut`."""
     cut: Cut
 
@@ -79,11 +80,33 @@ class PatchTexts:
         return (self.image, self.frames, self.start, self.end)
 
 
-class PatchMedia:
-    """Images and frames to patches, as mlx-vlm makes them."""
+class PatchProcessors(Protocol):
+    """How a family scales media and cuts them; a module may be one.
 
-    def __init__(self, folder: Path, texts: PatchTexts) -> None:
+    Processors have `patch_size`, `merge_size`, `min_pixels` and `max_pixels`, those of frames
+    `temporal_patch_size` and `fps`, too. Scales are heights and widths; an aspect ratio that the
+    model does not take raises `ValueError`.
+    """
+
+    def image_processor(self, folder: Path, /) -> Any: ...
+    def frame_processor(self, folder: Path, /) -> Any: ...
+    def scaled_frame_processor(self, folder: Path, /) -> Any: ...
+    def image_scale(
+        self, images: Any, height: int, width: int, most: int, /
+    ) -> tuple[int, int]: ...
+    def image_patches(self, images: Any, pixels: Pixels, /) -> NDArray[np.float32]: ...
+    def frame_scale(
+        self, frames: Any, count: int, height: int, width: int, /
+    ) -> tuple[int, int]: ...
+    def frame_patches(self, frames: Any, pixels: Pixels, /) -> NDArray[np.float32]: ...
+
+
+class PatchMedia:
+    """Images and frames to patches, by the processors of a family."""
+
+    def __init__(self, folder: Path, texts: PatchTexts, processors: PatchProcessors) -> None:
         self.texts = texts
+        self._processors = processors
         self.images = processors.image_processor(folder)
         self.videos = processors.frame_processor(folder)
         self._scaled_videos = processors.scaled_frame_processor(folder)
@@ -100,13 +123,13 @@ class PatchMedia:
         limit = self.images.max_pixels
         if item.detail == "low":
             limit = min(limit, max(LOW_DETAIL_PIXELS, self.images.min_pixels))
-        scaled = processors.image_scale(self.images, height, width, limit)
+        scaled = self._processors.image_scale(self.images, height, width, limit)
         h, w = (side // self.images.patch_size for side in scaled)
         pixels = OnDemand(lambda: item.scaled(*scaled))
         block = self._block(item, pixels, self._image_strips, (1, h, w), 0)
         return Placed(self.texts.image, (block,))
 
-    def _image_strips(self, pixels: NDArray[np.uint8]) -> Iterator[NDArray[np.float32]]:
+    def _image_strips(self, pixels: Pixels) -> Iterator[NDArray[np.float32]]:
         """Patches of whole rows of patches: their order is the image's."""
         height, width, _ = pixels.shape
         grain = self.images.patch_size * self.images.merge_size
@@ -116,13 +139,13 @@ class PatchMedia:
         tops = [*range(0, max(1, height - rows + 1), rows), height]
         for top, bottom in pairwise(tops):
             strip = pixels[top:bottom].transpose(2, 0, 1)
-            yield processors.image_patches(self.images, strip)
+            yield self._processors.image_patches(self.images, strip)
 
     def _video(self, item: MediaItem) -> Placed:
         count, height, width, _ = item.shape
         videos = self.videos
         size, span = videos.patch_size, videos.temporal_patch_size
-        scaled = processors.frame_scale(videos, count, height, width)
+        scaled = self._processors.frame_scale(videos, count, height, width)
         grid = (1, scaled[0] // size, scaled[1] // size)
         pixels = OnDemand(lambda: item.scaled(*scaled))
         blocks, text = [], []
@@ -134,15 +157,15 @@ class PatchMedia:
             text.append(self.texts.time.format(seconds=seconds) + self.texts.group)
         return Placed("".join(text), tuple(blocks))
 
-    def _video_group(self, group: int, frames: NDArray[np.uint8]) -> Iterator[NDArray[np.float32]]:
+    def _video_group(self, group: int, frames: Pixels) -> Iterator[NDArray[np.float32]]:
         span = self.videos.temporal_patch_size
         chosen = frames[group * span : (group + 1) * span].transpose(0, 3, 1, 2)
-        yield processors.frame_patches(self._scaled_videos, chosen)
+        yield self._processors.frame_patches(self._scaled_videos, chosen)
 
     def _block(
         self,
         item: MediaItem,
-        pixels: OnDemand[NDArray[np.uint8]],
+        pixels: OnDemand[Pixels],
         cut: Cut,
         grid: tuple[int, int, int],
         group: int,
