@@ -11,12 +11,13 @@ import mlx.core as mx
 import pytest
 
 from mlx_provider import MediaSpan, PrefillChunk
-from mlx_provider.engine import engine as engine_module
-from mlx_provider.engine.engine import Engine
-from mlx_provider.engine.request import Phase, Row
+from mlx_provider.engine.request import Phase
 from mlx_provider.engine.scheduling.costs import Costs, Curve
 from mlx_provider.engine.scheduling.pass_timer import PassTimer
 from mlx_provider.engine.scheduling.plan import StepPlan
+from mlx_provider.engine.step import prefill
+from mlx_provider.engine.step.decode import Decode, Decoded
+from mlx_provider.engine.step.record import StepRecord
 from mlx_provider.families.text import TextModel
 from mlx_provider.testing.driver import (
     Alternating,
@@ -101,13 +102,13 @@ def test_rows_that_decode_in_several_passes_are_expected_to_take_as_long(
 ) -> None:
     """Else a device that does what it did when it was timed would seem to be slow at everything."""
     plans: list[StepPlan] = []
-    decode = Engine._decode
+    decode = Decode.run
 
-    def remembered(engine: Engine, plan: StepPlan, wanted: dict[Row, int]) -> None:
-        plans.append(plan)
-        decode(engine, plan, wanted)
+    def remembered(of: Decode, record: StepRecord) -> Decoded:
+        plans.append(record.plan)
+        return decode(of, record)
 
-    monkeypatch.setattr(Engine, "_decode", remembered)
+    monkeypatch.setattr(Decode, "run", remembered)
     costs = Costs(Curve(((1, 0.01), (256, 0.011)), per_key=1e-5))
     engine = new_engine(qwen3, layout=layout, max_chunk=512, costs=costs, clock=lambda: 0.0)
     for length in (10, 12, 400):
@@ -153,7 +154,7 @@ def test_a_chunk_behind_the_rows_is_not_waited_for(
     engine.step()
     waits = partial(setattr, device, "waits")
     own = SimpleNamespace(**vars(mx) | {"eval": lambda *a: [waits(device.waits + 1), mx.eval(*a)]})
-    monkeypatch.setattr(engine_module, "mx", own)
+    monkeypatch.setattr(prefill, "mx", own)
     while long.phase is not Phase.DECODE:
         engine.step()
     assert device.launched.count("chunk") >= 10

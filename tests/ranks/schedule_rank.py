@@ -202,7 +202,7 @@ class Here(Follower):
     def _start(self, told: Any) -> None:
         super()._start(told)
         for engine in self._engines.values():
-            engine.clock = lambda: -100 * time.monotonic()
+            engine.state.clock = lambda: -100 * time.monotonic()
             engine.scheduler.costs.pace = SLOW
 
     def _load(self, told: Any) -> None:

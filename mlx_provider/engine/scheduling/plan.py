@@ -38,6 +38,11 @@ class Chunk:
     def size(self) -> int:
         return self.stop - self.start
 
+    @property
+    def due(self) -> bool:
+        """Whether its prompt stands where it did: it has neither ended nor started again."""
+        return self.job.cache is not None and self.job.done == self.start
+
 
 @dataclass(frozen=True)
 class StepPlan:

@@ -21,6 +21,7 @@ from .speculation import Speculation
 
 Place = tuple[Row, int]
 """A row, and how many of its drafts stand before a position."""
+Isolated = Callable[[Request, str], Isolation]
 
 
 class DraftStep:
@@ -32,14 +33,11 @@ class DraftStep:
         scheduler: Scheduler,
         recorder: Recorder,
         recent: Recent,
-        isolated: Callable[[Request, str], Isolation],
     ) -> None:
-        """`isolated`: around a request's own work; whatever that raises ends this one alone."""
         self._speculation = speculation
         self._scheduler = scheduler
         self._recorder = recorder
         self._recent = recent
-        self._isolated = isolated
 
     @property
     def shows_hidden(self) -> bool:
@@ -71,12 +69,15 @@ class DraftStep:
             return {}
         return self._speculation.wanted(plan.rows, partial(self._wider, plan))
 
-    def guessed(self, wanted: Mapping[Row, int]) -> Drafts:
-        """What rows may say next, as far as their grammars let it through."""
+    def guessed(self, wanted: Mapping[Row, int], isolated: Isolated) -> Drafts:
+        """What rows may say next, as far as their grammars let it through.
+
+        `isolated`: around a request's own work; whatever that raises ends this request alone.
+        """
         if self._speculation is None or not wanted:
             return NO_DRAFTS
         guessed = self._speculation.propose(wanted)
-        let_through = {row: self._let_through(row, tokens) for row, tokens in guessed.items()}
+        let_through = {row: _let_through(row, own, isolated) for row, own in guessed.items()}
         return {row: drafts for row, drafts in let_through.items() if drafts}
 
     def seconds(self, plan: StepPlan, drafts: Drafts) -> float:
@@ -118,13 +119,6 @@ class DraftStep:
     def _wider(self, plan: StepPlan, tokens: int) -> float:
         return plan.pass_seconds + self._scheduler.wider(plan, tokens)
 
-    def _let_through(self, row: Row, drafts: Sequence[int]) -> Sequence[int]:
-        if row.constraint is None:
-            return drafts
-        with self._isolated(row.request, "its grammar") as work:
-            row.masks = masks_ahead(row.constraint, drafts)
-        return () if work.fault is not None else drafts[: len(row.masks) - 1]
-
 
 def places(rows: Sequence[Row]) -> Iterator[Place]:
     """The positions of a pass: a row with drafts stands there once for each."""
@@ -132,3 +126,11 @@ def places(rows: Sequence[Row]) -> Iterator[Place]:
     for row in rows:
         yield row, seen[row]
         seen[row] += 1
+
+
+def _let_through(row: Row, drafts: Sequence[int], isolated: Isolated) -> Sequence[int]:
+    if row.constraint is None:
+        return drafts
+    with isolated(row.request, "its grammar") as work:
+        row.masks = masks_ahead(row.constraint, drafts)
+    return () if work.fault is not None else drafts[: len(row.masks) - 1]

@@ -1,0 +1,145 @@
+"""The pass of the rows that decode, and of a chunk that is mixed into it.
+
+A pass is launched before the tokens of the last one are read, so that the device never waits for
+the host. Drafts alone need those tokens first.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import mlx.core as mx
+
+from ...isolation import Fault, Isolation
+from ..execution.decode_batch import Forward, Read
+from ..request import Row
+from ..scheduling.plan import Chunk
+from ..speculation.step import Place, places
+from .commit import Commit
+from .draw import Draws, only
+from .join import Join
+from .prefill import Prefill
+from .record import StepRecord
+from .recovery import Recovery
+from .state import State
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """What a pass of the rows has come to."""
+
+    forward: Forward
+    chunk: Chunk | None
+    """The chunk that was mixed in."""
+    reads: Sequence[Read]
+    """Tokens of the last pass, unless they were read before."""
+    read_at: float
+    unreadable: Fault | None
+    """Why those cannot be read."""
+
+
+class Decode:
+    """Every method belongs to the engine thread."""
+
+    def __init__(
+        self,
+        state: State,
+        commit: Commit,
+        draws: Draws,
+        join: Join,
+        prefill: Prefill,
+        recovery: Recovery,
+    ) -> None:
+        self._state = state
+        self._commit = commit
+        self._draws = draws
+        self._join = join
+        self._prefill = prefill
+        self._recovery = recovery
+
+    def run(self, record: StepRecord) -> Decoded:
+        """Launch the pass, and read the tokens of the last one while it runs."""
+        state, plan = self._state, record.plan
+        chunk = plan.chunk if plan.mixed else None
+        expected, began = state.drafting.seconds(plan, record.drafts), state.clock()
+        forward = state.batch.forward(state.batching.mixed.take_along(chunk), record.drafts)
+        state.timer.launched(expected, state.clock() if record.caught_up else began)
+        if record.drafts:
+            state.drafting.waited(state.clock() - state.read_at)
+        state.corrupted = {row for rows, _ in forward.failed for row in rows}
+        for _, cause in forward.failed:
+            state.agreed.failed(cause)  # before this rank waits for those that wait for it
+        reads: Sequence[Read] = ()
+        with Isolation() as reading:
+            if not record.caught_up:
+                reads = state.batch.read()
+        return Decoded(forward, chunk, reads, state.clock(), reading.fault)
+
+    def commit(self, decoded: Decoded, *, caught_up: bool) -> None:
+        """Take the tokens that were read, and draw the next ones."""
+        state, forward, chunk = self._state, decoded.forward, decoded.chunk
+        if decoded.unreadable is not None:
+            self._recovery.unreadable(decoded.unreadable)
+            return
+        if not caught_up:
+            state.timer.ended(decoded.read_at, left=1 + len(state.behind))
+            self._commit.take(decoded.reads, decoded.read_at)
+        for rows, cause in forward.failed:
+            left = [row for row in rows if row.finish is None]
+            mixed = chunk is not None
+            self._recovery.pass_failed(left, cause, alone=len(rows) == 1, mixed=mixed)
+        if forward.logits is not None:
+            self._draw_next(forward, forward.logits)
+        if chunk is not None and forward.took_chunk and chunk.due:
+            chunk.job.hidden = [] if forward.chunk_hidden is None else [forward.chunk_hidden]
+            self._prefill.mixed_in(chunk, forward.chunk_logits)
+        state.behind = []
+        state.advanced = state.clock()
+        if not forward.failed:
+            state.batching.passed(len(forward.rows))
+
+    def catch_up(self) -> bool:
+        """Take the tokens of the last pass before the next one is launched; whether that worked."""
+        state = self._state
+        with Isolation() as reading:
+            found = state.batch.catch_up()
+        if reading.fault is not None:
+            self._recovery.unreadable(reading.fault)
+            return False
+        now = state.read_at = state.clock()
+        guessed = sum(drafts for _, drafts, _ in found)
+        times = state.timer.ended(now, left=len(state.behind), usual=not guessed)
+        state.drafting.passed(guessed, times)
+        for row, drafts, reads in found:
+            state.drafting.held(row, drafts, len(reads) - 1)
+            for stay, read in enumerate(reads, 1):
+                if row.finish is None:
+                    state.batch.keep(row, stay)
+                    self._commit.take([read], now)
+        return True
+
+    def _draw_next(self, forward: Forward, logits: mx.array) -> None:
+        """Draw after every place of the rows: of those with drafts, as if these held."""
+        self._state.drafting.show(forward)
+        scheduler = self._state.scheduler
+        wanted: Sequence[Place] = list(places(forward.rows))
+        running = [row in scheduler.running and not self._replays(row) for row, _ in wanted]
+        wanted, logits = only(running, wanted, logits)
+        if any(row.retry_alone for row, _ in wanted):
+            wanted, logits = self._join.again(wanted, logits)
+        masks, ready = self._draws.masks(wanted, forward.drafts)
+        masks = [mask for mask, ok in zip(masks, ready, strict=True) if ok]
+        wanted, logits = only(ready, wanted, logits)
+        if wanted:
+            rows = list(dict.fromkeys(row for row, _ in wanted))
+            with Isolation(partial(self._recovery.retry, rows)):
+                self._draws.launch(wanted, logits, masks, forward.drafts)
+
+    def _replays(self, row: Row) -> bool:
+        """Whether the next token of a row was committed before, and is run again."""
+        return self._state.fixed is not None and self._state.batch.replays(row)

@@ -1,0 +1,176 @@
+"""A chunk of a prompt, in a pass of its own or behind that of the rows."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+import mlx.core as mx
+
+from ...isolation import Isolation
+from ...protocol.events import Delta, Embedded
+from ...records import MediaSpan, PrefillChunk
+from ..execution.mixed_batch import piggybacked
+from ..inputs import Inputs
+from ..memory import arrays
+from ..prompt_logprobs import prompt_logprobs
+from ..request import PrefillJob, Request
+from ..row_cache import grow_by
+from ..scheduling.plan import Chunk, StepPlan
+from ..sparse_prefill.passes import run_alone
+from .commit import Commit
+from .join import LONG_PREFILL_TOKENS, Join
+from .state import State
+
+log = logging.getLogger(__name__)
+
+
+class Prefill:
+    """Every method belongs to the engine thread."""
+
+    def __init__(self, state: State, commit: Commit, join: Join) -> None:
+        self._state = state
+        self._commit = commit
+        self._join = join
+
+    def run(self, chunk: Chunk, plan: StepPlan) -> None:
+        """The chunk in a pass of its own. What fails there ends its request alone."""
+        job, logits = chunk.job, None
+        with Isolation() as tried:
+            if job.request.inputs is None:
+                logits = self._run_chunk(chunk, plan)
+            else:
+                self._run_input(chunk, plan, job.request.inputs)
+        if tried.fault is not None:
+            self._state.agreed.failed(tried.fault)
+            self._state.timer.forget()
+            job.cache = None  # corrupted: not for the prefix cache
+            self._commit.failed_by(job.request, "its prefill", tried.fault)
+            return
+        if logits is not None:
+            self._join.whole_prompt(job, logits)
+
+    def mixed_in(self, chunk: Chunk, logits: mx.array | None) -> None:
+        """A chunk is on its way beside the rows; `logits` (vocab,) follow it if it is the last."""
+        job = chunk.job
+        with Isolation() as tried:
+            self._passed(chunk)
+            if logits is not None:
+                mx.eval(logits)
+        if tried.fault is not None:
+            log.warning("request %s starts its prefill again: %s", job.request.id, tried.fault.told)
+            self._state.batching.mixed.blame()
+        elif logits is not None and job in self._state.scheduler.waiting:
+            self._join.whole_prompt(job, logits)
+
+    def score(self, job: PrefillJob, seconds: float) -> None:
+        """Score a part of a prompt, to find out which of its tokens to leave out."""
+        state = self._state
+        if state.sparse_prefill is None or job not in state.scheduler.waiting:
+            return
+        if job.scoring is None:
+            return
+        state.sparse_prefill.advance(job, seconds)
+        state.timer.forget()  # whose passes these were nobody can tell
+        state.behind = []
+        if job.scoring is None:
+            grow_by(job.held(), state.scheduler.room(job))
+            state.recorder.skipped(job.request.skipped)
+
+    def _run_chunk(self, chunk: Chunk, plan: StepPlan) -> mx.array | None:
+        """Append the chunk to the row's cache; logits (vocab,) if it is the last one."""
+        state = self._state
+        job, request = chunk.job, chunk.job.request
+        prompt, cache = job.prompt, job.held()
+        media = [s for s in prompt.spans if s.start < chunk.stop and s.end > chunk.start]
+        for span in media:
+            self._embed(request, span)
+        state.timer.launched(plan.chunk_seconds, state.clock())
+        given = PrefillChunk(prompt, chunk.start, chunk.stop, cache, request.features)
+        if job.places is not None:
+            logits = run_alone(state.model, piggybacked(chunk))
+        elif job.tells_prompt:
+            logits = self._with_logprobs(request, given)
+        else:
+            logits = state.drafting.prefilled(state.model, job, given)
+        last = chunk.stop == len(job.tokens)
+        wanted = [logits, *job.hidden] if last else arrays(cache)
+        # a family may run a whole image with its first tokens, others for free
+        self._settle(chunk, plan, wanted, wait=last or bool(media), usual=not media)
+        return logits if last else None
+
+    def _with_logprobs(self, request: Request, chunk: PrefillChunk) -> mx.array:
+        """Append a chunk and post how likely its tokens were; logits (vocab,) after its last."""
+        found, after = prompt_logprobs(self._state.model, chunk, request, self._state.token_names)
+        for row in request.rows:
+            self._state.output.post(request, [Delta(index=row.index, logprobs=found)])
+        return after
+
+    def _run_input(self, chunk: Chunk, plan: StepPlan, inputs: Inputs) -> None:
+        """Append the chunk to the input's cache; the last one makes its vector."""
+        state, job = self._state, chunk.job
+        state.timer.launched(plan.chunk_seconds, state.clock())
+        inputs.run(state.model, PrefillChunk(job.prompt, chunk.start, chunk.stop, job.held()))
+        pooled = [] if inputs.pooled is None else [inputs.pooled]
+        last = chunk.stop == len(job.tokens)
+        self._settle(chunk, plan, pooled if last else [*arrays(job.held()), *pooled], wait=last)
+        if last:
+            at = inputs.at
+            state.output.post(job.request, [Embedded(index=at, vector=inputs.finish())])
+            self._next_input(job, inputs)
+
+    def _next_input(self, job: PrefillJob, inputs: Inputs) -> None:
+        """Go on with the next input, or end the request."""
+        request = job.request
+        if inputs.left:
+            job.go_on_with(inputs.tokens[inputs.at])
+            return
+        for row in request.rows:
+            row.finish = "stop"
+        self._commit.release(request, request.rows)
+        self._state.output.ended(request, "stop")
+        if request.prefilled >= LONG_PREFILL_TOKENS:
+            mx.clear_cache()
+
+    def _settle(
+        self,
+        chunk: Chunk,
+        plan: StepPlan,
+        wanted: list[mx.array],
+        *,
+        wait: bool,
+        usual: bool = True,
+    ) -> None:
+        """Let the chunk's own pass run; `usual`: it tells at which pace the device runs."""
+        state = self._state
+        if plan.rows and state.scheduler.running and not wait:
+            # the next token's pass comes behind it without a gap
+            mx.async_eval(wanted)  # type: ignore[no-untyped-call]
+            state.batching.mixed.ran_apart(chunk.job)
+            state.behind.append(plan.chunk_seconds)
+        else:
+            mx.eval(wanted)
+            if not usual:
+                state.timer.forget()
+            state.timer.ended(state.clock())
+            state.behind = []
+        self._passed(chunk)
+
+    def _passed(self, chunk: Chunk) -> None:
+        """The chunk is in its job's cache."""
+        job = chunk.job
+        job.done = chunk.stop
+        job.request.prefilled += chunk.size
+        self._state.recorder.tokens(prefilled=chunk.size, cached=0, decoded=0)
+        if self._state.prefix_cache is not None and job.shares:
+            self._state.prefix_cache.passed(job, chunk.start)
+
+    def _embed(self, request: Request, span: MediaSpan) -> None:
+        if span.content_hash in request.features:
+            return
+        state = self._state
+        features = state.features.get(span.content_hash)
+        if features is None:
+            features = state.agreed.features(state.model, partial(state.model.embed, span))
+            state.features.put(span.content_hash, features)
+        request.features[span.content_hash] = features

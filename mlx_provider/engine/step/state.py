@@ -1,0 +1,59 @@
+"""What the parts of a step share: the model, its rows, the clock, and where results go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...records import LoadedModel
+from ..agreement import Agreement
+from ..execution.batching import Batching
+from ..execution.decode_batch import DecodeBatch
+from ..feature_cache import FeatureCache
+from ..fixed_shapes import FixedShapes
+from ..prefix_cache.policy import PrefixCachePolicy
+from ..recent import Recent
+from ..request import Row
+from ..request_log import Recorder
+from ..scheduling.pass_timer import PassTimer
+from ..scheduling.scheduler import Scheduler
+from ..sparse_prefill.sparse_prefill import SparsePrefill
+from ..speculation.step import DraftStep
+from ..step_output import StepOutput
+from ..token_names import TokenNames
+
+
+@dataclass(eq=False)
+class State:
+    """Of one engine. It belongs to the engine thread."""
+
+    model: LoadedModel
+    scheduler: Scheduler
+    make_cache: Callable[[], list[Any]]
+    recorder: Recorder
+    clock: Callable[[], float]
+    output: StepOutput
+    batching: Batching
+    drafting: DraftStep
+    timer: PassTimer
+    recent: Recent
+    token_names: TokenNames
+    features: FeatureCache
+    prefix_cache: PrefixCachePolicy | None
+    sparse_prefill: SparsePrefill | None
+    fixed: FixedShapes | None
+    agreed: Agreement
+    advanced: float = 0.0
+    """When the rows that decode last got a token."""
+    behind: list[float] = field(default_factory=list)
+    """Expected seconds of the chunks that were launched after the last pass of the rows."""
+    read_at: float = 0.0
+    """When the device became idle, because drafts needed the last tokens."""
+    corrupted: set[Row] = field(default_factory=set)
+    """Rows of this step whose caches are not valid."""
+
+    @property
+    def batch(self) -> DecodeBatch:
+        """The rows that decode."""
+        return self.batching.rows
