@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from .room import whole_steps
+from .kv_capacity import whole_steps
 
 RECOMMENDED_SHARE = 0.85
 """Share of what the device recommends, or has of its own, that we use."""

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..upstream.sparse_cache import SparseKVCache
+from .kv_capacity import whole_steps
 from .memory import leaves
 from .prefix_cache.layer_kinds import Kind, kind
-from .room import whole_steps
 
 
 def grow_by(cache: Sequence[Any], tokens: int) -> None:

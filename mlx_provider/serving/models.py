@@ -26,9 +26,10 @@ from ..engine.prefix_cache.disk import DiskTier
 from ..engine.prefix_cache.policy import PrefixCachePolicy
 from ..engine.prefix_cache.whole_passes import WholePasses
 from ..engine.request_log import Recorder
+from ..engine.scheduling.chunking import IDLE_STALL_SECONDS
 from ..engine.scheduling.costs import Costs
 from ..engine.scheduling.plan import GRID
-from ..engine.scheduling.scheduler import IDLE_STALL, Budget, Limits, Scheduler
+from ..engine.scheduling.scheduler import Budget, Limits, Scheduler
 from ..engine.unlike import Unlike, unlike
 from ..engine.worker import EngineWorker
 from ..errors import BadRequest, EngineDied, Forbidden, MLXProviderError, wrong_option
@@ -382,7 +383,7 @@ class Models:
         guessing = drafts.speculation.drafting if drafts.speculation else None
         sparse = sparse_prefill_of(options, model, make_cache, found, guessing, drafts.drafter)
         each = measured.passes or measure(model, make_cache, curve, unlike) or PassBytes()
-        passes = PassMemory.of(each, curve, IDLE_STALL, limits.max_chunk)
+        passes = PassMemory.of(each, curve, IDLE_STALL_SECONDS, limits.max_chunk)
         shapes = fixed.shapes if fixed else None
         engine = Engine(
             model,

@@ -24,7 +24,7 @@ from mlx_provider.engine.scheduling.scheduler import Scheduler
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.testing.driver import Alternating, new_engine, output_of
 from mlx_provider.testing.schedules import Arrival, guessing, request_of, tiny_tokens
-from mlx_provider.testing.tiny_models import build
+from mlx_provider.testing.tiny import build
 
 TRACES = Path(__file__).parents[1] / "data" / "decisions"
 STEP_SECONDS = 0.02

@@ -40,7 +40,7 @@ rows = probe(model, model.make_cache, ["solo"]).memory
 curve = Curve([(1, 0.001), (256, 0.01)], 1e-9, 1e-12)  # one that no busy machine changes
 passes = PassMemory.of(measure(model, model.make_cache, curve), curve, seconds=100, most=256)
 engine = new_engine(model, layout="solo", max_chunk=256, row_bytes=rows.row_bytes)
-engine.scheduler.budget = replace(engine.scheduler.budget, passing=passes)
+engine.scheduler.admission.budget = replace(engine.scheduler.admission.budget, passing=passes)
 request = new_request([5 + i % 90 for i in range(1500)], max_tokens=4)
 reserved = engine.scheduler.reservation(request.rows)
 mx.clear_cache()

@@ -23,8 +23,8 @@ from allocator_replay import (
     StandIn,
     cold_prefill,
 )
+from mlx_provider.engine.kv_capacity import kv_capacity, kv_growth
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
-from mlx_provider.engine.room import grown, growth
 from mlx_provider.engine.row_cache import grow_by
 from mlx_provider.testing.driver import new_engine, new_request, run
 
@@ -86,12 +86,12 @@ def test_a_reply_beyond_its_reserve_grows_seldom() -> None:
 
 
 def test_growth_is_bounded_by_what_may_still_come() -> None:
-    assert growth(1000, 1010) == 256
-    assert growth(1000, 9000) == 1024
-    assert growth(80_000, 120_000) == 10_240
-    assert grown(1000, 9000, 1000) == 1000
-    assert grown(1000, 9000, 1025) == 2048
-    assert grown(1000, 1000, 1001) == 1024
+    assert kv_growth(1000, 1010) == 256
+    assert kv_growth(1000, 9000) == 1024
+    assert kv_growth(80_000, 120_000) == 10_240
+    assert kv_capacity(1000, 9000, 1000) == 1000
+    assert kv_capacity(1000, 9000, 1025) == 2048
+    assert kv_capacity(1000, 1000, 1001) == 1024
 
 
 def appended(cache: Any, tokens: int) -> Any:

@@ -71,8 +71,10 @@ def ran(plan: Scheduler, chunk: Chunk) -> None:
 def test_images_keep_a_row_out_of_a_full_memory_but_never_the_only_one() -> None:
     beside = 0
     made = scheduler(memory=200)
-    budget = dataclasses.replace(made.budget, beside=lambda: beside, row_bytes=lambda n: n)
-    made = Scheduler(made.limits, budget)
+    budget = dataclasses.replace(
+        made.admission.budget, beside=lambda: beside, row_bytes=lambda n: n
+    )
+    made = Scheduler(made.admission.limits, budget)
     first, second = make(80), make(80)
     beside = 100
     for request in (first, second):
@@ -138,7 +140,7 @@ def test_budget_is_kept_nobody_starves_everyone_ends_once(
                 plan.preempt(row)
         chunk = next_chunk(plan, now)
         if chunk is not None:
-            assert 0 < chunk.size <= plan.limits.max_chunk
+            assert 0 < chunk.size <= plan.chunking.limits.max_chunk
             ran(plan, chunk)
         assert plan.live_bytes <= memory
         assert plan.active_rows <= max_rows
@@ -192,7 +194,7 @@ def test_a_row_that_gets_room_by_asking_is_admitted() -> None:
 def test_a_limit_that_shrinks_sends_the_youngest_back_until_the_others_fit() -> None:
     plan = scheduler(max_rows=10)
     limit = 10_000
-    plan.budget = dataclasses.replace(plan.budget, available=lambda: limit)
+    plan.admission.budget = dataclasses.replace(plan.admission.budget, available=lambda: limit)
     requests = [make(100) for _ in range(4)]
     for at, request in enumerate(requests):
         plan.submit(request, float(at))
@@ -292,7 +294,7 @@ def test_a_chunk_keeps_to_the_stall_target_and_is_worth_its_pass(
     curve: Curve, rows: int, mixes: bool, target: float
 ) -> None:
     plan = scheduler(max_rows=9, max_chunk=2048, curve=curve)
-    plan.limits = dataclasses.replace(plan.limits, stall_target=target)
+    plan.chunking.limits = dataclasses.replace(plan.chunking.limits, stall_target=target)
     long_prompt(beside_rows(plan, rows))
     step = plan.plan(0.0, mixes=mixes, stalled=10.0)
     assert step.rows == tuple(plan.running)
@@ -402,11 +404,11 @@ def test_an_idle_device_takes_chunks_of_nearly_its_best_rate(
         took += (m - n) * each
         points.append((m, took))
     plan = scheduler(max_chunk=2048, curve=Curve(points))
-    plan.costs.pace, plan.grid = pace, grid
+    plan.costs.pace, plan.chunking.grid = pace, grid
     job = plan.submit(make(length), 0.0)
     chunk = next_chunk(plan)
     assert chunk is not None
-    rates = {n: n / plan.costs.pass_of(0, 0, n) for n in plan._sizes(job, 0)}
+    rates = {n: n / plan.costs.pass_of(0, 0, n) for n in plan.chunking._sizes(job, 0)}
     assert rates[chunk.size] >= max(rates.values()) / 1.3
 
 
@@ -415,7 +417,7 @@ def test_beside_streams_chunks_have_nearly_the_best_rate_within_the_target(
     curve: Curve, rows: int, mixes: bool, target: float
 ) -> None:
     plan = scheduler(max_rows=9, max_chunk=2048, curve=curve)
-    plan.limits = dataclasses.replace(plan.limits, stall_target=target)
+    plan.chunking.limits = dataclasses.replace(plan.chunking.limits, stall_target=target)
     long_prompt(beside_rows(plan, rows))
     step = plan.plan(0.0, mixes=mixes, stalled=10.0)
     assert step.chunk is not None
@@ -481,7 +483,7 @@ def test_with_recurrent_state_no_pass_ends_where_the_clock_says(
     length: int, cuts: list[int], resumed: bool, slow: list[float], rows: int
 ) -> None:
     plan = scheduler(max_rows=9, max_chunk=512)
-    plan.grid = GRID
+    plan.chunking.grid = GRID
     if rows:
         beside_rows(plan, rows)
     job = plan.submit(make(length), 0.0)
@@ -544,7 +546,9 @@ def test_a_prompt_that_does_not_fit_now_waits_and_lets_smaller_ones_pass() -> No
 def test_a_pass_is_set_aside_once_for_all_rows() -> None:
     """As wide as the longest prompt makes it; prompts wait for that, too."""
     plan = scheduler(memory=800)
-    plan.budget = dataclasses.replace(plan.budget, passing=lambda tokens, rows: 3 * tokens + rows)
+    plan.admission.budget = dataclasses.replace(
+        plan.admission.budget, passing=lambda tokens, rows: 3 * tokens + rows
+    )
     long, short = make(150), make(100)
     assert plan.reservation(long.rows) == 154 + 450 + 1
     assert plan.reservation([*long.rows, *short.rows]) == 154 + 104 + 450 + 2

@@ -154,7 +154,7 @@ def test_the_store_gives_way_to_live_rows(tiny: Tiny) -> None:
         wanted.append(need)
         prefix_cache.evict_to(max(0, 10_000 - need))
 
-    object.__setattr__(engine.scheduler.budget, "reclaim", reclaim)
+    object.__setattr__(engine.scheduler.admission.budget, "reclaim", reclaim)
     for i in range(6):
         ask(engine, [SYSTEM, {"role": "user", "content": f"question {i}"}])
     assert wanted

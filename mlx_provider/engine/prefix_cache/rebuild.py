@@ -8,8 +8,8 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from ..kv_capacity import whole_steps
 from ..memory import leaves
-from ..room import whole_steps
 from .layer_kinds import QUANTISED, ROTATING, Kind, kind
 from .segments import Segment
 from .snapshots import Snapshot

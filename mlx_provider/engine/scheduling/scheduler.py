@@ -1,4 +1,4 @@
-"""Who is let in, which prompt is prefilled next and in what portion. Imports no mlx.
+"""The queue, the rows that decode, and what a step runs. Imports no mlx.
 
 A step asks twice: `admit` lets one prompt in, `plan` says what runs, and changes nothing. Rows that
 decode do so in every step, but for brief prompts that may precede them. One prompt at a time is
@@ -8,70 +8,22 @@ is mixed into the pass of the rows where it may be, and as large as the stall ta
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterable
 
-from ...errors import BadRequest, Overloaded
 from ..fixed_shapes import FixedShapes
 from ..request import Phase, PrefillJob, Request, Row
-from ..room import grown, growth
+from .admission import Admission, Budget, Limits
+from .chunking import IDLE_STALL_SECONDS, Chunking
 from .costs import Costs
-from .plan import (
-    Chunk,
-    StepPlan,
-    best_size,
-    grid_sizes,
-    in_tiles,
-    largest_size,
-    widths,
-    within,
-    worthwhile,
-)
+from .plan import StepPlan
 from .shared_prefix import awaits
 
-IDLE_STALL = 0.5
-"""Seconds of one chunk while nobody decodes, for which a cancel or a short prompt waits. A device
-whose chunks of that time lose much of its rate takes larger ones."""
-BRIEF = 3.0
-"""Stall targets within which a whole prompt may precede rows that decode."""
+__all__ = ["Budget", "Limits", "Scheduler"]
+
 AGING = 0.1
 """A second of waiting weighs as much as this many seconds of prefill work."""
-SCORED = 32
-"""Tokens of a pass at most that gives the logits of each: they take more memory than all else."""
-PATIENCE = 30.0
-"""Seconds after which a prompt that does not fit keeps later ones from overtaking it."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    max_rows: int
-    max_queue: int
-    stall_target: float
-    """Seconds that rows which decode should not wait longer for their next token."""
-    max_chunk: int
-    output_reserve: int
-
-
-@dataclass(frozen=True)
-class Budget:
-    """Bytes that a request needs, and bytes there are."""
-
-    row_bytes: Callable[[int], int]
-    """Cache bytes of one row of that many tokens."""
-    available: Callable[[], int]
-    """Bytes for live rows in all: what weights and the rows of other engines leave."""
-    reclaim: Callable[[int], None]
-    """Ask others (idle models, the prefix cache) to go, so that live rows may hold this many."""
-    alone: Callable[[], int]
-    """Bytes for live rows if no other model were in memory."""
-    others_go_on: Callable[[], bool] = lambda: False
-    """Whether other engines hold memory that will come back without any of this one's."""
-    beside: Callable[[], int] = lambda: 0
-    """Bytes that requests hold for a while beside their rows: images on their way to the model."""
-    passing: Callable[[int, int], int] = lambda tokens, rows: 0
-    """Bytes of a pass while it runs: of so many rows, and of a prompt of so many tokens."""
+PATIENCE_SECONDS = 30.0
+"""After which a prompt that does not fit keeps later ones from overtaking it."""
 
 
 class Scheduler:
@@ -86,21 +38,16 @@ class Scheduler:
         grid: int = 1,
         fixed: FixedShapes | None = None,
     ) -> None:
-        """`grid`: passes of a prompt end at multiples of so many tokens, and at its cuts;
-        `fixed`: what passes look like depends on no clock and no company."""
-        self.limits = limits
-        self.grid = min(grid, limits.max_chunk)
-        self.fixed = fixed
-        self.budget = budget
-        self.costs = costs or Costs()
-        self._as_measured = Costs(self.costs.curve)
-        """At the pace at which the curve was measured, whatever happens later."""
+        """`grid`, `fixed`: see `Chunking`."""
+        self.admission = Admission(limits, budget)
+        self.chunking = Chunking(limits, costs or Costs(), grid=grid, fixed=fixed)
+        self.costs = self.chunking.costs
         self.waiting: list[PrefillJob] = []
         """Prompts that are queued or in prefill."""
         self.running: dict[Row, None] = {}
         """The rows that decode, in the order in which they joined: nobody else keeps a list."""
         self._settled = 0
-        """Bytes of live rows for which memory was last made."""
+        """Bytes of live rows for which memory was last reclaimed."""
         self._fitting: int | None = None
         """The limit within which all rows were last found; they stay so until one outgrows what
         was set aside for it."""
@@ -110,23 +57,9 @@ class Scheduler:
     def check(self, request: Request, arriving: int = 0) -> None:
         """Whether a request may queue; reads only, so any thread may ask.
 
-        `arriving`: requests that were let in but are not queued yet. Raises `Overloaded` when
-        the queue is full, `BadRequest` when the request can never fit.
+        `arriving`: requests that were let in but are not queued yet. Raises as `Admission.check`.
         """
-        if not 0 < len(request.rows) <= self.limits.max_rows:
-            raise BadRequest(
-                f"n={len(request.rows)} is not within 1 .. {self.limits.max_rows} rows", param="n"
-            )
-        queued = self.queued + arriving
-        if queued >= self.limits.max_queue:
-            raise Overloaded(f"{queued} requests are waiting, the limit; try again later")
-        need, limit = self.reservation(request.rows), self.budget.alone()
-        if need > limit:
-            raise BadRequest(
-                f"the prompt ({len(request.prompt.tokens)} tokens) needs {need} bytes of cache; "
-                f"the memory limit leaves {max(0, limit)} beside the model alone: shorten it, or "
-                "raise MLX_PROVIDER_MEMORY_LIMIT"
-            )
+        self.admission.check(request, self.queued + arriving)
 
     def submit(self, request: Request, now: float) -> PrefillJob:
         """Queue a request that passed `check`."""
@@ -141,16 +74,19 @@ class Scheduler:
     def admit(self, now: float) -> PrefillJob | None:
         """Let in the most urgent prompt that fits, unless one that is in prefill goes first.
 
-        Makes room for it, and sets memory aside for its rows. `None`: nobody is let in.
+        Reclaims memory for it, and sets that aside for its rows. `None`: no prompt is let in.
         """
         for job in self._by_urgency(now):
             if job.admitted:
                 return None
             if awaits(job, self.waiting):
                 continue
-            if self._fits(job):
-                return self.let_in(job)
-            if now - job.arrived > PATIENCE:
+            if self.active_rows + len(job.rows) <= self.admission.limits.max_rows:
+                need, beside = self._needed(job)
+                self.admission.budget.reclaim(need + beside)
+                if self.admission.fits(need, beside if self.active_rows else 0):
+                    return self.let_in(job)
+            if now - job.arrived > PATIENCE_SECONDS:
                 # nobody new overtakes it any more; what was let in must go on, or it never fits
                 return None
         return None
@@ -199,7 +135,7 @@ class Scheduler:
         self.leave([row])
         arrived = row.request.arrived
         # where passes are fixed, its reply is what passes over rows give, not those over prompts
-        tokens = row.request.prompt.tokens if self.fixed else row.all_tokens
+        tokens = row.request.prompt.tokens if self.chunking.fixed else row.all_tokens
         job = PrefillJob(row.request, [row], tokens, arrived, admitted)
         if row.request.kept is not None:
             job.thin_out(row.request.kept)
@@ -216,36 +152,29 @@ class Scheduler:
         `mixes`: chunks may share the pass of rows that decode; `stalled`: seconds for which those
         have waited for their token; `passes`: forward passes that one token of each takes.
         """
-        rows = tuple(self.running)
-        alone = self._seconds(passes=passes) if rows else 0.0
+        sizes, rows = self.chunking, tuple(self.running)
+        target = sizes.limits.stall_target
+        alone = sizes.seconds(rows, passes=passes) if rows else 0.0
         job = next((job for job in self._by_urgency(now) if job.admitted), None)
         if job is None:
             return StepPlan(rows, pass_seconds=alone)
         if job.scoring is not None:
-            most = self.limits.stall_target if rows else IDLE_STALL
+            most = target if rows else IDLE_STALL_SECONDS
             return StepPlan(rows, pass_seconds=alone, scored=job, scoring_seconds=most)
         if job.apart:
-            chunk = self._even_chunk(job)
-            apart = self._apart(job, chunk.size)
-            return StepPlan(rows, chunk, pass_seconds=alone, chunk_seconds=apart)
+            chunk = sizes.even_chunk(job)
+            own = sizes.own_pass(job, chunk.size)
+            return StepPlan(rows, chunk, pass_seconds=alone, chunk_seconds=own)
         if rows and mixes and job.text_follows:
-            chunk = self._chunk(job, rows)
-            if self._pays_together(chunk, alone):
-                return StepPlan(rows, chunk, mixed=True, pass_seconds=self._seconds(chunk))
-        chunk = self._chunk(job, beside=alone)
-        apart = self._apart(job, chunk.size)
-        if rows and self._precedes(job) and stalled + apart <= self.limits.stall_target:
-            return StepPlan((), chunk, chunk_seconds=apart)
-        return StepPlan(rows, chunk, pass_seconds=alone, chunk_seconds=apart)
-
-    def _pays_together(self, chunk: Chunk, alone: float) -> bool:
-        """Whether a chunk takes less in the pass of the rows than in one of its own.
-
-        It does, as the weights are read once, unless the rows spill over into one more tile.
-        """
-        rows = len(self.running)
-        tiles = replace(chunk, stop=chunk.start + in_tiles(rows + chunk.size) - rows)
-        return self._seconds(tiles) <= alone + self._apart(chunk.job, in_tiles(chunk.size))
+            chunk = sizes.chunk(job, rows, mixed=True)
+            if sizes.pays_mixed(chunk, rows, alone):
+                together = sizes.seconds(rows, chunk)
+                return StepPlan(rows, chunk, mixed=True, pass_seconds=together)
+        chunk = sizes.chunk(job, rows, before=alone)
+        own = sizes.own_pass(job, chunk.size)
+        if rows and self._precedes(job) and stalled + own <= target:
+            return StepPlan((), chunk, chunk_seconds=own)
+        return StepPlan(rows, chunk, pass_seconds=alone, chunk_seconds=own)
 
     def _by_urgency(self, now: float) -> list[PrefillJob]:
         if len(self.waiting) < 2:
@@ -259,88 +188,23 @@ class Scheduler:
         Brief prompts that come together are prefilled together: their rows then decode in the
         same steps, and not in twice as many.
         """
-        return self._brief(job)
-
-    def _brief(self, job: PrefillJob) -> bool:
-        return self._apart(job, job.cost) <= BRIEF * self.limits.stall_target
-
-    def _chunk(
-        self, job: PrefillJob, mixed_with: tuple[Row, ...] = (), beside: float = 0.0
-    ) -> Chunk:
-        """The next tokens of a prompt, in the pass of the rows, or in their own `beside` that."""
-        sizes = self._sizes(job, len(mixed_with))
-        if not self.running:
-            longest = max(IDLE_STALL, self._apart(job, worthwhile(sizes, self.costs.curve.seconds)))
-            size = largest_size(sizes, partial(self._apart, job), longest)
-            return Chunk(job, job.done, job.done + size)
-        if self._brief(job) and not mixed_with:
-            size = within(sizes, partial(self._apart, job), self.limits.stall_target)[-1]
-            return Chunk(job, job.done, job.done + size)
-        keys = sum(row.held for row in mixed_with)
-
-        def seconds(size: int) -> float:
-            return beside + self.costs.pass_of(len(mixed_with), keys, size, job.done)
-
-        size = best_size(sizes, seconds, self.limits.stall_target)
-        return Chunk(job, job.done, job.done + size)
-
-    def _even_chunk(self, job: PrefillJob) -> Chunk:
-        """The next tokens, in a pass of their own: never more than rows that decode may wait for,
-        and always the same, as what is computed depends on where passes end."""
-        sizes = self._sizes(job, 0)
-        few = [n for n in sizes if n <= SCORED] or sizes[:1]
-        size = best_size(
-            few if job.tells_prompt else sizes,
-            lambda size: self._as_measured.pass_of(0, 0, size, job.done),
-            self.limits.stall_target,
-        )
-        return Chunk(job, job.done, job.done + size)
-
-    def _sizes(self, job: PrefillJob, rows: int) -> list[int]:
-        """Tokens that the next chunk may have, ascending."""
-        if self.fixed:
-            return [self.fixed.size(job.done, len(job.tokens))]
-        cut, total = bisect_right(job.cuts, job.done), len(job.tokens)
-        end = job.cuts[cut] if cut < len(job.cuts) else total
-        if self.grid > 1:
-            return grid_sizes(job.done, end, total, self.grid, self.limits.max_chunk)
-        left = end - job.done
-        most = min(left, self.limits.max_chunk)
-        sizes = widths(rows, most)
-        return sizes if sizes and (sizes[-1] == most or most < left) else [*sizes, most]
-
-    def _apart(self, job: PrefillJob, tokens: int) -> float:
-        """Seconds of a pass over the next tokens of a prompt alone."""
-        return self.costs.pass_of(0, 0, tokens, max(job.done, len(job.tokens) - job.cost))
-
-    def _seconds(self, chunk: Chunk | None = None, passes: int = 1) -> float:
-        """Seconds of the passes of the rows that decode, and of a chunk that is mixed in."""
-        keys = sum(row.held for row in self.running)
-        size, depth = (0, 0) if chunk is None else (chunk.size, chunk.start)
-        rows = self.fixed.rows if self.fixed else -(-len(self.running) // passes)
-        return passes * self.costs.pass_of(rows, keys // passes, size, depth)
-
-    def wider(self, plan: StepPlan, tokens: int) -> float:
-        """Seconds that a step's pass takes longer with so many tokens more, beside few keys."""
-        chunk = plan.chunk.size if plan.chunk is not None and plan.mixed else 0
-        width = len(plan.rows) + chunk
-        least, most = in_tiles(width), in_tiles(width + tokens)
-        return self.costs.pass_of(most, 0) - self.costs.pass_of(least, 0)
+        return self.chunking.brief(job)
 
     # -- memory
 
     def overflowing(self) -> Row | None:
         """The row to preempt: the youngest, once rows have outgrown what there is.
 
-        Asks others for their memory first. `None`: all fits.
+        Reclaims memory first. `None`: all fits.
         """
-        limit = self.budget.available()
-        if limit == self._fitting and not any(map(self._outgrown, self.running)):
+        budget = self.admission.budget
+        limit = budget.available()
+        if limit == self._fitting and not any(map(self.admission.outgrown, self.running)):
             return None
         need = self.live_bytes
         if need > self._settled:
-            self.budget.reclaim(need)
-            limit = self.budget.available()
+            budget.reclaim(need)
+            limit = budget.available()
         self._settled = need
         self._fitting = limit if need <= limit else None
         if need <= limit or not self.running:
@@ -349,53 +213,18 @@ class Scheduler:
 
     def may_wait(self, row: Row) -> bool:
         """Whether a row that has outgrown the memory can go on later."""
-        if self.reservation([row]) > self.budget.alone():
-            return False
-        return self.active_rows > 1 or self.budget.others_go_on()
+        return self.admission.may_wait(row, self.active_rows)
 
     def reservation(self, rows: Iterable[Row]) -> int:
-        """Bytes to set aside for rows: what they hold, a reserve of output, and their passes."""
-        rows = list(rows)
-        if not rows:
-            return 0
-        held = sum(self.budget.row_bytes(self._tokens_reserved(row)) for row in rows)
-        return held + self.budget.passing(max(map(self._tokens_to_run, rows)), len(rows))
+        """See `Admission.reservation`."""
+        return self.admission.reservation(rows)
 
-    def room(self, job: PrefillJob) -> int:
-        """Tokens for which a cache of its rows is to have room."""
-        return max(map(self._tokens_reserved, job.rows))
+    def _needed(self, job: PrefillJob) -> tuple[int, int]:
+        """Bytes of live rows with those of a prompt, and of images beside them.
 
-    def growth(self, job: PrefillJob) -> int:
-        """Tokens by which a row grows once it has outgrown that."""
-        return growth(*self._first_room(job.request))
-
-    def _fits(self, job: PrefillJob) -> bool:
-        """Whether a prompt fits beside those that were let in, once others have made room."""
-        rows = self.active_rows
-        if rows + len(job.rows) > self.limits.max_rows:
-            return False
-        # images pass, so they keep nobody out who would run alone: they may be this prompt's own
-        need, beside = self.reservation([*self._live(), *job.rows]), self.budget.beside()
-        self.budget.reclaim(need + beside)
-        return need + (beside if rows else 0) <= self.budget.available()
-
-    def _outgrown(self, row: Row) -> bool:
-        """Whether a row needs more than was set aside for it when it was admitted."""
-        return len(row.tokens) >= self.limits.output_reserve
-
-    def _tokens_to_run(self, row: Row) -> int:
-        """Tokens of a row that are a prompt, or may become one again."""
-        whole = row.held if self._outgrown(row) else len(row.request.prompt.tokens)
-        return min(row.held, whole)
-
-    def _tokens_reserved(self, row: Row) -> int:
-        first, longest = self._first_room(row.request)
-        return grown(first, longest, row.held + 1)
-
-    def _first_room(self, request: Request) -> tuple[int, int]:
-        """Tokens for which its rows get room at first, and those that they can come to at most."""
-        prompt, most = len(request.prompt.tokens) - request.skipped, request.max_tokens
-        return prompt + min(most, self.limits.output_reserve), prompt + most
+        Images pass, so they keep no prompt out that would run alone: they may be its own.
+        """
+        return self.reservation([*self._live(), *job.rows]), self.admission.budget.beside()
 
     # -- what is here
 

@@ -117,7 +117,7 @@ class DraftStep:
             self._speculation.forget(rows)
 
     def _wider(self, plan: StepPlan, tokens: int) -> float:
-        return plan.pass_seconds + self._scheduler.wider(plan, tokens)
+        return plan.pass_seconds + self._scheduler.chunking.wider(plan, tokens)
 
 
 def places(rows: Sequence[Row]) -> Iterator[Place]:

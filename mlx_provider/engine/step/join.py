@@ -48,7 +48,7 @@ class Join:
         if job.request.prefilled >= LONG_PREFILL_TOKENS:
             mx.clear_cache()
         cache, job.cache = job.held(), None
-        grow_by(cache, state.scheduler.growth(job))
+        grow_by(cache, state.scheduler.admission.kv_growth(job))
         state.scheduler.join(job)
         caches = [cache, *(copy.deepcopy(cache) for _ in job.rows[1:])]
         for row, own in zip(job.rows, caches, strict=True):

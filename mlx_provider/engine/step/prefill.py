@@ -74,7 +74,7 @@ class Prefill:
         state.timer.forget()  # whose passes these were nobody can tell
         state.behind = []
         if job.scoring is None:
-            grow_by(job.held(), state.scheduler.room(job))
+            grow_by(job.held(), state.scheduler.admission.kv_capacity(job))
             state.recorder.skipped(job.request.skipped)
 
     def _run_chunk(self, chunk: Chunk, plan: StepPlan) -> mx.array | None:

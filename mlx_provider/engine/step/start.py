@@ -31,17 +31,17 @@ class Start:
     def begin(self, job: PrefillJob) -> None:
         """Give a prompt that was let in its row cache."""
         state = self._state
-        room = len(job.tokens) if job.embeds else state.scheduler.room(job)
+        capacity = len(job.tokens) if job.embeds else state.scheduler.admission.kv_capacity(job)
         if state.prefix_cache is not None and job.shares:
             with Isolation(partial(_not_cached, job.request)):
-                self._looked_up(job.request, state.prefix_cache.begin(job, room))
+                self._looked_up(job.request, state.prefix_cache.begin(job, capacity))
         if state.sparse_prefill is not None and job.shares:
             state.sparse_prefill.begin(job)
         if not job.shares:
             job.leave_prefix()
         if job.cache is None:
             job.cache = state.make_cache()
-            grow_by(job.cache, room)
+            grow_by(job.cache, capacity)
         if job.places is not None:
             job.cache = sparse(job.cache)
         state.recorder.tokens(prefilled=0, cached=job.done, decoded=0)

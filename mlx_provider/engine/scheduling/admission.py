@@ -1,0 +1,112 @@
+"""Which rows fit into the memory. Answers questions, and changes nothing. Imports no mlx."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from ...errors import BadRequest, Overloaded
+from ..kv_capacity import kv_capacity, kv_growth
+from ..request import PrefillJob, Request, Row
+
+
+@dataclass(frozen=True)
+class Limits:
+    max_rows: int
+    max_queue: int
+    stall_target: float
+    """Seconds that rows which decode should not wait longer for their next token."""
+    max_chunk: int
+    output_reserve: int
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Bytes that a request needs, and bytes that there are."""
+
+    row_bytes: Callable[[int], int]
+    """Cache bytes of one row of that many tokens."""
+    available: Callable[[], int]
+    """Bytes for live rows in all: what weights and the rows of other engines leave."""
+    reclaim: Callable[[int], None]
+    """Unload idle models and shrink the prefix cache, so that live rows may hold this many bytes.
+    The one field that is an act."""
+    alone: Callable[[], int]
+    """Bytes for live rows if no other model were in memory."""
+    others_go_on: Callable[[], bool] = lambda: False
+    """Whether other engines hold memory that will come back without any of this one's."""
+    beside: Callable[[], int] = lambda: 0
+    """Bytes that requests hold for a while beside their rows: images on their way to the model."""
+    passing: Callable[[int, int], int] = lambda tokens, rows: 0
+    """Bytes of a pass while it runs: of so many rows, and of a prompt of so many tokens."""
+
+
+class Admission:
+    """Bytes that are set aside for rows. Every method only reads, so any thread may ask."""
+
+    def __init__(self, limits: Limits, budget: Budget) -> None:
+        self.limits = limits
+        self.budget = budget
+
+    def check(self, request: Request, queued: int) -> None:
+        """Whether a request may queue behind so many others.
+
+        Raises `Overloaded` when the queue is full, `BadRequest` when the request can never fit.
+        """
+        if not 0 < len(request.rows) <= self.limits.max_rows:
+            raise BadRequest(
+                f"n={len(request.rows)} is not within 1 .. {self.limits.max_rows} rows", param="n"
+            )
+        if queued >= self.limits.max_queue:
+            raise Overloaded(f"{queued} requests are waiting, the limit; try again later")
+        need, limit = self.reservation(request.rows), self.budget.alone()
+        if need > limit:
+            raise BadRequest(
+                f"the prompt ({len(request.prompt.tokens)} tokens) needs {need} bytes of cache; "
+                f"the memory limit leaves {max(0, limit)} beside the model alone: shorten it, or "
+                "raise MLX_PROVIDER_MEMORY_LIMIT"
+            )
+
+    def reservation(self, rows: Iterable[Row]) -> int:
+        """Bytes to set aside for rows: what they hold, a reserve of output, and their passes."""
+        rows = list(rows)
+        if not rows:
+            return 0
+        held = sum(self.budget.row_bytes(self._tokens_reserved(row)) for row in rows)
+        return held + self.budget.passing(max(map(self._tokens_to_run, rows)), len(rows))
+
+    def fits(self, need: int, beside: int) -> bool:
+        """Whether live rows may hold so many bytes now, next to `beside` of images."""
+        return need + beside <= self.budget.available()
+
+    def may_wait(self, row: Row, active_rows: int) -> bool:
+        """Whether a row that has outgrown the memory can go on later."""
+        if self.reservation([row]) > self.budget.alone():
+            return False
+        return active_rows > 1 or self.budget.others_go_on()
+
+    def kv_capacity(self, job: PrefillJob) -> int:
+        """Tokens for which a cache of the prompt's rows is to have capacity."""
+        return max(map(self._tokens_reserved, job.rows))
+
+    def kv_growth(self, job: PrefillJob) -> int:
+        """Tokens by which a row grows once it has outgrown that."""
+        return kv_growth(*self._first_capacity(job.request))
+
+    def outgrown(self, row: Row) -> bool:
+        """Whether a row needs more than was set aside for it when it was admitted."""
+        return len(row.tokens) >= self.limits.output_reserve
+
+    def _tokens_to_run(self, row: Row) -> int:
+        """Tokens of a row that are a prompt, or may become one again."""
+        whole = row.held if self.outgrown(row) else len(row.request.prompt.tokens)
+        return min(row.held, whole)
+
+    def _tokens_reserved(self, row: Row) -> int:
+        first, longest = self._first_capacity(row.request)
+        return kv_capacity(first, longest, row.held + 1)
+
+    def _first_capacity(self, request: Request) -> tuple[int, int]:
+        """The first capacity of its rows, in tokens, and the tokens that they can come to."""
+        prompt, most = len(request.prompt.tokens) - request.skipped, request.max_tokens
+        return prompt + min(most, self.limits.output_reserve), prompt + most

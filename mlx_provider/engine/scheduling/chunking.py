@@ -1,0 +1,134 @@
+"""How large the next chunk of a prompt is, and what passes take. Imports no mlx."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from ..fixed_shapes import FixedShapes
+from ..request import PrefillJob, Row
+from .admission import Limits
+from .costs import Costs
+from .plan import (
+    Chunk,
+    StepPlan,
+    best_size,
+    grid_sizes,
+    in_tiles,
+    largest_size,
+    widths,
+    within,
+    worthwhile,
+)
+
+IDLE_STALL_SECONDS = 0.5
+"""Of one chunk while no row decodes, for which a cancel or a short prompt waits. A device whose
+chunks of that time lose much of its rate takes larger ones."""
+BRIEF_STALLS = 3.0
+"""Stall targets within which a whole prompt may precede rows that decode."""
+SCORED_TOKENS = 32
+"""Of a pass at most that gives the logits of each: they take more memory than all else."""
+
+
+class Chunking:
+    """Changes nothing but what `costs` learn."""
+
+    def __init__(
+        self, limits: Limits, costs: Costs, *, grid: int, fixed: FixedShapes | None
+    ) -> None:
+        """`grid`: passes of a prompt end at multiples of so many tokens, and at its cuts;
+        `fixed`: what passes look like depends on no clock and no company."""
+        self.limits = limits
+        self.costs = costs
+        self.grid = min(grid, limits.max_chunk)
+        self.fixed = fixed
+        self._as_measured = Costs(costs.curve)
+        """At the pace at which the curve was measured, whatever happens later."""
+
+    def chunk(
+        self,
+        job: PrefillJob,
+        rows: Sequence[Row],
+        *,
+        mixed: bool = False,
+        before: float = 0.0,
+    ) -> Chunk:
+        """The next tokens of a prompt, in the pass of the `rows` that decode, or in their own
+        behind a pass of `before` seconds."""
+        sizes = self._sizes(job, len(rows) if mixed else 0)
+        if not rows:
+            curve = self.costs.curve
+            longest = max(IDLE_STALL_SECONDS, self.own_pass(job, worthwhile(sizes, curve.seconds)))
+            return _next(job, largest_size(sizes, partial(self.own_pass, job), longest))
+        if self.brief(job) and not mixed:
+            fitting = within(sizes, partial(self.own_pass, job), self.limits.stall_target)
+            return _next(job, fitting[-1])
+        together = rows if mixed else ()
+        keys = sum(row.held for row in together)
+
+        def seconds(size: int) -> float:
+            return before + self.costs.pass_of(len(together), keys, size, job.done)
+
+        return _next(job, best_size(sizes, seconds, self.limits.stall_target))
+
+    def even_chunk(self, job: PrefillJob) -> Chunk:
+        """The next tokens, in a pass of their own: never more than rows that decode may wait for,
+        and always the same, as what is computed depends on where passes end."""
+        sizes = self._sizes(job, 0)
+        few = [n for n in sizes if n <= SCORED_TOKENS] or sizes[:1]
+        size = best_size(
+            few if job.tells_prompt else sizes,
+            lambda size: self._as_measured.pass_of(0, 0, size, job.done),
+            self.limits.stall_target,
+        )
+        return _next(job, size)
+
+    def brief(self, job: PrefillJob) -> bool:
+        """Whether rows that decode could wait for the whole prompt."""
+        return self.own_pass(job, job.cost) <= BRIEF_STALLS * self.limits.stall_target
+
+    def pays_mixed(self, chunk: Chunk, rows: Sequence[Row], alone: float) -> bool:
+        """Whether a chunk takes less in the pass of the rows than in one of its own.
+
+        It does, as the weights are read once, unless the rows spill over into one more tile.
+        """
+        count = len(rows)
+        tiles = replace(chunk, stop=chunk.start + in_tiles(count + chunk.size) - count)
+        return self.seconds(rows, tiles) <= alone + self.own_pass(chunk.job, in_tiles(chunk.size))
+
+    def own_pass(self, job: PrefillJob, tokens: int) -> float:
+        """Seconds of a pass over the next tokens of a prompt alone."""
+        return self.costs.pass_of(0, 0, tokens, max(job.done, len(job.tokens) - job.cost))
+
+    def seconds(self, rows: Sequence[Row], chunk: Chunk | None = None, passes: int = 1) -> float:
+        """Seconds of the passes of the rows that decode, and of a chunk that is mixed in."""
+        keys = sum(row.held for row in rows)
+        size, depth = (0, 0) if chunk is None else (chunk.size, chunk.start)
+        width = self.fixed.rows if self.fixed else -(-len(rows) // passes)
+        return passes * self.costs.pass_of(width, keys // passes, size, depth)
+
+    def wider(self, plan: StepPlan, tokens: int) -> float:
+        """Seconds that a step's pass takes longer with so many tokens more, beside few keys."""
+        chunk = plan.chunk.size if plan.chunk is not None and plan.mixed else 0
+        width = len(plan.rows) + chunk
+        least, most = in_tiles(width), in_tiles(width + tokens)
+        return self.costs.pass_of(most, 0) - self.costs.pass_of(least, 0)
+
+    def _sizes(self, job: PrefillJob, rows: int) -> list[int]:
+        """Tokens that the next chunk may have, ascending."""
+        if self.fixed:
+            return [self.fixed.size(job.done, len(job.tokens))]
+        cut, total = bisect_right(job.cuts, job.done), len(job.tokens)
+        end = job.cuts[cut] if cut < len(job.cuts) else total
+        if self.grid > 1:
+            return grid_sizes(job.done, end, total, self.grid, self.limits.max_chunk)
+        left = end - job.done
+        most = min(left, self.limits.max_chunk)
+        sizes = widths(rows, most)
+        return sizes if sizes and (sizes[-1] == most or most < left) else [*sizes, most]
+
+
+def _next(job: PrefillJob, tokens: int) -> Chunk:
+    return Chunk(job, job.done, job.done + tokens)
