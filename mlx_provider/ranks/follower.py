@@ -17,9 +17,10 @@ from ..engine.worker import CLEAR_EVERY, EngineWorker
 from ..errors import MLXProviderError, RankLost
 from ..protocol.options import ModelOptions
 from ..registry import PluginRegistry
-from ..serving.models import Models, engine_name
-from ..serving.served import Loaded
+from ..serving.engine_builder import engine_name
+from ..serving.model_cache import ModelCache
 from ..serving.split import Ranks
+from ..serving.weights import Weights
 from .agreed import Following
 
 log = logging.getLogger(__name__)
@@ -58,14 +59,14 @@ class Follower:
         group: mx.distributed.Group,
     ) -> None:
         self._ears = ears
-        self._models = Models(
+        self._models = ModelCache(
             settings,
             registry,
             EngineWorker(lambda posts: None, lambda error: None),  # whose thread never starts
             SilentRecorder(),
             ranks=Ranks(Following(self, group), group, ears.failed),
         )
-        self._loaded: dict[int, Loaded] = {}
+        self._loaded: dict[int, Weights] = {}
         self._engines: dict[str, Engine] = {}
         self._requests: dict[str, Request] = {}
         self._steps = 0
@@ -76,8 +77,8 @@ class Follower:
             "submit": self._submit,
             "ended": self._ended,
             "step": self._step,
-            "evict": lambda told: self._models.evict_to(told["to"]),
-            "clear": lambda told: self._models.forget_prefixes(),
+            "evict": lambda told: self._models.prefixes.evict_to(told["to"]),
+            "clear": lambda told: self._models.prefixes.clear_here(),
         }
 
     def run(self) -> None:
@@ -103,31 +104,31 @@ class Follower:
 
     def _load(self, told: Message) -> None:
         try:
-            loaded = self._models.loading.load_share(told)
+            weights = self._models.loader.load_share(told)
         except MLXProviderError as error:
             if isinstance(error, RankLost):
                 raise
             log.error("%s is not loaded: %s", told["name"], error.message)
             return  # rank 0 knows, and tells who asked
-        self._loaded[told["model"]] = loaded
+        self._loaded[told["model"]] = weights
 
     def _start(self, told: Message) -> None:
-        loaded = self._loaded[told["model"]]
+        weights = self._loaded[told["model"]]
         options = ModelOptions.model_validate(told["options"])
         try:
-            self._models.start(loaded, told["choice"], options)
+            self._models.builder.start(weights, told["choice"], options)
         except MLXProviderError as error:
             if isinstance(error, RankLost):
                 raise
-            log.error("%s does not run: %s", loaded.name, error.message)
+            log.error("%s does not run: %s", weights.name, error.message)
             return  # as on rank 0
-        self._engines[engine_name(loaded, told["choice"])] = loaded.running[told["choice"]].engine
+        self._engines[engine_name(weights, told["choice"])] = weights.engines[told["choice"]].engine
 
     def _unload(self, told: Message) -> None:
-        loaded = self._loaded.pop(told["model"])
-        for kind in loaded.running:
-            del self._engines[engine_name(loaded, kind)]
-        self._models.loading.unload_here(loaded)
+        weights = self._loaded.pop(told["model"])
+        for kind in weights.engines:
+            del self._engines[engine_name(weights, kind)]
+        self._models.loader.unload_here(weights)
 
     def _submit(self, told: Message) -> None:
         request = request_heard(told)

@@ -15,8 +15,8 @@ from ..protocol.events import Accepted, Delta, FinishReason, TokenLogprob
 from ..protocol.requests import EmbedRequest
 from ..records import Embedding, Pooling, ShowsHidden
 from .grants import namespace
-from .ready import Ready
-from .served import Served
+from .model_view import ModelView
+from .prepared import Prepared
 from .validate import within_vocabulary
 
 
@@ -36,19 +36,19 @@ class NoText:
 
 def make_embedding(
     wire: EmbedRequest,
-    served: Served,
+    view: ModelView,
     queue: EventQueue,
     arrived: float,
     check_wanted: Callable[[], None],
-) -> Ready:
+) -> Prepared:
     """Tokenise (host work, any thread).
 
     `check_wanted` is asked before each text; `arrived`: monotonic time. Raises `BadRequest` that
     names the part, `ContextTooLong`.
     """
-    how, pooling = _way(served)
+    how, pooling = _way(view)
     before = _prompt(how, wire.prompt_name)
-    tokens = [array("i", each) for each in _tokens(wire.input, served, before, check_wanted)]
+    tokens = [array("i", each) for each in _tokens(wire.input, view, before, check_wanted)]
     inputs = Inputs(tokens, pooling, _dimensions(how, wire.dimensions), how.normalise)
     request = Request(
         id=wire.id,
@@ -68,23 +68,23 @@ def make_embedding(
         model=wire.model,
         prompt_tokens=inputs.total,
         max_tokens=0,
-        context_length=served.info.context_length,
+        context_length=view.info.context_length,
         warnings=[f"{name} has no effect" for name in wire.ignored],
     )
-    return Ready(request, accepted)
+    return Prepared(request, accepted)
 
 
-def _way(served: Served) -> tuple[Embedding, Pooling]:
+def _way(view: ModelView) -> tuple[Embedding, Pooling]:
     """Raises `BadRequest` where the model has none, or nobody says which."""
-    how = served.info.embedding
+    how = view.info.embedding
     refusal = how.refusal
-    if not isinstance(served.model, ShowsHidden):
-        refusal = f"family {served.loaded.family!r} shows no hidden states"
+    if not isinstance(view.model, ShowsHidden):
+        refusal = f"family {view.weights.family!r} shows no hidden states"
     if refusal:
-        raise BadRequest(f"{served.name} cannot embed: {refusal}", param="model")
+        raise BadRequest(f"{view.name} cannot embed: {refusal}", param="model")
     if how.pooling is None:
         raise BadRequest(
-            f"{served.name} does not say how its states become a vector (it has no "
+            f"{view.name} does not say how its states become a vector (it has no "
             "1_Pooling/config.json): name an embedding model, or let the operator choose "
             "model_info.mlx.pooling, one of last, mean and cls",
             param="model",
@@ -117,16 +117,16 @@ def _dimensions(how: Embedding, wanted: int | None) -> int:
 
 def _tokens(
     given: Sequence[str | list[int]],
-    served: Served,
+    view: ModelView,
     before: str,
     check_wanted: Callable[[], None],
 ) -> Iterator[Sequence[int]]:
-    total, limit = 0, served.info.context_length
+    total, limit = 0, view.info.context_length
     for index, each in enumerate(given):
         check_wanted()
         where = f"input[{index}]"
         try:
-            tokens = _tokens_of(each, served, before, where)
+            tokens = _tokens_of(each, view, before, where)
         except BadRequest as error:
             raise type(error)(f"{where}: {error.message}", param=where) from None
         if len(tokens) >= limit:
@@ -144,10 +144,10 @@ def _tokens(
         yield tokens
 
 
-def _tokens_of(given: str | list[int], served: Served, before: str, where: str) -> Sequence[int]:
+def _tokens_of(given: str | list[int], view: ModelView, before: str, where: str) -> Sequence[int]:
     if not given:
         raise BadRequest("it is empty")
     if isinstance(given, str):
-        return served.model.tokenizer.encode_plain(given, before=before, special=True)
-    within_vocabulary(given, served.info.vocab_size, where)
+        return view.model.tokenizer.encode_plain(given, before=before, special=True)
+    within_vocabulary(given, view.info.vocab_size, where)
     return given

@@ -28,7 +28,7 @@ from ..protocol.figures import (
     StepFigures,
 )
 from .in_flight import Entry
-from .served import Loaded, Running
+from .weights import EngineInstance, Weights
 
 WINDOW = 10.0
 """Seconds of the last steps that are told."""
@@ -44,7 +44,7 @@ REASONS: dict[str, MissReason] = {"cold": "cold", "diverged": "diverged", "no_st
 
 def take(
     entries: Sequence[Entry],
-    loaded: Sequence[Loaded],
+    weights: Sequence[Weights],
     cache: PrefixCacheFigures,
     *,
     device: str,
@@ -53,7 +53,7 @@ def take(
 ) -> Figures:
     """All of it. `media`: bytes of images on their way."""
     now = time.monotonic()
-    engines = [(each, kind, run) for each in loaded for kind, run in list(each.running.items())]
+    engines = [(each, kind, run) for each in weights for kind, run in list(each.engines.items())]
     seen = [found for _, _, run in engines for found in run.engine.recent.lookups.items()]
     seen.sort(reverse=True)
     return Figures(
@@ -72,18 +72,18 @@ def take(
             pool=mx.get_cache_memory(),
             prefix_cache=cache.bytes,
             media=media,
-            models=[_memory(each) for each in loaded],
+            models=[_memory(each) for each in weights],
         ),
     )
 
 
 def _request(entry: Entry, now: float) -> RequestFigures | None:
-    entered = entry.entered
-    if entered is None:
+    active = entry.active
+    if active is None:
         name = PurePath(entry.model).name
         age = now - entry.arrived
         return RequestFigures(id=entry.id, model=name, state="preparing", age=age, queued=age)
-    request, model = entered.request, entered.use.served.loaded.name
+    request, model = active.request, active.lease.view.weights.name
     state = STATES.get(request.phase)
     if state is None:  # it has ended, and is about to be forgotten
         return None
@@ -111,8 +111,8 @@ def _rate(request: Request) -> float:
     return max(0, request.completion_tokens - len(request.rows)) / (last - first)
 
 
-def _engine(model: str, kind: str, running: Running, now: float) -> EngineFigures:
-    engine = running.engine
+def _engine(model: str, kind: str, instance: EngineInstance, now: float) -> EngineFigures:
+    engine = instance.engine
     steps = [step for step in engine.recent.steps.items() if now - step.ended <= WINDOW]
     spent = [step.seconds for step in steps]
     span = max(1.0, now - steps[0].ended + steps[0].seconds) if steps else 1.0
@@ -121,14 +121,14 @@ def _engine(model: str, kind: str, running: Running, now: float) -> EngineFigure
         kind=kind,
         layout=engine.batch.layout.name,
         mixes=engine.mixes,
-        queued=engine.scheduler.queued + running.arriving,
+        queued=engine.scheduler.queued + instance.arriving,
         rows=engine.scheduler.active_rows,
         steps=[_step(step, now) for step in steps[-STEPS_TOLD:]],
         step_median=median(spent) if spent else 0.0,
         step_longest=max(spent, default=0.0),
         decoded_per_second=sum(step.tokens for step in steps) / span,
         prefilled_per_second=sum(step.chunk for step in steps) / span,
-        drafter=running.drafter,
+        drafter=instance.drafter,
         drafted_tokens=engine.recent.drafted,
         accepted_tokens=engine.recent.accepted,
     )
@@ -162,11 +162,11 @@ def _reason(found: LookedUp) -> MissReason:
     return REASONS[max(lost, key=lost.__getitem__)] if lost else ""
 
 
-def _memory(loaded: Loaded) -> ModelMemory:
+def _memory(weights: Weights) -> ModelMemory:
     return ModelMemory(
-        model=loaded.name,
-        weights=max(loaded.taken, loaded.info.weights_bytes),
-        drafters=sum(each.drafter_bytes for each in list(loaded.running.values())),
-        rows=loaded.live_bytes,
-        features=loaded.features.nbytes,
+        model=weights.name,
+        weights=max(weights.taken, weights.info.weights_bytes),
+        drafters=sum(each.drafter_bytes for each in list(weights.engines.values())),
+        rows=weights.live_bytes,
+        features=weights.features.nbytes,
     )

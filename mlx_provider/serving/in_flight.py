@@ -10,28 +10,28 @@ from ..engine.request import Request
 from ..errors import BadRequest, MLXProviderError, RequestFailed
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import Failed
-from .models import Use
-from .served import Running
+from .model_cache import Lease
+from .weights import EngineInstance
 
 
 @dataclass(frozen=True)
-class Entered:
+class Active:
     """A request's place on its model. The methods are the engine thread's."""
 
     request: Request
     """The engine's own."""
-    use: Use
+    lease: Lease
     """Its hold on the model."""
-    running: Running
+    instance: EngineInstance
     """Its engine."""
 
     def cancel(self) -> None:
         """Idempotent."""
-        self.running.engine.cancel(self.request)
+        self.instance.engine.cancel(self.request)
 
     def fail(self, error: MLXProviderError) -> None:
         """Its reader is told."""
-        self.running.engine.fail(self.request, error)
+        self.instance.engine.fail(self.request, error)
 
 
 @dataclass(eq=False)
@@ -45,7 +45,7 @@ class Entry:
     """As it was asked for."""
     arrived: float
     """Monotonic seconds."""
-    entered: Entered | None = None
+    active: Active | None = None
     """`None` while it is prepared."""
 
     def check_wanted(self) -> None:
@@ -56,8 +56,8 @@ class Entry:
     def let_go(self) -> None:
         """Give back its room for images and its model. Idempotent."""
         self.media.close()
-        if self.entered is not None:
-            self.entered.use.end()
+        if self.active is not None:
+            self.active.lease.end()
 
 
 class InFlight:
@@ -73,43 +73,43 @@ class InFlight:
             if self._entries.setdefault(entry.id, entry) is not entry:
                 raise BadRequest("another request with this id is being served", param="id")
 
-    def enter(self, entry: Entry, request: Request, use: Use) -> Entered:
+    def enter(self, entry: Entry, request: Request, lease: Lease) -> Active:
         """Let a request in: the engine has room for it, and it is on its way there.
 
         Raises what the scheduler's `check` raises, `RequestFailed` where nobody wants it.
         """
-        running = use.served.running
+        instance = lease.view.instance
         with self._lock:
             entry.check_wanted()
-            running.engine.scheduler.check(request, running.arriving)
-            running.arriving += 1
-            entry.entered = Entered(request, use, running)
-            return entry.entered
+            instance.engine.scheduler.check(request, instance.arriving)
+            instance.arriving += 1
+            entry.active = Active(request, lease, instance)
+            return entry.active
 
-    def reached(self, entered: Entered) -> None:
+    def reached(self, active: Active) -> None:
         """The engine thread has it."""
         with self._lock:
-            entered.running.arriving -= 1
+            active.instance.arriving -= 1
 
     def cancel(self, name: str) -> Entry | None:
         """The request of this id; one that is still prepared will not be let in."""
         with self._lock:
             entry = self._entries.get(name)
-            if entry is not None and entry.entered is None:
+            if entry is not None and entry.active is None:
                 entry.queue.put([Failed.of(RequestFailed.cancelled())])
             return entry
 
-    def of(self, request: Request) -> tuple[Entry, Entered] | None:
+    def of(self, request: Request) -> tuple[Entry, Active] | None:
         """The entry of an engine's request, where it was not forgotten."""
         entry = self._entries.get(request.id)
-        if entry is None or entry.entered is None or entry.entered.request is not request:
+        if entry is None or entry.active is None or entry.active.request is not request:
             return None
-        return entry, entry.entered
+        return entry, entry.active
 
-    def entered(self) -> list[Entered]:
+    def active(self) -> list[Active]:
         """Every request that was let in."""
         with self._lock:
-            return [each.entered for each in self._entries.values() if each.entered is not None]
+            return [each.active for each in self._entries.values() if each.active is not None]
 
     def all(self) -> list[Entry]:
         """Every request, oldest first, without keeping anybody from coming or going."""
@@ -125,7 +125,7 @@ class InFlight:
     def clear(self) -> list[Entry]:
         """Forget all that were let in, which is for the caller to end; others end by themselves."""
         with self._lock:
-            gone = [entry for entry in self._entries.values() if entry.entered is not None]
+            gone = [entry for entry in self._entries.values() if entry.active is not None]
             for entry in gone:
                 del self._entries[entry.id]
         return gone

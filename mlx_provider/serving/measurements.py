@@ -23,7 +23,7 @@ from ..engine.execution.probe import Probe
 from ..engine.scheduling.costs import UNMEASURED, Curve
 from ..plain_file import read_own, replace_own
 from ..upstream import blas
-from .served import Loaded
+from .weights import Weights
 
 log = logging.getLogger(__name__)
 
@@ -123,13 +123,15 @@ class Measurements:
             return {}
 
 
-def circumstances(loaded: Loaded, kind: str, layouts: Sequence[str], plugins: Sequence[str]) -> str:
+def circumstances(
+    weights: Weights, kind: str, layouts: Sequence[str], plugins: Sequence[str]
+) -> str:
     """A digest of all that a measurement depends on: model, KV cache, software and device."""
     device = mx.device_info()
     switches = {n: v for n, v in os.environ.items() if n.startswith("MLX_") and PREFIX not in n}
     parts = (
-        loaded.info.fingerprint,
-        (loaded.plugin, loaded.family, kind, *layouts),
+        weights.info.fingerprint,
+        (weights.plugin, weights.family, kind, *layouts),
         (FORMAT, __version__, *map(_installed, UPSTREAM), *plugins),
         (mx.default_device(), device.get("device_name"), device.get("architecture")),
         (platform.platform(), blas.active(), sorted(switches.items())),

@@ -22,7 +22,7 @@ from ..families.tokenizer.template_fit import fit_messages, fit_tools
 from ..protocol.options import ModelOptions
 from ..protocol.requests import GenerateRequest
 from ..records import MediaItem, ModelInfo, Prompt
-from .served import Served
+from .model_view import ModelView
 
 FOLDED = "the model's chat template does not take these tool messages: they are written as text"
 
@@ -31,14 +31,14 @@ DESCRIBED = "the model's chat template does not show these tools: a system messa
 
 
 @dataclass(frozen=True)
-class Prepared:
+class Rendered:
     """A prompt and what was noticed on the way."""
 
     prompt: Prompt
     warnings: tuple[str, ...] = ()
 
 
-def prepare(served: Served, request: GenerateRequest, claim: MediaClaim | None = None) -> Prepared:
+def prepare(view: ModelView, request: GenerateRequest, claim: MediaClaim | None = None) -> Rendered:
     """Render and tokenise (host work, any thread). Raises `BadRequest` that names the part.
 
     `claim`: is charged with the request's images; unset: nobody shares their room.
@@ -46,13 +46,13 @@ def prepare(served: Served, request: GenerateRequest, claim: MediaClaim | None =
     if (request.messages is None) == (request.prompt is None):
         raise BadRequest("give either messages or a prompt", param="messages")
     if request.messages is None:
-        return Prepared(_raw(served, request.prompt or ""))
-    normalised = normalised_messages(served, request)
-    media = _media(served, normalised, request, claim)
-    prompt, begun, warnings = _rendered(served, request, normalised, media)
-    _finish_inputs(served, prompt)
-    warnings = (*normalised.warnings, *_unread(served.model.info, request.template), *warnings)
-    return Prepared(_continued(served, prompt, begun) if begun else prompt, warnings)
+        return Rendered(_raw(view, request.prompt or ""))
+    normalised = normalised_messages(view, request)
+    media = _media(view, normalised, request, claim)
+    prompt, begun, warnings = _rendered(view, request, normalised, media)
+    _finish_inputs(view, prompt)
+    warnings = (*normalised.warnings, *_unread(view.model.info, request.template), *warnings)
+    return Rendered(_continued(view, prompt, begun) if begun else prompt, warnings)
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class _AsText:
 
 
 def _rendered(
-    served: Served, request: GenerateRequest, normalised: Normalised, media: list[MediaItem]
+    view: ModelView, request: GenerateRequest, normalised: Normalised, media: list[MediaItem]
 ) -> tuple[Prompt, str, tuple[str, ...]]:
     """The prompt, the beginning of its reply, and what the client should know.
 
@@ -76,9 +76,9 @@ def _rendered(
     help either.
     """
     refused: BadRequest | None = None
-    for as_text in _attempts(served, request):
+    for as_text in _attempts(view, request):
         try:
-            prompt, begun = _attempt(served, request, normalised, media, as_text)
+            prompt, begun = _attempt(view, request, normalised, media, as_text)
             return prompt, begun, as_text.warnings
         except ContextTooLong:
             raise
@@ -88,9 +88,9 @@ def _rendered(
     raise refused
 
 
-def _attempts(served: Served, request: GenerateRequest) -> list[_AsText]:
+def _attempts(view: ModelView, request: GenerateRequest) -> list[_AsText]:
     """By the template's form first, then with more and more written as text."""
-    form, tools = served.model.info.template, bool(_tools(request))
+    form, tools = view.model.info.template, bool(_tools(request))
     history = has_tools([m for m in request.messages or [] if isinstance(m, Mapping)])
     lacks = tools and lacks_tools(form, request.messages or [])
     first = _AsText(lacks, history and not form.takes_calls)
@@ -99,28 +99,28 @@ def _attempts(served: Served, request: GenerateRequest) -> list[_AsText]:
 
 
 def _attempt(
-    served: Served,
+    view: ModelView,
     request: GenerateRequest,
     normalised: Normalised,
     media: list[MediaItem],
     as_text: _AsText,
 ) -> tuple[Prompt, str]:
-    tools, form = _tools(request), served.model.info.template
-    parser = served.tool_parser or served.forced_parser
+    tools, form = _tools(request), view.model.info.template
+    parser = view.tool_parser or view.forced_parser
     if as_text.tools:
-        normalised = normalised_messages(served, request, described_tools(tools, parser))
+        normalised = normalised_messages(view, request, described_tools(tools, parser))
     messages: Sequence[Mapping[str, Any]] = normalised.messages
     messages, begun = split_reply(messages) if request.continues else (messages, "")
     if as_text.history:
         messages = fold_tools(messages, parser, tools)
-    prompt = served.model.prepare(
+    prompt = view.model.prepare(
         fit_messages(messages, form),
         tools=[] if as_text.tools else fit_tools(tools, form),
         media=media,
         variables=request.template,
     )
     if not isinstance(prompt, Prompt):
-        raise _no_prompt(served, prompt)
+        raise _no_prompt(view, prompt)
     return prompt, begun
 
 
@@ -128,9 +128,11 @@ def _tools(request: GenerateRequest) -> list[dict[str, Any]]:
     return [] if request.tool_choice == "none" else request.tools
 
 
-def _no_prompt(served: Served, given: object) -> PluginError:
-    loaded, kind = served.loaded, type(given).__name__
-    return PluginError(f"plugin {loaded.stranger or loaded.plugin}: prepare gave {kind}, no Prompt")
+def _no_prompt(view: ModelView, given: object) -> PluginError:
+    weights, kind = view.weights, type(given).__name__
+    return PluginError(
+        f"plugin {weights.stranger or weights.plugin}: prepare gave {kind}, no Prompt"
+    )
 
 
 def _unread(info: ModelInfo, variables: Mapping[str, Any]) -> list[str]:
@@ -140,10 +142,10 @@ def _unread(info: ModelInfo, variables: Mapping[str, Any]) -> list[str]:
     return [f"{name} has no effect: the model's chat template does not read it" for name in names]
 
 
-def _finish_inputs(served: Served, prompt: Prompt) -> None:
+def _finish_inputs(view: ModelView, prompt: Prompt) -> None:
     """Spare the engine thread the host work on media whose features it does not have."""
     for span in prompt.spans:
-        if span.ready is not None and span.content_hash not in served.engine.features:
+        if span.ready is not None and span.content_hash not in view.engine.features:
             span.ready()
 
 
@@ -163,24 +165,24 @@ def split_reply(
     return before, text
 
 
-def _continued(served: Served, prompt: Prompt, begun: str) -> Prompt:
+def _continued(view: ModelView, prompt: Prompt, begun: str) -> Prompt:
     """The prompt with the reply's beginning after it; a thought that it opens is closed."""
-    reasoning = served.reasoning_parser
+    reasoning = view.reasoning_parser
     tail, before = prompt.text.rstrip(), ""
     if reasoning is not None and reasoning.end and tail.endswith(reasoning.openers() or "\0"):
         before = f"\n{reasoning.end}\n\n"
-    added = served.model.tokenizer.encode_plain(begun, before=before)
+    added = view.model.tokenizer.encode_plain(begun, before=before)
     return replace(prompt.followed_by(added), text=prompt.text + before + begun)
 
 
 def normalised_messages(
-    served: Served, request: GenerateRequest, about_tools: str = ""
+    view: ModelView, request: GenerateRequest, about_tools: str = ""
 ) -> Normalised:
     """Canonical messages, as far as this model's template takes them.
 
     `about_tools`: a system message that describes the tools.
     """
-    info, messages = served.model.info, request.messages or []
+    info, messages = view.model.info, request.messages or []
     return normalise(
         with_described_tools(messages, about_tools) if about_tools else messages,
         hoist_system=info.hoist_system,
@@ -206,7 +208,7 @@ def taken_media(info: ModelInfo, options: ModelOptions) -> Taken:
 
 
 def _media(
-    served: Served, normalised: Normalised, request: GenerateRequest, claim: MediaClaim | None
+    view: ModelView, normalised: Normalised, request: GenerateRequest, claim: MediaClaim | None
 ) -> list[MediaItem]:
     policy = MediaPolicy(
         allow_private=request.options.allow_private_media,
@@ -214,15 +216,15 @@ def _media(
     )
     if not normalised.media:
         return []
-    return load_media(normalised.media, policy, claim, served.model.info.max_pixels)
+    return load_media(normalised.media, policy, claim, view.model.info.max_pixels)
 
 
-def prompt_text(served: Served, prompt: Prompt) -> str:
+def prompt_text(view: ModelView, prompt: Prompt) -> str:
     """The prompt as text, also where it came as token ids."""
-    return prompt.text or served.model.tokenizer.decode(prompt.tokens, skip_special=False)
+    return prompt.text or view.model.tokenizer.decode(prompt.tokens, skip_special=False)
 
 
-def _raw(served: Served, prompt: str | list[int]) -> Prompt:
+def _raw(view: ModelView, prompt: str | list[int]) -> Prompt:
     if isinstance(prompt, str):
-        return Prompt(served.model.tokenizer.encode(prompt, special=True), text=prompt)
+        return Prompt(view.model.tokenizer.encode(prompt, special=True), text=prompt)
     return Prompt(prompt)

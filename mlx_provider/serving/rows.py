@@ -6,29 +6,29 @@ from ..chat.output.reply import Reply
 from ..engine.detokenizer import Detokenizer, marker_tokens
 from ..engine.request import Request, Row, RowConstraint
 from ..protocol.requests import GenerateRequest
-from .served import Served
+from .model_view import ModelView
 from .structure import Form, ThinkingBudget
 
 
 def make_row(
-    request: Request, index: int, wire: GenerateRequest, form: Form, served: Served
+    request: Request, index: int, wire: GenerateRequest, form: Form, view: ModelView
 ) -> Row:
     """One choice of a request, ready for the engine."""
-    reply = _reply(index, wire, form, served)
+    reply = _reply(index, wire, form, view)
     constraint: RowConstraint | None = None
     if form.structure is not None:
         first = form.structure.constraint
         constraint = first if index == 0 else first.fork()
     if wire.thinking_budget is not None and form.thought_end:
-        end = served.model.tokenizer.encode(form.thought_end, special=False)
-        budget = ThinkingBudget(wire.thinking_budget, end, served.model.info.vocab_size, constraint)
+        end = view.model.tokenizer.encode(form.thought_end, special=False)
+        budget = ThinkingBudget(wire.thinking_budget, end, view.model.info.vocab_size, constraint)
         budget.reply = reply
         constraint = budget
     return Row(request, index, reply, constraint)
 
 
-def _reply(index: int, wire: GenerateRequest, form: Form, served: Served) -> Reply:
-    tokenizer = served.model.tokenizer
+def _reply(index: int, wire: GenerateRequest, form: Form, view: ModelView) -> Reply:
+    tokenizer = view.model.tokenizer
     parsers = [p for p in (form.tool_parser, form.reasoning_parser) if p is not None]
     markers = [marker for parser in parsers for marker in parser.visible()]
     call = f"call_{wire.id[:16]}_{index}"  # not `wire` itself, which holds the request's images

@@ -35,14 +35,14 @@ from ..upstream import blas
 from .embedding import make_embedding
 from .figures import take
 from .grants import Grants, names_repository, namespace, read_grants
-from .in_flight import Entered, Entry, InFlight
+from .in_flight import Active, Entry, InFlight
 from .interface import Deliver, deliver_now
 from .metrics import EngineMetrics
-from .models import Models, Use
+from .model_cache import Lease, ModelCache
+from .model_view import ModelView
 from .plugin_statuses import PluginStatuses
+from .prepared import Prepared, make_prepared
 from .prompt import prepare
-from .ready import Ready, make_ready
-from .served import Served
 from .split import WHOLE, Ranks
 from .warm import warm_requests
 
@@ -72,12 +72,12 @@ class ChatService:
         self._media = MediaRoom(settings.media_bytes, settings.max_queue)
         plugins = registry or PluginRegistry.discover()
         self._plugins = PluginStatuses(plugins)
-        self._models = Models(
+        self._models = ModelCache(
             settings,
             plugins,
             self._worker,
             self._recorder,
-            beside=lambda: self._media.held,
+            media=lambda: self._media.held,
             ranks=ranks,
         )
         self._in_flight = InFlight()
@@ -103,52 +103,52 @@ class ChatService:
         entry = self._in_flight.cancel(request_id)
         if entry is None:
             return
-        if entry.entered is None:
+        if entry.active is None:
             self._media.refuse(RequestFailed.cancelled(), request_id)
             self._models.withdraw(request_id)
         elif self._worker.alive:
-            self._call(entry.entered.cancel)
+            self._call(entry.active.cancel)
 
     def _counted(self, wire: GenerateRequest) -> int:
         request = self._grants.admitted(wire)
         find = self._finder(request, time.monotonic())
-        with find() as use, closing(self._media.claim(wire.id)) as media:
+        with find() as lease, closing(self._media.claim(wire.id)) as media:
             try:
-                return len(prepare(use.served, request, media).prompt.tokens)
+                return len(prepare(lease.view, request, media).prompt.tokens)
             except ContextTooLong as error:
-                return max(error.tokens, use.served.info.context_length)
+                return max(error.tokens, lease.view.info.context_length)
 
     def _accepted(self, wire: ModelRequest, entry: Entry) -> Accepted:
         request = self._grants.admitted(wire)
         with ExitStack() as until_entered:
-            use, ready = self._ready(request, entry, entry.arrived, until_entered)
+            lease, prepared = self._prepare(request, entry, entry.arrived, until_entered)
             if isinstance(wire, GenerateRequest):
-                self._warm(wire, request.options.warm, use.served)
-            self._enter(entry, ready.request, use)
+                self._warm(wire, request.options.warm, lease.view)
+            self._enter(entry, prepared.request, lease)
             until_entered.pop_all()
-        return ready.accepted
+        return prepared.accepted
 
-    def _ready(
+    def _prepare(
         self, wire: ModelRequest, entry: Entry, arrived: float, held: ExitStack
-    ) -> tuple[Use, Ready]:
+    ) -> tuple[Lease, Prepared]:
         """The request and its model, held in memory with room for the request's rows.
 
         What its rows need is known once the prompt is rendered, for which the model must be here.
         Where other models leave no such room, the request stands in line without holding any.
         """
         find = self._finder(wire, arrived)
-        use = held.enter_context(find())
-        ready = _made(wire, use.served, entry, arrived)
-        while not use.covers(need := _need(ready.request, use.served)):
-            served = use.served
-            use.end()
+        lease = held.enter_context(find())
+        prepared = _made(wire, lease.view, entry, arrived)
+        while not lease.covers(need := _need(prepared.request, lease.view)):
+            view = lease.view
+            lease.end()
             entry.check_wanted()
-            use = held.enter_context(find(rows=need))
-            if use.served is not served:
-                ready = _made(wire, use.served, entry, arrived)
-        return use, ready
+            lease = held.enter_context(find(rows=need))
+            if lease.view is not view:
+                prepared = _made(wire, lease.view, entry, arrived)
+        return lease, prepared
 
-    def _finder(self, wire: ModelRequest, arrived: float) -> Callable[..., Use]:
+    def _finder(self, wire: ModelRequest, arrived: float) -> Callable[..., Lease]:
         """Finds the model of a request, whose wait ends with the request's time."""
         return partial(
             self._models.use, wire.model, wire.options,
@@ -157,11 +157,11 @@ class ChatService:
         )  # fmt: skip
 
     def _warm(
-        self, first: GenerateRequest, prompts: Sequence[str | WarmPrompt], served: Served
+        self, first: GenerateRequest, prompts: Sequence[str | WarmPrompt], view: ModelView
     ) -> None:
         """Queue the operator's warm prompts once for each who does not see another's prefixes."""
         with self._warming:
-            if not (prompts and served.to_warm(namespace(first), prompts)):
+            if not (prompts and view.to_warm(namespace(first), prompts)):
                 return
         for request in warm_requests(first, prompts):
             try:
@@ -169,21 +169,21 @@ class ChatService:
             except MLXProviderError as error:
                 log.warning("a warm prompt of %s is left out: %s", first.model, error.message)
 
-    def _enter(self, entry: Entry, request: Request, use: Use) -> None:
+    def _enter(self, entry: Entry, request: Request, lease: Lease) -> None:
         """Let a request in, or refuse it; never waits for the engine thread."""
-        entered = self._in_flight.enter(entry, request, use)
-        self._call(partial(self._reached, entered))
+        active = self._in_flight.enter(entry, request, lease)
+        self._call(partial(self._reached, active))
 
     # -- on the engine thread
 
-    def _reached(self, entered: Entered) -> None:
+    def _reached(self, active: Active) -> None:
         """A request has come to the engine thread."""
-        self._in_flight.reached(entered)
-        if self._worker.steps(entered.running.engine):
-            entered.running.engine.submit(entered.request)
+        self._in_flight.reached(active)
+        if self._worker.steps(active.instance.engine):
+            active.instance.engine.submit(active.request)
         else:
             error = EngineDied("the engine thread died before the request reached it")
-            self._take([(entered.request, [Failed.of(error)])])
+            self._take([(active.request, [Failed.of(error)])])
 
     def _take(self, posts: list[Post]) -> None:
         """Events of one step; whoever reads a last one finds that its request has let go."""
@@ -191,12 +191,12 @@ class ChatService:
             found = self._in_flight.of(request)
             if found is None:
                 continue
-            entry, entered = found
+            entry, active = found
             entry.media.prefilled()  # its first event is the end of its prefill
             if isinstance(events[-1], Done | Failed):
                 self._in_flight.leave(entry)
             elif entry.queue.ended:  # it takes nothing more
-                entered.cancel()
+                active.cancel()
         self._deliver(partial(_put, posts))
 
     def _buried(self, error: MLXProviderError) -> None:
@@ -216,9 +216,9 @@ class ChatService:
 
     def close(self) -> None:
         error = EngineDied("the engine is shutting down")
-        for entered in self._in_flight.entered():
+        for active in self._in_flight.active():
             if self._worker.alive:
-                self._call(partial(entered.fail, error))
+                self._call(partial(active.fail, error))
         self._models.close()
         self._worker.close()
         self._died(error)
@@ -248,18 +248,18 @@ class ChatService:
     def figures(self) -> Figures:
         return take(
             self._in_flight.all(),
-            self._models.pool.models(),
-            self._models.prefix_cache_figures(),
+            self._models.queue.models(),
+            self._models.prefixes.figures(),
             device=device_name(),
             chosen_limit=self._settings.memory_limit,
             media=self._media.held,
         )
 
     def cache_report(self) -> dict[str, Any]:
-        return self._models.prefix_cache_report()
+        return self._models.prefixes.report()
 
     def cache_clear(self) -> None:
-        self._models.prefix_cache_clear()
+        self._models.prefixes.clear()
 
     def _call(self, function: Callable[[], None]) -> None:
         self._worker.call(function).add_done_callback(_log_failure)
@@ -275,24 +275,24 @@ class ChatService:
             queued=self._queued(),
             running=self._running(),
             active_memory=mx.get_active_memory(),
-            prefix_cache_bytes=self._models.prefix_cache_bytes(),
+            prefix_cache_bytes=self._models.prefixes.nbytes,
         )
 
 
-def _made(wire: ModelRequest, served: Served, entry: Entry, arrived: float) -> Ready:
+def _made(wire: ModelRequest, view: ModelView, entry: Entry, arrived: float) -> Prepared:
     """The engine's request, by its kind. Raises `BadRequest`."""
     if isinstance(wire, GenerateRequest):
-        return make_ready(wire, served, entry.queue, entry.media, arrived)
+        return make_prepared(wire, view, entry.queue, entry.media, arrived)
     if isinstance(wire, EmbedRequest):
-        return make_embedding(wire, served, entry.queue, arrived, entry.check_wanted)
+        return make_embedding(wire, view, entry.queue, arrived, entry.check_wanted)
     raise BadRequest(f"{wire.path} is not served")
 
 
-def _need(request: Request, served: Served) -> int:
+def _need(request: Request, view: ModelView) -> int:
     """Bytes for its rows. Raises `BadRequest` for more than there can be, `Overloaded`."""
-    running = served.running
-    running.engine.scheduler.check(request, running.arriving)
-    return running.engine.scheduler.reservation(request.rows)
+    instance = view.instance
+    instance.engine.scheduler.check(request, instance.arriving)
+    return instance.engine.scheduler.reservation(request.rows)
 
 
 def _put(posts: list[Post]) -> None:

@@ -19,7 +19,7 @@ from ..records import ReasoningParser, ToolParser
 if TYPE_CHECKING:
     from ..chat.constraints.compiler import Structure
     from ..chat.output.reply import Reply
-    from .served import Served
+    from .model_view import ModelView
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class Form:
     """White space that the chat template writes around the reply's texts."""
 
 
-def form_of(served: Served, request: GenerateRequest, text: str) -> Form:
+def form_of(view: ModelView, request: GenerateRequest, text: str) -> Form:
     """The form of a reply; `text`: the rendered prompt. Host work; raises `BadRequest`."""
     chat = request.messages is not None
-    reasoning = served.reasoning_parser if chat else None
+    reasoning = view.reasoning_parser if chat else None
     opened = reasoning is not None and _opened(text, reasoning)
-    tools = _tool_parser(served, request) if chat else None
+    tools = _tool_parser(view, request) if chat else None
     messages = reasoning.grammar if reasoning else None
     structure = None
     if _demands(request):
@@ -54,25 +54,25 @@ def form_of(served: Served, request: GenerateRequest, text: str) -> Form:
         if reasoning is not None and reasoning.closers():
             barred = tools.openers() if tools else ()
             thoughts = Thoughts(reasoning.start, reasoning.closers(), opened, barred)
-        structure = served.grammar.structure(request, calls, thoughts, messages)
+        structure = view.grammar.structure(request, calls, thoughts, messages)
     warnings = list(structure.warnings) if structure else []
-    if tools is not None and served.tool_parser is None:
+    if tools is not None and view.tool_parser is None:
         shown = "the model's chat template shows no known tool format"
         warnings.append(f"{shown}: calls are read as {tools.name}")
     end = messages.thought_end if messages else reasoning.end if reasoning else ""
     if request.thinking_budget is not None and not end:
         warnings.append("thinking_budget has no effect: the model's thoughts are not marked off")
     openers = reasoning.openers() if reasoning else ()
-    layout = served.layout.behind(text, openers, begins=_begins(request))
+    layout = view.layout.behind(text, openers, begins=_begins(request))
     return Form(tools, reasoning, opened, structure, end, tuple(warnings), layout)
 
 
-def _tool_parser(served: Served, request: GenerateRequest) -> ToolParser | None:
+def _tool_parser(view: ModelView, request: GenerateRequest) -> ToolParser | None:
     """The model's parser; a model that shows none is read by a general one."""
     if not request.tools or request.tool_choice == "none":
         return None
-    return served.tool_parser or (
-        served.forced_parser if request.tool_choice != "auto" else served.any_parser
+    return view.tool_parser or (
+        view.forced_parser if request.tool_choice != "auto" else view.any_parser
     )
 
 

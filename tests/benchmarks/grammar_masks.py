@@ -22,7 +22,7 @@ from mlx_provider.engine.execution.probe import probe
 from mlx_provider.engine.request import Request, RowConstraint
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.records import LoadedModel
-from mlx_provider.serving.models import MASK_THREADS
+from mlx_provider.serving.model_cache import MASK_THREADS
 from mlx_provider.testing.driver import new_engine, new_request, output_of
 from mlx_provider_bench.models.random_weights import load, overrides
 from mlx_provider_bench.report import Result, against, print_rows, size_of, surroundings

@@ -18,8 +18,8 @@ from mlx_provider.families.checkpoint import read_json
 from mlx_provider.families.expand import expand
 from mlx_provider.protocol.options import ModelOptions
 from mlx_provider.registry import PluginRegistry
-from mlx_provider.serving.loading import WeightsKey
 from mlx_provider.serving.weight_files import weights_dtype, weights_estimate
+from mlx_provider.serving.weights_key import WeightsKey
 from mlx_provider.testing.quantised import FILE, GROUP, quantise
 from mlx_provider.testing.tiny import build
 from mlx_provider.testing.tiny.greedy import start

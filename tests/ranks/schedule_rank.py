@@ -36,7 +36,7 @@ from mlx_provider.ranks.group import join
 from mlx_provider.ranks.leader import ranks_of
 from mlx_provider.ranks.messages import RankFault
 from mlx_provider.registry import PluginRegistry
-from mlx_provider.serving.loading import Loading
+from mlx_provider.serving.loader import Loader
 from mlx_provider.serving.metrics import EngineMetrics
 from mlx_provider.serving.service import ChatService
 from mlx_provider.testing.rank_group import tell
@@ -153,7 +153,7 @@ def play(one: dict[str, Any], make: Callable[[EngineSettings], ChatService]) -> 
     happened: Counter[str] = Counter()
     with Replaced() as replaced:
         wrap(replaced, Scheduler, "preempt", partial(_counted, happened, lambda *_: "preempted"))
-        wrap(replaced, Loading, "unload_here", partial(_counted, happened, lambda *_: "unloaded"))
+        wrap(replaced, Loader, "unload_here", partial(_counted, happened, lambda *_: "unloaded"))
         wrap(replaced, EngineMetrics, "step", partial(_counted, happened, _way_of_chunk))
         service = make(settings_of(one))
         played = Client(service).play(one["do"])
@@ -212,7 +212,7 @@ class Here(Follower):
 
     def holds(self) -> dict[str, Any]:
         schedulers = [each.scheduler for each in self._engines.values()]
-        kept = self._models._prefix_cache
+        kept = self._models.prefixes._cache
         if kept is not None:
             kept.check_integrity()
         return {

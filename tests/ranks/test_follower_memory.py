@@ -8,7 +8,7 @@ from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request_log import SilentRecorder
 from mlx_provider.engine.worker import EngineWorker
 from mlx_provider.registry import PluginRegistry
-from mlx_provider.serving.models import Models
+from mlx_provider.serving.model_cache import ModelCache
 from mlx_provider.serving.split import Ranks
 
 
@@ -28,11 +28,11 @@ class Kept(PrefixCache):
 
 def shrunk(ranks: Ranks) -> list[int]:
     worker = EngineWorker(lambda posts: None, lambda error: None)
-    models = Models(EngineSettings(), PluginRegistry(), worker, SilentRecorder(), ranks=ranks)
-    models._prefix_cache = kept = Kept()
-    models._shrink_prefix_cache()
-    models.evict_to(7)
-    models._prefix_cache = None
+    models = ModelCache(EngineSettings(), PluginRegistry(), worker, SilentRecorder(), ranks=ranks)
+    models.prefixes._cache = kept = Kept()
+    models.prefixes.shrink()
+    models.prefixes.evict_to(7)
+    models.prefixes._cache = None
     models.close()
     return kept.shrunk
 

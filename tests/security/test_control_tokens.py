@@ -21,7 +21,7 @@ from mlx_provider.config import EngineSettings
 from mlx_provider.protocol.options import ModelOptions
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.records import Prompt
-from mlx_provider.serving.models import Served
+from mlx_provider.serving.model_view import ModelView
 from mlx_provider.serving.prompt import prepare
 from mlx_provider.serving.service import ChatService
 from mlx_provider.testing.tiny import build
@@ -30,7 +30,7 @@ TEXT = ("qwen3", "llama", "gemma3_text")
 VISION = ("qwen3_vl", "gemma3", "qwen2_vl", "demo")
 WORD = "harmless"
 
-ServedOf = Callable[[str], Served]
+ServedOf = Callable[[str], ModelView]
 
 
 @pytest.fixture(scope="module")
@@ -39,24 +39,24 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedOf]:
     service = ChatService(EngineSettings())
 
     @cache
-    def loaded(name: str) -> Served:
+    def loaded(name: str) -> ModelView:
         folder = "demo" if name == "demo" else str(build(tmp_path_factory.mktemp("m") / name, name))
-        return service._models.use(folder, ModelOptions()).served
+        return service._models.use(folder, ModelOptions()).view
 
     yield loaded
     service.close()
 
 
-def control_of(model: Served) -> dict[int, str]:
+def control_of(model: ModelView) -> dict[int, str]:
     added = model.model.tokenizer.fast.get_added_tokens_decoder()
     return {token: entry.content for token, entry in added.items()}
 
 
-def prompt_of(model: Served, messages: list[dict[str, Any]], **more: Any) -> Prompt:
+def prompt_of(model: ModelView, messages: list[dict[str, Any]], **more: Any) -> Prompt:
     return prepare(model, GenerateRequest(model="m", messages=messages, **more)).prompt
 
 
-def written(model: Served, prompt: Prompt) -> list[int]:
+def written(model: ModelView, prompt: Prompt) -> list[int]:
     """The control tokens of a prompt, in order."""
     return [token for token in prompt.tokens if token in control_of(model)]
 
@@ -217,7 +217,7 @@ def test_images_are_images_and_typed_placeholders_are_text(served: ServedOf, nam
             assert evil.text.count(typed) == plain.text.count(typed) + 2
 
 
-def plainly(model: Served) -> Tokenizer:
+def plainly(model: ModelView) -> Tokenizer:
     """The same tokenizer without any added token."""
     state = json.loads(model.model.tokenizer.fast.to_str())
     return Tokenizer.from_str(json.dumps(state | {"added_tokens": []}))
@@ -270,7 +270,7 @@ def test_what_a_template_does_to_hidden_text_is_told(served: ServedOf, tmp_path:
     )
     service = ChatService(EngineSettings())
     try:
-        odd = service._models.use(str(folder), ModelOptions()).served
+        odd = service._models.use(str(folder), ModelOptions()).view
         assert any("private characters" in note for note in odd.status.notes)
         prompt = prompt_of(odd, [{"role": "user", "content": "<|eot_id|>"}])
         names = [control_of(odd)[token] for token in written(odd, prompt)]

@@ -28,7 +28,7 @@ from mlx_provider.protocol.options import ModelOptions
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.protocol.sampling import Sampling
 from mlx_provider.registry import PluginRegistry
-from mlx_provider.serving.served import Served
+from mlx_provider.serving.model_view import ModelView
 from mlx_provider.serving.service import ChatService
 from mlx_provider.testing.oracle import Eager
 from mlx_provider.testing.tiny import build
@@ -145,18 +145,18 @@ class Tiny:
     def ask(self, text: str = "Hello", **given: Any) -> Answer:
         return self.read(self.start(text, **given), given.get("n", 1))
 
-    def served(self, options: ModelOptions | None = None) -> Served:
+    def served(self, options: ModelOptions | None = None) -> ModelView:
         """What requests with these options see of the model."""
-        with self.service._models.use(self.model, options or ModelOptions()) as use:
-            return use.served
+        with self.service._models.use(self.model, options or ModelOptions()) as lease:
+            return lease.view
 
     def prompt_of(self, **given: Any) -> str:
         """The rendered prompt of a request."""
         from mlx_provider.serving.prompt import prepare
 
         request = GenerateRequest(model=self.model, **given)
-        with self.service._models.use(self.model, request.options) as use:
-            return prepare(use.served, request).prompt.text
+        with self.service._models.use(self.model, request.options) as lease:
+            return prepare(lease.view, request).prompt.text
 
 
 MakeService = Callable[..., tuple[ChatService, InProcessClient]]

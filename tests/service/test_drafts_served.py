@@ -32,7 +32,7 @@ def test_the_head_of_a_checkpoint_drafts_unless_it_is_switched_off(model: Any) -
     assert answer.only.content == plain.only.content
     assert (plain.usage.drafted_tokens, plain.usage.accepted_tokens) == (0, 0)
     assert answer.usage.drafted_tokens >= max(1, answer.usage.accepted_tokens)
-    assert len(model.service._models.pool.models()) == 1, "on the same weights"
+    assert len(model.service._models.queue.models()) == 1, "on the same weights"
 
 
 def test_a_client_may_have_no_drafts(model: Any) -> None:
@@ -73,13 +73,13 @@ def test_what_cannot_draft_is_refused_by_name(
 def test_what_a_drafter_takes_is_not_there_for_rows(model: Any) -> None:
     models = model.service._models
     model.ask(max_tokens=2, options=ModelOptions(drafter="off"))
-    (loaded,) = models.pool.models()
-    free, weights = models.pool.free, loaded.nbytes
+    (loaded,) = models.queue.models()
+    free, weights = models.ledger.free, loaded.nbytes
     head = ModelOptions(drafter="mtp")
     model.ask(max_tokens=2, options=head)
     taken = loaded.nbytes - weights
-    drafting = {each.drafter: each for each in loaded.running.values()}["mtp"]
+    drafting = {each.drafter: each for each in loaded.engines.values()}["mtp"]
     assert taken == drafting.drafter_bytes > 0
-    assert models.pool.free == free - taken
+    assert models.ledger.free == free - taken
     model.ask(max_tokens=2, options=head)
-    assert models.pool.free == free - taken, "an engine that runs already takes nothing more"
+    assert models.ledger.free == free - taken, "an engine that runs already takes nothing more"

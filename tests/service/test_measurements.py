@@ -17,10 +17,10 @@ from mlx_provider.engine.memory import MemoryProfile
 from mlx_provider.engine.scheduling.costs import UNMEASURED, Curve
 from mlx_provider.protocol.health import ModelStatus
 from mlx_provider.protocol.options import ModelOptions
-from mlx_provider.serving import kv_choice, measurements, models
+from mlx_provider.serving import engine_builder, kv_choice, measurements
 from mlx_provider.serving.decoding_text import decoding
 from mlx_provider.serving.measurements import Measured, Measurements
-from mlx_provider.serving.served import Served
+from mlx_provider.serving.model_view import ModelView
 
 PROBE = Probe("grouped", MemoryProfile(8, 64, ((24, 16),)), ("a note",), True, 0.031)
 MEASURED = Measured(PROBE, Curve([(1, 0.001), (8, 0.002)], 1e-9, 1e-12))
@@ -34,7 +34,7 @@ def file(tmp_path: Path) -> Path:
 # -- loading a model
 
 
-Load = Callable[..., Served]
+Load = Callable[..., ModelView]
 
 
 @pytest.fixture
@@ -52,14 +52,14 @@ def load(make_service: Any, file: Path, monkeypatch: pytest.MonkeyPatch) -> Load
         monkeypatch.setattr(module, name, call)
 
     counting(kv_choice, "probe")
-    counting(models, "calibrate")
-    counting(models, "measure")
+    counting(engine_builder, "calibrate")
+    counting(engine_builder, "measure")
 
-    def run(folder: Path, options: ModelOptions | None = None, **settings: Any) -> Served:
+    def run(folder: Path, options: ModelOptions | None = None, **settings: Any) -> ModelView:
         counted.clear()
         service, _ = make_service(**{"measurements": str(file), **settings})
-        with service._models.use(str(folder), options or ModelOptions()) as use:
-            return use.served
+        with service._models.use(str(folder), options or ModelOptions()) as lease:
+            return lease.view
 
     run.measured = counted  # type: ignore[attr-defined]
     return run
@@ -75,7 +75,7 @@ def test_the_second_load_measures_nothing(load: Any, folder: Path, file: Path) -
     assert load.measured == ["probe", "calibrate", "measure"]
     second = load(folder)
     assert load.measured == []
-    assert second.running.probe == first.running.probe
+    assert second.instance.probe == first.instance.probe
     assert second.engine.scheduler.costs.curve == first.engine.scheduler.costs.curve
     assert (second.engine.batch.layout.name, second.engine.mixes) == ("grouped", True)
     assert file.stat().st_mode & 0o777 == 0o600
@@ -143,7 +143,7 @@ def test_the_status_tells_how_rows_decode(load: Any, folder: Path) -> None:
         status: ModelStatus = served.status
         assert decoding(status).startswith(begins)
         assert status.mixed_prefill is (layout == "auto")
-        assert status.noise_floor == served.running.probe.noise_floor < 1e-3
+        assert status.noise_floor == served.instance.probe.noise_floor < 1e-3
 
 
 def test_the_log_tells_it_at_load(

@@ -24,7 +24,7 @@ from mlx_provider.testing.tiny import build
 
 def same_weights(client: Any) -> set[int]:
     """One for each set of weights in memory."""
-    return {id(loaded) for loaded in client.service._models.pool.models()}
+    return {id(loaded) for loaded in client.service._models.queue.models()}
 
 
 @pytest.fixture
@@ -54,8 +54,8 @@ def test_options_that_leave_the_weights_share_them(model: Any) -> None:
     assert model.ask(max_tokens=6, options=quantised).only.reason == "length"
     assert len(same_weights(model)) == 1
     assert mx.get_active_memory() - before < 1.2 * one
-    (loaded,) = model.service._models.pool.models()
-    assert sorted(loaded.running) == ["", "8 bits of 32"], "one engine for each kind of KV cache"
+    (loaded,) = model.service._models.queue.models()
+    assert sorted(loaded.engines) == ["", "8 bits of 32"], "one engine for each kind of KV cache"
 
 
 def test_each_alias_keeps_its_own_options(model: Any) -> None:

@@ -91,7 +91,7 @@ def test_a_template_that_writes_bos_gets_no_second_one(tiny: Any) -> None:
     model = tiny("llama")
     served = model.service._models
     prompt_tokens = model.ask("hello").prompt_tokens
-    tokenizer = next(s for s in served.all() if s.name == model.model).model.tokenizer
+    tokenizer = next(s for s in served.views() if s.name == model.model).model.tokenizer
     rendered = model.prompt_of(messages=[{"role": "user", "content": "hello"}])
     ids = tokenizer.encode(rendered, special=False)
     assert len(ids) == prompt_tokens

@@ -19,7 +19,7 @@ from mlx_provider.isolation import LOG, Isolation
 from mlx_provider.protocol.options import ModelOptions
 from mlx_provider.records import DraftOptions
 from mlx_provider.registry import PluginRegistry
-from mlx_provider.serving.loading import told
+from mlx_provider.serving.load_errors import load_error
 from mlx_provider.serving.service import ChatService
 from mlx_provider.testing.scripted import Step, build, script
 
@@ -241,7 +241,7 @@ def test_whose_drafter_it_is(toys: Toys) -> None:
     """The model's family may be ours: it is not the one to be mended."""
     with Isolation() as trying:
         toys.registry.drafter("toy").start(Path(), toys.model().served().model, DraftOptions())
-    error = told(trying.fault, "m", "text", trusted=False, stranger="")
+    error = load_error(trying.fault, "m", "text", trusted=False, stranger="")
     assert isinstance(error, PluginError)
     assert error.message.startswith(
         f"{PLUGIN}m could not be loaded by family 'text', start failed:"
@@ -257,7 +257,7 @@ def test_an_edited_family_meets_none_of_its_old_prefixes(
     for source in (TOY, TOY, f"{TOY}\n# edited\n"):
         install_plugin("mlx-provider-toy", source)
         made = Toys(tmp_path, tiny_class)
-        codes.append(made.model().served(ModelOptions()).loaded.code)
+        codes.append(made.model().served(ModelOptions()).weights.code)
         made.service.close()
     assert codes[0] == codes[1] != codes[2] != ""
 

@@ -34,8 +34,8 @@ def test_weights_are_shared_and_prefixes_are_not(
         again = model.ask(LONG, max_tokens=3, options=SAME)
     assert (plain.usage.cached_tokens, first.usage.cached_tokens) == (0, 0)
     assert again.usage.cached_tokens == (again.usage.prompt_tokens - 1) // 64 * 64 > 0
-    (loaded,) = service._models.pool.models()
-    assert sorted(loaded.running) == ["", "reproducible"]
+    (loaded,) = service._models.queue.models()
+    assert sorted(loaded.engines) == ["", "reproducible"]
     status = next(s for s in client.health().models if s.reproducible)
     assert (status.kv_layout, status.mixed_prefill) == ("fixed", False)
     fixed = status.reproducible

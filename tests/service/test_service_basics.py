@@ -54,8 +54,8 @@ def own(tiny_class: Any, made: Any, folder: Path) -> Any:
 
 def test_pieces_add_up_to_the_text(qwen: Any) -> None:
     answer = qwen.ask(max_tokens=40, logprobs=True)
-    with qwen.service._models.use(qwen.model, ModelOptions()) as use:
-        assert answer.only.content == use.served.model.tokenizer.decode(answer.only.tokens)
+    with qwen.service._models.use(qwen.model, ModelOptions()) as lease:
+        assert answer.only.content == lease.view.model.tokenizer.decode(answer.only.tokens)
     assert answer.only.reason == "length"
     assert answer.usage.completion_tokens == len(answer.only.tokens) == 40
     assert answer.deltas > 10, "it comes in pieces"
@@ -123,8 +123,8 @@ def test_a_second_turn_finds_the_first(qwen: Any) -> None:
 
 def test_raw_prompts(qwen: Any) -> None:
     text = qwen.ask(prompt="The quick brown", max_tokens=8).only.content
-    with qwen.service._models.use(qwen.model, ModelOptions()) as use:
-        ids = use.served.model.tokenizer.encode("The quick brown", special=True)
+    with qwen.service._models.use(qwen.model, ModelOptions()) as lease:
+        ids = lease.view.model.tokenizer.encode("The quick brown", special=True)
     assert qwen.ask(prompt=ids, max_tokens=8).only.content == text
 
 
@@ -161,7 +161,7 @@ def test_closing_a_generation_frees_its_row(qwen: Any) -> None:
     generation.close()
     wait_for(lambda: qwen.client.health().running == 0)
     assert qwen.read(generation).usage is not None, "its reader is told of the end"
-    assert qwen.service._in_flight.entered() == []
+    assert qwen.service._in_flight.active() == []
 
 
 def test_closing_at_once_ends_every_generation(qwen: Any) -> None:
@@ -219,7 +219,7 @@ def test_the_death_of_the_engine_thread(make_service: Any, tiny_class: Any, qwen
     def die() -> None:
         raise Killed
 
-    (served,) = model.service._models.all()
+    (served,) = model.service._models.views()
     served.engine.step = die
     for generation in held:
         answer = model.read(generation)

@@ -72,7 +72,7 @@ def test_images_are_held_until_the_prefill_and_what_came_until_the_end(
     parts = question("", 1)[0]["content"]
     sent = len(base64.b64decode(parts[0]["image_url"]["url"].partition(",")[2]))
     assert service._media.held in (sent, 0), "no pixel is left"
-    (request,) = [each.request for each in service._in_flight.entered()] or [None]
+    (request,) = [each.request for each in service._in_flight.active()] or [None]
     if request is not None:
         assert [span.ready._made for span in request.prompt.spans] == [None]
     del request
@@ -81,4 +81,4 @@ def test_images_are_held_until_the_prefill_and_what_came_until_the_end(
     with pytest.raises(BadRequest):
         tiny.ask(messages=question("What is it?", 1), min_tokens=9, max_tokens=1)
     assert service._media.held == 0
-    assert not service._in_flight.entered()
+    assert not service._in_flight.active()

@@ -7,14 +7,14 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_provider.serving.models import Models
+from mlx_provider.serving.model_cache import ModelCache
 
 GIGA = 2**30
 
 
-def models(make_service: Any, **settings: Any) -> Models:
+def models(make_service: Any, **settings: Any) -> ModelCache:
     service, _ = make_service(**settings)
-    found: Models = service._models
+    found: ModelCache = service._models
     return found
 
 
@@ -26,7 +26,7 @@ def test_the_pool_is_limited_and_in_the_accounts(
     monkeypatch.setattr(mx, "set_cache_limit", lambda n: (limits.append(n), limits[-2])[1])
     served = models(make_service, memory_limit=16 * GIGA)
     assert limits == [123, GIGA]
-    assert served.pool.free == served.pool.alone("any") == 15 * GIGA
+    assert served.ledger.free == served.ledger.limit == 15 * GIGA
     served.close()
     assert limits == [123, GIGA, 123]
 
@@ -35,7 +35,7 @@ def test_the_prefix_cache_leaves_most_to_others(make_service: Any) -> None:
     """Unless its size is chosen."""
 
     def budget(**settings: Any) -> int:
-        return models(make_service, **settings)._prefix_cache_budget()
+        return models(make_service, **settings).ledger.prefix_budget()
 
     assert budget(memory_limit=30 * GIGA) == 10 * GIGA
     assert budget(memory_limit=5 * GIGA) == 2 * GIGA

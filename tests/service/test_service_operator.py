@@ -117,4 +117,4 @@ def test_notes_are_where_an_operator_looks(tiny: Any) -> None:
     served = tiny("qwen3").served()
     noted = replace(served.model.info, notes=("images are slow",))
     shown = replace(served, info=noted).status
-    assert shown.notes == ["images are slow", *served.running.probe.notes]
+    assert shown.notes == ["images are slow", *served.instance.probe.notes]

@@ -14,7 +14,7 @@ from mlx_provider.protocol.events import Done
 from mlx_provider.protocol.options import ModelOptions
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.protocol.sampling import Sampling
-from mlx_provider.serving.served import WARMED
+from mlx_provider.serving.model_view import WARMED
 from mlx_provider.serving.service import ChatService
 from mlx_provider.testing.tiny import build
 
@@ -66,7 +66,7 @@ def test_each_tenant_finds_its_own(tmp_path: Path) -> None:
         for tenant in ("a", "b"):
             usage = ask(client, folder, warm, f"Where is {tenant}?", tenant=tenant).usage
             assert usage.cached_tokens > usage.prompt_tokens // 2, tenant
-        (served,) = client._service._models.all()  # type: ignore[attr-defined]
+        (served,) = client._service._models.views()  # type: ignore[attr-defined]
         for number in range(WARMED):
             served.to_warm(f"tenant {number}", [SYSTEM])
         assert served.to_warm("a", [SYSTEM])

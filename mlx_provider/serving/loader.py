@@ -7,10 +7,10 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import mlx.core as mx
 from pydantic import TypeAdapter
@@ -19,28 +19,22 @@ from ..chat.constraints.compiler import GrammarCompiler
 from ..chat.constraints.literal import spaces_of
 from ..engine.feature_cache import FeatureCache
 from ..engine.worker import EngineWorker
-from ..errors import (
-    BadRequest,
-    LoadFailed,
-    MLXProviderError,
-    PluginError,
-    for_another,
-    wrong_option,
-)
+from ..errors import LoadFailed, MLXProviderError, PluginError
 from ..families.checkpoint import read_json
 from ..families.estimate import DTYPE_BYTES
-from ..isolation import LOG, Fault, Isolation
+from ..isolation import Fault, Isolation
 from ..protocol.options import ModelOptions
 from ..records import LoadedModel, LoadOptions, ModelFamily, ModelInfo
 from ..registry import Plugin, PluginRegistry
 from .folder_check import check_folder
-from .hub import folder_of
 from .kernels import equip
-from .model_pool import Plan
+from .load_errors import load_error, stranger_of
+from .load_line import LoadPlan
 from .sampling import with_sampling
-from .served import Loaded
 from .split import WHOLE, Ranks
 from .weight_files import weights_dtype, weights_estimate
+from .weights import Weights
+from .weights_key import WEIGHTS_KEY, WeightsKey, key_here
 
 log = logging.getLogger(__name__)
 
@@ -53,47 +47,7 @@ LARGE_VOCABULARY = 1 << 15
 """Rows from which a vocabulary for grammars is built at load; a smaller one takes milliseconds."""
 
 
-@dataclass(frozen=True)
-class WeightsKey:
-    """What makes weights other weights; every name and option beside it shares them."""
-
-    folder: Path
-    """Without links: a Hub id, a path and a link to it are one."""
-    adapter: Path | None
-    trust_remote_code: bool
-    modality: Literal["auto", "text"]
-    dtype: str
-    extra: str
-    """As JSON."""
-    context_length: int | None = None
-    """Only where it is longer than the model's own, which a family may have to prepare for."""
-
-    @classmethod
-    def of(cls, folder: Path, options: ModelOptions) -> WeightsKey:
-        """Raises `BadRequest` where the adapter is no folder."""
-        return cls(
-            folder.resolve(),
-            _adapter(options),
-            options.trust_remote_code,
-            options.modality,
-            options.dtype,
-            options.model_dump_json(include={"extra"}),
-        )
-
-
-def _adapter(options: ModelOptions) -> Path | None:
-    if not options.adapter:
-        return None
-    folder = Path(options.adapter).expanduser()
-    if not folder.is_dir():
-        raise wrong_option("adapter", f"no folder {options.adapter!r} on the engine's machine")
-    return folder.resolve()
-
-
-_KEY = TypeAdapter(WeightsKey)
-
-
-class Loading:
+class Loader:
     """Loads by the family of a plugin. Its engine-thread methods are named so."""
 
     def __init__(
@@ -119,7 +73,7 @@ class Loading:
         self._loads = 0
         """By which the ranks name a model."""
 
-    def plan(self, key: WeightsKey, options: ModelOptions, name: str) -> Plan[Loaded]:
+    def plan(self, key: WeightsKey, options: ModelOptions, name: str) -> LoadPlan[Weights]:
         """What loading will take. Raises `BadRequest` for a folder that no family serves.
 
         `name`: as the model was asked for, by which other machines find it.
@@ -141,7 +95,7 @@ class Loading:
         nbytes = weights_estimate(
             key.folder, key.adapter, expanded=None if dtype is None else DTYPE_BYTES[dtype]
         )
-        return Plan(
+        return LoadPlan(
             key.folder.name,
             self._ranks.share(nbytes),
             partial(self._load, key, family, plugin, chosen, name),
@@ -150,28 +104,28 @@ class Loading:
     def _family(self, key: WeightsKey) -> tuple[ModelFamily, Plugin]:
         return self._registry.family_for(read_json(key.folder / "config.json"))
 
-    def unload(self, loaded: Loaded) -> None:
+    def unload(self, weights: Weights) -> None:
         """Blocks until the weights are gone."""
-        self._worker.call(partial(self.unload_here, loaded)).result()
+        self._worker.call(partial(self.unload_here, weights)).result()
 
-    def unload_here(self, loaded: Loaded) -> None:
+    def unload_here(self, weights: Weights) -> None:
         """Let go of a model and see that its bytes come back (engine thread)."""
-        self._ranks.agreed.tell("unload", lambda: {"model": loaded.number})
+        self._ranks.agreed.tell("unload", lambda: {"model": weights.number})
         before = mx.get_active_memory()
-        self._stop(loaded)
-        loaded.drop()
+        self._stop(weights)
+        weights.drop()
         _collect()
         back = before - mx.get_active_memory()
-        log.info("unloaded %s: %d bytes came back", loaded.name, back)
-        if back < BACK * loaded.taken:
+        log.info("unloaded %s: %d bytes came back", weights.name, back)
+        if back < BACK * weights.taken:
             log.warning(
                 "%s took %d bytes, of which %d came back: family %r keeps the rest",
-                loaded.name, loaded.taken, back, loaded.family,
+                weights.name, weights.taken, back, weights.family,
             )  # fmt: skip
 
-    def _stop(self, loaded: Loaded) -> None:
-        for running in loaded.running.values():
-            self._worker.remove(running.engine)
+    def _stop(self, weights: Weights) -> None:
+        for instance in weights.engines.values():
+            self._worker.remove(instance.engine)
 
     def _load(
         self,
@@ -180,17 +134,17 @@ class Loading:
         plugin: Plugin,
         options: LoadOptions,
         name: str,
-    ) -> Loaded:
+    ) -> Weights:
         began = time.monotonic()
         load = partial(self._load_here, key, family, plugin, options, name)
-        loaded = self._worker.call(load).result()
+        weights = self._worker.call(load).result()
         log.info(
             "loaded %s in %.1f s: family %s, %d bytes",
-            loaded.name, time.monotonic() - began, family.name, loaded.nbytes,
+            weights.name, time.monotonic() - began, family.name, weights.nbytes,
         )  # fmt: skip
-        return loaded
+        return weights
 
-    def load_share(self, told: Mapping[str, Any]) -> Loaded:
+    def load_share(self, told: Mapping[str, Any]) -> Weights:
         """This rank's share of what rank 0 loads (engine thread).
 
         Raises `MLXProviderError`, of which every rank knows.
@@ -198,7 +152,7 @@ class Loading:
         self._loads = told["model"] - 1  # what failed on rank 0 or here has a number, too
         options = replace(_OPTIONS.validate_python(told["options"]), group=self._ranks.group)
         with Isolation() as finding:
-            key = _key_here(told)
+            key = key_here(told)
             found = self._family(key)
         if finding.fault is not None:
             error = finding.fault.of_request("finding the model")
@@ -214,7 +168,7 @@ class Loading:
         plugin: Plugin,
         options: LoadOptions,
         name: str,
-    ) -> Loaded:
+    ) -> Weights:
         self._shrink_prefix_cache()
         self._loads += 1
         self._ranks.agreed.tell("load", partial(_told, self._loads, name, key, options))
@@ -233,7 +187,7 @@ class Loading:
         remembered = agreed.on("feature budget", lambda: self._feature_bytes, int, int)
         equip(made, self._registry)
         info, taken = with_sampling(made.info, family), mx.get_active_memory() - before
-        return Loaded(
+        return Weights(
             key=key,
             folder=key.folder,
             name=key.folder.name,
@@ -265,15 +219,9 @@ def _told(number: int, name: str, key: WeightsKey, options: LoadOptions) -> dict
     return {
         "model": number,
         "name": name,
-        "key": _KEY.dump_python(key, mode="json"),
+        "key": WEIGHTS_KEY.dump_python(key, mode="json"),
         "options": _OPTIONS.dump_python(replace(options, group=None), mode="json"),
     }
-
-
-def _key_here(told: Mapping[str, Any]) -> WeightsKey:
-    """The same model on this machine: at the same path, else by its name."""
-    key = _KEY.validate_python(told["key"])
-    return key if key.folder.is_dir() else replace(key, folder=folder_of(told["name"]))
 
 
 def _unlike(fault: Fault | None) -> MLXProviderError:
@@ -293,41 +241,7 @@ def _tried(
         kind = type(made).__name__
         return PluginError(f"plugin {plugin}: load of {family.name!r} gave {kind}, no LoadedModel")
     trusted, stranger = options.trust_remote_code, stranger_of(plugin)
-    return told(trying.fault, folder.name, family.name, trusted=trusted, stranger=stranger)
-
-
-def stranger_of(plugin: Plugin) -> str:
-    """Name and version of a third party's plugin; empty for one of ours."""
-    return "" if plugin.ours else str(plugin)
-
-
-def told(
-    fault: Fault | None, name: str, family: str, *, trusted: bool, stranger: str
-) -> MLXProviderError:
-    """What went wrong with a model, by the option at fault where one is.
-
-    `stranger`: the third party's plugin that serves it, which is to be mended.
-    """
-    if fault is None:
-        return LoadFailed(f"{name} could not be loaded by family {family!r}")
-    error = fault.error
-    known = error if isinstance(error, MLXProviderError) else None
-    if known is None:
-        log.error("loading %s\n%s", name, fault.trace)
-    named = known is not None and (known.param or "").startswith("model_info.")
-    if "trust_remote_code" in str(error) and not (trusted or named):
-        return wrong_option("trust_remote_code", f"{name} brings code of its own: {error}")
-    if known is not None:
-        return for_another(known)
-    found = fault.culprit  # a drafter or kernels may be another's
-    where = "" if found is None else f", {found.called} failed"
-    message = f"{name} could not be loaded by family {family!r}{where}: {fault.told}"
-    at_fault = stranger if found is None or found.ours else f"{found.plugin} ({found.distribution})"
-    if at_fault and fault.lasting:
-        return PluginError(f"plugin {at_fault}: {message}; {LOG}")
-    if isinstance(error, RecursionError):  # of a library that reads a deep tokenizer.json
-        return BadRequest(message, param="model")
-    return LoadFailed(message)
+    return load_error(trying.fault, folder.name, family.name, trusted=trusted, stranger=stranger)
 
 
 def _collect() -> None:

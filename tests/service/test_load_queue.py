@@ -1,4 +1,4 @@
-"""The account of weights, and who gets a model when: no model, no device, small numbers."""
+"""The memory ledger, and which request gets a model when: no device, small numbers."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from mlx_provider.errors import (
     RequestFailed,
     RequestTimedOut,
 )
-from mlx_provider.serving.model_pool import Lease, ModelPool, Plan
-from mlx_provider.serving.stay import PINNED
-from mlx_provider.serving.weight_account import WeightAccount
+from mlx_provider.serving.keep_alive import PINNED
+from mlx_provider.serving.load_line import LoadPlan
+from mlx_provider.serving.load_queue import LoadQueue
+from mlx_provider.serving.memory_ledger import MemoryLedger
+from mlx_provider.serving.residents import Hold
 
 PATIENCE = 120.0
 
@@ -35,7 +37,7 @@ class Model:
 
 @dataclass
 class Shelf:
-    """A pool over models of 10 bytes each, whose loads can be held up."""
+    """A queue for models of 10 bytes each, whose loads can be held up."""
 
     limit: int = 25
     patience: float = PATIENCE
@@ -52,14 +54,14 @@ class Shelf:
     def __post_init__(self) -> None:
         self.gate.set()
         self.held: dict[str, int] = {}
-        self.account = WeightAccount(lambda: self.limit)
-        self.pool: ModelPool[Model] = ModelPool(
-            self.account, self.unload, patience=self.patience, turn=self.turn
+        self.ledger = MemoryLedger(lambda: self.limit)
+        self.queue: LoadQueue[Model] = LoadQueue(
+            self.ledger, self.unload, patience=self.patience, turn=self.turn
         )
         self.threads = ThreadPoolExecutor(32)
 
-    def plan(self, name: str, expected: int = 10) -> Plan[Model]:
-        return Plan(name, expected, lambda: self.load(name))
+    def plan(self, name: str, expected: int = 10) -> LoadPlan[Model]:
+        return LoadPlan(name, expected, lambda: self.load(name))
 
     def load(self, name: str) -> Model:
         self.loads.append(name)
@@ -75,18 +77,22 @@ class Shelf:
         self.gone.append(model.name)
         del self.held[model.name]
 
-    def get(self, name: str, **more: Any) -> Lease[Model]:
-        return self.pool.acquire(name, lambda: self.plan(name), **more)
+    def get(self, name: str, **more: Any) -> Hold[Model]:
+        return self.queue.acquire(name, lambda: self.plan(name), **more)
 
-    def ask(self, name: str, **more: Any) -> Future[Lease[Model]]:
+    def ask(self, name: str, **more: Any) -> Future[Hold[Model]]:
         return self.threads.submit(self.get, name, **more)
 
     def use(self, name: str) -> None:
         self.get(name).release()
 
     @property
+    def taken(self) -> int:
+        return self.limit - self.ledger.free
+
+    @property
     def names(self) -> set[str]:
-        return {model.name for model in self.pool.models()}
+        return {model.name for model in self.queue.models()}
 
 
 MakeShelf = Callable[..., Shelf]
@@ -103,7 +109,7 @@ def shelf() -> Iterator[MakeShelf]:
     yield make
     for each in made:
         each.gate.set()
-        each.pool.close(EngineDied("the test is over"))
+        each.queue.close(EngineDied("the test is over"))
         each.threads.shutdown()
 
 
@@ -114,23 +120,23 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
-# -- the account
+# -- the ledger
 
 
-def test_the_account_reserves_corrects_and_releases() -> None:
-    account = WeightAccount(lambda: 100)
-    account.reserve("a", 30)
-    account.reserve("b", 40)
-    assert (account.total, account.free, account.of("a")) == (70, 30, 30)
-    account.correct("a", 65)
-    assert (account.total, account.free) == (105, -5), "it tells when more was taken than there is"
-    account.release("a")
-    account.release("a")
-    assert (account.total, account.of("a")) == (40, 0)
+def test_the_ledger_reserves_corrects_and_releases() -> None:
+    ledger = MemoryLedger(lambda: 100)
+    ledger.reserve("a", 30)
+    ledger.reserve("b", 40)
+    assert (ledger.free, ledger.of("a")) == (30, 30)
+    ledger.correct("a", Model("a", 65, live_bytes=7))
+    assert (ledger.free, ledger.live()) == (-5, 7), "it tells when more was taken than there is"
+    ledger.release("a")
+    ledger.release("a")
+    assert (ledger.free, ledger.of("a"), ledger.live()) == (60, 0, 0)
     with pytest.raises(ValueError, match="already"):
-        account.reserve("b", 1)
-    with pytest.raises(ValueError, match="reserved nothing"):
-        account.correct("a", 1)
+        ledger.reserve("b", 1)
+    with pytest.raises(ValueError, match="no account"):
+        ledger.correct("a", Model("a", 1))
 
 
 # -- loading
@@ -142,7 +148,7 @@ def test_models_that_fit_stay_and_the_longest_unused_leaves(shelf: MakeShelf) ->
         s.use(name)
     s.use("c")
     assert (s.gone, s.names) == (["b"], {"a", "c"})
-    assert s.account.total == 20
+    assert s.taken == 20
     assert s.most == 20
 
 
@@ -165,7 +171,7 @@ def test_waiters_of_one_model_share_its_load(shelf: MakeShelf) -> None:
     wait_for(lambda: bool(s.loads))
     time.sleep(0.1)
     s.gate.set()
-    assert {id(each.result(PATIENCE).model) for each in asked} == {id(s.pool.models()[0])}
+    assert {id(each.result(PATIENCE).model) for each in asked} == {id(s.queue.models()[0])}
     assert s.loads == ["a"]
 
 
@@ -174,12 +180,12 @@ def test_a_failing_load_wakes_all_with_its_error_and_releases_its_bytes(shelf: M
     s.broken = {"a"}
     s.gate.clear()
     asked = [s.ask("a") for _ in range(5)]
-    wait_for(lambda: len(s.pool._line) == 5)
+    wait_for(lambda: len(s.queue._line) == 5)
     s.gate.set()
     for each in asked:
         with pytest.raises(LoadFailed, match="a is broken"):
             each.result(PATIENCE)
-    assert (s.loads, s.account.total) == (["a"], 0)
+    assert (s.loads, s.taken) == (["a"], 0)
     s.broken = set()
     assert s.get("a").model.name == "a"
 
@@ -190,8 +196,8 @@ def test_who_leaves_takes_the_load_from_nobody(shelf: MakeShelf) -> None:
     first = s.ask("a", who="one")
     wait_for(lambda: s.loads == ["a"])
     second = s.ask("a", who="two")
-    wait_for(lambda: len(s.pool._line) == 2)
-    s.pool.withdraw("one")
+    wait_for(lambda: len(s.queue._line) == 2)
+    s.queue.withdraw("one")
     with pytest.raises(RequestFailed):
         first.result(PATIENCE)
     s.gate.set()
@@ -202,8 +208,8 @@ def test_a_waiter_that_left_loads_nothing(shelf: MakeShelf) -> None:
     s = shelf(limit=10)
     held = s.get("a")
     waiting = s.ask("b", who="gone")
-    wait_for(lambda: len(s.pool._line) == 1)
-    s.pool.withdraw("gone")
+    wait_for(lambda: len(s.queue._line) == 1)
+    s.queue.withdraw("gone")
     with pytest.raises(RequestFailed):
         waiting.result(PATIENCE)
     held.release()
@@ -216,8 +222,8 @@ def test_what_never_fits_is_refused_by_its_figures(shelf: MakeShelf, expected: i
     s = shelf(real={"huge": 100})
     s.use("a")
     with pytest.raises(LoadFailed, match="100 bytes of weights; the memory limit leaves 25"):
-        s.pool.acquire("huge", lambda: s.plan("huge", expected))
-    wait_for(lambda: s.account.total == 10)
+        s.queue.acquire("huge", lambda: s.plan("huge", expected))
+    wait_for(lambda: s.taken == 10)
     s.use("a")
     assert "b" not in s.held
 
@@ -226,7 +232,7 @@ def test_a_model_that_takes_more_than_expected_makes_others_leave(shelf: MakeShe
     s = shelf(real={"c": 14}, limit=23)
     for name in "abc":
         s.use(name)
-    assert (s.names, s.account.total) == ({"c"}, 14)
+    assert (s.names, s.taken) == ({"c"}, 14)
 
 
 def test_a_model_that_takes_more_than_others_in_use_leave_waits_again(shelf: MakeShelf) -> None:
@@ -234,10 +240,10 @@ def test_a_model_that_takes_more_than_others_in_use_leave_waits_again(shelf: Mak
     held = s.get("a")
     waiting = s.ask("c")
     wait_for(lambda: s.gone == ["c"])
-    assert (s.names, s.account.total) == ({"a"}, 10)
+    assert (s.names, s.taken) == ({"a"}, 10)
     held.release()
     assert waiting.result(PATIENCE).model.nbytes == 20
-    assert s.account.total == 20
+    assert s.taken == 20
 
 
 # -- leases
@@ -247,7 +253,7 @@ def test_a_model_is_held_from_its_lease_to_the_release(shelf: MakeShelf) -> None
     s = shelf(limit=15)
     lease = s.get("a")
     waiting = s.ask("b")
-    wait_for(lambda: len(s.pool._line) == 1)
+    wait_for(lambda: len(s.queue._line) == 1)
     assert s.names == {"a"}
     lease.release()
     lease.release()
@@ -288,7 +294,7 @@ def test_those_who_wait_are_served_in_order(shelf: MakeShelf) -> None:
     waiting = []
     for count, name in enumerate("bcd", 1):
         waiting.append(s.threads.submit(ask, name))
-        wait_for(lambda count=count: len(s.pool._line) == count)
+        wait_for(lambda count=count: len(s.queue._line) == count)
     held.release()
     for each in waiting:
         each.result(PATIENCE)
@@ -299,9 +305,9 @@ def test_newcomers_do_not_keep_a_model_busy_for_ever(shelf: MakeShelf) -> None:
     s = shelf(limit=10, turn=0.02)
     first = s.get("a")
     waiting = s.ask("b")
-    wait_for(lambda: bool(s.pool._claimed))
+    wait_for(lambda: bool(s.queue._reserved))
     newcomer = s.ask("a")
-    wait_for(lambda: len(s.pool._line) == 2)
+    wait_for(lambda: len(s.queue._line) == 2)
     first.release()
     lease = waiting.result(PATIENCE)
     assert not newcomer.done()
@@ -315,11 +321,11 @@ def test_newcomers_do_not_keep_a_model_busy_for_ever(shelf: MakeShelf) -> None:
 def test_weights_never_take_the_room_of_rows(shelf: MakeShelf) -> None:
     s = shelf(limit=25)
     lease = s.get("a")
-    assert s.pool.covers(lease, 9)
+    assert s.queue.covers(lease, 9)
     waiting = s.ask("b")
-    wait_for(lambda: len(s.pool._line) == 1)
+    wait_for(lambda: len(s.queue._line) == 1)
     assert s.loads == ["a"], "10 and 10 leave less than 9"
-    assert s.pool.covers(lease, 5)
+    assert s.queue.covers(lease, 5)
     lease.release()
     waiting.result(PATIENCE)
     assert s.names == {"a", "b"}
@@ -339,7 +345,7 @@ def test_a_request_whose_rows_do_not_fit_makes_an_idle_model_leave(shelf: MakeSh
     s = shelf(limit=25)
     s.use("a")
     lease = s.get("b")
-    assert not s.pool.covers(lease, 12)
+    assert not s.queue.covers(lease, 12)
     lease.release()
     lease = s.get("b", rows=12)
     assert (s.names, lease.rows) == ({"b"}, 12)
@@ -349,26 +355,26 @@ def test_the_engine_may_make_idle_models_leave_at_once(shelf: MakeShelf) -> None
     s = shelf(limit=25)
     s.use("a")
     held = s.get("b")
-    assert s.pool.make_way("b", 12, 0, stuck=False) == [], (
+    assert s.queue.make_way("b", 12, 0, stuck=False) == [], (
         "rows that run will end; a has not rested"
     )
-    ((resident, model),) = s.pool.make_way("b", 12, 0, stuck=True)
-    assert (model.name, s.account.free) == ("a", 5), "it counts until it is gone"
-    s.pool.left(resident)
-    assert s.account.free == 15
+    ((resident, model),) = s.queue.make_way("b", 12, 0, stuck=True)
+    assert (model.name, s.ledger.free) == ("a", 5), "it counts until it is gone"
+    s.queue.left(resident)
+    assert s.ledger.free == 15
     held.release()
 
 
 def test_rows_that_cannot_go_on_keep_newcomers_from_the_others(shelf: MakeShelf) -> None:
     s = shelf(limit=25)
     stuck, other = s.get("a"), s.get("b")
-    assert s.pool.others_go_on("a")
-    assert s.pool.make_way("a", 12, 0, stuck=True) == []
+    assert s.queue.others_go_on("a")
+    assert s.queue.make_way("a", 12, 0, stuck=True) == []
     newcomer = s.ask("b")
-    wait_for(lambda: len(s.pool._line) == 1)
+    wait_for(lambda: len(s.queue._line) == 1)
     other.release()
-    ((resident, _),) = s.pool.make_way("a", 12, 0, stuck=True)
-    s.pool.left(resident)
+    ((resident, _),) = s.queue.make_way("a", 12, 0, stuck=True)
+    s.queue.left(resident)
     stuck.release()
     assert newcomer.result(PATIENCE).model.name == "b"
 
@@ -379,8 +385,8 @@ def test_rows_that_cannot_go_on_keep_newcomers_from_the_others(shelf: MakeShelf)
 def test_the_death_of_the_engine_thread(shelf: MakeShelf) -> None:
     s = shelf()
     lease = s.get("a")
-    s.pool.forget()
-    assert (s.names, s.account.total) == (set(), 0)
+    s.queue.forget()
+    assert (s.names, s.taken) == (set(), 0)
     lease.release()
     assert s.get("a").model is not lease.model
 
@@ -390,11 +396,11 @@ def test_a_model_that_loads_while_the_engine_thread_dies_is_not_served(shelf: Ma
     s.gate.clear()
     asked = s.ask("a")
     wait_for(lambda: s.loads == ["a"])
-    s.pool.forget()
+    s.queue.forget()
     s.gate.set()
     with pytest.raises(EngineDied):
         asked.result(PATIENCE)
-    wait_for(lambda: s.account.total == 0)
+    wait_for(lambda: s.taken == 0)
     assert s.gone == ["a"]
 
 
@@ -407,7 +413,7 @@ def test_an_idle_model_leaves_after_its_time_and_none_in_use(shelf: MakeShelf) -
     s.get("longer", keep_alive=0.01).release()
     s.get("longer").release()
     wait_for(lambda: s.names == {"used", "kept", "longer"})
-    wait_for(lambda: s.account.total == 30)
+    wait_for(lambda: s.taken == 30)
     used.release()
     wait_for(lambda: s.names == {"kept", "longer"})
     assert sorted(s.gone) == ["brief", "used"]
@@ -433,8 +439,8 @@ def test_closing_refuses_who_waits_and_who_comes(shelf: MakeShelf) -> None:
     s = shelf(limit=10)
     s.get("a")
     waiting = s.ask("b")
-    wait_for(lambda: len(s.pool._line) == 1)
-    s.pool.close(EngineDied("closing"))
+    wait_for(lambda: len(s.queue._line) == 1)
+    s.queue.close(EngineDied("closing"))
     with pytest.raises(EngineDied):
         waiting.result(PATIENCE)
     with pytest.raises(EngineDied):
@@ -448,7 +454,7 @@ def test_a_crowd_never_overshoots_and_is_served_to_the_last(shelf: MakeShelf) ->
         served = 0
         for step in range(12):
             lease = s.get("abcdefg"[(number * 5 + step * 3) % 7], deadline=inf)
-            if not s.pool.covers(lease, 4 + step % 3):
+            if not s.queue.covers(lease, 4 + step % 3):
                 lease.release()
                 lease = s.get(lease.model.name, rows=4 + step % 3)
             time.sleep(0.0005 * (step % 3))
@@ -458,4 +464,4 @@ def test_a_crowd_never_overshoots_and_is_served_to_the_last(shelf: MakeShelf) ->
 
     assert sum(s.threads.map(client, range(16))) == 16 * 12
     assert s.most <= 30
-    assert s.pool._line == []
+    assert len(s.queue._line) == 0

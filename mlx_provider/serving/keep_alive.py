@@ -1,4 +1,4 @@
-"""How long a model stays in memory that nobody uses."""
+"""How long a model stays in memory while nobody uses it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ PINNED = -1.0
 
 
 @dataclass
-class Stay:
-    """What the config entries that have used a model say of it; the longest stay counts."""
+class KeepAlive:
+    """What the config entries that have used a model ask for; the longest time counts."""
 
     seconds: float | None = None
-    """After its last use; `None`: until another model needs its room."""
+    """After its last use; `None`: until another model needs its memory."""
     pinned: bool = False
 
     def ask(self, keep_alive: float | None) -> None:
@@ -25,5 +25,5 @@ class Stay:
             self.seconds = max(self.seconds or 0.0, keep_alive)
 
     def ends(self, used: float) -> float:
-        """When it leaves by itself that was used last at `used`; `inf`: never."""
+        """When a model leaves by itself that was last used at `used`; `inf`: never."""
         return inf if self.pinned or self.seconds is None else used + self.seconds

@@ -13,67 +13,67 @@ from ..protocol.events import Accepted
 from ..protocol.requests import GenerateRequest
 from ..records import ModelInfo, Prompt, ShowsLogits
 from .grants import namespace
+from .model_view import ModelView
 from .prompt import prepare, prompt_text, taken_media
 from .rows import make_row
-from .served import Served
 from .structure import Form, form_of
 from .validate import checked, room_for
 
 
 @dataclass(frozen=True)
-class Ready:
+class Prepared:
     """A request that may be queued, and what its client is told."""
 
     request: Request
     accepted: Accepted
 
 
-def make_ready(
-    wire: GenerateRequest, served: Served, queue: EventQueue, media: MediaClaim, arrived: float
-) -> Ready:
+def make_prepared(
+    wire: GenerateRequest, view: ModelView, queue: EventQueue, media: MediaClaim, arrived: float
+) -> Prepared:
     """Render and tokenise, compile the grammar (host work, any thread).
 
     `media` is charged with the request's images; `arrived`: monotonic time. Raises `BadRequest`
     that names the part, `ContextTooLong`, `Overloaded`.
     """
-    prepared = prepare(served, wire, media)
-    prompt = prepared.prompt
-    checked(wire, prompt, served.info)
-    if wire.echo and wire.logprobs and not isinstance(served.model, ShowsLogits):
+    rendered = prepare(view, wire, media)
+    prompt = rendered.prompt
+    checked(wire, prompt, view.info)
+    if wire.echo and wire.logprobs and not isinstance(view.model, ShowsLogits):
         raise BadRequest(
-            f"logprobs with echo: family {served.loaded.family!r} does not tell how likely the "
+            f"logprobs with echo: family {view.weights.family!r} does not tell how likely the "
             "tokens of a prompt were; leave out echo",
             param="logprobs",
         )
-    form = form_of(served, wire, prompt.text)
-    request = _request(wire, prompt, form, served, queue, arrived)
+    form = form_of(view, wire, prompt.text)
+    request = _request(wire, prompt, form, view, queue, arrived)
     accepted = Accepted(
         id=wire.id,
         model=wire.model,
         prompt_tokens=len(prompt.tokens),
         max_tokens=request.max_tokens,
-        context_length=served.info.context_length,
-        vision="image" in taken_media(served.info, wire.options).kinds,
-        reasoning=served.reasoning_parser is not None,
-        echo=prompt_text(served, prompt) if wire.echo else "",
+        context_length=view.info.context_length,
+        vision="image" in taken_media(view.info, wire.options).kinds,
+        reasoning=view.reasoning_parser is not None,
+        echo=prompt_text(view, prompt) if wire.echo else "",
         warnings=[
-            *prepared.warnings,
+            *rendered.warnings,
             *form.warnings,
             *(f"{name} has no effect" for name in wire.ignored),
         ],
     )
-    return Ready(request, accepted)
+    return Prepared(request, accepted)
 
 
 def _request(
     wire: GenerateRequest,
     prompt: Prompt,
     form: Form,
-    served: Served,
+    view: ModelView,
     queue: EventQueue,
     arrived: float,
 ) -> Request:
-    info = served.info
+    info = view.info
     request = Request(
         id=wire.id,
         prompt=prompt,
@@ -91,7 +91,7 @@ def _request(
         deadline=arrived + wire.timeout if wire.timeout else None,
         arrived=arrived,
     )
-    request.rows = [make_row(request, i, wire, form, served) for i in range(wire.n)]
+    request.rows = [make_row(request, i, wire, form, view) for i in range(wire.n)]
     return request
 
 

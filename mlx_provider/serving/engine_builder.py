@@ -1,0 +1,229 @@
+"""An engine on the weights of a model: probed, measured, and started."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from ..config import EngineSettings
+from ..engine.engine import Engine
+from ..engine.execution.calibration import calibrate
+from ..engine.execution.pass_memory import PassBytes, PassMemory, measure
+from ..engine.prefix_cache.policy import PrefixCachePolicy
+from ..engine.prefix_cache.whole_passes import WholePasses
+from ..engine.request_log import Recorder
+from ..engine.scheduling.chunking import IDLE_STALL_SECONDS
+from ..engine.scheduling.costs import Costs
+from ..engine.scheduling.plan import GRID
+from ..engine.scheduling.scheduler import Limits, Scheduler
+from ..engine.unlike import Unlike, unlike
+from ..engine.worker import EngineWorker
+from ..errors import MLXProviderError, wrong_option
+from ..isolation import Isolation
+from ..protocol.options import ModelOptions
+from ..registry import PluginRegistry
+from .decoding_text import batching, fixed_passes
+from .drafting import Drafts, drafts_of
+from .kv_choice import MakeCache, cache_maker, check_kv, kv_kind, tried
+from .load_errors import load_error
+from .measurements import MEASURED, Measured, Measurements, circumstances, software
+from .reproducible import Reproducible
+from .row_budget import RowBudgets
+from .sparse_prefill import sparse_prefill_of
+from .split import Ranks
+from .weights import EngineInstance, Weights
+
+log = logging.getLogger(__name__)
+
+NOT_EVERYWHERE = ("bfloat16", "float16")
+"""Dtypes in which not every device runs every layer (experts on a CPU, mlx 0.32.4)."""
+
+
+class EngineBuilder:
+    """The engine thread's."""
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        registry: PluginRegistry,
+        worker: EngineWorker,
+        recorder: Recorder,
+        budgets: RowBudgets,
+        ranks: Ranks,
+    ) -> None:
+        self._settings = settings
+        self._registry = registry
+        self._worker = worker
+        self._recorder = recorder
+        self._budgets = budgets
+        self._ranks = ranks
+        self._measurements = Measurements.chosen(settings.measurements)
+
+    def start(self, weights: Weights, kind: str, options: ModelOptions) -> None:
+        """Probe the model and start its engine of one kind, unless it is there.
+
+        Raises errors of `mlx_provider.errors`.
+        """
+        if kind in weights.engines:
+            return
+        self._ranks.agreed.tell("start", partial(_encoded, weights, kind, options))
+        problem = self._problem(weights, kind, options)
+        if problem is not None:
+            raise problem
+
+    def _problem(
+        self, weights: Weights, kind: str, options: ModelOptions
+    ) -> MLXProviderError | None:
+        with Isolation() as trying:
+            weights.engines[kind] = self._built(weights, kind, options)
+            self._budgets.queue.grown(weights.key)
+        if trying.fault is None:
+            return None
+        if options.dtype in NOT_EVERYWHERE and not trying.fault.ours:
+            remedy = f"{weights.name} does not run in {options.dtype} here; leave it at auto"
+            return wrong_option("dtype", f"{remedy} ({trying.fault.told})")
+        return load_error(
+            trying.fault,
+            weights.name,
+            weights.family,
+            trusted=options.trust_remote_code,
+            stranger=weights.stranger,
+        )
+
+    def _built(self, weights: Weights, kind: str, options: ModelOptions) -> EngineInstance:
+        model = weights.model
+        chosen = self._settings.kv_layout
+        own = list(model.kv_layouts) if chosen == "auto" else [chosen]
+        layouts = self._ranks.agreed.on("layouts", lambda: own, list[str], list[str])
+        make_cache = cache_maker(model, options)
+        plugins = [f"{each} {self._registry.sources(each)}" for each in self._registry.plugins]
+        kv = " ".join(filter(None, (kv_kind(options), weights.code)))
+        key = circumstances(weights, kv, layouts, [*plugins, f"{self._ranks.size} ranks"])
+        unlike = self._unlike(weights, options, make_cache)
+        measured = self._measured(weights, key, options, layouts, unlike)
+        found, curve, limits = measured.probe, measured.curve, self._agreed_limits()
+        fixed, prefixes = None, self._budgets.prefixes.cache()
+        policy = PrefixCachePolicy(prefixes, model, kv, make_cache, unlike)
+        drafts = Drafts()
+        if options.reproducible:
+            fixed = Reproducible.of(model, make_cache, found, limits)
+            limits = fixed.limits(limits)
+            # a stored prefix must be computed here, by this software on this device
+            policy = WholePasses(prefixes, model, f"{kind}, {key}", make_cache, fixed.shapes)
+        elif found.drafts:
+            drafts = self._ranks.alone(partial(self._drafts, weights, options), Drafts())
+        guessing = drafts.speculation.drafting if drafts.speculation else None
+        sparse = sparse_prefill_of(options, model, make_cache, found, guessing, drafts.drafter)
+        each = measured.passes or measure(model, make_cache, curve, unlike) or PassBytes()
+        passes = PassMemory.of(each, curve, IDLE_STALL_SECONDS, limits.max_chunk)
+        passing = fixed.passing(passes, found.memory.state_bytes) if fixed else passes
+        shapes = fixed.shapes if fixed else None
+        engine = Engine(
+            model,
+            Scheduler(
+                limits,
+                self._budgets.budget(weights, kind, found.memory, passing),
+                Costs(curve),
+                grid=GRID if found.memory.recurrent else 1,
+                fixed=shapes,
+            ),
+            layout=found.layout,
+            mixes=found.mixes,
+            fixed=shapes,
+            make_cache=make_cache,
+            recorder=self._recorder,
+            prefix_cache=policy,
+            features=weights.features,
+            speculation=drafts.speculation,
+            sparse_prefill=sparse,
+            agreed=self._ranks.agreed.named(engine_name(weights, kind)),
+            unlike=unlike,
+        )
+        self._worker.add(engine)
+        instance = EngineInstance(engine, found, fixed, drafts.drafter, drafts.nbytes)
+        _log_started(weights, instance, kv)
+        return instance
+
+    def _drafts(self, weights: Weights, options: ModelOptions) -> Drafts:
+        ledger = self._budgets.ledger
+        room = (ledger.free - ledger.live()) // 2  # the rest is for rows
+        whole = self._ranks.size == 1
+        return drafts_of(self._registry, weights.folder, weights.model, options, room, whole=whole)
+
+    def _unlike(
+        self, weights: Weights, options: ModelOptions, make_cache: MakeCache
+    ) -> Unlike | None:
+        """What the ranks have in common, where they keep unlike parts of a row."""
+        if self._ranks.size == 1:
+            return None
+        check_kv(weights.model, options, self._ranks.agreed)
+        return unlike(weights.model, make_cache, self._ranks.agreed)
+
+    def _measured(
+        self,
+        weights: Weights,
+        key: str,
+        options: ModelOptions,
+        layouts: Sequence[str],
+        unlike: Unlike | None,
+    ) -> Measured:
+        """What was measured in the same circumstances before, else what is measured here."""
+        agreed = self._ranks.agreed
+        known = agreed.on("known", partial(self._measurements.find, key), _dumped, _read)
+        if known is not None:
+            return known
+        if self._ranks.size == 1:
+            check_kv(weights.model, options)
+        found = tried(weights.model, options, layouts, agreed, unlike)
+        make_cache = cache_maker(weights.model, options)
+        curve = calibrate(weights.model, make_cache, agreed)
+        passes = measure(weights.model, make_cache, curve, unlike)
+        own = Measured(found, curve, passes, str(weights.folder), kv_kind(options), software())
+        measured = agreed.on("measured", lambda: own, _dumped, _read) or own
+        if not agreed.follows:
+            self._measurements.keep(key, measured)
+        return measured
+
+    def _limits(self) -> Limits:
+        s = self._settings
+        return Limits(s.max_rows, s.max_queue, s.stall_target, s.max_chunk, s.output_reserve)
+
+    def _agreed_limits(self) -> Limits:
+        """Those of rank 0's settings."""
+        return self._ranks.agreed.on("limits", self._limits, asdict, lambda told: Limits(**told))
+
+
+def engine_name(weights: Weights, kind: str) -> str:
+    """By which the ranks name an engine."""
+    return f"{weights.number} {kind}"
+
+
+def _log_started(weights: Weights, instance: EngineInstance, kv: str) -> None:
+    """How rows decode, and why not better."""
+    found, fixed = instance.probe, instance.reproducible
+    for note in (*weights.info.notes, *instance.notes):
+        log.warning("%s: %s", weights.name, note)
+    how = (
+        fixed_passes(fixed.told)
+        if fixed
+        else batching(found.layout, found.mixes, found.noise_floor)
+    )
+    drafts = instance.drafter and f", drafts by {instance.drafter}"
+    part = instance.engine.sparse_prefill
+    sparse = "" if part is None else f", {part.told}"
+    log.info("%s: %s%s%s%s", weights.name, how, drafts, sparse, kv and f", KV in {kv}")
+
+
+def _encoded(weights: Weights, kind: str, options: ModelOptions) -> dict[str, Any]:
+    return {"model": weights.number, "choice": kind, "options": options.model_dump(mode="json")}
+
+
+def _dumped(measured: Measured | None) -> Any:
+    return MEASURED.dump_python(measured, mode="json")
+
+
+def _read(told: Any) -> Measured | None:
+    return MEASURED.validate_python(told)

@@ -1,0 +1,110 @@
+"""The requests that wait for a model, oldest first."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass
+from math import inf
+from typing import Generic, TypeVar
+
+from ..errors import LoadFailed, MemoryInUse, MLXProviderError
+from .memory_ledger import HoldsMemory
+from .residents import Hold, Residents
+
+RETRY_AFTER = 5.0
+"""Seconds that a refused request is told to stay away."""
+
+T = TypeVar("T", bound=HoldsMemory)
+
+
+@dataclass(frozen=True)
+class LoadPlan(Generic[T]):
+    """How a model that is not in memory would load."""
+
+    name: str
+    nbytes: int
+    """Bytes that it is expected to take."""
+    load: Callable[[], T]
+    """Blocks; raises errors of `mlx_provider.errors`."""
+
+
+@dataclass(eq=False)
+class Ticket(Generic[T]):
+    """A request's place in line."""
+
+    who: str
+    key: Hashable
+    plan: LoadPlan[T]
+    rows: int
+    keep_alive: float | None
+    since: float
+    until: float
+    """When it has waited long enough, unless its own model is loading."""
+    deadline: float
+    hold: Hold[T] | None = None
+    error: MLXProviderError | None = None
+    reserved: frozenset[Hashable] = frozenset()
+    """Models that are to get idle for it."""
+
+    def pause(self, now: float, turn: float) -> float | None:
+        """Seconds after which to look again without a notification."""
+        times = (self.deadline, self.until, self.since + turn)
+        soonest = min((at for at in times if at > now), default=inf)
+        return None if soonest == inf else soonest - now
+
+
+class Line(Generic[T]):
+    """Has no lock: its owner makes every call under its own."""
+
+    def __init__(self) -> None:
+        self._tickets: list[Ticket[T]] = []
+
+    def __iter__(self) -> Iterator[Ticket[T]]:
+        return iter(tuple(self._tickets))
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    @property
+    def first(self) -> Ticket[T] | None:
+        return self._tickets[0] if self._tickets else None
+
+    def join(self, ticket: Ticket[T]) -> None:
+        insort(self._tickets, ticket, key=lambda each: each.since)
+
+    def leave(self, ticket: Ticket[T]) -> bool:
+        """Whether it was in line."""
+        if ticket not in self._tickets:
+            return False
+        self._tickets.remove(ticket)
+        return True
+
+    def refuse(self, tickets: Iterable[Ticket[T]], error: MLXProviderError) -> None:
+        """They leave with an error; their threads are to be notified."""
+        for ticket in tickets:
+            ticket.error = error
+            self._tickets.remove(ticket)
+
+
+def too_large(name: str, nbytes: int, limit: int) -> LoadFailed:
+    """A model does not fit even if nothing else is in memory."""
+    return LoadFailed(
+        f"{name} has {nbytes} bytes of weights; the memory limit leaves {limit} for them: raise "
+        "MLX_PROVIDER_MEMORY_LIMIT, or serve a smaller model"
+    )
+
+
+def in_use(ticket: Ticket[T], residents: Residents[T]) -> MemoryInUse:
+    """A request has waited in vain."""
+    ledger, used = residents.ledger, sum(bool(each.holds) for each in residents)
+    takes = ledger.of(ticket.key) or ticket.plan.nbytes
+    pinned = sum(ledger.of(each.key) for each in residents if each.keep_alive.pinned)
+    kept = f", {pinned} are pinned (keep_alive: -1)" if pinned else ""
+    return MemoryInUse(
+        f"{ticket.plan.name} has to wait for memory: it takes {takes} of the limit's "
+        f"{ledger.limit} bytes, {max(0, ledger.free)} are free{kept}, and {used} other "
+        f"models are in use; try again in {RETRY_AFTER:g} s, or raise "
+        "MLX_PROVIDER_MEMORY_LIMIT",
+        retry_after=RETRY_AFTER,
+    )

@@ -1,0 +1,296 @@
+"""Requests get the models that they need: at once, or in one line until there is memory.
+
+A request holds a model from before its prompt is rendered until its last event. A model without
+holds is idle; the longest unused one leaves when another model, or rows of another, need its
+memory. A request that does not fit waits in one line, oldest first, for a bounded time. The first
+in line, once it has waited for `TURN` seconds, reserves models: these take no new requests, so
+that one of them gets idle.
+
+No request waits for ever: a hold names the bytes of its request's rows before the request is
+queued, and weights never take what the largest of them needs. So one of the queued requests can
+always run, and requests in line hold nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable
+from math import inf
+from typing import Generic, TypeVar
+
+from ..errors import MLXProviderError, RequestFailed, RequestTimedOut, for_another
+from .load_line import Line, LoadPlan, Ticket, in_use, too_large
+from .load_work import LoadWork
+from .memory_ledger import HoldsMemory, MemoryLedger
+from .residents import Hold, Leaving, Resident, Residents
+
+TURN = 3.0
+"""Seconds in line after which the first request reserves the models that are to make room."""
+REST = 10.0
+"""Seconds without use after which an idle model leaves so that more rows of others run at once."""
+
+T = TypeVar("T", bound=HoldsMemory)
+
+
+class LoadQueue(Generic[T]):
+    """Safe from any thread; one lock for all of it, which is not held while anything loads."""
+
+    def __init__(
+        self,
+        ledger: MemoryLedger,
+        unload: Callable[[T], None],
+        *,
+        patience: float,
+        turn: float = TURN,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`unload` blocks; `patience`: seconds in line."""
+        self._ledger = ledger
+        self._patience = patience
+        self._turn = turn
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._residents: Residents[T] = Residents(ledger, clock)
+        self._line: Line[T] = Line()
+        self._reserved: frozenset[Hashable] = frozenset()
+        self._starved: set[Hashable] = set()
+        """Models none of whose rows can go on beside the weights of others."""
+        self._work = LoadWork(self._residents, self._line, self._changed, self._advance, unload)
+        self._expiry: threading.Timer | None = None
+        """Until the first idle model has stayed long enough."""
+        self._closed: MLXProviderError | None = None
+
+    # -- holds
+
+    def acquire(
+        self,
+        key: Hashable,
+        plan: Callable[[], LoadPlan[T]],
+        *,
+        who: str = "",
+        rows: int = 0,
+        keep_alive: float | None = None,
+        since: float | None = None,
+        deadline: float = inf,
+    ) -> Hold[T]:
+        """The model, loaded if need be, and `rows` bytes beside all weights (blocks).
+
+        `keep_alive`: see `KeepAlive`. `since`: when the request came, its place in line.
+        `deadline`: its own end. Raises what `plan` and loading raise, `LoadFailed` for a model
+        that never fits, `MemoryInUse` after waiting in vain.
+        """
+        with self._changed:
+            if (hold := self._at_once(key, rows, keep_alive)) is not None:
+                return hold
+        made = plan()
+        if made.nbytes > self._ledger.limit:
+            raise too_large(made.name, made.nbytes, self._ledger.limit)
+        now = self._clock()
+        came = now if since is None else since
+        until = now + self._patience
+        ticket = Ticket(who, key, made, rows, keep_alive, came, until, deadline)
+        with self._changed:
+            self._line.join(ticket)
+            try:
+                self._advance()
+                return self._wait(ticket)
+            except BaseException:
+                if ticket.hold is not None:
+                    ticket.hold.release()
+                raise
+            finally:
+                if self._line.leave(ticket):
+                    self._advance()
+
+    def covers(self, hold: Hold[T], rows: int) -> bool:
+        """Whether so many bytes for rows fit beside all weights; they will from then on."""
+        with self._changed:
+            if rows > self._ledger.free:
+                return False
+            hold.rows = rows
+            return True
+
+    def withdraw(self, who: str) -> None:
+        """The requests in line by this name have been cancelled."""
+        with self._changed:
+            gone = [ticket for ticket in self._line if ticket.who == who]
+            if gone:
+                self._line.refuse(gone, RequestFailed.cancelled())
+                self._changed.notify_all()
+                self._advance()
+
+    def _released(self, hold: Hold[T]) -> None:
+        with self._changed:
+            resident = self._residents.release(hold)
+            if resident is None:
+                return
+            if not resident.holds:
+                self._starved.discard(hold.key)
+                self._await_expiry()
+            if self._line:
+                self._advance()
+
+    # -- for the engine thread
+
+    def make_way(self, key: Hashable, rows: int, others: int, *, stuck: bool) -> Leaving[T]:
+        """Idle models to unload so that rows of `key` have `rows` bytes and others `others`.
+
+        The caller unloads them and then calls `left`. While running rows will free memory at their
+        end, only models leave that nobody has used for `REST` seconds. `stuck`: no row of `key`
+        runs; if no idle model helps, the other models take no new requests.
+        """
+        with self._changed:
+            free = self._ledger.free
+            need = rows + others - free
+            never = stuck and rows > free  # unless a model leaves
+            rested = inf if never else self._clock() - REST
+            idle = self._residents.idle(need, key, rested)
+            leaving = self._residents.detach(idle or ())
+            if idle is None and stuck:
+                self._starved.add(key)
+            elif key in self._starved:
+                self._starved.remove(key)
+                self._advance()
+            return leaving
+
+    def left(self, resident: Resident[T]) -> None:
+        """A model of `make_way` is unloaded: its bytes are free."""
+        self._work.left(resident)
+
+    def grown(self, key: Hashable) -> None:
+        """A model in memory takes other bytes than before."""
+        with self._changed:
+            resident = self._residents.get(key)
+            if resident is not None and resident.model is not None:
+                self._ledger.correct(key, resident.model)
+
+    def others_go_on(self, key: Hashable) -> bool:
+        """Whether other models are in use whose requests will end without a byte of `key`'s."""
+        with self._changed:
+            return any(
+                each.holds
+                for each in self._residents
+                if each.key != key and each.key not in self._starved
+            )
+
+    # -- state
+
+    def models(self) -> list[T]:
+        """Those that can be used now."""
+        with self._changed:
+            return [model for _, model in self._residents.usable()]
+
+    def forget(self) -> list[T]:
+        """The engine thread is gone, and every model with it: those that could be used."""
+        with self._changed:
+            self._work.generation += 1
+            gone = self._residents.detach(self._residents)
+            for resident, _ in gone:
+                self._residents.remove(resident)
+            self._starved.clear()
+            self._advance()
+        return [model for _, model in gone]
+
+    def close(self, error: MLXProviderError) -> None:
+        """Refuse the requests in line and all that come."""
+        with self._changed:
+            self._closed = error
+            self._line.refuse(self._line, error)
+            self._changed.notify_all()
+            if self._expiry is not None:
+                self._expiry.cancel()
+
+    # -- the line (under the lock)
+
+    def _at_once(self, key: Hashable, rows: int, keep_alive: float | None) -> Hold[T] | None:
+        if self._closed is not None:
+            raise for_another(self._closed)
+        resident = self._residents.get(key)
+        if resident is None or resident.model is None or not self._open(key, rows):
+            return None
+        resident.keep_alive.ask(keep_alive)
+        return self._residents.hold(resident, resident.model, rows, self._released)
+
+    def _open(self, key: Hashable, rows: int) -> bool:
+        """Whether a new request may use a model in memory."""
+        closed = key in self._reserved or self._others_starve(key)
+        return not closed and rows <= self._ledger.free
+
+    def _others_starve(self, key: Hashable) -> bool:
+        return bool(self._starved) and key not in self._starved
+
+    def _wait(self, ticket: Ticket[T]) -> Hold[T]:
+        """Wait until the ticket has its hold or is refused."""
+        while ticket.hold is None:
+            if ticket.error is not None:
+                raise for_another(ticket.error)
+            now = self._clock()
+            if now >= ticket.deadline:
+                raise RequestTimedOut("the request's time limit has passed")
+            if now >= ticket.until and self._work.key != ticket.key:
+                raise in_use(ticket, self._residents)
+            self._changed.wait(ticket.pause(now, self._turn))
+            if self._line.first is ticket:
+                self._advance()
+        return ticket.hold
+
+    def _advance(self) -> None:
+        """Serve each request in line that can be served, and make room for the first other."""
+        first: Ticket[T] | None = None
+        self._reserved = frozenset()
+        for ticket in self._line:
+            hold = (
+                None if self._closed else self._at_once(ticket.key, ticket.rows, ticket.keep_alive)
+            )
+            if hold is not None:
+                ticket.hold = hold
+                self._line.leave(ticket)
+                self._changed.notify_all()
+            elif first is None:
+                first = ticket
+                self._reserved = ticket.reserved = self._to_reserve(ticket)
+        if first is not None and self._work.key is None:
+            self._make_room(first)
+
+    def _to_reserve(self, ticket: Ticket[T]) -> frozenset[Hashable]:
+        if self._clock() < ticket.since + self._turn:
+            return frozenset()
+        return self._residents.to_reserve(self._lack(ticket), ticket.key, ticket.reserved)
+
+    def _lack(self, ticket: Ticket[T]) -> int:
+        """Bytes that are to get free for a ticket."""
+        if ticket.key in self._residents:
+            return ticket.rows - self._ledger.free
+        return ticket.plan.nbytes + max(ticket.rows, self._residents.rows()) - self._ledger.free
+
+    def _make_room(self, ticket: Ticket[T]) -> None:
+        if self._others_starve(ticket.key):
+            return
+        resident = self._residents.get(ticket.key)
+        if resident is not None and resident.model is None:
+            return  # it is just leaving
+        leaving = self._residents.idle(self._lack(ticket), ticket.key)
+        if leaving is None or not (resident is None or leaving):
+            return
+        if resident is None:
+            self._residents.expect(ticket.key, ticket.plan.nbytes)
+        plan = ticket.plan if resident is None else None
+        self._work.start(self._residents.detach(leaving), ticket.key, plan)
+
+    def _await_expiry(self) -> None:
+        """See that idle models leave when they have stayed long enough."""
+        soonest = self._residents.next_expiry()
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._expiry = None
+        if soonest < inf and self._closed is None:
+            self._expiry = threading.Timer(max(0.0, soonest - self._clock()), self._expire)
+            self._expiry.daemon = True
+            self._expiry.start()
+
+    def _expire(self) -> None:
+        with self._changed:
+            leaving = self._residents.detach(self._residents.expired())
+            self._await_expiry()
+        self._work.leave(leaving)

@@ -1,0 +1,191 @@
+"""The models of this process: found by name, loaded on demand, shared by all their aliases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+from types import TracebackType
+
+import mlx.core as mx
+
+from ..config import EngineSettings
+from ..engine.memory import memory_limit, pool_limit
+from ..engine.request_log import Recorder
+from ..engine.worker import EngineWorker
+from ..errors import EngineDied
+from ..protocol.health import ModelStatus
+from ..protocol.options import ModelOptions
+from ..registry import PluginRegistry
+from .aliases import Aliases
+from .engine_builder import EngineBuilder
+from .hub import folder_of
+from .load_queue import LoadQueue
+from .loader import Loader
+from .memory_ledger import MemoryLedger
+from .model_view import ModelView
+from .prefixes import Prefixes
+from .residents import Hold
+from .row_budget import RowBudgets
+from .split import WHOLE, Ranks
+from .weights import EngineInstance, Weights
+
+MASK_THREADS = 2
+"""Threads that compute grammar masks beside the device's step."""
+
+
+@dataclass(frozen=True)
+class Lease(AbstractContextManager["Lease"]):
+    """A request's hold on a model, which stays in memory until `end`."""
+
+    view: ModelView
+    _hold: Hold[Weights]
+    _queue: LoadQueue[Weights]
+
+    def covers(self, rows: int) -> bool:
+        """Whether weights leave so many bytes for the request's rows, and will."""
+        return self._queue.covers(self._hold, rows)
+
+    def end(self) -> None:
+        """Idempotent; any thread."""
+        self._hold.release()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.end()
+
+
+class ModelCache:
+    """Safe from any thread."""
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        registry: PluginRegistry,
+        worker: EngineWorker,
+        recorder: Recorder,
+        media: Callable[[], int] = lambda: 0,
+        ranks: Ranks = WHOLE,
+    ) -> None:
+        """`media`: bytes of images that requests hold now."""
+        limit = memory_limit(settings.memory_limit)
+        pool = pool_limit(limit)
+        if ranks.memory_limit is not None:
+            limit = min(limit, ranks.memory_limit)
+        self._worker = worker
+        self._ranks = ranks
+        self._pool_before = mx.set_cache_limit(pool)
+        self._mask_pool = ThreadPoolExecutor(MASK_THREADS, thread_name_prefix="mlx-masks")
+        self._aliases = Aliases(registry)
+        self.ledger = MemoryLedger(
+            lambda: limit - pool, media=media, prefix_bytes=settings.prefix_bytes
+        )
+        # one rank would find on its disk what another does not
+        folder = settings.disk_cache if ranks.size == 1 else None
+        self.prefixes = Prefixes(
+            self.ledger,
+            worker,
+            recorder,
+            ranks.agreed,
+            disk=(folder, settings.disk_cache_bytes) if folder else None,
+        )
+        self.loader = Loader(
+            registry,
+            worker,
+            feature_bytes=settings.feature_bytes,
+            mask_pool=self._mask_pool,
+            shrink_prefix_cache=self.prefixes.shrink,
+            limit=lambda: self.ledger.limit,
+            ranks=ranks,
+        )
+        self.queue: LoadQueue[Weights] = LoadQueue(
+            self.ledger, self.loader.unload, patience=settings.model_wait
+        )
+        budgets = RowBudgets(self.ledger, self.queue, self.prefixes, self.loader.unload_here)
+        self.builder = EngineBuilder(settings, registry, worker, recorder, budgets, ranks)
+
+    def use(
+        self,
+        name: str,
+        options: ModelOptions,
+        *,
+        who: str = "",
+        rows: int = 0,
+        since: float | None = None,
+        deadline: float = inf,
+        repository: bool = False,
+        may_lengthen: bool = True,
+    ) -> Lease:
+        """The model, loaded if need be, and `rows` bytes beside all weights (blocks).
+
+        `repository`: its name is not a folder's. `may_lengthen`: to a context beyond its own.
+        See `LoadQueue.acquire`. Raises what finding or loading raises, `BadRequest` for options
+        that the model cannot have.
+        """
+        self._aliases.check(options)
+        self._ranks.check(options)
+        folder = folder_of(name, repository=repository)
+        for _ in range(2):  # the first load may show that the context is longer than its own
+            key = self._aliases.key(folder, options, may_lengthen=may_lengthen)
+            hold = self.queue.acquire(
+                key,
+                partial(self.loader.plan, key, options, name),
+                who=who,
+                rows=rows,
+                keep_alive=options.keep_alive,
+                since=since,
+                deadline=deadline,
+            )
+            if not self._aliases.misjudged(key, hold.model, options):
+                break
+            hold.release()
+        with ExitStack() as undo:
+            undo.callback(hold.release)
+            lease = Lease(self._view(hold.model, name, options), hold, self.queue)
+            undo.pop_all()
+        return lease
+
+    def _view(self, weights: Weights, name: str, options: ModelOptions) -> ModelView:
+        kind = self._aliases.kind(options)
+        if kind not in weights.engines:
+            self._worker.call(partial(self.builder.start, weights, kind, options)).result()
+        return self._aliases.view(weights, name, options)
+
+    def withdraw(self, who: str) -> None:
+        """The request of this name was cancelled while it waits for a model."""
+        self.queue.withdraw(who)
+
+    def views(self) -> list[ModelView]:
+        """Every name and choice of options under which models in memory were asked for."""
+        return [view for weights in self.queue.models() for view in list(weights.views.values())]
+
+    def statuses(self) -> list[ModelStatus]:
+        """Each of them, for people."""
+        found = (view.status for view in self.views())
+        return [status for status in found if status is not None]
+
+    def engines(self) -> list[EngineInstance]:
+        """Every engine."""
+        return [each for weights in self.queue.models() for each in list(weights.engines.values())]
+
+    def close(self) -> None:
+        """Write what is queued for the disk, end the threads."""
+        self.queue.close(EngineDied("the engine is shutting down"))
+        self.prefixes.close()
+        if self._ranks.size > 1 and self._worker.alive:
+            self._worker.call(partial(self._ranks.agreed.tell, "end", dict)).result()
+        self._mask_pool.shutdown(wait=False)
+        mx.set_cache_limit(self._pool_before)
+
+    def forget(self) -> None:
+        """Drop every model (their engine thread is gone)."""
+        self.prefixes.forget()
+        for weights in self.queue.forget():
+            weights.drop()

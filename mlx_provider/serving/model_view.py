@@ -1,0 +1,95 @@
+"""A model as a request sees it: weights under one name, with one choice of options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..chat.constraints.compiler import GrammarCompiler
+from ..chat.output.turn_layout import NO_LAYOUT, TurnLayout
+from ..engine.engine import Engine
+from ..protocol.health import ModelStatus
+from ..records import LoadedModel, ModelInfo, ReasoningParser, ToolParser
+from .weights import EngineInstance, Weights, weights_gone
+
+WARMED = 4096
+"""Namespaces that are known to have their warm prompts; the oldest gets them again."""
+
+
+@dataclass(eq=False)
+class ModelView:
+    """It keeps no weights alive once these are unloaded."""
+
+    name: str
+    weights: Weights
+    kind: str
+    """Of its engine."""
+    info: ModelInfo
+    """The model's, with the context length that the operator chose."""
+    tool_parser: ToolParser | None
+    reasoning_parser: ReasoningParser | None
+    any_parser: ToolParser | None
+    """Reads calls of a model whose template shows no known format."""
+    forced_parser: ToolParser | None
+    """Format of calls that such a model is made to write."""
+    layout: TurnLayout = NO_LAYOUT
+    """White space that the chat template writes around an assistant's texts."""
+    _warmed: dict[tuple[str, int], None] = field(default_factory=dict)
+    """Namespaces to which the operator's warm prompts were sent, oldest first."""
+
+    @property
+    def model(self) -> LoadedModel:
+        return self.weights.model
+
+    @property
+    def instance(self) -> EngineInstance:
+        """Raises `EngineDied` once the weights are gone."""
+        instance = self.weights.engines.get(self.kind)
+        if instance is None:
+            raise weights_gone()
+        return instance
+
+    @property
+    def engine(self) -> Engine:
+        return self.instance.engine
+
+    @property
+    def grammar(self) -> GrammarCompiler:
+        return self.weights.grammar
+
+    def to_warm(self, namespace: str, prompts: Iterable[Any]) -> bool:
+        """Whether these prompts are to be sent for a namespace: the first time that it asks."""
+        sent = (namespace, hash(tuple(map(repr, prompts))))
+        if sent in self._warmed:
+            return False
+        self._warmed[sent] = None
+        while len(self._warmed) > WARMED:
+            del self._warmed[next(iter(self._warmed))]
+        return True
+
+    @property
+    def status(self) -> ModelStatus | None:
+        """`None` once the weights are gone."""
+        info, instance = self.info, self.weights.engines.get(self.kind)
+        if instance is None:
+            return None
+        fixed = instance.reproducible
+        return ModelStatus(
+            model=self.name,
+            family=self.weights.family,
+            plugin=self.weights.plugin,
+            model_type=info.model_type,
+            context_length=info.context_length,
+            kv_layout=instance.engine.batch.layout.name,
+            mixed_prefill=instance.engine.mixes,
+            noise_floor=instance.probe.noise_floor,
+            drafter=instance.drafter,
+            reproducible=fixed.told if fixed else None,
+            vision="image" in info.media,
+            pooling=None if info.embedding.refusal else info.embedding.pooling,
+            weights_bytes=info.weights_bytes,
+            tool_parser=self.tool_parser.name if self.tool_parser else None,
+            reasoning_parser=self.reasoning_parser.name if self.reasoning_parser else None,
+            notes=[*info.notes, *instance.notes],
+        )

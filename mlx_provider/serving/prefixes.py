@@ -1,0 +1,98 @@
+"""The prefix cache of this process, which all its models share."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..engine.agreement import Agreement
+from ..engine.prefix_cache.cache import PrefixCache
+from ..engine.prefix_cache.disk import DiskTier
+from ..engine.request_log import Recorder
+from ..engine.worker import EngineWorker
+from ..protocol.figures import PrefixCacheFigures
+from .latest import Latest
+from .memory_ledger import MemoryLedger
+
+FIGURES_WAIT = 0.3
+"""Seconds that a reader of live statistics waits for the engine thread to end its step."""
+NO_FIGURES = PrefixCacheFigures()
+
+
+class Prefixes:
+    """Safe from any thread, except for the methods of the engine thread."""
+
+    def __init__(
+        self,
+        ledger: MemoryLedger,
+        worker: EngineWorker,
+        recorder: Recorder,
+        agreed: Agreement,
+        disk: tuple[Path, int] | None = None,
+    ) -> None:
+        """`disk`: folder and size bound of the disk tier."""
+        self._ledger = ledger
+        self._worker = worker
+        self._recorder = recorder
+        self._agreed = agreed
+        self._disk = disk
+        self._cache: PrefixCache | None = None
+        self._latest = Latest(partial(worker.call, self._figures), NO_FIGURES)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the prefix cache holds."""
+        return self._cache.nbytes if self._cache is not None else 0
+
+    def figures(self) -> PrefixCacheFigures:
+        """Live statistics; never waits long for the engine thread."""
+        return NO_FIGURES if self._cache is None else self._latest.get(FIGURES_WAIT)
+
+    def report(self) -> dict[str, Any]:
+        """What it holds and how often it was of use (blocks)."""
+        kept = self._cache
+        return {} if kept is None else self._worker.call(kept.report).result()
+
+    def clear(self) -> None:
+        """Empty it (blocks)."""
+        if self._cache is not None:
+            self._worker.call(self._cache.clear).result()
+
+    def close(self) -> None:
+        """Write what is queued for the disk (blocks)."""
+        if self._cache is not None and self._worker.alive:
+            self._worker.call(self._cache.close).result()
+
+    def forget(self) -> None:
+        """Its engine thread is gone."""
+        self._cache = None
+
+    # -- engine thread
+
+    def cache(self) -> PrefixCache:
+        """Made on the engine thread, which owns it."""
+        if self._cache is None:
+            disk = DiskTier(*self._disk) if self._disk else None
+            self._cache = PrefixCache(
+                budget=self._ledger.prefix_budget, disk=disk, agreed=self._agreed
+            )
+        return self._cache
+
+    def clear_here(self) -> None:
+        """Empty it."""
+        if self._cache is not None:
+            self._cache.clear()
+
+    def shrink(self) -> None:
+        """Leave the bytes that weights have reserved."""
+        if not self._agreed.follows:  # else by rank 0's memory, which has told what goes
+            self.evict_to(self._ledger.prefix_budget())
+
+    def evict_to(self, nbytes: int) -> None:
+        """Keep at most so many bytes."""
+        if self._cache is not None and self._cache.evict_to(nbytes):
+            self._recorder.evicted(1)
+
+    def _figures(self) -> PrefixCacheFigures:
+        return NO_FIGURES if self._cache is None else self._cache.figures()

@@ -1,0 +1,61 @@
+"""Which options make other weights of a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
+
+from ..errors import wrong_option
+from ..protocol.options import ModelOptions
+from .hub import folder_of
+
+
+@dataclass(frozen=True)
+class WeightsKey:
+    """What makes weights other weights; every name and option beside it shares them."""
+
+    folder: Path
+    """Without links: a Hub id, a path and a link to it are one."""
+    adapter: Path | None
+    trust_remote_code: bool
+    modality: Literal["auto", "text"]
+    dtype: str
+    extra: str
+    """As JSON."""
+    context_length: int | None = None
+    """Only where it is longer than the model's own, which a family may have to prepare for."""
+
+    @classmethod
+    def of(cls, folder: Path, options: ModelOptions) -> WeightsKey:
+        """Raises `BadRequest` where the adapter is no folder."""
+        return cls(
+            folder.resolve(),
+            _adapter(options),
+            options.trust_remote_code,
+            options.modality,
+            options.dtype,
+            options.model_dump_json(include={"extra"}),
+        )
+
+
+def _adapter(options: ModelOptions) -> Path | None:
+    if not options.adapter:
+        return None
+    folder = Path(options.adapter).expanduser()
+    if not folder.is_dir():
+        raise wrong_option("adapter", f"no folder {options.adapter!r} on the engine's machine")
+    return folder.resolve()
+
+
+WEIGHTS_KEY = TypeAdapter(WeightsKey)
+"""As JSON."""
+
+
+def key_here(told: Mapping[str, Any]) -> WeightsKey:
+    """The same model on this machine: at the same path, else by its name."""
+    key = WEIGHTS_KEY.validate_python(told["key"])
+    return key if key.folder.is_dir() else replace(key, folder=folder_of(told["name"]))
