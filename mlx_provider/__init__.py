@@ -1,7 +1,8 @@
 """Run local MLX models behind LiteLLM. These names are what plugins may rely on.
 
 Beside them: `mlx_provider.errors`, `mlx_provider.cores`, the modules in the table of
-`mlx_provider.families` for authors of model families, and `mlx_provider.testing` for tests.
+`mlx_provider.families` for authors of model families, the names in `mlx_provider.commands` for
+authors of commands, and `mlx_provider.testing` for tests.
 """
 
 from .errors import (

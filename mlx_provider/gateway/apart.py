@@ -20,8 +20,8 @@ from .config import write_config
 from .engine import end_engine
 from .proxy import Proxy, require_proxy, start_proxy
 
-IDLE_TIMEOUT = 30
-"""Seconds after which the engine ends by itself, should its command be killed."""
+IDLE_SECONDS = 30
+"""After which the engine ends by itself, should its command be killed."""
 START_LIMIT = 20.0
 POLL = 0.1
 
@@ -36,7 +36,10 @@ class Apart:
 
 @contextmanager
 def gateway_apart(
-    config: Mapping[str, Any], environ: Mapping[str, str] = os.environ
+    config: Mapping[str, Any],
+    environ: Mapping[str, str] = os.environ,
+    *,
+    idle_seconds: int = IDLE_SECONDS,
 ) -> Iterator[Apart]:
     """Start a proxy for `config`; end it and its engine with the block, whatever ends that.
 
@@ -51,7 +54,7 @@ def gateway_apart(
             **environ,
             TRANSPORT: "process",
             PREFIX + "RUNTIME_DIR": os.fspath(folder),
-            PREFIX + "IDLE_TIMEOUT": str(IDLE_TIMEOUT),
+            PREFIX + "IDLE_TIMEOUT": str(idle_seconds),
         }
         connections = Connections(own)
         engine = connections.client(None, None)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from mlx_provider.gateway.foreground import PASSED_ON
+from mlx_provider.commands import PASSED_ON
 
 
 @contextmanager

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from mlx_provider.commands import load_model
+from mlx_provider.families.patching import Unpatched
 from mlx_provider.records import LoadedModel
-from mlx_provider.upstream.patching import Unpatched
 
-from .models.random_weights import load
 from .report import Result, surroundings
 from .subjects.batching import BatchGeneratorSubject, Job, Ours, Run, Subject, run
 
@@ -292,7 +292,7 @@ def bench(parts: Sequence[str], *, dtype: str = "float32", **config: Any) -> Res
 
     with tempfile.TemporaryDirectory() as folder:
         path = build(Path(folder) / "model", "qwen3", **(MODEL | config))
-        setting = Setting(load(path, dtype))
+        setting = Setting(load_model(path, dtype))
         results = {part: PARTS[part](setting) for part in parts}
     about = {"weights_bytes": setting.model.info.weights_bytes}
     return surroundings(dtype) | about | results

@@ -19,8 +19,7 @@ class LongGroup(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Clean-ups run after a signal, too; its exit code is a shell's."""
-        from mlx_provider.gateway.foreground import Ended
-        from mlx_provider.gateway.long_command import long_command
+        from mlx_provider.commands import Ended, long_command
 
         try:
             with long_command(__package__, partial(typer.echo, err=True)):

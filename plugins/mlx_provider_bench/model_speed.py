@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from mlx_provider.serving.hub import folder_of
+from mlx_provider.commands import folder_of
 
 from .compare.asking import ORDER, document
 from .compare.progress import say

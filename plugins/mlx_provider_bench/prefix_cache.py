@@ -15,10 +15,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from mlx_provider.commands import load_model
 from mlx_provider.engine.execution.probe import probe
 from mlx_provider.records import LoadedModel, MediaItem
 
-from .models.random_weights import document, load, write_model
+from .models.random_weights import document, write_model
 from .report import Result, against, print_rows, size_of, surroundings
 from .servers.questions import Asked, words_of
 from .subjects.caching import InProcess, Timed
@@ -104,7 +105,7 @@ def _models(plan: Plan) -> Result:
             folder = plan.model or write_model(
                 Path(scratch) / name, name, plan.dtype, plan.hidden, plan.layers
             )
-            subject = Subject(load(folder, plan.dtype), bool(image))
+            subject = Subject(load_model(folder, plan.dtype), bool(image))
             found["models"][name] = size_of(subject.model)
             if "ttft" in plan.parts and variant in plan.variants:
                 for size in plan.sizes:

@@ -17,12 +17,12 @@ def surroundings(dtype: str) -> Result:
     """Device, BLAS, dtype and load: what a figure depends on besides the code."""
     import mlx.core as mx
 
+    from mlx_provider.commands import active_blas
     from mlx_provider.cores import cores
-    from mlx_provider.upstream import blas
 
     return {
         "device": str(mx.default_device()),
-        "blas": blas.active(),
+        "blas": active_blas(),
         "dtype": dtype,
         "cores": cores(),
         "load_average": round(os.getloadavg()[0], 2),

@@ -210,7 +210,7 @@ def _chosen(
     out: Path | None,
 ) -> list[Subject]:
     """What is to be compared; all that can be wrong with it is found here."""
-    from mlx_provider.registry import PluginRegistry
+    from mlx_provider.commands import PluginRegistry
 
     from .report import require_writable
     from .stage import prepare

@@ -61,13 +61,9 @@ def limit_of(plan: Plan, staged: Staged) -> Limit:
 
 
 def _fitting(staged: Staged) -> int:
-    from mlx_provider.families.estimate import context_that_fits
-    from mlx_provider.gateway.models import MEMORY_SHARE, device_memory, needs
-    from mlx_provider.serving.checkpoint import checkpoint
+    from mlx_provider.commands import context_in_memory
 
-    need = needs(checkpoint(staged.subject.model))
-    memory = int(MEMORY_SHARE * device_memory())
-    return context_that_fits(need, memory, staged.status.context_length)
+    return context_in_memory(staged.subject.model, staged.status.context_length)
 
 
 def lengths(least: int, limit: int) -> list[int]:
@@ -116,7 +112,7 @@ def measured(plan: Plan, staged: Staged, done: Callable[[], None]) -> Result:
 
 
 def _haystack(plan: Plan, staged: Staged) -> Haystack:
-    from mlx_provider.serving.hub import DEMOS
+    from mlx_provider.commands import DEMOS
 
     return HAYSTACKS[plan.haystack or ("talk" if staged.subject.model in DEMOS else "document")]
 

@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.text import Text
 
-from mlx_provider.gateway.foreground import Ended
-from mlx_provider.gateway.long_command import long_command
+from mlx_provider.commands import Ended, long_command
 
 from .report import Table
 

@@ -7,17 +7,22 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mlx_provider.client.generation import EngineClient
+from mlx_provider.commands import (
+    TIMEOUT,
+    Apart,
+    EngineClient,
+    GenerateRequest,
+    Health,
+    ModelOptions,
+    ModelStatus,
+    PluginRegistry,
+    answered,
+    checkpoint,
+    folder_of,
+    gateway_apart,
+    proxy_config,
+)
 from mlx_provider.errors import EngineUnavailable, MLXProviderError, UnsupportedModel
-from mlx_provider.gateway.apart import Apart, gateway_apart
-from mlx_provider.gateway.config import TIMEOUT, proxy_config
-from mlx_provider.gateway.engine import answered
-from mlx_provider.protocol.health import Health, ModelStatus
-from mlx_provider.protocol.options import ModelOptions
-from mlx_provider.protocol.requests import GenerateRequest
-from mlx_provider.registry import PluginRegistry
-from mlx_provider.serving.checkpoint import checkpoint
-from mlx_provider.serving.hub import folder_of
 
 from .subjects import Subject
 

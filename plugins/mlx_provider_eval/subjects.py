@@ -90,7 +90,7 @@ def _combined(named: Named) -> Iterator[dict[str, str]]:
 def _options(written: Mapping[str, str]) -> dict[str, Any]:
     from pydantic import ValidationError
 
-    from mlx_provider.protocol.options import ModelOptions
+    from mlx_provider.commands import ModelOptions
 
     chosen = {name: _value(name, text) for name, text in written.items()}
     try:

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mlx_provider.commands import direct
 from mlx_provider.errors import NotInstalled, RequestFailed
-from mlx_provider.gateway.profile import direct
 
 from .conditions import conditions, of_subject
 from .report import Table, measured_of, surroundings

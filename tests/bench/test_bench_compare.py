@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from mlx_provider.commands import load_model
 from mlx_provider.errors import BadRequest, EngineUnavailable
 from mlx_provider.families.checkpoint import read_json
 from mlx_provider_bench import commands
@@ -27,7 +28,7 @@ from mlx_provider_bench.compare.result import Result, merged, read, save
 from mlx_provider_bench.compare.rows import Row
 from mlx_provider_bench.compare.sides import NATIVE, Side
 from mlx_provider_bench.compare.verdict import not_faster, ratios, without_rival
-from mlx_provider_bench.models.random_weights import load, write_format
+from mlx_provider_bench.models.random_weights import write_format
 from mlx_provider_bench.servers.client import Answer, Client
 from mlx_provider_bench.servers.processes import Kept, Kind, Server
 
@@ -384,7 +385,7 @@ def test_more_copies_than_memory_are_told_before_they_are_loaded(tmp_path: Path)
 def test_four_bits_are_what_is_served(tmp_path: Path, family: str) -> None:
     folder = write_format(tmp_path / "model", family, "4bit", 64, 2)
     assert read_json(folder / "config.json")["quantization"] == {"group_size": 64, "bits": 4}
-    model: Any = load(folder, None)
+    model: Any = load_model(folder, None)
     kinds = {type(layer).__name__ for _, layer in model.model.named_modules()}
     assert "QuantizedLinear" in kinds
 

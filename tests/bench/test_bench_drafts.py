@@ -11,11 +11,11 @@ import pytest
 
 from draft_pair import write_pair
 from mlx_provider import PrefillChunk, Prompt
-from mlx_provider_bench.models.random_weights import load
+from mlx_provider.commands import load_model
 
 
 def test_the_smaller_of_a_pair_mostly_says_what_the_larger_one_does(tmp_path: Path) -> None:
-    large, small = (load(each, None) for each in write_pair(tmp_path, "float32", 64, 4, 1))
+    large, small = (load_model(each, None) for each in write_pair(tmp_path, "float32", 64, 4, 1))
     agreed = 0
     for seed in range(20):
         prompt = Prompt([20 + (seed * 37 + 11 * at) % 300 for at in range(12)])

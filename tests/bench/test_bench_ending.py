@@ -13,11 +13,9 @@ from uuid import uuid4
 
 import pytest
 
-from mlx_provider.client.runtime_folder import EngineLock
 from mlx_provider.gateway.foreground import Ended
 from mlx_provider.gateway.long_command import long_command
 from mlx_provider_bench.ending import held
-from mlx_provider_bench.servers.gateway import _end_starting
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/environ").exists(), reason="processes are found by their environment"
@@ -83,18 +81,3 @@ def test_a_signal_waits_while_a_process_is_started() -> None:
         start()
     assert (ended.value.number, known) == (signal.SIGTERM, ["started"])
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-
-
-def test_an_engine_that_starts_is_ended_before_it_listens(tmp_path: Path) -> None:
-    path = tmp_path / "engine.lock"
-    lock = EngineLock.try_take(path)
-    assert lock is not None
-    waiting = "import os, sys, time; os.pwrite(int(sys.argv[1]), b'%d' % os.getpid(), 0); input()"
-    with subprocess.Popen(
-        [sys.executable, "-c", waiting, str(lock.descriptor)],
-        pass_fds=[lock.descriptor],
-        stdin=subprocess.PIPE,
-    ) as starting:
-        lock.release()
-        _end_starting(path)
-        assert starting.wait(60) == -signal.SIGTERM

@@ -10,8 +10,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from grammar_masks import _compiler, _constraints, _follows
+from mlx_provider.commands import load_model
 from mlx_provider.testing.tiny import build
-from mlx_provider_bench.models.random_weights import load
 from vocabulary import widen
 
 
@@ -40,7 +40,7 @@ def test_vocabulary_and_forbidden_tokens(tmp_path: Path) -> None:
     text = 'some words, {"a": 1}'
     assert after.decode(after.encode(text).ids) == text
 
-    compiler = _compiler(load(folder, "float32"), None)
+    compiler = _compiler(load_model(folder, "float32"), None)
     regex = lambda: _constraints(compiler, 2)[1]  # noqa: E731
     words, capitals = (after.encode(text).ids for text in ("many words ", "MANY WORDS "))
     assert _follows(regex(), words)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from mlx_provider_bench.models.random_weights import document, load, write_model
+from mlx_provider.commands import load_model
+from mlx_provider_bench.models.random_weights import document, write_model
 from mlx_provider_bench.prefix_cache import Subject, _first_tokens
 
 
@@ -44,7 +45,7 @@ def test_a_checkpoint_in_place_of_random_models(
 @pytest.fixture
 def subject(tmp_path: Path) -> Subject:
     folder = write_model(tmp_path / "model", "llama", "float32", 64, 2)
-    return Subject(load(folder, "float32"), image=False)
+    return Subject(load_model(folder, "float32"), image=False)
 
 
 def test_a_wrong_reuse_shows(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:

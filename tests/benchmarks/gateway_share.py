@@ -20,13 +20,13 @@ from statistics import median
 from typing import Any
 
 from mlx_provider.client.generation import EngineClient
+from mlx_provider.gateway.apart import gateway_apart
 from mlx_provider.gateway.config import proxy_config
 from mlx_provider.gateway.proxy import Proxy
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.protocol.sampling import Sampling
 from mlx_provider_bench.report import Result, against, print_rows, surroundings
 from mlx_provider_bench.servers.client import Answer, Client, Messages, Run
-from mlx_provider_bench.servers.gateway import stage
 from mlx_provider_bench.servers.processes import Kind, Server
 from mlx_provider_bench.servers.questions import HELLO
 from stories import ask_all, short_stories
@@ -66,7 +66,9 @@ def per_token(turns: Sequence[Turn]) -> float:
 def bench(plan: Plan) -> Result:
     """Run the plan; JSON-able. A table goes to stderr."""
     result = surroundings("float32") | {"model": plan.model}
-    with stage(proxy_config(NAME, plan.model)) as (engine, proxy):
+    with gateway_apart(proxy_config(NAME, plan.model), idle_seconds=600) as apart:
+        engine, proxy = apart.engine, apart.proxy
+        proxy.wait_ready()
         server = Server(Kind(NAME, "gateway"), proxy.url, Path(), proxy.key, alias=NAME)
         client = Client(server)
         client.ask(HELLO, 4)

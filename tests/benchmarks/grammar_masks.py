@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from mlx_provider.chat.constraints.compiler import GrammarCompiler
+from mlx_provider.commands import load_model
 from mlx_provider.engine.execution.probe import probe
 from mlx_provider.engine.request import Request, RowConstraint
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.records import LoadedModel
 from mlx_provider.serving.model_cache import MASK_THREADS
 from mlx_provider.testing.driver import new_engine, new_request, output_of
-from mlx_provider_bench.models.random_weights import load, overrides
+from mlx_provider_bench.models.random_weights import overrides
 from mlx_provider_bench.report import Result, against, print_rows, size_of, surroundings
 from vocabulary import widen
 
@@ -116,7 +117,7 @@ def bench(plan: Plan) -> Result:
         sizes = overrides("qwen3", plan.hidden, plan.layers) | {"vocab_size": plan.vocabulary}
         folder = build(Path(scratch) / "model", "qwen3", dtype=plan.dtype, **sizes)
         widen(folder, plan.vocabulary)
-        model = load(folder, plan.dtype)
+        model = load_model(folder, plan.dtype)
         layout = probe(model, model.make_cache, model.kv_layouts).layout
         result |= size_of(model)
         setting = Setting(model, layout, plan, _compiler(model, pool), _compiler(model, None))

@@ -13,8 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from mlx_provider.commands import load_model
 from mlx_provider.records import LoadedModel, PrefillChunk, Prompt
-from mlx_provider_bench.models.random_weights import load, write_model
+from mlx_provider_bench.models.random_weights import write_model
 from mlx_provider_bench.report import Result, print_rows, surroundings
 
 HERE = {"dense": "llama", "hybrid": "qwen3_5"}
@@ -84,7 +85,7 @@ def timed(plan: Plan, family: str) -> Any:
 
     with tempfile.TemporaryDirectory() as folder:
         path = write_model(Path(folder) / family, family, plan.dtype, plan.hidden, plan.layers)
-        model = load(path, plan.dtype)
+        model = load_model(path, plan.dtype)
         found = probe(model, model.make_cache, model.kv_layouts)
         known = calibrate(model, model.make_cache)
         deep_row = partial(deep_cache, model, model.make_cache)

@@ -33,6 +33,7 @@ from device_curves import (
     Thinned,
     simulate,
 )
+from mlx_provider.commands import load_model
 from mlx_provider.engine.execution.calibration import calibrate
 from mlx_provider.engine.execution.probe import Probe, probe
 from mlx_provider.engine.request import Request
@@ -46,7 +47,6 @@ from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.drafting import drafts_of
 from mlx_provider.testing.driver import new_request
 from mlx_provider_bench.engine import MODEL, sizes
-from mlx_provider_bench.models.random_weights import load
 from mlx_provider_bench.report import Result, print_rows, size_of, surroundings
 from mlx_provider_bench.subjects.batching import server_engine
 from mlx_provider_eval.haystack import NAMES, TOLD, talk
@@ -152,7 +152,7 @@ def _setting(plan: Plan, scratch: Path, *, demo: bool) -> Setting:
     folder, draft = plan.model, plan.draft_model
     if folder is None:
         folder, draft = _demo() if demo else _random(plan, scratch)
-    model = load(folder, plan.dtype)
+    model = load_model(folder, plan.dtype)
     found = probe(model, model.make_cache, model.kv_layouts)
     curve = calibrate(model, model.make_cache)
     options = ModelOptions(drafter="model", draft_model=str(draft))

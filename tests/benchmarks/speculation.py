@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mlx_provider.commands import load_model
 from mlx_provider.engine.execution.calibration import calibrate
 from mlx_provider.engine.execution.probe import Probe, probe
 from mlx_provider.engine.request import Request
@@ -36,7 +37,6 @@ from mlx_provider.serving.drafting import drafts_of
 from mlx_provider.testing.driver import new_request
 from mlx_provider.testing.oracle import Oracle
 from mlx_provider_bench.engine import MODEL, agreeing, sizes, skewed
-from mlx_provider_bench.models.random_weights import load
 from mlx_provider_bench.report import Result, against, print_rows, size_of, surroundings
 from mlx_provider_bench.subjects.batching import Job, TimedOutput, server_engine
 
@@ -159,7 +159,7 @@ def _setting(plan: Plan, scratch: Path) -> Setting:
     if folder is None:
         shape = MODEL | sizes(plan.hidden, plan.layers)
         folder = build(scratch / "model", "qwen3", **shape)
-    model = load(folder, plan.dtype)
+    model = load_model(folder, plan.dtype)
     found = probe(model, model.make_cache, model.kv_layouts)
     curve = calibrate(model, model.make_cache)
     source = (plan.prompt or Path(__file__)).read_text()

@@ -28,8 +28,8 @@ from mlx_provider.testing.driver import (
     vectors_of,
 )
 from mlx_provider.testing.kernels import equipped
-from mlx_provider.testing.quantised import quantise
 from mlx_provider.testing.tiny import build
+from mlx_provider.testing.tiny.quantised import quantise
 
 TEXTS = [[30 + (i * k) % 200 for i in range(n)] for k, n in ((3, 5), (7, 90), (11, 33), (5, 1))]
 SHARES_PASSES = {"mixes": True, "max_chunk": 64}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_provider import families
+from mlx_provider import commands, families
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "mlx_provider"
@@ -22,34 +22,38 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 )
 EXEMPT = {tuple(line.split(" -> ")) for line in CONTRACT["ignore_imports"]}
 
-PUBLIC = {"cores", "errors", "families", "records"}
+PUBLIC = {"commands", "cores", "errors", "families", "records"}
 """Of the core's modules and packages, what plugins may import beside its root."""
 TOOLKIT = set(re.findall(r"^\| `([\w.]+)` \|", families.__doc__ or "", re.MULTILINE))
 IMPORTABLE = {
     "mlx_provider",
+    "mlx_provider.commands",
     "mlx_provider.cores",
     "mlx_provider.errors",
     "mlx_provider.records",
     *(f"mlx_provider.families.{name}" for name in TOOLKIT),
 }
 
-LOOKS_INSIDE = {source.removesuffix(".**") for source, _ in EXEMPT if source.endswith(".**")}
-"""Plugins whose modules may import anything, all but the one with the hooks."""
+INSIDE = {(source.removesuffix(".**"), name.removesuffix(".**")) for source, name in EXEMPT} - {
+    ("**", f"mlx_provider.{name}") for name in PUBLIC
+}
+"""Plugins, and what each may import besides."""
 
 EXAMPLES = [path.parent for path in (ROOT / "examples").glob("*/pyproject.toml")]
 AUTHORED = sorted(
     path
     for folder in (ROOT / "plugins", *EXAMPLES)
     for path in folder.rglob("*.py")
-    if not {*LOOKS_INSIDE, "tests"} & set(path.relative_to(folder).parts)
-    or (path.parent.parent == folder and path.stem == "__init__")
+    if "tests" not in path.relative_to(folder).parts
 )
 
 
 @pytest.mark.parametrize("path", AUTHORED, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_an_author_imports_public_names_alone(path: Path) -> None:
     found = [each for each in imported(path) if each[0].partition(".")[0] == "mlx_provider"]
-    assert {module for module, _ in found} <= IMPORTABLE
+    inside = tuple(f"{name}." for plugin, name in INSIDE if plugin in path.parts)
+    modules = {module for module, _ in found if not f"{module}.".startswith(inside)}
+    assert modules <= IMPORTABLE
     assert [name for _, name in found if name.startswith("_")] == []
 
 
@@ -87,6 +91,17 @@ def test_the_core_imports_no_plugin() -> None:
 def test_the_linter_lets_plugins_import_what_is_public() -> None:
     allowed = {name.split(".")[1] for source, name in EXEMPT if source == "**"}
     assert allowed == PUBLIC
+
+
+def test_the_benchmarks_alone_look_inside() -> None:
+    names = {"mlx_provider.engine", "mlx_provider.testing"}
+    assert {("mlx_provider_bench", name) for name in names} == INSIDE
+
+
+def test_the_table_for_commands_names_what_they_may_import() -> None:
+    table = (commands.__doc__ or "").partition("|---|---|")[2]
+    cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| ")]
+    assert sorted(re.findall(r"`(\w+)`", " ".join(cells))) == sorted(commands.__all__)
 
 
 def test_the_toolkits_table_names_each_of_its_modules() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mlx_provider.testing.quantised import quantise
 from mlx_provider.testing.tiny import build
+from mlx_provider.testing.tiny.quantised import quantise
 
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}
 STATES = HEADS | {"linear_num_key_heads": 4, "linear_num_value_heads": 8}

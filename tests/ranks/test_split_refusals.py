@@ -15,8 +15,8 @@ from mlx_provider import LoadOptions, UnsupportedModel
 from mlx_provider.families.sharding import BY_LAYERS, shard
 from mlx_provider.families.text import load_text
 from mlx_provider.families.vision.loading import load_model
-from mlx_provider.testing.quantised import quantise
 from mlx_provider.testing.tiny import build
+from mlx_provider.testing.tiny.quantised import quantise
 from mlx_provider.upstream import mlx_lm
 
 

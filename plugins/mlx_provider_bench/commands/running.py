@@ -12,13 +12,9 @@ def preload() -> None:
 
     Raises `NotInstalled` where MLX is missing.
     """
-    from mlx_provider.config import engine_settings
-    from mlx_provider.upstream import blas, heap
-    from mlx_provider.upstream.installed import require_mlx
+    from mlx_provider.commands import prepare_mlx
 
-    blas.preload(engine_settings().blas)
-    heap.keep_freed()
-    require_mlx()
+    prepare_mlx()
 
 
 def show(result: dict[str, Any]) -> None:

@@ -123,7 +123,7 @@ def subjects(plan: Plan, scratch: Path) -> Iterator[Subject]:
 
     Raises `ModelNotFound` or `BadRequest` for a model that is none.
     """
-    from mlx_provider.serving.hub import folder_of
+    from mlx_provider.commands import folder_of
 
     for model in plan.models:
         folder = folder_of(model)

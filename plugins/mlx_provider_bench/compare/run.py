@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from mlx_provider.gateway.proxy import require_proxy
+from mlx_provider.commands import require_proxy
 
 from . import answers, isolation, reuse, speed, stall
 from .machine import machine, memory, versions

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mlx_provider.commands import Proxy, gateway_apart, proxy_config
 from mlx_provider.errors import EngineUnavailable, RequestFailed
-from mlx_provider.gateway.config import proxy_config
 
+from ..ending import held
 from ..servers.client import THINKING, Answer, Client, Messages
-from ..servers.gateway import stage
 from ..servers.processes import OURS, START_LIMIT, Kept, Kind, Server
 from ..servers.questions import HELLO
 from .others import Other, key_of, model_of
 from .plan import Plan, Subject
 
+IDLE_SECONDS = 600
+"""Longer than the engine waits while others are asked."""
 NATIVE = f"{OURS.name}-native"
 """Ours with the weights in the checkpoint's own dtype, whatever the device is fast at."""
 PATIENCE = 2
@@ -132,7 +134,7 @@ def opened(plan: Plan, subject: Subject) -> Iterator[tuple[list[Side], list[Abse
             opening.start(kept)
         for other in plan.others:
             opening.find(other)
-        _, proxy = ending.enter_context(stage(opening.config, opening.variables))
+        proxy = _proxy(ending, opening.config, opening.variables)
         sides = []
         for name in opening.names():
             server = Server(Kind(name, "gateway"), proxy.url, subject.folder, proxy.key, alias=name)
@@ -145,6 +147,15 @@ def opened(plan: Plan, subject: Subject) -> Iterator[tuple[list[Side], list[Abse
             ending.callback(client.close)
             sides.append(opening.side(name, client))
         yield sides, opening.absent
+
+
+def _proxy(ending: ExitStack, config: Mapping[str, Any], variables: Mapping[str, str]) -> Proxy:
+    """A proxy that answers; it and its engine end with `ending`."""
+    environ = {**os.environ, **variables, "HF_HUB_OFFLINE": "1"}
+    with held():
+        apart = ending.enter_context(gateway_apart(config, environ, idle_seconds=IDLE_SECONDS))
+    apart.proxy.wait_ready()
+    return apart.proxy
 
 
 def _greet(server: Server, limit: float) -> None:

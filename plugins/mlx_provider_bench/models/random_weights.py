@@ -125,7 +125,7 @@ def write_model(folder: Path, family: str, dtype: str, hidden: int, layers: int)
 
 def write_format(folder: Path, family: str, form: str, hidden: int, layers: int) -> Path:
     """The same in one of `FORMATS`. Raises `BadRequest` for what cannot be written."""
-    from mlx_provider.testing.quantised import quantise
+    from mlx_provider.testing.tiny.quantised import quantise
 
     refuse_unknown(family, form)
     if form != "4bit":
@@ -144,20 +144,6 @@ def refuse_unknown(family: str, form: str) -> None:
         family_named(family)
     except ValueError as error:
         raise BadRequest(str(error), param="family") from None
-
-
-def load(folder: Path, dtype: str | None) -> LoadedModel:
-    """Load a folder in this process, through whichever family claims it; `dtype` unset: its own."""
-    from mlx_provider.families.checkpoint import read_json
-    from mlx_provider.records import LoadOptions
-    from mlx_provider.registry import PluginRegistry
-    from mlx_provider.serving.kernels import equip
-
-    registry = PluginRegistry.discover()
-    family, _ = registry.family_for(read_json(folder / "config.json"))
-    loaded = family.load(folder, LoadOptions(dtype=dtype))
-    equip(loaded, registry)
-    return loaded
 
 
 def _widen_vision(folder: Path) -> None:

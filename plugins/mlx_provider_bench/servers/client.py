@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 import httpx
 
+from mlx_provider.commands import EVENT_BATCH, Delta, Done, Event, Failed
 from mlx_provider.errors import RequestFailed
-from mlx_provider.protocol.events import EVENT_BATCH, Delta, Done, Event, Failed
 
 from .processes import Dialect, Server
 

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import httpx
 
-from mlx_provider.config import PREFIX
+from mlx_provider.commands import PREFIX, preload_blas
 from mlx_provider.errors import EngineUnavailable
 
 from ..ending import held
@@ -200,10 +200,7 @@ def _await_health(process: subprocess.Popen[bytes], server: Server, log: Path) -
 
 
 def _run_module(arguments: list[str]) -> None:
-    from mlx_provider.config import engine_settings
-    from mlx_provider.upstream import blas
-
-    blas.preload(engine_settings().blas)
+    preload_blas()
     module, *rest = arguments
     sys.argv = [module, *rest]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from mlx_provider.config import EngineSettings
+from mlx_provider.commands import EngineSettings
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.execution.calibration import calibrate
 from mlx_provider.engine.execution.probe import Probe, probe
 from mlx_provider.engine.scheduling.costs import Costs
 from mlx_provider.engine.scheduling.plan import GRID
+from mlx_provider.families.patching import Unpatched
 from mlx_provider.records import LoadedModel
 from mlx_provider.testing.driver import TokenOutput, new_engine, new_request
-from mlx_provider.upstream.patching import Unpatched
 
 WIDE = 2**50
 """A memory budget that never matters here."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mlx_provider.config import EngineSettings
+from mlx_provider.commands import EngineSettings
 from mlx_provider.engine.execution.probe import Probe
 from mlx_provider.engine.feature_cache import FeatureCache
 from mlx_provider.engine.memory import arrays

@@ -10,7 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from .tiny import family_named
+from .models import family_named
 
 GROUP = 32
 """Values that share a scale."""
