@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from mlx_provider.errors import BadRequest, ContextTooLong
 from mlx_provider.families.tokenizer import long_text
 from mlx_provider.families.tokenizer.hf_tokenizer import HFTokenizer
-from mlx_provider.families.tokenizer.hidden_text import Hidden
+from mlx_provider.families.tokenizer.sanitize import Hidden
 from mlx_provider.families.tokenizer.token_bound import characters_per_token
 from mlx_provider.families.tokenizer.turns import Turns
 

@@ -5,7 +5,7 @@ letters. The names below are for authors of families; the modules of this packag
 """
 
 from .hf_tokenizer import HFTokenizer, Rendered, common_length
-from .hidden_text import Hidden
 from .loading import load_tokenizer
+from .sanitize import Hidden
 
 __all__ = ["HFTokenizer", "Hidden", "Rendered", "common_length", "load_tokenizer"]

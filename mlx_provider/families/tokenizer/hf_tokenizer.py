@@ -11,11 +11,17 @@ from typing import Any
 
 from ...errors import BadRequest, ContextTooLong
 from ...records import TemplateForm
-from .control_tokens import ControlTokens
-from .hidden_text import Hidden, Messages, Variables, hide
 from .long_text import PIECE, LongText
-from .plain_letters import Encoded, spelt
-from .template_check import keeps_marks
+from .sanitize import (
+    ControlTokens,
+    Encoded,
+    Hidden,
+    Messages,
+    Variables,
+    hide,
+    keeps_marks,
+    spelt,
+)
 from .template_fit import fit_messages
 from .template_probe import template_form
 from .template_renderer import TemplateRenderer

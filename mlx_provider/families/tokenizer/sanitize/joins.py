@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import jinja2
 
-from .sliced import starts
+from ..sliced import starts
 
 
 class Edges:

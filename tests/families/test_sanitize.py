@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from mlx_provider.families.tokenizer.control_tokens import ControlTokens
 from mlx_provider.families.tokenizer.hf_tokenizer import CHANGES_MARKS, HFTokenizer
-from mlx_provider.families.tokenizer.hidden_text import Hidden, hide
+from mlx_provider.families.tokenizer.sanitize import ControlTokens, Hidden, hide
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzTH0123456789<>|/_[]:.,'\"{}\\-▁ \n"
 TEMPLATE = (

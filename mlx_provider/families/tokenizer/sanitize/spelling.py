@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from ...errors import BadRequest
+from ....errors import BadRequest
 from .control_tokens import SPACE_SIGN, UNKNOWN, ControlTokens
-from .hidden_text import free_marks, with_signs
-from .joined_tokens import any_of
+from .joins import any_of
+from .marks import free_marks, with_signs
 
 
 @dataclass(frozen=True)

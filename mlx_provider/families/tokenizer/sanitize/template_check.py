@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ...isolation import Isolation
-from ...records import TemplateForm
+from ....isolation import Isolation
+from ....records import TemplateForm
+from ..template_fit import fit_messages, fit_tools
 from .control_tokens import ControlTokens
-from .hidden_text import Hidden, hide, revealed, with_signs
-from .template_fit import fit_messages, fit_tools
+from .marks import Hidden, hide, revealed, with_signs
 
 DIGIT = "7"
 """Like a mark it has no case and passes every escape."""

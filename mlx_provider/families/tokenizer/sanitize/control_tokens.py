@@ -1,9 +1,7 @@
 """Which texts a tokenizer reads as control tokens, and where a client's text holds one.
 
 Every added token is one, special or not, but for what some tokenizers keep there as plain
-vocabulary: white space, letters, tags of HTML. transformers 5.23 has `sanitize_control_tokens` for
-those that are special or stand in the template; keys of mappings, snapshot points at message ends
-and texts that the template joins are beyond it.
+vocabulary: white space, letters, tags of HTML.
 """
 
 from __future__ import annotations
@@ -15,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from .joined_tokens import Edges
-from .sliced import starts
+from ..sliced import starts
+from .joins import Edges
 
 SPACE_SIGN = "▁"
 """SentencePiece's sign for a space."""
