@@ -9,21 +9,21 @@ from scenarios import Outcome
 HEAD = """\
 # Clients
 
-Real clients against a real LiteLLM proxy, with a model that says and calls what it is told
-(`mlx_provider.testing.scripted`). This file is written by
+Real clients against a real LiteLLM proxy with a scripted model (`mlx_provider.testing.scripted`).
+This command writes the file:
 
 ```sh
 tox -e agents -- --write
 ```
 
-Every client has an empty home and needs nothing but loopback. A cell with ✗ is a failure.
+Every client has an empty home folder and needs only loopback. ✗ marks a failure.
 
-- Tool loop: one call, then two at once, each of which writes a file; then an answer.
-- Context full: twelve tool results that do not fit into it. `compacts and goes on`: all calls are
-  made and the answer comes; `says so`: it ends, and names the reason. Untold, it takes the context
-  for 200,000 tokens.
-- The long prefill: the first answer to a prompt that is computed for so long; all clients wait side
-  by side.
+- Tool loop: one call, then two calls at once that each write a file, then an answer.
+- Context full: twelve tool results that do not fit into the context. `compacts and goes on`: the
+  client makes all calls and gets the answer. `says so`: it ends and names the reason. Unknown
+  limit: the client assumes a context of 200,000 tokens.
+- Long prefill: the first answer to a prompt whose prefill takes this time. All clients wait at
+  the same time.
 """
 COLUMNS = {
     "plain": "answer",
@@ -31,7 +31,7 @@ COLUMNS = {
     "cached": "cached of later turns, at least",
     "cancel": "Ctrl-C in a reply",
     "told": "context full",
-    "untold": "context full, untold",
+    "untold": "context full, unknown limit",
     "prefill": "prefill of {prefill:g} s",
 }
 
