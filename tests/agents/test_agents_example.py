@@ -190,8 +190,8 @@ import gateway, installed
 def waits(calls, keep):
     client = subprocess.Popen(["sleep", "100"])
     client.send_signal(signal.SIGINT)
-    print("a client ends by", signal.Signals(-client.wait()).name, flush=True)
     try:
+        print("a client ends by", signal.Signals(-client.wait()).name, flush=True)
         signal.pause()
         yield
     finally:
