@@ -2,7 +2,8 @@
 
 The prompt is the script: `count N GAP`, `flood N`, `wait`, `until PATH N GAP`, `slow SECONDS`,
 `gate`, `fail CODE [RETRY_AFTER]`, `bug`, `text WORDS`, `slowexit`. `until` says one word and counts
-to N once the file PATH exists. `/cache` tells what the service saw, DELETE opens the gate at which
+to N once the file PATH exists. FAKE_CLOCK names a file whose time of change is the clock by which
+the engine is idle. `/cache` tells what the service saw, DELETE opens the gate at which
 `gate` waits to be accepted; `FAKE_START` makes the start fail.
 """
 
@@ -13,6 +14,7 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from mlx_provider import __version__
@@ -166,7 +168,11 @@ def last(reason: Any) -> list[Event]:
 
 
 if __name__ == "__main__":
+    from mlx_provider.server import activity
     from mlx_provider.server.__main__ import main
     from mlx_provider.server.run import end_process
 
+    if clock := os.environ.get("FAKE_CLOCK"):
+        now = SimpleNamespace(monotonic=lambda: Path(clock).stat().st_mtime)
+        activity.time = now  # type: ignore[assignment]
     end_process(main(build=FakeService))

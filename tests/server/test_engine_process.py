@@ -127,26 +127,34 @@ def test_sigterm_does_not_wait_for_a_submit(spawn: Spawn) -> None:
 def test_an_engine_on_demand_ends_when_nobody_uses_it(spawn: Spawn, wait_until: Any) -> None:
     with tempfile.TemporaryDirectory(prefix="mlxp") as name:
         lock = os.open(Path(name) / "engine.lock", os.O_CREAT | os.O_RDWR, 0o600)
-        engine = on_demand(Path(name), lock, idle="1.5")
+        clock = Path(name) / "clock"
+        clock.touch()
+        os.utime(clock, (0, 0))
+        engine = on_demand(Path(name), lock, idle="0.2", clock=clock)
         os.close(lock)
         transport = httpx.HTTPTransport(uds=f"{name}/engine.sock")
         wait_until((Path(name) / "engine.sock").exists)
-        body = {"model": "fake", "prompt": "count 125 0.02"}
+        body = {"model": "fake", "prompt": "count 20 0.02"}
         with (
             httpx.Client(transport=transport, base_url="http://engine", timeout=30) as client,
             client.stream("GET", "/v1/attach") as attached,
         ):
             pieces = attached.iter_raw()  # closed with the last name for it
             next(pieces)
+            os.utime(clock, (1000, 1000))
             with pytest.raises(subprocess.TimeoutExpired):
-                engine.wait(2.5)
+                engine.wait(0.5)  # it looks every 0.05 s
             with client.stream("POST", "/v1/generate", json=body) as reply:
                 attached.close()
+                os.utime(clock, (2000, 2000))
                 assert b'"done"' in reply.read()
+        os.utime(clock, (3000, 3000))
         assert engine.wait(PATIENCE) == 0
 
 
-def on_demand(folder: Path, lock: int, idle: str) -> subprocess.Popen[bytes]:
+def on_demand(
+    folder: Path, lock: int, idle: str, clock: Path | None = None
+) -> subprocess.Popen[bytes]:
     script = Path(__file__).with_name("fake_engine.py")
     return subprocess.Popen(
         [sys.executable, str(script), "--lock-fd", str(lock)],
@@ -155,6 +163,7 @@ def on_demand(folder: Path, lock: int, idle: str) -> subprocess.Popen[bytes]:
             **os.environ,
             "MLX_PROVIDER_RUNTIME_DIR": str(folder),
             "MLX_PROVIDER_IDLE_TIMEOUT": idle,
+            "FAKE_CLOCK": "" if clock is None else str(clock),
         },
     )
 
