@@ -148,6 +148,14 @@ class Names:
             return None
         return _found([r for r in self._scheduler.running if self.row_told(r) == told], told)
 
+    def pair_told(self, pair: tuple[Row, bool] | None) -> Any:
+        """A row with what is decided about it."""
+        return None if pair is None else [self.row_told(pair[0]), pair[1]]
+
+    def pair_heard(self, told: Any) -> tuple[Row, bool] | None:
+        """Raises `RankLost` for a row that is not here."""
+        return None if told is None else (_found([self.row_heard(told[0])], told), bool(told[1]))
+
     def job_told(self, job: PrefillJob | None) -> Any:
         if job is None:
             return None

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Message = Mapping[str, Any]
-OPENING = frozenset({"step", "admitted"})
+OPENING = frozenset({"step", "overflowing", "admitted"})
 """Kinds with which a step opens: its plan, before which nothing is launched, goes out with them."""
 
 

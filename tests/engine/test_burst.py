@@ -7,9 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from mlx_provider.engine.engine import Engine
-from mlx_provider.engine.request import Phase, Row
+from mlx_provider.engine.request import Phase
 from mlx_provider.engine.scheduling.costs import Costs, Curve
-from mlx_provider.engine.scheduling.plan import StepPlan
+from mlx_provider.engine.step.decode import Decode, Decoded
+from mlx_provider.engine.step.record import StepRecord
 from mlx_provider.families.text import TextModel
 from mlx_provider.testing.driver import new_engine, new_request, run
 
@@ -18,13 +19,13 @@ from mlx_provider.testing.driver import new_engine, new_request, run
 def decodes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Engine], int]:
     """Steps the engine, and tells how many rows decoded in that step."""
     rows: list[int] = []
-    decode = Engine._decode
+    decode = Decode.run
 
-    def counted(engine: Engine, plan: StepPlan, wanted: dict[Row, int]) -> None:
-        rows.append(len(plan.rows))
-        decode(engine, plan, wanted)
+    def counted(of: Decode, record: StepRecord) -> Decoded | None:
+        rows.append(len(record.plan.rows))
+        return decode(of, record)
 
-    monkeypatch.setattr(Engine, "_decode", counted)
+    monkeypatch.setattr(Decode, "run", counted)
 
     def step(engine: Engine) -> int:
         rows.clear()

@@ -6,6 +6,7 @@ which chunks, with which drafts, and who makes room.
 
 from __future__ import annotations
 
+import json
 import random
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import PrefillJob, Request, Row
 from mlx_provider.engine.scheduling.plan import StepPlan
 from mlx_provider.engine.scheduling.scheduler import Scheduler
+from mlx_provider.engine.step.record import StepRecord
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.testing.driver import Alternating, new_engine, output_of
 from mlx_provider.testing.schedules import Arrival, guessing, request_of, tiny_tokens
@@ -187,8 +189,10 @@ def requests_of(case: Case, arrivals: Sequence[Arrival]) -> list[Request]:
     return requests
 
 
-def trace_of(model: TextModel, case: Case) -> list[str]:
-    """Decisions of a schedule, then what each request got."""
+def trace_of(
+    model: TextModel, case: Case, made: Callable[[StepRecord], None] = lambda record: None
+) -> list[str]:
+    """Decisions of a schedule, then what each request got. `made`: is given each record."""
     arrivals = arrivals_of(case)
     requests = requests_of(case, arrivals)
     trace, step = Trace(numbers={id(request): at for at, request in enumerate(requests)}), [0]
@@ -209,6 +213,13 @@ def trace_of(model: TextModel, case: Case) -> list[str]:
         speculation=speculation,
         clock=lambda: STEP_SECONDS * step[0],
     )
+    record = engine._schedule.record
+
+    def kept() -> StepRecord:
+        made(own := record())
+        return own
+
+    engine._schedule.record = kept  # type: ignore[method-assign]
     last = max(a.step + (a.cancel_after or 0) for a in arrivals)
     while step[0] <= last or not engine.idle:
         for arrival, request in zip(arrivals, requests, strict=True):
@@ -219,6 +230,7 @@ def trace_of(model: TextModel, case: Case) -> list[str]:
         engine.step()
         step[0] += 1
         assert step[0] < LAST
+    engine.step()  # whose record says what ended with the last one
     return trace.lines + [line for at, request in enumerate(requests) for line in got(at, request)]
 
 
@@ -243,6 +255,24 @@ def got(at: int, request: Request) -> list[str]:
 def test_decisions_are_those_that_were_recorded(qwen3: TextModel, name: str) -> None:
     recorded = (TRACES / f"{name}.txt").read_text().splitlines()
     assert trace_of(qwen3, CASES[name]) == recorded
+
+
+def test_a_record_can_be_printed_and_says_what_the_step_did(qwen3: TextModel) -> None:
+    made: list[StepRecord] = []
+    lines = trace_of(qwen3, CASES["memory_drafts"], made.append)
+    told = [json.loads(json.dumps(each.summary())) for each in made]
+    assert sum(each["admitted"] is not None for each in told) == begin(lines, "admit")
+    assert sum(len(each["preempted"]) for each in told) == begin(lines, "preempt") > 0
+    ran = sum(bool(each["rows"] or each["chunk"]) for each in told)
+    assert 0 < ran <= begin(lines, "plan"), "rows may end with the tokens that drafts need"
+    ended = {request for each in made for request in each.ended}
+    assert len(ended) == CASES["memory_drafts"].requests
+    assert any(each["drafts"] for each in told)
+    assert any(each["mixed"] for each in told)
+
+
+def begin(lines: Sequence[str], kind: str) -> int:
+    return sum(line.startswith(f"{kind} ") for line in lines)
 
 
 if __name__ == "__main__":

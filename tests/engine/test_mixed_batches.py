@@ -160,7 +160,7 @@ def test_a_draw_that_fails_beside_a_chunk_is_drawn_again(
             raise RuntimeError("[metal::malloc] out of memory")
         return draw(logits, rows, masks)
 
-    monkeypatch.setattr("mlx_provider.engine.engine.draw", fails)
+    monkeypatch.setattr("mlx_provider.engine.step.draw.draw", fails)
     engine.submit(long)
     run(engine)
     assert failures

@@ -104,7 +104,7 @@ def test_rows_that_decode_in_several_passes_are_expected_to_take_as_long(
     plans: list[StepPlan] = []
     decode = Decode.run
 
-    def remembered(of: Decode, record: StepRecord) -> Decoded:
+    def remembered(of: Decode, record: StepRecord) -> Decoded | None:
         plans.append(record.plan)
         return decode(of, record)
 

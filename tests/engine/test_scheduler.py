@@ -132,7 +132,9 @@ def test_budget_is_kept_nobody_starves_everyone_ends_once(
                 plan.drop(request)
                 ended.append(request)
         advance_rows(plan, ended)
-        while (row := plan.overflowing()) is not None:
+        while (found := plan.overflowing()) is not None:
+            row, may_wait = found
+            assert may_wait == (plan.active_rows > 1)
             if plan.active_rows == 1:
                 row.request.max_tokens = len(row.tokens)
                 end(plan, row, ended)
@@ -168,12 +170,12 @@ def test_the_last_row_waits_only_for_those_who_go_on_without_it() -> None:
     request = make(100)
     plan.running = dict.fromkeys(request.rows)
     (row,) = request.rows
-    assert plan.may_wait(row)
+    assert plan.admission.may_wait(row, 1)
     others = False
-    assert not plan.may_wait(row), "nobody would make room"
+    assert not plan.admission.may_wait(row, 1), "nobody would make room"
     others = True
     row.tokens = [1] * 150
-    assert not plan.may_wait(row), "it has outgrown all there is"
+    assert not plan.admission.may_wait(row, 1), "it has outgrown all there is"
 
 
 def test_a_row_that_gets_room_by_asking_is_admitted() -> None:
@@ -203,7 +205,9 @@ def test_a_limit_that_shrinks_sends_the_youngest_back_until_the_others_fit() -> 
     assert plan.overflowing() is None
     limit = 2 * plan.reservation(requests[0].rows) + 1
     sent = []
-    while (row := plan.overflowing()) is not None:
+    while (found := plan.overflowing()) is not None:
+        row, may_wait = found
+        assert may_wait
         sent.append(row.request)
         plan.preempt(row)
     assert sent == [requests[3], requests[2]]

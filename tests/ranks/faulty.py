@@ -46,16 +46,16 @@ def meet(folder: Path, at: str, size: int = 0) -> None:
 
 def load(folder: Path, options: LoadOptions) -> LoadedModel:
     """As the plugin that the config names, in a class of its own that meets faults."""
-    from mlx_provider.engine import engine
+    from mlx_provider.engine.step import draw as drawing
     from mlx_provider.ranks import watch
 
-    draw = engine.draw
+    draw = drawing.draw
 
     def drawn(logits: Any, rows: Any, *more: Any) -> Any:
         meet(folder, "first draw" if len(rows) == 1 else "draw", len(rows))
         return draw(logits, rows, *more)
 
-    vars(engine)["draw"] = drawn
+    vars(drawing)["draw"] = drawn
     watch.WORK_LIMIT = HANGS_AFTER
     meet(folder, "load")
     plugin = import_module(json.loads((folder / "config.json").read_text())["faulty"])

@@ -46,6 +46,8 @@ class Scheduler:
         """Prompts that are queued or in prefill."""
         self.running: dict[Row, None] = {}
         """The rows that decode, in the order in which they joined: nobody else keeps a list."""
+        self.reclaimed = 0
+        """Bytes for which others were last asked to make room; whoever reads it may reset it."""
         self._settled = 0
         """Bytes of live rows for which memory was last reclaimed."""
         self._fitting: int | None = None
@@ -83,7 +85,7 @@ class Scheduler:
                 continue
             if self.active_rows + len(job.rows) <= self.admission.limits.max_rows:
                 need, beside = self._needed(job)
-                self.admission.budget.reclaim(need + beside)
+                self._reclaim(need + beside)
                 if self.admission.fits(need, beside if self.active_rows else 0):
                     return self.let_in(job)
             if now - job.arrived > PATIENCE_SECONDS:
@@ -192,8 +194,9 @@ class Scheduler:
 
     # -- memory
 
-    def overflowing(self) -> Row | None:
-        """The row to preempt: the youngest, once rows have outgrown what there is.
+    def overflowing(self) -> tuple[Row, bool] | None:
+        """The row to preempt, and whether it can go on later: the youngest, once rows have
+        outgrown what there is.
 
         Reclaims memory first. `None`: all fits.
         """
@@ -203,17 +206,19 @@ class Scheduler:
             return None
         need = self.live_bytes
         if need > self._settled:
-            budget.reclaim(need)
+            self._reclaim(need)
             limit = budget.available()
         self._settled = need
         self._fitting = limit if need <= limit else None
         if need <= limit or not self.running:
             return None
-        return max(self.running, key=lambda row: (row.request.arrived, row.index))
+        row = max(self.running, key=lambda row: (row.request.arrived, row.index))
+        return row, self.admission.may_wait(row, self.active_rows)
 
-    def may_wait(self, row: Row) -> bool:
-        """Whether a row that has outgrown the memory can go on later."""
-        return self.admission.may_wait(row, self.active_rows)
+    def _reclaim(self, need: int) -> None:
+        """Have others make room, so that live rows may hold so many bytes."""
+        self.reclaimed = need
+        self.admission.budget.reclaim(need)
 
     def reservation(self, rows: Iterable[Row]) -> int:
         """See `Admission.reservation`."""

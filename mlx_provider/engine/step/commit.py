@@ -130,6 +130,7 @@ class Commit:
         self.drop(running)
         scheduler.leave(running)
         if not request.unfinished:
+            self._state.ended.append(request)
             for job in scheduler.drop(request):
                 job.restart()  # whoever remembers its last passes keeps no cache alive
             request.features = {}

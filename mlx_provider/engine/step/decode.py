@@ -36,10 +36,10 @@ class Decoded:
     forward: Forward
     chunk: Chunk | None
     """The chunk that was mixed in."""
-    reads: Sequence[Read]
-    """Tokens of the last pass, unless they were read before."""
-    read_at: float
-    unreadable: Fault | None
+    reads: Sequence[Read] | None = None
+    """Tokens of the last pass, unless they were read before this one was decided."""
+    read_at: float = 0.0
+    unreadable: Fault | None = None
     """Why those cannot be read."""
 
 
@@ -62,11 +62,12 @@ class Decode:
         self._prefill = prefill
         self._recovery = recovery
 
-    def run(self, record: StepRecord) -> Decoded:
+    def run(self, record: StepRecord) -> Decoded | None:
         """Launch the pass, and read the tokens of the last one while it runs."""
-        state, plan = self._state, record.plan
-        chunk = plan.chunk if plan.mixed else None
-        expected, began = state.drafting.seconds(plan, record.drafts), state.clock()
+        state, chunk = self._state, record.mixed
+        if not record.plan.rows and chunk is None:
+            return None
+        expected, began = state.drafting.seconds(record.plan, record.drafts), state.clock()
         forward = state.batch.forward(state.batching.mixed.take_along(chunk), record.drafts)
         state.timer.launched(expected, state.clock() if record.caught_up else began)
         if record.drafts:
@@ -74,19 +75,22 @@ class Decode:
         state.corrupted = {row for rows, _ in forward.failed for row in rows}
         for _, cause in forward.failed:
             state.agreed.failed(cause)  # before this rank waits for those that wait for it
-        reads: Sequence[Read] = ()
+        if record.caught_up:
+            return Decoded(forward, chunk)
         with Isolation() as reading:
-            if not record.caught_up:
-                reads = state.batch.read()
-        return Decoded(forward, chunk, reads, state.clock(), reading.fault)
+            reads = state.batch.read()
+            return Decoded(forward, chunk, reads, state.clock())
+        return Decoded(forward, chunk, unreadable=reading.fault)
 
-    def commit(self, decoded: Decoded, *, caught_up: bool) -> None:
+    def commit(self, decoded: Decoded | None) -> None:
         """Take the tokens that were read, and draw the next ones."""
-        state, forward, chunk = self._state, decoded.forward, decoded.chunk
+        if decoded is None:
+            return
         if decoded.unreadable is not None:
             self._recovery.unreadable(decoded.unreadable)
             return
-        if not caught_up:
+        state, forward, chunk = self._state, decoded.forward, decoded.chunk
+        if decoded.reads is not None:
             state.timer.ended(decoded.read_at, left=1 + len(state.behind))
             self._commit.take(decoded.reads, decoded.read_at)
         for rows, cause in forward.failed:

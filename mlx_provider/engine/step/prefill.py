@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from functools import partial
 
 import mlx.core as mx
 
-from ...isolation import Isolation
+from ...isolation import Fault, Isolation
 from ...protocol.events import Delta, Embedded
 from ...records import MediaSpan, PrefillChunk
 from ..execution.mixed_batch import piggybacked
@@ -20,9 +21,20 @@ from ..scheduling.plan import Chunk, StepPlan
 from ..sparse_prefill.passes import run_alone
 from .commit import Commit
 from .join import LONG_PREFILL_TOKENS, Join
+from .record import StepRecord
 from .state import State
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Prefilled:
+    """What a chunk's own pass has come to."""
+
+    job: PrefillJob
+    logits: mx.array | None
+    """(vocab,) after the last chunk of a prompt."""
+    fault: Fault | None = None
 
 
 class Prefill:
@@ -33,22 +45,32 @@ class Prefill:
         self._commit = commit
         self._join = join
 
-    def run(self, chunk: Chunk, plan: StepPlan) -> None:
-        """The chunk in a pass of its own. What fails there ends its request alone."""
-        job, logits = chunk.job, None
+    def run(self, record: StepRecord) -> Prefilled | None:
+        """Run the chunk that has a pass of its own, or a part of the scoring of a prompt."""
+        plan, chunk = record.plan, record.own_pass
+        if plan.scored is not None:
+            self._score(plan.scored, plan.scoring_seconds)
+        if chunk is None or not chunk.due:  # its request ended, or a failed pass corrupted it
+            return None
+        inputs = chunk.job.request.inputs
         with Isolation() as tried:
-            if job.request.inputs is None:
-                logits = self._run_chunk(chunk, plan)
-            else:
-                self._run_input(chunk, plan, job.request.inputs)
-        if tried.fault is not None:
-            self._state.agreed.failed(tried.fault)
+            if inputs is None:
+                return Prefilled(chunk.job, self._run_chunk(chunk, plan))
+            self._run_input(chunk, plan, inputs)
+        return Prefilled(chunk.job, None, tried.fault)
+
+    def commit(self, prefilled: Prefilled | None) -> None:
+        """Let the rows of a prompt decode that is complete. A failure ends its request alone."""
+        if prefilled is None:
+            return
+        job, fault = prefilled.job, prefilled.fault
+        if fault is not None:
+            self._state.agreed.failed(fault)
             self._state.timer.forget()
             job.cache = None  # corrupted: not for the prefix cache
-            self._commit.failed_by(job.request, "its prefill", tried.fault)
-            return
-        if logits is not None:
-            self._join.whole_prompt(job, logits)
+            self._commit.failed_by(job.request, "its prefill", fault)
+        elif prefilled.logits is not None:
+            self._join.whole_prompt(job, prefilled.logits)
 
     def mixed_in(self, chunk: Chunk, logits: mx.array | None) -> None:
         """A chunk is on its way beside the rows; `logits` (vocab,) follow it if it is the last."""
@@ -63,7 +85,7 @@ class Prefill:
         elif logits is not None and job in self._state.scheduler.waiting:
             self._join.whole_prompt(job, logits)
 
-    def score(self, job: PrefillJob, seconds: float) -> None:
+    def _score(self, job: PrefillJob, seconds: float) -> None:
         """Score a part of a prompt, to find out which of its tokens to leave out."""
         state = self._state
         if state.sparse_prefill is None or job not in state.scheduler.waiting:

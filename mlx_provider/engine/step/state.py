@@ -14,7 +14,7 @@ from ..feature_cache import FeatureCache
 from ..fixed_shapes import FixedShapes
 from ..prefix_cache.policy import PrefixCachePolicy
 from ..recent import Recent
-from ..request import Row
+from ..request import Request, Row
 from ..request_log import Recorder
 from ..scheduling.pass_timer import PassTimer
 from ..scheduling.scheduler import Scheduler
@@ -50,6 +50,8 @@ class State:
     """Expected seconds of the chunks that were launched after the last pass of the rows."""
     read_at: float = 0.0
     """When the device became idle, because drafts needed the last tokens."""
+    ended: list[Request] = field(default_factory=list)
+    """Requests that have ended since the last step was decided."""
     corrupted: set[Row] = field(default_factory=set)
     """Rows of this step whose caches are not valid."""
 
