@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .client.generation import EngineClient
-from .config import PREFIX, EngineSettings, engine_settings
+from .config import PREFIX, EngineSettings
 from .gateway.apart import Apart, gateway_apart
 from .gateway.config import TIMEOUT, proxy_config
 from .gateway.engine import answered
@@ -91,12 +91,12 @@ def prepare_mlx() -> None:
     """
     from .server.run import prepare_mlx as prepare
 
-    prepare(engine_settings())
+    prepare()
 
 
 def preload_blas() -> str:
     """Load the BLAS that an engine would use, alone; its name. Call before MLX is imported."""
-    return blas.preload(engine_settings().blas)
+    return blas.preload()
 
 
 def active_blas() -> str:

@@ -16,45 +16,50 @@ PREFIX = "MLX_PROVIDER_"
 
 
 @dataclass(frozen=True)
-class EngineSettings:
-    """How one engine process behaves; every field has a variable `MLX_PROVIDER_<FIELD>`."""
+class FixedSettings:
+    """Values that suit every machine: no variable sets them, only tests do."""
+
+    queue_per_row: int = 4
+    """Requests that may wait for each row of `max_rows`; the next one is refused with 429."""
+    model_wait: float = 60.0
+    """Seconds that a request waits for other models to make room; it is refused with 503 then."""
+    output_reserve: int = 512
+    """Output tokens for which memory is set aside at admission."""
+    kv_layout: str = "auto"
+    """`auto`: the one that the probe finds best; else `grouped`, `merged`, `solo`."""
+    feature_bytes: int = 256 * 2**20
+    """Byte budget per model for features of images seen before."""
+    body_bytes: int = 128 * 2**20
+    """Bytes of request bodies that are read and prepared at once; a larger body is refused."""
+    media_bytes: int = 2**30
+    """Bytes of images at once: half while they are decoded, half while they wait for prefill."""
+    measurements: str = "auto"
+    """File of what is measured of a model at load, for the next time: `auto`, in the runtime
+    folder; `off`: none; else its path."""
+
+
+@dataclass(frozen=True)
+class EngineSettings(FixedSettings):
+    """How one engine process behaves; every field of this class has a variable
+    `MLX_PROVIDER_<FIELD>`."""
 
     memory_limit: int | None = None
     """Bytes for weights, live rows, their passes, MLX's free buffers and the prefix cache; unset:
     85 % of what the device recommends or has."""
     max_rows: int = 64
     """Rows that decode together; further requests wait."""
-    max_queue: int = 256
-    """Requests that may wait; the next one is refused with 429."""
-    model_wait: float = 60.0
-    """Seconds that a request waits for other models to make room; it is refused with 503 then."""
     stall_target: float = 0.1
     """Seconds by which one prefill chunk may delay rows that decode."""
     max_chunk: int = 2048
     """Prompt tokens of one prefill chunk while nobody decodes."""
-    output_reserve: int = 512
-    """Output tokens for which memory is set aside at admission."""
     idle_timeout: float = 600.0
     """Seconds without a client after which an engine process that a client started ends."""
-    kv_layout: str = "auto"
-    """`auto`, or the one layout to use: `grouped`, `merged`, `solo`."""
     prefix_bytes: int | None = None
     """Byte budget of the prefix cache; unset: a share of what weights leave."""
     disk_cache: Path | None = None
     """Folder of the prefix cache's disk tier; unset: no disk tier."""
     disk_cache_bytes: int = 10 * 2**30
     """Size bound of the disk tier."""
-    feature_bytes: int = 256 * 2**20
-    """Byte budget per model for features of images seen before."""
-    body_bytes: int = 128 * 2**20
-    """Bytes of request bodies that are read and prepared at once; the largest one, too."""
-    media_bytes: int = 2**30
-    """Bytes of images at once: half while they are decoded, half while they wait for prefill."""
-    measurements: str = "auto"
-    """File of what is measured of a model at load, for the next time: `auto`, in the runtime
-    folder; `off`: none; else its path."""
-    blas: str = "auto"
-    """`auto`: load an optimised BLAS where one is found; `bundled`: MLX's own; else a path."""
     log_level: str = "info"
     models_file: Path | None = None
     """TOML of options per model that only the engine's owner grants (`serving.grants`)."""
@@ -62,6 +67,11 @@ class EngineSettings:
     """Names by which clients address an engine on TCP, besides its own names and addresses."""
     model_roots: tuple[Path, ...] = ()
     """Folders under which clients of a wildcard entry, and other machines, may name models."""
+
+    @property
+    def max_queue(self) -> int:
+        """Requests that may wait."""
+        return self.queue_per_row * self.max_rows
 
 
 @dataclass(frozen=True)
@@ -129,6 +139,12 @@ def engine_settings(environ: Mapping[str, str] = os.environ) -> EngineSettings:
     return EngineSettings(**given)  # type: ignore[arg-type]
 
 
+def removed_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Variables that are set and have no effect any more, with what holds instead."""
+    found = {PREFIX + name: instead for name, instead in REMOVED.items()}
+    return {name: instead for name, instead in found.items() if environ.get(name)}
+
+
 @dataclass(frozen=True)
 class _Number:
     """What a variable that holds a number takes; infinity and NaN are none of it."""
@@ -162,32 +178,34 @@ _WORDS = {
 _KINDS: dict[str, str | _Number] = {
     "memory_limit": _BYTES,
     "max_rows": _COUNT,
-    "max_queue": _COUNT,
-    "model_wait": _Number("seconds", 0),
     "stall_target": _SECONDS,
     "max_chunk": _COUNT,
-    "output_reserve": _Number("count", 0),
     "idle_timeout": _SECONDS,
-    "kv_layout": "layout",
     "prefix_bytes": _Number("bytes", 0),
     "disk_cache": "path",
     "disk_cache_bytes": _Number("bytes", 0),
-    "feature_bytes": _Number("bytes", 0),
-    "body_bytes": _BYTES,
-    "media_bytes": _BYTES,
-    "measurements": "text",
-    "blas": "text",
     "log_level": "level",
     "models_file": "path",
     "allowed_hosts": "names",
     "model_roots": "paths",
 }
+SETTINGS = tuple(_KINDS)
+"""Fields that a variable sets."""
+REMOVED = {
+    "BLAS": "on Linux, the engine loads the best BLAS that it finds",
+    "BODY_BYTES": "request bodies may have 128 MiB together",
+    "FEATURE_BYTES": "features of images have 256 MiB per model",
+    "KV_LAYOUT": "a probe at load finds the best layout",
+    "MAX_QUEUE": "four requests may wait for each of MLX_PROVIDER_MAX_ROWS",
+    "MEASUREMENTS": "measurements are kept in MLX_PROVIDER_RUNTIME_DIR",
+    "MEDIA_BYTES": "images of all requests have 1 GiB",
+    "MODEL_WAIT": "a request waits up to 60 s for memory; its own timeout may be shorter",
+    "OUTPUT_RESERVE": "memory for 512 output tokens is set aside at admission",
+}
+"""Variables of earlier versions, with what holds without them."""
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_CHOICES = {
-    "layout": ("auto", "grouped", "merged", "solo"),
-    "level": ("debug", "info", "warning", "error", "critical"),
-}
+_LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
 def _parse(name: str, kind: str | _Number, text: str) -> object:
@@ -198,14 +216,14 @@ def _parse(name: str, kind: str | _Number, text: str) -> object:
         except (ValueError, OverflowError):
             raise BadRequest(f"{given}: give {kind}") from None
     if kind == "level":
-        text = text.lower()
-    if kind in _CHOICES and text not in _CHOICES[kind]:
-        raise BadRequest(f"{given} is none of {', '.join(_CHOICES[kind])}")
+        if text.lower() not in _LEVELS:
+            raise BadRequest(f"{given} is none of {', '.join(_LEVELS)}")
+        return text.lower()
     if kind == "names":
         return tuple(each.strip() for each in text.split(",") if each.strip())
     if kind == "paths":
         return tuple(Path(each).expanduser() for each in text.split(os.pathsep) if each)
-    return Path(text).expanduser() if kind == "path" else text
+    return Path(text).expanduser()
 
 
 def parse_bytes(text: str) -> int:

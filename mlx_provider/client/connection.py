@@ -101,7 +101,7 @@ class Connections:
 
 def _build_in_process(environ: Mapping[str, str]) -> InProcessClient:
     settings = engine_settings(environ)
-    preload(settings.blas)
+    preload()
     require_mlx()
     from ..serving.service import ChatService
 

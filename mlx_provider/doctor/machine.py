@@ -6,12 +6,11 @@ import difflib
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 
 from ..client.connection import TRANSPORT
 from ..client.runtime_folder import inspect
-from ..config import PREFIX, EngineSettings
+from ..config import PREFIX, SETTINGS, EngineSettings, removed_variables
 from ..engine.memory import memory_limit, pool_limit
 from ..errors import BadRequest, EngineUnavailable
 from ..protocol.options import ModelOptions
@@ -26,9 +25,7 @@ GB, MB = 1e9, 1e6
 LEAST = 4 * 10**9
 """Bytes below which hardly a model of use fits."""
 BESIDE_SETTINGS = (SELECTION, TRANSPORT, PREFIX + "RUNTIME_DIR", PREFIX + "API_KEY")
-VARIABLES = frozenset(
-    [*(PREFIX + each.name.upper() for each in fields(EngineSettings)), *BESIDE_SETTINGS]
-)
+VARIABLES = frozenset([*(PREFIX + name.upper() for name in SETTINGS), *BESIDE_SETTINGS])
 
 
 def size(count: float) -> str:
@@ -78,8 +75,12 @@ def settings(subject: Subject) -> Iterator[Finding]:
         _ = subject.settings
     except BadRequest as error:
         yield Finding("settings.values", "fail", error.message, "correct or unset the variable")
+    removed = removed_variables(subject.environ)
     for name in given:
-        if name not in VARIABLES:
+        if name in removed:
+            what = f"{name} has no effect any more: {removed[name]}"
+            yield Finding("settings.names", "warn", what, "unset it")
+        elif name not in VARIABLES:
             near = difflib.get_close_matches(name, VARIABLES, 1)
             remedy = f"unset it, or set {near[0]}" if near else "unset it"
             yield Finding("settings.names", "warn", f"nobody reads {name}", remedy)

@@ -21,8 +21,8 @@ GROUP_COMMAND = (sys.executable, "-P", "-m", "mlx_provider.ranks")
 OF_A_MACHINE = frozenset(
     PREFIX + name
     for name in (
-        "API_KEY", "BLAS", "DISK_CACHE", "IDLE_TIMEOUT", "MEASUREMENTS", "MODELS_FILE",
-        "MODEL_ROOTS", "RUNTIME_DIR", "TRANSPORT",
+        "API_KEY", "DISK_CACHE", "IDLE_TIMEOUT", "MODELS_FILE", "MODEL_ROOTS", "RUNTIME_DIR",
+        "TRANSPORT",
     )
 )  # fmt: skip
 """Variables that are secret, or hold paths: each machine has its own."""

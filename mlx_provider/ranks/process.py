@@ -68,7 +68,7 @@ def _lead(parsed: dict[str, Any], last: RankFault | None, lead: Lead) -> int:
     ranks.refused = lambda error: Report.of(0, error).tell()
 
     def build(settings: EngineSettings, deliver: Deliver) -> Service:
-        prepare_mlx(settings)
+        prepare_mlx()
         group, registry, hello = _joined(settings)
         channel = LeaderChannel.open(group, hello, lost)
         ranks.statuses = channel.statuses
@@ -92,7 +92,7 @@ def _follow(rank: int, follow: Follow) -> int:
         try:
             settings = engine_settings()
             log_to_stderr(settings.log_level, f"rank {rank}: ")
-            prepare_mlx(settings)
+            prepare_mlx()
             group, registry, hello = _joined(settings)
             channel = FollowerChannel.join(group, hello, lambda fault: _left_alone(rank, fault))
             follow(settings, registry, group, channel)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from ..config import PREFIX
 
@@ -13,14 +14,18 @@ if TYPE_CHECKING:
     from .run import BuildService
 
 
-def main(arguments: Sequence[str] | None = None, build: BuildService | None = None) -> int:
-    """Parse the command line and serve; the exit code."""
+def main(
+    arguments: Sequence[str] | None = None,
+    build: BuildService | None = None,
+    fixed: Mapping[str, Any] = MappingProxyType({}),
+) -> int:
+    """Parse the command line and serve; the exit code. `fixed`: see `run.serve`."""
     from .run import ServeOptions, serve
 
     parser = options_parser("python -m mlx_provider.server", __doc__)
     parser.add_argument("--lock-fd", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
-    return serve(ServeOptions(**vars(parser.parse_args(arguments))), build)
+    return serve(ServeOptions(**vars(parser.parse_args(arguments))), build, fixed)
 
 
 def options_parser(prog: str, description: str | None) -> argparse.ArgumentParser:
@@ -43,15 +48,15 @@ def options_parser(prog: str, description: str | None) -> argparse.ArgumentParse
     return parser
 
 
-def _process() -> None:
-    """All of this process."""
+def run_process(fixed: Mapping[str, Any] = MappingProxyType({})) -> None:
+    """All of this process. `fixed`: see `run.serve`."""
     from ..upstream.lean_packages import lean_packages
 
     lean_packages()  # before anything imports them
     from .run import end_process
 
-    end_process(main())
+    end_process(main(fixed=fixed))
 
 
 if __name__ == "__main__":
-    _process()
+    run_process()

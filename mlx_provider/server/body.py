@@ -14,7 +14,6 @@ from starlette.types import Receive, Scope
 
 from ..bounds import Values
 from ..byte_gate import ByteGate, Ticket
-from ..config import PREFIX
 from ..errors import BadRequest, BodyTooLarge, EngineUnavailable, RequestTimedOut
 
 SMALL = 2**20
@@ -129,8 +128,7 @@ class Bodies:
 
     def _too_large(self, size: str) -> BodyTooLarge:
         return BodyTooLarge(
-            f"the body has {size}; this engine takes {self._limit}: send fewer or smaller images, "
-            f"or let the operator raise {PREFIX}BODY_BYTES"
+            f"the body has {size}; this engine takes {self._limit}: send fewer or smaller images"
         )
 
 

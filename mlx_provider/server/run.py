@@ -6,16 +6,17 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from types import MappingProxyType
+from typing import Any, NoReturn
 
 from .. import __version__
 from ..client.lifecycle import READY
 from ..client.runtime_folder import EngineLock, holder, prepare
-from ..config import EngineSettings, Runtime, engine_settings, runtime
+from ..config import EngineSettings, Runtime, engine_settings, removed_variables, runtime
 from ..errors import BadRequest, EngineUnavailable, MLXProviderError
 from ..log_lines import log_to_stderr, printable
 from ..protocol.events import ErrorBody
@@ -37,6 +38,8 @@ from .rank_group import RankGroup
 SWITCH = 0.0005
 """Seconds after which a thread that prepares a prompt gives way to the engine thread. A decode step
 of 14 ms took 24 ms beside such a thread with this value, and 45 ms with Python's own of 5 ms."""
+log = logging.getLogger(__name__)
+
 BuildService = Callable[[EngineSettings, Deliver], Service]
 
 
@@ -62,14 +65,21 @@ class ServeOptions:
         return self.host is not None or self.port is not None
 
 
-def serve(options: ServeOptions, build: BuildService | None = None) -> int:
+def serve(
+    options: ServeOptions,
+    build: BuildService | None = None,
+    fixed: Mapping[str, Any] = MappingProxyType({}),
+) -> int:
     """Run an engine process until it is stopped; the exit code.
 
-    A failure to start is one line on stderr and exit code 1, never a traceback.
+    `fixed`: other values of `FixedSettings`. A failure to start is one line on stderr and exit
+    code 1, never a traceback.
     """
     try:
-        settings = engine_settings()
+        settings = replace(engine_settings(), **fixed)
         log_to_stderr(settings.log_level)
+        for name, instead in removed_variables().items():
+            log.warning("%s has no effect any more: %s", name, instead)
         logging.getLogger("uvicorn").setLevel("WARNING")
         raise_file_limit()
         quiet_transformers()
@@ -101,15 +111,15 @@ def end_process(code: int) -> NoReturn:
 
 def chat_service(settings: EngineSettings, deliver: Deliver) -> Service:
     """The real service. Raises `NotInstalled` where MLX is missing."""
-    prepare_mlx(settings)
+    prepare_mlx()
     from ..serving.service import ChatService
 
     return ChatService(settings, deliver)
 
 
-def prepare_mlx(settings: EngineSettings) -> None:
+def prepare_mlx() -> None:
     """What must come before the first import of MLX. Raises `NotInstalled` where it is missing."""
-    preload(settings.blas)
+    preload()
     enlarge()
     keep_freed()
     require_mlx()

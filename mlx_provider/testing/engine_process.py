@@ -8,15 +8,21 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
 
 PATIENCE = 120.0
+PROGRAM = """
+import json, sys
+from mlx_provider.server.__main__ import run_process
+run_process(json.loads(sys.argv.pop()))
+"""
 
 
 @dataclass(frozen=True)
@@ -52,11 +58,16 @@ class EngineProcess:
 
 
 @contextmanager
-def engine_process(**environ: str) -> Iterator[EngineProcess]:
-    """An engine of this environment and these variables, ended with the block."""
+def engine_process(
+    fixed: Mapping[str, Any] = MappingProxyType({}), **environ: str
+) -> Iterator[EngineProcess]:
+    """An engine of this environment and these variables, ended with the block.
+
+    `fixed`: values that no variable sets (`config.FixedSettings`).
+    """
     folder = Path(tempfile.mkdtemp(prefix="mlxp-"))
     process = subprocess.Popen(
-        [sys.executable, "-m", "mlx_provider.server"],
+        [sys.executable, "-c", PROGRAM, json.dumps(dict(fixed))],
         env={
             **os.environ,
             "MLX_PROVIDER_LOG_LEVEL": "error",

@@ -138,7 +138,7 @@ def mlx_engine(mlx_environment: dict[str, str]) -> Iterator[EngineProcess]:
     the session. `mlx_engine.ask("Hello", model=str(folder))` gives status and events."""
     from .engine_process import engine_process
 
-    with engine_process(**mlx_environment) as engine:
+    with engine_process({}, **mlx_environment) as engine:
         yield engine
 
 

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..cores import cores
-from ..errors import NotInstalled
 
 SYMBOL = "cblas_sgemm"
 """The plain name that libmlx calls; builds with prefixed names (numpy, scipy) do not serve."""
@@ -24,23 +23,14 @@ SYMBOL = "cblas_sgemm"
 THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
 
 
-def preload(choice: str = "auto") -> str:
-    """Load an optimised BLAS for MLX and say which one runs; call before `import mlx.core`.
+def preload() -> str:
+    """Load the first optimised BLAS that serves, and say which one runs.
 
-    `choice`: `auto` takes the first that serves, `bundled` loads none, else the path of a
-    library. Without effect on macOS and once MLX is imported.
-    Raises `NotInstalled` where a path was given that does not serve.
+    Call it before `import mlx.core`. It has no effect on macOS and once MLX is imported.
     """
-    if sys.platform != "linux" or choice == "bundled" or "mlx.core" in sys.modules:
-        return active()
-    _bound_threads()
-    if choice != "auto":
-        if not _load(choice):
-            raise NotInstalled(
-                f"MLX_PROVIDER_BLAS={choice!r}: no library that exports {SYMBOL} can be loaded"
-            )
-        return active()
-    any(_load(path) for path in candidates())
+    if sys.platform == "linux" and "mlx.core" not in sys.modules:
+        _bound_threads()
+        any(_load(path) for path in candidates())
     return active()
 
 

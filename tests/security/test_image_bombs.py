@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read 
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[EngineProcess]:
-    with engine_process(MLX_PROVIDER_MEDIA_BYTES="64M") as running:
+    with engine_process({"media_bytes": ROOM}) as running:
         # the first image loads codecs and compiles the vision tower
         assert running.ask([part(encoded(Image.new("RGBA", (1500, 1500))))])[0] == 200
         yield running

@@ -10,7 +10,14 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from mlx_provider.cli.app import build
-from mlx_provider.config import EngineSettings, engine_settings, parse_bytes
+from mlx_provider.config import (
+    REMOVED,
+    SETTINGS,
+    EngineSettings,
+    engine_settings,
+    parse_bytes,
+    removed_variables,
+)
 from mlx_provider.errors import BadRequest
 from mlx_provider.families.checkpoint import sampling_defaults
 from mlx_provider.litellm.operator import operator_options
@@ -22,11 +29,9 @@ from mlx_provider.registry import PluginRegistry
 NUMBERS = [
     field.name.upper()
     for field in dataclasses.fields(EngineSettings)
-    if str(field.type).startswith(("int", "float"))
+    if field.name in SETTINGS and str(field.type).startswith(("int", "float"))
 ]
-ZERO_IS_NONE = {
-    *("MODEL_WAIT", "OUTPUT_RESERVE", "PREFIX_BYTES", "DISK_CACHE_BYTES", "FEATURE_BYTES"),
-}
+ZERO_IS_NONE = {"PREFIX_BYTES", "DISK_CACHE_BYTES"}
 """What may be switched off."""
 
 
@@ -57,10 +62,17 @@ def test_usual_numbers_are_taken():
     assert setting("LOG_LEVEL", "DEBUG").log_level == "debug"
 
 
-@pytest.mark.parametrize("name", ["LOG_LEVEL", "KV_LAYOUT"])
-def test_an_unknown_choice_is_named(name):
-    with pytest.raises(BadRequest, match=rf"MLX_PROVIDER_{name}='loud' is none of \w+, "):
-        setting(name, "loud")
+def test_an_unknown_choice_is_named():
+    with pytest.raises(BadRequest, match=r"MLX_PROVIDER_LOG_LEVEL='loud' is none of \w+, "):
+        setting("LOG_LEVEL", "loud")
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_a_removed_variable_has_no_effect_and_is_told(name):
+    assert setting(name, "nonsense") == EngineSettings()
+    assert removed_variables({f"MLX_PROVIDER_{name}": "nonsense"}).keys() == {
+        f"MLX_PROVIDER_{name}"
+    }
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.config import EngineSettings, engine_settings
+from mlx_provider.config import EngineSettings
 from mlx_provider.engine.execution.probe import Probe
 from mlx_provider.engine.memory import MemoryProfile
 from mlx_provider.engine.scheduling.costs import UNMEASURED, Curve
@@ -266,10 +266,8 @@ def test_a_path_that_cannot_be_made_is_told_and_no_more(
 def test_the_setting_names_the_file(tmp_path: Path) -> None:
     environ = {"MLX_PROVIDER_RUNTIME_DIR": str(tmp_path)}
     for value, expected in (
-        (None, tmp_path / "measurements.json"),
+        (EngineSettings().measurements, tmp_path / "measurements.json"),
         ("off", None),
         ("~/measured", Path("~/measured").expanduser()),
     ):
-        given = environ if value is None else {**environ, "MLX_PROVIDER_MEASUREMENTS": value}
-        assert Measurements.chosen(engine_settings(given).measurements, given)._file == expected
-    assert EngineSettings().measurements == "auto"
+        assert Measurements.chosen(value, environ)._file == expected

@@ -297,7 +297,7 @@ def test_an_id_is_one_requests(qwen: Any) -> None:
 
 
 def test_a_full_queue(make_service: Any, tiny_class: Any, qwen: Any) -> None:
-    model = own(tiny_class, make_service(max_rows=1, max_queue=2), qwen.model)
+    model = own(tiny_class, make_service(max_rows=1, queue_per_row=2), qwen.model)
     running = model.start(max_tokens=30_000, sampling=warm(1))
     running.get(60)
     waiting = [model.start(max_tokens=2) for _ in range(2)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ...byte_gate import ByteGate, Ticket
-from ...config import EngineSettings
 from ...errors import MLXProviderError, Overloaded
 
 
@@ -14,7 +13,7 @@ class MediaRoom:
     the engine alone. Any thread.
     """
 
-    def __init__(self, capacity: int, line: int = EngineSettings.max_queue) -> None:
+    def __init__(self, capacity: int, line: int = 256) -> None:
         """`line`: requests that may wait; each keeps a thread."""
         self.line = line
         self.decoding = ByteGate(capacity // 2)

@@ -31,10 +31,9 @@ REPEATS = 5
 def main(arguments: list[str]) -> None:
     side, tally, part, *rest = arguments
     _leave_stdin()
-    from mlx_provider.config import engine_settings
     from mlx_provider.upstream import blas
 
-    blas.preload(engine_settings().blas)
+    blas.preload()
     first = os.environ.get("MLX_RANK", "0") == "0"
     if side == "alone":
         _time_collectives(Path(tally), json.loads(rest[0]))
