@@ -1,4 +1,4 @@
-"""Whether the last message of the assistant begins the reply (a prefill) or is a turn of its own."""
+"""Whether the last message of the assistant begins the reply (a prefill) or is a separate turn."""
 
 from __future__ import annotations
 
