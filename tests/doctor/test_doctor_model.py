@@ -229,6 +229,15 @@ def test_templates(
         assert {found[name] for name in named} == {"ok"}
 
 
+def test_the_system_message_that_describes_tools_is_shown(folder: Path, subject: Make) -> None:
+    edit(folder, "tokenizer_config.json", chat_template=None)
+    (folder / "chat_template.jinja").write_text(GOOD.replace("if tools", "if false"))
+    found = examine(subject(folder), thorough=False)
+    (note,) = [each.what for each in found if each.name == "template.tools"]
+    assert "find_zyzzyva" in note
+    assert "in exactly this format" in note
+
+
 def test_images(folder: Path, subject: Make) -> None:
     edit(folder, "config.json", vision_config={"depth": 2})
     assert of_model(subject(folder))["template.images"] == "ok"

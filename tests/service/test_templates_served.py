@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import pytest
 
 from mlx_provider import BadRequest, ToolParser, UnsupportedModel
+from mlx_provider.chat.constraints import compiler
+from mlx_provider.chat.constraints.vocabulary import grammar_tokenizer
 from mlx_provider.chat.constraints.written import written_call
 from mlx_provider.chat.messages.tools_as_text import described_tools
+from mlx_provider.families.tokenizer.hf_tokenizer import NO_CALLS as NOTE_CALLS
+from mlx_provider.families.tokenizer.hf_tokenizer import NO_TOOLS as NOTE_TOOLS
+from mlx_provider.serving import loader
 from mlx_provider.serving.prompt import DESCRIBED, FOLDED
 
 NO_TOOLS = """\
@@ -56,7 +62,7 @@ def test_tools_are_described_where_the_template_shows_none(tiny: Any) -> None:
     assert DESCRIBED in answer.warnings
     notes = model.service.health().models
     (status,) = [each for each in notes if each.model == model.model]
-    assert any("shows no tools" in note for note in status.notes)
+    assert {NOTE_TOOLS, NOTE_CALLS} <= set(status.notes)
 
 
 def test_a_call_is_written_in_the_history_as_the_model_is_told_to(tiny: Any) -> None:
@@ -108,6 +114,21 @@ def test_a_template_that_is_a_bomb_is_a_model_that_is_not_served(tiny: Any, bomb
     with pytest.raises((UnsupportedModel, BadRequest), match="chat template"):
         model.ask(max_tokens=2)
     assert tiny("qwen3", NO_TOOLS).ask(max_tokens=2).only.reason == "length"
+
+
+def test_a_large_vocabulary_for_grammars_is_built_at_load(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = threading.Event()
+
+    def seen(*given: Any) -> Any:
+        built.set()
+        return grammar_tokenizer(*given)
+
+    monkeypatch.setattr(compiler, "grammar_tokenizer", seen)
+    monkeypatch.setattr(loader, "LARGE_VOCABULARY", 1)
+    tiny("qwen3", NO_TOOLS + "{# its own weights #}").ask(max_tokens=1)
+    assert built.wait(30)
 
 
 def test_a_template_tells_the_part_and_the_line(tiny: Any) -> None:

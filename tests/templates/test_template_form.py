@@ -69,6 +69,14 @@ TEMPLATES = {
     "no content beside calls": template(
         content="{% if m.content is none %}{% else %}{{ m.content }}{% endif %}"
     ).replace("m.tool_calls or []", "((m.tool_calls or []) if m.content is none else [])"),
+    "calls begin as the prompt ends": template().replace(
+        "[{{ m.role }}]",
+        "{% if m.content is none %}<{{ m.role }}>{% else %}[{{ m.role }}]{% endif %}",
+    ),
+    "earlier calls with content": template().replace(
+        "m.tool_calls or []",
+        "((m.tool_calls or []) if m.content is not none or messages[-1].role == 'tool' else [])",
+    ),
     "content absent": template(
         content="{% if m.content is defined %}{{ m.content + '' }}{% endif %}"
         "{% if m.content is defined and m.tool_calls %}" + RAISES + "{% endif %}"
@@ -124,6 +132,8 @@ FORMS = {
     "any": {},
     "content beside calls": {"empty_content": "empty"},
     "no content beside calls": {"text_with_calls": "apart"},
+    "calls begin as the prompt ends": {"empty_content": "empty"},
+    "earlier calls with content": {"empty_content": "empty"},
     "content absent": {"empty_content": "absent", "text_with_calls": "apart"},
     "arguments as text": {"arguments": "text"},
     "arguments one by one": {},
