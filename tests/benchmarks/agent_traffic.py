@@ -28,7 +28,9 @@ LAYER_BYTES = 8
 TAIL = [7, 7, 7]
 """The generation prompt after the last message."""
 
-Layers = Literal["kv", "window", "hybrid", "state"]
+QUANTISED_BYTES = 48
+"""The same of 32 floats each in 4 bits, with their scales and biases."""
+Layers = Literal["kv", "quantised", "window", "hybrid", "state"]
 
 
 @dataclass(frozen=True)
@@ -59,22 +61,28 @@ class SyntheticModel:
     def __init__(self, layers: Layers, *, window: int = 512, state_units: int = STATE_UNITS):
         self.layers = layers
         self.window = window
-        self.unit = LAYER_BYTES * {"kv": 2, "window": 2, "hybrid": 1, "state": 0}[layers] + 8
+        each = {"kv": 2, "quantised": 2, "window": 2, "hybrid": 1, "state": 0}[layers]
+        self.width = 32 if layers == "quantised" else 1
+        self.unit = (QUANTISED_BYTES if layers == "quantised" else LAYER_BYTES) * each + 8
         """Bytes that the prefix cache needs for one token, its id included."""
         self.state_floats = state_units * self.unit // 4
 
     def make_cache(self) -> list[Any]:
         """A fresh row cache of two layers."""
-        from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
+        from mlx_lm.models.cache import ArraysCache, KVCache, QuantizedKVCache, RotatingKVCache
 
         second: dict[str, Callable[[], Any]] = {
             "kv": KVCache,
+            "quantised": lambda: QuantizedKVCache(group_size=32, bits=4),
             "window": lambda: RotatingKVCache(max_size=self.window),
             "hybrid": lambda: ArraysCache(size=1),
             "state": lambda: ArraysCache(size=1),
         }
-        first = ArraysCache(size=2) if self.layers == "state" else KVCache()
-        return [first, second[self.layers]()]
+        if self.layers == "state":
+            return [ArraysCache(size=2), ArraysCache(size=1)]
+        if self.layers == "quantised":
+            return [second["quantised"](), second["quantised"]()]
+        return [KVCache(), second[self.layers]()]
 
     def feed(self, cache: list[Any], ids: Ids, start: int, stop: int) -> None:
         """Append tokens `start .. stop` of `ids` to a cache that holds the first `start`."""
@@ -84,6 +92,7 @@ class SyntheticModel:
             return
         mixed = np.cumsum(ids[:stop] % 8191 * (np.arange(stop) % 127 + 1)) % 2**20
         new = mx.array(mixed[start:].astype(np.float32)).reshape(1, 1, -1, 1)
+        new = mx.repeat(new, self.width, axis=-1)
         for layer in cache:
             if hasattr(layer, "update_and_fetch"):
                 layer.update_and_fetch(new, -new)

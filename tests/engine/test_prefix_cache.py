@@ -356,15 +356,25 @@ def test_neighbouring_images_keep_their_borders() -> None:
     assert [outside_spans(ids, at) for at in range(9)] == [0, 1, 1, 1, 4, 4, 4, 7, 8]
 
 
-def test_an_entry_larger_than_the_budget_is_not_kept_and_evicts_nothing() -> None:
+def test_an_entry_larger_than_the_budget_is_kept_as_far_as_it_fits() -> None:
     prefix_cache = PrefixCache(budget=lambda: 2000)
     model = SyntheticModel("kv")
     keep(prefix_cache, model, list(range(1, 41)))
-    before = prefix_cache.nbytes
     keep(prefix_cache, model, list(range(1000, 1200)))
-    assert prefix_cache.nbytes == before
+    assert prefix_cache.nbytes == 83 * model.unit <= 2000
+    assert prefix_cache.report()["refused"] == 0
+    assert prefix_cache.match(KEY, list(range(1000, 1200)), 199).length == 83
+    keep(prefix_cache, model, list(range(1000, 1300)))
+    assert prefix_cache.match(KEY, list(range(1000, 1200)), 199).length == 83
+    prefix_cache.check_integrity()
+
+
+def test_an_entry_without_a_state_that_fits_is_refused() -> None:
+    prefix_cache = PrefixCache(budget=lambda: 2000)
+    model = SyntheticModel("hybrid", state_units=200)
+    keep(prefix_cache, model, list(range(1, 41)))
+    assert prefix_cache.nbytes == 0
     assert prefix_cache.report()["refused"] == 1
-    assert prefix_cache.match(KEY, list(range(1, 41)), 39).length == 39
 
 
 def test_room_is_made_before_keeping() -> None:

@@ -116,6 +116,20 @@ def test_part_in_memory_part_on_disk(tmp_path) -> None:
     assert reuse(prefix_cache, model, [*ids, 7]) == 5000
 
 
+@pytest.mark.parametrize("layers", ["kv", "window", "hybrid"])
+def test_a_path_larger_than_the_budget_is_read_as_far_as_it_fits(tmp_path, layers) -> None:
+    model = SyntheticModel(layers, window=16, state_units=30)
+    ids = list(range(1, 10_001))
+    wide = store_on(tmp_path)
+    keep(wide, model, ids, ends=[3000, 5000])
+    budget = wide.nbytes * 6 // 10
+    wide.close()
+    tight = store_on(tmp_path, budget=budget)
+    assert reuse(tight, model, [*ids, 7]) >= 4096
+    assert 0 < tight.nbytes <= budget
+    tight.close()
+
+
 def test_nothing_is_written_twice(tmp_path) -> None:
     model = SyntheticModel("hybrid", state_units=4)
     ids = list(range(1, 61))

@@ -19,6 +19,7 @@ from typing import Any
 
 from ...protocol.figures import PrefixCacheFigures
 from ..agreement import ALONE, Agreement
+from ..memory import MemoryProfile
 from ..row_cache import grow_by
 from .charges import Among, parts_over, snapshot_over
 from .disk import DiskTier
@@ -32,7 +33,7 @@ from .segments import RowParts
 from .sessions import Sessions
 from .snapshots import Snapshot, take_snapshot
 from .store import Store
-from .tree import Node, Walk
+from .tree import ID_BYTES, Node, Walk
 
 __all__ = ["CacheKey", "Match", "PrefixCache", "key_tokens"]
 
@@ -83,6 +84,13 @@ class PrefixCache:
             found = self._store.walk(key, ids[:limit])
             best = resume(found, ids, self._store.version)
         return best
+
+    def fits(self, memory: MemoryProfile) -> int:
+        """Tokens of a row of such a model that the budget holds, with the state at their end."""
+        windows = sum(window * each for window, each in memory.windows)
+        # a window is kept twice: in the segments until it wraps, and in the state
+        room = self._agreed_budget() - memory.state_bytes - 2 * windows
+        return max(0, room // (memory.token_bytes + ID_BYTES))
 
     def holds(self, match: Match) -> bool:
         """Whether nothing was stored or evicted since `match` was found."""
@@ -162,8 +170,9 @@ class PrefixCache:
 
         `snapshots` by token count, those inside messages only where nothing better has to go for
         them; `prompted`: tokens before the reply, if that is among them. A cache of append-only
-        layers may hold more tokens. Evicts others first; an entry larger than the budget, or of an
-        unknown make, is not stored. Raises `ValueError` if the cache holds fewer tokens.
+        layers may hold more tokens. Evicts others first; an entry larger than the budget is stored
+        as far as it fits, one of an unknown make is not stored. Raises `ValueError` if the cache
+        holds fewer tokens.
         `beyond`: it holds more, which a cache of states alone does not show; `among`: ranks that
         keep unlike parts of the row, all of which insert theirs.
         """
@@ -171,12 +180,12 @@ class PrefixCache:
         ends = {n: s for n, s in snapshots.items() if 0 < n <= len(ids) and not s.inside}
         inside = {n: s for n, s in snapshots.items() if n <= len(ids) and s.inside}
         shared = self._store.walk(key, ids).shared if inside else 0
-        budget = self._agreed.on("prefix budget", self._budget, int, int)
+        budget = self._agreed_budget()
         try:
             row = self._row_parts(cache, len(ids), ends, beyond=beyond, among=among)
             if not row.exact and not row.complete:  # its state is of a later token
                 ids = ids[: max(ends, default=0)]
-            path = LivePath(row, cache, ends, row.length if prompted is None else prompted)
+            path = LivePath(row, cache, ends, row.length if prompted is None else prompted, inside)
             leaf = self._add(key, ids, path, budget)
         except Unstorable as reason:
             self._warn_once(str(reason))
@@ -255,13 +264,17 @@ class PrefixCache:
             return None
         return self._store.add(key, ids, path, budget=budget, layout=layout)
 
+    def _agreed_budget(self) -> int:
+        return self._agreed.on("prefix budget", self._budget, int, int)
+
     def _load(self, key: CacheKey, ids: Ids, found: Walk, have: int) -> bool:
         """Bring a prefix of more than `have` tokens in from disk, where there is one."""
         if self._disk is None:
             return False
         complete = all(node.complete for node, _ in found.steps)
         budget = self._budget()
-        loaded = self._disk.load(key, ids, found.shared, have, complete=complete, budget=budget)
+        room = budget - sum(node.nbytes for node, _ in found.steps)
+        loaded = self._disk.load(key, ids, found.shared, have, complete=complete, budget=room)
         if loaded is None:
             return False
         path = LoadedPath(loaded.parts, loaded.complete, loaded.states)

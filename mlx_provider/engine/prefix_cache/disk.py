@@ -15,6 +15,7 @@ import stat
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import numpy as np
 
 from ...errors import BadRequest
 from . import files
-from .disk_index import Chain, Index
+from .disk_index import Chain, Index, Step
 from .files import BadFile, Header, HostArray
 from .key import CacheKey, Ids
 from .segments import Segment
@@ -38,6 +39,10 @@ MAX_QUEUED = 2**30
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 STALE = 3600.0
 """Seconds after which a temporary file belongs to a process that died."""
+
+
+Readable = tuple[int, list[Step], Header | None]
+"""Tokens, the files of their segments, and that of the state at their end."""
 
 
 @dataclass(frozen=True)
@@ -104,29 +109,47 @@ class DiskTier:
         complete: bool,
         budget: int,
     ) -> Loaded | None:
-        """Read a prefix of `ids` that lets a row resume beyond `have` tokens.
+        """Read the longest prefix of `ids`, of at most `budget` bytes, that lets a row resume
+        beyond `have` tokens.
 
         Memory already has the segments of `shared` tokens; `complete`: with every layer.
         """
         self._drain()
         steps = self._index.walk(key, ids)
         complete = complete and all(header.complete for header, _, _ in steps)
-        covered = sum(took for _, _, took in steps)
-        length = covered if complete else 0
-        state = None if complete else self._index.best_state(key, ids, max(covered, shared))
-        if state is not None:
-            length = state.start
-        needed = [s for s in steps if s[1] + s[2] > shared and s[1] < length]
-        if length <= have or not (needed or state):
+        beyond = [step for step in steps if step[1] + step[2] > shared]
+        if complete:
+            length, needed, state = self._segments_within(budget, beyond)
+        else:
+            covered = max(shared, sum(took for _, _, took in steps))
+            states = self._index.states_along(key, ids, covered)
+            length, needed, state = self._state_within(budget, beyond, states)
+        if length <= have:
             return None
         heads = [header for header, _, _ in needed] + ([] if state is None else [state])
-        if sum(self._size(header) for header in heads) > budget:
-            return None
         read = [self._read(header) for header in heads]
         self._writer.touch([header.name for header, _, _ in steps])
         if any(arrays is None for arrays in read):
             return None
         return _loaded(length, complete, needed, state, [a for a in read if a is not None])
+
+    def _segments_within(self, budget: int, beyond: Sequence[Step]) -> Readable:
+        """The longest head of at most `budget` bytes."""
+        sizes = accumulate(self._size(header) for header, _, _ in beyond)
+        needed = [step for step, size in zip(beyond, sizes, strict=True) if size <= budget]
+        return sum(needed[-1][1:]) if needed else 0, needed, None
+
+    def _state_within(
+        self, budget: int, beyond: Sequence[Step], states: Sequence[Header]
+    ) -> Readable:
+        """The segments up to the last state with which they take at most `budget` bytes."""
+        sizes = {header.name: self._size(header) for header, _, _ in beyond}
+        for state in states:
+            needed = [step for step in beyond if step[1] < state.start]
+            size = self._size(state) + sum(sizes[header.name] for header, _, _ in needed)
+            if size <= budget:
+                return state.start, needed, state
+        return 0, [], None
 
     def clear(self) -> None:
         """Remove every file."""
@@ -219,7 +242,7 @@ def _ids(path: Sequence[Node]) -> Ids:
 def _loaded(
     length: int,
     complete: bool,
-    needed: Sequence[tuple[Header, int, int]],
+    needed: Sequence[Step],
     state: Header | None,
     read: Sequence[list[HostArray]],
 ) -> Loaded:

@@ -9,6 +9,9 @@ from .files import Header
 from .key import CacheKey, Ids
 from .tree import common
 
+Step = tuple[Header, int, int]
+"""A segment's file, the first token, and how many agree."""
+
 
 class Chain:
     """Digests of a key's tokens `0 .. at`, for ascending `at`."""
@@ -48,8 +51,8 @@ class Index:
         if parent in self.states and self.states[parent].name == name:
             del self.states[parent]
 
-    def walk(self, key: CacheKey, ids: Ids) -> list[tuple[Header, int, int]]:
-        """Files that follow each other along `ids`: (header, first token, tokens that agree)."""
+    def walk(self, key: CacheKey, ids: Ids) -> list[Step]:
+        """Files that follow each other along `ids`."""
         chain, at, steps = Chain(key, ids), 0, []
         while at < len(ids):
             known = self.segments.get(chain.at(at), {}).values()
@@ -61,10 +64,11 @@ class Index:
             at += took
         return steps
 
-    def best_state(self, key: CacheKey, ids: Ids, limit: int) -> Header | None:
-        own = key.digest().hex()
+    def states_along(self, key: CacheKey, ids: Ids, limit: int) -> list[Header]:
+        """Snapshots along the first `limit` of `ids`, the longest first."""
+        own, limit = key.digest().hex(), min(limit, len(ids))
         known = self.states.values()
         stops = sorted({h.start for h in known if h.key == own and h.start <= limit})
         chain = Chain(key, ids)
-        found = [self.states.get(chain.at(stop)) for stop in stops if stop <= len(ids)]
-        return next((header for header in reversed(found) if header is not None), None)
+        found = [self.states.get(chain.at(stop)) for stop in stops]
+        return [header for header in reversed(found) if header is not None]

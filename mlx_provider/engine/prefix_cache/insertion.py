@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from math import inf
 from typing import Any, Protocol
 
+from .fitting import Fit
 from .key import Ids
 from .placement import INSIDE, RECENT
 from .segments import RowParts, Segment
@@ -32,11 +33,16 @@ class Source(Protocol):
     def prompted(self) -> float:
         """Tokens before a reply, as far as is known."""
 
-    def states(self, *, complete: bool) -> Mapping[int, Snapshot]:
-        """Snapshots by token count; none are needed where segments are complete."""
+    @property
+    def states(self) -> Mapping[int, Snapshot]:
+        """Snapshots by token count, for paths of which not every layer can be cut."""
 
-    def bytes_beyond(self, start: int, stop: int, *, complete: bool) -> int:
-        """Upper bound of what tokens `start .. stop` and the states will take."""
+    @property
+    def spare(self) -> Mapping[int, Snapshot]:
+        """Further ones, to end a path that is kept in part."""
+
+    def token_bytes(self, *, complete: bool) -> int:
+        """Upper bound of the bytes of one token."""
 
     def bounds(self) -> set[int]:
         """Positions that no segment may span."""
@@ -54,22 +60,19 @@ class LivePath:
     given: Mapping[int, Snapshot]
     prompted: int
     """Tokens before the reply."""
+    spare: Mapping[int, Snapshot] = field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
         return self.row.complete
 
     @cached_property
-    def _all_states(self) -> Mapping[int, Snapshot]:
+    def states(self) -> Mapping[int, Snapshot]:
         last = take_snapshot(self.cache) if self.row.exact else None
         return {**self.given, **({} if last is None else {self.row.length: last})}
 
-    def states(self, *, complete: bool) -> Mapping[int, Snapshot]:
-        return {} if complete else self._all_states
-
-    def bytes_beyond(self, start: int, stop: int, *, complete: bool) -> int:
-        tokens = (stop - start) * self.row.token_bytes(complete=complete)
-        return tokens + sum(state.nbytes for state in self.states(complete=complete).values())
+    def token_bytes(self, *, complete: bool) -> int:
+        return self.row.token_bytes(complete=complete)
 
     def bounds(self) -> set[int]:
         return {self.prompted}
@@ -84,15 +87,12 @@ class LoadedPath:
 
     parts: Mapping[int, Segment]
     complete: bool
-    given: Mapping[int, Snapshot]
+    states: Mapping[int, Snapshot]
     prompted: float = inf
+    spare: Mapping[int, Snapshot] = field(default_factory=dict)
 
-    def states(self, *, complete: bool) -> Mapping[int, Snapshot]:
-        return {} if complete else self.given
-
-    def bytes_beyond(self, start: int, stop: int, *, complete: bool) -> int:
-        states = self.states(complete=complete).values()
-        return sum(p.nbytes for p in self.parts.values()) + sum(s.nbytes for s in states)
+    def token_bytes(self, *, complete: bool) -> int:
+        return max((-(-part.nbytes // part.length) for part in self.parts.values()), default=0)
 
     def bounds(self) -> set[int]:
         return set(self.parts)
@@ -109,18 +109,39 @@ def grows_complete(found: Walk, source: Source) -> bool:
     return source.complete and all(node.complete for node, _ in found.steps)
 
 
-def grow(root: Node, found: Walk, ids: Ids, source: Source) -> Node:
-    """Add what `found` lacks of the path `ids`; its last node."""
-    complete = grows_complete(found, source)
-    parent = root
-    if found.steps:
-        node, agreed = found.steps[-1]
-        if found.shared == len(ids) and complete:
-            return node
-        parent = node if agreed == len(node.tokens) else split(node, agreed)
-    states = source.states(complete=complete)
-    cuts = _cuts(found.shared, len(ids), source.bounds() | set(states))
-    continued = int(2 * found.shared > len(ids))  # a conversation goes on: it may again
+def shared_path(found: Walk, length: int, *, complete: bool) -> list[Node]:
+    """The stored nodes of a path of `length` tokens; the last is split where the path leaves it."""
+    path = [node for node, _ in found.steps]
+    agreed = found.steps[-1][1] if path else 0
+    if path and agreed < len(path[-1].tokens) and not (complete and found.shared == length):
+        path[-1] = split(path[-1], agreed)
+    return path
+
+
+def cut_back(path: Sequence[Node], kept: Fit, length: int) -> list[Node]:
+    """The nodes of a stored path that are kept, without the snapshots that are not.
+
+    `length`: tokens of the whole path. A shorter head ends in a snapshot that is no guess.
+    """
+    nodes = [node for node in path if node.start < kept.stop]
+    if nodes and kept.stop < nodes[-1].stop and kept.stop < length:
+        nodes[-1] = split(nodes[-1], kept.stop - nodes[-1].start)
+    for node in nodes:
+        if node.snapshot is not None and node.stop not in kept.states:
+            set_snapshot(node, None)
+    if nodes and nodes[-1].guessed and kept.stop < length:
+        nodes[-1].resumed = 1
+    return nodes
+
+
+def grow(parent: Node, ids: Ids, source: Source, kept: Fit, *, complete: bool, shared: int) -> Node:
+    """Add below `parent` what is missing of a path's head; its last node."""
+    every = {} if complete else source.states
+    states = {at: every[at] for at in kept.states if at in every}
+    spare = {at: source.spare[at] for at in kept.states - {*states} if at in source.spare}
+    states |= {at: replace(state, inside=False) for at, state in spare.items()}
+    cuts = _cuts(parent.stop, kept.stop, source.bounds() | set(states))
+    continued = int(2 * shared > len(ids))  # a conversation goes on: it may again
     for start, stop in pairwise(cuts):
         segment = source.cut(start, stop, complete=complete)
         parent = add(parent, ids[start:stop], segment, complete=complete)
@@ -131,7 +152,7 @@ def grow(root: Node, found: Walk, ids: Ids, source: Source) -> Node:
 
 
 def _cuts(start: int, stop: int, wanted: set[int]) -> list[int]:
-    if start == stop:
+    if start >= stop:
         return []
     edges = set(range(-(-start // MAX_EDGE) * MAX_EDGE, stop, MAX_EDGE))
     return sorted({at for at in wanted | edges if start < at < stop} | {start, stop})

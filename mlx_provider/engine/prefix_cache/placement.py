@@ -28,21 +28,29 @@ INSIDE = 2
 """Snapshots kept per path besides those: guesses, and where prompts branched."""
 
 
-def places(prompt: Prompt, done: int = 0, branch: int = 0, *, grid: int = GRID) -> tuple[int, ...]:
+def places(
+    prompt: Prompt, done: int = 0, branch: int = 0, *, grid: int = GRID, fits: int | None = None
+) -> tuple[int, ...]:
     """Ascending token counts at which to keep a state.
 
     At most 1 + `RECENT` ends, a branch, and as many guesses as `GUESSED` has parts. `done`: tokens
     with which the row resumes; `branch`: those after which the prompt leaves another one, more than
-    `done` where a state is missing; `grid`: the state is kept at a multiple of it, at most those.
+    `done` where a state is missing; `grid`: the state is kept at a multiple of it, at most those;
+    `fits`: tokens that the prefix cache can hold, so that a longer prompt has a state there.
     """
-    every = cuts_of(prompt, done)
+    total = len(prompt.tokens)
+    stop = total if fits is None else min(fits, total)
+    every = [end for end in cuts_of(prompt, done) if end <= stop]
     ends = {*every[:1], *every[1:][-RECENT:]}
     before = max((end for end in ends if end <= branch), default=done)
     at = branch // grid * grid
     if at - before >= WORTH_A_PASS and not _inside_media(prompt, at):
         ends.add(at)
-    fresh = 2 * done < len(prompt.tokens)  # a conversation that goes on will again
-    guesses = _guesses(prompt, max(done, at), ends) if fresh else set()
+    last = stop // grid * grid
+    if stop < total and last - max(ends, default=done) >= WORTH_A_PASS:
+        ends |= set() if _inside_media(prompt, last) else {last}
+    fresh = 2 * done < total  # a conversation that goes on will again
+    guesses = _guesses(prompt, max(done, at), ends, stop) if fresh else set()
     return tuple(sorted(ends | guesses))
 
 
@@ -66,9 +74,9 @@ def ends_of(prompt: Prompt) -> set[int]:
     return {span.end for span in prompt.spans} | {*prompt.snapshot_points}
 
 
-def _guesses(prompt: Prompt, start: int, states: Iterable[int]) -> set[int]:
+def _guesses(prompt: Prompt, start: int, states: Iterable[int], stop: int) -> set[int]:
     """Places between `start` and the last message's end, the last first, far from any other."""
-    end = max(prompt.snapshot_points, default=len(prompt.tokens))
+    end = min(stop, max(prompt.snapshot_points, default=stop))
     held, found = {start, *states}, set[int]()
     for part in GUESSED:
         at = (end - max(GRID, (end - start) // part)) // GRID * GRID

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...records import LoadedModel, Prompt
+from ..memory import MemoryProfile, profile
 from ..request import PrefillJob, Request, Row
 from .cache import CacheKey, Match, PrefixCache, key_tokens
 from .charges import Among
@@ -42,6 +43,8 @@ class PrefixCachePolicy:
         self._make_cache = make_cache
         self._among = among
         self._strictest = cache.strictest(make_cache()) if among is None else among.kind
+        self._memory: MemoryProfile | None = None
+        """Of the model's rows; `None` until one was seen, or where ranks differ."""
 
     def look_up(self, job: PrefillJob) -> None:
         """Find the longest stored prefix of a job's tokens."""
@@ -69,24 +72,32 @@ class PrefixCachePolicy:
         job.done = match.length
         if len(job.tokens) != len(job.request.prompt.tokens):
             return None
-        self._plan_snapshots(job, match)
+        self._plan_snapshots(job, match.length, match.branch)
         if any(row.tokens for row in job.rows):
             return None
         job.request.cached = match.length
         job.request.explanation = self._explained(job, match)
         return match
 
-    def _plan_snapshots(self, job: PrefillJob, match: Match) -> None:
-        """Where snapshots are taken; a pass must end there where a layer keeps a state."""
+    def _plan_snapshots(self, job: PrefillJob, start: int, branch: int = 0) -> None:
+        """Where snapshots are taken from `start` on; a pass ends there if a layer keeps a state."""
         ends_passes = self._strictest is Kind.STATE
         if self._strictest is not Kind.APPEND:
-            grid = GRID if ends_passes else 1
-            job.keeps = places(job.request.prompt, match.length, match.branch, grid=grid)
+            grid, fits = GRID if ends_passes else 1, self._fits(job)
+            job.keeps = places(job.request.prompt, start, branch, grid=grid, fits=fits)
         if ends_passes:
             job.cuts = job.keeps
 
+    def _fits(self, job: PrefillJob) -> int | None:
+        """Tokens of a row that the prefix cache can hold, once a row was seen."""
+        if self._memory is None and self._among is None and job.done:
+            self._memory = profile(job.held(), job.done)
+        return None if self._memory is None else self._cache.fits(self._memory)
+
     def passed(self, job: PrefillJob, start: int) -> None:
         """Take the planned snapshots of a pass that has just brought `job` on from `start`."""
+        if self._memory is None and self._strictest is not Kind.APPEND:
+            self._plan_again(job)
         for at in job.keeps:
             if start < at <= job.done:
                 inside = at not in self._ends(job.request.prompt)
@@ -96,6 +107,14 @@ class PrefixCachePolicy:
                 )
                 if snapshot is not None:
                     job.snapshots[at] = snapshot
+
+    def _plan_again(self, job: PrefillJob) -> None:
+        """The first pass of all tells what a row takes, and so whether this one can be kept."""
+        fits = self._fits(job)
+        if fits is not None and fits < len(job.request.prompt.tokens):
+            taken = [at for at in job.keeps if at <= job.done]
+            self._plan_snapshots(job, job.done)
+            job.keeps = [*taken, *job.keeps]
 
     def _ends(self, prompt: Prompt) -> set[int]:
         """Token counts at which a state is worth most."""

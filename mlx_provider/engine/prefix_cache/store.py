@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import inf
 from typing import Any
 
 from .eviction import evict, value
-from .insertion import Source, attach, grow, grows_complete, prune
+from .fitting import fit
+from .insertion import Source, attach, cut_back, grow, grows_complete, prune, shared_path
 from .key import CacheKey, Ids
 from .snapshots import Snapshot
 from .tree import Node, Tally, Walk, check, new_root, nodes, set_snapshot, walk
@@ -51,24 +52,29 @@ class Store:
     def add(
         self, key: CacheKey, ids: Ids, source: Source, *, budget: int, layout: Layout | None = None
     ) -> Node | None:
-        """Store a path, evicting others for it; its last node, or `None` if it cannot be kept."""
+        """Store a path as far as it fits, evicting others for it; its last node, if any is kept."""
         if len(ids) == 0:
             return None
         root = self.roots.get(key) or new_root(self.tally)
         found = walk(root, ids, len(ids))
-        path = frozenset(node for node, _ in found.steps)
         complete = grows_complete(found, source)
-        need = source.bytes_beyond(found.shared, len(ids), complete=complete)
-        need += ids[found.shared :].nbytes
-        if sum(map(_bytes_to_stay, path)) + need > budget:
-            return None
-        self.evict(nbytes=budget - need, keep=path)
         self.version += 1
+        stored = shared_path(found, len(ids), complete=complete)
+        kept = fit(
+            stored, len(ids), source.token_bytes(complete=complete),
+            {} if complete else _sizes(source.states), {} if complete else _sizes(source.spare),
+            complete=complete, budget=budget,
+        )  # fmt: skip
+        path = cut_back(stored, kept, len(ids))
+        self.evict(nbytes=budget - kept.new_bytes, keep=frozenset(path))
+        if kept.stop == 0:
+            return None
         self.roots[key] = root
         if layout is not None:
             self._layouts[key] = layout
         before = self.tally.nbytes
-        leaf = grow(root, found, ids, source)
+        parent = path[-1] if path else root
+        leaf = grow(parent, ids, source, kept, complete=complete, shared=found.shared)
         self._clock += self.tally.nbytes - before
         self.touch(leaf)
         self.evict(buffers=self._max_buffers, keep=frozenset(leaf.path()))
@@ -131,6 +137,5 @@ class Store:
             raise AssertionError("an empty tree is kept")
 
 
-def _bytes_to_stay(node: Node) -> int:
-    """Bytes of a node that is in use: without its snapshot where that is a guess."""
-    return node.nbytes - (node.snapshot.nbytes if node.snapshot and node.guessed else 0)
+def _sizes(states: Mapping[int, Snapshot]) -> dict[int, int]:
+    return {at: state.nbytes for at, state in states.items()}

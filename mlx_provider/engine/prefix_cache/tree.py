@@ -10,6 +10,9 @@ import numpy as np
 
 from .key import Ids
 
+ID_BYTES = 8
+"""Of a token id."""
+
 
 class Part(Protocol):
     """Immutable payload of consecutive tokens."""
@@ -89,10 +92,13 @@ class Node:
         return self.start + len(self.tokens)
 
     @property
+    def token_bytes(self) -> int:
+        """Bytes without the snapshot."""
+        return self.tokens.nbytes + (0 if self.segment is None else self.segment.nbytes)
+
+    @property
     def nbytes(self) -> int:
-        payload = 0 if self.segment is None else self.segment.nbytes
-        state = 0 if self.snapshot is None else self.snapshot.nbytes
-        return payload + state + self.tokens.nbytes
+        return self.token_bytes + (0 if self.snapshot is None else self.snapshot.nbytes)
 
     @property
     def buffers(self) -> int:

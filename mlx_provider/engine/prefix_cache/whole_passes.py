@@ -59,18 +59,15 @@ class WholePasses(PrefixCachePolicy):
             stored_token=found.stored_token,
         )
 
-    def _plan_snapshots(self, job: PrefillJob, match: Match) -> None:
+    def _plan_snapshots(self, job: PrefillJob, start: int, branch: int = 0) -> None:
         """At ends of passes: none ends for the sake of a snapshot."""
         if self._strictest is Kind.APPEND:
             return
         prompt, grid = job.request.prompt, self._shapes.tokens
-        wanted = {
-            self._shapes.whole(at) for at in places(prompt, match.length, match.branch, grid=grid)
-        }
+        every = places(prompt, start, branch, grid=grid, fits=self._fits(job))
+        wanted = {self._shapes.whole(at) for at in every}
         wanted.add(self._last(prompt))
-        job.keeps = sorted(
-            at for at in wanted if at > match.length and outside_spans(job.ids, at) == at
-        )
+        job.keeps = sorted(at for at in wanted if at > start and outside_spans(job.ids, at) == at)
 
     def _ends(self, prompt: Prompt) -> set[int]:
         return {self._shapes.whole(at) for at in ends_of(prompt)} | {self._last(prompt)}

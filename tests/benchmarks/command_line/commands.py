@@ -12,7 +12,7 @@ from .drafting import drafts, sparse, speculation
 from .fleet import fleet, router
 from .inside import grammar, scheduling
 from .ranked import ranks
-from .reuse import traffic
+from .reuse import budgets, traffic
 from .simulated import fleet_simulation
 
 ANOTHER_COMMAND = {"allow_interspersed_args": False, "ignore_unknown_options": True}
@@ -22,6 +22,7 @@ benchmarks = typer.Typer(cls=LongGroup, no_args_is_help=True, help=__doc__)
 for command in (
     scheduling,
     traffic,
+    budgets,
     grammar,
     gateway,
     fleet,

@@ -5,6 +5,16 @@ from __future__ import annotations
 from mlx_provider_bench.commands import running
 
 
+def budgets() -> None:
+    """Tokens that agents with prompts of 60k compute on prefix budgets of 20k, 40k and 80k."""
+    running.preload()
+    from dataclasses import asdict
+
+    from small_budgets import run
+
+    running.show({"turns": [asdict(each) for each in run()]})
+
+
 def traffic() -> None:
     """Hit rates of the prefix cache over agent-like traffic, and its lookup time (no model)."""
     running.preload()

@@ -1,0 +1,100 @@
+"""How much of a path fits the budget. Imports no mlx."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from .tree import ID_BYTES, Node
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The head of a path that is kept."""
+
+    stop: int
+    states: frozenset[int]
+    """Token counts of the snapshots that are kept or added."""
+    new_bytes: int
+    """Upper bound of what that adds to the nodes already stored."""
+
+
+def fit(
+    path: Sequence[Node],
+    length: int,
+    token_bytes: int,
+    states: Mapping[int, int],
+    spare: Mapping[int, int],
+    *,
+    complete: bool,
+    budget: int,
+) -> Fit:
+    """The longest head from which a row can resume, and the snapshots that fit beside it.
+
+    `path`: stored nodes that agree in full; `length`: tokens of the whole path; `token_bytes`: of
+    one that is not stored; `states`: bytes of new snapshots by token count; `spare`: the same of
+    those that are kept only as the end of a shorter head.
+    """
+    held = {node.stop: node.snapshot.nbytes for node in path if node.snapshot is not None}
+    guessed = {node.stop for node in path if node.guessed}
+    sizes = _Sizes(path, token_bytes + ID_BYTES)
+    new = {at: size for at, size in states.items() if at not in held}
+    needed = sum(size for at, size in held.items() if at not in guessed) + sum(new.values())
+    if sizes.of(max(length, sizes.shared)) + needed <= budget:
+        return Fit(length, frozenset({*held, *new}), sizes.beyond(length) + sum(new.values()))
+    whole = length if complete else max((n.stop for n in path if n.complete), default=0)
+    stop = sizes.reach(budget, whole)
+    every = {**spare, **new, **held}
+    ends = [at for at in every if at > stop and sizes.of(at) + every[at] <= budget]
+    kept: set[int] = set()
+    if ends:
+        stop = max(ends)
+        left = budget - sizes.of(stop) - every[stop]
+        others = sorted(at for at in {**new, **held} if at < stop)
+        kept = {stop, *_within(left, [*others[:1], *reversed(others[1:])], every)}
+    added = sum(every[at] for at in kept if at not in held)
+    return Fit(stop, frozenset(kept), sizes.beyond(stop) + added)
+
+
+def _within(left: int, ats: Iterable[int], sizes: Mapping[int, int]) -> Iterable[int]:
+    for at in ats:
+        if sizes[at] <= left:
+            left -= sizes[at]
+            yield at
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Bytes of a path's tokens."""
+
+    path: Sequence[Node]
+    each: int
+    """Of a token that is not stored."""
+
+    @property
+    def shared(self) -> int:
+        return self.path[-1].stop if self.path else 0
+
+    def of(self, stop: int) -> int:
+        """Bytes of the first `stop` tokens."""
+        stored = sum(_share(node, stop) for node in self.path if node.start < stop)
+        return stored + self.beyond(stop)
+
+    def beyond(self, stop: int) -> int:
+        """Bytes of those that are not stored."""
+        return max(0, stop - self.shared) * self.each
+
+    def reach(self, budget: int, limit: int) -> int:
+        """The most tokens, at most `limit`, that `budget` bytes hold."""
+        for node in self.path:
+            size = node.token_bytes
+            if size > budget or node.stop > limit:
+                within = node.start + budget * len(node.tokens) // size
+                return min(within, limit)
+            budget -= size
+        return min(limit, self.shared + budget // self.each)
+
+
+def _share(node: Node, stop: int) -> int:
+    """Bytes of a node's tokens up to `stop`."""
+    return node.token_bytes * (min(stop, node.stop) - node.start) // len(node.tokens)

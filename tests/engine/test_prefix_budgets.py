@@ -1,0 +1,138 @@
+"""A prompt that is longer than the prefix budget is kept as far as it fits."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import RotatingKVCache
+
+from agent_traffic import TAIL, Layers, SimRequest, SyntheticModel, Traffic
+from mlx_provider.engine.prefix_cache.cache import PrefixCache
+from mlx_provider.engine.prefix_cache.key import as_ids
+from mlx_provider.engine.prefix_cache.placement import GRID, WORTH_A_PASS
+from mlx_provider.testing.driver import new_request
+from small_budgets import Server, replay, sessions
+
+KINDS: tuple[Layers, ...] = ("kv", "quantised", "window", "hybrid", "state")
+WINDOW, STATE = 24, 40
+"""Tokens of a window; tokens that a state takes as much as."""
+
+
+def visible(layer: Any) -> list[mx.array]:
+    """What the next token can see."""
+    if isinstance(layer, RotatingKVCache):
+        seen = min(WINDOW - 1, layer.offset)
+        return [layer._temporal_order(a)[..., -seen:, :] for a in (layer.keys, layer.values)]
+    held = [a for _, a in tree_flatten(layer.state) if isinstance(a, mx.array)]
+    return [a[..., : layer.offset, :] for a in held] if hasattr(layer, "offset") else held
+
+
+class Bounded(PrefixCache):
+    """Checks itself whenever a row was stored."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(budget=lambda: limit)
+        self.limit = limit
+
+    def insert(self, *given: Any, **more: Any) -> None:
+        super().insert(*given, **more)
+        self.check_integrity()
+        assert self.nbytes <= self.limit
+
+
+class Compared(Server):
+    """Checks that a restored row holds what a cold one does, and goes on as that."""
+
+    def check(self, asked: SimRequest) -> None:
+        ids = as_ids(asked.prompt)
+        cache: PrefixCache = self.policy._cache
+        key = self.policy._key(new_request(asked.prompt))
+        match = cache.match(key, ids, len(ids) - 1)
+        restored, cold = cache.restore(match, self.model.make_cache), self.model.make_cache()
+        self.model.feed(cold, ids, 0, match.length)
+        for start, stop in ((match.length, len(ids) - 1), (len(ids) - 1, len(ids))):
+            for row in (restored, cold):
+                self.model.feed(row, ids, start, stop)
+        for mine, its in zip(restored, cold, strict=True):
+            for held, wanted in zip(visible(mine), visible(its), strict=True):
+                assert mx.array_equal(held, wanted)
+
+
+def what_fits(model: SyntheticModel, budget: int) -> int:
+    """Tokens of a prompt that `budget` bytes hold with a state at their end, at the least."""
+    state = {
+        "kv": 0, "quantised": 0, "window": WINDOW * model.unit, "hybrid": STATE * model.unit,
+        "state": 3 * STATE * model.unit,
+    }[model.layers]  # fmt: skip
+    windows = WINDOW * model.unit if model.layers == "window" else 0
+    room = max(0, budget - state - windows) // model.unit
+    if model.layers in ("kv", "quantised"):
+        return room
+    return max(0, room - GRID - WORTH_A_PASS)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    layers=st.sampled_from(KINDS),
+    budget=st.integers(0, 1500),
+    first=st.integers(10, 1500),
+    growths=st.lists(st.integers(1, 500), min_size=1, max_size=5),
+    chunk=st.sampled_from([64, 256]),
+)
+def test_each_turn_reuses_what_fits(
+    layers: Layers, budget: int, first: int, growths: list[int], chunk: int
+) -> None:
+    traffic = Traffic(first)
+    model = SyntheticModel(layers, window=WINDOW, state_units=STATE)
+    cache = Bounded(budget * model.unit)
+    server = Compared(cache, model, chunk=chunk)
+    server.serve(SimRequest([1, 2, 3], (), [4]))  # the first pass tells what a row takes
+    history = traffic.tokens(first)
+    stored = 0
+    for growth in growths:
+        asked = SimRequest(history + TAIL, (min(20, len(history)), len(history)), [5, 6, 7])
+        server.check(asked)
+        fits = what_fits(model, cache.limit)
+        request = server.serve(asked)
+        assert request.cached + request.prefilled == len(asked.prompt)
+        assert request.cached >= min(stored, fits)
+        stored = len(history) - (0 if layers in ("kv", "quantised") else WORTH_A_PASS + len(TAIL))
+        history = history + TAIL + [5, 6, 7] + traffic.tokens(growth)
+    server.check(SimRequest(history, (len(history),), []))
+
+
+@pytest.mark.parametrize("layers", ["kv", "window", "hybrid"])
+@pytest.mark.parametrize("budget", [200, 400, 800])
+def test_an_agent_on_a_small_budget_computes_little_more_than_it_must(
+    layers: Layers, budget: int
+) -> None:
+    """A hundredth of an agent of 60,000 tokens, on 20,000, 40,000 and 80,000."""
+    traffic, history, asked = Traffic(1), [], []
+    history = traffic.tokens(500)
+    for _ in range(6):
+        asked.append(SimRequest(history + TAIL, (60, len(history)), [5, 6]))
+        history = history + TAIL + [5, 6] + traffic.tokens(15)
+    model = SyntheticModel(layers, window=8, state_units=30)
+    cache = Bounded(budget * model.unit)
+    server = Server(cache, model, chunk=64)
+    server.serve(asked[0])
+    for last, now in pairwise(asked):
+        request = server.serve(now)
+        state = {"kv": 0, "window": 3 * 8, "hybrid": 30}[layers]
+        grid = {"kv": 0, "window": WORTH_A_PASS, "hybrid": GRID + WORTH_A_PASS}[layers]
+        assert request.cached >= min(len(last.prompt), budget - state) - grid - len(TAIL)
+
+
+def test_a_replay_counts_what_was_computed() -> None:
+    drawn = list(sessions(1, start=6200, turns=3))
+    roomy = replay("kv", 20_000, drawn)
+    tight = replay("kv", 3000, drawn)
+    assert roomy.computed < roomy.least + 200 < 2000
+    assert tight.computed == tight.least == tight.prompt - 3000
+    assert roomy.bytes_over == tight.bytes_over == 0
