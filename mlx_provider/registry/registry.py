@@ -26,7 +26,7 @@ from .catalog import Catalog, R
 from .contents import Contents, load
 from .discovery import SELECTION, installed, missing, selection
 from .plugin import Plugin
-from .sources import sources_of
+from .sources import digest
 
 if TYPE_CHECKING:
     import pluggy
@@ -202,7 +202,7 @@ class PluginRegistry:
     def _load(self, plugin: Plugin, entry_point: EntryPoint) -> None:
         self._plugins[plugin.key] = plugin
         if not plugin.ours:
-            self._digests[plugin.key] = sources_of(entry_point).digest()
+            self._digests[plugin.key] = digest(entry_point)
         with Isolation() as isolation:
             self._admit(plugin, load(entry_point))
         if isolation.fault is not None:

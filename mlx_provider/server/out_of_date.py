@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import EntryPoint, PackageNotFoundError, version
 from pathlib import Path
 
+from ..registry import Plugin
 from ..registry.discovery import installed, selection
-from ..registry.sources import Beside, watched
+from ..registry.sources import times
 
 OWN = "mlx-provider"
 PACKAGES = (OWN, "mlx", "mlx-lm", "mlx-vlm", "transformers")
@@ -28,8 +29,8 @@ class OutOfDate:
         self._folders = _folders()
         self._began = self._installed({})
         self._now = self._began
-        self._plugins = watched(environ)
-        self._beside = Beside(sources for _, sources in self._plugins.values())
+        self._points = self._in_use()
+        self._times = [times(point) for _, point in self._points]
 
     def changes(self) -> list[str]:
         """In words, one thing each; none where an engine that starts now would be the same."""
@@ -52,19 +53,26 @@ class OutOfDate:
                 yield f"{name}: {then or 'none'}, now {now or 'none'}"
 
     def _edited(self) -> Iterator[str]:
-        for plugin, sources in self._plugins.values():
-            if changed := sources.changed():
-                yield f"plugin {plugin.name}: edited {_files(changed)}"
-        if others := self._beside.changed():
-            yield f"modules beside the plugins: edited {_files(others)}"
+        for (plugin, point), then in zip(self._points, self._times, strict=True):
+            now = times(point)
+            if now != then:
+                changed = sorted(path for path, _ in now.items() ^ then.items())
+                yield f"plugin {plugin.name}: edited {_files([*dict.fromkeys(changed)])}"
+
+    def _in_use(self) -> list[tuple[Plugin, EntryPoint]]:
+        """Plugins of third parties; ours change with the version of this package."""
+        wanted = selection(self._environ)
+        return [
+            (plugin, point)
+            for plugin, point in installed()
+            if not plugin.ours and (wanted is None or plugin.name in wanted)
+        ]
 
     def _installed(self, before: Mapping[str, str]) -> dict[str, str]:
         """Plugins and the packages below them, by name."""
-        wanted = selection(self._environ)
         found = {
             f"plugin {plugin.name}": f"{plugin.distribution} {plugin.version}"
-            for plugin, _ in installed()
-            if not plugin.ours and (wanted is None or plugin.name in wanted)
+            for plugin, _ in self._in_use()
         }
         for name in PACKAGES:
             try:
