@@ -21,8 +21,8 @@ from mlx_provider.engine.execution.decode_batch import run_pass
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.records import LoadOptions
 from mlx_provider.testing.driver import new_request
-from mlx_provider.testing.replaced import Replaced
 from mlx_provider.testing.tiny import build
+from replaced import Replaced
 
 LAYERS = 36
 """As many as Qwen3-8B has."""

@@ -14,8 +14,8 @@ from mlx_lm.models.cache import ArraysCache, BatchKVCache, BatchRotatingKVCache,
 from mlx_provider.engine.execution import batch_layout, grouped_kv, row_groups
 from mlx_provider.engine.execution.grouped_kv import GroupedKV
 from mlx_provider.engine.execution.piggyback import ChunkKV
-from mlx_provider.testing.replaced import Patch, wrap
 from mlx_provider.upstream.recurrent import StateRun
+from replaced import Patch, wrap
 
 Bug = Callable[[Patch], None]
 

@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from equipped import equipped
 from mlx_provider import LoadOptions
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.execution.piggyback import PiggybackedChunk
@@ -21,7 +22,6 @@ from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.records import PrefillChunk, Prompt
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.testing.driver import new_request, output_of, run
-from mlx_provider.testing.kernels import equipped
 from mlx_provider.testing.oracle import Eager, Oracle
 from mlx_provider.testing.tiny import build
 from mlx_provider.testing.tiny.quantised import quantise

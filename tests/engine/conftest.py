@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from equipped import equipped
 from mlx_provider import LoadOptions
 from mlx_provider.families.text import TextModel, load_text
-from mlx_provider.testing.kernels import equipped
 from mlx_provider.testing.tiny import build
 
 

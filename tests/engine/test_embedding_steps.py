@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from equipped import equipped
 from mlx_provider import LoadOptions
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
@@ -27,7 +28,6 @@ from mlx_provider.testing.driver import (
     run,
     vectors_of,
 )
-from mlx_provider.testing.kernels import equipped
 from mlx_provider.testing.tiny import build
 from mlx_provider.testing.tiny.quantised import quantise
 

@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from equipped import equipped
 from mlx_provider import LoadOptions
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
@@ -16,7 +17,6 @@ from mlx_provider.engine.request import Request
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.protocol.events import Delta, TokenLogprob
 from mlx_provider.testing.driver import alone, new_engine, new_request, output_of, run
-from mlx_provider.testing.kernels import equipped
 from mlx_provider.testing.tiny import build
 
 PROMPT = [30 + (i * 7) % 200 for i in range(100)]

@@ -11,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from equipped import equipped
 from mlx_provider import LoadedModel, LoadOptions
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.memory import arrays
@@ -23,7 +24,6 @@ from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.protocol.events import Failed
 from mlx_provider.records import DraftRow
 from mlx_provider.testing.driver import alone, new_engine, new_request, output_of, run
-from mlx_provider.testing.kernels import equipped
 from mlx_provider.testing.oracle import Eager, Oracle
 from mlx_provider.testing.tiny import build
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from equipped import equipped
 from mlx_provider import LoadedModel, LoadOptions, MediaItem, ModelFamily, Prompt
-from mlx_provider.testing.kernels import equipped
 from mlx_provider.testing.tiny import build
 
 PLUGINS = {

@@ -15,10 +15,10 @@ import mlx_vlm.utils
 import pytest
 from mlx.utils import tree_flatten
 
+from equipped import equipped
 from mlx_provider import LoadedModel, LoadOptions
 from mlx_provider.families.checkpoint import read_json
 from mlx_provider.registry import PluginRegistry
-from mlx_provider.testing.kernels import equipped
 from mlx_provider.testing.tiny import build, family_named
 
 GROUP = 32

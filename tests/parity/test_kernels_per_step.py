@@ -24,9 +24,9 @@ from kernel_count import (
 from mlx_provider import LoadOptions
 from mlx_provider.families.text import TextModel
 from mlx_provider.testing.driver import new_engine, new_request
-from mlx_provider.testing.replaced import Replaced
 from mlx_provider.testing.tiny import build
 from mlx_provider_qwen3_5 import load
+from replaced import Replaced
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from equipped import equipped
 from mlx_provider import LoadedModel, LoadOptions, MediaItem
 from mlx_provider.engine.execution.probe import probe
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
@@ -26,7 +27,6 @@ from mlx_provider.testing.driver import (
     output_of,
     run,
 )
-from mlx_provider.testing.kernels import equipped
 from mlx_provider.testing.tiny import build, family_named
 from mlx_provider.testing.tiny.media import tiny_image
 from mlx_provider.upstream import mlx_lm

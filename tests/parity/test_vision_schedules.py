@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from equipped import equipped
 from mlx_provider import LoadedModel, LoadOptions, MediaItem
 from mlx_provider.engine.execution.probe import probe
 from mlx_provider.engine.feature_cache import FeatureCache
@@ -29,7 +30,6 @@ from mlx_provider.testing.driver import (
     output_of,
     run,
 )
-from mlx_provider.testing.kernels import equipped
 from mlx_provider.testing.tiny import build
 
 FAMILIES = ("qwen3_vl", "qwen3_vl_moe", "gemma3", "qwen3_5", "qwen3_5_moe")

@@ -21,9 +21,9 @@ from mlx_provider import (
     SpreadsFeatures,
 )
 from mlx_provider.records.features import leaves, outline, rebuilt
-from mlx_provider.testing.rank_group import tell
 from mlx_provider.testing.tiny.greedy import continue_greedily, features_of, start
 from mlx_provider.testing.tiny.media import tiny_image
+from rank_group import tell
 
 TEXT = "hello there, and how many words may this question have before it ends"
 CHUNK = 12

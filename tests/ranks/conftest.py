@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.testing.rank_group import launch as launched
+from rank_group import launch as launched
 
 Launch = Callable[..., list[Any]]
 
 
 @pytest.fixture(scope="session")
 def launch(tmp_path_factory: pytest.TempPathFactory) -> Launch:
-    """`launch(script, ranks, *arguments)`: see `mlx_provider.testing.rank_group`."""
+    """`launch(script, ranks, *arguments)`: see `rank_group`."""
 
     def run(script: Path, ranks: int, *arguments: str) -> list[Any]:
         return launched(script, ranks, tmp_path_factory.mktemp("told"), *arguments)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from base64 import b64decode, b64encode
@@ -15,8 +14,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from mlx_provider.testing.rank_group import FOLDER, launch
 from mlx_provider.testing.tiny.media import tiny_pixels
+from rank_group import environment, launch
 
 SCHEDULE = Path(__file__).with_name("schedule_rank.py")
 Played = dict[str, Any]
@@ -47,7 +46,7 @@ def over(ranks: int, folder: Path, do: list[Step], **more: Any) -> tuple[Played,
 def all_alone(folder: Path, plays: list[Play]) -> list[Played]:
     """The same of many plays, one after the other in one process."""
     command = [sys.executable, str(SCHEDULE), _written(folder, plays)]
-    environ = os.environ | {FOLDER: str(folder)}
+    environ = environment(folder)
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=environ)
     assert done.returncode == 0, done.stdout + done.stderr
     played: list[Played] = json.loads((folder / "0.json").read_text())

@@ -39,8 +39,8 @@ from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.loader import Loader
 from mlx_provider.serving.metrics import EngineMetrics
 from mlx_provider.serving.service import ChatService
-from mlx_provider.testing.rank_group import tell
-from mlx_provider.testing.replaced import Replaced, wrap
+from rank_group import tell
+from replaced import Replaced, wrap
 
 OTHERWISE: dict[str, Any] = {
     "kv_layout": "solo", "max_chunk": 8, "max_rows": 1, "memory_limit": 1_000_000,

@@ -8,10 +8,10 @@ from typing import Any
 import mlx.nn as nn
 import pytest
 
+from equipped import equipped
 from mlx_provider import LoadedModel, LoadOptions
 from mlx_provider.families.checkpoint import read_json
 from mlx_provider.registry import PluginRegistry
-from mlx_provider.testing.kernels import equipped
 from mlx_provider.testing.tiny import build
 
 Load = Callable[..., LoadedModel]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from ..records import LoadedModel
-from ..registry import PluginRegistry
-from ..serving.kernels import equip
+from mlx_provider.records import LoadedModel
+from mlx_provider.registry import PluginRegistry
+from mlx_provider.serving.kernels import equip
 
 M = TypeVar("M", bound=LoadedModel)
 

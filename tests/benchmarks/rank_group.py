@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..ranks.launching import LAUNCH_COMMAND
+from mlx_provider.ranks.launching import LAUNCH_COMMAND
 
 FOLDER = "RANKS_TESTED_IN"
 """Where ranks leave what they tell."""
@@ -51,9 +51,15 @@ def launch(
     return [json.loads(path.read_text()) for path in paths]
 
 
+def environment(told: Path) -> dict[str, str]:
+    """Variables of a script on a rank: it finds `told`, and the modules beside this one."""
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    return os.environ | {FOLDER: str(told), "PYTHONPATH": path}
+
+
 def _output(command: Sequence[str], told: Path, timeout: float) -> str:
     """What the launcher and its ranks have written by their end, or until they were killed."""
-    environ = os.environ | {FOLDER: str(told)}
+    environ = environment(told)
     with (
         (told / "output").open("w+b") as output,
         subprocess.Popen(
