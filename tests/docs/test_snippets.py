@@ -1,9 +1,10 @@
-"""Every fenced block of `docs/` is run, is valid, or says above itself why it is not run.
+"""Every fenced block of `docs/` is run, is valid, or says in its title why it is not run.
 
-`python` runs, `console` runs its lines that begin with `$ `, `yaml`, `toml` and `json` are read as
-the project reads them. Where a block cannot run here, its title says why
-(`console title="not run by the tests: needs a Mac"`); what it gives `mlx-provider` is looked at all
-the same. `text` is what a program writes. `test_readme_blocks.py` runs what the README shows.
+`python` runs, `console` runs its lines that begin with `$ `, and `yaml`, `toml` and `json` are read
+as the project reads them. If a block cannot run here, its title says why
+(`console title="not run by the tests: needs a Mac"`); the names of `mlx-provider` commands and
+options in it are checked. `text` is output of a program. `test_readme_blocks.py` runs the blocks of
+the README.
 """
 
 import json
@@ -43,13 +44,13 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 FENCED = RawFencedCodeBlockLexer(re.compile(r"(?P<language>\w*) *(?P<attributes>.*)\n"))
 NOT_RUN = re.compile(r'title="not run by the tests: (?P<reason>[^"]+)"')
 USAGE = typer.BadParameter.__mro__[1]
-"""What typer raises for words that a command does not take."""
+"""The error of typer for arguments that a command does not accept."""
 SHELL = frozenset("|&;<>*?`$(){}")
-"""Signs that only a shell understands."""
-LONGEST = 60
-"""Seconds that a block may take on a busy machine."""
-MOST_NOT_RUN = 0.5
-"""Share of all blocks."""
+"""Characters with a meaning only for a shell."""
+BLOCK_SECONDS = 60
+"""Limit for a block on a busy machine."""
+NOT_RUN_SHARE = 0.5
+"""Maximum share of all blocks."""
 
 
 WRONG = (
@@ -62,8 +63,8 @@ WRONG = (
     "```json\n{,}\n```\n",
     "```\nno language\n```\n",
     "```sh\nno reason\n```\n",
-    '```sh title="not run by the tests: too dear"\nmlx-provider launch --contxt 1 -- --any\n```\n',
-    '```sh title="not run by the tests: too dear"\nmlx-provider top model\n```\n',
+    '```sh title="not run by the tests: too slow"\nmlx-provider launch --contxt 1 -- --any\n```\n',
+    '```sh title="not run by the tests: too slow"\nmlx-provider top model\n```\n',
 )
 
 
@@ -71,12 +72,12 @@ WRONG = (
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT / "docs").as_posix())
 def test_the_blocks_of_a_page(page: Path, at_home: Path) -> None:
     for example in blocks(page):
-        with time_limit(LONGEST):
+        with time_limit(BLOCK_SECONDS):
             run(example)
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_a_block_that_fails_is_told(text: str, tmp_path: Path, at_home: Path) -> None:
+def test_a_wrong_block_fails(text: str, tmp_path: Path, at_home: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(text)
     (example,) = blocks(page)
@@ -87,14 +88,14 @@ def test_a_block_that_fails_is_told(text: str, tmp_path: Path, at_home: Path) ->
 def test_most_blocks_run() -> None:
     kinds = [kind_of(example) for page in PAGES for example in blocks(page)]
     idle = [(language, reason) for language, reason in kinds if reason or language == "text"]
-    assert len(idle) <= MOST_NOT_RUN * len(kinds), idle
+    assert len(idle) <= NOT_RUN_SHARE * len(kinds), idle
 
 
 def run(example: Example) -> None:
     language, reason = kind_of(example)
-    assert language in EVALUATORS, f"line {example.line}: who runs {language or 'this'}?"
+    assert language in EVALUATORS, f"line {example.line}: unknown language {language!r}"
     if reason:
-        look_at_commands(example.parsed)
+        check_commands(example.parsed)
     elif f"```{language}\n{example.parsed}```" not in README:
         example.evaluate()
 
@@ -115,7 +116,7 @@ def time_limit(seconds: int) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], None]]:
-    """Have this file's own engine run, with the shipped model loaded."""
+    """Start an engine for this file, with the demo model loaded."""
     with pytest.MonkeyPatch.context() as patch:
         folder = Path(os.environ["MLX_PROVIDER_RUNTIME_DIR"]) / "docs"  # a socket's path is short
         patch.setenv("MLX_PROVIDER_RUNTIME_DIR", str(folder))
@@ -128,7 +129,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], No
 
 @pytest.fixture
 def at_home(engine: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user without files, in a folder of theirs, with a command line of this Python."""
+    """An empty home folder, with the commands of this Python."""
     engine()
     folder = tmp_path / "home"
     folder.mkdir()
@@ -151,7 +152,7 @@ def fenced(document: Document) -> Iterator[Region]:
 
 
 def kind_of(example: Example) -> tuple[str, str]:
-    """Its language, and why it is not run."""
+    """Its language, and the reason why it is not run."""
     lexemes = example.region.lexemes
     told = NOT_RUN.search(lexemes["attributes"])
     return lexemes["language"], told["reason"] if told else ""
@@ -174,16 +175,16 @@ def run_command(words: list[str]) -> None:
     assert done.exit_code == 0, done.output
 
 
-def look_at_commands(text: str) -> None:
+def check_commands(text: str) -> None:
     """Whether `mlx-provider` has the commands and options that are shown."""
     for line in commands(text) or text.splitlines():
         words = shlex.split(line, comments=True)
         if words[:1] == ["mlx-provider"] and not SHELL & set(line):
-            look_at_words(words[1 : words.index("--")] if "--" in words else words[1:])
+            check_arguments(words[1 : words.index("--")] if "--" in words else words[1:])
 
 
-def look_at_words(words: list[str]) -> None:
-    """Whether the command takes these words; runs nothing."""
+def check_arguments(words: list[str]) -> None:
+    """Whether the command accepts these arguments; runs nothing."""
     for name in (word for word in words if word.endswith(".json")):
         Path(name).touch()  # a page may name a file that it shows
     command: Any = typer.main.get_command(build(PluginRegistry.discover()))
@@ -223,7 +224,7 @@ def read_json(example: Example) -> None:
 
 
 def leave(example: Example) -> None:
-    """What a program writes, or a command that must say why it is not run."""
+    """Output of a program, or a command that must say why it is not run."""
     assert kind_of(example)[0] == "text", (
         'it is not run: say why, title="not run by the tests: ..."'
     )

@@ -50,7 +50,7 @@ def test_hooks() -> None:
 
 
 def test_plugins() -> None:
-    expected = ["| plugin | brings |", "|---|---|"]
+    expected = ["| plugin | records |", "|---|---|"]
     for name, module in PROJECT["entry-points"]["mlx_provider"].items():
         contents = load(EntryPoint(name, module, "mlx_provider"))
         brings = [family.serves for family in contents.model_families]
@@ -101,13 +101,13 @@ def test_errors() -> None:
     classes = sorted(error_classes().values(), key=lambda cls: (cls.status, cls.code))
     means = {cls.code: first_sentence(cls.__doc__) for cls in classes}
     means["internal_error"] = "Something of ours failed; the engine's log has the traceback"
-    expected = ["| code | status | means |", "|---|---|---|"]
+    expected = ["| code | status | meaning |", "|---|---|---|"]
     expected += [f"| `{cls.code}` | {cls.status} | {means[cls.code]} |" for cls in classes]
     assert table("errors") == expected, "\n".join(expected)
 
 
 def test_packages() -> None:
-    expected = ["| package | may be | newest series that was tested |", "|---|---|---|"]
+    expected = ["| package | allowed | newest tested series |", "|---|---|---|"]
     for each in TESTED:
         expected.append(f"| {each.package} | `{each.allowed}` | {each.newest} |")
     assert table("packages") == expected, "\n".join(expected)
