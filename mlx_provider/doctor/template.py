@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..chat.output.reply import Reply
-from ..families.tokenizer.hf_tokenizer import common_length
+from ..families.tokenizer.hf_tokenizer import NO_TEXT_BESIDE_CALLS, common_length
 from ..protocol.events import Delta
 from ..records import ReasoningParser, ToolParser
 from .findings import Finding
@@ -107,6 +107,8 @@ def history(subject: Subject) -> Iterator[Finding]:
     found = _arrives("template.history", shown.text, words, "earlier calls and results", OTHER)
     prompt = formats.shown(asked, TOOLS).text
     yield found
+    if formats.tokenizer.form.text_with_calls == "dropped":
+        yield Finding("template.text_with_calls", "warn", NO_TEXT_BESIDE_CALLS, OTHER)
     if shown.folded:
         told = "the template takes no calls or results: they are written as text"
         remedy = f"an agent's turns do not reach the model in its own form: {OTHER}"

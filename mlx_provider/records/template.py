@@ -24,6 +24,10 @@ class TemplateForm:
     `dropped`: the template has no place for it."""
     parallel_calls: bool = True
     """A turn may hold several calls; otherwise each is a turn with its result."""
+    user_after_result: bool = True
+    """A user's message may follow a result; otherwise its text ends the result."""
+    lone_system: bool = True
+    """A system message may be all there is; otherwise it becomes the user's."""
     thought_with_text: bool = True
     """A turn with calls may hold thoughts and text; otherwise the thoughts begin the text."""
     text_parts: frozenset[str] = frozenset()
@@ -36,7 +40,7 @@ class TemplateForm:
     """When tools reach the prompt: `with_system`, only beside a system message. Otherwise a system
     message describes them."""
     tool_fields: frozenset[str] = frozenset()
-    """Fields that every tool must have: `description`, `parameters`, and `properties` for the
-    description of each parameter."""
+    """Fields that every tool must have: `description`, `parameters`, `properties` for the
+    description of each parameter, `additionalProperties` for that keyword of each object."""
     type_lists: bool = True
     """A parameter's `type` may be a list."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from ..chat.media.load import load_media
@@ -24,9 +26,10 @@ from ..protocol.requests import GenerateRequest
 from ..records import MediaItem, ModelInfo, Prompt
 from .model_view import ModelView
 
+log = logging.getLogger(__name__)
+
 FOLDED = "the model's chat template does not take these tool messages: they are written as text"
-
-
+LEFT_OUT = "the model's chat template has no place for text beside tool calls: it is left out"
 DESCRIBED = "the model's chat template does not show these tools: a system message describes them"
 
 
@@ -79,13 +82,28 @@ def _rendered(
     for as_text in _attempts(view, request):
         try:
             prompt, begun = _attempt(view, request, normalised, media, as_text)
-            return prompt, begun, as_text.warnings
+            warnings = as_text.warnings
+            if not as_text.history and _loses_text(view.model.info, normalised):
+                warnings = (*warnings, LEFT_OUT)
+            for warning in warnings:
+                _log_once(view.name, warning, refused.message if refused else "")
+            return prompt, begun, warnings
         except ContextTooLong:
             raise
         except BadRequest as error:
             refused = refused or error
     assert refused is not None  # noqa: S101  (there is at least one attempt)
     raise refused
+
+
+def _loses_text(info: ModelInfo, normalised: Normalised) -> bool:
+    calling = (m for m in normalised.messages if m.get("tool_calls"))
+    return info.template.text_with_calls == "dropped" and any(m.get("content") for m in calling)
+
+
+@lru_cache(maxsize=256)
+def _log_once(model: str, warning: str, complaint: str) -> None:
+    log.warning("%s: %s%s", model, warning, complaint and f" ({complaint})")
 
 
 def _attempts(view: ModelView, request: GenerateRequest) -> list[_AsText]:
@@ -125,7 +143,17 @@ def _attempt(
 
 
 def _tools(request: GenerateRequest) -> list[dict[str, Any]]:
-    return [] if request.tool_choice == "none" else request.tools
+    """A field that is null is one that is not given."""
+    if request.tool_choice == "none":
+        return []
+    return [
+        {k: _given(v) if isinstance(v, Mapping) else v for k, v in _given(tool).items()}
+        for tool in request.tools
+    ]
+
+
+def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in fields.items() if value is not None}
 
 
 def _no_prompt(view: ModelView, given: object) -> PluginError:

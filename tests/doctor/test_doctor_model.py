@@ -52,6 +52,12 @@ CALL
 {% endif %}"""
 CALL = '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}'
 GOOD = CHATML.replace("CALL", CALL)
+ALTERNATES = """
+{%- set ns = namespace(at=0) %}
+{%- for m in messages if m.role in ("user", "assistant") and not m.tool_calls %}
+{%- if (m.role == "user") != (ns.at % 2 == 0) %}{{ raise_exception("no") }}{% endif %}
+{%- set ns.at = ns.at + 1 %}
+{%- endfor %}"""
 
 
 def states(findings: list[Finding]) -> dict[str, str]:
@@ -196,6 +202,12 @@ def test_a_short_context_is_told(folder: Path, subject: Make) -> None:
         (
             GOOD.replace("m in messages", "m in messages if m.role != 'tool'"),
             {"template.history": "ok", "template.tool_messages": "warn"},
+        ),
+        # it has no place for text beside calls: alone it would break the turns
+        (
+            ALTERNATES
+            + GOOD.replace('m.content or ""', '(m.content or "") if not m.tool_calls else ""'),
+            {"template.history": "ok", "template.text_with_calls": "warn"},
         ),
         # nothing is rendered without end
         (

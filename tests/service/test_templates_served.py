@@ -14,9 +14,11 @@ from mlx_provider.chat.constraints.vocabulary import grammar_tokenizer
 from mlx_provider.chat.constraints.written import written_call
 from mlx_provider.chat.messages.tools_as_text import described_tools
 from mlx_provider.families.tokenizer.hf_tokenizer import NO_CALLS as NOTE_CALLS
+from mlx_provider.families.tokenizer.hf_tokenizer import NO_TEXT_BESIDE_CALLS, REFUSES
 from mlx_provider.families.tokenizer.hf_tokenizer import NO_TOOLS as NOTE_TOOLS
 from mlx_provider.serving import loader
-from mlx_provider.serving.prompt import DESCRIBED, FOLDED
+from mlx_provider.serving import prompt as prompts
+from mlx_provider.serving.prompt import DESCRIBED, FOLDED, LEFT_OUT
 
 NO_TOOLS = """\
 {%- for m in messages -%}
@@ -33,6 +35,17 @@ PICKY = """\
 {%- endfor -%}
 """ + NO_TOOLS.replace("{{ m.content }}", "{{ m.content }}{{ (m.tool_calls or []) | tojson }}")
 """Takes no parameter without a type."""
+ALTERNATES = """\
+{%- set ns = namespace(at=0) -%}
+{%- for m in messages if m.role in ("user", "assistant") and not m.tool_calls -%}
+{%- if (m.role == "user") != (ns.at % 2 == 0) -%}{{ raise_exception("no") }}{%- endif -%}
+{%- set ns.at = ns.at + 1 -%}
+{%- endfor -%}
+""" + NO_TOOLS.replace(
+    "{{ m.content }}",
+    "{{ m.tool_calls[0].function | tojson if m.tool_calls else m.content }}",
+)
+"""As Mistral Nemo's: it refuses turns of one role, and shows no text beside calls."""
 TOOLS: list[dict[str, Any]] = [
     {
         "type": "function",
@@ -101,6 +114,62 @@ def test_tools_that_the_template_refuses_are_described(tiny: Any) -> None:
     assert DESCRIBED in model.ask(messages=ASKED, tools=TOOLS, max_tokens=2).warnings
 
 
+def called(content: str | None) -> list[dict[str, Any]]:
+    """A call and its result."""
+    function = {"name": "look", "arguments": '{"at": "sea"}'}
+    call = {"id": "call_1", "type": "function", "function": function}
+    return [
+        *ASKED[1:],
+        {"role": "assistant", "content": content, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "xRESULTx"},
+    ]
+
+
+def test_text_beside_calls_that_a_template_does_not_show_is_told(
+    tiny: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = tiny("qwen3", ALTERNATES)
+    answer = model.ask(messages=called("xSAYx"), max_tokens=2)
+    assert answer.warnings == [LEFT_OUT]
+    assert model.ask(messages=called(None), max_tokens=2).warnings == []
+    (status,) = [m for m in model.service.health().models if m.model == model.model]
+    assert NO_TEXT_BESIDE_CALLS in status.notes
+    assert f": {NO_TEXT_BESIDE_CALLS}" in caplog.text
+
+
+@pytest.mark.parametrize("role", ["user", "developer"])
+def test_text_after_a_result_keeps_the_templates_form(tiny: Any, role: str) -> None:
+    model = tiny("qwen3", ALTERNATES)
+    history = [*called(None), {"role": role, "content": "xAGAINx"}]
+    assert "<|im_start|>tool\nxRESULTx\n\nxAGAINx<|im_end|>" in model.prompt_of(messages=history)
+    assert model.ask(messages=history, max_tokens=2).warnings == []
+
+
+def test_a_fold_of_one_request_is_logged_once(tiny: Any, caplog: pytest.LogCaptureFixture) -> None:
+    model = tiny("qwen3", PICKY)
+    prompts._log_once.cache_clear()
+    for _ in range(2):
+        model.ask(messages=ASKED, tools=TOOLS, max_tokens=2)
+    told = [r.getMessage() for r in caplog.records if DESCRIBED in r.getMessage()]
+    assert len(told) == 1
+    assert told[0].startswith(model.model)
+    assert "(line 3 of the template)" in told[0]
+
+
+def test_fields_of_a_tool_that_are_null_are_not_given(tiny: Any) -> None:
+    model = tiny("qwen3", PICKY.replace("k + v.type", "k"))
+    bare = {"type": "function", "function": {"name": "look"}}
+    null = {**bare["function"], "description": None, "parameters": None, "strict": None}
+    prompts = [
+        model.prompt_of(messages=ASKED, tools=[{"type": "function", "function": each}])
+        for each in (bare["function"], null)
+    ]
+    assert prompts[0] == prompts[1]
+    assert "null" not in prompts[1]
+    asked = model.ask(messages=ASKED, tools=[{**bare, "function": null}], max_tokens=2)
+    assert DESCRIBED not in asked.warnings
+
+
 def test_a_parser_may_describe_tools_in_its_own_words() -> None:
     parser = ToolParser("own", "<a>", "</a>", describe=lambda tools: f"{len(tools)} of my own")
     assert described_tools(TOOLS, parser) == "1 of my own"
@@ -133,5 +202,9 @@ def test_a_large_vocabulary_for_grammars_is_built_at_load(
 
 def test_a_template_tells_the_part_and_the_line(tiny: Any) -> None:
     model = tiny("qwen3", "{{ functions.x }}" + NO_TOOLS)
+    note = model.served().info.notes[0]
+    assert not {NOTE_TOOLS, NOTE_CALLS} & set(model.served().info.notes)
+    assert note.startswith(REFUSES)
+    assert note.endswith("'functions' is undefined (line 1 of the template)")
     with pytest.raises(BadRequest, match=r"'functions' is undefined \(line 1 of the template\)"):
         model.ask(max_tokens=2)

@@ -63,6 +63,14 @@ def template(
 
 RAISES = "{{ raise_exception('no') }}"
 
+ALTERNATES = """\
+{%- set ns = namespace(at=0) -%}
+{%- for m in messages if m.role in ('user', 'assistant') and not m.tool_calls -%}
+{%- if (m.role == 'user') != (ns.at % 2 == 0) -%}RAISES{%- endif -%}
+{%- set ns.at = ns.at + 1 -%}
+{%- endfor -%}
+""".replace("RAISES", RAISES)
+
 TEMPLATES = {
     "any": template(),
     "content beside calls": template(content="{{ '[' + m.content + ']' }}"),
@@ -108,6 +116,10 @@ TEMPLATES = {
         tool="{{ tool | tojson }}{% for k, v in tool.function.parameters.properties.items() %}"
         "{{ k + v.description }}{% endfor %}"
     ),
+    "objects have additional properties": template(
+        tool="{{ tool | tojson }}{% for p in tool.function.parameters.properties.values() %}"
+        "{% if p.type == 'object' %}{{ p.additionalProperties | tojson }}{% endif %}{% endfor %}"
+    ),
     "types are texts": template(
         tool="{{ tool | tojson }}{% for k, v in tool.function.parameters.properties.items() %}"
         "{{ k + v.type }}{% endfor %}"
@@ -121,6 +133,13 @@ TEMPLATES = {
         "{% for p in m.content or [] %}<{{ p.text }}>{% endfor %}{% endif %}"
     ),
     "parts alone": template(content="{% for p in m.content or [] %}{{ p['text'] }}{% endfor %}"),
+    "users speak after answers": ALTERNATES + template(),
+    "no text beside calls": ALTERNATES
+    + template().replace(TEXTS, f"{{% if not m.tool_calls %}}{TEXTS}{{% endif %}}"),
+    "system messages beside others": template().replace(
+        "[{{ m.role }}]",
+        "{% if m.role == 'system' and loop.last %}{% continue %}{% endif %}[{{ m.role }}]",
+    ),
     "no tools": "{% for m in messages %}[{{ m.role }}]{{ m.content or '' }}\n{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}",
     "calls and no tools": template(tool=""),
@@ -144,6 +163,10 @@ FORMS = {
     "tools have a description": {"tool_fields": {"description"}},
     "tools have parameters": {"tool_fields": {"parameters"}},
     "parameters have a description": {"tool_fields": {"parameters", "properties"}},
+    "objects have additional properties": {"tool_fields": {"parameters", "additionalProperties"}},
+    "users speak after answers": {"user_after_result": False},
+    "no text beside calls": {"user_after_result": False, "text_with_calls": "dropped"},
+    "system messages beside others": {"lone_system": False},
     "types are texts": {"tool_fields": {"parameters"}, "type_lists": False},
     "tools beside a system message": {"shows_tools": "with_system"},
     "tools are a list": {},
@@ -257,6 +280,8 @@ def test_every_conversation_arrives(name: str, drawn: Any) -> None:
     system, rounds, with_tools = drawn
     messages, words = conversation(system, rounds)
     tools = [TOOL, BARE] if with_tools else []
+    if form_of(name).text_with_calls == "dropped":
+        words = [word for word in words if "SAY" not in word]
     before = copy.deepcopy((messages, tools))
     text = prompt_of(name, messages, tools)
     assert (messages, tools) == before
@@ -299,6 +324,66 @@ def test_call_ids_of_nine_characters() -> None:
         assert found.isalnum()
         assert found == short_id(odd)
     assert len({short_id(f"call_{i}") for i in range(1000)}) == 1000
+
+
+def test_a_user_speaks_after_a_result() -> None:
+    """Claude Code sends text beside its results."""
+    second = {"role": "user", "content": "xAGAINx"}
+    messages, _ = conversation(
+        False, [{"content": None, "thought": False, "calls": 2, "id": "call_x", "answer": False}]
+    )
+    for told, ends in ((messages, "x0RESULT1x"), (messages[:-2], "")):
+        form = form_of("users speak after answers")
+        fitted = fit_messages(normalise([*told, second], hoist_system=False).messages, form)
+        assert fitted[-1]["role"] == "tool"
+        assert fitted[-1]["content"] == "\n\n".join(each for each in (ends, "xAGAINx") if each)
+        text = prompt_of("users speak after answers", [*told, second], [])
+        assert "[call]find" in text
+        assert text.endswith(f"[result]{fitted[-1]['content']}\n[assistant]")
+
+
+def test_calls_without_ids_are_numbered() -> None:
+    messages, _ = conversation(
+        False, [{"content": None, "thought": False, "calls": 2, "id": "call_x", "answer": True}] * 2
+    )
+    for message in messages:
+        message.pop("tool_call_id", None)
+        for call in message.get("tool_calls", ()):
+            del call["id"]
+    fitted = fit_messages(normalise(messages, hoist_system=False).messages, form_of("short ids"))
+    calls = [call["id"] for message in fitted for call in message.get("tool_calls", ())]
+    assert len(set(calls)) == 4
+    assert all(each == short_id(each) for each in calls)
+    assert [m["tool_call_id"] for m in fitted if m["role"] == "tool"] == calls
+    assert "[call]find" in prompt_of("short ids", messages, [])
+
+
+def test_a_lone_system_message_is_the_users() -> None:
+    lone = [{"role": "system", "content": "xSYSTEMx"}]
+    assert "[user]xSYSTEMx" in prompt_of("system messages beside others", lone, [])
+    assert "[system]xSYSTEMx" in prompt_of("any", lone, [])
+
+
+def test_what_is_null_in_a_schema_is_left_out() -> None:
+    schema = {"properties": {"a": {"description": None, "default": None, "enum": [None, 1]}}}
+    function = {"name": "f", "parameters": schema}
+    (tool,) = fit_tools([{"type": "function", "function": function}], TemplateForm())
+    assert tool["function"]["parameters"]["properties"] == {
+        "a": {"default": None, "enum": [None, 1]}
+    }
+
+
+def test_objects_at_any_depth_have_additional_properties() -> None:
+    inner = {"type": "object", "properties": {"b": {"type": "object"}}}
+    closed = {"type": "object", "additionalProperties": False}
+    schema = {"type": "object", "properties": {"a": inner, "c": closed}}
+    function = {"name": "f", "parameters": schema}
+    form = form_of("objects have additional properties")
+    (tool,) = fit_tools([{"type": "function", "function": function}], form)
+    found = tool["function"]["parameters"]["properties"]
+    assert found["a"]["additionalProperties"] == {}
+    assert found["a"]["properties"]["b"]["additionalProperties"] == {}
+    assert found["c"] == closed
 
 
 def test_types_that_a_template_cannot_read() -> None:

@@ -36,6 +36,10 @@ CHANGES_MARKS = (
 )
 
 NO_TOOLS = "the chat template shows no tools: a system message describes them"
+NO_TEXT_BESIDE_CALLS = (
+    "the chat template has no place for text beside tool calls: it is left out of the history"
+)
+REFUSES = "the chat template renders no message"
 NO_CALLS = "the chat template takes no tool calls or results: they are written as text"
 
 
@@ -121,12 +125,25 @@ class HFTokenizer:
     def notes(self) -> tuple[str, ...]:
         """What the operator should know of this template."""
         form = self.form
+        if refusal := self._refusal():
+            return (f"{REFUSES}: {refusal}",)
         found = (
             (CHANGES_MARKS, not self._keeps_marks),
             (NO_TOOLS, form.shows_tools == "never"),
             (NO_CALLS, not form.takes_calls),
+            (NO_TEXT_BESIDE_CALLS, form.text_with_calls == "dropped"),
         )
         return tuple(note for note, applies in found if applies)
+
+    def _refusal(self) -> str:
+        """Why the template renders not even a user's message; "": it does, or there is none."""
+        if self._renderer is None and self._source([]) is None:
+            return ""
+        try:
+            self.apply_template(fit_messages([{"role": "user", "content": "a"}], self.form), [], {})
+        except BadRequest as refused:
+            return refused.message
+        return ""
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """Token ids. Raises `ContextTooLong` as soon as more are certain than `within` allows."""

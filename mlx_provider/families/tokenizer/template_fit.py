@@ -19,7 +19,11 @@ Message = Mapping[str, Any]
 
 def fit_messages(messages: Sequence[Message], form: TemplateForm) -> list[dict[str, Any]]:
     """Canonical messages (`chat.messages.normalise`) as `form` has them. Changes no input."""
-    ordered = messages if form.parallel_calls else _one_by_one(messages)
+    ordered = _with_ids(messages) if form.short_ids else messages
+    ordered = ordered if form.parallel_calls else _one_by_one(ordered)
+    ordered = ordered if form.user_after_result else _users_in_results(ordered)
+    if not form.lone_system and [message.get("role") for message in ordered] == ["system"]:
+        ordered = [{**ordered[0], "role": "user"}]
     fitted = [each for message in ordered for each in _turns(message, form)]
     if form.parts_only:
         return [_in_parts(message) for message in fitted]
@@ -85,6 +89,43 @@ def _call(call: Message, form: TemplateForm) -> dict[str, Any]:
     return fitted
 
 
+def _with_ids(messages: Sequence[Message]) -> list[Message]:
+    """Calls and results without an id get one by their place."""
+    numbered: list[Message] = []
+    count, waiting = 0, list[str]()
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            first, count = count, count + len(calls)
+            calls = [{"id": f"call_{first + i}", **call} for i, call in enumerate(calls)]
+            waiting = [str(call["id"]) for call in calls]
+            numbered.append({**message, "tool_calls": calls})
+        elif message.get("role") == "tool" and waiting:
+            own = message.get("tool_call_id") or waiting[0]
+            waiting = [each for each in waiting if each != own]
+            numbered.append({**message, "tool_call_id": own})
+        else:
+            numbered.append(message)
+    return numbered
+
+
+def _users_in_results(messages: Sequence[Message]) -> list[Message]:
+    """A user's text at the end of the result before it; of a call without one, as its result."""
+    joined: list[Message] = []
+    for message in messages:
+        last: Message = joined[-1] if joined else {}
+        text = message.get("content")
+        if message.get("role") != "user" or not isinstance(text, str):
+            joined.append(message)
+        elif last.get("role") == "tool" and isinstance(last.get("content"), str):
+            joined[-1] = {**last, "content": BLANK_LINE.join(filter(None, (last["content"], text)))}
+        elif calls := last.get("tool_calls"):
+            own = {"tool_call_id": calls[-1]["id"]} if "id" in calls[-1] else {}
+            joined.append({"role": "tool", **own, "content": text})
+        else:
+            joined.append(message)
+    return joined
+
+
 def _one_by_one(messages: Sequence[Message]) -> list[Message]:
     """Each call of a turn as a turn of its own, before its result."""
     ordered: list[Message] = []
@@ -141,7 +182,11 @@ def _schema(schema: Any, form: TemplateForm, *, described: bool = False) -> Any:
         return [_schema(each, form) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
-    fitted = {key: _keyword(key, value, form) for key, value in schema.items()}
+    fitted = {
+        key: _keyword(key, value, form)
+        for key, value in schema.items()
+        if value is not None or key in ("const", "default")
+    }
     types = fitted.get("type")
     if isinstance(types, list) and not form.type_lists:
         named = [each for each in types if each != "null"] or ["null"]
@@ -149,6 +194,8 @@ def _schema(schema: Any, form: TemplateForm, *, described: bool = False) -> Any:
         fitted |= {"type": named[0]} if len(named) == 1 else _either(named)
     if described and "properties" in form.tool_fields and fitted.get("description") is None:
         fitted["description"] = ""
+    if "additionalProperties" in form.tool_fields and fitted.get("type") == "object":
+        fitted.setdefault("additionalProperties", {})
     return fitted
 
 

@@ -21,6 +21,7 @@ Render = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]], st
 
 NAME, ABOUT, KEY = "find_zyzzyva", "xWEEVILx", "leaf"
 ASKED, SAID, THOUGHT, ANSWERED, AGAIN = "xASKx", "xSAYx", "xTHINKx", "xANSWERx", "xAGAINx"
+ADDED = "xADDx"
 VALUES, RESULTS = ("xLEAFx", "xBARKx"), ("xRESULTx", "xOUTCOMEx")
 PARTS = ("xPARTx", "xPIECEx")
 IDS = ("call_24f5c1e07a9b4d31", "call_9be07c6612a84cf3")
@@ -46,7 +47,8 @@ def template_form(render: Render) -> TemplateForm:
     probe = _Probe(render, _parts_only(render))
     form = _with_tools(probe, replace(TemplateForm(), parts_only=probe.parts_only))
     form = _with_calls(probe, form)
-    return replace(form, text_parts=frozenset(_roles_in_parts(probe, form)))
+    lone = SAID in (probe.text([{"role": "system", "content": SAID}], form) or "")
+    return replace(form, text_parts=frozenset(_roles_in_parts(probe, form)), lone_system=lone)
 
 
 def _user(text: Any) -> Message:
@@ -96,13 +98,15 @@ def _shown(probe: _Probe, form: TemplateForm, asked: Sequence[Message]) -> bool:
     return shown is not None and all(shown.count(w) > bare.count(w) for w in (NAME, ABOUT, KEY))
 
 
-_INCOMPLETE = ("description", "parameters", "properties")
+_INCOMPLETE = ("description", "parameters", "properties", "additionalProperties")
 
 
 def _lacking(field: str) -> Message:
     """The tool without one of its optional parts."""
     if field == "properties":
         return _changed({"properties": {KEY: {"type": "string"}}})
+    if field == "additionalProperties":
+        return _changed({"properties": {KEY: {"type": "object", "description": ""}}})
     function = {key: value for key, value in TOOL["function"].items() if key != field}
     return {**TOOL, "function": function}
 
@@ -120,13 +124,15 @@ def _with_calls(probe: _Probe, form: TemplateForm) -> TemplateForm:
     tools = [TOOL] if form.shows_tools == "always" else []
     prompt = probe.text([_user(ASKED)], form, tools) or ""
 
-    def arrives(form: TemplateForm, turn: Message, words: Sequence[str]) -> bool:
-        calls = len(turn["tool_calls"])
+    def arrives(
+        form: TemplateForm, turn: Message, words: Sequence[str], then: Sequence[Message] = ()
+    ) -> bool:
+        calls, asked = len(turn["tool_calls"]), [*_conversation(turn), *then]
         return all(
             _arrived(text, prompt, (*words, *VALUES[:calls], *RESULTS[:calls]), calls)
             for text in (
-                probe.text(_conversation(turn), form, tools),
-                probe.text([*_conversation(turn), *_NEXT], form, tools),
+                probe.text(asked, form, tools),
+                probe.text([*asked, *_NEXT], form, tools),
             )
         )
 
@@ -144,6 +150,9 @@ def _with_calls(probe: _Probe, form: TemplateForm) -> TemplateForm:
     thinks = {**says, "reasoning_content": THOUGHT}
     if not arrives(found, thinks, said):
         found = replace(found, thought_with_text=False)
+    if not arrives(found, _turn(1), (ADDED,), [_user(ADDED)]):
+        joined = replace(found, user_after_result=False)
+        found = joined if arrives(joined, _turn(1), (ADDED,), [_user(ADDED)]) else found
     works = arrives(found, _turn(2), ()) and arrives(found, thinks, said)
     return found if works else replace(form, takes_calls=False)
 
