@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from ..errors import MLXProviderError
 from ..records import LoadedModel
-from .agreement import ALONE, Agreement
 from .execution.batching import Batching
 from .execution.decode_batch import DecodeBatch
 from .feature_cache import FeatureCache
 from .fixed_shapes import FixedShapes
+from .heterogeneous import Heterogeneous
 from .prefix_cache.policy import PrefixCachePolicy
 from .recent import Recent, Step
+from .replication import Decisions
 from .request import Phase, Request
 from .request_log import Recorder
 from .scheduling.pass_timer import PassTimer
@@ -35,8 +35,6 @@ from .step.start import Start
 from .step.state import State
 from .step_output import Post, StepOutput
 from .token_names import TokenNames
-from .told import request_told
-from .unlike import Unlike
 
 
 class Engine:
@@ -56,18 +54,15 @@ class Engine:
         features: FeatureCache | None = None,
         speculation: Speculation | None = None,
         sparse_prefill: SparsePrefill | None = None,
-        agreed: Agreement = ALONE,
-        unlike: Unlike | None = None,
+        decisions: Decisions | None = None,
+        heterogeneous: Heterogeneous | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`layout`, `mixes`: what the probe found; `fixed`: what passes look like instead;
-        `agreed`: with the other ranks, where the model is split over several; `unlike`: they keep
-        unlike parts of a row."""
+        `decisions`: of another process, where the model is split over several; `heterogeneous`:
+        its processes keep different parts of a row."""
         self.model = model
         self.scheduler = scheduler
-        self.recorder = recorder
-        self.prefix_cache = prefix_cache
-        self.sparse_prefill = sparse_prefill
         self.recent = Recent()
         self.state = state = State(
             model=model,
@@ -76,7 +71,7 @@ class Engine:
             recorder=recorder,
             clock=clock,
             output=StepOutput(recorder, clock),
-            batching=Batching(model, layout, mixes=mixes, fixed=fixed, joining=unlike),
+            batching=Batching(model, layout, mixes=mixes, fixed=fixed, joining=heterogeneous),
             drafting=DraftStep(speculation, scheduler, recorder, self.recent),
             timer=PassTimer(scheduler.costs),
             recent=self.recent,
@@ -85,9 +80,8 @@ class Engine:
             prefix_cache=prefix_cache,
             sparse_prefill=sparse_prefill,
             fixed=fixed,
-            agreed=agreed,
+            decisions=decisions or Decisions(),
         )
-        self.features = state.features
         state.batch.shows_hidden = state.drafting.shows_hidden
         self._start = Start(state)
         self._commit = Commit(state)
@@ -102,6 +96,16 @@ class Engine:
     def batch(self) -> DecodeBatch:
         """The rows that decode."""
         return self.state.batch
+
+    @property
+    def sparse_prefill(self) -> SparsePrefill | None:
+        """What thins out long prompts, where the operator wants it."""
+        return self.state.sparse_prefill
+
+    @property
+    def features(self) -> FeatureCache:
+        """Features of images that may come again."""
+        return self.state.features
 
     @property
     def mixes(self) -> bool:
@@ -119,9 +123,9 @@ class Engine:
         """Queue a request that passed the scheduler's `check`."""
         if request.phase is Phase.DONE:
             return  # cancelled before it arrived
-        self.state.agreed.tell("submit", partial(request_told, request))
+        self.state.decisions.submitted(request)
         self._start.look_up(self.scheduler.submit(request, self.state.clock()))
-        self.recorder.request_queued()
+        self.state.recorder.request_queued()
         self._schedule.queued(request)
 
     def cancel(self, request: Request) -> None:
@@ -153,4 +157,4 @@ class Engine:
             chunk = 0 if plan.chunk is None else plan.chunk.size
             seconds, decoded = ended - record.now, self.state.output.decoded
             self.recent.steps.add(Step(ended, seconds, len(plan.rows), decoded, chunk, plan.mixed))
-            self.recorder.step(seconds, chunk, mixed=plan.mixed)
+            self.state.recorder.step(seconds, chunk, mixed=plan.mixed)

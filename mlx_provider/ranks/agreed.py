@@ -1,4 +1,4 @@
-"""The two sides of an agreement between ranks: rank 0 tells, the others hear.
+"""The two sides of a decision: rank 0 sends it, the others receive it.
 
 Decisions go as messages over the control channel, in one order for all engines of the process;
 arrays go by collectives of the ranks that share the model. Both sides build the same graphs, so
@@ -14,10 +14,12 @@ from typing import Any, Protocol, TypeVar
 import mlx.core as mx
 
 from ..engine.execution.sampler import Drawn
+from ..engine.scheduling.scheduler import Scheduler
 from ..errors import MLXProviderError, RankLost, RequestFailed
 from ..isolation import Fault, Isolation
 from ..records import Features, LoadedModel, SpreadsFeatures
 from ..records.features import Types, leaves, outline, rebuilt
+from .decisions import RankDecisions
 from .gathering import gathered
 
 log = logging.getLogger(__name__)
@@ -48,56 +50,56 @@ class Leading:
         self._group = group
         self._engine = engine
 
-    def named(self, engine: str) -> Leading:
-        return Leading(self._channel, self._group, engine)
+    def engine(self, name: str, scheduler: Scheduler) -> RankDecisions:
+        return RankDecisions(Leading(self._channel, self._group, name), scheduler)
 
-    def on(
+    def decide(
         self,
         kind: str,
-        make: Callable[[], T],
-        told: Callable[[T], Any],
-        heard: Callable[[Any], T],
+        own: Callable[[], T],
+        encode: Callable[[T], Any],
+        decode: Callable[[Any], T],
     ) -> T:
-        made = make()
-        self._say(kind, {"value": told(made)})
+        made = own()
+        self._send(kind, {"value": encode(made)})
         return made
 
-    def tell(self, kind: str, told: Callable[[], dict[str, Any]]) -> None:
-        self._say(kind, told())
+    def announce(self, kind: str, encode: Callable[[], dict[str, Any]]) -> None:
+        self._send(kind, encode())
 
-    def of_all(self, own: Any) -> list[Any]:
+    def gather(self, own: Any) -> list[Any]:
         self._channel.send()
         return gathered(own, self._group)
 
-    def drawn(self, logits: mx.array, make: Callable[[], Drawn]) -> Drawn:
+    def draw(self, logits: mx.array, own: Callable[[], Drawn]) -> Drawn:
         with Isolation() as trying:
-            own = make()
-            return Drawn(_added(own.tokens, self._group), own.logprobs)
+            drawn = own()
+            return Drawn(_added(drawn.tokens, self._group), drawn.logprobs)
         mx.eval(_added(_none_drawn(logits), self._group))  # the others wait for tokens all the same
         if trying.fault is None:
             raise RankLost("rank 0 could not go on")
         log.error("drawing failed\n%s", trying.fault.trace)
         raise trying.fault.error
 
-    def features(self, model: LoadedModel, make: Callable[[], Features]) -> Features:
+    def embed(self, model: LoadedModel, own: Callable[[], Features]) -> Features:
         with Isolation() as trying:
-            made = make()
+            made = own()
             found = leaves(made)
             mx.eval(found)
             tree = outline(made, _types(model))
         if trying.fault is not None:
             error = _error(trying.fault)
-            self._say("features", {"value": {"failed": error.message}})
+            self._send("features", {"value": {"failed": error.message}})
             raise error
         arrays = [[list(each.shape), _name(each.dtype)] for each in found]
-        self._say("features", {"value": {"arrays": arrays, "outline": tree}})
+        self._send("features", {"value": {"arrays": arrays, "outline": tree}})
         mx.eval([_added(each, self._group) for each in found])
         return made
 
-    def failed(self, fault: Fault) -> None:
+    def pass_failed(self, fault: Fault) -> None:
         _refuse(fault, "rank 0")
 
-    def _say(self, kind: str, more: Mapping[str, Any]) -> None:
+    def _send(self, kind: str, more: Mapping[str, Any]) -> None:
         message = {"kind": kind, "engine": self._engine, **more}
         self._channel.tell(message, more=kind in OPENING)
 
@@ -119,28 +121,28 @@ class Following:
         self._group = group
         self._engine = engine
 
-    def named(self, engine: str) -> Following:
-        return Following(self._ears, self._group, engine)
+    def engine(self, name: str, scheduler: Scheduler) -> RankDecisions:
+        return RankDecisions(Following(self._ears, self._group, name), scheduler)
 
-    def on(
+    def decide(
         self,
         kind: str,
-        make: Callable[[], T],
-        told: Callable[[T], Any],
-        heard: Callable[[Any], T],
+        own: Callable[[], T],
+        encode: Callable[[T], Any],
+        decode: Callable[[Any], T],
     ) -> T:
-        return heard(self._ears.next(kind, self._engine))
+        return decode(self._ears.next(kind, self._engine))
 
-    def tell(self, kind: str, told: Callable[[], dict[str, Any]]) -> None:
+    def announce(self, kind: str, encode: Callable[[], dict[str, Any]]) -> None:
         """Rank 0 does."""
 
-    def of_all(self, own: Any) -> list[Any]:
+    def gather(self, own: Any) -> list[Any]:
         return gathered(own, self._group)
 
-    def drawn(self, logits: mx.array, make: Callable[[], Drawn]) -> Drawn:
+    def draw(self, logits: mx.array, own: Callable[[], Drawn]) -> Drawn:
         return Drawn(_added(_none_drawn(logits), self._group), None)
 
-    def features(self, model: LoadedModel, make: Callable[[], Features]) -> Features:
+    def embed(self, model: LoadedModel, own: Callable[[], Features]) -> Features:
         value = self._ears.next("features", self._engine)
         if "outline" not in value:
             raise RequestFailed(f"its image failed on rank 0: {value['failed']}")
@@ -149,7 +151,7 @@ class Following:
         mx.eval(found)
         return rebuilt(value["outline"], found, _types(model))
 
-    def failed(self, fault: Fault) -> None:
+    def pass_failed(self, fault: Fault) -> None:
         _refuse(fault, "this rank")
 
 

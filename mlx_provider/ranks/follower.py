@@ -12,7 +12,6 @@ from ..config import EngineSettings
 from ..engine.engine import Engine
 from ..engine.request import Phase, Request
 from ..engine.request_log import SilentRecorder
-from ..engine.told import request_heard
 from ..engine.worker import CLEAR_EVERY, EngineWorker
 from ..errors import MLXProviderError, RankLost
 from ..protocol.options import ModelOptions
@@ -22,6 +21,7 @@ from ..serving.model_cache import ModelCache
 from ..serving.split import Ranks
 from ..serving.weights import Weights
 from .agreed import Following
+from .encoding import decode_request
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ class Follower:
         self._models.loader.unload_here(weights)
 
     def _submit(self, told: Message) -> None:
-        request = request_heard(told)
+        request = decode_request(told)
         self._requests[request.id] = request
         self._engines[told["engine"]].submit(request)
 

@@ -12,6 +12,7 @@ from ..config import EngineSettings
 from ..engine.engine import Engine
 from ..engine.execution.calibration import calibrate
 from ..engine.execution.pass_memory import PassBytes, PassMemory, measure
+from ..engine.heterogeneous import Heterogeneous, compare_parts
 from ..engine.prefix_cache.policy import PrefixCachePolicy
 from ..engine.prefix_cache.whole_passes import WholePasses
 from ..engine.request_log import Recorder
@@ -19,7 +20,6 @@ from ..engine.scheduling.chunking import IDLE_STALL_SECONDS
 from ..engine.scheduling.costs import Costs
 from ..engine.scheduling.plan import GRID
 from ..engine.scheduling.scheduler import Limits, Scheduler
-from ..engine.unlike import Unlike, unlike
 from ..engine.worker import EngineWorker
 from ..errors import MLXProviderError, wrong_option
 from ..isolation import Isolation
@@ -69,7 +69,7 @@ class EngineBuilder:
         """
         if kind in weights.engines:
             return
-        self._ranks.agreed.tell("start", partial(_encoded, weights, kind, options))
+        self._ranks.replication.announce("start", partial(_encoded, weights, kind, options))
         problem = self._problem(weights, kind, options)
         if problem is not None:
             raise problem
@@ -97,16 +97,16 @@ class EngineBuilder:
         model = weights.model
         chosen = self._settings.kv_layout
         own = list(model.kv_layouts) if chosen == "auto" else [chosen]
-        layouts = self._ranks.agreed.on("layouts", lambda: own, list[str], list[str])
+        layouts = self._ranks.replication.decide("layouts", lambda: own, list[str], list[str])
         make_cache = cache_maker(model, options)
         plugins = [f"{each} {self._registry.sources(each)}" for each in self._registry.plugins]
         kv = " ".join(filter(None, (kv_kind(options), weights.code)))
         key = circumstances(weights, kv, layouts, [*plugins, f"{self._ranks.size} ranks"])
-        unlike = self._unlike(weights, options, make_cache)
-        measured = self._measured(weights, key, options, layouts, unlike)
-        found, curve, limits = measured.probe, measured.curve, self._agreed_limits()
+        heterogeneous = self._heterogeneous(weights, options, make_cache)
+        measured = self._measured(weights, key, options, layouts, heterogeneous)
+        found, curve, limits = measured.probe, measured.curve, self._shared_limits()
         fixed, prefixes = None, self._budgets.prefixes.cache()
-        policy = PrefixCachePolicy(prefixes, model, kv, make_cache, unlike)
+        policy = PrefixCachePolicy(prefixes, model, kv, make_cache, heterogeneous)
         drafts = Drafts()
         if options.reproducible:
             fixed = Reproducible.of(model, make_cache, found, limits)
@@ -117,19 +117,20 @@ class EngineBuilder:
             drafts = self._ranks.alone(partial(self._drafts, weights, options), Drafts())
         guessing = drafts.speculation.drafting if drafts.speculation else None
         sparse = sparse_prefill_of(options, model, make_cache, found, guessing, drafts.drafter)
-        each = measured.passes or measure(model, make_cache, curve, unlike) or PassBytes()
+        each = measured.passes or measure(model, make_cache, curve, heterogeneous) or PassBytes()
         passes = PassMemory.of(each, curve, IDLE_STALL_SECONDS, limits.max_chunk)
         passing = fixed.passing(passes, found.memory.state_bytes) if fixed else passes
         shapes = fixed.shapes if fixed else None
+        scheduler = Scheduler(
+            limits,
+            self._budgets.budget(weights, kind, found.memory, passing),
+            Costs(curve),
+            grid=GRID if found.memory.recurrent else 1,
+            fixed=shapes,
+        )
         engine = Engine(
             model,
-            Scheduler(
-                limits,
-                self._budgets.budget(weights, kind, found.memory, passing),
-                Costs(curve),
-                grid=GRID if found.memory.recurrent else 1,
-                fixed=shapes,
-            ),
+            scheduler,
             layout=found.layout,
             mixes=found.mixes,
             fixed=shapes,
@@ -139,8 +140,8 @@ class EngineBuilder:
             features=weights.features,
             speculation=drafts.speculation,
             sparse_prefill=sparse,
-            agreed=self._ranks.agreed.named(engine_name(weights, kind)),
-            unlike=unlike,
+            decisions=self._ranks.replication.engine(engine_name(weights, kind), scheduler),
+            heterogeneous=heterogeneous,
         )
         self._worker.add(engine)
         instance = EngineInstance(engine, found, fixed, drafts.drafter, drafts.nbytes)
@@ -153,14 +154,14 @@ class EngineBuilder:
         whole = self._ranks.size == 1
         return drafts_of(self._registry, weights.folder, weights.model, options, room, whole=whole)
 
-    def _unlike(
+    def _heterogeneous(
         self, weights: Weights, options: ModelOptions, make_cache: MakeCache
-    ) -> Unlike | None:
-        """What the ranks have in common, where they keep unlike parts of a row."""
+    ) -> Heterogeneous | None:
+        """What the ranks have in common, where they keep heterogeneous parts of a row."""
         if self._ranks.size == 1:
             return None
-        check_kv(weights.model, options, self._ranks.agreed)
-        return unlike(weights.model, make_cache, self._ranks.agreed)
+        check_kv(weights.model, options, self._ranks.replication)
+        return compare_parts(weights.model, make_cache, self._ranks.replication)
 
     def _measured(
         self,
@@ -168,22 +169,22 @@ class EngineBuilder:
         key: str,
         options: ModelOptions,
         layouts: Sequence[str],
-        unlike: Unlike | None,
+        heterogeneous: Heterogeneous | None,
     ) -> Measured:
         """What was measured in the same circumstances before, else what is measured here."""
-        agreed = self._ranks.agreed
-        known = agreed.on("known", partial(self._measurements.find, key), _dumped, _read)
+        replication = self._ranks.replication
+        known = replication.decide("known", partial(self._measurements.find, key), _dumped, _read)
         if known is not None:
             return known
         if self._ranks.size == 1:
             check_kv(weights.model, options)
-        found = tried(weights.model, options, layouts, agreed, unlike)
+        found = tried(weights.model, options, layouts, replication, heterogeneous)
         make_cache = cache_maker(weights.model, options)
-        curve = calibrate(weights.model, make_cache, agreed)
-        passes = measure(weights.model, make_cache, curve, unlike)
+        curve = calibrate(weights.model, make_cache, replication)
+        passes = measure(weights.model, make_cache, curve, heterogeneous)
         own = Measured(found, curve, passes, str(weights.folder), kv_kind(options), software())
-        measured = agreed.on("measured", lambda: own, _dumped, _read) or own
-        if not agreed.follows:
+        measured = replication.decide("measured", lambda: own, _dumped, _read) or own
+        if not replication.follows:
             self._measurements.keep(key, measured)
         return measured
 
@@ -191,9 +192,11 @@ class EngineBuilder:
         s = self._settings
         return Limits(s.max_rows, s.max_queue, s.stall_target, s.max_chunk, s.output_reserve)
 
-    def _agreed_limits(self) -> Limits:
+    def _shared_limits(self) -> Limits:
         """Those of rank 0's settings."""
-        return self._ranks.agreed.on("limits", self._limits, asdict, lambda told: Limits(**told))
+        return self._ranks.replication.decide(
+            "limits", self._limits, asdict, lambda told: Limits(**told)
+        )
 
 
 def engine_name(weights: Weights, kind: str) -> str:

@@ -8,10 +8,10 @@ from typing import Any, get_args
 
 import mlx.core as mx
 
-from ..engine.agreement import ALONE, Agreement
 from ..engine.execution.probe import Probe, probe
+from ..engine.heterogeneous import TRIAL_TOKENS, Heterogeneous
 from ..engine.memory import arrays
-from ..engine.unlike import TRIAL, Unlike
+from ..engine.replication import ONE_PROCESS, Replication
 from ..errors import wrong_option
 from ..isolation import Isolation
 from ..protocol.options import ModelOptions
@@ -43,8 +43,8 @@ def tried(
     model: LoadedModel,
     options: ModelOptions,
     layouts: Sequence[str],
-    agreed: Agreement = ALONE,
-    unlike: Unlike | None = None,
+    replication: Replication = ONE_PROCESS,
+    heterogeneous: Heterogeneous | None = None,
 ) -> Probe:
     """What the probe finds with such caches (engine thread); see `probe`.
 
@@ -52,18 +52,20 @@ def tried(
     """
     make_cache = cache_maker(model, options)
     if options.kv_bits is None:
-        return probe(model, make_cache, layouts, agreed, unlike)
+        return probe(model, make_cache, layouts, replication, heterogeneous)
     with Isolation() as trying:
-        return probe(model, make_cache, layouts, agreed, unlike)
+        return probe(model, make_cache, layouts, replication, heterogeneous)
     reason = trying.fault.told if trying.fault is not None else ""
     why = f"this model does not run with a quantised KV cache ({reason}): leave kv_bits out"
     raise wrong_option("kv_bits", why)
 
 
-def check_kv(model: LoadedModel, options: ModelOptions, agreed: Agreement = ALONE) -> None:
+def check_kv(
+    model: LoadedModel, options: ModelOptions, replication: Replication = ONE_PROCESS
+) -> None:
     """Raises `BadRequest` where heads cannot be quantised as asked (every rank's engine thread)."""
     if options.kv_bits is not None:
-        every = agreed.of_all(sorted(_head_sizes(model)))
+        every = replication.gather(sorted(_head_sizes(model)))
         _check_group({size for sizes in every for size in sizes}, options.kv_group_size)
 
 
@@ -74,8 +76,8 @@ def _quantised(model: LoadedModel, bits: int, group: int) -> list[Any]:
 def _head_sizes(model: LoadedModel) -> set[int]:
     """Values per head that the layers keep which would be quantised."""
     cache = model.make_cache()
-    tokens = [token % model.info.vocab_size for token in range(1, TRIAL + 1)]
-    model.prefill(PrefillChunk(Prompt(tokens), 0, TRIAL, cache))
+    tokens = [token % model.info.vocab_size for token in range(1, TRIAL_TOKENS + 1)]
+    model.prefill(PrefillChunk(Prompt(tokens), 0, TRIAL_TOKENS, cache))
     mx.eval(arrays(cache))
     return {array.shape[-1] for layer in mlx_lm.quantisable(cache) for array in arrays([layer])}
 

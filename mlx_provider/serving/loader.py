@@ -110,7 +110,7 @@ class Loader:
 
     def unload_here(self, weights: Weights) -> None:
         """Let go of a model and see that its bytes come back (engine thread)."""
-        self._ranks.agreed.tell("unload", lambda: {"model": weights.number})
+        self._ranks.replication.announce("unload", lambda: {"model": weights.number})
         before = mx.get_active_memory()
         self._stop(weights)
         weights.drop()
@@ -171,7 +171,7 @@ class Loader:
     ) -> Weights:
         self._shrink_prefix_cache()
         self._loads += 1
-        self._ranks.agreed.tell("load", partial(_told, self._loads, name, key, options))
+        self._ranks.replication.announce("load", partial(_told, self._loads, name, key, options))
         self._ranks.loaded(key.folder, None)  # a load runs passes, in which all must take part
         before = mx.get_active_memory()
         made = _tried(key.folder, family, plugin, options)
@@ -182,9 +182,9 @@ class Loader:
             del made
             _collect()
             raise failed
-        agreed = self._ranks.agreed
-        largest = max(agreed.of_all(made.info.weights_bytes))
-        remembered = agreed.on("feature budget", lambda: self._feature_bytes, int, int)
+        replication = self._ranks.replication
+        largest = max(replication.gather(made.info.weights_bytes))
+        remembered = replication.decide("feature budget", lambda: self._feature_bytes, int, int)
         equip(made, self._registry)
         info, taken = with_sampling(made.info, family), mx.get_active_memory() - before
         return Weights(

@@ -93,7 +93,7 @@ class ModelCache:
             self.ledger,
             worker,
             recorder,
-            ranks.agreed,
+            ranks.replication,
             disk=(folder, settings.disk_cache_bytes) if folder else None,
         )
         self.loader = Loader(
@@ -180,7 +180,7 @@ class ModelCache:
         self.queue.close(EngineDied("the engine is shutting down"))
         self.prefixes.close()
         if self._ranks.size > 1 and self._worker.alive:
-            self._worker.call(partial(self._ranks.agreed.tell, "end", dict)).result()
+            self._worker.call(partial(self._ranks.replication.announce, "end", dict)).result()
         self._mask_pool.shutdown(wait=False)
         mx.set_cache_limit(self._pool_before)
 

@@ -6,9 +6,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..engine.agreement import Agreement
 from ..engine.prefix_cache.cache import PrefixCache
 from ..engine.prefix_cache.disk import DiskTier
+from ..engine.replication import Replication
 from ..engine.request_log import Recorder
 from ..engine.worker import EngineWorker
 from ..protocol.figures import PrefixCacheFigures
@@ -28,14 +28,14 @@ class Prefixes:
         ledger: MemoryLedger,
         worker: EngineWorker,
         recorder: Recorder,
-        agreed: Agreement,
+        replication: Replication,
         disk: tuple[Path, int] | None = None,
     ) -> None:
         """`disk`: folder and size bound of the disk tier."""
         self._ledger = ledger
         self._worker = worker
         self._recorder = recorder
-        self._agreed = agreed
+        self._replication = replication
         self._disk = disk
         self._cache: PrefixCache | None = None
         self._latest = Latest(partial(worker.call, self._figures), NO_FIGURES)
@@ -57,7 +57,7 @@ class Prefixes:
     def clear(self) -> None:
         """Empty it (blocks)."""
         if self._cache is not None:
-            self._worker.call(self._cache.clear).result()
+            self._worker.call(self.clear_here).result()
 
     def close(self) -> None:
         """Write what is queued for the disk (blocks)."""
@@ -74,25 +74,28 @@ class Prefixes:
         """Made on the engine thread, which owns it."""
         if self._cache is None:
             disk = DiskTier(*self._disk) if self._disk else None
-            self._cache = PrefixCache(
-                budget=self._ledger.prefix_budget, disk=disk, agreed=self._agreed
-            )
+            budget = self._ledger.prefix_budget
+            shared = partial(self._replication.decide, "prefix budget", budget, int, int)
+            self._cache = PrefixCache(budget=budget, disk=disk, shared_budget=shared)
         return self._cache
 
     def clear_here(self) -> None:
         """Empty it."""
         if self._cache is not None:
+            self._replication.announce("clear", dict)
             self._cache.clear()
 
     def shrink(self) -> None:
         """Leave the bytes that weights have reserved."""
-        if not self._agreed.follows:  # else by rank 0's memory, which has told what goes
+        if not self._replication.follows:  # else by rank 0's memory, which has told what goes
             self.evict_to(self._ledger.prefix_budget())
 
     def evict_to(self, nbytes: int) -> None:
         """Keep at most so many bytes."""
-        if self._cache is not None and self._cache.evict_to(nbytes):
-            self._recorder.evicted(1)
+        if self._cache is not None:
+            self._replication.announce("evict", lambda: {"to": nbytes})
+            if self._cache.evict_to(nbytes):
+                self._recorder.evicted(1)
 
     def _figures(self) -> PrefixCacheFigures:
         return NO_FIGURES if self._cache is None else self._cache.figures()

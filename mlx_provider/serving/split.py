@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import mlx.core as mx
 
-from ..engine.agreement import ALONE, Agreement
+from ..engine.replication import ONE_PROCESS, Replication
 from ..errors import LoadFailed, MLXProviderError, wrong_option
 from ..isolation import Isolation
 from ..protocol.options import ModelOptions
@@ -32,7 +32,7 @@ FAILED = 0
 class Ranks:
     """All ranks; of a process that has its models to itself, it alone."""
 
-    agreed: Agreement = ALONE
+    replication: Replication = ONE_PROCESS
     group: Any = None
     """`mlx.core.distributed.Group`"""
     stuck: Callable[[str], None] = lambda reason: None
@@ -71,9 +71,9 @@ class Ranks:
         Raises on every rank what `make` raises on rank 0.
         """
         with Isolation() as making:
-            made = without if self.agreed.follows else make()
+            made = without if self.replication.follows else make()
         fault = making.fault
-        problem = self.agreed.on("made", lambda: fault.told if fault else "", str, str)
+        problem = self.replication.decide("made", lambda: fault.told if fault else "", str, str)
         if fault is not None:
             raise fault.error
         if problem:
@@ -126,7 +126,7 @@ class Ranks:
     def _here(self) -> None:
         """Rank 0 is at the end of its load, or before it. Collectives of a rank that still loads
         would be taken for those that follow here."""
-        self.agreed.on("compared", lambda: 0, int, int)
+        self.replication.decide("compared", lambda: 0, int, int)
 
 
 WHOLE = Ranks()

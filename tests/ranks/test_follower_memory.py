@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mlx_provider.config import EngineSettings
-from mlx_provider.engine.agreement import Alone
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
+from mlx_provider.engine.replication import OneProcess
 from mlx_provider.engine.request_log import SilentRecorder
 from mlx_provider.engine.worker import EngineWorker
 from mlx_provider.registry import PluginRegistry
@@ -12,7 +12,7 @@ from mlx_provider.serving.model_cache import ModelCache
 from mlx_provider.serving.split import Ranks
 
 
-class Follows(Alone):
+class Follows(OneProcess):
     follows = True
 
 

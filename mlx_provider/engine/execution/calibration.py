@@ -11,8 +11,8 @@ import mlx.core as mx
 
 from ...isolation import Isolation
 from ...records import LoadedModel, PrefillChunk, Prompt
-from ..agreement import ALONE, Agreement
 from ..memory import arrays, leaves
+from ..replication import ONE_PROCESS, Replication
 from ..scheduling.costs import UNMEASURED, Curve
 
 log = logging.getLogger(__name__)
@@ -30,16 +30,18 @@ ENOUGH = 2.0
 MakeCache = Callable[[], list[Any]]
 
 
-def calibrate(model: LoadedModel, make_cache: MakeCache, agreed: Agreement = ALONE) -> Curve:
+def calibrate(
+    model: LoadedModel, make_cache: MakeCache, replication: Replication = ONE_PROCESS
+) -> Curve:
     """Time passes of `model` on the engine thread. Never raises: what fails is not measured.
 
-    `agreed`: with other ranks, all of which run the passes for which the first has time.
+    `replication`: with other processes, all of which run the passes for which the first has time.
     """
     began = time.perf_counter()
 
     def enough() -> bool:
         late = time.perf_counter() - began > ENOUGH
-        return agreed.on("timed enough", lambda: late, bool, bool)
+        return replication.decide("timed enough", lambda: late, bool, bool)
 
     short: list[tuple[int, float]] = []
     deep: list[tuple[int, float]] = []

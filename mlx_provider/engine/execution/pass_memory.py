@@ -14,11 +14,11 @@ import mlx.core as mx
 
 from ...isolation import Isolation
 from ...records import LoadedModel, PrefillChunk, Prompt
+from ..heterogeneous import Heterogeneous
 from ..memory import arrays
 from ..row_cache import grow_by
 from ..scheduling.costs import Curve
 from ..scheduling.plan import widths, worthwhile
-from ..unlike import Unlike
 from .calibration import DEPTH, deep_cache, spread
 
 log = logging.getLogger(__name__)
@@ -79,11 +79,14 @@ class PassMemory:
 
 
 def measure(
-    model: LoadedModel, make_cache: MakeCache, curve: Curve, unlike: Unlike | None = None
+    model: LoadedModel,
+    make_cache: MakeCache,
+    curve: Curve,
+    heterogeneous: Heterogeneous | None = None,
 ) -> PassBytes | None:
     """Watch the peaks of passes of `model` on the engine thread. `None`: they failed.
 
-    `unlike`: other ranks keep unlike parts of a row, and the largest passes count.
+    `heterogeneous`: other processes keep different parts of a row, and the largest passes count.
     """
     context = model.info.context_length
     fitting = [n for n in WIDTHS if curve.seconds(n) <= BRIEF and n <= context]
@@ -101,8 +104,8 @@ def measure(
     token = max(0, several - one) / max(1, width - 1)
     pair = max(0, behind - narrow) / (NARROW * DEPTH)
     row: float = one
-    if unlike is not None:
-        row, token, pair = unlike.most([row, token, pair])
+    if heterogeneous is not None:
+        row, token, pair = heterogeneous.most([row, token, pair])
     return None if tried.fault is not None else PassBytes(row, token, pair)
 
 

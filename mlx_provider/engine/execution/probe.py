@@ -20,10 +20,10 @@ import mlx.core as mx
 from ...isolation import Isolation
 from ...protocol.event_queue import EventQueue
 from ...records import LoadedModel, Prompt
-from ..agreement import ALONE, Agreement
+from ..heterogeneous import Heterogeneous
 from ..memory import MemoryProfile, profile
+from ..replication import ONE_PROCESS, Replication
 from ..request import Request, Row, RowOutput, SamplingParams
-from ..unlike import Unlike
 from . import solo_rows
 from .batch_layout import Layout, make_layout
 from .decode_batch import run_pass
@@ -31,7 +31,7 @@ from .piggyback import PiggybackedChunk, can_share_a_pass
 from .solo_rows import CHUNK_ENDS, CHUNK_START, CHUNKED_LENGTH, STEPS, ByStep, MakeCache, SoloRow
 
 LENGTHS = (5, 11, 270, 283)
-"""Prompts of two groups with two rows each, all of unlike lengths."""
+"""Prompts of two groups with two rows each, all of different lengths."""
 ROPE_DELTAS = (0, 4, 9, 2)
 """Their rotary deltas, as images would leave them: each row's position must be its own."""
 DRAFTED = ((1, 2, 0, 1), (3, 1), (0, 1, 2))
@@ -65,40 +65,40 @@ def probe(
     model: LoadedModel,
     make_cache: MakeCache,
     layouts: Sequence[str],
-    agreed: Agreement = ALONE,
-    unlike: Unlike | None = None,
+    replication: Replication = ONE_PROCESS,
+    heterogeneous: Heterogeneous | None = None,
 ) -> Probe:
     """Try `layouts`, best first, on the engine thread; `solo` needs no proof.
 
-    `agreed`: with other ranks, all of which judge as the first does; `unlike`: they keep unlike
+    `replication`: all processes judge as the first does; `heterogeneous`: they keep different
     parts of a row.
     """
-    judged = partial(_agreed_judgement, agreed)
+    judged = partial(_judgement, replication)
     prompts = [solo_rows.some_tokens(model, length, i) for i, length in enumerate(LENGTHS)]
     together = list(itertools.takewhile(lambda name: name != "solo", layouts))
     if not together:
         longest = solo_rows.prefilled(model, make_cache, prompts[-1])
-        return Probe("solo", _memory(longest, unlike), ())
+        return Probe("solo", _memory(longest, heterogeneous), ())
     rows = [
         solo_rows.decoding(model, make_cache, tokens, delta)
         for tokens, delta in zip(prompts, ROPE_DELTAS, strict=True)
     ]
     longest = rows[-1].cache
-    memory = _memory(longest, unlike)
-    shares = can_share_a_pass(longest) if unlike is None else unlike.shares_a_pass
+    memory = _memory(longest, heterogeneous)
+    shares = can_share_a_pass(longest) if heterogeneous is None else heterogeneous.shares_a_pass
     notes, failed = [], False
     for name in together:
-        found = judged(rows, partial(_together, model, rows, name, unlike))
+        found = judged(rows, partial(_together, model, rows, name, heterogeneous))
         failed |= found.failed
         if found.problem:
             notes.append(f"layout {name!r} is not used: {found.problem}")
             continue
         mixed = drafted = UNTRIED
         if name == "grouped" and shares:
-            mixed = _mixing(model, make_cache, rows, judged, unlike)
+            mixed = _mixing(model, make_cache, rows, judged, heterogeneous)
             if mixed.problem:
                 notes.append(f"chunks run in forward passes of their own: {mixed.problem}")
-            drafted = judged(rows, partial(_drafted, model, rows, unlike))
+            drafted = judged(rows, partial(_drafted, model, rows, heterogeneous))
             if drafted.problem:
                 notes.append(f"nothing is drafted: {drafted.problem}")
             failed |= mixed.failed | drafted.failed
@@ -115,8 +115,8 @@ def probe(
     return Probe("solo", memory, tuple(notes), conclusive=not failed)
 
 
-def _memory(longest: list[Any], unlike: Unlike | None) -> MemoryProfile:
-    return profile(longest, LENGTHS[-1]) if unlike is None else unlike.memory
+def _memory(longest: list[Any], heterogeneous: Heterogeneous | None) -> MemoryProfile:
+    return profile(longest, LENGTHS[-1]) if heterogeneous is None else heterogeneous.memory
 
 
 @dataclass(frozen=True)
@@ -136,12 +136,12 @@ UNTRIED = Judgement(False)
 Judge = Callable[[Sequence[SoloRow], Callable[[], Sequence[ByStep]]], Judgement]
 
 
-def _agreed_judgement(
-    agreed: Agreement, rows: Sequence[SoloRow], run: Callable[[], Sequence[ByStep]]
+def _judgement(
+    replication: Replication, rows: Sequence[SoloRow], run: Callable[[], Sequence[ByStep]]
 ) -> Judgement:
     """What rank 0 found; every rank runs the passes."""
     own = _judged(rows, run)
-    return agreed.on("judgement", lambda: own, asdict, lambda told: Judgement(**told))
+    return replication.decide("judgement", lambda: own, asdict, lambda told: Judgement(**told))
 
 
 def _judged(rows: Sequence[SoloRow], run: Callable[[], Sequence[ByStep]]) -> Judgement:
@@ -160,7 +160,7 @@ def _mixing(
     make_cache: MakeCache,
     rows: Sequence[SoloRow],
     judged: Judge,
-    unlike: Unlike | None,
+    heterogeneous: Heterogeneous | None,
 ) -> Judgement:
     """Whether chunks of one more prompt may share the passes of `rows`."""
     with Isolation() as tried:
@@ -168,14 +168,14 @@ def _mixing(
         chunked = solo_rows.chunked(model, make_cache, tokens)
     if tried.fault is not None:
         return Judgement(False, tried.fault.told, failed=True)
-    return judged([*rows, chunked], partial(_mixed, model, rows, chunked, unlike))
+    return judged([*rows, chunked], partial(_mixed, model, rows, chunked, heterogeneous))
 
 
 def _together(
-    model: LoadedModel, rows: Sequence[SoloRow], name: str, unlike: Unlike | None
+    model: LoadedModel, rows: Sequence[SoloRow], name: str, heterogeneous: Heterogeneous | None
 ) -> list[ByStep]:
     """Logits of the rows in a layout; one of each group decodes apart on the way."""
-    layout, apart = make_layout(name, unlike), make_layout("solo")
+    layout, apart = make_layout(name, heterogeneous), make_layout("solo")
     found = _joined(layout, rows)
     leave = list(found)[1::2]
     for step in range(STEPS):
@@ -189,10 +189,13 @@ def _together(
 
 
 def _mixed(
-    model: LoadedModel, rows: Sequence[SoloRow], chunked: SoloRow, unlike: Unlike | None
+    model: LoadedModel,
+    rows: Sequence[SoloRow],
+    chunked: SoloRow,
+    heterogeneous: Heterogeneous | None,
 ) -> list[ByStep]:
     """Logits of the rows in passes that took chunks along, and those of the chunks' row."""
-    layout = make_layout("grouped", unlike)
+    layout = make_layout("grouped", heterogeneous)
     found = _joined(layout, rows)
     cache, after, start = deepcopy(chunked.cache), [], CHUNK_START
     for stop in CHUNK_ENDS:
@@ -204,9 +207,11 @@ def _mixed(
     return [*found.values(), after]
 
 
-def _drafted(model: LoadedModel, rows: Sequence[SoloRow], unlike: Unlike | None) -> list[ByStep]:
+def _drafted(
+    model: LoadedModel, rows: Sequence[SoloRow], heterogeneous: Heterogeneous | None
+) -> list[ByStep]:
     """Logits of the rows where some take several tokens in a pass, of which the last are wrong."""
-    layout = make_layout("grouped", unlike)
+    layout = make_layout("grouped", heterogeneous)
     found = _joined(layout, rows)
     drafting = list(found)[: len(DRAFTED)]
     for step in range(max(map(len, DRAFTED))):

@@ -18,7 +18,6 @@ from dataclasses import replace
 from typing import Any
 
 from ...protocol.figures import PrefixCacheFigures
-from ..agreement import ALONE, Agreement
 from ..memory import MemoryProfile
 from ..row_cache import grow_by
 from .charges import Among, parts_over, snapshot_over
@@ -54,11 +53,11 @@ class PrefixCache:
         budget: Callable[[], int],
         disk: DiskTier | None = None,
         max_buffers: int = MAX_BUFFERS,
-        agreed: Agreement = ALONE,
+        shared_budget: Callable[[], int] | None = None,
     ) -> None:
-        """`agreed`: with other ranks, whose nodes come and go alike and count for as many bytes."""
+        """`shared_budget`: that of all processes, where several have the same nodes."""
         self._budget = budget
-        self._agreed = agreed
+        self._shared_budget = shared_budget or budget
         self._disk = disk
         self._store = Store(max_buffers)
         self._sessions = Sessions()
@@ -89,7 +88,7 @@ class PrefixCache:
         """Tokens of a row of such a model that the budget holds, with the state at their end."""
         windows = sum(window * each for window, each in memory.windows)
         # a window is kept twice: in the segments until it wraps, and in the state
-        room = self._agreed_budget() - memory.state_bytes - 2 * windows
+        room = self._shared_budget() - memory.state_bytes - 2 * windows
         return max(0, room // (memory.token_bytes + ID_BYTES))
 
     def holds(self, match: Match) -> bool:
@@ -180,7 +179,7 @@ class PrefixCache:
         ends = {n: s for n, s in snapshots.items() if 0 < n <= len(ids) and not s.inside}
         inside = {n: s for n, s in snapshots.items() if n <= len(ids) and s.inside}
         shared = self._store.walk(key, ids).shared if inside else 0
-        budget = self._agreed_budget()
+        budget = self._shared_budget()
         try:
             row = self._row_parts(cache, len(ids), ends, beyond=beyond, among=among)
             if not row.exact and not row.complete:  # its state is of a later token
@@ -203,12 +202,10 @@ class PrefixCache:
 
     def evict_to(self, bytes_: int) -> int:
         """Shrink to at most `bytes_`; the bytes freed."""
-        self._agreed.tell("evict", lambda: {"to": bytes_})
         return self._store.evict(nbytes=bytes_)
 
     def clear(self) -> None:
         """Forget everything, also on disk."""
-        self._agreed.tell("clear", dict)
         self._store.clear()
         self._sessions.clear()
         if self._disk is not None:
@@ -263,9 +260,6 @@ class PrefixCache:
             self._warn_once("a row with another KV shape or dtype than the stored ones is not kept")
             return None
         return self._store.add(key, ids, path, budget=budget, layout=layout)
-
-    def _agreed_budget(self) -> int:
-        return self._agreed.on("prefix budget", self._budget, int, int)
 
     def _load(self, key: CacheKey, ids: Ids, found: Walk, have: int) -> bool:
         """Bring a prefix of more than `have` tokens in from disk, where there is one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from ...errors import MLXProviderError
 from ...isolation import Fault, Isolation
@@ -15,8 +15,6 @@ from ..request import Phase, Request, Row
 from .state import State
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 class Commit:
@@ -51,7 +49,7 @@ class Commit:
         """Whether the request was still going on."""
         if request.phase is Phase.DONE:
             return False
-        self._state.agreed.tell("ended", lambda: {"id": request.id})
+        self._state.decisions.ended(request)
         for row in request.unfinished:
             row.finish = "cancelled"
         self.release(request, request.rows)
@@ -65,7 +63,7 @@ class Commit:
         for row, token, _ in live:
             self._state.output.token(row.request, now)
             row.tokens.append(token)
-        reasons = self._state.agreed.on("read", partial(self._shown, live), same, same)
+        reasons = self._state.decisions.reasons(partial(self._shown, live))
         for (row, _, _), reason in zip(live, reasons, strict=True):
             if reason is not None and row.finish is None:
                 self.finish(row, reason)
@@ -104,8 +102,7 @@ class Commit:
     def finish(self, row: Row, reason: FinishReason) -> None:
         """End one choice. The request ends with its last one."""
         request = row.request
-        own = partial(self._last_text, row, reason)
-        found = self._state.agreed.on("finished", own, same, same)
+        found = self._state.decisions.last_reason(partial(self._last_text, row, reason))
         if found is None:
             return
         row.finish = found
@@ -154,10 +151,6 @@ class Commit:
             for job in state.scheduler.waiting:
                 if job.request is request and not request.unfinished:
                     state.prefix_cache.keep_prefill(job)
-
-
-def same(value: T) -> T:
-    return value
 
 
 def not_kept(request: Request, fault: Fault) -> None:

@@ -74,7 +74,7 @@ class Decode:
             state.drafting.waited(state.clock() - state.read_at)
         state.corrupted = {row for rows, _ in forward.failed for row in rows}
         for _, cause in forward.failed:
-            state.agreed.failed(cause)  # before this rank waits for those that wait for it
+            state.decisions.pass_failed(cause)
         if record.caught_up:
             return Decoded(forward, chunk)
         with Isolation() as reading:

@@ -47,8 +47,7 @@ class Draws:
         with self._commit.isolated(row.request, "its sampling") as work:
             drawn = self._drawn(logits[None], [row], masks)
             mx.async_eval(drawn.arrays)  # type: ignore[no-untyped-call]
-        was_drawn = self._state.agreed.on("drawn", lambda: work.fault is None, bool, bool)
-        return drawn if was_drawn else None
+        return drawn if self._state.decisions.was_drawn(work.fault is None) else None
 
     def masks(
         self, places: Sequence[Place], drafts: Drafts = NO_DRAFTS
@@ -57,7 +56,7 @@ class Draws:
         masks: list[Mask | None] = [None] * len(places)
         if any(row.constraint is not None for row, _ in places):
             own = partial(self._own_masks, places, drafts)
-            masks = self._state.agreed.on("masks", own, lambda _: None, lambda _: masks)
+            masks = self._state.decisions.masks(own, masks)
         return masks, [row.finish is None for row, _ in places]
 
     def _own_masks(self, places: Sequence[Place], drafts: Drafts) -> list[Mask | None]:
@@ -74,7 +73,7 @@ class Draws:
 
     def _drawn(self, logits: mx.array, rows: Sequence[Row], masks: Sequence[Mask | None]) -> Drawn:
         """The next token of each row, from logits (B, vocab)."""
-        return self._state.agreed.drawn(logits, partial(draw, logits, rows, masks))
+        return self._state.decisions.draw(logits, partial(draw, logits, rows, masks))
 
 
 def only(

@@ -15,7 +15,6 @@ from ...errors import RequestTimedOut
 from ..execution.decode_batch import NO_DRAFTS, Drafts
 from ..request import Phase, PrefillJob, Request, Row
 from ..scheduling.plan import StepPlan
-from ..told import Names
 from .commit import Commit
 from .decode import Decode
 from .record import StepRecord
@@ -31,7 +30,6 @@ class Schedule:
         self._commit = commit
         self._start = start
         self._decode = decode
-        self._names = Names(state.scheduler)
         self._decoded = False
         """Rows have decoded since memory was last made for them."""
         self._next_deadline = inf
@@ -45,7 +43,7 @@ class Schedule:
     def record(self) -> StepRecord:
         """The next step."""
         state = self._state
-        state.agreed.tell("step", dict)
+        state.decisions.step()
         now = state.clock()
         self._expire(now)
         preempted, cut = self._make_room()
@@ -92,20 +90,12 @@ class Schedule:
 
     def _overflowing(self) -> tuple[Row, bool] | None:
         """A row that has outgrown the memory, and whether it can go on later."""
-        names = self._names
-        own = self._state.scheduler.overflowing
-        return self._state.agreed.on("overflowing", own, names.pair_told, names.pair_heard)
+        return self._state.decisions.overflowing(self._state.scheduler.overflowing)
 
     def _admit(self, now: float) -> PrefillJob | None:
         """Let one more prompt in, and give a cache to each that was let in and has none."""
-        names, state = self._names, self._state
-        scheduler = state.scheduler
-        admitted = state.agreed.on(
-            "admitted",
-            lambda: scheduler.admit(now),
-            names.job_told,
-            lambda told: scheduler.let_in(names.job_heard(told)),
-        )
+        state, scheduler = self._state, self._state.scheduler
+        admitted = state.decisions.admitted(partial(scheduler.admit, now))
         for job in [j for j in scheduler.waiting if j.admitted and j.cache is None]:
             state.output.started(job.request)
             with self._commit.isolated(job.request, "its prefill"):
@@ -114,8 +104,7 @@ class Schedule:
 
     def _plan(self, now: float) -> tuple[StepPlan, Mapping[Row, int]]:
         """What the step runs; the number of drafts that are wanted for each row."""
-        own, names = partial(self._own_plan, now), self._names
-        return self._state.agreed.on("plan", own, names.step_told, names.step_heard)
+        return self._state.decisions.plan(partial(self._own_plan, now))
 
     def _own_plan(self, now: float) -> tuple[StepPlan, dict[Row, int]]:
         state = self._state
@@ -131,8 +120,7 @@ class Schedule:
     def _guess(self, wanted: Mapping[Row, int]) -> Drafts:
         """Tokens that may follow."""
         own = partial(self._state.drafting.guessed, wanted, self._commit.isolated)
-        names = self._names
-        return self._state.agreed.on("guessed", own, names.drafts_told, names.drafts_heard)
+        return self._state.decisions.drafts(own)
 
     def _as_it_stands(self, plan: StepPlan, *, readable: bool) -> StepPlan:
         """The plan without what ended with the tokens that were read after it was made."""

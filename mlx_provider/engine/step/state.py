@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...records import LoadedModel
-from ..agreement import Agreement
 from ..execution.batching import Batching
 from ..execution.decode_batch import DecodeBatch
 from ..feature_cache import FeatureCache
 from ..fixed_shapes import FixedShapes
 from ..prefix_cache.policy import PrefixCachePolicy
 from ..recent import Recent
+from ..replication import Decisions
 from ..request import Request, Row
 from ..request_log import Recorder
 from ..scheduling.pass_timer import PassTimer
@@ -43,7 +43,7 @@ class State:
     prefix_cache: PrefixCachePolicy | None
     sparse_prefill: SparsePrefill | None
     fixed: FixedShapes | None
-    agreed: Agreement
+    decisions: Decisions
     advanced: float = 0.0
     """When the rows that decode last got a token."""
     behind: list[float] = field(default_factory=list)

@@ -1,8 +1,8 @@
-"""Ranks that keep unlike parts of a row, as their layers are unlike in number or in kind.
+"""Processes that keep different parts of a row, as their layers differ in number or in kind.
 
-Every rank runs the same engine, and what that does hangs on what rows take and allow: which rows
-share a group, where passes of a prompt end, which prefixes stay. Where ranks differ, all go by the
-most that any of them takes, and by the least that any of them allows.
+Every process runs the same engine, and what that does depends on what rows take and allow: which
+rows share a group, where passes of a prompt end, which prefixes stay. Where processes differ, all
+go by the most that any of them takes, and by the least that any of them allows.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ..errors import LoadFailed
 from ..isolation import Isolation
 from ..records import LoadedModel, PrefillChunk, Prompt
 from ..upstream.batch_caches import mergeable
-from .agreement import Agreement
 from .execution.piggyback import can_share_a_pass
 from .memory import MemoryProfile, arrays, leaves, profile
 from .prefix_cache.layer_kinds import Kind, Unstorable, strictest
+from .replication import Replication
 
-TRIAL = 4
+TRIAL_TOKENS = 4
 """Tokens by which a model shows what it puts into a cache."""
 KINDS = tuple(Kind)
 """From what allows most."""
@@ -31,7 +31,7 @@ KINDS = tuple(Kind)
 
 @dataclass(frozen=True)
 class Kept:
-    """What one rank keeps of a row."""
+    """What one process keeps of a row."""
 
     memory: MemoryProfile
     layers: int
@@ -45,10 +45,10 @@ _KEPT = TypeAdapter(Kept)
 
 
 @dataclass(frozen=True)
-class Unlike:
-    """What holds for all ranks."""
+class Heterogeneous:
+    """What holds for all processes."""
 
-    agreed: Agreement
+    replication: Replication
     memory: MemoryProfile
     kind: Kind
     """What the layers allow at most."""
@@ -58,28 +58,28 @@ class Unlike:
     """Chunks of a prompt may share the pass of rows that decode."""
 
     def most(self, own: Sequence[float]) -> list[float]:
-        """The largest on any rank, one by one. Every rank asks at the same place."""
-        return [max(each) for each in zip(*self.agreed.of_all(list(own)), strict=True)]
+        """The largest in any process, one by one. All of them ask at the same place."""
+        return [max(each) for each in zip(*self.replication.gather(list(own)), strict=True)]
 
 
-def unlike(
-    model: LoadedModel, make_cache: Callable[[], list[Any]], agreed: Agreement
-) -> Unlike | None:
-    """What ranks have in common that keep unlike parts of a row; `None`: they keep the same.
+def compare_parts(
+    model: LoadedModel, make_cache: Callable[[], list[Any]], replication: Replication
+) -> Heterogeneous | None:
+    """What processes have in common that keep different parts of a row; `None`: they keep the same.
 
-    On every rank's engine thread. Raises `LoadFailed` where a rank cannot tell.
+    On the engine thread of each. Raises `LoadFailed` where one cannot tell.
     """
     with Isolation() as trying:
         own = _kept(model, make_cache())
-    told = trying.fault.told if trying.fault else _KEPT.dump_python(own, mode="json")
-    every = agreed.of_all(told)
+    encoded = trying.fault.told if trying.fault else _KEPT.dump_python(own, mode="json")
+    every = replication.gather(encoded)
     if (failed := next((each for each in every if isinstance(each, str)), None)) is not None:
         raise LoadFailed(f"a rank cannot run its share: {failed}")
     found = [_KEPT.validate_python(each) for each in every]
     if all(each == found[0] for each in found):
         return None
-    return Unlike(
-        agreed,
+    return Heterogeneous(
+        replication,
         largest([each.memory for each in found]),
         KINDS[max(each.kind for each in found)],
         all(each.mergeable for each in found),
@@ -106,11 +106,11 @@ def _by_window(memory: MemoryProfile) -> Mapping[int, int]:
 
 
 def _kept(model: LoadedModel, cache: list[Any]) -> Kept:
-    tokens = [token % model.info.vocab_size for token in range(1, TRIAL + 1)]
-    model.prefill(PrefillChunk(Prompt(tokens), 0, TRIAL, cache))
+    tokens = [token % model.info.vocab_size for token in range(1, TRIAL_TOKENS + 1)]
+    model.prefill(PrefillChunk(Prompt(tokens), 0, TRIAL_TOKENS, cache))
     mx.eval(arrays(cache))
     return Kept(
-        profile(cache, TRIAL),
+        profile(cache, TRIAL_TOKENS),
         len(leaves(cache)),
         KINDS.index(_strictest(cache)),
         mergeable(cache),
@@ -122,4 +122,4 @@ def _strictest(cache: list[Any]) -> Kind:
     try:
         return strictest(cache)
     except Unstorable:
-        return Kind.APPEND  # nothing of the row is kept, on no rank
+        return Kind.APPEND  # nothing of the row is kept, in no process

@@ -13,12 +13,12 @@ import pytest
 from mlx_lm.models.cache import ArraysCache
 
 from agent_traffic import SyntheticModel
+from mlx_provider.engine.heterogeneous import largest
 from mlx_provider.engine.memory import MemoryProfile
 from mlx_provider.engine.prefix_cache.cache import CacheKey, PrefixCache
 from mlx_provider.engine.prefix_cache.key import as_ids
 from mlx_provider.engine.prefix_cache.layer_kinds import Kind
 from mlx_provider.engine.prefix_cache.tree import nodes
-from mlx_provider.engine.unlike import largest
 
 KEY = CacheKey("split")
 BUDGET = 12_000

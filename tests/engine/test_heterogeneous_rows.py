@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from mlx_provider import LoadOptions
-from mlx_provider.engine.agreement import Alone
 from mlx_provider.engine.execution.probe import stand_in
 from mlx_provider.engine.execution.row_groups import Groups
 from mlx_provider.engine.execution.solo_rows import prefilled
+from mlx_provider.engine.heterogeneous import compare_parts
 from mlx_provider.engine.memory import MemoryProfile
 from mlx_provider.engine.prefix_cache.layer_kinds import Kind
-from mlx_provider.engine.unlike import unlike
+from mlx_provider.engine.replication import OneProcess
 from mlx_provider.errors import LoadFailed
 from mlx_provider.families.text import load_text
 from mlx_provider.records import LoadedModel
@@ -27,24 +27,24 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     return load_text(build(tmp_path_factory.mktemp("m") / "q", "qwen3"), LoadOptions())
 
 
-class Beside(Alone):
+class Beside(OneProcess):
     """Another rank, which tells what `other` makes of this one's."""
 
     def __init__(self, other: Callable[[Any], Any]) -> None:
         self._other = other
 
-    def of_all(self, own: Any) -> list[Any]:
+    def gather(self, own: Any) -> list[Any]:
         return [own, self._other(own)]
 
 
 def test_ranks_that_keep_alike_parts_have_nothing_to_agree(model: LoadedModel) -> None:
-    assert unlike(model, model.make_cache, Beside(lambda own: own)) is None
+    assert compare_parts(model, model.make_cache, Beside(lambda own: own)) is None
 
 
 def test_all_go_by_the_most_and_by_the_least(model: LoadedModel) -> None:
     state = {"state_bytes": 900, "token_bytes": 8, "windows": [[16, 4]]}
     told = {"layers": 1, "kind": 2, "mergeable": False, "shares_a_pass": False, "memory": state}
-    found = unlike(model, model.make_cache, Beside(lambda own: told))
+    found = compare_parts(model, model.make_cache, Beside(lambda own: told))
     assert found is not None
     per_token = 3 * 2 * 2 * 16 * 4  # layers, keys and values, heads, dimensions, bytes
     assert found.memory == MemoryProfile(900, per_token, ((16, 4),))
@@ -53,7 +53,7 @@ def test_all_go_by_the_most_and_by_the_least(model: LoadedModel) -> None:
 
 def test_a_rank_that_cannot_run_its_share_is_told_of(model: LoadedModel) -> None:
     with pytest.raises(LoadFailed, match="no room"):
-        unlike(model, model.make_cache, Beside(lambda own: "no room"))
+        compare_parts(model, model.make_cache, Beside(lambda own: "no room"))
 
 
 @dataclass(frozen=True)
