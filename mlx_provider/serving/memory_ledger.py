@@ -7,12 +7,9 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Protocol
 
-PREFIX_SHARE = 1 / 3
-"""Share of what weights leave that the prefix cache may take, unless the operator sets its size.
-Other programs stay in memory as long as requests do not need the rest."""
-PREFIX_MIN = 2 * 2**30
-"""Bytes that the prefix cache may take in any case, up to half of what weights leave. A smaller
-cache cannot hold the prompt of a coding agent."""
+OTHERS_SHARE = 1 / 3
+"""Share of what weights leave that the prefix cache never takes, unless the operator sets its size:
+for the next requests, and so that other programs stay in memory."""
 
 
 class HoldsMemory(Protocol):
@@ -101,8 +98,9 @@ class MemoryLedger:
         return sum(a.model.live_bytes for key, a in accounts if a.model and key != apart)
 
     def prefix_budget(self) -> int:
-        """Bytes that weights, live rows and images leave to the prefix cache."""
+        """Bytes that weights, live rows and images leave to the prefix cache; it gives the others
+        what they need when a request is admitted or a model loads."""
         free, chosen = max(0, self.free), self._prefix_bytes
         if chosen is None:
-            chosen = max(int(PREFIX_SHARE * free), min(PREFIX_MIN, free // 2))
+            chosen = free - int(OTHERS_SHARE * free)
         return max(0, min(free - self.live() - self.media(), chosen))

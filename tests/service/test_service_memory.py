@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
+from mlx_provider.serving.memory_ledger import MemoryLedger
 from mlx_provider.serving.model_cache import ModelCache
 
 GIGA = 2**30
@@ -31,14 +33,29 @@ def test_the_pool_is_limited_and_in_the_accounts(
     assert limits == [123, GIGA, 123]
 
 
-def test_the_prefix_cache_leaves_most_to_others(make_service: Any) -> None:
+def test_the_prefix_cache_leaves_a_share_to_others(make_service: Any) -> None:
     """Unless its size is chosen."""
 
     def budget(**settings: Any) -> int:
         return models(make_service, **settings).ledger.prefix_budget()
 
-    assert budget(memory_limit=30 * GIGA) == 10 * GIGA
-    assert budget(memory_limit=5 * GIGA) == 2 * GIGA
-    assert budget(memory_limit=3 * GIGA) == 3 * GIGA // 2
+    assert budget(memory_limit=30 * GIGA) == 20 * GIGA
+    assert budget(memory_limit=3 * GIGA) == 2 * GIGA
     assert budget(memory_limit=30 * GIGA, prefix_bytes=20 * GIGA) == 20 * GIGA
     assert budget(memory_limit=30 * GIGA, prefix_bytes=40 * GIGA) == 30 * GIGA
+
+
+@dataclass
+class Busy:
+    """A model of 6 GB whose rows take so much."""
+
+    live_bytes: int
+    nbytes: int = 6 * GIGA
+
+
+def test_the_prefix_cache_may_use_what_live_rows_leave() -> None:
+    ledger = MemoryLedger(lambda: 36 * GIGA)
+    ledger.reserve("model", 6 * GIGA)
+    for live, left in ((0, 20), (9, 20), (10, 20), (16, 14), (30, 0), (31, 0)):
+        ledger.correct("model", Busy(live * GIGA))
+        assert ledger.prefix_budget() == left * GIGA
