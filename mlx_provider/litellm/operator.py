@@ -25,8 +25,6 @@ class OperatorOptions(ModelOptions):
 
     cache_salt: str = "key"
     """Who shares cached prompts: each gateway key alone, `team`, `all`, or those of this text."""
-    ignored: Literal["tell", "refuse"] = "tell"
-    """What becomes of a request with parameters that have no effect."""
     heartbeat: float = Field(5.0, ge=0, le=MOST_SECONDS)
     """Seconds of silence after which a stream's client is told that the engine is at work; `0`:
     never."""

@@ -113,7 +113,7 @@ def _stop(params: Parameters) -> Any:
 def _ignored(params: Parameters, options: OperatorOptions) -> list[str]:
     """Names that the client is told of. Raises `BadRequest` where the operator wants it so."""
     ignored = params.ignored()
-    if ignored and options.ignored == "refuse":
+    if ignored and options.on_ignored_params == "refuse":
         raise BadRequest(
             f"{', '.join(ignored)}: has no effect here, leave it out", param=ignored[0]
         )

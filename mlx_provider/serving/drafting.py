@@ -10,7 +10,6 @@ from pathlib import Path
 import mlx.core as mx
 
 from ..culprit import of_the_machine
-from ..engine.speculation.policy import Policy
 from ..engine.speculation.speculation import Speculation
 from ..errors import MLXProviderError, wrong_option
 from ..isolation import Fault, Isolation
@@ -30,9 +29,9 @@ BLIND = "the model does not show its hidden states"
 
 def draft_kind(options: ModelOptions) -> str:
     """What engines of the same weights are told apart by, beside their KV cache."""
-    if options.drafter in UNNAMED and not options.draft_model and not options.draft_tokens:
+    if options.drafter in UNNAMED and not options.draft_model:
         return "" if options.drafter == AUTO else OFF
-    return f"{options.drafter} {options.draft_model or ''} {options.draft_tokens or ''}"
+    return f"{options.drafter} {options.draft_model or ''}"
 
 
 def check_drafts(options: ModelOptions) -> None:
@@ -131,7 +130,6 @@ def _started(
         raise Unfit(problem)
     if given.model is not None:
         check_folder(given.model)
-    policy = Policy() if options.draft_tokens is None else Policy(most=options.draft_tokens)
     before = mx.get_active_memory()
     drafting = drafter.start(folder, model, given)
     nbytes = max(0, mx.get_active_memory() - before) + drafter.keeps(drafting)
@@ -142,7 +140,6 @@ def _started(
         vocab=model.info.vocab_size,
         hidden=drafter.hidden,
         media=drafter.media,
-        policy=policy,
     )
     return Drafts(speculation, drafter.name, nbytes)
 

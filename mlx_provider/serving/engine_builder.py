@@ -27,7 +27,7 @@ from ..protocol.options import ModelOptions
 from ..registry import PluginRegistry
 from .decoding_text import batching, fixed_passes
 from .drafting import Drafts, drafts_of
-from .kv_choice import MakeCache, cache_maker, check_kv, kv_kind, tried
+from .kv_choice import MakeCache, cache_maker, kv_kind, tried
 from .load_errors import load_error
 from .measurements import MEASURED, Measured, Measurements, circumstances, software
 from .reproducible import Reproducible
@@ -98,12 +98,12 @@ class EngineBuilder:
         chosen = self._settings.kv_layout
         own = list(model.kv_layouts) if chosen == "auto" else [chosen]
         layouts = self._ranks.replication.decide("layouts", lambda: own, list[str], list[str])
-        make_cache = cache_maker(model, options)
+        make_cache = cache_maker(model, options.kv_bits, self._ranks.replication)
         plugins = [f"{each} {self._registry.sources(each)}" for each in self._registry.plugins]
         kv = " ".join(filter(None, (kv_kind(options), weights.code)))
         key = circumstances(weights, kv, layouts, [*plugins, f"{self._ranks.size} ranks"])
-        heterogeneous = self._heterogeneous(weights, options, make_cache)
-        measured = self._measured(weights, key, options, layouts, heterogeneous)
+        heterogeneous = self._heterogeneous(weights, make_cache)
+        measured = self._measured(weights, key, make_cache, options, layouts, heterogeneous)
         found, curve, limits = measured.probe, measured.curve, self._shared_limits()
         fixed, prefixes = None, self._budgets.prefixes.cache()
         policy = PrefixCachePolicy(prefixes, model, kv, make_cache, heterogeneous)
@@ -154,19 +154,17 @@ class EngineBuilder:
         whole = self._ranks.size == 1
         return drafts_of(self._registry, weights.folder, weights.model, options, room, whole=whole)
 
-    def _heterogeneous(
-        self, weights: Weights, options: ModelOptions, make_cache: MakeCache
-    ) -> Heterogeneous | None:
+    def _heterogeneous(self, weights: Weights, make_cache: MakeCache) -> Heterogeneous | None:
         """What the ranks have in common, where they keep heterogeneous parts of a row."""
         if self._ranks.size == 1:
             return None
-        check_kv(weights.model, options, self._ranks.replication)
         return compare_parts(weights.model, make_cache, self._ranks.replication)
 
     def _measured(
         self,
         weights: Weights,
         key: str,
+        make_cache: MakeCache,
         options: ModelOptions,
         layouts: Sequence[str],
         heterogeneous: Heterogeneous | None,
@@ -176,10 +174,8 @@ class EngineBuilder:
         known = replication.decide("known", partial(self._measurements.find, key), _dumped, _read)
         if known is not None:
             return known
-        if self._ranks.size == 1:
-            check_kv(weights.model, options)
-        found = tried(weights.model, options, layouts, replication, heterogeneous)
-        make_cache = cache_maker(weights.model, options)
+        bits = options.kv_bits
+        found = tried(weights.model, make_cache, bits, layouts, replication, heterogeneous)
         curve = calibrate(weights.model, make_cache, replication)
         passes = measure(weights.model, make_cache, curve, heterogeneous)
         own = Measured(found, curve, passes, str(weights.folder), kv_kind(options), software())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 import mlx.core as mx
 
@@ -21,9 +21,13 @@ from ..upstream import mlx_lm
 MakeCache = Callable[[], list[Any]]
 
 
+GROUPS = (64, 32)
+"""Values that share a scale: the first that divides the size of every head."""
+
+
 def kv_kind(options: ModelOptions) -> str:
     """How the KV cache is kept."""
-    return f"{options.kv_bits} bits of {options.kv_group_size}" if options.kv_bits else ""
+    return f"{options.kv_bits} bits" if options.kv_bits else ""
 
 
 def engine_kind(options: ModelOptions) -> str:
@@ -32,16 +36,30 @@ def engine_kind(options: ModelOptions) -> str:
     return ", ".join(filter(None, kinds))
 
 
-def cache_maker(model: LoadedModel, options: ModelOptions) -> MakeCache:
-    """What makes row caches as they are wanted."""
-    if options.kv_bits is None:
+def cache_maker(
+    model: LoadedModel, bits: int | None, replication: Replication = ONE_PROCESS
+) -> MakeCache:
+    """What makes row caches of so many bits (every rank's engine thread).
+
+    Raises `BadRequest` where no group divides the heads.
+    """
+    if bits is None:
         return model.make_cache
-    return partial(_quantised, model, options.kv_bits, options.kv_group_size)
+    sizes = {size for every in replication.gather(sorted(_head_sizes(model))) for size in every}
+    for group in GROUPS:
+        if not any(size % group for size in sizes):
+            return partial(_quantised, model, bits, group)
+    raise wrong_option(
+        "kv_bits",
+        f"the size of this model's heads ({', '.join(map(str, sorted(sizes)))}) is no multiple of "
+        f"{GROUPS[-1]}, the smallest group of values with one scale: leave kv_bits out",
+    )
 
 
 def tried(
     model: LoadedModel,
-    options: ModelOptions,
+    make_cache: MakeCache,
+    bits: int | None,
     layouts: Sequence[str],
     replication: Replication = ONE_PROCESS,
     heterogeneous: Heterogeneous | None = None,
@@ -50,23 +68,13 @@ def tried(
 
     Raises `BadRequest` that names the option with which the model does not run.
     """
-    make_cache = cache_maker(model, options)
-    if options.kv_bits is None:
+    if bits is None:
         return probe(model, make_cache, layouts, replication, heterogeneous)
     with Isolation() as trying:
         return probe(model, make_cache, layouts, replication, heterogeneous)
     reason = trying.fault.told if trying.fault is not None else ""
     why = f"this model does not run with a quantised KV cache ({reason}): leave kv_bits out"
     raise wrong_option("kv_bits", why)
-
-
-def check_kv(
-    model: LoadedModel, options: ModelOptions, replication: Replication = ONE_PROCESS
-) -> None:
-    """Raises `BadRequest` where heads cannot be quantised as asked (every rank's engine thread)."""
-    if options.kv_bits is not None:
-        every = replication.gather(sorted(_head_sizes(model)))
-        _check_group({size for sizes in every for size in sizes}, options.kv_group_size)
 
 
 def _quantised(model: LoadedModel, bits: int, group: int) -> list[Any]:
@@ -80,15 +88,3 @@ def _head_sizes(model: LoadedModel) -> set[int]:
     model.prefill(PrefillChunk(Prompt(tokens), 0, TRIAL_TOKENS, cache))
     mx.eval(arrays(cache))
     return {array.shape[-1] for layer in mlx_lm.quantisable(cache) for array in arrays([layer])}
-
-
-def _check_group(sizes: set[int], group: int) -> None:
-    choices = get_args(ModelOptions.model_fields["kv_group_size"].annotation)
-    if any(size % group for size in sizes):
-        fit = [str(each) for each in choices if not any(size % each for size in sizes)]
-        raise wrong_option(
-            "kv_group_size",
-            f"{group} does not divide the size of this model's heads "
-            f"({', '.join(map(str, sorted(sizes)))}); "
-            + (f"{' and '.join(fit)} would" if fit else "no size does: leave kv_bits out"),
-        )

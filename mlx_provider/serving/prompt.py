@@ -227,7 +227,7 @@ def taken_media(info: ModelInfo, options: ModelOptions) -> Taken:
     """Kinds of media that the model takes, by its family and by its operator."""
     as_text = options.modality == "text"
     kinds = frozenset() if as_text else info.media
-    if (options.unseen_media or ("refuse" if as_text else "omit")) == "omit":
+    if (options.on_ignored_params or ("refuse" if as_text else "tell")) == "tell":
         return Taken(kinds)
     if as_text:
         return Taken(kinds, "the operator serves this model as text only")

@@ -10,13 +10,15 @@ from ..protocol.options import ModelOptions
 from ..records import Drafting, LoadedModel, ScoresPrompts
 
 NAME = "sparse_prefill"
+LONG = 8192
+"""Tokens from which on a prompt is long."""
 
 
 def sparse_kind(options: ModelOptions) -> str:
     """What engines of the same weights are told apart by."""
     if options.sparse_prefill is None:
         return ""
-    return f"{options.sparse_prefill} of prompts from {options.sparse_prefill_from}"
+    return f"{options.sparse_prefill} of long prompts"
 
 
 def check_sparse_prefill(options: ModelOptions) -> None:
@@ -54,7 +56,7 @@ def sparse_prefill_of(
         who = f"drafter {drafter} tells not" if drafter else "nobody tells"
         raise wrong_option(NAME, f"{who} which tokens matter: name a draft_model")
     _check_scorer(drafting, found)
-    return SparsePrefill(drafting, share=share, least=options.sparse_prefill_from)
+    return SparsePrefill(drafting, share=share, least=LONG)
 
 
 def _check_scorer(scorer: ScoresPrompts, found: Probe) -> None:

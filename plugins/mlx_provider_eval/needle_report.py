@@ -75,10 +75,9 @@ def _reach(subject: Result) -> str:
 def _never_thinned(subject: Result) -> str:
     if "sparse_prefill" not in subject["options"] or _is_sparse(subject):
         return ""
-    least = subject["options"].get("sparse_prefill_from", "8192 (its default)")
     return (
         f"`{subject['label']}`: no prompt was thinned out, so this says nothing of sparse_prefill: "
-        f"sparse_prefill_from is {least}"
+        "it is for prompts from 8192 tokens on"
     )
 
 

@@ -119,13 +119,12 @@ class Setting:
 
     def drafting(self, name: str, clock: Clock | None = None) -> Speculation:
         """Speculation with a drafter that is installed. Raises `MLXProviderError`."""
-        options = ModelOptions(
-            drafter=name, draft_model=self.plan.draft_model, draft_tokens=self.plan.most
-        )
+        options = ModelOptions(drafter=name, draft_model=self.plan.draft_model)
         found = drafts_of(self.registry, self.folder, self.model, options).speculation
         if found is None:
             raise MLXProviderError(f"no drafter can draft for {self.folder}")
         found.clock = clock or time.perf_counter
+        found.policy = Policy(most=self.plan.most)
         return found
 
     def prompts(self, lengths: Sequence[int], seed: int) -> list[list[int]]:

@@ -99,7 +99,10 @@ def gateway(own: Path) -> Iterator[Gateway]:
     options do not fit."""
     model = str(own / "scripted")
     wanted = subjects([model], {"tool_parser": ["default", "pythonic"]}, {})
-    wanted += [Subject("demo", {}, {}, "demo"), Subject("demo", {"kv_bits": 4}, {}, "demo, 4 bit")]
+    wanted += [
+        Subject("demo", {}, {}, "demo"),
+        Subject("demo", {"drafter": "absent"}, {}, "demo, absent"),
+    ]
     environ = {**os.environ, **environment(own / "site"), "HF_HUB_OFFLINE": "1"}
     with closing(staging(wanted, lambda phase, what: None, environ)) as stages:
         yield Gateway(stages, [next(stages) for _ in wanted])
@@ -142,7 +145,7 @@ def test_a_parser_of_another_format_is_seen(staged: list[Staged | Skipped], own:
 def test_what_does_not_load_is_told_and_the_others_go_on(staged: list[Staged | Skipped]) -> None:
     skipped = staged[3]
     assert isinstance(skipped, Skipped)
-    assert "kv_group_size" in skipped.why
+    assert "drafter" in skipped.why
 
 
 def test_the_demo_finds_a_name(staged: list[Staged | Skipped]) -> None:
@@ -191,7 +194,7 @@ def test_the_command_compares_and_writes(
     done = CliRunner().invoke(commands.evaluate, [*arguments, "--out", str(tmp_path)],
                               obj=PluginRegistry(), catch_exceptions=False)  # fmt: skip
     assert done.exit_code == 0, done.output
-    assert "demo, 4 bit: not measured" in done.stderr
+    assert "demo, absent: not measured" in done.stderr
     result = json.loads((tmp_path / "tools.json").read_text())
     assert result["versions"]["mlx-provider"]
     assert len(result["scenarios_digest"]) == 12

@@ -51,7 +51,7 @@ def test_folders_are_whole_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ("kv_bits", "--option kv_bits: write name=value"),
         ("kv_bits=3", "--option kv_bits: Input should be 4 or 8"),
         ("kvbits=8", "--option kvbits: no such option; there are adapter"),
-        ("draft_tokens=a: [", "--option draft_tokens: "),
+        ("context_length=a: [", "--option context_length: "),
     ],
 )
 def test_a_wrong_option_is_named(written: str, told: str) -> None:

@@ -114,7 +114,7 @@ def proxy(
     (strict,) = proxy_config("strict", "any", api_base=scripted_engine.url, api_key=ENGINE_KEY)[
         "model_list"
     ]
-    strict["model_info"]["mlx"] = {"ignored": "refuse"}
+    strict["model_info"]["mlx"] = {"on_ignored_params": "refuse"}
     config["model_list"] += [strict]
     config["model_list"] += proxy_config("demo", "demo")["model_list"]
     (brief,) = proxy_config("brief", "demo")["model_list"]

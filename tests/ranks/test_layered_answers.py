@@ -34,7 +34,7 @@ def turns(name: str, model: Path, *texts: str, **more: Any) -> Step:
 
 
 def schedule(model: Path) -> list[Step]:
-    bits = {"options": {"kv_bits": 8, "kv_group_size": 32}}
+    bits = {"options": {"kv_bits": 8}}
     few = [ask("few bits", model, WORDS, **bits)] if "next" in model.name else []
     return [
         ask("first", model, WORDS),

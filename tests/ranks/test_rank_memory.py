@@ -29,7 +29,7 @@ STEP = 0.02
 BY_A_MODEL = ("by a model", "by a model, again")
 LONG = "hello world how are you, and what of it " * 4
 TIGHT = {"output_reserve": 16, "max_chunk": 32}
-KV = {"kv_bits": 8, "kv_group_size": 32}
+KV = {"kv_bits": 8}
 
 
 def rows_outgrow_the_memory(models: dict[str, Path]) -> Play:

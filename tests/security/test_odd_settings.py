@@ -81,8 +81,6 @@ def test_a_removed_variable_has_no_effect_and_is_told(name):
         *((n, v) for n in ("keep_alive", "heartbeat") for v in (math.inf, math.nan, 1e300, -2)),
         *(("context_length", v) for v in (0, -1, 10**30, math.inf)),
         *(("sparse_prefill", v) for v in (math.nan, 0, 2)),
-        *(("sparse_prefill_from", v) for v in (math.nan, 0)),
-        *(("draft_tokens", v) for v in (0, 10**9)),
     ],
 )
 def test_an_option_of_a_config_entry_is_named(name, value):

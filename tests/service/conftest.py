@@ -242,4 +242,4 @@ def eager_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
         policy.most = most
         return policy
 
-    monkeypatch.setattr("mlx_provider.serving.drafting.Policy", eager)
+    monkeypatch.setattr("mlx_provider.engine.speculation.speculation.Policy", eager)

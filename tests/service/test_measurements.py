@@ -95,7 +95,7 @@ def test_anything_that_differs_is_measured_anew(
     if change == "weights":
         os.utime(own / "model.safetensors", ns=(1, 1))
     elif change == "kv_bits":
-        options = ModelOptions(kv_bits=8, kv_group_size=32)
+        options = ModelOptions(kv_bits=8)
     elif change == "layout":
         settings["kv_layout"] = "merged"
     elif change == "upstream":

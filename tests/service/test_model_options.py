@@ -16,8 +16,10 @@ import pytest
 from mlx_provider.client.in_process import InProcessClient
 from mlx_provider.config import EngineSettings
 from mlx_provider.errors import BadRequest, ContextTooLong, LoadFailed
-from mlx_provider.protocol.options import ModelOptions
+from mlx_provider.litellm.operator import operator_options
+from mlx_provider.protocol.options import REMOVED, ModelOptions
 from mlx_provider.registry import PluginRegistry
+from mlx_provider.serving.kv_choice import cache_maker
 from mlx_provider.serving.service import ChatService
 from mlx_provider.testing.tiny import build
 
@@ -50,12 +52,12 @@ def test_options_that_leave_the_weights_share_them(model: Any) -> None:
     ):
         answer = model.ask(max_tokens=6, options=ModelOptions(**chosen))
         assert (answer.only.content + answer.only.reasoning).strip() == text.strip()
-    quantised = ModelOptions(kv_bits=8, kv_group_size=32)
+    quantised = ModelOptions(kv_bits=8)
     assert model.ask(max_tokens=6, options=quantised).only.reason == "length"
     assert len(same_weights(model)) == 1
     assert mx.get_active_memory() - before < 1.2 * one
     (loaded,) = model.service._models.queue.models()
-    assert sorted(loaded.engines) == ["", "8 bits of 32"], "one engine for each kind of KV cache"
+    assert sorted(loaded.engines) == ["", "8 bits"], "one engine for each kind of KV cache"
 
 
 def test_each_alias_keeps_its_own_options(model: Any) -> None:
@@ -101,7 +103,7 @@ def test_prefixes_are_shared_by_aliases(model: Any) -> None:
     text = "The same long beginning of a question. " * 4
     model.ask(text)
     assert model.ask(text, options=ModelOptions(context_length=2048)).usage.cached_tokens > 0
-    quantised = ModelOptions(kv_bits=8, kv_group_size=32)
+    quantised = ModelOptions(kv_bits=8)
     assert model.ask(text, options=quantised).usage.cached_tokens == 0
 
 
@@ -167,29 +169,46 @@ def refused(model: Any, **chosen: Any) -> BadRequest:
     return caught.value
 
 
-def test_a_group_that_does_not_divide_the_heads(model: Any) -> None:
-    error = refused(model, kv_bits=8, kv_group_size=64)
-    assert error.param == "model_info.mlx.kv_group_size"
-    assert "64 does not divide" in error.message
-    assert "(32); 32 would" in error.message
-    assert model.ask(options=ModelOptions(kv_bits=8, kv_group_size=32)).only.reason == "length"
+def test_the_group_is_the_largest_that_divides_the_heads(model: Any, tiny: Any) -> None:
+    for served, group in ((model, 32), (tiny("qwen3", head_dim=64, num_hidden_layers=1), 64)):
+        options = ModelOptions(kv_bits=8)
+        assert served.ask(options=options).only.reason == "length"
+        made = cache_maker(served.served(options).model, options.kv_bits)()
+        assert {layer.group_size for layer in made} == {group}
 
 
-def test_heads_that_no_group_divides(qwen: Any) -> None:
-    error = refused(qwen, kv_bits=4, kv_group_size=32)
-    assert error.param == "model_info.mlx.kv_group_size"
+@pytest.mark.parametrize("family", ["qwen3", "gemma3", "qwen3_vl", "qwen2_vl", "nemotron_h"])
+def test_heads_that_no_group_divides(family: str, tiny: Any) -> None:
+    error = refused(tiny(family), kv_bits=4)
+    assert error.param == "model_info.mlx.kv_bits"
     assert "leave kv_bits out" in error.message
 
 
-@pytest.mark.parametrize("family", ["gemma3", "qwen3_vl", "qwen3_5", "qwen2_vl", "nemotron_h"])
-def test_groups_in_every_family(family: str, tiny: Any) -> None:
-    error = refused(tiny(family), kv_bits=8, kv_group_size=128)
-    assert error.param == "model_info.mlx.kv_group_size"
+@pytest.mark.parametrize("name", REMOVED)
+def test_a_removed_option_is_refused_with_what_holds_instead(name: str) -> None:
+    with pytest.raises(BadRequest, match=f"{name} is gone, leave it out") as error:
+        operator_options({"model_info": {"mlx": {name: 1}}})
+    assert REMOVED[name] in error.value.message
+
+
+@pytest.mark.parametrize(
+    ("given", "then"),
+    [
+        ({"ignored": "refuse"}, "refuse"),
+        ({"ignored": "tell"}, "tell"),
+        ({"unseen_media": "omit"}, "tell"),
+        ({"ignored": "tell", "unseen_media": "refuse"}, "refuse"),
+        ({"on_ignored_params": "refuse", "ignored": "tell"}, "refuse"),
+    ],
+)
+def test_a_renamed_option_is_taken_by_its_old_name(given: Any, then: str) -> None:
+    assert operator_options({"model_info": {"mlx": given}}).on_ignored_params == then
+    assert ModelOptions(**given).on_ignored_params == then
 
 
 def test_a_model_that_does_not_run_with_a_quantised_cache(tiny: Any) -> None:
     """Attention sinks have no quantised form upstream."""
-    error = refused(tiny("gpt_oss", head_dim=32), kv_bits=8, kv_group_size=32)
+    error = refused(tiny("gpt_oss", head_dim=32), kv_bits=8)
     assert error.param == "model_info.mlx.kv_bits"
     assert "quantised KV cache" in error.message
 
@@ -251,4 +270,4 @@ def test_what_is_no_options_fault_is_not_blamed_on_one(
     (folder / "tokenizer.json").write_text("{}")
     own = tiny_class(qwen.client, qwen.service, str(folder))
     with pytest.raises(LoadFailed):
-        own.start(options=ModelOptions(kv_bits=8, kv_group_size=32))
+        own.start(options=ModelOptions(kv_bits=8))

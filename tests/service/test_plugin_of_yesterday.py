@@ -18,9 +18,7 @@ from mlx_provider.protocol.options import ModelOptions
 from mlx_provider.registry import PluginRegistry
 
 FROZEN = Path(__file__).parents[1] / "data" / "plugins"
-OPTIONS = ModelOptions(
-    tool_parser="day-before", reasoning_parser="yesterday", drafter="yesterday", draft_tokens=2
-)
+OPTIONS = ModelOptions(tool_parser="day-before", reasoning_parser="yesterday", drafter="yesterday")
 SCHEMA = {"type": "object", "properties": {"sides": {"enum": [6, 20]}}, "required": ["sides"]}
 TOOLS = [{"type": "function", "function": {"name": "roll", "parameters": SCHEMA}}]
 ASKED: dict[str, Any] = {

@@ -47,7 +47,7 @@ def test_an_image_that_cannot_be_seen_is_left_out(qwen: Any, in_tool: bool) -> N
 
 @pytest.mark.parametrize("in_tool", [False, True], ids=["user", "tool"])
 def test_or_refused_if_the_operator_says_so(qwen: Any, in_tool: bool) -> None:
-    options = ModelOptions(unseen_media="refuse")
+    options = ModelOptions(on_ignored_params="refuse")
     with pytest.raises(MediaError, match="this model takes text only; remove the image") as error:
         qwen.ask(messages=history(in_tool), options=options)
     assert error.value.status == 400
@@ -64,7 +64,7 @@ def test_a_model_that_sees_may_be_served_as_text(tiny: Any, family: str) -> None
     for in_tool in (False, True):
         with pytest.raises(MediaError, match="operator serves this model as text only"):
             model.ask(messages=history(in_tool), options=as_text)
-    left_out = ModelOptions(modality="text", unseen_media="omit")
+    left_out = ModelOptions(modality="text", on_ignored_params="tell")
     assert model.ask(messages=history(False), max_tokens=2, options=left_out).warnings
     whole, bare = (model.served(options).status for options in (ModelOptions(), as_text))
     assert (whole.vision, bare.vision) == (True, False)
@@ -91,23 +91,15 @@ def test_the_tower_of_a_model_served_as_text_is_not_in_memory(
 
 
 @pytest.mark.parametrize(
-    ("family", "shape", "option"),
-    [
-        ("gpt_oss", {"head_dim": 32}, "kv_bits"),
-        ("deepseek_v3", {}, "kv_group_size"),
-        ("llama", {"head_dim": 24}, "kv_group_size"),
-    ],
+    ("family", "shape"),
+    [("gpt_oss", {"head_dim": 32}), ("deepseek_v3", {}), ("llama", {"head_dim": 24})],
     ids=["sinks", "latent attention", "narrow heads"],
 )
-def test_a_quantised_cache_that_a_model_cannot_read(
-    tiny: Any, family: str, shape: Any, option: str
-) -> None:
+def test_a_quantised_cache_that_a_model_cannot_read(tiny: Any, family: str, shape: Any) -> None:
     model = tiny(family, **shape)
-    with pytest.raises(
-        BadRequest, match=rf"^model_info.mlx.{option}: .*leave kv_bits out$"
-    ) as error:
-        model.ask(options=ModelOptions(kv_bits=4, kv_group_size=32))
-    assert error.value.param == f"model_info.mlx.{option}"
+    with pytest.raises(BadRequest, match=r"^model_info.mlx.kv_bits: .*leave kv_bits out$") as error:
+        model.ask(options=ModelOptions(kv_bits=4))
+    assert error.value.param == "model_info.mlx.kv_bits"
     assert model.ask(max_tokens=2).only.reason == "length"
 
 

@@ -10,6 +10,7 @@ from mlx_provider.errors import BadRequest
 from mlx_provider.litellm.replies import usage_of
 from mlx_provider.protocol.events import Done, Timings
 from mlx_provider.protocol.options import ModelOptions
+from mlx_provider.serving import sparse_prefill
 
 NO_TIMES = Timings(queued=0, prefill=0, first_token=0, total=0, tokens_per_second=0)
 
@@ -21,6 +22,11 @@ def draft(build_tiny: Any) -> str:
     return str(build_tiny("qwen3", seed=3, num_hidden_layers=1))
 
 
+@pytest.fixture(autouse=True)
+def _prompts_are_long_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sparse_prefill, "LONG", 512)
+
+
 @pytest.fixture
 def model(make_service: Any, tiny_class: Any, build_tiny: Any) -> Any:
     service, client = make_service()
@@ -28,7 +34,7 @@ def model(make_service: Any, tiny_class: Any, build_tiny: Any) -> Any:
 
 
 def sparse(draft: str | None, **more: Any) -> ModelOptions:
-    given = {"sparse_prefill": 0.4, "sparse_prefill_from": 512, "draft_model": draft, **more}
+    given = {"sparse_prefill": 0.4, "draft_model": draft, **more}
     return ModelOptions(**given)
 
 
