@@ -4,7 +4,7 @@
     for finding in examine(Subject("mlx-community/some-model"), thorough=False): ...
 
 Every check is a function from a `Subject` to `Finding`s and stands in a module by its subject;
-`foundation` and `upon_mlx` list them. None changes anything, and none needs the network but for a
+`base_checks` and `mlx_checks` list them. None changes anything, and none needs the network but for a
 model that the Hub alone has.
 """
 

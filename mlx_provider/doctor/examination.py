@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..isolation import Isolation
-from . import foundation
+from . import base_checks
 from .checks import Check, run
 from .findings import Finding
 from .subject import Subject
@@ -21,13 +21,13 @@ def examine(subject: Subject, *, thorough: bool = True) -> list[Finding]:
     those of the engine that it may start. Raises nothing that a check raises.
     """
     found: list[Finding] = []
-    for check in foundation.CHECKS:
+    for check in base_checks.CHECKS:
         found += run(check, subject)
     with Isolation() as importing:
-        from .upon_mlx import CHECKS  # what it imports may be what is broken
+        from .mlx_checks import CHECKS  # what it imports may be what is broken
     if importing.fault is not None:
         told = f"no other check can be made: {importing.fault.told}"
-        return [*found, Finding("versions.imports", "fail", told, foundation.REINSTALL)]
+        return [*found, Finding("versions.imports", "fail", told, base_checks.REINSTALL)]
     for check in CHECKS:
         if _is_due(check, subject, found, thorough=thorough):
             found += _news(found, run(check, subject))

@@ -23,12 +23,12 @@ from mlx_provider.doctor import (
     Finding,
     Subject,
     System,
+    base_checks,
     checks,
     engine,
     examine,
-    foundation,
     machine,
-    upon_mlx,
+    mlx_checks,
     versions,
 )
 from mlx_provider.errors import OtherProtocol
@@ -47,7 +47,7 @@ def test_a_complaint_has_a_remedy() -> None:
     for complaint in ("warn", "fail"):
         with pytest.raises(ValueError, match="no remedy"):
             Finding("a.b", complaint, "something is wrong")  # type: ignore[arg-type]
-    every = [*foundation.CHECKS, *upon_mlx.CHECKS]
+    every = [*base_checks.CHECKS, *mlx_checks.CHECKS]
     assert all(check.remedy for check in every)
     assert len({check.name for check in every}) == len(every)
 

@@ -13,8 +13,8 @@ from . import (
     speculation,
     template,
 )
+from .base_checks import ASIDE, REINSTALL
 from .checks import Check
-from .foundation import ASIDE, REINSTALL
 
 SETTING = "correct the variable that is named, or unset it"
 READABLE = "make the file or folder that is named readable for this user"
