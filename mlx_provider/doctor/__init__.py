@@ -4,8 +4,8 @@
     for finding in examine(Subject("mlx-community/some-model"), thorough=False): ...
 
 Every check is a function from a `Subject` to `Finding`s and stands in a module by its subject;
-`base_checks` and `mlx_checks` list them. None changes anything, and none needs the network but for a
-model that the Hub alone has.
+`base_checks` and `mlx_checks` list them. None changes anything, and none needs the network but
+for a model that the Hub alone has.
 """
 
 from .examination import examine
