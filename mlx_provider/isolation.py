@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 
-from .culprit import Culprit, culprit_of, of_the_machine
 from .errors import MLXProviderError, PluginError, RankLost, RequestFailed
+from .fault_origin import FaultOrigin, fault_origin, of_the_machine
 from .log_lines import Trace
 
 LOG = "its traceback is in the engine's log (`mlx-provider engine logs`)"
@@ -26,7 +26,7 @@ class Fault:
     """One line: class, message, and the line of code it came from."""
     trace: Trace
     """The traceback as text, for a log."""
-    culprit: Culprit | None = None
+    origin: FaultOrigin | None = None
     """The plugin in whose code it was raised, where that is to be seen."""
 
     @property
@@ -45,7 +45,7 @@ class Fault:
 
         `None` for what the machine is at fault for, and what our own plugins called in the core.
         """
-        found = self.culprit
+        found = self.origin
         if found is None or not self.lasting or (found.ours and not found.innermost):
             return None
         return PluginError(f"{found}: {found.called} failed: {self.told}; {LOG}")
@@ -91,16 +91,16 @@ class Isolation:
 
 
 def _fault(error: BaseException) -> Fault:
-    culprit = None
+    origin = None
     if isinstance(error, MLXProviderError):
         told = f"{type(error).__name__}: {error.message}"
     else:
-        culprit = culprit_of(error)
-        place = f" ({culprit.where})" if culprit else _place(error)
+        origin = fault_origin(error)
+        place = f" ({origin.where})" if origin else _place(error)
         if isinstance(error, SyntaxError) and error.filename:  # tells a place that no frame has
             place = ""
         told = " ".join(f"{type(error).__name__}: {error}{place}".split())
-    fault = Fault(error, told, Trace("".join(traceback.format_exception(error))), culprit)
+    fault = Fault(error, told, Trace("".join(traceback.format_exception(error))), origin)
     for each in _chain(error):
         each.__traceback__ = None
     return fault

@@ -58,9 +58,9 @@ def _serve(
 ) -> None:
     from ..config import engine_settings
     from ..server.access import own_names
-    from ..server.beside import run_beside
     from ..server.engine_key import kept_key, own_key_file, read_key
     from ..server.metrics_page import MetricsPage
+    from ..server.side_server import run_side_server
 
     if keyless and not _loopback(host):
         raise BadRequest(f"on {host} metrics need a key: leave --no-key away", param="no_key")
@@ -69,7 +69,7 @@ def _serve(
         file = key_file or own_key_file(name="metrics.key")
         key, told = (read_key(file) if key_file else kept_key(file)), f"key: {file}"
     page = MetricsPage(client, key, own_names(host) | set(engine_settings().allowed_hosts))
-    with run_beside(page.asgi, host, port) as (address, wait):
+    with run_side_server(page.asgi, host, port) as (address, wait):
         typer.echo(f"metrics on {address}/metrics · {told}")
         wait()
 

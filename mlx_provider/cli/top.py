@@ -83,11 +83,11 @@ def _live(client: HttpClient, every: float) -> None:
 
 
 def _page(client: HttpClient, port: int, every: float) -> None:
-    from ..server.beside import run_beside
     from ..server.figures_page import LOOPBACK, FiguresPage
+    from ..server.side_server import run_side_server
 
     page = FiguresPage(client, every)
-    with run_beside(page.asgi, LOOPBACK, port) as (address, wait):
+    with run_side_server(page.asgi, LOOPBACK, port) as (address, wait):
         typer.echo(f"{address}/#{page.key}")
         typer.echo("whoever has this address may watch; Ctrl-C ends the page")
         wait()

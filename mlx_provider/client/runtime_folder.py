@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..config import PREFIX, Runtime
 from ..errors import EngineUnavailable
-from ..plain_file import open_own, read_bounded
+from ..safe_open import open_own, read_bounded
 
 LONGEST_SOCKET_PATH = 103
 """Bytes that every system takes in a unix socket's address (macOS 103, Linux 107)."""

@@ -15,8 +15,8 @@ from typing import Any
 import yaml
 
 from ..isolation import Isolation
-from ..plain_file import read_bounded
 from ..records import Client, ClientServer, ClientSettings, Profile
+from ..safe_open import read_bounded
 
 LARGEST = 2**22
 """Bytes of a client's file."""

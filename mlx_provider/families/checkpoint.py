@@ -11,8 +11,8 @@ from typing import Any
 from pydantic_core import from_json
 
 from ..errors import BadRequest
-from ..plain_file import read_bounded
 from ..records import LoadOptions, SamplingDefaults
+from ..safe_open import read_bounded
 
 LARGEST_JSON = 2**25
 """Bytes of a JSON file that describes a model; none known has a hundredth."""

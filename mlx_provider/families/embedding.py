@@ -13,8 +13,8 @@ from typing import Any, get_args
 from pydantic_core import from_json
 
 from ..errors import BadRequest
-from ..plain_file import read_bounded
 from ..records import Embedding, Pooling
+from ..safe_open import read_bounded
 from .checkpoint import LARGEST_JSON, read_json
 
 MODES: Mapping[str, Pooling] = {"lasttoken": "last", "mean_tokens": "mean", "cls_token": "cls"}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..plain_file import create_own
+from ..safe_open import create_own
 
 TIMEOUT = 3600
 """Seconds for a request: a prompt of 100,000 tokens may take half of that on a small machine."""

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from ..client.runtime_folder import EngineLock, holder, is_held
 from ..config import state_folder
 from ..errors import EngineUnavailable
-from ..plain_file import open_own, read_own, replace_own
+from ..safe_open import open_own, read_own, replace_own
 from .config import Served
 from .proxy import master_key
 

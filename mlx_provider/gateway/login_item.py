@@ -16,7 +16,7 @@ from pathlib import Path
 from ..client.identity import MLX, OTHERS, SECRET
 from ..config import PREFIX
 from ..errors import EngineUnavailable
-from ..plain_file import create_own
+from ..safe_open import create_own
 
 LABEL = "mlx-provider"
 KEPT = (*OTHERS, "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME")

@@ -18,7 +18,7 @@ import httpx
 
 from ..client.runtime_folder import EngineLock
 from ..errors import EngineUnavailable, NotInstalled
-from ..plain_file import create_own
+from ..safe_open import create_own
 
 START_LIMIT = 120.0
 """Seconds until a proxy counts as failed: LiteLLM's imports alone take ten on a slow machine."""

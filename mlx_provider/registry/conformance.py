@@ -15,7 +15,7 @@ from urllib.parse import quote
 from .. import __version__
 from ..config import state_folder
 from ..hookspecs import PROJECT
-from ..plain_file import read_own, replace_own
+from ..safe_open import read_own, replace_own
 from .plugin import Plugin
 
 FORMAT = 1

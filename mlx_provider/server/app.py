@@ -26,7 +26,7 @@ from .body import Bodies
 from .count import Count
 from .figures import FiguresRoute
 from .generate import NDJSON, Generate
-from .giving_way import GivingWay
+from .handover import Handover
 from .incoming import Incoming
 from .out_of_date import OutOfDate
 from .rank_group import RankGroup
@@ -62,9 +62,7 @@ class EngineApp:
         self._blas = blas
         self.activity = Activity()
         self._ranks = ranks or RankGroup()
-        self.giving_way = GivingWay(
-            self.activity, out_of_date, remote=key is not None, lost=self.lost
-        )
+        self.handover = Handover(self.activity, out_of_date, remote=key is not None, lost=self.lost)
         self._identity = {} if key else identity()
         self.stopping = anyio.Event()
         """Set when the process ends: attached clients are let go, nothing new is accepted."""
@@ -75,8 +73,8 @@ class EngineApp:
         )
 
     def _routes(self, *, remote: bool) -> list[Route]:
-        owners = [] if remote else [Route("/v1/stop", self.giving_way.__call__, methods=["POST"])]
-        incoming = Incoming(self.activity, self._bodies, remote, self.giving_way.admit)
+        owners = [] if remote else [Route("/v1/stop", self.handover.__call__, methods=["POST"])]
+        incoming = Incoming(self.activity, self._bodies, remote, self.handover.admit)
         answer = partial(Generate, self._service, incoming, self.stopping, why=self._why)
         return [
             *owners,
@@ -108,7 +106,7 @@ class EngineApp:
         """What `/health` answers."""
         own: dict[str, object] = {
             "identity": self._identity,
-            "out_of_date": self.giving_way.out_of_date(),
+            "out_of_date": self.handover.out_of_date(),
             "ranks": self._ranks.statuses(),
             "rank_fault": self._ranks.last_fault,
         }

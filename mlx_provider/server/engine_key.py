@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..config import PREFIX
 from ..errors import BadRequest, EngineUnavailable
-from ..plain_file import read_trusted
+from ..safe_open import read_trusted
 
 LONGEST = 4096
 

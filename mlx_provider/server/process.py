@@ -79,7 +79,7 @@ class EngineServer(uvicorn.Server):
         self._ready = ready
         self._drain = drain
         self._hurry = False
-        app.giving_way.stop = self._stop
+        app.handover.stop = self._stop
 
     async def run_until_stopped(self, idle_limit: float | None) -> None:
         """Serve until a signal, `idle_limit` seconds without clients, or a lost socket file."""
@@ -149,7 +149,7 @@ class EngineServer(uvicorn.Server):
 
     def _stop(self, *signalled: object) -> None:
         """Takes effect with the next turn of uvicorn's main loop; nothing is taken until then."""
-        self._app.giving_way.ending = True
+        self._app.handover.ending = True
         self._listener.remove()  # who comes now waits for the next engine
         self._hurry = self.should_exit
         self.should_exit = True
@@ -172,7 +172,7 @@ class EngineServer(uvicorn.Server):
             if idle_limit is not None and activity.idle() > idle_limit:
                 logger.info("no client for %g s: the engine ends", idle_limit)
                 self._stop()
-            elif self._app.giving_way.due():
+            elif self._app.handover.due():
                 self._stop()
             elif not self._listener.findable() and not activity.requests:
                 logger.warning("%s is gone: the engine ends", self._listener.path)

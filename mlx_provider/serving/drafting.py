@@ -9,9 +9,9 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from ..culprit import of_the_machine
 from ..engine.speculation.speculation import Speculation
 from ..errors import MLXProviderError, wrong_option
+from ..fault_origin import of_the_machine
 from ..isolation import Fault, Isolation
 from ..log_lines import Trace
 from ..protocol.options import ModelOptions
@@ -111,7 +111,7 @@ def _why(drafter: Drafter, fault: Fault) -> str:
     """Why nobody drafts with it, in words; the error itself is left to the traceback."""
     if isinstance(fault.error, MLXProviderError):
         return f"drafter {drafter.name} is not used: {fault.error.message}"
-    cause = f"a fault of {fault.culprit or 'its plugin'}"
+    cause = f"a fault of {fault.origin or 'its plugin'}"
     if of_the_machine(fault.error):
         cause = "its files, or memory or device of this machine"
     return f"drafter {drafter.name} is left out: it failed while it started ({cause})"

@@ -20,9 +20,9 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from ..errors import BadRequest, Forbidden, ModelNotFound
-from ..plain_file import read_trusted
 from ..protocol.options import OWNERS_ALONE, ModelOptions
 from ..protocol.requests import ModelRequest
+from ..safe_open import read_trusted
 from .hub import DEMOS, cache_root
 
 T = TypeVar("T", bound=ModelRequest)

@@ -41,7 +41,7 @@ def load_error(
         return wrong_option("trust_remote_code", f"{name} brings code of its own: {error}")
     if known is not None:
         return for_another(known)
-    found = fault.culprit  # a drafter or kernels may be another's
+    found = fault.origin  # a drafter or kernels may be another's
     where = "" if found is None else f", {found.called} failed"
     message = f"{name} could not be loaded by family {family!r}{where}: {fault.told}"
     at_fault = stranger if found is None or found.ours else f"{found.plugin} ({found.distribution})"

@@ -21,7 +21,7 @@ from ..engine.execution.batch_layout import LAYOUTS
 from ..engine.execution.pass_memory import PassBytes
 from ..engine.execution.probe import Probe
 from ..engine.scheduling.costs import UNMEASURED, Curve
-from ..plain_file import read_own, replace_own
+from ..safe_open import read_own, replace_own
 from ..upstream import blas
 from .weights import Weights
 

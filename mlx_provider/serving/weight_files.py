@@ -12,7 +12,7 @@ import mlx.core as mx
 from pydantic_core import from_json
 
 from ..families.checkpoint import read_json
-from ..plain_file import read_bounded
+from ..safe_open import read_bounded
 
 FITS = 0.5
 """Share of the memory limit that expanded weights may take; the rest is for rows and caches."""

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic_core import from_json
 
-from ...plain_file import open_own
+from ...safe_open import open_own
 from .arrays import ArrayPack
 from .key import Ids
 from .segments import Segment

@@ -1,4 +1,4 @@
-"""Whose plugin an error came from, as its traceback tells."""
+"""The plugin that an error came from, by its traceback."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ DEVICE = ("[metal", "[malloc", "[cuda", "out of memory", "insufficient memory")
 
 
 @dataclass(frozen=True)
-class Culprit:
-    """A plugin, and the line of its code that raised or from which the call that did was made."""
+class FaultOrigin:
+    """A plugin, and the line of its code that raised, or that made the call which raised."""
 
     plugin: str
     distribution: str
@@ -46,7 +46,7 @@ class Culprit:
         return f"plugin {self.plugin} ({self.distribution})"
 
 
-def culprit_of(error: BaseException) -> Culprit | None:
+def fault_origin(error: BaseException) -> FaultOrigin | None:
     """The plugin in whose code the error was raised; a third party's before one of ours."""
     frames = [frame for frame in _frames(error) if _may_be_a_plugins(frame[0])]
     if all(_below(_module(frame), CORE) for frame, _ in frames):
@@ -62,7 +62,7 @@ def culprit_of(error: BaseException) -> Culprit | None:
         return None
     point, frame, line = chosen[-1]
     mine = [own for each, own, _ in chosen if each == point]
-    return Culprit(
+    return FaultOrigin(
         point.name,
         "" if point.dist is None else f"{point.dist.name} {point.dist.version}",
         _name(mine[0]),

@@ -1,4 +1,4 @@
-"""Open what is a regular file, and nothing that may block, never end, or belong to a stranger."""
+"""Open regular files only: no pipe, device, link, or file of another user."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""An engine gives way to a newer one as soon as it disturbs nobody: as told, or of itself.
+"""An engine ends for a newer one as soon as that interrupts no request.
 
-Told by `POST /v1/stop`; of itself where plugins were edited, installed or removed, once a request
-comes. The request that finds it so is refused as not taken, so that its client sends it to the
-engine that it then starts.
+`POST /v1/stop` asks for it. An engine whose plugins were edited, installed or removed does it by
+itself when the next request comes: it refuses that request as not taken, and the client sends it
+to the engine that it then starts.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class StopRequest(BaseModel):
     when: Literal["now", "idle", "alone"]
 
 
-class GivingWay:
+class Handover:
     """Ends the process when asked to, as soon as what it was told to wait for is so."""
 
     def __init__(

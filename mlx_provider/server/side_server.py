@@ -1,4 +1,4 @@
-"""A small server that is no engine: a page or metrics, on a port of its own."""
+"""A small server beside the engine, for a page or metrics, on a port of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .listen import listen_tcp
 
 
 @contextmanager
-def run_beside(app: ASGIApp, host: str, port: int) -> Iterator[tuple[str, Callable[[], None]]]:
+def run_side_server(app: ASGIApp, host: str, port: int) -> Iterator[tuple[str, Callable[[], None]]]:
     """Its address, and what serves until SIGINT or SIGTERM. Raises `EngineUnavailable`."""
     listener = listen_tcp(host, port)
     config = uvicorn.Config(
