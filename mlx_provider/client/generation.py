@@ -1,4 +1,4 @@
-"""The one interface that every transport offers."""
+"""The one interface to an engine, in this process or elsewhere."""
 
 from __future__ import annotations
 
@@ -6,33 +6,12 @@ import weakref
 from collections.abc import Callable
 from typing import Protocol
 
+from ..protocol.event_queue import EventQueue
 from ..protocol.events import Accepted, Event
 from ..protocol.figures import Figures
 from ..protocol.health import Health
 from ..protocol.requests import GenerateRequest, ModelRequest
-
-
-class Events(Protocol):
-    """What arrives of one request, for one reader."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether the last event has arrived (read or not)."""
-
-    def get(self, timeout: float | None = None) -> list[Event]:
-        """Waiting events, after waiting for at least one; none after the last event was read.
-
-        Raises `RequestTimedOut` when `timeout` seconds pass without one.
-        """
-
-    async def aget(self, timeout: float | None = None) -> list[Event]:
-        """`get` for an event loop; cancelling it loses no event."""
-
-    def pass_on(self, take: Callable[[list[Event]], None]) -> None:
-        """Hand what waits and all that comes to `take`, in order; nobody reads here any more.
-
-        `take` runs in the thread that brings the events and must not block.
-        """
+from .reply_events import ReplyEvents
 
 
 class Generation:
@@ -43,7 +22,9 @@ class Generation:
     Dropping the object cancels the request, too.
     """
 
-    def __init__(self, accepted: Accepted, events: Events, cancel: Callable[[], None]) -> None:
+    def __init__(
+        self, accepted: Accepted, events: EventQueue | ReplyEvents, cancel: Callable[[], None]
+    ) -> None:
         self.accepted = accepted
         self._events = events
         self._finalizer = weakref.finalize(self, cancel)
@@ -55,10 +36,6 @@ class Generation:
     async def aget(self, timeout: float | None = None) -> list[Event]:
         """`get` in an event loop."""
         return await self._events.aget(timeout)
-
-    def pass_on(self, take: Callable[[list[Event]], None]) -> None:
-        """Hand every event to `take`, in the thread that brings it, instead of to a reader."""
-        self._events.pass_on(take)
 
     def close(self) -> None:
         """Cancel what is left of the request. Idempotent, never blocks, any thread."""

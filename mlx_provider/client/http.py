@@ -6,8 +6,10 @@ import json
 import logging
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeVar
+
+import httpx
 
 from .. import __version__
 from ..config import PREFIX
@@ -16,11 +18,11 @@ from ..protocol.figures import Figures
 from ..protocol.health import Health
 from ..protocol.requests import STARTS_ENGINES, GenerateRequest, ModelRequest
 from .address import Address
+from .control_connection import Attachment, ControlConnection
 from .generation import Generation
 from .identity import OWN, PYTHON, differences, is_left_behind, told
-from .lines import Lines
-from .link import Attachment, Link
 from .retry import NotTaken, last_try, patiently
+from .stream_connection import Endpoint
 from .wire import parse_figures, parse_health, request_body
 
 T = TypeVar("T")
@@ -36,7 +38,7 @@ When = Literal["now", "idle", "alone"]
 
 
 class HttpClient:
-    """`EngineClient` over HTTP. One background thread per process owns the connections.
+    """`EngineClient` over HTTP. One thread watches the connection that shows both sides alive.
 
     Safe from any thread and across `fork`: a child opens connections of its own. Only
     `submit`, `health` and their like block; reading a `Generation` in an event loop does not.
@@ -55,12 +57,13 @@ class HttpClient:
         `None`: only another version of this package does.
         """
         self._identity = identity
-        self._address = address
-        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        self._headers |= dict([STARTS_ENGINES]) if start else {}
+        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        headers |= dict([STARTS_ENGINES]) if start else {}
+        # Loading the certificate store takes 20 ms, which only https needs.
+        tls = httpx.create_ssl_context() if address.url.startswith("https:") else None
+        self._endpoint = Endpoint(address, headers, tls)
         self._start = start
-        self._link = Link(address, self._headers)
-        self._of_parents: list[Link] = []
+        self._control = ControlConnection(self._endpoint)
         forked = weakref.WeakMethod(self._forked)
         os.register_at_fork(after_in_child=lambda: (method := forked()) and method())
 
@@ -71,12 +74,14 @@ class HttpClient:
         or started, `EngineDied` where it ended meanwhile.
         """
         body = request_body(request)
-        return patiently(lambda: self._sent(lambda link: link.send(request.path, body)))
+        return patiently(lambda: self._sent(lambda control: control.send(request.path, body)))
 
     def count(self, request: GenerateRequest) -> int:
         """Tokens of its prompt. Blocks and raises as `submit`."""
         body = request_body(request)
-        reply = patiently(lambda: self._sent(lambda link: link.ask("POST", "/v1/count", body=body)))
+        reply = patiently(
+            lambda: self._sent(lambda control: control.ask("POST", "/v1/count", body=body))
+        )
         return int(json.loads(reply)["prompt_tokens"])
 
     def health(self) -> Health:
@@ -91,12 +96,12 @@ class HttpClient:
         """What the engine does now; starts none."""
         return parse_figures(self._ask("GET", "/v1/figures"))
 
-    def watch(self, every: float) -> Lines:
+    def watch(self, every: float) -> Iterator[bytes]:
         """The same as a line of JSON every so many seconds, until the engine ends; starts none.
 
-        See `Lines` and `wire.parse_figures`.
+        Reading raises typed errors, `EngineDied` where it is cut off; see `wire.parse_figures`.
         """
-        return self._link.lines(f"/v1/figures?stream={every:g}")
+        return self._control.lines(f"/v1/figures?stream={every:g}")
 
     def cache_report(self) -> dict[str, Any]:
         """Prefix cache of each model; starts no engine."""
@@ -113,61 +118,61 @@ class HttpClient:
         Starts no engine. Raises `EngineUnavailable` where none runs.
         """
         self.health()
-        return _gives_way(self._link, reason, when)
+        return _gives_way(self._control, reason, when)
 
     def close(self) -> None:
         """Cancel what runs and close the connections; a later call opens new ones."""
-        link, self._link = self._link, Link(self._address, self._headers)
-        link.close()
+        control, self._control = self._control, ControlConnection(self._endpoint)
+        control.close()
 
-    def _sent(self, send: Callable[[Link], T]) -> T:
-        link = self._link
-        attachment = self._attached(link)
+    def _sent(self, send: Callable[[ControlConnection], T]) -> T:
+        control = self._control
+        attachment = self._attached(control)
         try:
-            return send(link)
+            return send(control)
         except NotTaken:
-            link.drop(attachment)
+            attachment.end()
             raise
 
-    def _attached(self, link: Link) -> Attachment:
-        with link.attaching:
-            if link.attachment is not None and not link.attachment.gone.is_set():
-                return link.attachment
+    def _attached(self, control: ControlConnection) -> Attachment:
+        with control.attaching:
+            if control.attachment is not None and not control.attachment.gone.is_set():
+                return control.attachment
             if self._start is None:
-                return last_try(link.attach)
+                return last_try(control.attach)
             try:
-                attachment = link.attach()
+                attachment = control.attach()
             except NotTaken:
-                return self._started(link, self._start)
+                return self._started(control, self._start)
             except OtherProtocol as error:
-                if is_left_behind() or not _gives_way(link, error.message, "idle"):
+                if is_left_behind() or not _gives_way(control, error.message, "idle"):
                     raise
-                return self._started(link, self._start)
-            return self._up_to_date(link, attachment, self._start)
+                return self._started(control, self._start)
+            return self._up_to_date(control, attachment, self._start)
 
     def _started(
-        self, link: Link, start: Callable[[], None], ending: int | None = None
+        self, control: ControlConnection, start: Callable[[], None], ending: int | None = None
     ) -> Attachment:
         """A new engine. `ending`: the process that gives way, which listens a moment longer."""
 
         def attached() -> Attachment:
             start()
             try:
-                attachment = link.attach()
+                attachment = control.attach()
             except OtherProtocol as error:
                 raise NotTaken(error) from None
             if attachment.health.pid == ending:
-                link.drop(attachment)
+                attachment.end()
                 raise NotTaken(EngineUnavailable(f"engine process {ending} does not end"))
             return attachment
 
         attachment = patiently(attached)
         if attachment.health.version != __version__:
-            raise _other_version(link, attachment, LEFT_BEHIND)
+            raise _other_version(attachment, LEFT_BEHIND)
         return attachment
 
     def _up_to_date(
-        self, link: Link, attachment: Attachment, start: Callable[[], None]
+        self, control: ControlConnection, attachment: Attachment, start: Callable[[], None]
     ) -> Attachment:
         """The engine, or a new one in the place of one that is out of date and disturbs nobody.
 
@@ -180,14 +185,14 @@ class HttpClient:
         if not changed:
             return attachment
         if OWN in changed and is_left_behind():
-            raise _other_version(link, attachment, LEFT_BEHIND)
+            raise _other_version(attachment, LEFT_BEHIND)
         # Another Python, or other settings, may be wanted by others as much as ours are by us.
         newer = OWN in changed and PYTHON not in changed
-        if _gives_way(link, told(changed), "idle" if newer else "alone"):
-            link.drop(attachment)
-            return self._started(link, start, health.pid)
+        if _gives_way(control, told(changed), "idle" if newer else "alone"):
+            attachment.end()
+            return self._started(control, start, health.pid)
         if OWN in changed:
-            raise _other_version(link, attachment, LATER if newer else APART)
+            raise _other_version(attachment, LATER if newer else APART)
         log.warning(
             "the running engine (process %d) was started with other settings, which other clients "
             "use: it serves this process, too, until these are gone, or until `mlx-provider engine "
@@ -196,16 +201,14 @@ class HttpClient:
         return attachment
 
     def _ask(self, method: str, path: str, ok: tuple[int, ...] = (200,)) -> bytes:
-        return last_try(lambda: self._link.ask(method, path, ok))
+        return last_try(lambda: self._control.ask(method, path, ok))
 
     def _forked(self) -> None:
-        # Kept and never closed: the parent still uses these sockets and their epoll set.
-        self._of_parents.append(self._link)
-        self._link = Link(self._address, self._headers)
+        self._control = ControlConnection(self._endpoint)
 
 
-def _other_version(link: Link, attachment: Attachment, remedy: str) -> EngineUnavailable:
-    link.drop(attachment)
+def _other_version(attachment: Attachment, remedy: str) -> EngineUnavailable:
+    attachment.end()
     health = attachment.health
     return EngineUnavailable(
         f"the running engine (process {health.pid}) is mlx-provider {health.version}, this client "
@@ -213,10 +216,10 @@ def _other_version(link: Link, attachment: Attachment, remedy: str) -> EngineUna
     )
 
 
-def _gives_way(link: Link, reason: str, when: When) -> bool:
+def _gives_way(control: ControlConnection, reason: str, when: When) -> bool:
     """Ask the engine to end; whether it does so at once."""
     body = json.dumps({"reason": reason[:10_000], "when": when}).encode()
     try:
-        return bool(json.loads(link.ask("POST", "/v1/stop", body=body))["ends"])
+        return bool(json.loads(control.ask("POST", "/v1/stop", body=body))["ends"])
     except (NotTaken, EngineUnavailable):  # it is gone, or of a version that cannot be asked
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -47,12 +48,11 @@ def _close(parts: Sequence[Generation]) -> None:
 
 
 class _Merge:
-    """Renumbers the choices of each part and joins the ends. Parts may speak in any thread."""
+    """Renumbers the choices of each part and joins the ends, in a thread of its own."""
 
     def __init__(self, requests: Sequence[GenerateRequest], parts: Sequence[Generation]) -> None:
         self._parts = parts
         self._queue = EventQueue()
-        self._lock = threading.Lock()
         self._done: list[Done] = []
         counts = [request.n for request in requests]
         self._first = [sum(counts[:i]) for i in range(len(counts))]
@@ -70,16 +70,17 @@ class _Merge:
             self._queue,
             partial(_close, self._parts),
         )
-        for first, part in zip(self._first, self._parts, strict=True):
-            part.pass_on(partial(self._take, first))
+        threading.Thread(target=asyncio.run, args=(self._merge(),), daemon=True).start()
         return merged
 
-    def _take(self, first: int, events: list[Event]) -> None:
-        with self._lock:
-            out = [each for event in events for each in self._translated(first, event)]
-            self._queue.put(out)
-        if any(isinstance(event, Failed) for event in events):
-            _close(self._parts)
+    async def _merge(self) -> None:
+        await asyncio.gather(*map(self._relay, self._first, self._parts))
+
+    async def _relay(self, first: int, part: Generation) -> None:
+        while events := await part.aget():
+            self._queue.put([each for event in events for each in self._translated(first, event)])
+            if any(isinstance(event, Failed) for event in events):
+                _close(self._parts)
 
     def _translated(self, first: int, event: Event) -> list[Event]:
         if isinstance(event, Delta):

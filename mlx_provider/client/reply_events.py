@@ -1,15 +1,12 @@
-"""The events of one reply, read from its connection by whoever wants them."""
+"""The events of one reply: their reader, a thread or an event loop, reads the connection."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 import h11
 from pydantic import ValidationError
@@ -18,47 +15,32 @@ from ..errors import EngineDied, EngineUnavailable, MLXProviderError, RequestFai
 from ..protocol.compaction import compacted, size
 from ..protocol.event_queue import nothing_within
 from ..protocol.events import Done, Event, Failed
+from .stream_connection import PIECE, StreamConnection
 from .wire import EventLines
 
-PIECE = 2**16
-"""Bytes read from the socket at once."""
 READ_AHEAD = 2**18
-"""Bytes of events that wait for an event loop's reader, above which the rest stays with the
-engine, which joins what waits there."""
+"""Bytes of unread events above which an event loop leaves the rest with the engine, which joins
+what waits there."""
 EMPTY = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 """What a socket raises that has nothing yet."""
 
-Decoded = Callable[[bytes], tuple[bytes, bool]]
-"""Bytes of the connection -> what they say of the body, and whether that was its end."""
-Begin = Callable[[Coroutine[Any, Any, None]], object]
-"""Has work done in an event loop that outlives it."""
-
 
 class ReplyEvents:
-    """`protocol.event_queue.Events` of a connection that is its own.
+    """Read as `protocol.event_queue.EventQueue`: with `get`, or with `aget` in one event loop.
 
-    One reader, either `get` (blocking) or `aget` (in one event loop); `close` is safe from any
-    thread. The socket is closed by its reader where there is one, by `close` otherwise: a number
-    that the system gives to another file meanwhile is never read.
+    `close` is safe from any thread. The reader closes the socket where there is one, `close`
+    otherwise: a number that the system gives to another file meanwhile is never read.
     """
 
-    def __init__(
-        self,
-        connection: socket.socket,
-        decoded: Decoded,
-        lines: EventLines,
-        first: list[Event],
-        begin: Begin,
-    ) -> None:
-        """`first`: the events that have come already."""
-        self._connection = connection
-        self._decoded = decoded
+    def __init__(self, stream: StreamConnection, lines: EventLines, first: list[Event]) -> None:
+        """`first`: the events that have arrived already."""
+        self._stream = stream
+        self._connection = stream.socket
         self._lines = lines
-        self._begin = begin
         self._events: list[Event] = []
         self._unread = 0
         self._lock = threading.RLock()
-        """Of who reads, and who ends it: the collector of garbage may, in any thread."""
+        """Of reading and closing: a garbage collection may close, in any thread."""
         self._reading = False
         self._closed = False
         self._ended = False
@@ -76,7 +58,7 @@ class ReplyEvents:
         return self._ended
 
     def get(self, timeout: float | None = None) -> list[Event]:
-        """See `Events.get`."""
+        """See `EventQueue.get`."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._readable:
             left = None if deadline is None else deadline - time.monotonic()
@@ -86,7 +68,7 @@ class ReplyEvents:
         return self._take()
 
     async def aget(self, timeout: float | None = None) -> list[Event]:
-        """See `Events.aget`; cancelling it loses no event."""
+        """`get` for an event loop; cancelling it loses no event."""
         if not self._readable:
             loop = asyncio.get_running_loop()
             self._watch(loop)
@@ -96,10 +78,6 @@ class ReplyEvents:
         events = self._take()
         self._go_on()
         return events
-
-    def pass_on(self, take: Callable[[list[Event]], None]) -> None:
-        """See `Events.pass_on`: in the thread of the client."""
-        self._begin(self._pump(take))
 
     def close(self) -> None:
         """Let go of the reply, so that the engine ends the request. Idempotent, never blocks.
@@ -115,7 +93,7 @@ class ReplyEvents:
             if not self._reading and self._loop is None:
                 self._connection.close()
                 return
-            shut(self._connection)  # whoever reads it closes it
+            self._stream.shut()  # its reader closes it
             loop = self._loop
         if loop is not None:
             self._leave(loop)
@@ -222,15 +200,6 @@ class ReplyEvents:
         if self._woken is not None and self._readable:
             _settle(self._woken)
 
-    async def _pump(self, take: Callable[[list[Event]], None]) -> None:
-        try:
-            while events := await self.aget():
-                take(events)
-        finally:
-            if not self._ended:  # the client is closed
-                self.close()
-                take([Failed.of(RequestFailed.cancelled())])
-
     # -- what comes
 
     @property
@@ -243,7 +212,7 @@ class ReplyEvents:
             self._lost(None)
             return
         try:
-            body, over = self._decoded(data)
+            body, over = self._stream.received(data)
             self._hold(self._lines.feed(body))
         except h11.RemoteProtocolError as error:
             self._lost(error)
@@ -285,15 +254,6 @@ def _settle(woken: asyncio.Future[None]) -> None:
         woken.set_result(None)
 
 
-def shut(connection: socket.socket) -> None:
-    """End a connection that another thread reads. Not by TLS's own `shutdown`, after which that
-    thread would read what is encrypted."""
-    try:
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)
-    except OSError:  # the engine was first
-        return
-
-
-def _buffered(connection: socket.socket) -> int:
-    """Bytes that TLS has read and nobody has taken, of which the system says nothing."""
+def _buffered(connection: object) -> int:
+    """Bytes that TLS has read, of which the event loop is not told."""
     return connection.pending() if isinstance(connection, ssl.SSLSocket) else 0

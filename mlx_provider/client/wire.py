@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
 
-import httpx
 from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError
 
@@ -50,25 +48,6 @@ class EventLines:
             self._begun = []
         self._begun.append(rest)
         return [event for line in ends for event in EVENT_BATCH.validate_json(line)]
-
-
-async def lines_of(response: httpx.Response) -> AsyncGenerator[bytes, None]:
-    """The whole lines of a reply, without their newlines, as they arrive."""
-    begun = b""
-    async for piece in response.aiter_raw():
-        *whole, begun = (begun + piece).split(b"\n")
-        for line in whole:
-            yield line
-
-
-async def first_line(pieces: AsyncIterator[bytes]) -> bytes:
-    """The first line of a reply, without its newline; what there is, where the reply ends."""
-    line = b""
-    async for piece in pieces:
-        line += piece
-        if b"\n" in line:
-            break
-    return line.partition(b"\n")[0]
 
 
 def error_of(status: int, path: str, body: bytes) -> MLXProviderError:

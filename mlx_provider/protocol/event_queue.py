@@ -1,11 +1,11 @@
-"""Where one request's events wait for their reader, in any thread or event loop."""
+"""The queue between a writer of events and their reader, in any thread or event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import nullcontext
 
 from ..errors import RequestFailed, RequestTimedOut
@@ -35,7 +35,6 @@ class EventQueue:
         self._arrived = threading.Condition(self._lock)
         self._events: list[Event] = []
         self._reader: _Sleeper | None = None
-        self._onward: Callable[[list[Event]], None] | None = None
         self._ended = False
         self._unread = 0
         self._compact_above = COMPACT_ABOVE
@@ -60,7 +59,6 @@ class EventQueue:
                     break
                 self._append(event)
                 self._ended = isinstance(self._events[-1], Done | Failed)
-            self._forward()
             self._arrived.notify_all()
             reader = self._reader
         if reader is not None:
@@ -106,24 +104,11 @@ class EventQueue:
         with self._lock:
             return self._take()
 
-    def pass_on(self, take: Callable[[list[Event]], None]) -> None:
-        """Hand what waits and all that comes to `take`, in order; nobody reads here any more.
-
-        `take` runs in the thread of `put` and must not block.
-        """
-        with self._lock:
-            self._onward = take
-            self._forward()
-
     # -- what waits (the caller holds the lock, but for the two questions)
 
     @property
     def _readable(self) -> bool:
         return bool(self._events) or self._ended
-
-    def _forward(self) -> None:
-        while self._onward is not None and self._events:
-            self._onward(self._take())
 
     def _take(self) -> list[Event]:
         events = compacted(self._events)

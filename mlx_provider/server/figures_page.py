@@ -6,9 +6,12 @@ import base64
 import hashlib
 import re
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from importlib.resources import files
 
+import anyio
+import anyio.to_thread
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -16,7 +19,6 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from ..client.http import HttpClient
-from ..client.lines import Lines
 from ..errors import MLXProviderError
 from .access import Gate, error_response
 from .generate import NDJSON
@@ -55,19 +57,15 @@ class FiguresPage:
 
     async def _figures(self, request: Request) -> Response:
         lines = self._client.watch(self._every)
-        first = await anext(lines, b"")
+        first = await anyio.to_thread.run_sync(next, lines, b"")
         return StreamingResponse(_passed_on(first, lines), media_type=NDJSON)
 
 
-async def _passed_on(first: bytes, lines: Lines) -> AsyncIterator[bytes]:
-    try:
-        yield first + b"\n"
-        async for line in lines:
+async def _passed_on(line: bytes, lines: Iterator[bytes]) -> AsyncIterator[bytes]:
+    with suppress(MLXProviderError):  # the page sees that its reply has ended, and asks again
+        while line:
             yield line + b"\n"
-    except MLXProviderError:  # the page sees that its reply has ended, and asks again
-        return
-    finally:
-        lines.close()
+            line = await anyio.to_thread.run_sync(next, lines, b"", abandon_on_cancel=True)
 
 
 def _policy(page: str) -> str:

@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 
 from mlx_provider.client.address import Address
-from mlx_provider.client.exchange import Exchanges, Post
-from mlx_provider.client.link import Link
+from mlx_provider.client.control_connection import ControlConnection
+from mlx_provider.client.generation import Generation
 from mlx_provider.client.retry import NotTaken
+from mlx_provider.client.stream_connection import Endpoint
 from mlx_provider.errors import EngineDied, EngineUnavailable
 from mlx_provider.protocol.events import EVENT_BATCH, Accepted, Delta, Done, Failed, Timings, Usage
 
@@ -99,11 +100,9 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def post(url: str, tls: ssl.SSLContext | None = None) -> Post:
-    def begin(work: Any) -> None:
-        threading.Thread(target=asyncio.run, args=(work,), daemon=True).start()
-
-    return Post(Address(url), "/v1/generate", {"authorization": "Bearer k"}, b"BODY", tls, begin)
+def sent(url: str, tls: ssl.SSLContext | None = None, body: bytes = b"BODY") -> Generation:
+    endpoint = Endpoint(Address(url), {"authorization": "Bearer k"}, tls)
+    return ControlConnection(endpoint).send("/v1/generate", body)
 
 
 def read(events: Any) -> list[Any]:
@@ -130,12 +129,12 @@ def test_over_tls(certificate: Path, in_loop: bool) -> None:
     theirs.load_cert_chain(certificate)
     ours = ssl.create_default_context(cafile=certificate)
     with engine(answering(WHOLE), theirs) as url:
-        accepted, events = Exchanges().run(post(url, ours))
-        found = asyncio.run(aread(events)) if in_loop else read(events)
-    assert accepted == ACCEPTED
+        generation = sent(url, ours)
+        found = asyncio.run(aread(generation)) if in_loop else read(generation)
+    assert generation.accepted == ACCEPTED
     assert said(found) == TEXT
     assert found[-1] == DONE
-    assert events._connection.fileno() < 0
+    assert generation._events._connection.fileno() < 0
 
 
 def test_a_stranger_at_the_address_is_not_talked_to(certificate: Path) -> None:
@@ -147,7 +146,7 @@ def test_a_stranger_at_the_address_is_not_talked_to(certificate: Path) -> None:
         engine(talked.append, theirs) as url,
         pytest.raises(NotTaken, match="CERTIFICATE_VERIFY_FAILED"),
     ):
-        Exchanges().run(post(url, ssl.create_default_context()))
+        sent(url, ssl.create_default_context())
     assert talked == []
 
 
@@ -158,17 +157,17 @@ def test_cut_off_anywhere_it_is_the_engines_death(in_loop: bool) -> None:
     for cut in (0, 5, len(HEAD), head - 3, head, head + 40, len(WHOLE) - 200, len(WHOLE) - 2):
         with engine(answering(WHOLE[:cut])) as url:
             try:
-                _, events = Exchanges().run(post(url))
+                generation = sent(url)
             except (NotTaken, EngineDied):
                 assert cut < head - 2
                 continue
             assert cut > head - 3
-            found = asyncio.run(aread(events)) if in_loop else read(events)
+            found = asyncio.run(aread(generation)) if in_loop else read(generation)
         assert isinstance(found[-1], Done if cut > len(WHOLE) - 10 else Failed)
         assert all(isinstance(event, Delta) for event in found[:-1])
         if isinstance(found[-1], Failed):
             assert found[-1].error.code == "engine_died"
-        assert events.get() == []
+        assert generation.get() == []
 
 
 @pytest.mark.parametrize(
@@ -177,7 +176,7 @@ def test_cut_off_anywhere_it_is_the_engines_death(in_loop: bool) -> None:
 )
 def test_what_is_no_engine_is_named(answer: bytes) -> None:
     with engine(answering(answer)) as url, pytest.raises((NotTaken, EngineUnavailable)):
-        Exchanges().run(post(url))
+        sent(url)
 
 
 def test_a_body_that_is_not_read_still_has_its_answer() -> None:
@@ -192,10 +191,8 @@ def test_a_body_that_is_not_read_still_has_its_answer() -> None:
         while connection.recv(2**16):
             pass
 
-    with engine(refuse) as url:
-        large = Post(Address(url), "/v1/generate", {}, b"x" * 2**22, None, lambda work: None)
-        with pytest.raises(Exception, match="too large"):
-            Exchanges().run(large)
+    with engine(refuse) as url, pytest.raises(Exception, match="too large"):
+        sent(url, body=b"x" * 2**22)
 
 
 def test_a_reader_in_a_thread_is_woken_by_close() -> None:
@@ -206,27 +203,17 @@ def test_a_reader_in_a_thread_is_woken_by_close() -> None:
         going_on.wait(300)
 
     with engine(wait) as url, ThreadPoolExecutor(1) as pool:
-        _, events = Exchanges().run(post(url))
-        reading = pool.submit(events.get)
-        while not events._reading:
+        generation = sent(url)
+        reading = pool.submit(generation.get)
+        while not generation._events._reading:
             time.sleep(0.001)
-        events.close()
+        generation.close()
         try:
             [last] = reading.result(60)
         finally:
             going_on.set()
     assert isinstance(last, Failed)
     assert last.error.code == "request_failed"
-
-
-def test_what_is_passed_on_arrives_whole() -> None:
-    with engine(answering(WHOLE)) as url:
-        _, events = Exchanges().run(post(url))
-        found: list[Any] = []
-        over = threading.Event()
-        events.pass_on(lambda batch: (found.extend(batch), DONE in batch and over.set()))  # type: ignore[func-returns-value]
-        assert over.wait(300)
-    assert said(found) == TEXT
 
 
 def test_a_base_url_may_have_a_path() -> None:
@@ -237,8 +224,6 @@ def test_a_base_url_may_have_a_path() -> None:
         connection.sendall(WHOLE)
 
     with engine(keep) as url:
-        link = Link(Address(url + "/engine"), {})
-        read(link.send("/v1/generate", b"BODY"))
-        link.close()
+        read(sent(url + "/engine"))
     assert asked[0].startswith(b"POST /engine/v1/generate HTTP/1.1\r\n")
     assert b"\r\nconnection: close\r\n" in asked[0].lower()

@@ -198,12 +198,3 @@ async def read_all(generation: Any) -> list[Any]:
     while batch := await generation.aget(300):
         events += batch
     return events
-
-
-def test_what_else_goes_wrong_in_the_clients_loop_is_logged(
-    client: Any, request_of: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    client.submit(request_of("count 1 0"))
-    client._link._soon(lambda: 1 // 0)
-    client.cache_report()
-    assert "ZeroDivisionError" in caplog.text

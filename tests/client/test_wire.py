@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_provider.client.address import Address, parse_address
-from mlx_provider.client.wire import EventLines, error_of, first_line, parse_health
+from mlx_provider.client.wire import EventLines, error_of, parse_health
 from mlx_provider.errors import BadRequest, EngineUnavailable, Unauthorized
 from mlx_provider.protocol.events import EVENT_BATCH, Delta
 
@@ -21,16 +20,6 @@ def test_events_do_not_depend_on_how_the_bytes_are_cut(texts: list[str], size: i
     lines = EventLines()
     events = [e for at in range(0, len(whole), size) for e in lines.feed(whole[at : at + size])]
     assert events == [Delta(content=text) for text in texts]
-
-
-async def test_first_line() -> None:
-    async def pieces(*parts: bytes) -> AsyncIterator[bytes]:
-        for part in parts:
-            yield part
-
-    assert await first_line(pieces(b"a", b"b\nc", b"d\n")) == b"ab"
-    assert await first_line(pieces(b"ab")) == b"ab"
-    assert await first_line(pieces()) == b""
 
 
 def test_an_answer_that_is_not_ours() -> None:

@@ -37,19 +37,6 @@ def test_once_and_as_a_stream(engine: Any) -> None:
     client.close()
 
 
-async def test_an_event_loop_reads_it_too(engine: Any) -> None:
-    client = client_of(engine)
-    lines = client.watch(0.2)
-    assert parse_figures(await anext(lines)).device == "fake"
-    reading = asyncio.ensure_future(anext(lines))
-    await asyncio.sleep(0)
-    reading.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await reading
-    lines.close()
-    await asyncio.to_thread(client.close)
-
-
 @pytest.mark.parametrize("every", ["", "often", "0.1", "61", "nan", "-1"])
 def test_a_rate_out_of_bounds_is_refused(engine: Any, every: str) -> None:
     answer = engine.http.get("/v1/figures", params={"stream": every})
