@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from base64 import b64decode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..engine.engine import Engine
 from ..engine.fixed_shapes import FixedShapes
-from ..engine.inputs import Inputs
 from ..engine.prefix_cache.cache import PrefixCache
 from ..engine.prefix_cache.policy import PrefixCachePolicy
 from ..engine.prefix_cache.whole_passes import WholePasses
@@ -21,8 +16,8 @@ from ..engine.request_log import SilentRecorder
 from ..engine.scheduling.costs import Costs
 from ..engine.scheduling.scheduler import Budget, Limits, Scheduler
 from ..protocol.event_queue import EventQueue
-from ..protocol.events import Delta, Embedded, Event, FinishReason, TokenLogprob
-from ..records import LoadedModel, Pooling, Prompt
+from ..protocol.events import Delta, Event, FinishReason, TokenLogprob
+from ..records import LoadedModel, Prompt
 
 
 @dataclass
@@ -67,27 +62,6 @@ def new_request(
     )
     request.rows = [Row(request, i, TokenOutput()) for i in range(n)]
     return request
-
-
-def new_embedding(
-    inputs: Sequence[Sequence[int]],
-    pooling: Pooling = "last",
-    *,
-    dimensions: int = 2**20,
-    normalise: bool = True,
-    **more: Any,
-) -> Request:
-    """A request for the vectors of raw tokens; see `vectors_of`."""
-    wanted = Inputs(inputs, pooling, dimensions, normalise)
-    request = new_request(wanted.longest.tokens, max_tokens=0, inputs=wanted, **more)
-    request.id = f"e{id(inputs):x}"
-    return request
-
-
-def vectors_of(events: Sequence[Event]) -> list[NDArray[np.float32]]:
-    """The vectors among the events of a request, in the order of its inputs."""
-    found = {e.index: e.vector for e in events if isinstance(e, Embedded)}
-    return [np.frombuffer(b64decode(found[at]), "<f4") for at in range(len(found))]
 
 
 def output_of(request: Request, choice: int = 0) -> TokenOutput:

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-PATIENCE = 120.0
+REQUEST_SECONDS = 120.0
 PROGRAM = """
 import json, sys
 from mlx_provider.server.__main__ import run_process
@@ -83,7 +83,7 @@ def engine_process(
         socket = folder / "engine.sock"
         transport = httpx.HTTPTransport(uds=str(socket), limits=httpx.Limits(max_connections=None))
         with httpx.Client(
-            base_url="http://engine", transport=transport, timeout=PATIENCE, trust_env=False
+            base_url="http://engine", transport=transport, timeout=REQUEST_SECONDS, trust_env=False
         ) as http:
             yield EngineProcess(process, http, socket)
     finally:

@@ -21,7 +21,7 @@ import mlx.nn as nn
 
 from .cache_classes import ArraysCache
 
-MARK = "routes_state_parts"
+ROUTES_ATTRIBUTE = "routes_state_parts"
 MASK = "mask"
 """What upstream's modules call their argument for the tokens that a row takes, (B, length)."""
 
@@ -104,7 +104,7 @@ def route(run: Callable[[list[Any]], Any], cache: list[Any]) -> None:
     found: dict[type, None] = {}
     run([_watched(layer, found) for layer in cache])
     for kind in found:
-        if not getattr(kind.__call__, MARK, False):
+        if not getattr(kind.__call__, ROUTES_ATTRIBUTE, False):
             setattr(kind, "__call__", routed(kind.__call__))  # noqa: B010
 
 
@@ -133,7 +133,7 @@ def routed(original: Callable[..., Any]) -> Callable[..., Any]:
             out.append(found[-1:].swapaxes(0, 1) if part.turned else found)
         return mx.concatenate(out)
 
-    setattr(call, MARK, True)
+    setattr(call, ROUTES_ATTRIBUTE, True)
     return call
 
 

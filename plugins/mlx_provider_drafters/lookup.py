@@ -1,9 +1,9 @@
 """Prompt lookup: what followed the same words before, in the prompt or in the reply.
 
-The longer the match, the more is copied: one token after `LEAST`, one more for each beyond. Files
-of this project that are rewritten as they were in its history take a pass for 5.8 tokens, and 96 %
-of their drafts hold; in text that quotes nothing there are drafts in one pass of eight, and 40 %
-hold. All seven at once would be 6.0 tokens a pass, and 16 %.
+The longer the match, the more is copied: one token after `MIN_MATCH_TOKENS`, one more for each
+beyond. Files of this project that are rewritten as they were in its history take a pass for 5.8
+tokens, and 96 % of their drafts hold; in text that quotes nothing there are drafts in one pass of
+eight, and 40 % hold. All seven at once would be 6.0 tokens a pass, and 16 %.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from mlx_provider.records import DraftRow
 
-from .ngrams import LEAST, Match, Ngrams
+from .ngrams import MIN_MATCH_TOKENS, Match, Ngrams
 
 PIECE = 1 << 15
 """Tokens that one call reads, in some milliseconds."""
@@ -58,4 +58,4 @@ def _drafts(own: Source, count: int) -> Sequence[int]:
     match = own.match
     if match is None:
         return ()
-    return own.text.follows(match.place, min(count, match.length - LEAST + 1))
+    return own.text.follows(match.place, min(count, match.length - MIN_MATCH_TOKENS + 1))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-LEAST = 3
+MIN_MATCH_TOKENS = 3
 """Tokens of the n-grams; of a prose text's pairs most are followed by something else."""
 LONGEST = 32
 """Tokens up to which a longer match is better."""
@@ -60,8 +60,8 @@ class Ngrams:
             self._tokens = _grown(self._tokens, self.size)
             self._before = _grown(self._before, self.size)
         self._tokens[start : self.size] = tokens
-        if self.size > max(start, LEAST):
-            self._chain(max(start, LEAST))
+        if self.size > max(start, MIN_MATCH_TOKENS):
+            self._chain(max(start, MIN_MATCH_TOKENS))
 
     def says(self, place: int, count: int) -> bool:
         """Whether the text's last tokens are those from `place` on."""
@@ -79,7 +79,7 @@ class Ngrams:
         lengths = np.logical_and.accumulate(same & (at >= 0), axis=1).sum(axis=1)
         first = int(lengths.argmax())
         length = int(lengths[first])
-        return Match(int(places[first]), length) if length >= LEAST else None
+        return Match(int(places[first]), length) if length >= MIN_MATCH_TOKENS else None
 
     def follows(self, place: int, count: int) -> list[int]:
         """Tokens from a place on; behind the end the same ones again."""
@@ -89,7 +89,7 @@ class Ngrams:
 
     def _chain(self, start: int) -> None:
         """Enter the places from `start` on in their buckets."""
-        text = self._tokens[start - LEAST : self.size - 1].view(np.uint32)
+        text = self._tokens[start - MIN_MATCH_TOKENS : self.size - 1].view(np.uint32)
         places = np.arange(start, self.size, dtype=np.int32)
         buckets = _buckets(text, len(places))
         order = np.argsort(buckets, kind="stable")
@@ -102,9 +102,9 @@ class Ngrams:
         self._last[buckets[last]] = places[last]
 
     def _chained(self) -> Iterator[int]:
-        if self.size < LEAST:
+        if self.size < MIN_MATCH_TOKENS:
             return
-        end = self._tokens[self.size - LEAST : self.size].view(np.uint32)
+        end = self._tokens[self.size - MIN_MATCH_TOKENS : self.size].view(np.uint32)
         place = int(self._last[_buckets(end, 1)[0]])
         for _ in range(LOOKS):
             if place < 0:
@@ -116,7 +116,7 @@ class Ngrams:
 def _buckets(text: NDArray[np.uint32], count: int) -> NDArray[np.uint16]:
     """Of the first `count` n-grams of a text."""
     mixed = text[:count] * _FACTORS[0]
-    for i in range(1, LEAST):
+    for i in range(1, MIN_MATCH_TOKENS):
         mixed ^= text[i : i + count] * _FACTORS[i]
     mixed *= _FACTORS[0]
     buckets: NDArray[np.uint16] = (mixed >> np.uint32(32 - BITS)).astype(np.uint16)

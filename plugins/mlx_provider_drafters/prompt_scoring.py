@@ -26,7 +26,7 @@ PIECE = 512
 SHALLOW = 4096
 """up to this depth; behind it half as many, behind twice of it half of that: attention to a long
 prompt takes longer than all else."""
-LEAST = 128
+MIN_CHUNK_TOKENS = 128
 """Fewer would wait for the weights, and for being launched."""
 
 
@@ -38,7 +38,7 @@ def watched(cache: Sequence[Any]) -> list[Any]:
 def piece(start: int) -> int:
     """Tokens that are read at once from there on."""
     depth, size = SHALLOW, PIECE
-    while start >= depth and size > LEAST:
+    while start >= depth and size > MIN_CHUNK_TOKENS:
         depth, size = 2 * depth, size // 2
     return size
 

@@ -10,7 +10,7 @@ from mlx_provider.families.caches import KVCache, RotatingKVCache
 LONGEST = 4096
 """Tokens of a row that are read at most: what comes next mostly follows from the last ones, and
 neither the memory of a draft model nor the time until it drafts grows with a prompt."""
-LEAST = 256
+MIN_WINDOW_TOKENS = 256
 """Of a window that is worth it."""
 AHEAD = 8
 """Tokens that one call adds: a row's new one and its drafts."""
@@ -24,7 +24,7 @@ def longest(cache: Sequence[Any]) -> int:
     kinds = {type(layer) for layer in cache}
     windows = [layer.max_size for layer in cache if isinstance(layer, RotatingKVCache)]
     least = min([LONGEST, *windows])
-    return least if kinds <= {KVCache, RotatingKVCache} and least >= LEAST else 0
+    return least if kinds <= {KVCache, RotatingKVCache} and least >= MIN_WINDOW_TOKENS else 0
 
 
 class RowContext:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import permutations
 from typing import Any
 
-MOST = 6
+MAX_SET_ITEMS = 6
 """Items of a `$set`, which are tried in every order."""
 _ABSENT = object()
 
@@ -91,7 +91,7 @@ def _in_order(wanted: Sequence[Any], given: Any) -> bool:
 
 
 def _in_any_order(wanted: Sequence[Any], given: Any) -> bool:
-    if not isinstance(given, list) or len(given) != len(wanted) or len(wanted) > MOST:
+    if not isinstance(given, list) or len(given) != len(wanted) or len(wanted) > MAX_SET_ITEMS:
         return False
     return any(_in_order(order, given) for order in permutations(wanted))
 

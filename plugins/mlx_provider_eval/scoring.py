@@ -14,7 +14,7 @@ from .asking import Made, Reply
 from .matching import differences, is_invented
 from .scenario import Call, Expected, Text, Tool
 
-MOST = 6
+MAX_UNORDERED_CALLS = 6
 """Calls that are tried in every order."""
 
 FAULTS = {
@@ -98,7 +98,7 @@ def _calls_fault(
     if len(made) != len(wanted):
         name = "missing call" if len(made) < len(wanted) else "extra call"
         return Fault(name, f"{len(made)} of {len(wanted)}: {'; '.join(map(_shown, made))}")
-    if len(wanted) > MOST:
+    if len(wanted) > MAX_UNORDERED_CALLS:
         return _paired(made, wanted)
     faults = []
     for order in permutations(wanted):

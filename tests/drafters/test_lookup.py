@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mlx_provider.records import DraftRow
 from mlx_provider_drafters.lookup import PIECE, Lookup
-from mlx_provider_drafters.ngrams import LEAST, LONGEST, Ngrams
+from mlx_provider_drafters.ngrams import LONGEST, MIN_MATCH_TOKENS, Ngrams
 
 WORDS = st.lists(st.integers(0, 3), max_size=60)
 
@@ -96,7 +96,7 @@ def test_matches_are_those_of_a_plain_search(text: list[int]) -> None:
     lengths = [min(LONGEST, length(place)) for place in range(len(text))]
     found = ngrams.longest()
     if found is None:
-        assert max(lengths, default=0) < LEAST
+        assert max(lengths, default=0) < MIN_MATCH_TOKENS
     else:
         assert found.length == max(lengths)
         assert found.place == max(p for p, each in enumerate(lengths) if each == found.length)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,30 +10,51 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from equipped import equipped
-from mlx_provider import LoadOptions
+from mlx_provider import LoadOptions, Pooling
 from mlx_provider.engine.engine import Engine
+from mlx_provider.engine.inputs import Inputs
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Phase, Request
 from mlx_provider.engine.scheduling.costs import Costs, Curve
 from mlx_provider.errors import BadRequest
 from mlx_provider.families.text import TextModel, load_text
-from mlx_provider.protocol.events import Done, Event, Failed
+from mlx_provider.protocol.events import Done, Embedded, Event, Failed
 from mlx_provider.testing.driver import (
     alone,
-    new_embedding,
     new_engine,
     new_request,
     output_of,
     run,
-    vectors_of,
 )
 from mlx_provider.testing.tiny import build
 from mlx_provider.testing.tiny.quantised import quantise
 
 TEXTS = [[30 + (i * k) % 200 for i in range(n)] for k, n in ((3, 5), (7, 90), (11, 33), (5, 1))]
 SHARES_PASSES = {"mixes": True, "max_chunk": 64}
+
+
+def new_embedding(
+    inputs: Sequence[Sequence[int]],
+    pooling: Pooling = "last",
+    *,
+    dimensions: int = 2**20,
+    normalise: bool = True,
+    **more: Any,
+) -> Request:
+    """A request for the vectors of raw tokens; see `vectors_of`."""
+    wanted = Inputs(inputs, pooling, dimensions, normalise)
+    request = new_request(wanted.longest.tokens, max_tokens=0, inputs=wanted, **more)
+    request.id = f"e{id(inputs):x}"
+    return request
+
+
+def vectors_of(events: Sequence[Event]) -> list[NDArray[np.float32]]:
+    """The vectors among the events of a request, in the order of its inputs."""
+    found = {e.index: e.vector for e in events if isinstance(e, Embedded)}
+    return [np.frombuffer(b64decode(found[at]), "<f4") for at in range(len(found))]
 
 
 def events_of(engine: Engine, request: Request) -> list[Event]:

@@ -24,7 +24,7 @@ from mlx_provider.gateway.config import proxy_config, write_config
 from mlx_provider.gateway.engine import end_engine, warm_up
 from mlx_provider.gateway.proxy import Proxy, start_proxy
 from mlx_provider.testing.tiny import build
-from mlx_provider.testing.tiny.embedding import as_embedding
+from tiny_embedding import as_embedding
 
 HERE = Path(__file__).parent
 ENGINE_KEY = "engine-key-of-the-tests"

@@ -19,7 +19,7 @@ from mlx_provider.protocol.requests import EmbedRequest, GenerateRequest
 from mlx_provider.protocol.sampling import Sampling
 from mlx_provider.serving.service import ChatService
 from mlx_provider.testing.tiny import build
-from mlx_provider.testing.tiny.embedding import ENDS, as_embedding, without_head
+from tiny_embedding import ENDS, as_embedding, without_head
 
 Ask = Callable[..., tuple[list[Any], int]]
 LIMIT = 120

@@ -24,7 +24,7 @@ IDLE_SECONDS = 600
 """Longer than the engine waits while others are asked."""
 NATIVE = f"{OURS.name}-native"
 """Ours with the weights in the checkpoint's own dtype, whatever the device is fast at."""
-PATIENCE = 2
+MAX_SILENT_CASES = 2
 """Times that everything asked of a side may stay without an answer before it is left alone."""
 LATER = 30.0
 """Seconds by which the proxy is more patient than we are: who was late is ours to say."""
@@ -49,11 +49,11 @@ class Side:
 
     @property
     def given_up(self) -> bool:
-        return self._silent >= PATIENCE
+        return self._silent >= MAX_SILENT_CASES
 
     def ready(self) -> None:
         """Before a part: whoever was silent is asked once more."""
-        self._silent = min(self._silent, PATIENCE - 1)
+        self._silent = min(self._silent, MAX_SILENT_CASES - 1)
         self.revive()
 
     def revive(self) -> None:
