@@ -10,6 +10,7 @@ from ..bounds import MAX_NAME
 from ..errors import BadRequest
 from ..invalid import bad_request
 from ..protocol.requests import GenerateRequest
+from ..protocol.sampling import Sampling
 from .call import Call
 from .completions import completions
 from .constraints import constraint
@@ -26,17 +27,7 @@ from .prefill_message import split_prefill_mark
 from .routes import route
 from .thinking import template_variables
 
-SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-)
+SAMPLING = tuple(Sampling.model_fields)
 PLAIN = ("n", "min_tokens", "stop_token_ids", "drafts", "sparse_prefill")
 
 

@@ -1,4 +1,8 @@
-"""How tokens are drawn."""
+"""How tokens are drawn: the one declaration of names and bounds.
+
+The LiteLLM handler takes its names from here, and the engine's `SamplingParams` names the neutral
+values and draws by them. A value that a model's files may name stands in `SamplingDefaults`, too.
+"""
 
 from __future__ import annotations
 

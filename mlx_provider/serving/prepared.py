@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
+from typing import Any
 
 from ..chat.media.room import MediaClaim
 from ..engine.request import Request, SamplingParams
@@ -96,20 +97,11 @@ def _request(
 
 
 def _sampling(wire: GenerateRequest, info: ModelInfo) -> SamplingParams:
-    """The request's sampling values, else the model's, else neutral ones."""
-    asked, default = wire.sampling, info.sampling
-
-    def first(*values: float | None) -> float:
-        return next(v for v in values if v is not None)
-
-    return SamplingParams(
-        temperature=first(asked.temperature, default.temperature, 1.0),
-        top_p=first(asked.top_p, default.top_p, 1.0),
-        top_k=max(0, int(first(asked.top_k, default.top_k, 0))),
-        min_p=first(asked.min_p, default.min_p, 0.0),
-        repetition_penalty=first(asked.repetition_penalty, default.repetition_penalty, 1.0),
-        presence_penalty=asked.presence_penalty,
-        frequency_penalty=asked.frequency_penalty,
-        logit_bias=tuple(asked.logit_bias.items()),
-        seed=secrets.randbits(63) if asked.seed is None else asked.seed,
-    )
+    """The request's sampling values, else the model's, else those of `SamplingParams`."""
+    values: dict[str, Any] = {
+        n: value for n, value in vars(info.sampling).items() if value is not None
+    }
+    values |= wire.sampling.model_dump(exclude_none=True)
+    values["top_k"] = max(0, int(values.get("top_k", 0)))
+    values["logit_bias"] = tuple(values["logit_bias"].items())
+    return SamplingParams(**{"seed": secrets.randbits(63), **values})
