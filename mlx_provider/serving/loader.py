@@ -22,6 +22,7 @@ from ..engine.worker import EngineWorker
 from ..errors import LoadFailed, MLXProviderError, PluginError
 from ..families.checkpoint import read_json
 from ..families.estimate import DTYPE_BYTES
+from ..families.tokenizer.template_trial import try_template
 from ..isolation import Fault, Isolation
 from ..protocol.options import ModelOptions
 from ..records import LoadedModel, LoadOptions, ModelFamily, ModelInfo
@@ -136,6 +137,7 @@ class Loader:
         name: str,
     ) -> Weights:
         began = time.monotonic()
+        try_template(key.folder)  # on this thread: other models go on meanwhile
         load = partial(self._load_here, key, family, plugin, options, name)
         weights = self._worker.call(load).result()
         log.info(

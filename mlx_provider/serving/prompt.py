@@ -21,6 +21,7 @@ from ..chat.messages.tools_as_text import (
 )
 from ..errors import BadRequest, ContextTooLong, PluginError
 from ..families.tokenizer.template_fit import fit_messages, fit_tools
+from ..families.tokenizer.template_renderer import TemplateLimit
 from ..protocol.options import ModelOptions
 from ..protocol.requests import GenerateRequest
 from ..records import MediaItem, ModelInfo, Prompt
@@ -88,7 +89,7 @@ def _rendered(
             for warning in warnings:
                 _log_once(view.name, warning, refused.message if refused else "")
             return prompt, begun, warnings
-        except ContextTooLong:
+        except (ContextTooLong, TemplateLimit):
             raise
         except BadRequest as error:
             refused = refused or error

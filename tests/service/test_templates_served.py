@@ -13,6 +13,7 @@ from mlx_provider.chat.constraints import compiler
 from mlx_provider.chat.constraints.vocabulary import grammar_tokenizer
 from mlx_provider.chat.constraints.written import written_call
 from mlx_provider.chat.messages.tools_as_text import described_tools
+from mlx_provider.families.tokenizer import template_renderer
 from mlx_provider.families.tokenizer.hf_tokenizer import NO_CALLS as NOTE_CALLS
 from mlx_provider.families.tokenizer.hf_tokenizer import NO_TEXT_BESIDE_CALLS, REFUSES
 from mlx_provider.families.tokenizer.hf_tokenizer import NO_TOOLS as NOTE_TOOLS
@@ -20,6 +21,7 @@ from mlx_provider.serving import loader
 from mlx_provider.serving import prompt as prompts
 from mlx_provider.serving.prompt import DESCRIBED, FOLDED, LEFT_OUT
 
+PATIENCE = 60
 NO_TOOLS = """\
 {%- for m in messages -%}
 <|im_start|>{{ m.role }}
@@ -198,6 +200,50 @@ def test_a_large_vocabulary_for_grammars_is_built_at_load(
     monkeypatch.setattr(loader, "LARGE_VOCABULARY", 1)
     tiny("qwen3", NO_TOOLS + "{# its own weights #}").ask(max_tokens=1)
     assert built.wait(30)
+
+
+NESTED = """\
+{%- for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}x
+{%- endfor %}{% endfor %}{% endfor %}"""
+
+
+def test_loops_in_loops_are_tried_once_while_a_neighbour_goes_on(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    neighbour = tiny("qwen3", NO_TOOLS)
+    served = neighbour.start(max_tokens=100_000)
+    ask, waited = template_renderer._processes().ask, []
+
+    def ask_after_a_token(message: bytes, setups: Any) -> bytes:
+        if NESTED.partition("%}")[0].encode() in b"".join(setups.values()):
+            waited.append(bool(served.get(PATIENCE)) and bool(served.get(PATIENCE)))
+        return ask(message, setups)
+
+    monkeypatch.setattr(template_renderer._processes(), "ask", ask_after_a_token)
+    monkeypatch.setattr(template_renderer, "SECONDS", 0.5)
+    try:
+        with pytest.raises(UnsupportedModel, match="takes too much processor time"):
+            tiny("qwen3", NO_TOOLS + NESTED).ask(max_tokens=2)
+    finally:
+        served.close()
+    assert waited == [True]
+
+
+def test_what_is_known_of_a_template_before_a_load_is_not_rendered_again(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, rendered = template_renderer._processes().ask, []
+
+    def ask(message: bytes, setups: Any) -> bytes:
+        rendered.append((message, threading.current_thread().name))
+        return before(message, setups)
+
+    monkeypatch.setattr(template_renderer._processes(), "ask", ask)
+    tiny("qwen3", "{#- of its own -#}" + NO_TOOLS).served()
+    loading = [message for message, thread in rendered if thread == "mlx-load"]
+    rest = [message for message, thread in rendered if thread == "mlx-engine"]
+    assert len(loading) > 5
+    assert len(rest) <= 2  # of the marks, which only the tokenizer tells
 
 
 def test_a_template_tells_the_part_and_the_line(tiny: Any) -> None:

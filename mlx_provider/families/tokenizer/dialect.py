@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...errors import BadRequest
 from .hf_tokenizer import HFTokenizer
 from .template_fit import fit_messages
 from .template_probe import called_once
+from .template_renderer import accepted
 
 WORD = "Zyzzyva"
 """Text that no template writes by itself."""
@@ -78,7 +78,5 @@ def _said(role: str) -> Message:
 
 
 def _rendered(tokenizer: HFTokenizer, messages: Sequence[Message]) -> str | None:
-    try:
-        return tokenizer.apply_template(fit_messages(messages, tokenizer.form), [], {})
-    except BadRequest:
-        return None
+    fitted = fit_messages(messages, tokenizer.form)
+    return accepted(lambda: tokenizer.apply_template(fitted, [], {}, probe="cached"))

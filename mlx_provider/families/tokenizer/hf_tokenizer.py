@@ -6,7 +6,7 @@ import copy
 from bisect import bisect_left
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from ...errors import BadRequest, ContextTooLong
@@ -24,7 +24,7 @@ from .sanitize import (
 )
 from .template_fit import fit_messages
 from .template_probe import template_form
-from .template_renderer import TemplateRenderer
+from .template_renderer import Probe, TemplateRenderer, accepted
 from .token_bound import characters_per_token
 from .turns import Turns
 
@@ -114,7 +114,7 @@ class HFTokenizer:
         """
         if self._renderer is None and self._source([]) is None:
             return TemplateForm()
-        return template_form(lambda messages, tools: self.apply_template(messages, tools, {}))
+        return template_form(partial(self.apply_template, variables={}, probe="cached"))
 
     @cached_property
     def control(self) -> ControlTokens:
@@ -247,6 +247,7 @@ class HFTokenizer:
         variables: Variables,
         *,
         generation_prompt: bool = True,
+        probe: Probe = "no",
     ) -> str:
         """The chat template's text. Raises `BadRequest` with the template's own complaint.
 
@@ -262,7 +263,9 @@ class HFTokenizer:
                 param="messages",
             )
         renderer = TemplateRenderer(source, self._backend.special_tokens_map)
-        return renderer.render(messages, tools, variables, generation_prompt=generation_prompt)
+        return renderer.render(
+            messages, tools, variables, generation_prompt=generation_prompt, probe=probe
+        )
 
     def _source(self, tools: Messages) -> str | None:
         """The template's source; some models have another one for requests with tools."""
@@ -331,10 +334,8 @@ class HFTokenizer:
             return ""
         stranger = fit_messages([{"role": "user", "content": OTHER_USER}], self.form)
         other = [messages[0], *stranger]
-        try:
-            return text[: common_length(text, self._text(replace(hidden, messages=other)))]
-        except BadRequest:
-            return ""
+        theirs = accepted(lambda: self._text(replace(hidden, messages=other)))
+        return text[: common_length(text, theirs or "")]
 
     def _prefixes(self, hidden: Hidden) -> list[str]:
         """Texts that a later prompt may begin with: its first messages, all but the reply."""
@@ -342,21 +343,24 @@ class HFTokenizer:
         count = len(hidden.messages)
         for cut in sorted({min(1, count), min(2, count), count}):
             begun = replace(hidden, messages=hidden.messages[:cut])
-            try:
-                found.append(self._text(begun, generation_prompt=False))
-            except BadRequest:
-                continue  # a template may refuse a conversation without a user message
-        return found
+            # a template may refuse a conversation without a user message
+            found.append(accepted(partial(self._text, begun, generation_prompt=False)))
+        return [text for text in found if text is not None]
 
     def _hide(self, given: Hidden, escaped: Container[str] | None) -> Hidden:
         return hide(self.control, given, escaped=escaped, taken=self.chat_template or "")
 
-    def _text(self, hidden: Hidden, *, generation_prompt: bool = True) -> str:
+    def _text(self, hidden: Hidden, *, generation_prompt: bool = True, probe: Probe = "no") -> str:
         text = self.apply_template(
-            hidden.messages, hidden.tools, hidden.variables, generation_prompt=generation_prompt
+            hidden.messages,
+            hidden.tools,
+            hidden.variables,
+            generation_prompt=generation_prompt,
+            probe=probe,
         )
         return hidden.mended(text)
 
     @cached_property
     def _keeps_marks(self) -> bool:
-        return keeps_marks(self.control, self.chat_template or "", self._text, self.form)
+        text = partial(self._text, probe="fresh")
+        return keeps_marks(self.control, self.chat_template or "", text, self.form)

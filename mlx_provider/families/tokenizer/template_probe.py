@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal
 
-from ...errors import BadRequest
 from ...records import TemplateForm
 from .template_fit import fit_messages, fit_tools
+from .template_renderer import accepted
 
 Message = dict[str, Any]
 Render = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]], str]
@@ -42,7 +42,8 @@ TOOL: Message = {
 def template_form(render: Render) -> TemplateForm:
     """The form of the template behind `render`.
 
-    Raises what `render` raises, but for `BadRequest`, by which a template refuses one form.
+    Raises what `render` raises, but for `BadRequest`, by which a template refuses one form;
+    `TemplateLimit` passes.
     """
     probe = _Probe(render, _parts_only(render))
     form = _with_tools(probe, replace(TemplateForm(), parts_only=probe.parts_only))
@@ -71,10 +72,8 @@ class _Probe:
         self, messages: Sequence[Message], form: TemplateForm, tools: Sequence[Message] = ()
     ) -> str | None:
         """What the template writes; `None`: it refuses."""
-        try:
-            return self.render(fit_messages(messages, form), fit_tools(tools, form))
-        except BadRequest:
-            return None
+        fitted = fit_messages(messages, form), fit_tools(tools, form)
+        return accepted(lambda: self.render(*fitted))
 
 
 def _with_tools(probe: _Probe, form: TemplateForm) -> TemplateForm:

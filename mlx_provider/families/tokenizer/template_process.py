@@ -13,6 +13,7 @@ import json
 import resource
 import signal
 import sys
+import time
 from contextlib import suppress
 from typing import Any, BinaryIO
 
@@ -219,8 +220,15 @@ def _aliased(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def answer(templates: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
-    """The text, or what is wrong and in which line of the template."""
+    """The text, or what is wrong and in which line of the template; and the seconds spent."""
     signal.setitimer(signal.ITIMER_PROF, asked["seconds"])
+    began = time.process_time()
+    answered = _answered(templates, asked)
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    return {**answered, "spent": time.process_time() - began}
+
+
+def _answered(templates: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
     try:
         return {"text": rendered(templates[asked["template"]], asked)}
     except MemoryError:
@@ -231,8 +239,6 @@ def answer(templates: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
         return {"error": str(error), "line": _line(error), "limit": True}
     except Exception as error:  # noqa: BLE001  (a template may raise anything)
         return {"error": _said(error), "line": _line(error)}
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _said(error: Exception) -> str:

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ...bounded_process import BoundedProcesses, ProcessEnded
-from ...errors import BadRequest, RequestFailed, UnsupportedModel
+from ...errors import BadRequest, RequestFailed, UnsupportedModel, for_another
 
 SECONDS = 4.0
-"""Processor time for one rendering; a prompt of 100,000 tokens takes some milliseconds."""
+"""Processor time for one rendering, or for all probes of a template; a prompt of 100,000 tokens
+takes some milliseconds."""
 CHARACTERS = 4_000_000
 """That a template may write beside what it is given ..."""
 TIMES = 4
 """... and how often it may write all of that."""
 PROGRAM = Path(__file__).with_name("template_process.py")
+REMEMBERED = 100_000
+"""Characters of a probe's text that is kept."""
+Probe = Literal["no", "cached", "fresh"]
+"""Whether a rendering is a probe at load, and whether an earlier rendering will do."""
 
 
 class TemplateLimit(UnsupportedModel):
@@ -30,6 +36,57 @@ class TemplateLimit(UnsupportedModel):
 def _processes() -> BoundedProcesses:
     """Shared by all models of this process: a template leaves nothing behind for another."""
     return BoundedProcesses(PROGRAM)
+
+
+def accepted(render: Callable[[], str]) -> str | None:
+    """The text of a rendering; `None`: the template refuses this input.
+
+    Raises `TemplateLimit`, after which no other input is tried.
+    """
+    try:
+        return render()
+    except TemplateLimit:
+        raise
+    except BadRequest:
+        return None
+
+
+class _Probes:
+    """The probes of one template: within `SECONDS` of processor time together."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._left = SECONDS
+        self._refused: TemplateLimit | None = None
+        self._known: dict[bytes, dict[str, Any]] = {}
+
+    def answer(
+        self, asked: dict[str, Any], ask: Callable[[float], dict[str, Any]], *, cached: bool
+    ) -> dict[str, Any]:
+        """The answer of `ask`, which is given the seconds that are left. Raises `TemplateLimit`."""
+        key = hashlib.sha256(_json(asked)).digest()
+        with self._lock:
+            if self._refused is not None:
+                raise for_another(self._refused)
+            if cached and key in self._known:
+                return self._known[key]
+            try:
+                answer = ask(self._left)
+            except TemplateLimit as error:
+                self._refused = error
+                raise
+            self._left -= answer["spent"]
+            if self._left <= 0:
+                self._refused = _refused("it takes too much processor time")
+            if cached and len(answer.get("text", "")) <= REMEMBERED:
+                self._known[key] = answer
+            return answer
+
+
+@lru_cache(maxsize=4)
+def _probes_of(source: str) -> _Probes:
+    """Shared by the thread that tries a template before the load, and the load itself."""
+    return _Probes()
 
 
 @dataclass(frozen=True)
@@ -49,25 +106,43 @@ class TemplateRenderer:
         variables: Mapping[str, Any],
         *,
         generation_prompt: bool,
+        probe: Probe = "no",
     ) -> str:
         """The text of a conversation; keys whose value is None reach the template.
 
         Raises `BadRequest` with the template's complaint and its line, `TemplateLimit`.
         """
         given = _json({"messages": messages, "tools": tools})
-        key = hashlib.sha256(self.source.encode("utf-8", "surrogatepass")).hexdigest()
-        setup = _json({"template": key, "source": self.source, "seconds": SECONDS})
         asked = {
-            "template": key,
             "messages": messages,
             "tools": tools,
-            "variables": {**self.special_tokens, **variables},
+            "variables": dict(sorted({**self.special_tokens, **variables}.items())),
             "generation_prompt": generation_prompt,
-            "seconds": SECONDS,
             "characters": CHARACTERS + TIMES * len(given),
         }
+
+        def ask(seconds: float) -> dict[str, Any]:
+            return self._answer({**asked, "seconds": seconds})
+
+        if probe == "no":
+            answer = ask(SECONDS)
+        else:
+            answer = _probes_of(self.source).answer(asked, ask, cached=probe == "cached")
+        if "text" in answer:
+            return str(answer["text"])
+        raise BadRequest(
+            f"the model's chat template refuses these messages: {answer['error']}{_line(answer)}",
+            param="messages",
+        )
+
+    def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """What the process answers. Raises `TemplateLimit`."""
+        key = hashlib.sha256(self.source.encode("utf-8", "surrogatepass")).hexdigest()
+        setup = _json({"template": key, "source": self.source, "seconds": SECONDS})
         try:
-            answer = json.loads(_processes().ask(_json(asked), {key: setup}))
+            answer: dict[str, Any] = json.loads(
+                _processes().ask(_json({**asked, "template": key}), {key: setup})
+            )
         except ProcessEnded as error:
             if not error.reason:
                 raise RequestFailed(f"the process that renders chat templates {error}") from None
@@ -75,15 +150,13 @@ class TemplateRenderer:
         except OSError as error:
             reason = f"the process that renders chat templates does not start: {error}"
             raise RequestFailed(reason) from None
-        if "text" in answer:
-            return str(answer["text"])
-        line = f" (line {answer['line']} of the template)" if answer.get("line") else ""
         if answer.get("limit"):
-            raise _refused(f"{answer['error']}{line}")
-        raise BadRequest(
-            f"the model's chat template refuses these messages: {answer['error']}{line}",
-            param="messages",
-        )
+            raise _refused(f"{answer['error']}{_line(answer)}")
+        return answer
+
+
+def _line(answer: Mapping[str, Any]) -> str:
+    return f" (line {answer['line']} of the template)" if answer.get("line") else ""
 
 
 def _refused(reason: str) -> TemplateLimit:

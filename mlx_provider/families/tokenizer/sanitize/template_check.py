@@ -8,6 +8,7 @@ from typing import Any
 from ....isolation import Isolation
 from ....records import TemplateForm
 from ..template_fit import fit_messages, fit_tools
+from ..template_renderer import TemplateLimit
 from .control_tokens import ControlTokens
 from .marks import Hidden, hide, revealed, with_signs
 
@@ -21,15 +22,17 @@ def keeps_marks(
     """Whether every mark stands in the text where a digit in its place would.
 
     `taken`: see `hide`. A template that refuses every probe is taken to keep them: a mark that
-    does not arrive is noticed in the request, too.
+    does not arrive is noticed in the request, too. Raises `TemplateLimit`.
     """
     for probe in _probes(control.texts, form):
         hidden = hide(control, probe, taken=taken)
         digits = dict.fromkeys(hidden.marks, DIGIT)
         plain = revealed(hidden, digits)
-        with Isolation():  # a template may know neither tools nor a system part
+        with Isolation() as trying:  # a template may know neither tools nor a system part
             # twice: a template may write the time
             return any(with_signs(render(hidden), digits) == render(plain) for _ in range(2))
+        if trying.fault is not None and isinstance(trying.fault.error, TemplateLimit):
+            raise trying.fault.error
     return True
 
 
