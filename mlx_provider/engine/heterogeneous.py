@@ -18,7 +18,7 @@ from ..errors import LoadFailed
 from ..isolation import Isolation
 from ..records import LoadedModel, PrefillChunk, Prompt
 from ..upstream.batch_caches import mergeable
-from .execution.piggyback import can_share_a_pass
+from .execution.mixed_chunk import can_share_a_pass
 from .memory import MemoryProfile, arrays, leaves, profile
 from .prefix_cache.layer_kinds import Kind, Unstorable, strictest
 from .replication import Replication

@@ -256,15 +256,15 @@ class PrefillJob:
         return self.request.inputs is not None
 
     @property
-    def tells_prompt(self) -> bool:
+    def wants_prompt_logprobs(self) -> bool:
         """Whether log-probabilities of the prompt's tokens are wanted, which must all be run."""
         request = self.request
         return request.echoed and request.prompt_told < len(request.prompt.tokens)
 
     @property
-    def apart(self) -> bool:
+    def own_pass(self) -> bool:
         """Whether it shares no work: neither what was kept of others, nor the rows' passes."""
-        return self.embeds or self.tells_prompt
+        return self.embeds or self.wants_prompt_logprobs
 
     @property
     def remaining(self) -> int:
@@ -296,9 +296,9 @@ class PrefillJob:
         return prompt.followed_by(self.tokens[len(prompt.tokens) :])
 
     @property
-    def shares(self) -> bool:
+    def uses_prefix_cache(self) -> bool:
         """Whether the prefix cache has to do with it: every token of a prompt is computed."""
-        return not self.apart and self.places is None and self.scoring is None
+        return not self.own_pass and self.places is None and self.scoring is None
 
     def restart(self) -> None:
         """Forget what was computed: a device failure has corrupted it, or nobody wants it."""

@@ -22,7 +22,7 @@ SAMPLES = 16
 """Places of a weight file whose bytes are compared,"""
 SAMPLE = 4096
 """and bytes of each."""
-PATIENCE = 3.5
+HEARD_SECONDS = 3.5
 """Seconds in which the ranks hear of one that could not load its share."""
 FAILED = 0
 """Told in place of a digest's first word by a rank that could not load its share."""
@@ -114,7 +114,7 @@ class Ranks:
     def _told_of_failure(self, folder: Path, error: MLXProviderError) -> list[list[int]]:
         """As `_gathered`, where every rank has failed; else the group ends."""
         reason = f"{folder.name} could not be loaded: {error.message}"
-        timer = threading.Timer(PATIENCE, self.stuck, (reason,))
+        timer = threading.Timer(HEARD_SECONDS, self.stuck, (reason,))
         timer.start()
         try:
             self._here()

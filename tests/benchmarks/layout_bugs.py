@@ -13,7 +13,7 @@ from mlx_lm.models.cache import ArraysCache, BatchKVCache, BatchRotatingKVCache,
 
 from mlx_provider.engine.execution import batch_layout, grouped_kv, row_groups
 from mlx_provider.engine.execution.grouped_kv import GroupedKV
-from mlx_provider.engine.execution.piggyback import ChunkKV
+from mlx_provider.engine.execution.mixed_chunk import ChunkKV
 from mlx_provider.upstream.recurrent import StateRun
 from replaced import Patch, wrap
 

@@ -135,7 +135,7 @@ def test_a_prompt_with_media_is_whole(qwen3: TextModel, more: dict[str, Any]) ->
     job = engine.scheduler.submit(request, 0.0)
     assert engine.sparse_prefill is not None
     engine.sparse_prefill.begin(job)
-    assert job.shares
+    assert job.uses_prefix_cache
     assert request.prefilling == "prefilled whole: it has media"
 
 

@@ -12,7 +12,7 @@ import pytest
 from equipped import equipped
 from mlx_provider import LoadOptions
 from mlx_provider.engine.engine import Engine
-from mlx_provider.engine.execution.piggyback import PiggybackedChunk
+from mlx_provider.engine.execution.mixed_chunk import MixedChunk
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request, SamplingParams
 from mlx_provider.engine.sparse_prefill.passes import problem, run_alone
@@ -135,7 +135,7 @@ def test_tokens_side_by_side_are_a_whole_prefill(form: str, tmp_path: Path) -> N
     ]
     own = sparse(model.make_cache())
     found = [
-        run_alone(model, PiggybackedChunk(tokens[a:b], range(a, b), own, sparse=True))
+        run_alone(model, MixedChunk(tokens[a:b], range(a, b), own, sparse=True))
         for a, b in [(0, 170), (170, 300)]
     ]
     bound = 1e-4 if form == "float32" else 0.15

@@ -19,7 +19,7 @@ from typing import Protocol
 from ...upstream.batch_caches import RowCache
 from ..request import Row
 from .grouped_kv import beside, joined, split
-from .piggyback import PiggybackedChunk, Turned
+from .mixed_chunk import MixedChunk, Turned
 from .row_groups import Group, Groups, Joining
 
 LAYOUTS = ("grouped", "merged", "solo")
@@ -47,7 +47,7 @@ class Pass:
     cache: RowCache
     drafting: Sequence[Row] = ()
     """Rows whose drafts come after those, each behind the row's own token."""
-    chunk: PiggybackedChunk | None = None
+    chunk: MixedChunk | None = None
     """Its tokens come last."""
     fillers: int = 0
     """Rows that nobody reads, after the others."""
@@ -62,9 +62,7 @@ class Layout(Protocol):
     def drop(self, rows: Sequence[Row]) -> None:
         """Let rows leave; their caches are freed."""
 
-    def passes(
-        self, chunk: PiggybackedChunk | None = None, widths: Widths = NO_DRAFTS
-    ) -> list[Pass]:
+    def passes(self, chunk: MixedChunk | None = None, widths: Widths = NO_DRAFTS) -> list[Pass]:
         """What to run for one token of every row; a chunk is taken along if `grouped`.
 
         `widths`: tokens of the rows that take several, if `grouped`; `keep` says how many of
@@ -104,9 +102,7 @@ class SoloLayout:
         for row in rows:
             del self._caches[row]
 
-    def passes(
-        self, chunk: PiggybackedChunk | None = None, widths: Widths = NO_DRAFTS
-    ) -> list[Pass]:
+    def passes(self, chunk: MixedChunk | None = None, widths: Widths = NO_DRAFTS) -> list[Pass]:
         return [Pass([row], cache) for row, cache in self._caches.items()]
 
     def keep(self, row: Row, tokens: int) -> None:
@@ -130,9 +126,7 @@ class MergedLayout:
     def drop(self, rows: Sequence[Row]) -> None:
         self.rows.drop(rows)
 
-    def passes(
-        self, chunk: PiggybackedChunk | None = None, widths: Widths = NO_DRAFTS
-    ) -> list[Pass]:
+    def passes(self, chunk: MixedChunk | None = None, widths: Widths = NO_DRAFTS) -> list[Pass]:
         self.rows.halve()
         return [Pass(group.rows, group.cache) for group in self.rows.groups]
 
@@ -173,9 +167,7 @@ class GroupedLayout:
             self._kept.pop(row, None)
             self._since.pop(row, None)
 
-    def passes(
-        self, chunk: PiggybackedChunk | None = None, widths: Widths = NO_DRAFTS
-    ) -> list[Pass]:
+    def passes(self, chunk: MixedChunk | None = None, widths: Widths = NO_DRAFTS) -> list[Pass]:
         self._settle()
         self._reunite(widths)
         self._part(widths)

@@ -15,7 +15,7 @@ from ...upstream.batch_caches import RowCache
 from ..request import Row
 from .batch_layout import Layout, Pass
 from .grouped_kv import offsets
-from .piggyback import PiggybackedChunk
+from .mixed_chunk import MixedChunk
 from .sampler import Drawn
 
 
@@ -46,7 +46,7 @@ class Forward:
     failed: list[tuple[list[Row], Fault]]
     """Rows whose pass failed, with what it raised; their caches are corrupted."""
     took_chunk: bool = False
-    """Whether the piggybacked chunk is on its way, too."""
+    """Whether the mixed chunk is on its way, too."""
     chunk_logits: mx.array | None = None
     """(vocab,) after the chunk, where it ends its prompt."""
     drafts: Drafts = field(default_factory=dict)
@@ -114,7 +114,7 @@ class DecodeBatch:
         for row in rows:
             self._pending.pop(row, None)
 
-    def forward(self, chunk: PiggybackedChunk | None = None, drafts: Drafts = NO_DRAFTS) -> Forward:
+    def forward(self, chunk: MixedChunk | None = None, drafts: Drafts = NO_DRAFTS) -> Forward:
         """Launch the model on the pending token of every row, and on a chunk; does not wait.
 
         drafts: behind the pending tokens of rows whose tokens were all read.

@@ -17,7 +17,7 @@ from ..memory import leaves
 from ..request import Row
 from .batch_layout import NO_DRAFTS, Pass, Widths
 from .grouped_kv import GroupedKV, joined, split
-from .piggyback import PiggybackedChunk
+from .mixed_chunk import MixedChunk
 
 
 class FillerKV:
@@ -92,9 +92,7 @@ class FixedLayout:
         for row in rows:
             del self._caches[row]
 
-    def passes(
-        self, chunk: PiggybackedChunk | None = None, widths: Widths = NO_DRAFTS
-    ) -> list[Pass]:
+    def passes(self, chunk: MixedChunk | None = None, widths: Widths = NO_DRAFTS) -> list[Pass]:
         """Neither chunks nor drafts are ever taken along."""
         wanted = self._arranged()
         if wanted != [tile.rows for tile in self._tiles]:

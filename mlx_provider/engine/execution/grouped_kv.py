@@ -16,7 +16,7 @@ from ...upstream.attention import Parts, Run
 from ...upstream.batch_caches import RowCache, columns
 from ...upstream.recurrent import Prefixes, StateParts, StateRun
 from ..memory import leaves
-from .piggyback import ChunkKV, Turned
+from .mixed_chunk import ChunkKV, Turned
 
 Count = int | Sequence[int] | mx.array
 """Rotary offset of a part's rows: of its one row, of a chunk's tokens, or (rows,) int32."""

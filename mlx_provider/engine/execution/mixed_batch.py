@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ..request import PrefillJob
 from ..scheduling.plan import Chunk
 from .circuit_breaker import CircuitBreaker
-from .piggyback import PiggybackedChunk
+from .mixed_chunk import MixedChunk
 
 log = logging.getLogger(__name__)
 
@@ -31,14 +31,14 @@ class MixedBatches:
         """Whether the next pass may take a chunk along."""
         return self._possible and self._breaker.closed
 
-    def take_along(self, chunk: Chunk | None) -> PiggybackedChunk | None:
+    def take_along(self, chunk: Chunk | None) -> MixedChunk | None:
         """What the next pass computes beside its rows."""
         self._recent = [*self._recent[-1:], None if chunk is None else chunk.job]
         self._passes += 1
         self._apart = [(at, job) for at, job in self._apart if at >= self._passes - 2]
         if chunk is None:
             return None
-        return piggybacked(chunk)
+        return mixed_chunk(chunk)
 
     def ran_apart(self, job: PrefillJob) -> None:
         """A chunk is on its way in a pass of its own, behind the last one of the rows."""
@@ -64,10 +64,10 @@ class MixedBatches:
             log.info("chunks are mixed into the passes of rows that decode again")
 
 
-def piggybacked(chunk: Chunk) -> PiggybackedChunk:
+def mixed_chunk(chunk: Chunk) -> MixedChunk:
     """The chunk, as a pass over rows takes it along."""
     job = chunk.job
-    return PiggybackedChunk(
+    return MixedChunk(
         job.tokens[chunk.start : chunk.stop],
         _positions(job, chunk.start, chunk.stop),
         job.held(),

@@ -27,7 +27,7 @@ from ..request import Request, Row, RowOutput, SamplingParams
 from . import solo_rows
 from .batch_layout import Layout, make_layout
 from .decode_batch import run_pass
-from .piggyback import PiggybackedChunk, can_share_a_pass
+from .mixed_chunk import MixedChunk, can_share_a_pass
 from .solo_rows import CHUNK_ENDS, CHUNK_START, CHUNKED_LENGTH, STEPS, ByStep, MakeCache, SoloRow
 
 LENGTHS = (5, 11, 270, 283)
@@ -200,7 +200,7 @@ def _mixed(
     cache, after, start = deepcopy(chunked.cache), [], CHUNK_START
     for stop in CHUNK_ENDS:
         tokens = chunked.tokens[start:stop]
-        chunk = PiggybackedChunk(tokens, range(start, stop), cache)
+        chunk = MixedChunk(tokens, range(start, stop), cache)
         after.append(one_step(model, layout, found, chunk)[-1])
         start = stop
     after += solo_rows.decoded(model, cache, chunked.tokens[start:], start)
@@ -273,7 +273,7 @@ def one_step(
     model: LoadedModel,
     layout: Layout,
     found: Mapping[Row, list[mx.array]],
-    chunk: PiggybackedChunk | None = None,
+    chunk: MixedChunk | None = None,
 ) -> mx.array:
     """One token for each of the layout's rows; logits (B, vocab) of the last pass."""
     logits = mx.array([])

@@ -25,9 +25,9 @@ EQUAL_STEPS = 3
 TIMES = 2
 """Times that a prompt is run in chunks by itself for the same purpose."""
 CHUNK_START = 3
-"""Tokens before the first piggybacked chunk: few, so that each one seen or not seen matters."""
+"""Tokens before the first mixed chunk: few, so that each one seen or not seen matters."""
 CHUNKS = (5, 4)
-"""Sizes of the piggybacked chunks: the second must find what the first left."""
+"""Sizes of the mixed chunks: the second must find what the first left."""
 CHUNK_ENDS = tuple(itertools.accumulate(CHUNKS, initial=CHUNK_START))[1:]
 CHUNK_STEPS = 2
 """Tokens that the row of the chunks decodes after them."""

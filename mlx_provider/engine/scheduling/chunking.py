@@ -79,7 +79,7 @@ class Chunking:
         sizes = self._sizes(job, 0)
         few = [n for n in sizes if n <= SCORED_TOKENS] or sizes[:1]
         size = best_size(
-            few if job.tells_prompt else sizes,
+            few if job.wants_prompt_logprobs else sizes,
             lambda size: self._as_measured.pass_of(0, 0, size, job.done),
             self.limits.stall_target,
         )

@@ -163,7 +163,7 @@ class Scheduler:
         if job.scoring is not None:
             most = target if rows else IDLE_STALL_SECONDS
             return StepPlan(rows, pass_seconds=alone, scored=job, scoring_seconds=most)
-        if job.apart:
+        if job.own_pass:
             chunk = sizes.even_chunk(job)
             own = sizes.own_pass(job, chunk.size)
             return StepPlan(rows, chunk, pass_seconds=alone, chunk_seconds=own)

@@ -18,7 +18,7 @@ def awaits(job: PrefillJob, others: Iterable[PrefillJob]) -> bool:
 
 def provides(leader: PrefillJob, job: PrefillJob) -> bool:
     """Whether `leader` will soon provide much of `job`'s prompt."""
-    if leader is job or not leader.shares or leader.request.salt != job.request.salt:
+    if leader is job or not leader.uses_prefix_cache or leader.request.salt != job.request.salt:
         return False
     if leader.ids is None or job.ids is None:
         return False

@@ -16,7 +16,7 @@ from ...records import LoadedModel
 from ...upstream.cache_classes import KVCache
 from ...upstream.sparse_cache import sparse
 from ..execution.grouped_kv import beside
-from ..execution.piggyback import PiggybackedChunk
+from ..execution.mixed_chunk import MixedChunk
 from ..execution.solo_rows import decoded, decoding, some_tokens
 
 LENGTH = 12
@@ -29,7 +29,7 @@ AT_ONCE = 7
 MakeCache = Callable[[], list[Any]]
 
 
-def run_alone(model: LoadedModel, chunk: PiggybackedChunk) -> mx.array:
+def run_alone(model: LoadedModel, chunk: MixedChunk) -> mx.array:
     """Append a chunk to its row's cache; logits (vocab,) after its last token."""
     tokens, places = (mx.array(list(each), mx.int32) for each in (chunk.tokens, chunk.positions))
     last = mx.array([len(chunk.tokens) - 1])
@@ -67,4 +67,4 @@ def _append(
     model: LoadedModel, cache: list[Any], tokens: Sequence[int], start: int, stop: int
 ) -> None:
     places = range(start + MOVED, stop + MOVED)
-    mx.eval(run_alone(model, PiggybackedChunk(tokens[start:stop], places, cache, sparse=True)))
+    mx.eval(run_alone(model, MixedChunk(tokens[start:stop], places, cache, sparse=True)))

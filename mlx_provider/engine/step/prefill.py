@@ -11,7 +11,7 @@ import mlx.core as mx
 from ...isolation import Fault, Isolation
 from ...protocol.events import Delta, Embedded
 from ...records import MediaSpan, PrefillChunk
-from ..execution.mixed_batch import piggybacked
+from ..execution.mixed_batch import mixed_chunk
 from ..inputs import Inputs
 from ..memory import arrays
 from ..prompt_logprobs import prompt_logprobs
@@ -110,8 +110,8 @@ class Prefill:
         state.timer.launched(plan.chunk_seconds, state.clock())
         given = PrefillChunk(prompt, chunk.start, chunk.stop, cache, request.features)
         if job.places is not None:
-            logits = run_alone(state.model, piggybacked(chunk))
-        elif job.tells_prompt:
+            logits = run_alone(state.model, mixed_chunk(chunk))
+        elif job.wants_prompt_logprobs:
             logits = self._with_logprobs(request, given)
         else:
             logits = state.drafting.prefilled(state.model, job, given)
@@ -184,7 +184,7 @@ class Prefill:
         job.done = chunk.stop
         job.request.prefilled += chunk.size
         self._state.recorder.tokens(prefilled=chunk.size, cached=0, decoded=0)
-        if self._state.prefix_cache is not None and job.shares:
+        if self._state.prefix_cache is not None and job.uses_prefix_cache:
             self._state.prefix_cache.passed(job, chunk.start)
 
     def _embed(self, request: Request, span: MediaSpan) -> None:

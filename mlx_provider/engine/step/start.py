@@ -24,7 +24,7 @@ class Start:
 
     def look_up(self, job: PrefillJob) -> None:
         """Find the longest stored prefix of a prompt that is queued."""
-        if self._state.prefix_cache is not None and job.shares:
+        if self._state.prefix_cache is not None and job.uses_prefix_cache:
             with Isolation(partial(_not_cached, job.request)):
                 self._state.prefix_cache.look_up(job)
 
@@ -32,12 +32,12 @@ class Start:
         """Give a prompt that was let in its row cache."""
         state = self._state
         capacity = len(job.tokens) if job.embeds else state.scheduler.admission.kv_capacity(job)
-        if state.prefix_cache is not None and job.shares:
+        if state.prefix_cache is not None and job.uses_prefix_cache:
             with Isolation(partial(_not_cached, job.request)):
                 self._looked_up(job.request, state.prefix_cache.begin(job, capacity))
-        if state.sparse_prefill is not None and job.shares:
+        if state.sparse_prefill is not None and job.uses_prefix_cache:
             state.sparse_prefill.begin(job)
-        if not job.shares:
+        if not job.uses_prefix_cache:
             job.leave_prefix()
         if job.cache is None:
             job.cache = state.make_cache()

@@ -1,4 +1,4 @@
-"""A piggybacked chunk: tokens of a prompt that share the forward pass of rows that decode.
+"""A mixed chunk: tokens of a prompt that share the forward pass of rows that decode.
 
 A pass over few tokens costs mostly what reading the weights costs, and rows that decode pay that
 anyway. To the model each token of the chunk is a row of its own; attention and recurrent layers
@@ -19,7 +19,7 @@ from ..memory import leaves
 
 
 @dataclass(frozen=True)
-class PiggybackedChunk:
+class MixedChunk:
     """Text tokens of one prompt, to be appended to its own row cache."""
 
     tokens: Sequence[int]
