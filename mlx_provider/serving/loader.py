@@ -36,6 +36,7 @@ from .split import WHOLE, Ranks
 from .weight_files import weights_dtype, weights_estimate
 from .weights import Weights
 from .weights_key import WEIGHTS_KEY, WeightsKey, key_here
+from .wired_weights import WiredWeights
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class Loader:
         mask_pool: Executor,
         shrink_prefix_cache: Callable[[], None],
         limit: Callable[[], int],
+        wired: WiredWeights,
         ranks: Ranks = WHOLE,
     ) -> None:
         """`limit`: bytes that all models and rows may take. `shrink_prefix_cache` (engine thread):
@@ -70,6 +72,7 @@ class Loader:
         self._mask_pool = mask_pool
         self._shrink_prefix_cache = shrink_prefix_cache
         self._limit = limit
+        self._wired = wired
         self._ranks = ranks
         self._loads = 0
         """By which the ranks name a model."""
@@ -114,6 +117,7 @@ class Loader:
         self._ranks.replication.announce("unload", lambda: {"model": weights.number})
         before = mx.get_active_memory()
         self._stop(weights)
+        self._wired.leaving(weights.number)
         weights.drop()
         _collect()
         back = before - mx.get_active_memory()
@@ -189,6 +193,7 @@ class Loader:
         remembered = replication.decide("feature budget", lambda: self._feature_bytes, int, int)
         equip(made, self._registry)
         info, taken = with_sampling(made.info, family), mx.get_active_memory() - before
+        self._wired.loaded(self._loads, taken)
         return Weights(
             key=key,
             folder=key.folder,

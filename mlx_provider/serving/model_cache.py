@@ -32,6 +32,7 @@ from .residents import Hold
 from .row_budget import RowBudgets
 from .split import WHOLE, Ranks
 from .weights import EngineInstance, Weights
+from .wired_weights import WiredWeights
 
 MASK_THREADS = 2
 """Threads that compute grammar masks beside the device's step."""
@@ -96,6 +97,7 @@ class ModelCache:
             ranks.replication,
             disk=(folder, settings.disk_cache_bytes) if folder else None,
         )
+        self._wired = WiredWeights()
         self.loader = Loader(
             registry,
             worker,
@@ -103,6 +105,7 @@ class ModelCache:
             mask_pool=self._mask_pool,
             shrink_prefix_cache=self.prefixes.shrink,
             limit=lambda: self.ledger.limit,
+            wired=self._wired,
             ranks=ranks,
         )
         self.queue: LoadQueue[Weights] = LoadQueue(
@@ -187,5 +190,6 @@ class ModelCache:
     def forget(self) -> None:
         """Drop every model (their engine thread is gone)."""
         self.prefixes.forget()
+        self._wired.forget()
         for weights in self.queue.forget():
             weights.drop()

@@ -1,0 +1,59 @@
+"""Weights stay resident on Metal.
+
+macOS may move buffers of the GPU out of memory, and brings them back before each pass. MLX 0.32.4
+keeps buffers resident up to `set_wired_limit` (backend/metal/resident.cpp), which is 0 unless it is
+set. Published gains: 31 % for prompts on an M3 Ultra, and 0.6 to 64 tokens per second for a model
+near the size of memory (Ollama #17367). Buffers that come and go must not be wired: that has made
+Macs panic (mlx #3186). With a limit of just the weights' bytes, buffers that come later stay out.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import mlx.core as mx
+
+log = logging.getLogger(__name__)
+
+SHARE = 0.65
+"""Share of the machine's memory that may be wired."""
+LEFT = 8 * 2**30
+"""Bytes that stay unwired in any case."""
+
+
+class WiredWeights:
+    """Every method belongs to the engine thread. Without effect where there is no Metal."""
+
+    def __init__(self, *, on: bool = True) -> None:
+        self._most = _most() if on and mx.metal.is_available() else 0
+        self._bytes: dict[int, int] = {}
+        """By the number of a model."""
+
+    def loaded(self, number: int, nbytes: int) -> None:
+        """A model's weights were evaluated."""
+        if self._most:
+            mx.clear_cache()  # free buffers of the load would count
+            self._bytes[number] = nbytes
+            self._set()
+
+    def leaving(self, number: int) -> None:
+        """A model's weights are about to be dropped. Idempotent."""
+        if self._bytes.pop(number, None) is not None:
+            self._set()
+
+    def forget(self) -> None:
+        """The engine thread has died, and its models with it. Any thread."""
+        self._bytes.clear()
+
+    def _set(self) -> None:
+        limit = min(sum(self._bytes.values()), self._most)
+        mx.set_wired_limit(limit)
+        log.info("%d bytes of weights are wired", limit)
+
+
+def _most() -> int:
+    told = mx.device_info()
+    memory, recommended = (
+        int(told.get(name, 0)) for name in ("memory_size", "max_recommended_working_set_size")
+    )
+    return max(0, min(int(SHARE * memory), memory - LEFT, recommended))

@@ -1,0 +1,83 @@
+"""Weights alone are wired, after a load and until they leave."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mlx_provider.serving import wired_weights
+from mlx_provider.serving.wired_weights import WiredWeights
+
+GB = 2**30
+
+
+class FakeMetal:
+    """Records the calls of `mlx.core`, in their order."""
+
+    def __init__(self, memory: int) -> None:
+        self.calls: list[object] = []
+        self.memory = memory
+        self.metal = SimpleNamespace(is_available=lambda: memory > 0)
+
+    def device_info(self) -> dict[str, int]:
+        return {
+            "memory_size": self.memory,
+            "max_recommended_working_set_size": self.memory * 3 // 4,
+        }
+
+    def clear_cache(self) -> None:
+        self.calls.append("clear")
+
+    def set_wired_limit(self, limit: int) -> None:
+        self.calls.append(limit)
+
+
+def fake(monkeypatch: pytest.MonkeyPatch, memory: int) -> FakeMetal:
+    metal = FakeMetal(memory)
+    monkeypatch.setattr(wired_weights, "mx", metal)
+    return metal
+
+
+def test_the_limit_is_the_weights_of_the_models_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    metal = fake(monkeypatch, 64 * GB)
+    wired = WiredWeights()
+    wired.loaded(1, 5 * GB)
+    wired.loaded(2, 18 * GB)
+    wired.leaving(1)
+    wired.leaving(1)
+    wired.leaving(2)
+    assert metal.calls == ["clear", 5 * GB, "clear", 23 * GB, 18 * GB, 0]
+
+
+@pytest.mark.parametrize(("memory", "most"), [(64, int(0.65 * 64 * GB)), (16, 8 * GB), (8, None)])
+def test_some_memory_is_never_wired(
+    memory: int, most: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metal = fake(monkeypatch, memory * GB)
+    WiredWeights().loaded(1, 100 * GB)
+    assert metal.calls == ([] if most is None else ["clear", most])
+
+
+@pytest.mark.parametrize(("memory", "on"), [(0, True), (64, False)])
+def test_nothing_is_wired_without_metal_or_when_turned_off(
+    memory: int, on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metal = fake(monkeypatch, memory * GB)
+    WiredWeights(on=on).loaded(1, GB)
+    assert metal.calls == []
+
+
+def test_a_model_is_wired_after_its_load_until_it_leaves(
+    make_service: Any, tiny_class: Any, build_tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metal = fake(monkeypatch, 64 * GB)
+    folders = [build_tiny("qwen3", seed=i, intermediate_size=1024) for i in range(2)]
+    size = (folders[0] / "model.safetensors").stat().st_size
+    service, client = make_service(memory_limit=int(1.9 * size))
+    for folder in folders:
+        tiny_class(client, service, str(folder)).ask(max_tokens=1)
+    first, second = (call for call in metal.calls if isinstance(call, int) and call)
+    assert metal.calls == ["clear", first, 0, "clear", second]
+    assert 0.9 * size < first  # the file has a header, too
