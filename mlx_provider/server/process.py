@@ -18,6 +18,7 @@ from ..serving.interface import Put, Service
 from .app import EngineApp
 from .connections import ConnectionLimits, WatchedProtocol, WatchedState, accepted_at_once
 from .listen import BACKLOG, Listener
+from .macos import MemoryPressure, StayAwake
 
 logger = logging.getLogger(__name__)
 
@@ -164,11 +165,15 @@ class EngineServer(uvicorn.Server):
 
     async def _watch(self, idle_limit: float | None) -> None:
         """An engine that nobody uses, or that nobody can find any more, ends."""
-        activity = self._app.activity
+        activity, awake, pressure = self._app.activity, StayAwake(), MemoryPressure()
         while True:
             await asyncio.sleep(WATCH if idle_limit is None else min(WATCH, idle_limit / 4))
             if self.should_exit:
                 return
+            awake.update(busy=bool(activity.requests))
+            if (share := pressure.share_to_keep()) is not None:
+                logger.warning("memory is short: the prefix cache keeps %d %%", 100 * share)
+                self._service.cache_shrink(share)
             if idle_limit is not None and activity.idle() > idle_limit:
                 logger.info("no client for %g s: the engine ends", idle_limit)
                 self._stop()

@@ -57,5 +57,8 @@ class Service(Protocol):
     def cache_clear(self) -> None:
         """Empty every prefix cache."""
 
+    def cache_shrink(self, share: float) -> None:
+        """Keep that share of the prefix cache's bytes; never blocks."""
+
     def close(self) -> None:
         """End what runs with an error, stop the engine thread, free the models."""

@@ -6,6 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
+
 from ..engine.prefix_cache.cache import PrefixCache
 from ..engine.prefix_cache.disk import DiskTier
 from ..engine.replication import Replication
@@ -59,6 +61,11 @@ class Prefixes:
         if self._cache is not None:
             self._worker.call(self.clear_here).result()
 
+    def shrink_to(self, share: float) -> None:
+        """Keep that share of its bytes, soon; never blocks."""
+        if self._cache is not None and self._worker.alive:
+            self._worker.call(partial(self._shrink_here, share))
+
     def close(self) -> None:
         """Write what is queued for the disk (blocks)."""
         if self._cache is not None and self._worker.alive:
@@ -96,6 +103,10 @@ class Prefixes:
             self._replication.announce("evict", lambda: {"to": nbytes})
             if self._cache.evict_to(nbytes):
                 self._recorder.evicted(1)
+
+    def _shrink_here(self, share: float) -> None:
+        self.evict_to(int(share * self.nbytes))
+        mx.clear_cache()
 
     def _figures(self) -> PrefixCacheFigures:
         return NO_FIGURES if self._cache is None else self._cache.figures()

@@ -261,6 +261,9 @@ class ChatService:
     def cache_clear(self) -> None:
         self._models.prefixes.clear()
 
+    def cache_shrink(self, share: float) -> None:
+        self._models.prefixes.shrink_to(share)
+
     def _call(self, function: Callable[[], None]) -> None:
         self._worker.call(function).add_done_callback(_log_failure)
 

@@ -153,6 +153,9 @@ class FakeService:
         self.seen["finished"].clear()
         self.gate.set()
 
+    def cache_shrink(self, share: float) -> None:
+        self.seen["kept"] = share
+
     def close(self) -> None:
         self.closing.set()
         for player in self.players:

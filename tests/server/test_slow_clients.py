@@ -99,6 +99,16 @@ async def drip(streams: Streams, data: bytes) -> None:
         await asyncio.sleep(0.03)
 
 
+async def test_memory_pressure_reaches_the_service(
+    fake_service: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlx_provider.server.macos.pressure_level", lambda: 2)
+    async with serving(fake_service) as served, asyncio.timeout(PATIENCE):
+        while "kept" not in served.service.seen:
+            await asyncio.sleep(0.01)
+    assert served.service.seen["kept"] == 0.5
+
+
 @pytest.mark.parametrize(
     ("begun", "tcp"),
     [

@@ -59,3 +59,16 @@ def test_the_prefix_cache_may_use_what_live_rows_leave() -> None:
     for live, left in ((0, 20), (9, 20), (10, 20), (16, 14), (30, 0), (31, 0)):
         ledger.correct("model", Busy(live * GIGA))
         assert ledger.prefix_budget() == left * GIGA
+
+
+def test_the_prefix_cache_gives_back_a_share(make_service: Any, tiny_class: Any, qwen: Any) -> None:
+    service, client = make_service()
+    tiny_class(client, service, qwen.model).ask("Tell me a story", max_tokens=4)
+    prefixes = service._models.prefixes
+    before = prefixes.nbytes
+    service.cache_shrink(1.0)
+    service.cache_report()  # waits for the engine thread
+    assert prefixes.nbytes == before > 0
+    service.cache_shrink(0.0)
+    service.cache_report()
+    assert prefixes.nbytes == 0

@@ -1,0 +1,51 @@
+"""A Mac stays awake while requests run, and gets memory back when it is short."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from mlx_provider.server import macos
+from mlx_provider.server.macos import MemoryPressure, StayAwake, pressure_level
+
+
+def test_one_program_runs_while_requests_do(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    program = tmp_path / "caffeinate"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {told}\nexec sleep 600\n')
+    program.chmod(0o755)
+    awake = StayAwake(program)
+    awake.update(busy=False)
+    assert awake._process is None
+    awake.update(busy=True)
+    first = awake._process
+    assert first is not None
+    while not told.exists() or not told.read_text():
+        assert first.poll() is None
+    awake.update(busy=True)
+    assert awake._process is first
+    awake.update(busy=False)
+    assert first.returncode == -signal.SIGTERM
+    assert told.read_text() == f"-i -w {os.getpid()}\n"
+
+
+def test_machines_without_the_program_stay_as_they_are(tmp_path: Path) -> None:
+    StayAwake(tmp_path / "nothing").update(busy=True)
+
+
+def test_memory_goes_back_at_intervals_while_it_is_short() -> None:
+    seconds, levels = 0.0, [1, 2, 2, 2, 4, 1, 4]
+    pressure = MemoryPressure(lambda: levels.pop(0), lambda: seconds)
+    kept = []
+    while levels:
+        kept.append(pressure.share_to_keep())
+        seconds += 6
+    assert kept == [None, 0.5, None, 0.5, None, None, 0.0]
+
+
+@pytest.mark.skipif(macos.sys.platform == "darwin", reason="macOS tells the level")
+def test_other_systems_tell_no_pressure() -> None:
+    assert pressure_level() == macos.NORMAL
