@@ -60,6 +60,8 @@ class EngineSettings(FixedSettings):
     """Folder of the prefix cache's disk tier; unset: no disk tier."""
     disk_cache_bytes: int = 10 * 2**30
     """Size bound of the disk tier."""
+    wire_weights: bool = True
+    """Whether Metal keeps weights resident."""
     log_level: str = "info"
     models_file: Path | None = None
     """TOML of options per model that only the engine's owner grants (`serving.grants`)."""
@@ -184,6 +186,7 @@ _KINDS: dict[str, str | _Number] = {
     "prefix_bytes": _Number("bytes", 0),
     "disk_cache": "path",
     "disk_cache_bytes": _Number("bytes", 0),
+    "wire_weights": "switch",
     "log_level": "level",
     "models_file": "path",
     "allowed_hosts": "names",
@@ -205,6 +208,7 @@ REMOVED = {
 """Variables of earlier versions, with what holds without them."""
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_SWITCH = {"true": True, "false": False}
 _LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
@@ -219,6 +223,10 @@ def _parse(name: str, kind: str | _Number, text: str) -> object:
         if text.lower() not in _LEVELS:
             raise BadRequest(f"{given} is none of {', '.join(_LEVELS)}")
         return text.lower()
+    if kind == "switch":
+        if text.lower() not in _SWITCH:
+            raise BadRequest(f"{given} is none of {', '.join(_SWITCH)}")
+        return _SWITCH[text.lower()]
     if kind == "names":
         return tuple(each.strip() for each in text.split(",") if each.strip())
     if kind == "paths":

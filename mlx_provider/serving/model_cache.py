@@ -97,7 +97,7 @@ class ModelCache:
             ranks.replication,
             disk=(folder, settings.disk_cache_bytes) if folder else None,
         )
-        self._wired = WiredWeights()
+        self._wired = WiredWeights(on=settings.wire_weights)
         self.loader = Loader(
             registry,
             worker,

@@ -1,10 +1,10 @@
 """Weights stay resident on Metal.
 
 macOS may move buffers of the GPU out of memory, and brings them back before each pass. MLX 0.32.4
-keeps buffers resident up to `set_wired_limit` (backend/metal/resident.cpp), which is 0 unless it is
-set. Published gains: 31 % for prompts on an M3 Ultra, and 0.6 to 64 tokens per second for a model
-near the size of memory (Ollama #17367). Buffers that come and go must not be wired: that has made
-Macs panic (mlx #3186). With a limit of just the weights' bytes, buffers that come later stay out.
+keeps buffers resident up to `set_wired_limit` (backend/metal/resident.cpp), which is 0 by default.
+Published gains of another server: 31 % for prompts on an M3 Ultra, and 0.6 to 64 tokens per second
+for a model near the size of memory. Buffers that come and go must not be wired: that has made Macs
+panic (mlx #3186). With a limit of just the weights' bytes, buffers that come later stay out.
 """
 
 from __future__ import annotations
