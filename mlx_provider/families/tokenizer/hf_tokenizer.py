@@ -24,7 +24,7 @@ from .sanitize import (
 )
 from .template_fit import fit_messages
 from .template_probe import template_form
-from .template_renderer import Probe, TemplateRenderer, accepted
+from .template_renderer import Probe, TemplateLimit, TemplateRenderer, accepted
 from .token_bound import characters_per_token
 from .turns import Turns
 
@@ -140,7 +140,10 @@ class HFTokenizer:
         if self._renderer is None and self._source([]) is None:
             return ""
         try:
-            self.apply_template(fit_messages([{"role": "user", "content": "a"}], self.form), [], {})
+            asked = fit_messages([{"role": "user", "content": "a"}], self.form)
+            self.apply_template(asked, [], {}, probe="cached")
+        except TemplateLimit:
+            raise
         except BadRequest as refused:
             return refused.message
         return ""
