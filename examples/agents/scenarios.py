@@ -115,7 +115,7 @@ def cancel(setting: Setting) -> Outcome:
     if not gateway.wait(gateway.free, ROW_LIMIT):
         return Outcome(False, f"its row runs on after {ROW_LIMIT:.0f} s")
     how = "ends" if ended else f"does not end within {ROW_LIMIT:.0f} s: killed"
-    return Outcome(True, f"{how}; row free")
+    return Outcome(ended, f"{how}; row free")
 
 
 def full(setting: Setting, *, told: bool) -> Outcome:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -163,6 +163,18 @@ def test_ctrl_c_comes_in_the_middle_of_the_reply(
             monkeypatch.setattr(its.engine, "ask", lambda path, line=line: line)
             assert its.replies() is begun
             assert not its.free()
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_client_that_ignores_ctrl_c_fails(modules: dict[str, ModuleType], ends: bool) -> None:
+    running = SimpleNamespace(interrupt=lambda: None, kill=lambda: None, ended=object())
+    answers = {"replies": True, "free": True}
+    its = SimpleNamespace(now=lambda: (0, 0), replies="replies", free="free")
+    its.wait = lambda what, limit: answers.get(what, ends)
+    setting = SimpleNamespace(gateway=its, start=lambda *steps: nullcontext(running))
+    outcome = modules["scenarios"].cancel(setting)
+    assert outcome.good is ends
+    assert ("killed" in outcome.told) is not ends
 
 
 def test_a_run_that_is_ended_ends_its_gateway() -> None:
