@@ -76,6 +76,7 @@ def down(
     ] = False,
 ) -> None:
     """End what `mlx-provider up` has started."""
+    from ..gateway.engine import end_idle_engine
     from ..gateway.kept import Kept
     from ..gateway.standing import stop
 
@@ -85,6 +86,8 @@ def down(
         stop(kept, running, os.environ, _tell)
     else:
         _tell("proxy", "none runs that `mlx-provider up` has started")
+        if kept.record() is not None:  # a proxy that was killed leaves its engine
+            _tell("engine", end_idle_engine(os.environ, "`mlx-provider down`"))
     item = _login_item(kept)
     if at_login:
         _tell("login", f"{item.path} is {'removed' if item.remove() else 'not there'}")

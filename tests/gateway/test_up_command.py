@@ -203,6 +203,19 @@ def test_down_where_nothing_runs(kept: Kept) -> None:
     assert "none runs" in told
 
 
+def test_down_ends_the_engine_of_a_proxy_that_was_killed(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "mlx_provider.gateway.engine.end_idle_engine", lambda *_: "process 7 has ended"
+    )
+    kept.write(Record(SERVED, 4100))
+    code, _, told = invoke("down")
+    assert code == 0
+    assert "none runs" in told
+    assert "engine  process 7 has ended" in told
+
+
 def test_a_killed_proxy_leaves_nothing_in_the_way(
     stand_in_proxy: Callable[[], int], kept: Kept
 ) -> None:
