@@ -94,11 +94,16 @@ def options(
 
 
 def main() -> None:
-    """Entry point of `mlx-provider`: exit code 1 after an error of ours, 2 for wrong usage."""
-    quiet_transformers()
-    registry = PluginRegistry.discover()
+    """Entry point of `mlx-provider`: exit code 1 after an error of ours, 2 for wrong usage.
+
+    Ctrl-C before a command has handlers of its own: 130.
+    """
     try:
+        quiet_transformers()
+        registry = PluginRegistry.discover()
         build(registry)(obj=registry)
+    except KeyboardInterrupt:
+        sys.exit(130)
     except MLXProviderError as error:
         Console(stderr=True, soft_wrap=True).print(Text(f"error: {error.message}", style="red"))
         sys.exit(1)

@@ -42,6 +42,9 @@ def show_models(context: typer.Context) -> None:
 
     registry = context.find_object(PluginRegistry) or PluginRegistry.discover()
     found = models_on_disk()
+    if not found:
+        typer.echo(f"none yet; `demo` is part of this package; the Hub cache is {cache_root()}")
+        return
     table = Table.grid(padding=(0, 2))
     for each in found:
         table.add_row(

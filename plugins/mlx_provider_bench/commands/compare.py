@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -30,6 +31,13 @@ Out = Annotated[
     Path | None, typer.Option(help="Folder for report.md and result.json, kept up meanwhile.")
 ]
 Plots = Annotated[bool, typer.Option("--plots", help="Pictures into that folder, too.")]
+
+
+def _finite(value: float) -> float:
+    """Refuse NaN, which no bound of an option keeps out, and infinity."""
+    if not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no finite number")
+    return value
 
 
 def compare(
@@ -72,7 +80,9 @@ def compare(
     prompt: Annotated[int, typer.Option(min=20, help="Words of a long prompt.")] = 1000,
     edge: Annotated[int, typer.Option(min=28, help="Pixels along an image's sides.")] = 448,
     rounds: Annotated[int, typer.Option(min=1, help="Turns that the servers take.")] = 3,
-    limit: Annotated[float, typer.Option(min=1, help="Seconds for one request.")] = 120.0,
+    limit: Annotated[
+        float, typer.Option(min=1, callback=_finite, help="Seconds for one request.")
+    ] = 120.0,
     hidden: Hidden = 256,
     layers: Layers = 6,
     out: Out = None,

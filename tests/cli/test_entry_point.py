@@ -1,0 +1,33 @@
+"""The program's own ends, before a command has its handlers."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from mlx_provider.cli import app
+from mlx_provider.registry import PluginRegistry
+
+
+def test_ctrl_c_during_the_imports_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> PluginRegistry:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app.PluginRegistry, "discover", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        app.main()
+    assert ended.value.code == 130
+
+
+def test_a_list_without_models_names_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlx_provider.serving.on_disk.models_on_disk", list)
+    registry = PluginRegistry.discover()
+    shown = CliRunner().invoke(app.build(registry), ["list"], obj=registry).stdout
+    assert shown.startswith("none yet; `demo` is part of this package")
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_a_limit_that_is_no_number_is_refused(value: str) -> None:
+    registry = PluginRegistry.discover()
+    done = CliRunner().invoke(app.build(registry), ["bench", "compare", "--limit", value])
+    assert done.exit_code == 2
