@@ -69,6 +69,7 @@ CLIENT = Client(
     command="aider",
     install="pip install aider-chat",
     profile=profile,
+    prompt_bytes=2_800,
     serves="aider",
     settings=ClientSettings((), (".aider.conf.yml",), servers),
 )

@@ -31,3 +31,8 @@ def test_a_limit_that_is_no_number_is_refused(value: str) -> None:
     registry = PluginRegistry.discover()
     done = CliRunner().invoke(app.build(registry), ["bench", "compare", "--limit", value])
     assert done.exit_code == 2
+
+
+def test_the_first_prompt_of_every_client_is_measured() -> None:
+    registry = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "clients"})
+    assert all(client.prompt_bytes > 0 for client in registry.clients.values())
