@@ -29,6 +29,8 @@ from .model_view import ModelView
 
 log = logging.getLogger(__name__)
 
+LONG_TEXT = 1 << 20
+"""Characters of a text that may be why a template exceeds its bounds."""
 FOLDED = "the model's chat template does not take these tool messages: they are written as text"
 LEFT_OUT = "the model's chat template has no place for text beside tool calls: it is left out"
 DESCRIBED = "the model's chat template does not show these tools: a system message describes them"
@@ -89,12 +91,23 @@ def _rendered(
             for warning in warnings:
                 _log_once(view.name, warning, refused.message if refused else "")
             return prompt, begun, warnings
-        except (ContextTooLong, TemplateLimit):
+        except TemplateLimit:
+            _refuse_long_text(view, normalised)
+            raise
+        except ContextTooLong:
             raise
         except BadRequest as error:
             refused = refused or error
     assert refused is not None  # noqa: S101  (there is at least one attempt)
     raise refused
+
+
+def _refuse_long_text(view: ModelView, normalised: Normalised) -> None:
+    """Raises `ContextTooLong` where one text of the request is too long, whatever the template."""
+    texts = (m["content"] for m in normalised.messages if isinstance(m.get("content"), str))
+    longest = max(texts, key=len, default="")
+    if len(longest) >= LONG_TEXT:
+        view.model.tokenizer.encode_plain(longest)
 
 
 def _loses_text(info: ModelInfo, normalised: Normalised) -> bool:

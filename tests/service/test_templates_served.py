@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mlx_provider import BadRequest, ToolParser, UnsupportedModel
+from mlx_provider import BadRequest, ContextTooLong, ToolParser, UnsupportedModel
 from mlx_provider.chat.constraints import compiler
 from mlx_provider.chat.constraints.vocabulary import grammar_tokenizer
 from mlx_provider.chat.constraints.written import written_call
@@ -227,6 +227,21 @@ def test_loops_in_loops_are_tried_once_while_a_neighbour_goes_on(
     finally:
         served.close()
     assert waited == [True]
+
+
+def test_a_text_that_no_context_holds_is_not_the_templates_fault(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exceeds(*given: Any) -> None:
+        raise template_renderer.TemplateLimit("the template makes too large a value")
+
+    model = tiny("qwen3", NO_TOOLS)
+    model.ask(max_tokens=1)
+    monkeypatch.setattr(prompts, "_attempt", exceeds)
+    with pytest.raises(UnsupportedModel, match="too large a value"):
+        model.ask("short")
+    with pytest.raises(ContextTooLong):
+        model.ask("x" * (2 << 20))
 
 
 def test_what_is_known_of_a_template_before_a_load_is_not_rendered_again(
