@@ -123,8 +123,8 @@ def replay(
     return Turns(layers, len(every), budget, *mean, max(0, over))
 
 
-def run(*, start: int = 50_000, turns: int = 10) -> list[Turns]:
-    """Sessions that grow to about 60,000 tokens: one agent, and two that take turns."""
+def run(*, start: int = 55_000, turns: int = 10) -> list[Turns]:
+    """Sessions of about 60,000 tokens: one agent, and two that take turns."""
     return [
         replay(layers, budget, drawn)
         for count in (1, 2)
