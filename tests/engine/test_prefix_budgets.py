@@ -129,6 +129,21 @@ def test_an_agent_on_a_small_budget_computes_little_more_than_it_must(
         assert request.cached >= min(len(last.prompt), budget - state) - grid - len(TAIL)
 
 
+@pytest.mark.parametrize("layers", ["window", "hybrid"])
+@pytest.mark.parametrize("budget", [190, 230, 270, 310])
+def test_a_reply_that_is_spelt_another_way_costs_no_state_of_its_prompt(
+    layers: Layers, budget: int
+) -> None:
+    traffic = Traffic(1)
+    history = traffic.tokens(120)
+    model = SyntheticModel(layers, window=WINDOW, state_units=STATE)
+    server = Compared(Bounded(budget * model.unit), model, chunk=64)
+    server.serve(SimRequest(history, (70,), traffic.tokens(15)))
+    after = SimRequest(history + traffic.tokens(40), (70,), traffic.tokens(15))
+    server.check(after)
+    assert server.serve(after).cached == len(history)
+
+
 def test_a_replay_counts_what_was_computed() -> None:
     drawn = list(sessions(1, start=6200, turns=3))
     roomy = replay("kv", 20_000, drawn)

@@ -26,14 +26,18 @@ def fit(
     states: Mapping[int, int],
     spare: Mapping[int, int],
     *,
+    prompted: float,
     complete: bool,
     budget: int,
 ) -> Fit:
     """The longest head from which a row can resume, and the snapshots that fit beside it.
 
+    The next prompt may spell the reply another way, so a head that ends in the reply also keeps
+    the last snapshot of the prompt.
+
     `path`: stored nodes that agree in full; `length`: tokens of the whole path; `token_bytes`: of
     one that is not stored; `states`: bytes of new snapshots by token count; `spare`: the same of
-    those that are kept only as the end of a shorter head.
+    those that are kept only as the end of a shorter head; `prompted`: tokens before the reply.
     """
     held = {node.stop: node.snapshot.nbytes for node in path if node.snapshot is not None}
     guessed = {node.stop for node in path if node.guessed}
@@ -45,15 +49,22 @@ def fit(
     whole = length if complete else max((n.stop for n in path if n.complete), default=0)
     stop = sizes.reach(budget, whole)
     every = {**spare, **new, **held}
-    ends = [at for at in every if at > stop and sizes.of(at) + every[at] <= budget]
-    kept: set[int] = set()
-    if ends:
-        stop = max(ends)
-        left = budget - sizes.of(stop) - every[stop]
-        others = sorted(at for at in {**new, **held} if at < stop)
-        kept = {stop, *_within(left, [*others[:1], *reversed(others[1:])], every)}
-    added = sum(every[at] for at in kept if at not in held)
+    ends = sorted(at for at in every if at > stop and sizes.of(at) + every[at] <= budget)
+    safe = [at for at in ends if at <= prompted][-1:]
+    beside = [{*safe, at} for at in ends]
+    fitting = [ats for ats in beside if sizes.of(max(ats)) + _total(every, ats) <= budget]
+    kept: set[int] = fitting[-1] if fitting else set()
+    if kept:
+        stop = max(kept)
+        left = budget - sizes.of(stop) - _total(every, kept)
+        others = sorted(at for at in {**new, **held} if at < stop and at not in kept)
+        kept |= {*_within(left, [*others[:1], *reversed(others[1:])], every)}
+    added = _total(every, kept - {*held})
     return Fit(stop, frozenset(kept), sizes.beyond(stop) + added)
+
+
+def _total(sizes: Mapping[int, int], ats: Iterable[int]) -> int:
+    return sum(sizes[at] for at in ats)
 
 
 def _within(left: int, ats: Iterable[int], sizes: Mapping[int, int]) -> Iterable[int]:

@@ -63,7 +63,7 @@ class Store:
         kept = fit(
             stored, len(ids), source.token_bytes(complete=complete),
             {} if complete else _sizes(source.states), {} if complete else _sizes(source.spare),
-            complete=complete, budget=budget,
+            prompted=source.prompted, complete=complete, budget=budget,
         )  # fmt: skip
         path = cut_back(stored, kept, len(ids))
         self.evict(nbytes=budget - kept.new_bytes, keep=frozenset(path))
