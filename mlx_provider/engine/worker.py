@@ -43,6 +43,8 @@ class EngineWorker:
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._closed = False
+        self.death: MLXProviderError | None = None
+        """Why the last engine thread died; `None`: none has."""
 
     # -- from any thread
 
@@ -143,13 +145,14 @@ class EngineWorker:
         """Tell everyone who waits on this thread that it is gone."""
         log.critical("the engine thread died: %s", error.message)
         with self._lock:
+            self.death = error
             self._thread = None
             waiting = []
             while not self._calls.empty():
                 waiting.append(self._calls.get_nowait())
         for item in waiting:
             if item is not None:
-                item[0].set_exception(EngineDied(error.message))
+                item[0].set_exception(error)
         self._died(error)
 
 

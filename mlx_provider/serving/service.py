@@ -21,7 +21,14 @@ from ..config import EngineSettings
 from ..engine.request import Request
 from ..engine.step_output import Post
 from ..engine.worker import EngineWorker
-from ..errors import BadRequest, ContextTooLong, EngineDied, MLXProviderError, RequestFailed
+from ..errors import (
+    BadRequest,
+    ContextTooLong,
+    EngineDied,
+    MLXProviderError,
+    RankLost,
+    RequestFailed,
+)
 from ..isolation import Fault, Isolation
 from ..log_lines import Trace
 from ..protocol.event_queue import EventQueue
@@ -92,12 +99,12 @@ class ChatService:
         with Isolation() as trying:
             return self._accepted(request, entry)
         self._in_flight.leave(entry)
-        raise _refused(request, trying.fault)
+        raise self._cause(_refused(request, trying.fault))
 
     def count(self, request: GenerateRequest) -> int:
         with Isolation() as trying:
             return self._counted(request)
-        raise _refused(request, trying.fault)
+        raise self._cause(_refused(request, trying.fault))
 
     def cancel(self, request_id: str) -> None:
         entry = self._in_flight.cancel(request_id)
@@ -183,7 +190,12 @@ class ChatService:
             active.instance.engine.submit(active.request)
         else:
             error = EngineDied("the engine thread died before the request reached it")
-            self._take([(active.request, [Failed.of(error)])])
+            self._take([(active.request, [Failed.of(self._cause(error))])])
+
+    def _cause(self, error: MLXProviderError) -> MLXProviderError:
+        """The lost rank, where a request finds its engine gone because of that."""
+        death = self._worker.death
+        return death if isinstance(error, EngineDied) and isinstance(death, RankLost) else error
 
     def _take(self, posts: list[Post]) -> None:
         """Events of one step; whoever reads a last one finds that its request has let go."""

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from mlx_provider.client.generation import Generation
+from mlx_provider.engine.request import Request
 from mlx_provider.errors import (
     BadRequest,
     ContextTooLong,
@@ -20,6 +22,7 @@ from mlx_provider.errors import (
     MLXProviderError,
     ModelNotFound,
     Overloaded,
+    RankLost,
     RequestFailed,
     UnsupportedModel,
 )
@@ -28,6 +31,8 @@ from mlx_provider.protocol.events import ErrorBody, Failed
 from mlx_provider.protocol.options import ModelOptions
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.protocol.sampling import Sampling
+from mlx_provider.serving.in_flight import Active, Entry
+from mlx_provider.serving.model_cache import Lease
 
 QUIET = dict.fromkeys(range(8), -100.0)
 """The special tokens, among them those that end a reply, are not drawn by chance."""
@@ -230,6 +235,65 @@ def test_the_death_of_the_engine_thread(make_service: Any, tiny_class: Any, qwen
     assert model.ask(max_tokens=8).only.content == before
     health = model.client.health()
     assert (health.ok, health.running, len(health.models)) == (True, 0, 1)
+
+
+DEATHS = pytest.mark.parametrize(
+    ("fault", "code"), [(RankLost("rank 1 is lost"), "rank_lost"), (Killed(), "engine_died")]
+)
+
+
+def dies(model: Any, held: Generation, fault: BaseException) -> None:
+    """The engine thread dies while it decodes a request, whose reader is told."""
+    (served,) = model.service._models.views()
+
+    def die() -> None:
+        raise fault
+
+    served.engine.step = die
+    assert model.read(held).error is not None
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@DEATHS
+def test_a_request_is_told_why_the_engine_thread_died_while_it_was_prepared(
+    make_service: Any, tiny_class: Any, qwen: Any, fault: BaseException, code: str
+) -> None:
+    model = own(tiny_class, make_service(), qwen.model)
+    held = model.start(max_tokens=30_000, sampling=warm(1))
+    held.get(60)
+    prepare = model.service._prepare
+
+    def prepared(*given: Any) -> Any:
+        found = prepare(*given)
+        dies(model, held, fault)
+        return found
+
+    model.service._prepare = prepared
+    with pytest.raises(EngineUnavailable) as refused:
+        model.start()
+    assert refused.value.code == code
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@DEATHS
+def test_a_request_is_told_why_the_engine_thread_died_before_it_was_reached(
+    make_service: Any, tiny_class: Any, qwen: Any, fault: BaseException, code: str
+) -> None:
+    model = own(tiny_class, make_service(), qwen.model)
+    held = model.start(max_tokens=30_000, sampling=warm(1))
+    held.get(60)
+
+    def entered(entry: Entry, request: Request, lease: Lease) -> Active:
+        active = Active(request, lease, lease.view.instance)
+        dies(model, held, fault)
+        active.instance.arriving += 1
+        entry.active = active
+        return active
+
+    model.service._in_flight.enter = entered
+    answer = model.ask()
+    assert answer.error is not None
+    assert (answer.error.code, answer.error.status) == (code, 503)
 
 
 def test_a_reader_that_was_given_up_costs_nothing_more(qwen: Any) -> None:
