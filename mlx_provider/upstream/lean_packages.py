@@ -1,9 +1,10 @@
 """Packages without what they import for scripts: an engine process starts sooner.
 
 Holds for mlx-lm 0.32.2 and mlx-vlm 0.7.10, whose packages import conversion, training and
-generation (`mlx_lm/__init__.py`, `mlx_vlm/__init__.py`), for requests, which mlx-vlm imports to
-fetch images (`mlx_vlm/utils.py`), and for httpx 0.28, which imports its command line where rich and
-click are installed (`httpx/__init__.py`).
+generation (`mlx_lm/__init__.py`, `mlx_vlm/__init__.py`). The loader of mlx-vlm imports adapters,
+whose package imports all of training (`mlx_vlm/trainer/__init__.py`), and requests, to fetch images
+(`mlx_vlm/utils.py`). httpx 0.28 imports its command line where rich and click are installed
+(`httpx/__init__.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import threading
 from types import ModuleType
 from typing import Any
 
-PACKAGES = ("mlx_lm", "mlx_vlm", "requests")
+PACKAGES = ("mlx_lm", "mlx_vlm", "mlx_vlm.trainer", "requests")  # a parent before its child
 COMMAND_LINE = "httpx._main"
 
 
@@ -24,6 +25,9 @@ def lean_packages() -> None:
         spec = importlib.util.find_spec(name) if name not in sys.modules else None
         if spec is not None:
             sys.modules[name] = LeanPackage(spec)
+            parent, _, child = name.rpartition(".")
+            if parent:
+                setattr(sys.modules[parent], child, sys.modules[name])
     if "httpx" not in sys.modules:
         sys.modules.setdefault(COMMAND_LINE, None)  # type: ignore[arg-type]
 

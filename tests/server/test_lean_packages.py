@@ -17,6 +17,9 @@ NOT_NEEDED = (
     "mlx_lm.generate",
     "mlx_vlm.convert",
     "mlx_vlm.generate",
+    "mlx_vlm.trainer",
+    "mlx_vlm.trainer.api",
+    "mlx_vlm.trainer.vlm",
     "requests.api",
     "urllib3",
     "rich",
@@ -40,6 +43,10 @@ except ModuleNotFoundError as error:
 else:
     raise AssertionError
 import mlx_vlm, requests, httpx
+import mlx_vlm.trainer.peft.utils
+assert "mlx_vlm.trainer.api" not in sys.modules
+from mlx_vlm.trainer import Trainer, peft
+assert Trainer is mlx_vlm.trainer.api.Trainer and peft is mlx_vlm.trainer.peft
 assert callable(mlx_vlm.generate) and callable(requests.get) and requests.exceptions.Timeout
 httpx.Client(trust_env=False).close()
 """
