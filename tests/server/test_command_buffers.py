@@ -41,7 +41,7 @@ def test_they_are_set_before_mlx_is_imported() -> None:
         "import sys; from mlx_provider.upstream import command_buffers\n"
         "seen = []; command_buffers.enlarge = lambda: seen.append('mlx.core' in sys.modules)\n"
         "from mlx_provider.server import run; run.enlarge = command_buffers.enlarge\n"
-        "from mlx_provider.config import EngineSettings; run.prepare_mlx(EngineSettings())\n"
+        "run.prepare_mlx()\n"
         "assert seen == [False], seen"
     )
     command = [sys.executable, "-c", program]
