@@ -26,14 +26,23 @@ REPLIES = 60
 FAMILIES = {
     "Qwen3Renderer": ("hermes", "qwen3"),
     "Qwen35Renderer": ("qwen3_coder", "qwen3"),
+    "Qwen36Renderer": ("qwen3_coder", "qwen3"),
+    "Qwen38Renderer": ("qwen3_coder", "qwen3"),
     "GLM45Renderer": ("glm47", "glm4"),
     "GLM5Renderer": ("glm47", "glm4"),
+    "GLM51Renderer": ("glm47", "glm4"),
+    "GLM53Renderer": ("glm47", "glm4"),
     "KimiK2Renderer": ("kimi_k2", "kimi_k2"),
     "DeepSeekV3Renderer": ("deepseek_v3", "deepseek_v3"),
     "DeepSeekV4Renderer": ("deepseek_v4", "deepseek_v4"),
     "Llama3Renderer": ("llama3_json", None),
     "Gemma4Renderer": ("gemma4", "gemma4"),
     "Nemotron3Renderer": ("nemotron", "nemotron_v3"),
+    "Nemotron35Renderer": ("nemotron", "nemotron_v3"),
+    "Nemotron3UltraRenderer": ("nemotron", "nemotron_v3"),
+    "LagunaM1Renderer": ("poolside_v1", "qwen3"),
+    "LagunaXS2Renderer": ("poolside_v1", "qwen3"),
+    "LagunaS21Renderer": ("poolside_v1", "qwen3"),
     "MiniMaxM2Renderer": ("minimax_m2", "minimax_m2"),
     "Hy3Renderer": ("hy_v3_opensource", "hy_v3_opensource"),
 }
@@ -64,7 +73,7 @@ TEXTS = (
 )
 ENDS = (
     *("<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "[e~[", "<turn|>"),
-    *("<｜hy_eos:opensource｜>", "<|tool_response>", "<|user|>", "<|observation|>"),
+    *("<｜hy_eos:opensource｜>", "<|tool_response>", "<|user|>", "<|observation|>", "</assistant>"),
 )
 MARKUP = re.compile(r"<[|｜/]?\w*(?:tool_call|function=|invoke|param|arg_|think)|\[TOOL_CALLS\]")
 
