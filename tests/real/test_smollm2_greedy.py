@@ -74,6 +74,13 @@ def test_alone_and_with_prefix_hits(model: Model, together: list[Answer]) -> Non
             assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-3)
 
 
+@pytest.mark.parametrize("prompt", ["What is the tallest mountain?", "Name two rivers.", "Why?"])
+def test_alone_and_cold(model: Model, judge: Judge, prompt: str) -> None:
+    answer = model.ask(prompt, 32, tenant=prompt)
+    assert answer.cached == 0
+    judge.check_answer(answer)
+
+
 def test_turns_of_a_conversation_reuse_what_was_said(model: Model, judge: Judge) -> None:
     messages: Messages = []
     before = 0

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -18,6 +22,7 @@ from mlx_provider.gateway.engine import warm_up
 from mlx_provider.gateway.proxy import start_proxy
 
 from .asking import Judge, Model, user
+from .conftest import REPOSITORY
 
 pytestmark = [pytest.mark.real, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -149,3 +154,18 @@ def test_a_forced_call(client: openai.OpenAI, choice: Any) -> None:
     assert choice == "required" or call.function.name == "weather"
     if call.function.name == "weather":
         jsonschema.validate(json.loads(call.function.arguments), WEATHER)
+
+
+def test_the_example_chats(smollm2: Path) -> None:
+    chat = REPOSITORY / "examples" / "smollm2" / "chat.py"
+    said = "What is the capital of France? Answer in one word.\nAnd of Italy?\n\n"
+    with tempfile.TemporaryDirectory(prefix="mlxp") as runtime:
+        environ = {**os.environ, "MLX_PROVIDER_RUNTIME_DIR": runtime}
+        command = [sys.executable, os.fspath(chat), os.fspath(smollm2)]
+        done = subprocess.run(
+            command, input=said, capture_output=True, text=True, timeout=900, env=environ
+        )
+        subprocess.run([sys.executable, "-m", "mlx_provider.cli", "engine", "stop"], env=environ)
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in done.stdout
+    assert "Rome" in done.stdout
