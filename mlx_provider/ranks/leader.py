@@ -5,6 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from ..config import EngineSettings
+from ..errors import MLXProviderError
 from ..registry import PluginRegistry
 from ..serving.interface import Deliver
 from ..serving.service import ChatService
@@ -21,10 +22,12 @@ def lead(
     channel: LeaderChannel,
 ) -> ChatService:
     """The service of a group whose ranks have met. Once its engine thread is gone, so is rank 0."""
-    ranks = ranks_of(group, channel)
-    return ChatService(
-        settings, deliver, registry, ranks, lambda error: channel.leader_failed(error.message)
-    )
+
+    def died(error: MLXProviderError) -> MLXProviderError:
+        channel.leader_failed(error.message)
+        return error if channel.fault is None else channel.fault.error()
+
+    return ChatService(settings, deliver, registry, ranks_of(group, channel), died)
 
 
 def ranks_of(group: mx.distributed.Group, channel: LeaderChannel) -> Ranks:

@@ -65,10 +65,10 @@ class ChatService:
         deliver: Deliver = deliver_now,
         registry: PluginRegistry | None = None,
         ranks: Ranks = WHOLE,
-        thread_died: Callable[[MLXProviderError], None] = lambda error: None,
+        thread_died: Callable[[MLXProviderError], MLXProviderError] = lambda error: error,
     ) -> None:
         """`ranks`: those that its models are split over. `thread_died` is told when the engine
-        thread is gone, before those who wait for it are."""
+        thread is gone, at least once, and returns the error for those who wait for it."""
         self._settings = settings
         file = settings.models_file
         self._grants = Grants(settings.model_roots, read_grants(file) if file else None)
@@ -195,7 +195,9 @@ class ChatService:
     def _cause(self, error: MLXProviderError) -> MLXProviderError:
         """The lost rank, where a request finds its engine gone because of that."""
         death = self._worker.death
-        return death if isinstance(error, EngineDied) and isinstance(death, RankLost) else error
+        if isinstance(error, EngineDied) and isinstance(death, RankLost):
+            return self._thread_died(death)
+        return error
 
     def _take(self, posts: list[Post]) -> None:
         """Events of one step; whoever reads a last one finds that its request has let go."""
@@ -212,8 +214,7 @@ class ChatService:
         self._deliver(partial(_put, posts))
 
     def _buried(self, error: MLXProviderError) -> None:
-        self._thread_died(error)
-        self._died(error)
+        self._died(self._thread_died(error))
 
     def _died(self, error: MLXProviderError) -> None:
         """The engine thread is gone: everyone who waits is told, models are loaded anew."""
