@@ -135,8 +135,9 @@ def test_the_broken_promise_is_named(
     monkeypatch: pytest.MonkeyPatch,
     toy: str,
 ) -> None:
-    monkeypatch.setattr(tool_parsers, "WORK", 0.3)
     source, broken = TOYS[toy]
+    if "bombs" in broken:  # else the product's own bound: nobody waits for it
+        monkeypatch.setattr(tool_parsers, "WORK", 0.3)
     found = failures(install_plugin("toy", HEAD + source), only=tuple(broken))
     assert set(found) == broken, found
 
