@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
+from .memory_limit import memory_limit
+
 MAX_SETUPS = 64
 """Setups that one process keeps; then another takes its place."""
 ENDS: Mapping[int, str] = MappingProxyType(
@@ -51,12 +53,16 @@ class BoundedProcesses:
     """Up to `at_once` processes of one Python program; safe from any thread.
 
     The program reads messages, each a line with its length in bytes and then the bytes, and
-    answers every message but a setup with one of the same form. It sets its own limits. The first
-    process starts with the first question; all end with this object.
+    answers every message but a setup with one of the same form. It sets its own limits; its first
+    argument is `memory`, in bytes, and it is killed above that where the system enforces no limit.
+    The first process starts with the first question; all end with this object.
     """
 
-    def __init__(self, program: Path, arguments: Sequence[str] = (), *, at_once: int = 2) -> None:
-        self._command = [sys.executable, "-P", str(program), *arguments]
+    def __init__(
+        self, program: Path, memory: int, arguments: Sequence[str] = (), *, at_once: int = 2
+    ) -> None:
+        self._memory = memory
+        self._command = [sys.executable, "-P", str(program), str(memory), *arguments]
         self._idle: list[_Running] = []
         self._lock = threading.Lock()
         self._places = threading.Semaphore(at_once)
@@ -69,16 +75,22 @@ class BoundedProcesses:
         """
         with self._places:
             running = self._taken(setups)
-            for name in setups.keys() - running.setups:
-                _write(running.process, setups[name])
-                running.setups.add(name)
-            _write(running.process, message)
-            answer = _read(running.process)
+            answer = self._answer(running, message, setups)
             if answer is not None:
                 with self._lock:
                     self._idle.append(running)
                 return answer
         raise ProcessEnded(_end(running.process))
+
+    def _answer(
+        self, running: _Running, message: bytes, setups: Mapping[str, bytes]
+    ) -> bytes | None:
+        with memory_limit(running.process, self._memory):
+            for name in setups.keys() - running.setups:
+                _write(running.process, setups[name])
+                running.setups.add(name)
+            _write(running.process, message)
+            return _read(running.process)
 
     def _taken(self, setups: Mapping[str, bytes]) -> _Running:
         with self._lock:

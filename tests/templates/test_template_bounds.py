@@ -127,7 +127,7 @@ def test_a_template_that_wants_a_list_of_tools_gets_one() -> None:
 
 
 def test_processes_are_few_and_end_with_their_owner() -> None:
-    owner = BoundedProcesses(template_renderer.PROGRAM, at_once=2)
+    owner = BoundedProcesses(template_renderer.PROGRAM, template_renderer.MEMORY, at_once=2)
     setups = {str(i): b'{"template": "%d", "source": "", "seconds": 1}' % i for i in range(200)}
     message = (
         b'{"template": "%d", "messages": [], "tools": [], "variables": {}, '

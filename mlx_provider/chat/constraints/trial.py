@@ -28,6 +28,8 @@ LIMITS: Mapping[str, int | bool] = MappingProxyType(
 )
 """Of `llguidance.LLParserLimits`, other than the defaults: each row keeps some 2 kB for each state,
 and errors are told to clients."""
+MEMORY = 1 << 30
+"""Bytes of the small process."""
 CHILD = Path(__file__).with_name("trial_process.py")
 
 _ENDS: Mapping[int, str] = MappingProxyType(
@@ -64,7 +66,7 @@ class GrammarTrial:
     def __init__(self, size: int, names: Mapping[str, int]) -> None:
         vocabulary = json.dumps({"size": size, "names": dict(names)}).encode()
         self._setups = {"vocabulary": vocabulary}
-        self._processes = BoundedProcesses(CHILD, [json.dumps(dict(LIMITS))])
+        self._processes = BoundedProcesses(CHILD, MEMORY, [json.dumps(dict(LIMITS))])
 
     def wrong(self, lark: str, allowance: Allowance) -> str:
         """What is wrong with a grammar, or an empty text. Raises what `Allowance.spend` does."""

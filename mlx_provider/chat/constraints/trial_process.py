@@ -27,8 +27,6 @@ SPACES = b" \t\r\n"
 """Written only where nothing else may be: they would use up the choices."""
 STEP_SECONDS = 0.25
 """Processor time for all of them; every token of a reply costs more in a real vocabulary."""
-SPACE = 1 << 30
-"""Bytes of address space."""
 STACK = 4 << 20
 """Bytes of stack, where the threads that compile for the engine have twice as many."""
 LEAST_STACK = 1 << 20
@@ -100,10 +98,11 @@ def _read(asked: BinaryIO) -> bytes:
 def main() -> None:
     stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
     threading.stack_size(LEAST_STACK if stack < 0 else max(LEAST_STACK, min(STACK, stack // 2)))
+    space = int(sys.argv[1])
     with suppress(ValueError, OSError):  # macOS knows the limit, and does not take it
-        resource.setrlimit(resource.RLIMIT_AS, (SPACE, SPACE))
+        resource.setrlimit(resource.RLIMIT_AS, (space, space))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    limits = LLParserLimits(**json.loads(sys.argv[1]))
+    limits = LLParserLimits(**json.loads(sys.argv[2]))
     given = sys.stdin.buffer, sys.stdout.buffer, limits
     worker = threading.Thread(target=answer, args=given)
     worker.start()

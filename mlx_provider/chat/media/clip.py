@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import MediaError
+from ...memory_limit import memory_limit
 from .policy import MediaPolicy
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 RATE = 2.0
 """Frames taken from each second: what vision families assume of a list of frames."""
 MEMORY = 4 * 2**30
-"""Bytes that the decoding process may address on Linux."""
+"""Bytes that the decoding process may address; on macOS: that may be resident."""
 REMEDY = "send it shorter, or as frames: {'type': 'video_url', 'video_url': [image URLs]}"
 
 
@@ -59,23 +60,25 @@ class Clip:
 
         bounds = (os.getpid(), policy.max_frames, policy.max_pixels, policy.max_clip_pixels)
         command = [sys.executable, "-P", "-m", __name__, str(file), *map(str, bounds)]
-        try:
-            done = subprocess.run(
-                command,
-                capture_output=True,
-                timeout=policy.clip_timeout,
-                check=False,
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-            )
-        except subprocess.TimeoutExpired:
-            raise self._error(
-                f"the video takes more than {policy.clip_timeout:g} s to decode"
-            ) from None
-        if done.returncode == REFUSED:
-            raise self._error(done.stdout.decode())
-        if done.returncode != 0:
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        )
+        with process, memory_limit(process, MEMORY):
+            try:
+                written, _ = process.communicate(timeout=policy.clip_timeout)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise self._error(
+                    f"the video takes more than {policy.clip_timeout:g} s to decode"
+                ) from None
+        if process.returncode == REFUSED:
+            raise self._error(written.decode())
+        if process.returncode != 0:
             raise self._error("the video is malformed, or no decoder here knows it")
-        frames: NDArray[np.uint8] = np.load(io.BytesIO(done.stdout), allow_pickle=False)
+        frames: NDArray[np.uint8] = np.load(io.BytesIO(written), allow_pickle=False)
         return frames
 
     def _error(self, reason: str) -> MediaError:

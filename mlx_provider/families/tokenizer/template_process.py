@@ -24,8 +24,6 @@ from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.filters import FILTERS as DEFAULT_FILTERS
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-SPACE = 2 << 30
-"""Bytes of address space; macOS does not enforce it, where `LARGEST` is all that bounds a value."""
 LARGEST = 1 << 26
 """Characters, or items, of one value that an operator may make."""
 DIGITS = 4
@@ -295,8 +293,9 @@ def serve(asked: BinaryIO, said: BinaryIO) -> None:
 
 
 def main() -> None:
+    space = int(sys.argv[1])
     with suppress(ValueError, OSError):  # macOS knows the limit, and does not take it
-        resource.setrlimit(resource.RLIMIT_AS, (SPACE, SPACE))
+        resource.setrlimit(resource.RLIMIT_AS, (space, space))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     serve(sys.stdin.buffer, sys.stdout.buffer)
 

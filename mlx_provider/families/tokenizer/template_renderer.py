@@ -21,6 +21,8 @@ CHARACTERS = 4_000_000
 """That a template may write beside what it is given ..."""
 TIMES = 4
 """... and how often it may write all of that."""
+MEMORY = 2 << 30
+"""Bytes of one of its processes."""
 PROGRAM = Path(__file__).with_name("template_process.py")
 REMEMBERED = 100_000
 """Characters of a probe's text that is kept."""
@@ -35,7 +37,7 @@ class TemplateLimit(UnsupportedModel):
 @cache
 def _processes() -> BoundedProcesses:
     """Shared by all models of this process: a template leaves nothing behind for another."""
-    return BoundedProcesses(PROGRAM)
+    return BoundedProcesses(PROGRAM, MEMORY)
 
 
 def accepted(render: Callable[[], str]) -> str | None:
