@@ -77,7 +77,9 @@ def _with_pip(where: Path, pins: Mapping[str, str]) -> None:
     subprocess.run([sys.executable, "-m", "venv", where], check=True)
     wanted = [f"{name}=={pinned}" for name, pinned in pins.items()]
     command = [where / "bin/python", "-m", "pip", "install", "--quiet", *wanted]
-    subprocess.run(command, check=True)
+    # The versions that this project is known to work with are not those of the clients.
+    free = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"}
+    subprocess.run(command, check=True, env=free)
 
 
 def _with_npm(found: Installed, where: Path, pins: Mapping[str, str]) -> None:
