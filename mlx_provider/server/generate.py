@@ -113,9 +113,13 @@ class _Reply:
     async def _accept(self) -> Accepted:
         """Submit in a thread; given up when the engine stops (the thread then cleans up)."""
         with self._submitting:
-            return await anyio.to_thread.run_sync(
-                self._submit, limiter=self._limiter, abandon_on_cancel=True
-            )
+            try:
+                return await anyio.to_thread.run_sync(
+                    self._submit, limiter=self._limiter, abandon_on_cancel=True
+                )
+            except MLXProviderError:
+                if not self.queue.ended:  # else the engine's end has ended it, which is the reason
+                    raise
         raise self._why()
 
     def _submit(self) -> Accepted:

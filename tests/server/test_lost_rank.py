@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import json
 
+import anyio
+import pytest
+
+from mlx_provider.byte_gate import ByteGate
 from mlx_provider.cli.engine import described
+from mlx_provider.config import EngineSettings
 from mlx_provider.doctor import Subject
 from mlx_provider.doctor.engine import told_of
-from mlx_provider.errors import RankLost
+from mlx_provider.errors import RankLost, RequestFailed
+from mlx_provider.protocol.event_queue import EventQueue
+from mlx_provider.protocol.events import Accepted, Failed
 from mlx_provider.protocol.health import Health, RankStatus
+from mlx_provider.protocol.requests import GenerateRequest
+from mlx_provider.server.generate import _Reply
 from mlx_provider.server.rank_group import RankGroup
+
+from .fake_engine import FakeService
 
 SERVES = RankStatus(rank=1, host="mac-1", pid=7, device="M4", state="serving", since=1e9)
 FAULT = SERVES.model_copy(update={"state": "lost", "detail": "no beat for 4 s"})
@@ -41,3 +52,21 @@ def test_people_are_told_which_rank_and_since_when() -> None:
     assert ": no beat for 4 s" in lines
     found = [each for each in told_of(health, Subject()) if each.name == "engine.ranks"]
     assert [each.state for each in found] == ["ok", "fail", "note"]
+
+
+def test_a_request_that_is_prepared_when_a_rank_is_lost_is_told_so() -> None:
+    lost = RankLost("rank 1 is lost")
+
+    class Service(FakeService):
+        def submit(self, request: GenerateRequest, queue: EventQueue) -> Accepted:
+            queue.put([Failed.of(lost)])  # as the server does, which gives up
+            raise RequestFailed.cancelled()  # as the service does, which finds that
+
+    async def answer() -> None:
+        service, request = Service(EngineSettings()), GenerateRequest(id="1", model="m", prompt="p")
+        ticket = ByteGate(1).ask(1)
+        stopping, limiter = anyio.Event(), anyio.CapacityLimiter(1)
+        await _Reply(service, limiter, stopping, lambda: lost, request, ticket)._accept()
+
+    with pytest.raises(RankLost):
+        anyio.run(answer)
