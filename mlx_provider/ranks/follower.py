@@ -11,7 +11,7 @@ import mlx.core as mx
 from ..config import EngineSettings
 from ..engine.engine import Engine
 from ..engine.request import Phase, Request
-from ..engine.request_log import SilentRecorder
+from ..engine.request_log import Recorder
 from ..engine.worker import CLEAR_EVERY, EngineWorker
 from ..errors import MLXProviderError, RankLost
 from ..protocol.options import ModelOptions
@@ -63,7 +63,7 @@ class Follower:
             settings,
             registry,
             EngineWorker(lambda posts: None, lambda error: None),  # whose thread never starts
-            SilentRecorder(),
+            Recorder(),
             ranks=Ranks(Following(self, group), group, ears.failed),
         )
         self._loaded: dict[int, Weights] = {}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from ..engine.request_log import Recorder
 from ..protocol.figures import Figures
 from .gauges import Gauges
 
@@ -19,8 +20,8 @@ OUTCOMES = ("hit", "new", "cold", "diverged", "no_state")
 they follow all that is stored of it."""
 
 
-class EngineMetrics:
-    """One registry per engine, no globals. Every method is cheap and safe from any thread."""
+class EngineMetrics(Recorder):
+    """One registry per engine, no globals."""
 
     def __init__(self, figures: Callable[[], Figures | None] = lambda: None) -> None:
         """`figures`: those of now, asked for when somebody scrapes."""
@@ -28,17 +29,11 @@ class EngineMetrics:
         self._registry.register(Gauges(figures))
         self._received = self._counter("requests_received", "Requests that were queued.")
         self._started = self._counter("requests_started", "Requests whose prefill began.")
-        self._finished = Counter(
-            "mlx_provider_requests_finished",
-            "Choices that ended, by finish reason.",
-            ["reason"],
-            registry=self._registry,
+        self._finished = self._counter(
+            "requests_finished", "Choices that ended, by finish reason.", "reason"
         )
-        self._failed = Counter(
-            "mlx_provider_requests_failed",
-            "Requests that ended in an error, by its code.",
-            ["code"],
-            registry=self._registry,
+        self._failed = self._counter(
+            "requests_failed", "Requests that ended in an error, by its code.", "code"
         )
         self._prefilled = self._counter("prompt_tokens_prefilled", "Prompt tokens computed.")
         self._cached = self._counter("prompt_tokens_cached", "Prompt tokens from the prefix cache.")
@@ -55,20 +50,16 @@ class EngineMetrics:
         self._inter_token = self._histogram(
             "inter_token_seconds", "Between two tokens of one row.", INTER_TOKEN_BUCKETS
         )
-        steps = Histogram(
-            "mlx_provider_step_seconds",
+        steps = self._histogram(
+            "step_seconds",
             "Steps of an engine: rows that decode, a chunk of a prompt, or both.",
-            ["runs"],
-            buckets=INTER_TOKEN_BUCKETS,
-            registry=self._registry,
+            INTER_TOKEN_BUCKETS,
+            "runs",
         )
         self._steps = {runs: steps.labels(runs) for runs in ("decode", "chunk", "mixed")}
         self._chunks = self._histogram("chunk_tokens", "Tokens of a prefill chunk.", CHUNK_BUCKETS)
-        looked_up = Counter(
-            "mlx_provider_prefix_lookup_tokens",
-            "Prompt tokens by what the prefix cache had of them.",
-            ["outcome"],
-            registry=self._registry,
+        looked_up = self._counter(
+            "prefix_lookup_tokens", "Prompt tokens by what the prefix cache had of them.", "outcome"
         )
         self._outcomes = {outcome: looked_up.labels(outcome) for outcome in OUTCOMES}
         self._queued_now = self._gauge("requests_queued", "Requests that wait now.")
@@ -77,65 +68,52 @@ class EngineMetrics:
         self._store = self._gauge("prefix_cache_bytes", "Memory that the prefix cache holds.")
 
     def request_queued(self) -> None:
-        """A request was accepted."""
         self._received.inc()
 
     def request_started(self) -> None:
-        """A request left the queue."""
         self._started.inc()
 
     def request_finished(self, reason: str) -> None:
-        """A choice ended with this finish reason."""
         self._finished.labels(reason).inc()
 
     def request_failed(self, code: str) -> None:
-        """A request ended in the error with this code."""
         self._failed.labels(code).inc()
 
     def tokens(self, prefilled: int, cached: int, decoded: int) -> None:
-        """Add the tokens of one step."""
         self._prefilled.inc(prefilled)
         self._cached.inc(cached)
         self._decoded.inc(decoded)
 
     def first_token(self, seconds: float) -> None:
-        """A request's first token came this long after its acceptance."""
         self._first_token.observe(seconds)
 
     def inter_token(self, seconds: float) -> None:
-        """A row's token came this long after the one before."""
         self._inter_token.observe(seconds)
 
     def set_state(
         self, queued: int, running: int, active_memory: int, prefix_cache_bytes: int
     ) -> None:
-        """State after a step; memory in bytes."""
         self._queued_now.set(queued)
         self._running_now.set(running)
         self._memory.set(active_memory)
         self._store.set(prefix_cache_bytes)
 
     def evicted(self, n: int) -> None:
-        """The prefix cache dropped `n` entries."""
         self._evicted.inc(n)
 
     def skipped(self, tokens: int) -> None:
-        """So many tokens of a prompt will not be computed."""
         self._skipped.inc(tokens)
 
     def step(self, seconds: float, chunk: int, *, mixed: bool) -> None:
-        """A step ran, with a chunk of so many tokens beside its rows or in their pass."""
         self._steps["mixed" if mixed else "chunk" if chunk else "decode"].observe(seconds)
         if chunk:
             self._chunks.observe(chunk)
 
     def looked_up(self, tokens: Mapping[str, int]) -> None:
-        """A prompt's tokens, by what the prefix cache had of them."""
         for outcome, count in tokens.items():
             self._outcomes[outcome].inc(count)
 
     def drafts(self, drafted: int, accepted: int) -> None:
-        """So many tokens were guessed ahead, and so many of them held."""
         self._drafted.inc(drafted)
         self._accepted.inc(accepted)
 
@@ -143,11 +121,14 @@ class EngineMetrics:
         """Everything in Prometheus' text format."""
         return generate_latest(self._registry)
 
-    def _counter(self, name: str, text: str) -> Counter:
-        return Counter(f"mlx_provider_{name}", text, registry=self._registry)
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"mlx_provider_{name}", text, labels, registry=self._registry)
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(f"mlx_provider_{name}", text, registry=self._registry)
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"mlx_provider_{name}", text, buckets=buckets, registry=self._registry)
+    def _histogram(
+        self, name: str, text: str, buckets: tuple[float, ...], *labels: str
+    ) -> Histogram:
+        name = f"mlx_provider_{name}"
+        return Histogram(name, text, labels, buckets=buckets, registry=self._registry)

@@ -12,7 +12,7 @@ from ..engine.prefix_cache.cache import PrefixCache
 from ..engine.prefix_cache.policy import PrefixCachePolicy
 from ..engine.prefix_cache.whole_passes import WholePasses
 from ..engine.request import PrefillJob, Request, Row, SamplingParams
-from ..engine.request_log import SilentRecorder
+from ..engine.request_log import Recorder
 from ..engine.scheduling.costs import Costs
 from ..engine.scheduling.scheduler import Budget, Limits, Scheduler
 from ..protocol.event_queue import EventQueue
@@ -111,7 +111,7 @@ def new_engine(
         fixed=fixed,
         mixes=mixes,
         make_cache=fresh,
-        recorder=SilentRecorder(),
+        recorder=Recorder(),
         **more,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mlx_provider.config import EngineSettings
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.replication import OneProcess
-from mlx_provider.engine.request_log import SilentRecorder
+from mlx_provider.engine.request_log import Recorder
 from mlx_provider.engine.worker import EngineWorker
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.model_cache import ModelCache
@@ -28,7 +28,7 @@ class Kept(PrefixCache):
 
 def shrunk(ranks: Ranks) -> list[int]:
     worker = EngineWorker(lambda posts: None, lambda error: None)
-    models = ModelCache(EngineSettings(), PluginRegistry(), worker, SilentRecorder(), ranks=ranks)
+    models = ModelCache(EngineSettings(), PluginRegistry(), worker, Recorder(), ranks=ranks)
     models.prefixes._cache = kept = Kept()
     models.prefixes.shrink()
     models.prefixes.evict_to(7)
