@@ -30,9 +30,9 @@ OWNER_STYLES = {
     "weights": "blue",
     "drafters": "magenta",
     "rows": "green",
-    "prefix cache": "cyan",
+    "prefix_cache": "cyan",
     "features": "yellow",
-    "images": "red",
+    "media": "red",
     "pool": "bright_black",
 }
 REASONS = {
@@ -70,25 +70,17 @@ def _quiet() -> Text:
 
 
 def _memory(memory: MemoryFigures) -> Text:
-    models = memory.models
-    owners = {
-        "weights": sum(each.weights for each in models),
-        "drafters": sum(each.drafters for each in models),
-        "rows": sum(each.rows for each in models),
-        "prefix cache": memory.prefix_cache,
-        "features": sum(each.features for each in models),
-        "images": memory.media,
-        "pool": memory.pool,
-    }
+    owners = memory.owners()
     held = sum(owners.values())
     shown, legend = Text("memory  "), Text("        ")
     whole, used = max(memory.limit, held, 1), 0
-    for owner, nbytes in owners.items():
-        if nbytes:
+    for owner, style in OWNER_STYLES.items():
+        if nbytes := owners[owner]:
             width = max(1, round(BAR * nbytes / whole))
             used += width
-            shown.append("█" * width, style=OWNER_STYLES[owner])
-            legend.append("■ ", style=OWNER_STYLES[owner]).append(f"{owner} {size(nbytes)}  ")
+            shown.append("█" * width, style=style)
+            name = owner.replace("_", " ")
+            legend.append("■ ", style=style).append(f"{name} {size(nbytes)}  ")
     shown.append("░" * max(0, BAR - used), style="dim")
     shown.append(f"  {size(held)} of {size(memory.limit)}, {size(memory.active)} on the device\n")
     return shown.append_text(legend)

@@ -142,6 +142,13 @@ class ModelMemory(_Figures):
     features: int = 0
     """Of images seen before."""
 
+    def owners(self) -> dict[str, int]:
+        """Bytes by owner."""
+        return self.model_dump(exclude={"model"})
+
+
+OF_MODELS = tuple(name for name in ModelMemory.model_fields if name != "model")
+
 
 class MemoryFigures(_Figures):
     """Memory by owner."""
@@ -155,6 +162,14 @@ class MemoryFigures(_Figures):
     media: int = 0
     """Images on their way to a model."""
     models: list[ModelMemory] = Field(default_factory=list)
+
+    def owners(self) -> dict[str, int]:
+        """Bytes by owner, those of all models together."""
+        found = dict.fromkeys(OF_MODELS, 0)
+        for each in self.models:
+            for owner, nbytes in each.owners().items():
+                found[owner] += nbytes
+        return found | {"prefix_cache": self.prefix_cache, "media": self.media, "pool": self.pool}
 
 
 class Figures(_Figures):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ..protocol.figures import Figures
+from ..protocol.figures import Figures, MemoryFigures
 
 Sample = tuple[tuple[str, ...], float]
 
@@ -29,14 +29,27 @@ class Gauges(Collector):
         figures = self._figures()
         if figures is None:
             return
-        yield _gauge(
-            "engine_info", "The engine process; always 1.", ("version", "device"),
-            [((figures.version, figures.device), 1)],
-        )  # fmt: skip
+        labels = ("version", "device")
+        shown = (figures.version, figures.device)
+        yield _gauge("engine_info", "The engine process; always 1.", labels, [(shown, 1)])
         yield _gauge("requests", "Requests in flight.", ("model", "state"), _requests(figures))
-        yield from _of_models(figures)
-        yield from _of_memory(figures)
-        yield from _of_cache(figures)
+        for name, text, number in _numbers(figures):
+            yield _gauge(name, text, (), [((), number)])
+        yield from _of_drafters(figures)
+        yield from _of_memory(figures.memory)
+
+
+def _numbers(figures: Figures) -> Iterator[tuple[str, str, float]]:
+    """Name, text and value of those without labels."""
+    engines, memory, cache = figures.engines, figures.memory, figures.prefix_cache
+    yield "requests_queued", "Requests that wait now.", sum(each.queued for each in engines)
+    yield "requests_running", "Requests that run now.", sum(each.rows for each in engines)
+    yield "models_loaded", "Models in memory.", len(memory.models)
+    yield "active_memory_bytes", "Device memory in use.", memory.active
+    yield "memory_limit_bytes", "What all of it may take.", memory.limit
+    yield "prefix_cache_bytes", "Memory that the prefix cache holds.", cache.bytes
+    yield "prefix_cache_budget_bytes", "What the prefix cache may hold now.", cache.budget
+    yield "prefix_cache_entries", "Stored paths.", cache.entries
 
 
 def _requests(figures: Figures) -> list[Sample]:
@@ -51,9 +64,7 @@ def _requests(figures: Figures) -> list[Sample]:
     return list(counted.items())
 
 
-def _of_models(figures: Figures) -> Iterator[Metric]:
-    counted = Counter(each.model for each in figures.memory.models)
-    yield _gauge("models_loaded", "Models in memory.", (), [((), counted.total())])
+def _of_drafters(figures: Figures) -> Iterator[Metric]:
     drafted: Counter[tuple[str, ...]] = Counter()
     held: Counter[tuple[str, ...]] = Counter()
     for each in figures.engines:
@@ -66,39 +77,16 @@ def _of_models(figures: Figures) -> Iterator[Metric]:
     yield _gauge("drafter_tokens_accepted", f"Guesses that held, {about}", names, held.items())
 
 
-def _of_memory(figures: Figures) -> Iterator[Metric]:
-    memory, of_models = figures.memory, figures.memory.models
-    owners = {
-        "weights": sum(each.weights for each in of_models),
-        "drafters": sum(each.drafters for each in of_models),
-        "rows": sum(each.rows for each in of_models),
-        "features": sum(each.features for each in of_models),
-        "prefix_cache": memory.prefix_cache,
-        "media": memory.media,
-        "pool": memory.pool,
-    }
-    yield _gauge(
-        "memory_bytes", "Memory by owner; of rows and images, what is set aside for them.",
-        ("owner",), [((owner,), nbytes) for owner, nbytes in owners.items()],
-    )  # fmt: skip
-    yield _gauge("memory_limit_bytes", "What all of it may take.", (), [((), memory.limit)])
+def _of_memory(memory: MemoryFigures) -> Iterator[Metric]:
+    text = "Memory by owner; of rows and images, what is set aside for them."
+    owners = [((owner,), nbytes) for owner, nbytes in memory.owners().items()]
+    yield _gauge("memory_bytes", text, ("owner",), owners)
     taken: Counter[tuple[str, ...]] = Counter()
-    for each in of_models:
-        taken[each.model, "weights"] += each.weights
-        taken[each.model, "drafters"] += each.drafters
-        taken[each.model, "rows"] += each.rows
-        taken[each.model, "features"] += each.features
+    for each in memory.models:
+        for owner, nbytes in each.owners().items():
+            taken[each.model, owner] += nbytes
     names = ("model", "owner")
     yield _gauge("model_memory_bytes", "Memory of each model.", names, taken.items())
-
-
-def _of_cache(figures: Figures) -> Iterator[Metric]:
-    cache = figures.prefix_cache
-    yield _gauge("prefix_cache_entries", "Stored paths.", (), [((), cache.entries)])
-    yield _gauge(
-        "prefix_cache_budget_bytes", "What the prefix cache may hold now.", (),
-        [((), cache.budget)],
-    )  # fmt: skip
 
 
 def _gauge(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
 from ..engine.request_log import Recorder
 from ..protocol.figures import Figures
@@ -62,10 +62,6 @@ class EngineMetrics(Recorder):
             "prefix_lookup_tokens", "Prompt tokens by what the prefix cache had of them.", "outcome"
         )
         self._outcomes = {outcome: looked_up.labels(outcome) for outcome in OUTCOMES}
-        self._queued_now = self._gauge("requests_queued", "Requests that wait now.")
-        self._running_now = self._gauge("requests_running", "Requests that run now.")
-        self._memory = self._gauge("active_memory_bytes", "Device memory in use.")
-        self._store = self._gauge("prefix_cache_bytes", "Memory that the prefix cache holds.")
 
     def request_queued(self) -> None:
         self._received.inc()
@@ -89,14 +85,6 @@ class EngineMetrics(Recorder):
 
     def inter_token(self, seconds: float) -> None:
         self._inter_token.observe(seconds)
-
-    def set_state(
-        self, queued: int, running: int, active_memory: int, prefix_cache_bytes: int
-    ) -> None:
-        self._queued_now.set(queued)
-        self._running_now.set(running)
-        self._memory.set(active_memory)
-        self._store.set(prefix_cache_bytes)
 
     def evicted(self, n: int) -> None:
         self._evicted.inc(n)
@@ -123,9 +111,6 @@ class EngineMetrics(Recorder):
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"mlx_provider_{name}", text, labels, registry=self._registry)
-
-    def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(f"mlx_provider_{name}", text, registry=self._registry)
 
     def _histogram(
         self, name: str, text: str, buckets: tuple[float, ...], *labels: str

@@ -239,7 +239,6 @@ class ChatService:
     # -- state
 
     def health(self) -> Health:
-        self._record_state()
         return Health(
             ok=self._worker.alive,
             version=version("mlx-provider"),
@@ -255,7 +254,6 @@ class ChatService:
         )
 
     def metrics(self) -> bytes:
-        self._record_state()
         return self._recorder.exposition()
 
     def figures(self) -> Figures:
@@ -285,14 +283,6 @@ class ChatService:
 
     def _running(self) -> int:
         return sum(e.engine.scheduler.active_rows for e in self._models.engines())
-
-    def _record_state(self) -> None:
-        self._recorder.set_state(
-            queued=self._queued(),
-            running=self._running(),
-            active_memory=mx.get_active_memory(),
-            prefix_cache_bytes=self._models.prefixes.nbytes,
-        )
 
 
 def _made(wire: ModelRequest, view: ModelView, entry: Entry, arrived: float) -> Prepared:

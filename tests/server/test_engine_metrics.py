@@ -24,7 +24,6 @@ def test_every_recorder_method_shows() -> None:
     metrics.tokens(prefilled=100, cached=20, decoded=3)
     metrics.first_token(0.3)
     metrics.inter_token(0.011)
-    metrics.set_state(queued=4, running=5, active_memory=6, prefix_cache_bytes=7)
     metrics.evicted(8)
     wanted: dict[str, Any] = {
         "requests_received_total": 1,
@@ -38,10 +37,6 @@ def test_every_recorder_method_shows() -> None:
         'first_token_seconds_bucket{le="0.5"}': 1,
         'first_token_seconds_bucket{le="0.2"}': 0,
         "inter_token_seconds_sum": 0.011,
-        "requests_queued": 4,
-        "requests_running": 5,
-        "active_memory_bytes": 6,
-        "prefix_cache_bytes": 7,
         "prefix_cache_evictions_total": 8,
     }
     assert {name: value(metrics, name) for name in wanted} == wanted
@@ -59,9 +54,11 @@ def test_names_that_clients_choose_make_no_series() -> None:
         RequestFigures(id=str(i), model=f"anything-{i}", state="preparing") for i in range(9)
     ]
     requests.append(RequestFigures(id="r", model="here", state="decode"))
-    engine = EngineFigures(model="here", layout="solo", mixes=False, queued=0, rows=1)
+    engine = EngineFigures(model="here", layout="solo", mixes=False, queued=2, rows=1)
     figures = Figures(at=0, version="1", device="d", pid=1, requests=requests, engines=[engine])
     told = EngineMetrics(lambda: figures).exposition().decode()
     assert "anything" not in told
     assert 'mlx_provider_requests{model="",state="preparing"} 9.0' in told
     assert 'mlx_provider_requests{model="here",state="decode"} 1.0' in told
+    assert "mlx_provider_requests_queued 2.0" in told
+    assert "mlx_provider_requests_running 1.0" in told
