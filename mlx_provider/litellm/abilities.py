@@ -7,7 +7,6 @@ Its `supports_*`, `get_model_info` and `completion_cost` look there, and so do `
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import wraps
 from typing import Any
 
 import litellm
@@ -43,7 +42,6 @@ OWN_CONTEXT = "mlx_context_length"
 config entry comes last."""
 LIMITS = ("max_tokens", "max_input_tokens", "max_output_tokens")
 DEMOS = dict.fromkeys(("demo", "demo-hybrid"), ModelFacts(65_536, vision=True, reasoning=False))
-MARK = "mlx_entries"
 
 
 def told(accepted: Accepted) -> ModelFacts:
@@ -67,22 +65,3 @@ def enter(model: str, facts: ModelFacts, mode: str = "chat") -> None:
             fields[f"supports_{name}"] = value
     if fields:
         litellm.register_model({f"{PROVIDER}/{model}": {"litellm_provider": PROVIDER, **fields}})
-
-
-def keep_entries() -> None:
-    """Have our entries in every map that LiteLLM's own code or a script fetches anew. Idempotent.
-
-    `litellm.model_cost = litellm.get_model_cost_map(...)` is how its own tests begin (1.106.2).
-    """
-    original = litellm.get_model_cost_map
-    if hasattr(original, MARK):
-        return
-
-    @wraps(original)
-    def get_model_cost_map(*args: Any, **kwargs: Any) -> Any:
-        prefix = f"{PROVIDER}/"
-        ours = {name: own for name, own in litellm.model_cost.items() if name.startswith(prefix)}
-        return {**original(*args, **kwargs), **ours}
-
-    setattr(get_model_cost_map, MARK, True)
-    litellm.get_model_cost_map = get_model_cost_map

@@ -47,17 +47,21 @@ def carry_prompts(kwargs: dict[str, Any]) -> None:
 
     Raises `BadRequest` for what is no prompt: LiteLLM would answer with a traceback.
     """
-    prompt = kwargs.get("prompt")
-    if isinstance(prompt, str):
-        return
-    if not isinstance(prompt, list) or not prompt:
-        raise BadRequest(f"prompt {_SHAPES}, got {type(prompt).__name__}", param="prompt")
-    prompts = [prompt] if _is_tokens(prompt) else prompt
-    for index, each in enumerate(prompts):
-        if not isinstance(each, str) and not _is_tokens(each):
-            raise BadRequest(f"prompt[{index}]: a prompt {_SHAPES}", param="prompt")
+    prompts = listed(kwargs.get("prompt"), "prompt")
     if not all(isinstance(each, str) for each in prompts):
         kwargs[CARRIED], kwargs["prompt"] = prompts, ""
+
+
+def listed(given: Any, name: str) -> list[Any]:
+    """A text, token ids, or a list of these, as a list. Raises `BadRequest` that names the item."""
+    items = [given] if isinstance(given, str) or _is_tokens(given) else given
+    if not isinstance(items, list) or not items:
+        raise BadRequest(f"{name} {_SHAPES}, got {type(items).__name__}", param=name)
+    for index, each in enumerate(items):
+        if not isinstance(each, str) and not _is_tokens(each):
+            at = f"{name}[{index}]"
+            raise BadRequest(f"{at}: each {name} {_SHAPES}", param=at)
+    return items
 
 
 _SHAPES = "must be a text, a list of token ids, or a list of these, and not empty"

@@ -8,10 +8,8 @@ input_tokens` and `/utils/token_counter` meet in one function of its proxy, whic
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import wraps
 from typing import Any
 
 from litellm.responses.litellm_completion_transformation.transformation import (
@@ -35,35 +33,28 @@ try:
 except ModuleNotFoundError:  # lines of LiteLLM before 1.109
     from litellm.llms.anthropic.pass_through.adapters.transformation import AnthropicAdapter
 
-PROXY = "litellm.proxy.proxy_server"
-NAME = "count_request_tokens"
-MARK = "mlx_counts"
-
 Connect = Callable[[str | None, str | None], EngineClient]
 
 
-def count_tokens(connect: Connect) -> None:
-    """Let the proxy that runs here ask our engine; where none runs, nothing. Idempotent."""
-    proxy = sys.modules.get(PROXY)
-    original = getattr(proxy, NAME, None)
-    if original is None or hasattr(original, MARK):
-        return
-
-    @wraps(original)
-    async def count_request_tokens(request: Any, *args: Any, **kwargs: Any) -> Any:
-        entry = None if request.contents else await _entry(proxy, request.model)
-        if entry is None:
-            return await original(request, *args, **kwargs)
-        form = kwargs.get("messages_format", "openai")
-        try:
-            return await asyncio.to_thread(_counted, connect, entry, request, form)
-        except (EngineUnavailable, Overloaded):  # an estimate, which says that it is one
-            return await original(request, *args, **kwargs)
-        except MLXProviderError as error:
-            raise _refusal(error) from None
-
-    setattr(count_request_tokens, MARK, True)
-    setattr(proxy, NAME, count_request_tokens)
+async def count_request_tokens(
+    proxy: Any,
+    connect: Connect,
+    original: Callable[..., Any],
+    request: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Count by our engine for a model of ours; else by LiteLLM's `original`."""
+    entry = None if request.contents else await _entry(proxy, request.model)
+    if entry is None:
+        return await original(request, *args, **kwargs)
+    form = kwargs.get("messages_format", "openai")
+    try:
+        return await asyncio.to_thread(_counted, connect, entry, request, form)
+    except (EngineUnavailable, Overloaded):  # an estimate, which says that it is one
+        return await original(request, *args, **kwargs)
+    except MLXProviderError as error:
+        raise _refusal(error) from None
 
 
 async def _entry(proxy: Any, model: str) -> Mapping[str, Any] | None:

@@ -1,18 +1,12 @@
 """What a config entry leaves unsaid: costs of nothing, its context, what its model can do.
 
 It is also noted which model the entry names, before a client's text takes the place of a `*`.
-
-LiteLLM makes a `Deployment` of every entry, be it from a config, a database or a script's router
-(1.106.2 and 1.109.1, `litellm/types/router.py`), and enters what stands under its `model_info`
-into its map of models. The class has no hook for it.
+LiteLLM enters what stands under an entry's `model_info` into its map of models.
 """
 
 from __future__ import annotations
 
-from functools import wraps
 from typing import Any
-
-from litellm.types.router import Deployment
 
 from ..errors import BadRequest
 from ..registry import PluginRegistry
@@ -24,26 +18,10 @@ from .operator import CONFIGURED, Configured, operator_options
 
 FILLED = (*COSTS, *LIMITS[1:])
 """Costs of cached tokens, too: without them LiteLLM warns of every entry that has others."""
-MARK = "mlx_described"
 
 
-def describe_deployments() -> None:
-    """Fill in what entries of ours leave out. Idempotent."""
-    original = Deployment.__init__
-    if hasattr(original, MARK):
-        return
-
-    @wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        if self.litellm_params.model.startswith(PROVIDER + "/"):
-            _describe(self)
-
-    setattr(init, MARK, True)
-    Deployment.__init__ = init
-
-
-def _describe(entry: Any) -> None:
+def describe(entry: Any) -> None:
+    """Fill in what an entry of ours leaves out."""
     model = entry.litellm_params.model.removeprefix(PROVIDER + "/")
     if not isinstance(getattr(entry.model_info, CONFIGURED, None), Configured):
         setattr(entry.model_info, CONFIGURED, Configured(model))

@@ -6,10 +6,8 @@ import sys
 from array import array
 from base64 import b64decode
 from collections.abc import Callable, Iterable
-from functools import wraps
 from typing import Any
 
-from litellm import main
 from litellm.types.utils import Embedding, EmbeddingResponse
 from pydantic import ValidationError
 
@@ -19,55 +17,15 @@ from ..invalid import bad_request
 from ..protocol.events import Done, Embedded, Event, Failed
 from ..protocol.requests import EmbedRequest
 from .call import Call
-from .errors import PROVIDER, LiteLLMErrors
+from .completions import listed
+from .errors import LiteLLMErrors
 from .messages import with_headers
 from .operator import Caller, chosen_by, engine_options, operator_options, tenant
 from .parameters import Parameters
 from .replies import usage_of
 from .streams import Held
 
-DELIVERED = ("dimensions", "encoding_format", "user")
-MARK = "mlx_delivers"
 FORMATS = ("float", "base64")
-_SHAPES = "must be a text, a list of texts, a list of token ids, or a list of these, and not empty"
-
-
-def deliver_parameters() -> None:
-    """Have OpenAI's parameters delivered by every call for our provider. Idempotent.
-
-    LiteLLM refuses or drops them for all custom providers, even those that a call allows by name
-    (1.106.2 and 1.109.1, `get_optional_params_embeddings`); OpenAI's client always names an
-    `encoding_format`.
-    """
-    original = main.get_optional_params_embeddings
-    if hasattr(original, MARK):
-        return
-
-    @wraps(original)
-    def get_optional_params_embeddings(*args: Any, **given: Any) -> Any:
-        if given.get("custom_llm_provider") != PROVIDER:
-            return original(*args, **given)
-        ours = {name: given.pop(name, None) for name in DELIVERED}
-        return {**original(*args, **given), **ours}
-
-    setattr(get_optional_params_embeddings, MARK, True)
-    main.get_optional_params_embeddings = get_optional_params_embeddings
-
-
-def inputs_of(given: Any) -> list[Any]:
-    """A list of texts or of lists of token ids."""
-    whole = isinstance(given, str) or _is_tokens(given)
-    inputs = [given] if whole else given
-    if not isinstance(inputs, list) or not inputs:
-        raise BadRequest(f"input {_SHAPES}, got {type(given).__name__}", param="input")
-    for index, each in enumerate(inputs):
-        if not isinstance(each, str) and not _is_tokens(each) and each != []:
-            raise BadRequest(f"input[{index}]: an input {_SHAPES}", param=f"input[{index}]")
-    return inputs
-
-
-def _is_tokens(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(each) is int for each in value)
 
 
 def embed_request(call: Call, given: Any) -> tuple[EmbedRequest, str]:
@@ -86,7 +44,7 @@ def embed_request(call: Call, given: Any) -> tuple[EmbedRequest, str]:
     params.take("user")  # nothing is kept for anybody
     fields: dict[str, Any] = {
         "model": call.model,
-        "input": inputs_of(given),
+        "input": listed(given, "input"),
         "dimensions": params.take("dimensions"),
         "prompt_name": params.take("prompt_name"),
         "origin": chosen_by(call.litellm_params, call.model),

@@ -12,8 +12,7 @@ from litellm.types.utils import CallTypes
 from ..errors import BadRequest
 from .bridged import carry_refusals, check_messages, check_responses
 from .call import encoded
-from .completions import carry_prompts
-from .embeddings import inputs_of
+from .completions import carry_prompts, listed
 from .errors import PROVIDER, LiteLLMErrors, is_context_full
 from .fleet import kept_together
 from .heartbeat import alive
@@ -135,7 +134,7 @@ async def _fit(kwargs: dict[str, Any], call_type: Any) -> None:
     elif call_type == CallTypes.atext_completion:
         carry_prompts(kwargs)
     elif call_type == CallTypes.aembedding:
-        kwargs["input"] = inputs_of(kwargs.get("input"))
+        kwargs["input"] = listed(kwargs.get("input"), "input")
 
 
 def _check_key(kwargs: dict[str, Any]) -> None:

@@ -6,16 +6,10 @@ import litellm
 from litellm import CustomLLM
 from litellm.constants import LITELLM_EMBEDDING_PROVIDERS_SUPPORTING_INPUT_ARRAY_OF_TOKENS
 
-from ..client.connection import connect
-from .abilities import DEMOS, enter, keep_entries
-from .admission import admit_parameters
-from .counting import count_tokens
-from .created_stamp import share_created_stamp
-from .deployments import describe_deployments
-from .embeddings import deliver_parameters
+from .abilities import DEMOS, enter
 from .errors import PROVIDER
 from .hook import DeploymentHook
-from .text import share_logprobs
+from .patches import install
 
 
 def register(handler: CustomLLM) -> None:
@@ -35,14 +29,8 @@ def register(handler: CustomLLM) -> None:
         litellm.logging_callback_manager.add_litellm_callback(DeploymentHook())
     for model, facts in DEMOS.items():
         enter(model, facts)
-    admit_parameters()
     _take_token_ids()
-    deliver_parameters()
-    keep_entries()
-    describe_deployments()
-    share_created_stamp()
-    share_logprobs()
-    count_tokens(connect)
+    install()
 
 
 def _take_token_ids() -> None:

@@ -167,7 +167,7 @@ class _Stream:
 
     def __init__(self, reply: Reply) -> None:
         self._reply = reply
-        self.mlx_created = int(time.time())  # the name is `stamp.ATTRIBUTE`
+        self.mlx_created = int(time.time())  # see `patches.CREATED`
         self._chunks = ChunkStream(
             reply.generation.accepted.id,
             reply.model,

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import wraps
 from typing import Any
 
-from litellm.main import TextCompletionStreamWrapper
 from litellm.types.utils import (
     ChoiceLogprobs,
     Choices,
-    Logprobs,
     ModelResponse,
     ModelResponseStream,
     TextChoices,
@@ -19,7 +16,8 @@ from litellm.types.utils import (
 
 from ..protocol.events import TokenLogprob
 
-ATTRIBUTE = "text_lists"
+TEXT_LISTS = "text_lists"
+"""Attribute of our log-probabilities. By name: a module may run twice."""
 
 
 class TextFinish(ModelResponseStream):
@@ -38,30 +36,6 @@ class TextLogprobs(ChoiceLogprobs):
     """As text completions tell them."""
 
     text_lists: dict[str, Any]
-
-
-def share_logprobs() -> None:
-    """Let LiteLLM's text stream take over log-probabilities of our chunks. Idempotent.
-
-    It makes an object of its own of each chunk and leaves them out (1.106.2 and 1.109.1,
-    `TextCompletionStreamWrapper.convert_to_text_completion_object`).
-    """
-    original = TextCompletionStreamWrapper.convert_to_text_completion_object
-    if hasattr(original, ATTRIBUTE):
-        return
-
-    @wraps(original)
-    def convert(self: Any, chunk: Any) -> Any:
-        converted = original(self, chunk)
-        for choice, ours in zip(converted.choices, chunk["choices"], strict=False):
-            given = getattr(ours, "logprobs", None)
-            found = getattr(given, ATTRIBUTE, None)  # by name: a module may run twice
-            if found is not None:
-                choice.logprobs = Logprobs(**found)
-        return converted
-
-    setattr(convert, ATTRIBUTE, True)
-    TextCompletionStreamWrapper.convert_to_text_completion_object = convert
 
 
 def with_logprobs(response: ModelResponse) -> ModelResponse | TextCompletionResponse:
@@ -94,7 +68,7 @@ def _choice(choice: Choices) -> TextChoices:
 
 def _logprobs(choice: Choices) -> dict[str, Any] | None:
     given = getattr(choice, "logprobs", None)  # LiteLLM deletes what is null
-    return getattr(given, ATTRIBUTE, None)
+    return getattr(given, TEXT_LISTS, None)
 
 
 def text_logprobs(tokens: Sequence[TokenLogprob], begins: int = 0) -> TextLogprobs | None:

@@ -1,0 +1,123 @@
+"""Functions of LiteLLM that are wrapped where it has no hook for what it would lose.
+
+As in 1.106.2 and 1.109.1. `docs/upstream.md` lists them with the tests that show whether they are
+needed still.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any
+
+import litellm
+from litellm import CustomStreamWrapper, main
+from litellm.main import TextCompletionStreamWrapper
+from litellm.types.router import Deployment
+from litellm.types.utils import Logprobs
+
+from ..client.connection import connect
+from .counting import count_request_tokens
+from .deployments import describe
+from .errors import PROVIDER
+from .text import TEXT_LISTS
+
+MARK = "mlx_wrapped"
+"""On a wrapped function. By name: LiteLLM may run a handler's module twice, as two modules."""
+PROXY = "litellm.proxy.proxy_server"
+ADMITTED = ("reasoning_effort", "thinking", "user", "verbosity")
+DELIVERED = ("dimensions", "encoding_format", "user")
+CREATED = "mlx_created"
+"""Attribute of our streams: Unix seconds."""
+
+Original = Callable[..., Any]
+
+
+def install() -> None:
+    """Wrap all of them. Idempotent."""
+    wrap(main, "get_optional_params", _admit)
+    wrap(main, "get_optional_params_embeddings", _deliver)
+    wrap(litellm, "get_model_cost_map", _keep_entries)
+    wrap(Deployment, "__init__", _describe)
+    wrap(CustomStreamWrapper, "__init__", _share_created)
+    wrap(TextCompletionStreamWrapper, "convert_to_text_completion_object", _share_logprobs)
+    proxy = sys.modules.get(PROXY)
+    if hasattr(proxy, "count_request_tokens"):
+        wrap(proxy, "count_request_tokens", partial(count_request_tokens, proxy, connect))
+
+
+def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """Have calls of `owner.name` go to `around`, which gets the original first. Idempotent."""
+    original = getattr(owner, name)
+    if hasattr(original, MARK):
+        return
+
+    @wraps(original)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return around(original, *args, **kwargs)
+
+    setattr(wrapped, MARK, True)
+    setattr(owner, name, wrapped)
+
+
+def _admit(original: Original, *args: Any, **given: Any) -> Any:
+    """Deliver parameters that LiteLLM lets through for OpenAI's own models.
+
+    For custom providers it refuses or drops them unless a call allows them by name, and does not
+    ask a handler's `get_supported_openai_params`. Its hook for deployments runs on asynchronous
+    calls alone.
+    """
+    if given.get("custom_llm_provider") == PROVIDER:
+        given["allowed_openai_params"] = [*(given.get("allowed_openai_params") or ()), *ADMITTED]
+    return original(*args, **given)
+
+
+def _deliver(original: Original, *args: Any, **given: Any) -> Any:
+    """Deliver OpenAI's parameters of embeddings.
+
+    LiteLLM refuses or drops them for all custom providers, even those that a call allows by name;
+    OpenAI's client always names an `encoding_format`.
+    """
+    if given.get("custom_llm_provider") != PROVIDER:
+        return original(*args, **given)
+    ours = {name: given.pop(name, None) for name in DELIVERED}
+    return {**original(*args, **given), **ours}
+
+
+def _keep_entries(original: Original, *args: Any, **kwargs: Any) -> Any:
+    """Have our entries in every map of models that is fetched anew.
+
+    `litellm.model_cost = litellm.get_model_cost_map(...)` is how LiteLLM's own tests begin.
+    """
+    prefix = f"{PROVIDER}/"
+    ours = {name: own for name, own in litellm.model_cost.items() if name.startswith(prefix)}
+    return {**original(*args, **kwargs), **ours}
+
+
+def _describe(original: Original, entry: Any, *args: Any, **kwargs: Any) -> None:
+    """Fill in what config entries of ours leave out. LiteLLM makes a `Deployment` of every entry,
+    be it from a config, a database or a script's router."""
+    original(entry, *args, **kwargs)
+    if entry.litellm_params.model.startswith(PROVIDER + "/"):
+        describe(entry)
+
+
+def _share_created(original: Original, stream: Any, *args: Any, **kwargs: Any) -> None:
+    """Have one `created` in all chunks of a stream. LiteLLM makes the last ones itself and reads
+    the clock again for them."""
+    original(stream, *args, **kwargs)
+    stamp = getattr(stream.completion_stream, CREATED, None)
+    if stamp is not None:
+        stream.created = stamp
+
+
+def _share_logprobs(original: Original, stream: Any, chunk: Any) -> Any:
+    """Take over log-probabilities of our chunks into those of a text stream, which LiteLLM makes
+    without them."""
+    converted = original(stream, chunk)
+    for choice, ours in zip(converted.choices, chunk["choices"], strict=False):
+        found = getattr(getattr(ours, "logprobs", None), TEXT_LISTS, None)
+        if found is not None:
+            choice.logprobs = Logprobs(**found)
+    return converted
