@@ -42,14 +42,15 @@ def against(measured: float, target: float, *, at_least: bool) -> Result:
 
 
 def print_rows(title: str, columns: Mapping[str, str], rows: Iterable[Result]) -> None:
-    """A table on stderr, if there are rows; stdout is left to the JSON line.
+    """A Markdown table on stderr, if there are rows; stdout is left to the JSON line.
 
     columns: heading -> key of a row, `a.b` for an entry of a nested one.
     """
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=box.MARKDOWN)
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
