@@ -45,11 +45,13 @@ class TextEnded(Exception):
 
 @dataclass(frozen=True)
 class TextEvent:
-    """What a reader found. `call` opens a call (text: its name), `arguments` are pieces of
-    JSON text, `close` ends a call that is whole, `reason`/`answer` report a change of state."""
+    """What a reader found. `call` opens a call (text: its name, id: where the model wrote one),
+    `arguments` are pieces of JSON text, `close` ends a call that is whole, `reason`/`answer`
+    report a change of state."""
 
     kind: Literal["content", "reasoning", "call", "arguments", "close", "reason", "answer"]
     text: str = ""
+    id: str = ""
 
 
 @lru_cache(maxsize=512)
@@ -129,11 +131,12 @@ class TextReader:
         """Thoughts have ended."""
         self.events.append(TextEvent("answer"))
 
-    def call(self, name: str) -> None:
-        """A call of `name` begins; it can no longer be taken back."""
+    def call(self, name: str, call_id: str = "") -> None:
+        """A call of `name` begins; it can no longer be taken back. `call_id`: as the model wrote
+        it, where the format has ids."""
         self._open_call = True
         self._calls += 1
-        self.events.append(TextEvent("call", name))
+        self.events.append(TextEvent("call", name, call_id))
 
     def arguments(self, text: str) -> None:
         """The next piece of the call's arguments, JSON text."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..chat.output.reply import Reply
 from ..engine.detokenizer import Detokenizer, marker_tokens
 from ..engine.request import Request, Row, RowConstraint
+from ..families.tokenizer.template_fit import call_ids, short_id
 from ..protocol.requests import GenerateRequest
 from .model_view import ModelView
 from .structure import Form, ThinkingBudget
@@ -31,7 +32,12 @@ def _reply(index: int, wire: GenerateRequest, form: Form, view: ModelView) -> Re
     tokenizer = view.model.tokenizer
     parsers = [p for p in (form.tool_parser, form.reasoning_parser) if p is not None]
     markers = [marker for parser in parsers for marker in parser.visible()]
+    short = view.model.info.template.short_ids
     call = f"call_{wire.id[:16]}_{index}"  # not `wire` itself, which holds the request's images
+
+    def call_id(number: int) -> str:
+        return short_id(f"{call}_{number}") if short else f"{call}_{number}"
+
     return Reply(
         Detokenizer(tokenizer, visible=marker_tokens(tokenizer, markers)),
         stops=wire.stop,
@@ -42,5 +48,6 @@ def _reply(index: int, wire: GenerateRequest, form: Form, view: ModelView) -> Re
         parallel=wire.parallel_tool_calls,
         index=index,
         layout=form.layout,
-        ids=lambda number: f"{call}_{number}",
+        ids=call_id,
+        taken_ids=call_ids(wire.messages or ()) if form.tool_parser else (),
     )

@@ -32,6 +32,8 @@ class JsonBlock:
     """Which names calls between markers may have; None: any."""
     fence: str = ""
     """Text that closes a block where the model began it with a code fence."""
+    ids: bool = False
+    """Whether calls have ids."""
 
     def scan(self, reader: TextReader, tools: Tools) -> Reading[None]:
         """Read one block."""
@@ -72,7 +74,7 @@ class JsonBlock:
             if (yield from reader.accept("[")):
                 yield from self.items(reader, known, needed)
             else:
-                yield from CallObject(reader, needed, known).read()
+                yield from CallObject(reader, needed, known, self.ids).read()
         except NotACall as failure:
             begun = _BEGUN.match(reader.between(start, reader.position))
             if not begun:
@@ -93,7 +95,7 @@ class JsonBlock:
     ) -> Reading[None]:
         yield from reader.space()
         while not (yield from reader.accept("]")):
-            yield from CallObject(reader, needed, known).read()
+            yield from CallObject(reader, needed, known, self.ids).read()
             yield from reader.space()
             if (yield from reader.accept(",")):
                 yield from reader.space()

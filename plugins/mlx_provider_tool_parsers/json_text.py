@@ -80,7 +80,9 @@ def balanced(start: int, *, strict: bool = False) -> Rest:
     return rest
 
 
-def read_call(reader: TextReader, name: str, rest: Rest | None = None) -> Reading[None]:
+def read_call(
+    reader: TextReader, name: str, rest: Rest | None = None, call_id: str = ""
+) -> Reading[None]:
     """Read the arguments of a call of `name`, a JSON object that begins here.
 
     Raises `NotACall` with `rest`; without one, the text of a malformed object is all that its
@@ -93,7 +95,7 @@ def read_call(reader: TextReader, name: str, rest: Rest | None = None) -> Readin
         raise NotACall("arguments are a JSON object", whole=True, rest=rest)
     if first != "{":
         raise NotACall("arguments are a JSON object")
-    reader.call(name)
+    reader.call(name, call_id)
     start = reader.mark()
     yield from claimed(read_json(reader, reader.arguments), rest or balanced(start))
     reader.release()
@@ -154,14 +156,23 @@ class CallObject:
     arguments_needed: bool = False
     """Without arguments the object is no call but some other JSON."""
     known: Callable[[str], bool] = lambda name: True
+    ids: bool = False
+    """Calls have ids, which may stand behind their arguments: these are held until then."""
     name: str = ""
+    call_id: str = ""
     begun: bool = False
     depth: int = 0
     buffered: list[str] = field(default_factory=list)
+    held: list[str] = field(default_factory=list)
 
     def read(self) -> Reading[None]:
         """Raises `NotACall` where the object is not a call."""
-        yield from self.members()
+        try:
+            yield from self.members()
+        except (NotACall, TextEnded):
+            if self.held:
+                self.show_held()
+            raise
         self.end()
 
     def members(self) -> Reading[None]:
@@ -199,8 +210,10 @@ class CallObject:
             raise NotACall("a name is a string")
         elif key == "function" and first == "{":
             yield from self.nested()
-        elif key in ("arguments", "parameters", "args") and not self.begun:
+        elif key in ("arguments", "parameters", "args") and not (self.begun or self.held):
             yield from self.arguments(first)
+        elif key == "id" and self.ids and first == '"':
+            self.call_id = json.loads((yield from read_whole(self.reader)))
         else:
             yield from read_json(self.reader, ignore)
 
@@ -212,6 +225,9 @@ class CallObject:
         yield from self.members()
 
     def arguments(self, first: str) -> Reading[None]:
+        if self.name and first == "{" and self.ids and not self.call_id:
+            yield from read_json(self.reader, self.held.append)
+            return
         if self.name and first == "{":
             self.begin()
             yield from read_json(self.reader, self.reader.arguments)
@@ -223,9 +239,15 @@ class CallObject:
 
     def begin(self) -> None:
         self.begun = True
-        self.reader.call(self.name)
+        self.reader.call(self.name, self.call_id)
+
+    def show_held(self) -> None:
+        self.begin()
+        self.reader.arguments("".join(self.held))
 
     def end(self) -> None:
+        if self.held:
+            self.show_held()
         if not self.name or (self.arguments_needed and not (self.begun or self.buffered)):
             raise NotACall("a call has a name and arguments")
         if not self.begun:

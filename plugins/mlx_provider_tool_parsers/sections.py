@@ -96,7 +96,7 @@ KIMI_K2 = Section(
     end=("<|tool_calls_section_end|>", "<|tool_call_section_end|>"),
     name=kimi_name,
 )
-_MISTRAL_LIST = JsonBlock(openers=("[TOOL_CALLS]",))
+_MISTRAL_LIST = JsonBlock(openers=("[TOOL_CALLS]",), ids=True)
 
 
 def scan_mistral(reader: TextReader, tools: Tools) -> Reading[None]:
@@ -113,13 +113,14 @@ def scan_mistral(reader: TextReader, tools: Tools) -> Reading[None]:
     if not name and not (yield from reader.peek()):
         return
     yield from reader.space()
+    call_id = ""
     if (yield from reader.accept("[CALL_ID]")):
-        yield from reader.run(_NAME_CHARACTERS)
+        call_id = yield from reader.run(_NAME_CHARACTERS)
     yield from reader.accept("[ARGS]")
     yield from reader.space()
     if not name:
         raise NotACall("a call has a name")
-    yield from read_call(reader, name)
+    yield from read_call(reader, name, call_id=call_id)
 
 
 def _written(section: Section, before: str, after: str, between: str = "") -> CallGrammar:

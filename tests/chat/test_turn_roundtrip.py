@@ -207,6 +207,33 @@ FORMATS = {
         "mistral",
         end="</s>",
     ),
+    "ids before arguments": Format(
+        turns(
+            "{{ text }}" + CALLS + "{{ '[TOOL_CALLS]' ~ c.function.name ~ '[CALL_ID]' ~ c.id ~ "
+            "'[ARGS]' ~ (c.function.arguments | tojson) }}" + DONE + "{{ '</s>' }}",
+            "{{ '[INST]' ~ text ~ '[/INST]' }}",
+            "{{ '[TOOL_RESULTS]' ~ m.tool_call_id ~ '[TOOL_CONTENT]' ~ text ~ '[/TOOL_RESULTS]' }}",
+            "",
+        ),
+        "mistral",
+        end="</s>",
+    ),
+    "ids behind arguments": Format(
+        turns(
+            "{%- if calls -%}{{ '[TOOL_CALLS][' }}"
+            + CALLS
+            + "{{ (c.function | tojson)[:-1] ~ ', \"id\": \"' ~ c.id ~ '\"}' }}"
+            "{{ ']' if loop.last else ', ' }}" + DONE + "{%- else -%}{{ text }}{%- endif -%}"
+            "{{ '</s>' }}",
+            "{{ '[INST]' ~ text ~ '[/INST]' }}",
+            '{{ \'[TOOL_RESULTS]{"content": \' ~ text ~ \', "call_id": "\' ~ m.tool_call_id ~ '
+            "'\"}[/TOOL_RESULTS]' }}",
+            "",
+        ),
+        "mistral",
+        end="</s>",
+        both=False,
+    ),
     "llama3": Format(
         turns(
             "{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}"

@@ -67,6 +67,7 @@ class Choice:
     reasoning: str = ""
     calls: list[list[str]] = field(default_factory=list)
     """Name and arguments of each call, as text."""
+    ids: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     reason: str = ""
 
@@ -87,6 +88,7 @@ class Choice:
                 assert piece.id
                 assert piece.name
                 self.calls.append([piece.name, ""])
+                self.ids.append(piece.id)
             self.calls[piece.index][1] += piece.arguments
 
 

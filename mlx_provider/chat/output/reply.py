@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 from typing import Protocol
 
 from ...protocol.events import Delta, FinishReason, TokenLogprob, ToolCallDelta
@@ -30,6 +32,11 @@ class Detokenizes(Protocol):
 def call_id(number: int) -> str:
     """Id of the `number`-th call, where a caller gives no ids of its own."""
     return f"call_{number}"
+
+
+_OWN_ID = re.compile(r"[A-Za-z0-9_-]{9,40}")
+"""Ids of a model that reach the client: such as every API takes, and not easily guessed, since
+LiteLLM's bridge of the Responses API finds calls of all clients by their ids."""
 
 
 class _Draft:
@@ -69,10 +76,14 @@ class Reply:
         parallel: bool = True,
         index: int = 0,
         ids: Callable[[int], str] = call_id,
+        taken_ids: Iterable[str] = (),
         layout: TurnLayout = NO_LAYOUT,
     ) -> None:
+        """`ids`: ids for calls to which the model gives none of their own; `taken_ids`: those of
+        the conversation's earlier calls."""
         self._detokenizer = detokenizer
         self._index, self._ids, self._parallel = index, ids, parallel
+        self._taken = set(taken_ids)
         self._reader = TextReader()
         self._stops = tuple(stops)
         self._filters = {"content": StopText(stops), "reasoning": StopText(stops)}
@@ -213,7 +224,8 @@ class Reply:
             return
         draft = self._draft("call")
         if event.kind == "call":
-            draft.calls.append(ToolCallDelta(index=number, id=self._ids(number), name=event.text))
+            own = self._call_id(number, event.id)
+            draft.calls.append(ToolCallDelta(index=number, id=own, name=event.text))
             return
         last = draft.calls[-1] if draft.calls else None
         if last is not None and last.index == number and last.id is None:
@@ -221,6 +233,17 @@ class Reply:
             draft.calls[-1] = ToolCallDelta(index=number, arguments=joined)
         else:
             draft.calls.append(ToolCallDelta(index=number, arguments=event.text))
+
+    def _call_id(self, number: int, written: str) -> str:
+        """The model's own, with which the next prompt goes on as it was written, unless taken."""
+        fits = _OWN_ID.fullmatch(written) and written not in self._taken
+        own = (
+            written
+            if fits
+            else next(each for each in map(self._ids, count(number)) if each not in self._taken)
+        )
+        self._taken.add(own)
+        return own
 
     # ---- events to deltas
 

@@ -43,6 +43,14 @@ def short_id(call_id: str) -> str:
     return "".join(LETTERS[digest // 62**place % 62] for place in range(SHORT_ID))
 
 
+def call_ids(messages: Sequence[Message]) -> frozenset[str]:
+    """Ids of the assistant's calls, as they came and as `short_ids` has them."""
+    turns = (message for message in messages if message.get("role") == "assistant")
+    calls = (call for turn in turns for call in turn.get("tool_calls") or ())
+    ids = [str(call["id"]) for call in calls if call.get("id") is not None]
+    return frozenset((*ids, *map(short_id, ids)))
+
+
 def _turns(message: Message, form: TemplateForm) -> Iterator[dict[str, Any]]:
     if message.get("role") == "tool" and form.short_ids and message.get("tool_call_id"):
         yield {**message, "tool_call_id": short_id(message["tool_call_id"])}

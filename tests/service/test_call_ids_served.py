@@ -1,0 +1,120 @@
+"""Call ids of templates that demand nine letters and digits, from reply to prompt and back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+TURNS = """\
+{%%- if tools -%%}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{%%- endif -%%}
+{%%- for m in messages -%%}
+{%%- if m.tool_calls -%%}
+{%%- for c in m.tool_calls -%%}
+{%%- if c.id | length != 9 -%%}{{ raise_exception('nine characters') }}{%%- endif -%%}
+%s
+{%%- endfor -%%}
+<|im_end|>
+{%%- elif m.role == 'tool' -%%}
+{%%- if m.tool_call_id | length != 9 -%%}{{ raise_exception('nine characters') }}{%%- endif -%%}
+[TOOL_RESULTS]{{ m.tool_call_id }}[TOOL_CONTENT]{{ m.content }}[/TOOL_RESULTS]
+{%%- elif m.role == 'assistant' -%%}
+{{ m.content }}<|im_end|>
+{%%- else -%%}
+[INST]{{ m.content }}[/INST]
+{%%- endif -%%}
+{%%- endfor -%%}
+"""
+BEFORE = TURNS % (
+    "{{ '[TOOL_CALLS]' ~ c.function.name ~ '[CALL_ID]' ~ c.id ~ '[ARGS]' "
+    "~ (c.function.arguments | tojson) }}"
+)
+"""As Mistral Small 3.2 writes them."""
+BEHIND = TURNS % (
+    "{{ '[TOOL_CALLS][' if loop.first else ', ' }}{{ (c.function | tojson)[:-1] ~ "
+    "', \"id\": \"' ~ c.id ~ '\"}' }}{{ ']' if loop.last }}"
+)
+"""As Mistral Nemo writes them."""
+WRITTEN = {
+    BEFORE: lambda i: f'[TOOL_CALLS]look[CALL_ID]{i}[ARGS]{{"at": "{i} sea"}}',
+    BEHIND: lambda i: f'{{"name": "look", "arguments": {{"at": "{i} sea"}}, "id": "{i}"}}',
+}
+PARAMETERS = {"type": "object", "properties": {"at": {"type": "string"}}}
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": PARAMETERS}}]
+ASKED = [{"role": "user", "content": "xASKx"}]
+forms = pytest.mark.parametrize("template", [BEFORE, BEHIND], ids=["before", "behind"])
+
+
+def output(template: str, *ids: str) -> str:
+    calls = [WRITTEN[template](each) for each in ids]
+    return f"[TOOL_CALLS][{', '.join(calls)}]" if template == BEHIND else "".join(calls)
+
+
+def reply(model: Any, messages: list[Any], text: str) -> Any:
+    """To a model that writes just this text."""
+    given = {"tools": TOOLS, "grammar": {"type": "lark", "value": f"start: {json.dumps(text)}"}}
+    return model.ask(messages=messages, max_tokens=400, **given)
+
+
+def history(choice: Any) -> list[Any]:
+    """As a client keeps it."""
+    calls = [
+        {"id": i, "type": "function", "function": {"name": name, "arguments": arguments}}
+        for i, (name, arguments) in zip(choice.ids, choice.calls, strict=True)
+    ]
+    told = [{"role": "tool", "tool_call_id": i, "content": f"x{i}x"} for i in choice.ids]
+    return [*ASKED, {"role": "assistant", "content": None, "tool_calls": calls}, *told]
+
+
+@forms
+def test_the_next_prompt_goes_on_behind_the_models_own_ids(tiny: Any, template: str) -> None:
+    model = tiny("qwen3", template)
+    assert model.served().info.template.short_ids
+    encode = model.served().model.tokenizer.encode_plain
+    text = output(template, "abcDEF123", "000000001")
+    first = reply(model, ASKED, text)
+    assert first.only.ids == ["abcDEF123", "000000001"]
+    prompt = model.prompt_of(messages=ASKED, tools=TOOLS)
+    then = model.prompt_of(messages=history(first.only), tools=TOOLS)
+    computed = encode(f"{prompt}{text}<|im_end|>")
+    assert encode(then)[: len(computed)] == computed
+    second = reply(model, history(first.only), "Done.")
+    assert second.warnings == []
+    assert second.usage.cached_tokens >= first.prompt_tokens + first.usage.completion_tokens - 1
+
+
+@forms
+def test_an_id_that_names_two_calls_stays_with_the_first(tiny: Any, template: str) -> None:
+    model = tiny("qwen3", template)
+    first = reply(model, ASKED, output(template, "abcDEF123", "abcDEF123")).only
+    assert first.ids[0] == "abcDEF123"
+    again = reply(model, history(first), output(template, first.ids[1])).only
+    made = [*first.ids, *again.ids]
+    assert len(set(made)) == 3
+    assert all(len(each) == 9 and each.isalnum() for each in made)
+
+
+@forms
+def test_ids_of_other_forms_are_not_the_clients(tiny: Any, template: str) -> None:
+    model = tiny("qwen3", template)
+    for odd in ("1", "é" * 9, "x" * 41, "functions.look:0"):
+        (made,) = reply(model, ASKED, output(template, odd)).only.ids
+        assert made != odd
+        assert len(made) == 9
+    foreign = reply(model, ASKED, output(template, "toolu_01A09q90qw90lq")).only
+    assert foreign.ids == ["toolu_01A09q90qw90lq"]
+    prompt = model.prompt_of(messages=history(foreign), tools=TOOLS)
+    assert "[TOOL_RESULTS]toolu" not in prompt
+
+
+def test_a_call_that_is_cut_before_its_id_keeps_its_arguments(tiny: Any) -> None:
+    model = tiny("qwen3", BEHIND)
+    text = output(BEHIND, "abcDEF123")
+    for end in (text.index("sea"), text.index('"id"'), text.rindex("DEF")):
+        choice = reply(model, ASKED, text[:end]).only
+        ((name, arguments),) = choice.calls
+        assert name == "look"
+        assert '{"at": "abcDEF123 sea"}'.startswith(arguments)
+        assert '{"at": "abcDEF123 ' in arguments
+        assert "DEF123" not in choice.ids[0]
