@@ -1,46 +1,68 @@
-"""Packages without what they import for scripts: an engine process starts sooner.
+"""Packages whose `__init__` costs more than an engine process uses of them: it starts sooner.
 
 Holds for mlx-lm 0.32.2 and mlx-vlm 0.7.10, whose packages import conversion, training and
 generation (`mlx_lm/__init__.py`, `mlx_vlm/__init__.py`). The loader of mlx-vlm imports adapters,
 whose package imports all of training (`mlx_vlm/trainer/__init__.py`), and requests, to fetch images
-(`mlx_vlm/utils.py`). httpx 0.28 imports its command line where rich and click are installed
-(`httpx/__init__.py`).
+(`mlx_vlm/utils.py`). transformers 5.23 reads the source of all its models to list their names, and
+once more for a package of its own (`transformers/models/__init__.py`). httpx 0.28 imports its
+command line where rich and click are installed (`httpx/__init__.py`).
 """
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import threading
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-PACKAGES = ("mlx_lm", "mlx_vlm", "mlx_vlm.trainer", "requests")  # a parent before its child
+PACKAGES = frozenset({"mlx_lm", "mlx_vlm", "mlx_vlm.trainer", "requests", "transformers.models"})
 COMMAND_LINE = "httpx._main"
 
 
 def lean_packages() -> None:
     """For a process of our own, before these packages are imported; does nothing afterwards."""
-    for name in PACKAGES:
-        spec = importlib.util.find_spec(name) if name not in sys.modules else None
-        if spec is not None:
-            sys.modules[name] = LeanPackage(spec)
-            parent, _, child = name.rpartition(".")
-            if parent:
-                setattr(sys.modules[parent], child, sys.modules[name])
+    if not any(isinstance(finder, LeanFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, LeanFinder())
     if "httpx" not in sys.modules:
         sys.modules.setdefault(COMMAND_LINE, None)  # type: ignore[arg-type]
+
+
+class LeanFinder(MetaPathFinder):
+    """Finds `PACKAGES` as lean ones."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path) if name in PACKAGES else None
+        if spec is not None and spec.loader is not None:
+            spec.loader = LeanLoader(spec.loader)
+        return spec
+
+
+class LeanLoader(Loader):
+    """Makes the package, and leaves its `__init__` to it."""
+
+    def __init__(self, whole: Loader) -> None:
+        self._whole = whole
+
+    def create_module(self, spec: ModuleSpec) -> LeanPackage:
+        return LeanPackage(spec.name, self._whole.exec_module)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._whole
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._whole
 
 
 class LeanPackage(ModuleType):
     """A package whose modules can be imported; its `__init__` runs once somebody asks for more."""
 
-    def __init__(self, spec: Any) -> None:
-        super().__init__(spec.name)
-        self.__spec__, self.__loader__ = spec, spec.loader
-        self.__run = spec.loader.exec_module
-        self.__path__ = list(spec.submodule_search_locations)
-        self.__package__, self.__file__ = spec.name, spec.origin
+    def __init__(self, name: str, run: Callable[[ModuleType], object]) -> None:
+        super().__init__(name)
+        self.__run = run
         self.__lock, self.__begun = threading.RLock(), False
 
     def __getattr__(self, name: str) -> Any:
@@ -52,4 +74,7 @@ class LeanPackage(ModuleType):
                     self.__run(self)
             if name in self.__dict__:
                 return self.__dict__[name]
+            other = sys.modules.get(self.__name__, self)  # `__init__` may put another module there
+            if other is not self:
+                return getattr(other, name)
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")

@@ -17,7 +17,6 @@ NOT_NEEDED = (
     "mlx_lm.generate",
     "mlx_vlm.convert",
     "mlx_vlm.generate",
-    "mlx_vlm.trainer",
     "mlx_vlm.trainer.api",
     "mlx_vlm.trainer.vlm",
     "requests.api",
@@ -49,6 +48,19 @@ from mlx_vlm.trainer import Trainer, peft
 assert Trainer is mlx_vlm.trainer.api.Trainer and peft is mlx_vlm.trainer.peft
 assert callable(mlx_vlm.generate) and callable(requests.get) and requests.exceptions.Timeout
 httpx.Client(trust_env=False).close()
+"""
+ONCE = """
+import collections, sys
+from mlx_provider.upstream.lean_packages import lean_packages
+lean_packages()
+read = collections.Counter()
+sys.addaudithook(lambda event, what: event == "open" and read.update([str(what[0])]))
+from transformers import AutoTokenizer, BertConfig
+assert max(count for path, count in read.items() if path.endswith("modeling_albert.py")) == 1
+import transformers.models
+assert "BertConfig" in dir(transformers.models.bert)
+assert transformers.models.BertConfig is BertConfig
+assert not hasattr(transformers.models, "nothing")
 """
 AT_ONCE = """
 import threading
@@ -86,7 +98,7 @@ def test_an_engine_imports_what_it_uses(tmp_path: Path) -> None:
     assert imported.isdisjoint(NOT_NEEDED), sorted(imported.intersection(NOT_NEEDED))
 
 
-@pytest.mark.parametrize("program", [WHOLE, AT_ONCE], ids=["whole", "at once"])
+@pytest.mark.parametrize("program", [WHOLE, ONCE, AT_ONCE], ids=["whole", "once", "at once"])
 def test_whoever_asks_for_more_gets_it(program: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
