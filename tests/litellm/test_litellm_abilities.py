@@ -1,5 +1,7 @@
 """LiteLLM knows what our models can, before and after one was loaded; they cost nothing."""
 
+from copy import deepcopy
+
 import litellm
 import pytest
 
@@ -19,7 +21,7 @@ ABLE = (
 @pytest.fixture
 def own_map(monkeypatch):
     """LiteLLM's map of models, put back at the end."""
-    monkeypatch.setattr(litellm, "model_cost", dict(litellm.model_cost))
+    monkeypatch.setattr(litellm, "model_cost", deepcopy(litellm.model_cost))
 
 
 def router(*entries):

@@ -36,14 +36,25 @@ def test_families_say_each_function_that_they_replace() -> None:
     assert said == made | {"cpu": len(REPLACEMENTS)}
 
 
+def module(folder: str, path: list[str]) -> tuple[str, list[str]] | None:
+    """The source of the module that a dotted path names below a folder, and the names in it."""
+    below, rest = Path(folder), list(path)
+    while rest and (below / rest[0]).is_dir():
+        below /= rest.pop(0)
+    file = below / f"{rest[0]}.py"
+    return (file.read_text(encoding="utf-8"), rest[1:]) if file.is_file() else None
+
+
 @pytest.mark.parametrize("patch", SAID, ids=lambda patch: patch.target)
 def test_what_is_replaced_is_there(patch: object) -> None:
     package, *path = patch.target.split(".")
     spec = find_spec(package)
     assert spec is not None
-    (folder,) = [Path(each) for each in spec.submodule_search_locations or ()][:1]
-    while path and (folder / path[0]).is_dir():
-        folder /= path.pop(0)
-    source = (folder / f"{path[0]}.py").read_text(encoding="utf-8")
-    for name in path[1:]:
+    # a package without __init__ has every folder of its name on the path
+    sources = [
+        found for each in spec.submodule_search_locations or () if (found := module(each, path))
+    ]
+    assert sources
+    source, names = sources[0]
+    for name in names:
         assert re.search(rf"(def|class) {name}\b", source)

@@ -31,8 +31,10 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[EngineProcess]:
     with engine_process({"media_bytes": ROOM}) as running:
-        # the first image loads codecs and compiles the vision tower
-        assert running.ask([part(encoded(Image.new("RGBA", (1500, 1500))))])[0] == 200
+        # the first image of each form loads its codec; the first of all compiles the vision tower
+        for form in ("PNG", "TIFF", "JPEG", "WEBP"):
+            image = encoded(Image.new("RGB", (1500, 1500)), form)
+            assert running.ask([part(image)])[0] == 200
         yield running
 
 

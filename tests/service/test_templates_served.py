@@ -130,7 +130,7 @@ def called(content: str | None) -> list[dict[str, Any]]:
 def test_text_beside_calls_that_a_template_does_not_show_is_told(
     tiny: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = tiny("qwen3", ALTERNATES)
+    model = tiny("qwen3", ALTERNATES + "{# the log tells once of a template #}")
     answer = model.ask(messages=called("xSAYx"), max_tokens=2)
     assert answer.warnings == [LEFT_OUT]
     assert model.ask(messages=called(None), max_tokens=2).warnings == []
