@@ -55,8 +55,6 @@ ENDLESS = 30_000
 
 @dataclass(frozen=True)
 class Setting:
-    """Sizes of the measurement."""
-
     model: LoadedModel
     rows: Sequence[int] = (1, 4, 8, 16, 32)
     turns: int = 40
@@ -67,7 +65,6 @@ class Setting:
 
 
 def subjects(setting: Setting) -> list[Callable[[], Subject]]:
-    """Fresh subjects over the same weights."""
     inner = setting.model.model
     tuned = {"prefill_step_size": 256, "prefill_batch_size": 1}
     return [
@@ -78,7 +75,6 @@ def subjects(setting: Setting) -> list[Callable[[], Subject]]:
 
 
 def prompts(seed: int, lengths: Sequence[int], vocab: int) -> list[list[int]]:
-    """Random prompts."""
     rng = np.random.default_rng(seed)
     return [[int(t) for t in rng.integers(1, vocab, n)] for n in lengths]
 
@@ -194,7 +190,7 @@ def gaps_in_steps(streams: Sequence[Job], since: float) -> tuple[float, list[tup
 
 
 def spread(gaps: Sequence[float]) -> Result:
-    """Of gaps in steps."""
+    """Of gaps, in steps."""
     return {
         "worst_gap": max(gaps),
         "p99_gap": float(np.quantile(gaps, 0.99)),
@@ -221,7 +217,7 @@ def bench_host(setting: Setting) -> Result:
 
 
 def start(subject: Subject, texts: Sequence[list[int]]) -> list[Job]:
-    """Step until all of these prompts decode; their endless replies."""
+    """Step until all of these prompts decode; returns their endless replies."""
     jobs = [Job(text, ENDLESS) for text in texts]
     for job in jobs:
         subject.submit(job)
@@ -252,7 +248,7 @@ def seconds_of_step(
 
 
 def measure(setting: Setting, jobs: Callable[[], list[Job]]) -> dict[str, Run]:
-    """Every subject on the same jobs, one after the other."""
+    """Run the same jobs on every subject, one after the other."""
     runs: dict[str, Run] = {}
     for make in subjects(setting):
         subject = make()

@@ -29,7 +29,7 @@ class LongGroup(TyperGroup):
 
 
 class Deferred(LongGroup):
-    """Has the commands of `commands.bench` from its first use on."""
+    """Reads the commands of `commands.bench` at its first use."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         self._read()
@@ -40,7 +40,7 @@ class Deferred(LongGroup):
         return super().get_command(ctx, cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """What is no command's name is a model's."""
+        """A word that is no command's name is a model's name."""
         from .commands import MODEL
 
         if args[0] != MODEL and (args[0].startswith("-") or self.get_command(ctx, args[0])):

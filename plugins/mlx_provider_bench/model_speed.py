@@ -29,8 +29,6 @@ WARMING = 4
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked of the model."""
-
     model: str
     """A folder, a Hub repository, or a model of the package."""
     streams: Sequence[int] = (1, 4, 8)
@@ -89,17 +87,16 @@ def row(client: Client, asked: Sequence[Messages], tokens: int, reply: int) -> R
 
 
 def failed(answers: Sequence[Answer]) -> str:
-    """Why one of them has no reply; empty: all have one."""
+    """The first failure; empty: none."""
     return next((answer.failure for answer in answers if answer.failure), "")
 
 
 def questions(name: str, count: int, words: int) -> list[Messages]:
-    """Prompts that have no beginning in common."""
+    """Prompts without a common beginning."""
     return [question(f"{name} {count} {at}", words) for at in range(count)]
 
 
 def question(name: str, words: int) -> Messages:
-    """A prompt of so many words."""
     return [{"role": "user", "content": f"{document(name, words)}. {ORDER}"}]
 
 

@@ -39,8 +39,6 @@ CONVERSATION_TARGET = 10.76
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured, and how large."""
-
     variants: Sequence[str] = VARIANTS
     """Families; `+image`: with an image before the document."""
     model: Path | None = None
@@ -77,7 +75,6 @@ class Subject:
         return side.ask(self.prompt(asked), max_tokens)
 
     def prompt(self, asked: Asked) -> Any:
-        """The rendered prompt."""
         return self.warm.prompt(words_of(asked, {"type": "image"}), self.media(asked))
 
     def media(self, asked: Asked) -> list[MediaItem]:

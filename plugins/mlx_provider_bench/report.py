@@ -30,13 +30,12 @@ def surroundings(dtype: str) -> Result:
 
 
 def size_of(model: LoadedModel) -> Result:
-    """What a result says about one model."""
     info = model.info
     return {"model_type": info.model_type, "weights_bytes": info.weights_bytes}
 
 
 def against(measured: float, target: float, *, at_least: bool) -> Result:
-    """A figure beside what is wanted of it."""
+    """A figure beside its target."""
     reached = measured >= target if at_least else measured <= target
     return {"measured": round(measured, 3), "target": target, "reached": reached}
 

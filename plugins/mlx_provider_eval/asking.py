@@ -16,8 +16,6 @@ SECONDS = 3600.0
 
 @dataclass(frozen=True)
 class Made:
-    """A tool call, as the client got it."""
-
     id: str
     name: str
     arguments: str
@@ -25,7 +23,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Reply:
-    """A whole reply, or why there is none."""
+    """A whole reply, or the failure."""
 
     text: str = ""
     thought: str = ""
@@ -38,7 +36,7 @@ class Reply:
     failure: str = ""
 
     def message(self) -> dict[str, Any]:
-        """As it stands in the next request."""
+        """The reply as a message of the next request."""
         message: dict[str, Any] = {"role": "assistant", "content": self.text}
         if self.calls:
             message["tool_calls"] = [
@@ -52,11 +50,11 @@ class Reply:
         return message
 
     def same_as(self, other: Reply) -> bool:
-        """Whether both say the same; ids of calls are drawn anew."""
+        """Whether both have the same text and calls; ids of calls differ."""
         return self.told() == other.told()
 
     def told(self) -> dict[str, Any]:
-        """For a transcript."""
+        """The reply for a transcript."""
         told: dict[str, Any] = {"text": self.text, "finish": self.finish}
         if self.thought:
             told["thought"] = self.thought
@@ -71,7 +69,7 @@ class Client:
     """Asks one subject through its gateway, greedily; safe from several threads."""
 
     def __init__(self, staged: Staged, max_tokens: int, said: Mapping[str, Any]) -> None:
-        """`said`: what every request says besides."""
+        """`said`: further fields of every request."""
         import openai
 
         self._staged = staged
@@ -111,8 +109,6 @@ class Client:
 
 @dataclass
 class _Growing:
-    """A reply, piece by piece."""
-
     text: str = ""
     thought: str = ""
     finish: str = ""

@@ -90,8 +90,6 @@ def tools(
 
 
 class Hay(StrEnum):
-    """See `haystack.HAYSTACKS`."""
-
     talk = "talk"
     document = "document"
 

@@ -25,7 +25,7 @@ PACKAGES = (
 
 
 def conditions() -> dict[str, Any]:
-    """Of this run: when, by which command, with what installed."""
+    """Time, command and versions of this run."""
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(["mlx-provider", *sys.argv[1:]]),
@@ -36,7 +36,7 @@ def conditions() -> dict[str, Any]:
 
 
 def of_subject(staged: Staged) -> dict[str, Any]:
-    """Of one subject: what serves it, and how."""
+    """What serves one subject, and how."""
     status, health = staged.status, staged.health()
     return {
         **staged.subject.told(),

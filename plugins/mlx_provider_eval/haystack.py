@@ -46,8 +46,6 @@ QUESTION = "\n\nWhat is the code of the {colour} locker? Answer with the code al
 
 @dataclass(frozen=True)
 class Haystack:
-    """A kind of long prompt."""
-
     name: str
     build: Callable[[int, float, int, int], Messages]
     """(parts, depth from 0 to 1, seed, wanted tokens) -> the messages. Of one length, more parts
@@ -59,7 +57,7 @@ class Haystack:
 
 
 def talk(turns: int, depth: float, seed: int, length: int) -> Messages:
-    """So many turns and the one with the name."""
+    """`turns` turns of talk, with the name among them."""
     name = NAMES[seed % len(NAMES)]
     dice = _dice(depth, seed, length)
     said = [dice.choice(TALK) for _ in range(turns)]
@@ -76,7 +74,7 @@ def talk(turns: int, depth: float, seed: int, length: int) -> Messages:
 
 
 def document(sentences: int, depth: float, seed: int, length: int) -> Messages:
-    """So many sentences and the one with the code."""
+    """`sentences` sentences, with the code among them."""
     dice = _dice(depth, seed, length)
     parts = [_sentence(dice) for _ in range(sentences)]
     colour, code = _locker(seed)

@@ -71,7 +71,7 @@ def check(wanted: Any) -> None:
 
 
 def shown(value: Any) -> str:
-    """A value for people, not too long."""
+    """A value for people, shortened."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 200 else text[:200] + "…"
 

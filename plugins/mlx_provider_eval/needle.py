@@ -26,8 +26,6 @@ NEARLY = 1.1
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked, and how."""
-
     haystack: str = ""
     """One of `HAYSTACKS`; empty: a talk for the models of the package, else a document."""
     least: int = 1024
@@ -44,7 +42,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Limit:
-    """Tokens of the longest prompt, and who has set that."""
+    """Tokens of the longest prompt, and the reason for that limit."""
 
     tokens: int
     why: str
@@ -67,7 +65,7 @@ def _fitting(staged: Staged) -> int:
 
 
 def lengths(least: int, limit: int) -> list[int]:
-    """From the least, doubling, to the limit."""
+    """Lengths from the least, doubling, to the limit."""
     found = []
     length = least
     while length < limit:
@@ -79,7 +77,7 @@ def lengths(least: int, limit: int) -> list[int]:
 
 
 def asks(plan: Plan, staged: Staged) -> int:
-    """How often one subject is asked."""
+    """Questions for one subject."""
     return len(_lengths(plan, limit_of(plan, staged))) * len(plan.depths) * plan.needles
 
 
@@ -171,7 +169,6 @@ def _cell(length: int, depth: int, asked: Sequence[tuple[int, str, Reply]]) -> R
 
 
 def whole(plan: Plan, subjects: Sequence[Result]) -> Result:
-    """The report of all subjects."""
     return {
         "eval": "needle",
         **conditions(),

@@ -82,7 +82,7 @@ def _never_thinned(subject: Result) -> str:
 
 
 def _beside(subject: Result, first: Result) -> str:
-    """Of one model, another option beside the first."""
+    """Compare another option of a model with the first one."""
     cells = {(cell["length"], cell["depth"]): cell["found"] for cell in first["cells"]}
     shared = [cell for cell in subject["cells"] if (cell["length"], cell["depth"]) in cells]
     gained = sum(max(0, c["found"] - cells[c["length"], c["depth"]]) for c in shared)
@@ -95,7 +95,6 @@ def _beside(subject: Result, first: Result) -> str:
 
 
 def markdown(result: Result) -> str:
-    """The whole report."""
     parts = ["# Needle", surroundings(result)]
     parts.append(
         f"Each cell asked {result['needles']} times, greedy, at most {result['max_tokens']} tokens "
@@ -152,5 +151,4 @@ def plot(result: Result, path: Path) -> None:
 
 
 def shares(rows: Sequence[Sequence[Result]]) -> list[list[float]]:
-    """Found of asked, by length and depth."""
     return [[cell["found"] / cell["asked"] for cell in row] for row in rows]

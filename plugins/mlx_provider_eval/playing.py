@@ -17,7 +17,7 @@ NO_RESULT = "error: this tool gives nothing here"
 
 @dataclass(frozen=True)
 class Played:
-    """How one run of a scenario went."""
+    """One run of a scenario."""
 
     fault: Fault | None
     step: int
@@ -31,7 +31,7 @@ class Played:
         return self.fault is None
 
     def same_as(self, other: Played) -> bool:
-        """Whether the model said the same."""
+        """Whether the model gave the same replies."""
         if len(self.replies) != len(other.replies):
             return False
         return all(map(Reply.same_as, self.replies, other.replies))
@@ -77,7 +77,7 @@ def _offered(scenario: Scenario) -> dict[str, Any]:
 
 
 def _asked(step: Step, before: Reply) -> Iterator[dict[str, Any]]:
-    """Results of the calls before, then what is said."""
+    """Results of the calls before, then the user's text."""
     for call in before.calls:
         content = _result(call, step.results.get(call.name, NO_RESULT))
         yield {"role": "tool", "tool_call_id": call.id, "content": content}

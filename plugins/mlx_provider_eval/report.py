@@ -15,8 +15,6 @@ Result = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Table:
-    """Cells of text."""
-
     title: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -31,7 +29,6 @@ def _cell(text: str) -> str:
 
 
 def fenced(value: Any) -> str:
-    """JSON as a block of Markdown."""
     text = json.dumps(value, indent=1, ensure_ascii=False)
     fence = "`" * max(3, 1 + max(map(len, _ticks(text)), default=0))
     return f"{fence}json\n{text}\n{fence}"
@@ -42,7 +39,7 @@ def _ticks(text: str) -> list[str]:
 
 
 def surroundings(result: Result) -> str:
-    """How to have the same again."""
+    """What repeats the run: command, machine, versions, subjects."""
     lines = [f"- command: `{result['command']}`", f"- at {result['at']} on {result['machine']}"]
     versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
     lines.append(f"- {versions}, Python {result['python']}")
@@ -69,7 +66,7 @@ def measured_of(result: Result) -> list[Result]:
 
 
 def require_writable(folder: Path, option: str) -> None:
-    """Before an hour is spent. Raises `BadRequest`."""
+    """Raise `BadRequest` before an hour is spent."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ".written").touch()
@@ -79,7 +76,7 @@ def require_writable(folder: Path, option: str) -> None:
 
 
 def write(folder: Path, name: str, result: Result, markdown: str) -> None:
-    """The report as `name.json` and `name.md`."""
+    """Write `name.json` and `name.md`."""
     texts = {".json": json.dumps(result, indent=1, ensure_ascii=False) + "\n", ".md": markdown}
     for ending, text in texts.items():
         (folder / f"{name}{ending}").write_text(text, encoding="utf-8")

@@ -30,8 +30,6 @@ class Told:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One of the commands."""
-
     name: str
     """Of its files."""
     asks: Callable[[Staged], int]
@@ -63,7 +61,7 @@ def run(evaluation: Evaluation, chosen: Sequence[Subject], out: Path | None) -> 
 
 
 def show(evaluation: Evaluation, result: Result, out: Path | None, *, as_json: bool) -> None:
-    """On stdout. Exit code 1 where nothing was measured."""
+    """Print on stdout. Exit code 1: nothing was measured."""
     told = evaluation.told(result)
     if as_json:
         typer.echo(json.dumps(result, ensure_ascii=False))

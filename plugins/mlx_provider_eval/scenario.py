@@ -34,7 +34,7 @@ class _Data(BaseModel):
 
 
 class Text(_Data):
-    """What a reply in words must be: not empty, and this."""
+    """What a text must hold; it must not be empty."""
 
     has: list[str | list[str]] = Field(default_factory=list)
     """Each stands in it, whatever the case of its letters; of a list, one does."""
@@ -59,7 +59,7 @@ class Expected(_Data):
 
 
 class Step(_Data):
-    """One request of a conversation, and the reply that it wants."""
+    """One request of a conversation, and the expected reply."""
 
     say: str | None = None
     results: Mapping[str, str | Mapping[str, str]] = Field(default_factory=dict)
@@ -68,7 +68,7 @@ class Step(_Data):
 
 
 class Tool(_Data):
-    """One function that is offered."""
+    """A function that is offered."""
 
     description: str
     parameters: dict[str, Any]
@@ -84,8 +84,6 @@ class Tool(_Data):
 
 
 class Scenario(_Data):
-    """A conversation with tools."""
-
     id: str
     kind: str
     tools: Mapping[str, Tool]
@@ -113,7 +111,7 @@ class Scenario(_Data):
         return f"{self.kind}/{self.id}"
 
     def definitions(self) -> list[dict[str, Any]]:
-        """Its tools as OpenAI's parameter has them."""
+        """Its tools in OpenAI's form."""
         return [
             {"type": "function", "function": {"name": name, **tool.model_dump()}}
             for name, tool in self.tools.items()
@@ -126,7 +124,6 @@ class Scenario(_Data):
 
 
 def shipped() -> list[Path]:
-    """The files of this package."""
     return sorted(path for path in SHIPPED.glob("*.yaml") if path.name != TOOLS)
 
 
@@ -141,7 +138,7 @@ def read(paths: Sequence[Path]) -> list[Scenario]:
 
 
 def digest(scenarios: Sequence[Scenario]) -> str:
-    """Scores are comparable where this is the same."""
+    """Scores are comparable if this is the same."""
     text = "\n".join(each.model_dump_json() for each in scenarios)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -168,7 +165,7 @@ def _of_file(path: Path, known: Mapping[str, Any]) -> Iterator[Scenario]:
 
 
 def _whole(fields: dict[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Tools by their definitions; a scenario of one step without `steps`."""
+    """Put in the definitions of tools; a scenario of one step may lack `steps`."""
     named = fields.get("tools") or []
     if missing := [name for name in named if name not in known]:
         raise ValueError(f"no such tool: {', '.join(missing)}; define it under `define`")

@@ -45,15 +45,13 @@ LEAST_WRONG = ("invented argument", "wrong argument", "wrong tool")
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong."""
-
     name: str
     """One of `FAULTS`."""
     told: str
 
 
 def judged(reply: Reply, expected: Expected, tools: Mapping[str, Tool]) -> Fault | None:
-    """What is wrong with a reply; `None`: it is right."""
+    """The first fault of a reply; `None`: it is right."""
     if reply.failure:
         return Fault("request failed", reply.failure)
     if reply.finish == "length":
@@ -110,7 +108,7 @@ def _calls_fault(
 
 
 def _call_fault(call: Made, tools: Mapping[str, Tool]) -> Fault | None:
-    """What no wish decides: the name and the schema."""
+    """A fault of name or schema, whatever was expected."""
     if call.name not in tools:
         return Fault("unknown tool", f"{call.name!r}; there are {', '.join(tools)}")
     arguments = _arguments(call)

@@ -21,8 +21,6 @@ WIDTH = 150
 
 @dataclass(frozen=True)
 class Screen:
-    """The terminal."""
-
     console: Console
 
     def tell(self, phase: str, what: str) -> None:
@@ -30,7 +28,7 @@ class Screen:
 
     @contextmanager
     def counting(self, total: int) -> Iterator[Callable[[], None]]:
-        """A bar, where somebody looks on."""
+        """A progress bar in a terminal."""
         columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         quiet = not self.console.is_terminal
         with Progress(*columns, console=self.console, transient=True, disable=quiet) as progress:
@@ -51,7 +49,7 @@ def ending() -> Iterator[Screen]:
 
 
 def print_table(table: Table) -> None:
-    """On stdout."""
+    """Print on stdout."""
     from rich.table import Table as Drawn
 
     console = Console(highlight=False)

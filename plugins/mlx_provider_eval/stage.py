@@ -35,7 +35,7 @@ READ_BY = {"GEMMA3_SLIDING_WINDOW": "gemma3"}
 
 @dataclass(frozen=True)
 class Staged:
-    """A subject that is loaded, and where it is reached."""
+    """A loaded subject, and where it is reached."""
 
     subject: Subject
     name: str
@@ -60,7 +60,7 @@ class Staged:
         return self.engine.health()
 
     def request(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> GenerateRequest:
-        """As the gateway would send it to the engine."""
+        """A request as the gateway would send it to the engine."""
         return GenerateRequest(
             model=self.subject.model,
             messages=[dict(each) for each in messages],
@@ -76,8 +76,6 @@ class Staged:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A subject that could not be measured."""
-
     subject: Subject
     why: str
 

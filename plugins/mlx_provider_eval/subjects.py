@@ -21,7 +21,7 @@ FOLDERS = ("adapter", "draft_model")
 
 @dataclass(frozen=True)
 class Subject:
-    """One model, as it is to be served."""
+    """A model with its options and variables."""
 
     model: str
     """What follows `mlx/`."""
@@ -43,7 +43,7 @@ class Subject:
 
 
 def values(written: Sequence[str], flag: str) -> dict[str, list[str]]:
-    """`name=value` words, by name. Raises `BadRequest`."""
+    """Values of `name=value` words, by name. Raises `BadRequest`."""
     found: dict[str, list[str]] = {}
     for word in written:
         name, sign, value = word.partition("=")
@@ -105,7 +105,7 @@ def _options(written: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _value(name: str, text: str) -> Any:
-    """As in a config file: numbers, `true`, texts."""
+    """A value as a config file has it: a number, `true`, a text."""
     import yaml
 
     if name in FOLDERS:

@@ -28,7 +28,7 @@ Result = dict[str, Any]
 
 
 def program(environ: Mapping[str, str] = os.environ) -> str:
-    """Its path. Raises `NotInstalled` with the command that installs it."""
+    """The program's path. Raises `NotInstalled` with the command that installs it."""
     found = shutil.which(COMMAND, path=environ.get("PATH"))
     if found is None:
         raise NotInstalled(
@@ -60,7 +60,7 @@ def measured(
 
 
 def _run(path: str, staged: Staged, arguments: Sequence[str], scratch: Path) -> Result:
-    """In an empty folder, where it leaves its database and reports."""
+    """Run it in an empty folder, where it leaves its database and reports."""
     command = [path, "run", "--base-url", staged.url, "--model", staged.name, "--no-live"]
     command += ["--no-probe-engine", "--json-file", "report.json", "--output-dir", "reports"]
     environment = {**os.environ, **direct(os.environ), "TOOL_EVAL_API_KEY": staged.key}
@@ -99,12 +99,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def whole(subjects: Sequence[Result]) -> Result:
-    """The report of all subjects."""
     return {"eval": COMMAND, **conditions(), "subjects": list(subjects)}
 
 
 def tables(result: Mapping[str, Any]) -> list[Table]:
-    """Points by its categories, a column for each subject."""
+    """Points by category, a column for each subject."""
     found = measured_of(result)
     names = list(dict.fromkeys(name for each in found for name in each["categories"]))
     rows = [[name, *(_of(each["categories"].get(name)) for each in found)] for name in names]
@@ -117,7 +116,6 @@ def _of(pair: Any) -> str:
 
 
 def markdown(result: Mapping[str, Any]) -> str:
-    """The whole report."""
     versions = ", ".join(dict.fromkeys(each["version"] for each in measured_of(result)))
     parts = [f"# {COMMAND} {versions}", surroundings(result)]
     parts += [f"## {table.title}\n\n{table.markdown()}" for table in tables(result)]

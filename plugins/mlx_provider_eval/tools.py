@@ -24,8 +24,6 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked, and how."""
-
     scenarios: Sequence[Scenario]
     repeat: int = 1
     at_once: int = 1
@@ -47,7 +45,6 @@ def measured(plan: Plan, staged: Staged, done: Callable[[], None]) -> Result:
 
 
 def whole(plan: Plan, subjects: Sequence[Result]) -> Result:
-    """The report of all subjects."""
     return {
         "eval": "tools",
         **conditions(),
@@ -79,7 +76,7 @@ def _passed(cases: Sequence[Result]) -> int:
 
 
 def _runs(plan: Plan, staged: Staged, done: Callable[[], None]) -> dict[str, list[Played]]:
-    """All runs of each scenario, by its name."""
+    """All runs of each scenario, by name."""
     found: dict[str, list[Played]] = {each.name: [] for each in plan.scenarios}
     with ExitStack() as ending:
         client = Client(staged, plan.max_tokens, plan.said)
@@ -98,7 +95,7 @@ def _runs(plan: Plan, staged: Staged, done: Callable[[], None]) -> dict[str, lis
 
 
 def _case(scenario: Scenario, runs: Sequence[Played]) -> Result:
-    """One scenario; of its runs the first that failed is shown."""
+    """The result of a scenario, with the first run that failed."""
     failed = next((run for run in runs if not run.passed), None)
     steady = all(run.same_as(runs[0]) for run in runs)
     case: Result = {

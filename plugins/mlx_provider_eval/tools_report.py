@@ -10,7 +10,7 @@ from .scoring import FAULTS
 
 
 def tables(result: Result) -> list[Table]:
-    """By kind and by fault, a column for each subject."""
+    """Tables by kind and by fault, a column for each subject."""
     found = measured_of(result)
     kinds = list(dict.fromkeys(kind for each in found for kind in each["kinds"]))
     faults = [name for name in FAULTS if any(name in each["faults"] for each in found)]
@@ -54,7 +54,6 @@ def guidance(result: Result) -> list[str]:
 
 
 def markdown(result: Result) -> str:
-    """The whole report."""
     parts = ["# Tool calls", surroundings(result)]
     parts.append(
         f"{result['scenarios']} scenarios (digest `{result['scenarios_digest']}`), each "

@@ -154,7 +154,7 @@ def model(
 
 
 def _drawable(out: Path | None) -> None:
-    """Said before minutes are spent."""
+    """Fail before minutes are spent."""
     from mlx_provider.errors import BadRequest
 
     from ..plot import pyplot

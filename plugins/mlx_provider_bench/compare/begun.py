@@ -23,7 +23,7 @@ class Begun:
         """When all of them had ended; 0: not yet."""
 
     def heard(self) -> bool:
-        """One more; the stream goes on."""
+        """Count one piece; the stream goes on."""
         with self._lock:
             self._left -= 1
             if self._left <= 0:

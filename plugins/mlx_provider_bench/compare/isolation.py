@@ -66,7 +66,7 @@ def measure(plan: Plan, subject: Subject, sides: Sequence[Side]) -> Iterator[lis
 
 @dataclass(frozen=True)
 class Crowd:
-    """Streams, and what each is answered alone."""
+    """Streams, and the answer that each gets alone."""
 
     asked: Sequence[Messages]
     alone: Sequence[Answer]
@@ -82,7 +82,6 @@ Disturbance = Callable[[Side], str]
 
 
 def disturbances(plan: Plan) -> dict[str, Disturbance]:
-    """Each by the name of its case."""
     bad = {case: partial(_bad, messages, said) for case, (messages, said) in BAD.items()}
     leaver = questions("leaves", 1, 0, plan.words)[0]
     return {**bad, LEAVES: partial(_leaves, leaver, plan.reply)}
@@ -105,7 +104,7 @@ def _beside(row: Row, side: Side, crowd: Crowd, disturb: Disturbance) -> None:
 
 
 def _once(begun: Begun, limit: float, side: Side, disturb: Disturbance) -> tuple[str, float]:
-    """What was answered, and when that was."""
+    """The answer, and when it came."""
     begun.wait(limit)
     try:
         told = disturb(side)

@@ -13,7 +13,6 @@ PACKAGES = ("mlx-provider", "mlx", "mlx-lm", "mlx-vlm", "litellm", "transformers
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of those packages that are installed."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -24,7 +23,7 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> dict[str, Any]:
-    """The machine, and how busy it was at the start."""
+    """The machine, and its load at the start."""
     from ..report import surroundings
 
     about = surroundings("")
@@ -40,7 +39,6 @@ def memory() -> int:
 
 
 def processor() -> str:
-    """Its name."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.partition(":")[2].strip() for line in lines if "model name" in line)

@@ -34,7 +34,6 @@ NOWHERE = "Nowhere in this run."
 
 
 def report(result: Result, pictures: Sequence[str] = ()) -> str:
-    """A page of Markdown."""
     lines = ["# mlx-provider beside other servers", "", *_machine(result), ""]
     lines += ["## Where we are not faster", "", *_not_faster(result), ""]
     lines += ["## Where answers in company are not those alone", "", *_not_as_alone(result), ""]
@@ -63,7 +62,7 @@ def _where(run: dict[str, Any]) -> str:
 
 
 def _not_faster(result: Result) -> list[str]:
-    """Never empty: who had nobody beside it says so."""
+    """Never empty: without another server, a line says so."""
     found, compared = not_faster(result.rows), sum(1 for _ in ratios(result.rows))
     lines = [f"- {_case(row)}: {refused(row)}" for row in refusals(result.rows)]
     lines += [

@@ -19,8 +19,6 @@ LOOK = 10.0
 
 @dataclass(frozen=True)
 class Other:
-    """One of them, as the user named it."""
-
     name: str
     base: str
     """The address that `/chat/completions` is added to."""
@@ -57,7 +55,7 @@ def parse_other(text: str) -> Other:
 
 
 def key_of(other: Other, environ: Mapping[str, str] = os.environ) -> str:
-    """From the environment; a word for servers that want none."""
+    """The key from the environment; any word for servers that need none."""
     return environ.get(other.variable) or "none"
 
 

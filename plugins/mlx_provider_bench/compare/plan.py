@@ -23,7 +23,7 @@ OWN = "as it is"
 
 @dataclass(frozen=True)
 class Plan:
-    """All of it; the same plan asks the same questions."""
+    """The same plan asks the same questions."""
 
     parts: Sequence[str] = PARTS
     models: Sequence[str] = ()
@@ -57,7 +57,7 @@ class Plan:
         return [KINDS[name] for name in self.peers]
 
     def check(self) -> None:
-        """Raises `BadRequest` that names the option."""
+        """Raise `BadRequest` that names the option."""
         for family in () if self.models else self.families:
             for form in self.formats:
                 refuse_unknown(family, form)
@@ -138,7 +138,6 @@ def subjects(plan: Plan, scratch: Path) -> Iterator[Subject]:
 
 
 def sees(folder: Path) -> bool:
-    """Whether a model has a tower for images."""
     from mlx_provider.families.checkpoint import read_json
 
     return "vision_config" in read_json(folder / "config.json")

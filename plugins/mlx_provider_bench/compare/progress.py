@@ -8,5 +8,5 @@ import typer
 
 
 def say(what: str) -> None:
-    """A line on stderr with the time."""
+    """Write a line with the time to stderr."""
     typer.echo(f"{datetime.now(UTC):%H:%M:%S} {what}", err=True)

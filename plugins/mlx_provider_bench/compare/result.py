@@ -20,7 +20,7 @@ RESULT, REPORT = "result.json", "report.md"
 
 @dataclass
 class Result:
-    """Figures, and of which runs they are."""
+    """Figures, and the runs that they are from."""
 
     runs: list[dict[str, Any]]
     """Command, time, machine, versions."""

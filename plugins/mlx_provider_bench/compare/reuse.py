@@ -78,7 +78,7 @@ def _timed(row: Row, side: Side, messages: Messages) -> Answer:
 
 
 def _hold(row: Row, again: Answer, first: Answer) -> None:
-    """The answer from stored state against the one that was computed."""
+    """Compare the answer from stored state with the computed one."""
     if not again.failure and not first.failure:
         row.compared += 1
         row.equal += same(again, first.text)

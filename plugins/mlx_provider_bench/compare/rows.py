@@ -12,8 +12,6 @@ from .plan import Subject
 
 @dataclass(frozen=True)
 class Metric:
-    """What a figure is."""
-
     title: str
     unit: str
     more_is_better: bool
@@ -55,7 +53,6 @@ class Row:
     notes: dict[str, str] = field(default_factory=dict)
 
     def count(self, answers: Iterable[Answer]) -> None:
-        """Requests, and how many of them failed."""
         for answer in answers:
             self.asked += 1
             if answer.failure:
@@ -90,6 +87,6 @@ class Rows:
         return self._rows[key]
 
     def all(self) -> list[Row]:
-        """By case, and within a case by who was asked first."""
+        """Rows by case, then in the order of their first request."""
         cases = list(dict.fromkeys(case for case, _ in self._rows))
         return [row for case in cases for (own, _), row in self._rows.items() if own == case]

@@ -36,8 +36,6 @@ REPEATED, REPEATS = "REPEATED_STREAMING_CHUNK_LIMIT", "1000000"
 
 @dataclass
 class Side:
-    """One server."""
-
     name: str
     client: Client
     images: bool = True
@@ -52,7 +50,7 @@ class Side:
         return self._silent >= MAX_SILENT_CASES
 
     def ready(self) -> None:
-        """Before a part: whoever was silent is asked once more."""
+        """Ask a silent server once more before a part."""
         self._silent = min(self._silent, MAX_SILENT_CASES - 1)
         self.revive()
 
@@ -66,14 +64,14 @@ class Side:
                 self.kept = None
 
     def died(self) -> bool:
-        """Whether its process has ended, which is noted."""
+        """Whether its process has ended; notes it."""
         if self.kept is None or not self.kept.death:
             return False
         self.deaths.append(self.kept.death)
         return True
 
     def alone(self, questions: Sequence[Messages], reply: int) -> list[Answer]:
-        """One by one."""
+        """Answers to the questions, one by one."""
         return [self._heard([self._ask(each, reply)])[0] for each in questions]
 
     def together(
@@ -84,7 +82,7 @@ class Side:
         apart: float = 0.0,
         heard: Callable[[], bool] = lambda: True,
     ) -> list[Answer]:
-        """All at once, or so many seconds after one another."""
+        """Answers to all at once, or `apart` seconds after one another."""
         if self.given_up:
             return [self._not_asked()] * len(questions)
         return self._heard(self.client.ask_together(questions, reply, apart=apart, heard=heard))
@@ -114,7 +112,7 @@ class Absent:
 
 
 def in_turn(sides: Sequence[Side], turn: int) -> list[Side]:
-    """Another one first each time: a machine drifts."""
+    """The sides, beginning with another one each turn: a machine drifts."""
     first = turn % len(sides)
     return [*sides[first:], *sides[:first]]
 
@@ -169,7 +167,7 @@ def _greet(server: Server, limit: float) -> None:
 
 @dataclass
 class _Opening:
-    """The proxy's config, while sides come up."""
+    """The proxy's config, while sides start."""
 
     plan: Plan
     subject: Subject

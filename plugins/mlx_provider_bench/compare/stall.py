@@ -77,5 +77,5 @@ def _add(row: Row, scene: Scene) -> None:
 
 
 def gaps_after(times: Sequence[float], since: float) -> list[float]:
-    """Between pieces of a stream, those that end after `since`."""
+    """Gaps of a stream that end after `since`."""
     return [later - earlier for earlier, later in pairwise(times) if later > since]

@@ -11,7 +11,6 @@ from .rows import METRICS, Figure, Row
 
 
 def is_ours(server: str) -> bool:
-    """Under whatever setting."""
     return server.startswith(OURS)
 
 
@@ -31,7 +30,7 @@ class Ratio:
 
     @property
     def unsure(self) -> bool:
-        """Some rounds say one thing and some the other."""
+        """Whether the rounds disagree."""
         return min(self.rounds) < 1 < max(self.rounds)
 
 
@@ -46,7 +45,7 @@ def ratios(rows: Sequence[Row], server: str = OURS) -> Iterator[Ratio]:
 
 
 def not_faster(rows: Sequence[Row]) -> list[Ratio]:
-    """Those at 1 or below, the worst first."""
+    """Ratios at 1 or below, the worst first."""
     return sorted((r for r in ratios(rows) if r.value <= 1), key=lambda ratio: ratio.value)
 
 
@@ -83,13 +82,13 @@ def not_as_alone(rows: Sequence[Row]) -> list[Row]:
 
 
 def best(rows: Sequence[Row], ours: Row, metric: str) -> Ratio | None:
-    """The one of the others that did best by that metric."""
+    """Our ratio to the best other server by that metric."""
     found = [r for r in ratios(rows, ours.server) if r.ours is ours and r.metric == metric]
     return min(found, key=lambda ratio: ratio.value, default=None)
 
 
 def figure(values: Sequence[Figure]) -> Figure:
-    """Of all rounds."""
+    """The median of the rounds."""
     seen = [value for value in values if value is not None]
     return median(seen) if seen else None
 
@@ -101,7 +100,7 @@ def _cases(rows: Sequence[Row], server: str) -> Iterator[tuple[Row, list[Row]]]:
 
 
 def case_of(row: Row) -> tuple[int, str, str, str, str]:
-    """What a row shares with those it is held against."""
+    """What a row shares with the rows that it is compared with."""
     return row.run, row.part, row.model, row.format, row.case
 
 

@@ -135,7 +135,7 @@ def write_format(folder: Path, family: str, form: str, hidden: int, layers: int)
 
 
 def refuse_unknown(family: str, form: str) -> None:
-    """Raises `BadRequest` that names what there is."""
+    """Raise `BadRequest` for an unknown format or family."""
     from mlx_provider.testing.tiny import family_named
 
     if form not in FORMATS:

@@ -29,7 +29,7 @@ THINKING = {"enable_thinking": True}
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back. Times in seconds since the request was sent."""
+    """An answer. Times in seconds since the request was sent."""
 
     text: str
     first: float
@@ -182,7 +182,7 @@ def at_once(tasks: Sequence[Callable[[], T]]) -> list[T]:
 
 
 def beside(one: Callable[[], T], other: Callable[[], U]) -> tuple[T, U]:
-    """Both at the same time, as `at_once`."""
+    """Both at the same time; see `at_once`."""
     results: list[Any] = at_once([one, other])
     return results[0], results[1]
 
@@ -201,8 +201,6 @@ def _lines(reply: httpx.Response, deadline: float) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Piece:
-    """One event of a stream."""
-
     text: str = ""
     tokens: int = 0
     cached: int = 0
@@ -273,7 +271,7 @@ def _chat_pieces(lines: Iterator[str]) -> Iterator[Piece]:
 
 
 def _told(body: bytes) -> str:
-    """What an error says, its first line."""
+    """The first line of an error's message."""
     try:
         told = json.loads(body)["error"]["message"]
     except (ValueError, KeyError, TypeError):

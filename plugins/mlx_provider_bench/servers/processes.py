@@ -37,7 +37,7 @@ PREFILL_STEP = "2048"
 
 @dataclass(frozen=True)
 class Kind:
-    """One make of server and how it is started."""
+    """A make of server, and how it is started."""
 
     name: str
     dialect: Dialect
@@ -77,8 +77,6 @@ MLX_VLM = Kind(
 
 @dataclass(frozen=True)
 class Server:
-    """A running server with one model."""
-
     kind: Kind
     url: str
     folder: Path
@@ -129,7 +127,7 @@ class Kept:
     stdin = subprocess.DEVNULL
 
     def command(self) -> list[str]:
-        """Its process, but for the arguments of the server itself."""
+        """Its command without the server's own arguments."""
         return [sys.executable, "-m", __spec__.name, self.kind.module]
 
     def _arguments(self) -> list[str]:
@@ -177,7 +175,7 @@ def stop(process: subprocess.Popen[Any], limit: float = STOP_LIMIT) -> None:
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on now."""
+    """A TCP port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -17,7 +17,7 @@ HELLO: Messages = [{"role": "user", "content": "Hello there, how are you?"}]
 
 @dataclass(frozen=True)
 class Asked:
-    """A question about a document, and what was said in between."""
+    """A question about a document, with the turns in between."""
 
     document: str
     question: str
@@ -30,11 +30,9 @@ class Asked:
     """The question ends the document's own message; there are no turns."""
 
     def asking(self, question: str) -> Asked:
-        """The same document with another question."""
         return replace(self, question=question)
 
     def followed_by(self, reply: str, question: str) -> Asked:
-        """The next turn."""
         return replace(self, question=question, turns=(*self.turns, (self.question, reply)))
 
 
@@ -57,7 +55,6 @@ def words_of(asked: Asked, image: Mapping[str, Any] | None) -> list[dict[str, An
 
 
 def image_part(seed: int, height: int, width: int) -> dict[str, Any]:
-    """A part with a PNG in a data URL."""
     from PIL import Image
 
     from mlx_provider.testing.tiny.media import tiny_pixels

@@ -58,8 +58,6 @@ class Subject(Protocol):
 
 
 class TimedOutput(TokenOutput):
-    """Writes tokens and times into a job."""
-
     def __init__(self, job: Job) -> None:
         super().__init__()
         self.job = job
@@ -91,7 +89,7 @@ def server_engine(
 
 
 class Ours:
-    """`mlx_provider`'s engine, as a server would run it but without text."""
+    """`mlx_provider`'s engine as a server runs it, without text."""
 
     def __init__(self, model: LoadedModel) -> None:
         found = probe(model, model.make_cache, model.kv_layouts)
@@ -144,8 +142,6 @@ class BatchGeneratorSubject:
 
 @dataclass(frozen=True)
 class Run:
-    """One workload on one subject."""
-
     jobs: Sequence[Job]
     wall: float
     """Seconds from the first arrival to the last token."""
@@ -157,7 +153,7 @@ class Run:
 
 
 def run(subject: Subject, jobs: Sequence[Job]) -> Run:
-    """Feed jobs as they arrive and step until all have ended."""
+    """Submit jobs as they arrive and step until all have ended."""
     waiting = sorted(jobs, key=lambda job: job.arrives)
     began, cpu, host = time.perf_counter(), time.process_time(), time.thread_time()
     steps = 0

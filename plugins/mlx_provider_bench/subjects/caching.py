@@ -33,8 +33,6 @@ class Timed:
 
 
 class InProcess:
-    """An engine over a loaded and probed model."""
-
     def __init__(self, model: LoadedModel, probe: Probe, *, reuse: bool) -> None:
         self.model = model
         self._store = PrefixCache(budget=lambda: WIDE)
