@@ -14,6 +14,7 @@
 | `Event`, `Delta`, `Done`, `Failed`, `EVENT_BATCH` | what it answers; `EVENT_BATCH` reads a line |
 | `Health`, `ModelStatus` | what it tells of itself |
 | `EngineSettings`, `PREFIX` | an engine's settings, and how the names of their variables begin |
+| `installed_version` | the version of an installed distribution |
 | `direct` | variables by which a program reaches this machine without a proxy |
 | `long_command`, `Ended`, `PASSED_ON` | a command of minutes, and its end by a signal |
 
@@ -36,6 +37,7 @@ from .gateway.long_command import long_command
 from .gateway.models import MEMORY_SHARE, device_memory, needs
 from .gateway.profile import direct
 from .gateway.proxy import Proxy, require_proxy
+from .installed import installed_version
 from .protocol.events import EVENT_BATCH, Delta, Done, Event, Failed
 from .protocol.health import Health, ModelStatus
 from .protocol.options import ModelOptions
@@ -75,6 +77,7 @@ __all__ = [
     "direct",
     "folder_of",
     "gateway_apart",
+    "installed_version",
     "load_model",
     "long_command",
     "preload_blas",

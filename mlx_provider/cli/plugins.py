@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
+from ..installed import installed_version
 from ..records import Kernels, ModelFamily, UpstreamPatch
 from ..registry import Plugin, PluginRegistry
 from ..registry.conformance import for_people, for_programs
@@ -61,9 +61,6 @@ def _described(
 def _replaced(patch: UpstreamPatch) -> str:
     """What is replaced, and whether another version is installed than its author has read."""
     distribution, _, read = patch.version.rpartition(" ")
-    try:
-        found = version(distribution)
-    except (PackageNotFoundError, ValueError):  # the latter: no name at all
-        found = read
+    found = (installed_version(distribution) if distribution else "") or read
     here = "" if found == read else f" ({found} is installed)"
     return f"{patch.target} of {patch.version}{here}: {patch.reason}"

@@ -10,10 +10,10 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 
 from .. import __version__
 from ..config import PREFIX
+from ..installed import installed_version
 from ..registry.discovery import SELECTION
 from ..upstream.command_buffers import LIMITS
 
@@ -65,10 +65,7 @@ def told(changed: Mapping[str, str]) -> str:
 
 def is_left_behind() -> bool:
     """Whether another version is installed by now, so that no engine of this one can be started."""
-    try:
-        return version(OWN) != __version__
-    except PackageNotFoundError:
-        return False
+    return installed_version(OWN) not in ("", __version__)
 
 
 def _shown(name: str, value: str) -> str:

@@ -9,12 +9,12 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from ..config import EngineSettings, Runtime, engine_settings, runtime
 from ..families.checkpoint import read_json
+from ..installed import installed_version
 from ..registry import PluginRegistry
 from ..serving.hub import DEMOS, Outline, local_folder, outline
 from .formats import Formats, formats_of
@@ -45,14 +45,6 @@ class System:
         return self.system == "Darwin"
 
 
-def installed_version(package: str) -> str | None:
-    """`None`: it is not installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
 def wired_limit() -> int:
     """Mebibytes that macOS lets the GPU wire; 0: its own choice. Reads, and sets nothing."""
     told = subprocess.run(WIRED, capture_output=True, text=True, timeout=TIME_LIMIT, check=True)
@@ -70,6 +62,7 @@ class Subject:
     """Nothing is asked of the Hub."""
     system: System = field(default_factory=System.here)
     installed: Callable[[str], str | None] = installed_version
+    """The version of a package; none: it is not installed."""
     wired: Callable[[], int] = wired_limit
     discover: Callable[[Mapping[str, str]], PluginRegistry] = PluginRegistry.discover
 

@@ -127,7 +127,7 @@ def known_bad(subject: Subject) -> Iterator[Finding]:
     """Releases that must not be here."""
     for bad in KNOWN_BAD:
         found = subject.installed(bad.package)
-        if found is not None and SpecifierSet(bad.versions, prereleases=True).contains(found):
+        if found and SpecifierSet(bad.versions, prereleases=True).contains(found):
             name = f"known_bad.{bad.package}"
             yield Finding(name, "fail", f"{bad.package} {found}: {bad.why}", bad.remedy)
 
@@ -137,7 +137,7 @@ def backend(subject: Subject) -> Iterator[Finding]:
     require_mlx()
     import mlx.core as mx
 
-    both = [name for name in ("mlx-cpu", "mlx-cuda-13") if subject.installed(name) is not None]
+    both = [name for name in ("mlx-cpu", "mlx-cuda-13") if subject.installed(name)]
     if len(both) > 1:
         yield Finding(
             "versions.backend",
@@ -152,7 +152,7 @@ def backend(subject: Subject) -> Iterator[Finding]:
 
 def _judged(tested: Tested, found: str | None) -> Finding:
     name = f"versions.{tested.package}"
-    if found is None:
+    if not found:
         return Finding(name, "fail", f"{tested.package} is not installed", UPGRADE)
     if not SpecifierSet(tested.allowed, prereleases=True).contains(found):
         told = f"{tested.package} {found} is not {tested.allowed}"

@@ -10,8 +10,9 @@ import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from ..installed import installed_version
 
 TABLE = Path(__file__).with_name("recommended.toml")
 WIDE = {"Pro", "Max", "Ultra"}
@@ -78,7 +79,7 @@ def this_machine(run: Run | None = None, system: str = platform.system()) -> Mac
     if system == "Darwin":
         chip = run(["sysctl", "-n", "machdep.cpu.brand_string"]).strip() or "a Mac"
         return Machine(chip, host, wide=bool(WIDE & {*chip.split()}))
-    if _installed(CUDA):
+    if installed_version(CUDA):
         asked = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
         name, _, memory = run(asked).partition("\n")[0].rpartition(",")
         if memory.strip().isdigit():
@@ -96,13 +97,6 @@ def _output(command: Sequence[str]) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""
-
-
-def _installed(package: str) -> bool:
-    try:
-        return bool(version(package))
-    except PackageNotFoundError:
-        return False
 
 
 def _processor() -> str:

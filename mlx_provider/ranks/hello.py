@@ -6,8 +6,8 @@ import os
 import platform
 import socket
 from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, version
 
+from ..installed import installed_version
 from ..registry import Plugin, PluginRegistry
 from .messages import Hello
 
@@ -22,18 +22,11 @@ def own_hello(rank: int, registry: PluginRegistry, device: str, memory_limit: in
         host=socket.gethostname(),
         pid=os.getpid(),
         python=platform.python_version(),
-        versions={name: _version(name) for name in COMPUTING},
+        versions={name: installed_version(name) for name in COMPUTING},
         plugins=dict(_plugins(registry)),
         device=device,
         memory_limit=memory_limit,
     )
-
-
-def _version(distribution: str) -> str:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return ""
 
 
 def _plugins(registry: PluginRegistry) -> Iterable[tuple[str, str]]:

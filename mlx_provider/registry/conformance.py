@@ -7,7 +7,7 @@ import importlib.util
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
@@ -15,6 +15,7 @@ from urllib.parse import quote
 from .. import __version__
 from ..config import state_folder
 from ..hookspecs import PROJECT
+from ..installed import installed_version
 from ..safe_open import read_own, replace_own
 from .plugin import Plugin
 
@@ -148,15 +149,9 @@ def for_programs(plugin: Plugin) -> dict[str, Any] | None:
 
 def software() -> dict[str, str]:
     """Versions of what is installed here, by name."""
-    return {PROJECT.replace("_", "-"): __version__, **dict(_versions())}
-
-
-def _versions() -> Iterator[tuple[str, str]]:
-    for name in SOFTWARE:
-        try:
-            yield name, version(name)
-        except PackageNotFoundError:
-            continue
+    found = {name: installed_version(name) for name in SOFTWARE}
+    own = {PROJECT.replace("_", "-"): __version__}
+    return own | {name: number for name, number in found.items() if number}
 
 
 def source_digest(plugin: Plugin) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from importlib.metadata import EntryPoint, PackageNotFoundError, version
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
+from ..installed import installed_version
 from ..registry import Plugin
 from ..registry.discovery import installed, selection
 from ..registry.sources import times
@@ -75,10 +76,8 @@ class OutOfDate:
             for plugin, _ in self._in_use()
         }
         for name in PACKAGES:
-            try:
-                found[name] = version(name)
-            except PackageNotFoundError:  # while pip replaces it, for one
-                found |= {name: before[name]} if name in before else {}
+            if number := installed_version(name) or before.get(name):  # while pip replaces it
+                found[name] = number
         return found
 
 

@@ -9,7 +9,6 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import mlx.core as mx
@@ -21,6 +20,7 @@ from ..engine.execution.batch_layout import LAYOUTS
 from ..engine.execution.pass_memory import PassBytes
 from ..engine.execution.probe import Probe
 from ..engine.scheduling.costs import UNMEASURED, Curve
+from ..installed import installed_version
 from ..safe_open import read_own, replace_own
 from ..upstream import blas
 from .weights import Weights
@@ -132,7 +132,7 @@ def circumstances(
     parts = (
         weights.info.fingerprint,
         (weights.plugin, weights.family, kind, *layouts),
-        (FORMAT, __version__, *map(_installed, UPSTREAM), *plugins),
+        (FORMAT, __version__, *map(installed_version, UPSTREAM), *plugins),
         (mx.default_device(), device.get("device_name"), device.get("architecture")),
         (platform.platform(), blas.active(), sorted(switches.items())),
     )
@@ -141,12 +141,5 @@ def circumstances(
 
 def software() -> str:
     """Versions that a measurement depends on."""
-    found = [("mlx-provider", __version__), *((name, _installed(name)) for name in UPSTREAM)]
+    found = [("mlx-provider", __version__), *((name, installed_version(name)) for name in UPSTREAM)]
     return ", ".join(f"{name} {number}" for name, number in found)
-
-
-def _installed(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""

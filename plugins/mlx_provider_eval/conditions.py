@@ -7,8 +7,9 @@ import platform
 import shlex
 import sys
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
+
+from mlx_provider.commands import installed_version
 
 from .stage import Staged
 
@@ -29,7 +30,7 @@ def conditions() -> dict[str, Any]:
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(["mlx-provider", *sys.argv[1:]]),
-        "versions": dict(filter(None, map(_version, PACKAGES))),
+        "versions": {name: number for name in PACKAGES if (number := installed_version(name))},
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
     }
@@ -50,10 +51,3 @@ def of_subject(staged: Staged) -> dict[str, Any]:
         "drafter": status.drafter,
         "notes": status.notes,
     }
-
-
-def _version(name: str) -> tuple[str, str] | None:
-    try:
-        return name, version(name)
-    except PackageNotFoundError:
-        return None

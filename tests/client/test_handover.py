@@ -85,7 +85,7 @@ def test_a_process_that_was_left_behind_takes_nobodys_engine(
     monkeypatch.setattr(http, "__version__", "9")
     pid = finished(new)
     monkeypatch.setattr(http, "__version__", "8")
-    monkeypatch.setattr(identity_module, "version", lambda name: "9")
+    monkeypatch.setattr(identity_module, "installed_version", lambda name: "9")
     for _ in range(2):
         with pytest.raises(EngineUnavailable, match="start this process again"):
             finished(with_identity({}))

@@ -71,11 +71,11 @@ def test_a_gpu_counts_where_mlx_can_use_it(monkeypatch: pytest.MonkeyPatch) -> N
     def run(command: Sequence[str]) -> str:
         return "NVIDIA GeForce RTX 4090, 24564\nNVIDIA T4, 15360\n"
 
-    monkeypatch.setattr(recommended, "_installed", lambda package: True)
+    monkeypatch.setattr(recommended, "installed_version", lambda package: "13")
     found = this_machine(run, "Linux")
     assert found == Machine("NVIDIA GeForce RTX 4090", 24564 * 2**20, wide=True)
     assert not this_machine(lambda command: "", "Linux").gpu
-    monkeypatch.setattr(recommended, "_installed", lambda package: False)
+    monkeypatch.setattr(recommended, "installed_version", lambda package: "")
     assert not this_machine(run, "Linux").gpu
 
 

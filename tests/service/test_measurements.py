@@ -99,7 +99,7 @@ def test_anything_that_differs_is_measured_anew(
     elif change == "layout":
         settings["kv_layout"] = "merged"
     elif change == "upstream":
-        monkeypatch.setattr(measurements, "_installed", lambda package: "99")
+        monkeypatch.setattr(measurements, "installed_version", lambda package: "99")
     elif change == "version":
         monkeypatch.setattr(measurements, "__version__", "99")
     elif change == "device":

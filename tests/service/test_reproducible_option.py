@@ -58,7 +58,7 @@ def test_prefixes_on_disk_are_those_of_this_software(
     cached = []
     for options, version in ((ModelOptions(), "1"), (SAME, "1"), (SAME, "1"), (SAME, "2")):
         installed = {"mlx": version}.get
-        monkeypatch.setattr("mlx_provider.serving.measurements._installed", installed)
+        monkeypatch.setattr("mlx_provider.serving.measurements.installed_version", installed)
         service, client = make_service(max_chunk=64, kv_layout="solo", disk_cache=tmp_path / "disk")
         answer = tiny_class(client, service, folder).ask(LONG, max_tokens=3, options=options)
         cached.append(answer.usage.cached_tokens)

@@ -13,7 +13,6 @@ import os
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic_core import from_json
 
+from ...installed import installed_version
 from ...safe_open import open_own
 from .arrays import ArrayPack
 from .key import Ids
@@ -69,13 +69,8 @@ class Header:
 
 def versions() -> str:
     """What the meaning of cached arrays depends on besides the model."""
-    found = [f"format {FORMAT}"]
-    for package in ("mlx-lm", "mlx-vlm"):
-        try:
-            found.append(f"{package} {version(package)}")
-        except PackageNotFoundError:
-            found.append(f"no {package}")
-    return ", ".join(found)
+    packages = (f"{name} {installed_version(name) or 'none'}" for name in ("mlx-lm", "mlx-vlm"))
+    return ", ".join([f"format {FORMAT}", *packages])
 
 
 def segment_structure(segment: Segment) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,10 @@ PACKAGES = ("mlx-provider", "mlx", "mlx-lm", "mlx-vlm", "litellm", "transformers
 
 
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    from mlx_provider.commands import installed_version
+
+    found = {name: installed_version(name) for name in PACKAGES}
+    return {"python": platform.python_version()} | {n: v for n, v in found.items() if v}
 
 
 def machine() -> dict[str, Any]:

@@ -1,0 +1,13 @@
+"""Which distributions are installed."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+
+def installed_version(distribution: str) -> str:
+    """Version of a distribution; empty: it is not installed."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return ""
