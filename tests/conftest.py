@@ -15,6 +15,8 @@ from types import ModuleType
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 # No test fails by the clock: a busy machine is no defect. Examples are others in each run.
 settings.register_profile(
@@ -23,11 +25,27 @@ settings.register_profile(
 settings.load_profile("suite")
 
 InstallPlugin = Callable[..., str]
+SPREAD = ("tests/engine/", "tests/security/")
+"""Folders whose files share nothing: each may run in another process."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     about = "run without this plugin of ours, as if it were not installed"
     parser.addoption("--without-plugin", action="append", default=[], metavar="NAME", help=about)
+
+
+class FolderScheduling(LoadFileScheduling):
+    """A folder's tests stay in one process: they share a proxy, an engine, loaded models."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::", 1)[0]
+        return file if file.startswith(SPREAD) else "/".join(file.split("/")[:2])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FolderScheduling | None:
+    """`--dist loadfile` keeps folders whole, too."""
+    return FolderScheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_collection_finish() -> None:
