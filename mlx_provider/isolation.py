@@ -22,7 +22,7 @@ class Fault:
 
     error: BaseException
     """Without its frames, which would keep alive what the block had made: caches, weights."""
-    told: str
+    summary: str
     """One line: class, message, and the line of code it came from."""
     trace: Trace
     """The traceback as text, for a log."""
@@ -38,7 +38,7 @@ class Fault:
         """What a client is told when a part of its request's work failed so."""
         if isinstance(self.error, MLXProviderError):
             return self.error
-        return self.of_plugin() or RequestFailed(f"{part} failed: {self.told}")
+        return self.of_plugin() or RequestFailed(f"{part} failed: {self.summary}")
 
     def of_plugin(self) -> PluginError | None:
         """The fault as a plugin's, which the same request would meet again.
@@ -48,7 +48,7 @@ class Fault:
         found = self.origin
         if found is None or not self.lasting or (found.ours and not found.innermost):
             return None
-        return PluginError(f"{found}: {found.called} failed: {self.told}; {LOG}")
+        return PluginError(f"{found}: {found.called} failed: {self.summary}; {LOG}")
 
     @property
     def lasting(self) -> bool:

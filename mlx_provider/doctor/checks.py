@@ -32,5 +32,5 @@ def run(check: Check, subject: Subject) -> Iterator[Finding]:
         yield from check.look(subject)
     if trying.fault is not None:
         error = trying.fault.error
-        told = error.message if isinstance(error, MLXProviderError) else trying.fault.told
+        told = error.message if isinstance(error, MLXProviderError) else trying.fault.summary
         yield Finding(check.name, "fail", told, check.remedy)

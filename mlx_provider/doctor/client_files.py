@@ -94,7 +94,7 @@ def _read(client: Client, path: Path) -> Iterator[Target | Unread]:
     with Isolation() as reading:
         named += client.settings.servers(content if isinstance(content, Mapping) else {})
     if reading.fault is not None:
-        yield Unread(_shown(client), path, _line(reading.fault.told))
+        yield Unread(_shown(client), path, _line(reading.fault.summary))
     for server in named:
         yield Target(_shown(client), str(path), server.url, server.context)
 

@@ -71,7 +71,7 @@ def compare_parts(
     """
     with Isolation() as trying:
         own = _kept(model, make_cache())
-    encoded = trying.fault.told if trying.fault else _KEPT.dump_python(own, mode="json")
+    encoded = trying.fault.summary if trying.fault else _KEPT.dump_python(own, mode="json")
     every = replication.gather(encoded)
     if (failed := next((each for each in every if isinstance(each, str)), None)) is not None:
         raise LoadFailed(f"a rank cannot run its share: {failed}")

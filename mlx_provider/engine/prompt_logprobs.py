@@ -30,6 +30,6 @@ def prompt_logprobs(
     told = [names.described(token, found[at]) for at, token in enumerate(following)]
     whole = [names.given(tokens[0]), *told] if chunk.start == 0 else told
     ends = chunk.start + 1 + len(following)
-    new = max(0, ends - request.prompt_told)
-    request.prompt_told += new
+    new = max(0, ends - request.prompt_logprobs_sent)
+    request.prompt_logprobs_sent += new
     return whole[len(whole) - new :], logits[-1]

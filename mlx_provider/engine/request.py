@@ -156,7 +156,7 @@ class Request:
     """Whether tokens of its prompt may be left out."""
     echoed: bool = False
     """With `logprobs`: they are told of its prompt's tokens, too."""
-    prompt_told: int = 0
+    prompt_logprobs_sent: int = 0
     """Tokens of its prompt of which they were."""
     inputs: Inputs | None = None
     """Texts whose vectors it wants, in place of a reply to its prompt, which is the longest."""
@@ -259,7 +259,7 @@ class PrefillJob:
     def wants_prompt_logprobs(self) -> bool:
         """Whether log-probabilities of the prompt's tokens are wanted, which must all be run."""
         request = self.request
-        return request.echoed and request.prompt_told < len(request.prompt.tokens)
+        return request.echoed and request.prompt_logprobs_sent < len(request.prompt.tokens)
 
     @property
     def own_pass(self) -> bool:

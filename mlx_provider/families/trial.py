@@ -14,4 +14,4 @@ def failure(trial: Callable[[], str]) -> str:
     """
     with Isolation() as tried:
         return trial()
-    return "" if tried.fault is None else tried.fault.told
+    return "" if tried.fault is None else tried.fault.summary

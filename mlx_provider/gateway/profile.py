@@ -81,7 +81,7 @@ def _asked(client: Client, gateway: Gateway) -> Profile:
         if isinstance(profile, Profile):
             return profile
         raise PluginError(f"gave {type(profile).__name__}, not Profile")
-    told = isolation.fault.told if isolation.fault is not None else ""
+    told = isolation.fault.summary if isolation.fault is not None else ""
     raise PluginError(f"client {client.name!r}: its profile failed: {told}")
 
 

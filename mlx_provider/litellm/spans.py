@@ -124,4 +124,4 @@ def _attributes(model: str, accepted: Accepted, end: Done | Failed) -> dict[str,
 
 
 def _untold(fault: Fault) -> None:
-    log.warning("a request's spans are lost: %s", fault.told)
+    log.warning("a request's spans are lost: %s", fault.summary)

@@ -159,7 +159,7 @@ def _refuse(fault: Fault, where: str) -> None:
     """Others wait in the pass that has failed here."""
     if not fault.ours:
         log.error("a pass failed\n%s", fault.trace)
-        raise RankLost(f"a pass failed on {where}: {fault.told}")
+        raise RankLost(f"a pass failed on {where}: {fault.summary}")
 
 
 def _none_drawn(logits: mx.array) -> mx.array:
@@ -187,4 +187,4 @@ def _error(fault: Fault | None) -> MLXProviderError:
         return RankLost("rank 0 could not go on")
     if isinstance(fault.error, MLXProviderError):
         return fault.error
-    return fault.of_plugin() or RequestFailed(fault.told)
+    return fault.of_plugin() or RequestFailed(fault.summary)

@@ -109,7 +109,7 @@ def _ended(
     error: BaseException | None = lost
     why = "" if lost is None else lost.message
     if fault is not None:
-        error, why = fault.error, fault.told
+        error, why = fault.error, fault.summary
         if not fault.ours:
             logging.getLogger(__name__).error("rank %d failed\n%s", rank, fault.trace)
     sys.stderr.write(printable(f"mlx-provider: rank {rank}: {why}") + "\n")

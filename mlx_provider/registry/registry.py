@@ -206,8 +206,8 @@ class PluginRegistry:
         with Isolation() as isolation:
             self._admit(plugin, load(entry_point))
         if isolation.fault is not None:
-            self._plugins[plugin.key] = replace(plugin, error=isolation.fault.told)
-            told, trace = isolation.fault.told, isolation.fault.trace
+            self._plugins[plugin.key] = replace(plugin, error=isolation.fault.summary)
+            told, trace = isolation.fault.summary, isolation.fault.trace
             log.warning("plugin %s skipped: %s\n%s", plugin, told, trace)
 
     def _admit(self, plugin: Plugin, contents: Contents) -> None:
@@ -245,7 +245,7 @@ class PluginRegistry:
             self._note(owner.key, f"{catalog.kind} {name!r} is replaced by {plugin}")
 
     def _fault(self, key: str, part: str, fault: Fault) -> None:
-        self._note(key, f"{part}: {fault.told}", Trace(f"\n{fault.trace}"))
+        self._note(key, f"{part}: {fault.summary}", Trace(f"\n{fault.trace}"))
 
     def _note(self, key: str, note: str, trace: str = "") -> None:
         plugin = self._plugins[key]

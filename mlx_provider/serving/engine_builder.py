@@ -84,7 +84,7 @@ class EngineBuilder:
             return None
         if options.dtype in NOT_EVERYWHERE and not trying.fault.ours:
             remedy = f"{weights.name} does not run in {options.dtype} here; leave it at auto"
-            return wrong_option("dtype", f"{remedy} ({trying.fault.told})")
+            return wrong_option("dtype", f"{remedy} ({trying.fault.summary})")
         return load_error(
             trying.fault,
             weights.name,

@@ -46,7 +46,7 @@ def equip(loaded: LoadedModel, registry: PluginRegistry) -> str | None:
         return name
     remove(name, replacements, model)
     if trying.fault is not None:
-        told, trace = trying.fault.told, trying.fault.trace
+        told, trace = trying.fault.summary, trying.fault.trace
         log.warning("kernels %s are left out: %s\n%s", name, told, trace)
     return None
 

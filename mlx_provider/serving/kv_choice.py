@@ -72,7 +72,7 @@ def tried(
         return probe(model, make_cache, layouts, replication, heterogeneous)
     with Isolation() as trying:
         return probe(model, make_cache, layouts, replication, heterogeneous)
-    reason = trying.fault.told if trying.fault is not None else ""
+    reason = trying.fault.summary if trying.fault is not None else ""
     why = f"this model does not run with a quantised KV cache ({reason}): leave kv_bits out"
     raise wrong_option("kv_bits", why)
 

@@ -43,7 +43,7 @@ def load_error(
         return for_another(known)
     found = fault.origin  # a drafter or kernels may be another's
     where = "" if found is None else f", {found.called} failed"
-    message = f"{name} could not be loaded by family {family!r}{where}: {fault.told}"
+    message = f"{name} could not be loaded by family {family!r}{where}: {fault.summary}"
     at_fault = stranger if found is None or found.ours else f"{found.plugin} ({found.distribution})"
     if at_fault and fault.lasting:
         return PluginError(f"plugin {at_fault}: {message}; {LOG}")

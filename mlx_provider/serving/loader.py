@@ -184,7 +184,7 @@ class Loader:
         with Isolation() as trying:
             self._ranks.loaded(key.folder, made)
         if isinstance(made, MLXProviderError) or trying.fault is not None:
-            failed = made if isinstance(made, MLXProviderError) else _unlike(trying.fault)
+            failed = made if isinstance(made, MLXProviderError) else _failed_otherwise(trying.fault)
             del made
             _collect()
             raise failed
@@ -231,7 +231,7 @@ def _told(number: int, name: str, key: WeightsKey, options: LoadOptions) -> dict
     }
 
 
-def _unlike(fault: Fault | None) -> MLXProviderError:
+def _failed_otherwise(fault: Fault | None) -> MLXProviderError:
     if fault is not None and isinstance(fault.error, MLXProviderError):
         return fault.error
     return LoadFailed("the ranks could not compare their weights")

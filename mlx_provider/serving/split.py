@@ -73,7 +73,7 @@ class Ranks:
         with Isolation() as making:
             made = without if self.replication.follows else make()
         fault = making.fault
-        problem = self.replication.decide("made", lambda: fault.told if fault else "", str, str)
+        problem = self.replication.decide("made", lambda: fault.summary if fault else "", str, str)
         if fault is not None:
             raise fault.error
         if problem:

@@ -103,7 +103,7 @@ def _adapted(upstream: Any, model: Any, adapter: Path) -> Any:
     """The model with an adapter. Raises `BadRequest` for whatever is wrong with it."""
     with Isolation() as trying:
         return upstream.load_adapters(model, str(adapter))
-    reason = trying.fault.told if trying.fault is not None else ""
+    reason = trying.fault.summary if trying.fault is not None else ""
     raise wrong_option("adapter", f"{adapter} cannot be used: {reason}")
 
 

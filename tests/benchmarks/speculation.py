@@ -27,7 +27,7 @@ from mlx_provider.engine.execution.calibration import calibrate
 from mlx_provider.engine.execution.probe import Probe, probe
 from mlx_provider.engine.request import Request
 from mlx_provider.engine.scheduling.costs import Costs, Curve
-from mlx_provider.engine.speculation.policy import MOST, Policy
+from mlx_provider.engine.speculation.policy import MOST_DRAFTS, Policy
 from mlx_provider.engine.speculation.speculation import Speculation
 from mlx_provider.errors import MLXProviderError
 from mlx_provider.protocol.options import ModelOptions
@@ -71,7 +71,7 @@ class Plan:
     rows: Sequence[int] = (1, 2, 4, 8, 16)
     shares: Sequence[float] = (0.0, 0.3, 0.7, 0.95)
     """Of the oracle's drafts that hold."""
-    most: int = MOST
+    most: int = MOST_DRAFTS
     """Drafts of a row."""
     reply: int = 192
     """Tokens of each reply."""

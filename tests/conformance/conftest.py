@@ -38,7 +38,7 @@ def failures() -> Iterator[Check]:
                 case.run()
             if trying.fault is not None and not isinstance(trying.fault.error, NotApplicable):
                 key = f"{case.check} [{case.variant}]" if case.variant else case.check
-                found[key] = trying.fault.told
+                found[key] = trying.fault.summary
         return found
 
     yield run

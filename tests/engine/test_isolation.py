@@ -332,8 +332,8 @@ def test_an_error_is_told_with_the_line_of_the_strangers_code() -> None:
     with Isolation() as tried:
         json.loads("{")
     assert tried.fault is not None
-    assert tried.fault.told.startswith("JSONDecodeError: Expecting property name")
-    assert "test_isolation, line" in tried.fault.told
+    assert tried.fault.summary.startswith("JSONDecodeError: Expecting property name")
+    assert "test_isolation, line" in tried.fault.summary
 
 
 def test_a_fault_keeps_nothing_alive_that_the_block_had_made() -> None:

@@ -234,7 +234,7 @@ def follow(registry: PluginRegistry) -> None:
             told.append(here.holds())
     if trying.fault is not None:
         print(f"rank {RANK}: {trying.fault.trace}", file=sys.stderr, flush=True)
-        channel.failed(trying.fault.told)
+        channel.failed(trying.fault.summary)
         time.sleep(LEAVES)
     tell(int(RANK), told)
 

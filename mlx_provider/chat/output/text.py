@@ -49,7 +49,7 @@ def _whole(
         yield from read(reader, tools)
     if isolation.fault is None:
         return
-    note(f"{parser} failed: {isolation.fault.told}", isolation.fault.trace)
+    note(f"{parser} failed: {isolation.fault.summary}", isolation.fault.trace)
     reader.give_up()
     reader.answer()
     yield from reader.pass_until((), reader.content)
@@ -277,7 +277,7 @@ class _Marked:
             except (NotACall, TextEnded) as found:
                 failure = found
         if isolation.fault is not None:
-            told, trace = isolation.fault.told, isolation.fault.trace
+            told, trace = isolation.fault.summary, isolation.fault.trace
             self.note(f"tool parser {self.parser.name!r} failed: {told}", trace)
             failure = NotACall(told)
         if failure is not None:

@@ -81,7 +81,7 @@ class Batching:
         if tried.fault is None:
             log.info("rows decode together again, with layout %s", self._best)
         elif self._together.failed():
-            log.warning("rows cannot decode together yet: %s", tried.fault.told)
+            log.warning("rows cannot decode together yet: %s", tried.fault.summary)
 
     def _go_on_in(self, name: str) -> None:
         """Let the rows go on in another layout."""

@@ -53,7 +53,7 @@ def calibrate(
             if enough():
                 break
     if tried.fault is not None:
-        log.warning("passes could not be timed: %s", tried.fault.told)
+        log.warning("passes could not be timed: %s", tried.fault.summary)
     if len(short) < 2:
         return UNMEASURED
     with Isolation() as tried:
@@ -63,7 +63,7 @@ def calibrate(
                 (n, _timed(model, deep_cache(model, make_cache), DEPTH, n)) for n in DEEP_WIDTHS
             ]
     if tried.fault is not None:
-        log.info("passes over a deep cache could not be timed: %s", tried.fault.told)
+        log.info("passes over a deep cache could not be timed: %s", tried.fault.summary)
     return Curve.through(short, deep, DEPTH)
 
 

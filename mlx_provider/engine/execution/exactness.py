@@ -54,7 +54,7 @@ def exact_rows(model: LoadedModel, make_cache: MakeCache, wanted: int) -> Exact:
             return Exact(1, note=f"{ALONE}: {problem}")
         single, filled = (_seconds(model, rows[0], size) for size in (1, wanted))
         return Exact(wanted, max(1.0, filled / single))
-    return Exact(1, note=ALONE if tried.fault is None else f"{ALONE}: {tried.fault.told}")
+    return Exact(1, note=ALONE if tried.fault is None else f"{ALONE}: {tried.fault.summary}")
 
 
 def _problem(model: LoadedModel, rows: Sequence[SoloRow], size: int) -> str:

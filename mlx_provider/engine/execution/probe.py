@@ -151,7 +151,7 @@ def _judged(rows: Sequence[SoloRow], run: Callable[[], Sequence[ByStep]]) -> Jud
         problems = [problem for row, found in pairs if (problem := row.problem(found))]
         widest = max(row.widest(found) for row, found in pairs)
     if tried.fault is not None:
-        return Judgement(False, tried.fault.told, failed=True)
+        return Judgement(False, tried.fault.summary, failed=True)
     return Judgement(False, problems[0]) if problems else Judgement(True, widest=widest)
 
 
@@ -167,7 +167,7 @@ def _mixing(
         tokens = solo_rows.some_tokens(model, CHUNKED_LENGTH, len(rows))
         chunked = solo_rows.chunked(model, make_cache, tokens)
     if tried.fault is not None:
-        return Judgement(False, tried.fault.told, failed=True)
+        return Judgement(False, tried.fault.summary, failed=True)
     return judged([*rows, chunked], partial(_mixed, model, rows, chunked, heterogeneous))
 
 

@@ -44,7 +44,7 @@ def problem(model: LoadedModel, make_cache: MakeCache) -> str:
         return f"its layers keep more than keys and values of each token ({names})"
     with Isolation() as tried:
         return _trial(model, make_cache)
-    return f"a trial failed: {tried.fault.told}" if tried.fault else ""
+    return f"a trial failed: {tried.fault.summary}" if tried.fault else ""
 
 
 def _trial(model: LoadedModel, make_cache: MakeCache) -> str:

@@ -61,7 +61,7 @@ class SparsePrefill:
         with Isolation() as tried:
             self._begin_scoring(job)
         if tried.fault is not None:
-            self._failed(job, tried.fault.told)
+            self._failed(job, tried.fault.summary)
 
     def _begin_scoring(self, job: PrefillJob) -> None:
         if why := self._whole(job, len(job.tokens)):
@@ -81,7 +81,7 @@ class SparsePrefill:
                 if self._clock() + job.piece_seconds > end:
                     break
         if tried.fault is not None:
-            self._failed(job, tried.fault.told)
+            self._failed(job, tried.fault.summary)
 
     def _advance(self, job: PrefillJob, scoring: Scoring) -> None:
         """A piece, and its time: the first in a step waits for the rows' pass, too."""

@@ -14,11 +14,11 @@ from heapq import heapify, heapreplace
 from itertools import compress
 from math import log, log1p
 
-MOST = 7
+MOST_DRAFTS = 7
 """Drafts of a row in one pass: fused attention takes 8 queries at most (Metal, mlx 0.32.4)."""
 MARGIN = log(1.08)
 """What drafting must promise, as the logarithm of a rate: what is known of it is not exact."""
-KEPT = 0.75
+PACE_SHARE = 0.75
 """Share of its pace that each row keeps, however much others gain by their drafts."""
 MEMORY = 24
 """Drafts of a row that are remembered: few enough to notice soon that its text has changed."""
@@ -35,7 +35,7 @@ GOOD = 0.9
 """Share that may hold for a row that is tried."""
 TRIED = 1
 """Drafts of a row in such a try: more would tell little more."""
-PATIENCE = 3
+MISSED_PASSES = 3
 """Passes in a row without a draft that held, after which a row's drafts are tries."""
 AWAITED = 2
 """Steps until it is known what held in a try: passes are planned before the last one is read."""
@@ -55,7 +55,7 @@ QUICK = 0.7
 """Weight of what is known of passes with drafts at each new one."""
 FORGOTTEN = 0.9998
 """Share of what was measured that is left a step later: nobody may have tried it since."""
-LEAST = 0.1
+LEAST_TIMES = 0.1
 """Times its expected duration that a pass with drafts takes at the least: where kernels run while
 they are launched, most of it is over by then."""
 
@@ -99,7 +99,7 @@ class RowOdds:
     @property
     def trusted(self) -> bool:
         """Whether it may have drafts beyond tries."""
-        return self.missed < PATIENCE
+        return self.missed < MISSED_PASSES
 
     def learn(self, held: int, tried: int) -> None:
         """See `Odds`."""
@@ -107,7 +107,7 @@ class RowOdds:
             self.odds.doubt()  # its text may be of another kind now
         self.odds.learn(held, tried)
         self.missed = 0 if held else self.missed + 1
-        self.rest = 0 if self.trusted else min(LONGEST_REST, 2 ** (self.missed - PATIENCE))
+        self.rest = 0 if self.trusted else min(LONGEST_REST, 2 ** (self.missed - MISSED_PASSES))
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Step:
 class Policy:
     """What is known of all rows."""
 
-    most: int = MOST
+    most: int = MOST_DRAFTS
     beside_prompts: bool = False
     """Whether there may be drafts in a step that prefills: they make its first token come later."""
     everyone: Odds = field(default_factory=lambda: Odds(LASTING))
@@ -234,7 +234,7 @@ class Policy:
             heapreplace(likeliest, (-log1p(chance / tokens[at]), at, chance))
             longer = step.took(drafts, rounds) / plain
             gained = gain - step.rows * log(longer)
-            if gained > most and min(tokens) >= KEPT * longer:
+            if gained > most and min(tokens) >= PACE_SHARE * longer:
                 best, most = list(counts), gained
         return best
 
@@ -273,7 +273,7 @@ class Policy:
         bits = drafts.bit_length()
         known = self._slower(bits)
         if bits in self.slower:  # the first one may have compiled kernels
-            known = QUICK * known + (1 - QUICK) * max(LEAST, min(times, SPIKE * known))
+            known = QUICK * known + (1 - QUICK) * max(LEAST_TIMES, min(times, SPIKE * known))
         self.slower[bits] = known
 
 

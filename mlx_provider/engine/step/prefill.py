@@ -80,7 +80,9 @@ class Prefill:
             if logits is not None:
                 mx.eval(logits)
         if tried.fault is not None:
-            log.warning("request %s starts its prefill again: %s", job.request.id, tried.fault.told)
+            log.warning(
+                "request %s starts its prefill again: %s", job.request.id, tried.fault.summary
+            )
             self._state.batching.mixed.blame()
         elif logits is not None and job in self._state.scheduler.waiting:
             self._join.whole_prompt(job, logits)

@@ -47,7 +47,7 @@ class Recovery:
         state = self._state
         state.decisions.pass_failed(fault)
         log.warning(
-            "a decode step of %d rows failed (%s); they are run again", len(rows), fault.told
+            "a decode step of %d rows failed (%s); they are run again", len(rows), fault.summary
         )
         state.timer.forget()
         self._commit.drop(rows)

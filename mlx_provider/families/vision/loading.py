@@ -93,7 +93,7 @@ def _with_adapter(model: Any, adapter: Path) -> Any:
     with Isolation() as trying:
         adapted = library().apply_lora_layers(model, str(adapter))
     if trying.fault is not None:
-        raise wrong_option("adapter", f"{adapter} cannot be used: {trying.fault.told}")
+        raise wrong_option("adapter", f"{adapter} cannot be used: {trying.fault.summary}")
     _check_adapter(adapted, adapter)
     adapted.eval()
     return adapted

@@ -80,7 +80,9 @@ def cases_of(plugin: Plugin, point: EntryPoint, lab: Laboratory) -> list[Case]:
         contents = load(point)
     listed = next((each for each in lab.registry.plugins if each.key == plugin.key), plugin)
     if trying.fault is not None:
-        listed = Plugin(plugin.name, plugin.distribution, plugin.version, error=trying.fault.told)
+        listed = Plugin(
+            plugin.name, plugin.distribution, plugin.version, error=trying.fault.summary
+        )
     found = list(_each("plugin", "", loading.CHECKS, lambda: Installed(listed, point, contents)))
     if contents is not None:
         found += _of_records(contents, lab)

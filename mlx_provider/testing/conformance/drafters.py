@@ -171,7 +171,7 @@ class Spy:
         with Isolation() as trying:
             found = list(self._inner.propose(rows))
         if trying.fault is not None:
-            self.problems.append(f"propose raised {trying.fault.told}")
+            self.problems.append(f"propose raised {trying.fault.summary}")
             raise RuntimeError("the drafter failed")
         self.problems += self._wrong(rows, before, found)
         return [None if own is None else [self._change(token) for token in own] for own in found]

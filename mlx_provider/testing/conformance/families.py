@@ -132,7 +132,7 @@ def _typed(what: str, run_it: Callable[[], object], *, must: bool = False) -> No
     if trying.fault is None:
         demand(not must, f"{what} raises nothing")
         return
-    told = f"{what} raises no error of mlx_provider.errors: {trying.fault.told}"
+    told = f"{what} raises no error of mlx_provider.errors: {trying.fault.summary}"
     demand(isinstance(trying.fault.error, MLXProviderError), told)
 
 
