@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mlx_provider.engine.speculation import policy as policies
-from mlx_provider.engine.speculation.policy import PATIENCE, SAVED, Policy, RowOdds
+from mlx_provider.engine.speculation.policy import MISSED_PASSES, SAVED, Policy, RowOdds
 from speculation_curves import (
     DEVICES,
     DRAFTERS,
@@ -109,7 +109,7 @@ def plain(drafts: int) -> float:
 
 
 def untrusted(count: int = 1) -> list[RowOdds]:
-    return [RowOdds(missed=PATIENCE) for _ in range(count)]
+    return [RowOdds(missed=MISSED_PASSES) for _ in range(count)]
 
 
 def test_tries_cost_their_allowance() -> None:
