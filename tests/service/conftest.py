@@ -13,7 +13,7 @@ import pytest
 from mlx_provider.client.generation import Generation
 from mlx_provider.client.in_process import InProcessClient
 from mlx_provider.config import EngineSettings
-from mlx_provider.engine.speculation.policy import MOST
+from mlx_provider.engine.speculation.policy import MOST_DRAFTS
 from mlx_provider.protocol.events import (
     Delta,
     Done,
@@ -239,7 +239,7 @@ def tiny_class() -> type[Tiny]:
 def eager_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts in every step: else it depends on the clock whether they are worth it."""
 
-    def eager(most: int = MOST) -> Eager:
+    def eager(most: int = MOST_DRAFTS) -> Eager:
         policy = Eager()
         policy.most = most
         return policy
