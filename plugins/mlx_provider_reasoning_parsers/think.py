@@ -46,10 +46,6 @@ HY_V3 = replace(
 hold it lets a grammar and the prompt use the marker that is a token of the model."""
 
 
-def _step(template: str) -> bool:
-    return "step" in template.lower() and "<function=" in template and "<think>" in template
-
-
 FORMATS = (
     QWEN3,
     replace(
@@ -106,7 +102,7 @@ FORMATS = (
         aliases=("granite4",),
         rank=1,
     ),
-    replace(ALWAYS, name="step3p5", detect=_step, aliases=("step3", "step"), rank=1),
+    replace(ALWAYS, name="step3p5", aliases=("step3", "step")),
     replace(
         ALWAYS,
         name="ernie45",

@@ -166,7 +166,7 @@ def parsers() -> tuple[ToolParser, ...]:
             first=("[{",),
             end="",
             scan=scan_llama,
-            detect=lambda template: "<|python_tag|>" in template,
+            detect=lambda t: "<|python_tag|>" in t or '"parameters": dictionary of' in t,
             aliases=("llama", "llama3", "llama3_1", "llama3_2", "llama4_json"),
             rank=2,
             grammar=CallGrammar.json("", "", key="parameters"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlx_provider import CallGrammar, ToolParser
 from mlx_provider.records import NotACall, Reading, TextReader, Tools, claimed, through
@@ -145,6 +145,19 @@ def _section(name: str, section: Section, **fields: object) -> ToolParser:
     )
 
 
+_MISTRAL = ToolParser(
+    name="mistral",
+    start="[TOOL_CALLS]",
+    end="",
+    scan=scan_mistral,
+    markers=("[ARGS]", "[CALL_ID]"),
+    detect=lambda template: "[TOOL_CALLS]" in template,
+    aliases=("magistral",),
+    rank=2,
+    grammar=CallGrammar.json_list("[TOOL_CALLS]", ""),
+)
+
+
 def parsers() -> tuple[ToolParser, ...]:
     """Every format of this module."""
     return (
@@ -175,15 +188,13 @@ def parsers() -> tuple[ToolParser, ...]:
             rank=3,
             grammar=_written(KIMI_K2, "functions.{name}:{digits}<|tool_call_argument_begin|>", ""),
         ),
-        ToolParser(
-            name="mistral",
-            start="[TOOL_CALLS]",
-            end="",
-            scan=scan_mistral,
-            markers=("[ARGS]", "[CALL_ID]"),
-            detect=lambda template: "[TOOL_CALLS]" in template,
-            aliases=("devstral", "magistral"),
-            rank=2,
-            grammar=CallGrammar.json_list("[TOOL_CALLS]", ""),
+        _MISTRAL,
+        replace(
+            _MISTRAL,
+            name="mistral_args",
+            detect=lambda template: "[TOOL_CALLS]" in template and "[ARGS]" in template,
+            aliases=("devstral",),
+            rank=3,
+            grammar=CallGrammar("[TOOL_CALLS]{name}[ARGS]", ""),
         ),
     )

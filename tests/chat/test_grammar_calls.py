@@ -125,6 +125,8 @@ FORMS: list[tuple[str, str]] = [
     ("hermes", '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>'),
     ("llama3_json", '{"name": "ping", "parameters": {}}'),
     ("mistral", '[TOOL_CALLS][{"name": "ping", "arguments": {}}]'),
+    ("mistral_args", "[TOOL_CALLS]ping[ARGS]{}"),
+    ("mistral_args", "[TOOL_CALLS]ping[ARGS]{}[TOOL_CALLS]ping[ARGS]{}"),
     ("mistral", '[TOOL_CALLS][{"name": "ping", "arguments": {}}, '
      '{"name": "ping", "arguments": {}}]'),
     ("qwen3_coder", "<tool_call>\n<function=ping>\n</function>\n</tool_call>"),

@@ -107,6 +107,20 @@ def test_a_call_is_written_in_the_history_as_the_model_is_told_to(tiny: Any) -> 
     assert second.usage.cached_tokens > 0.9 * first.prompt_tokens
 
 
+def test_calls_in_the_older_form_are_written_as_text_too(tiny: Any) -> None:
+    model = tiny("qwen3", NO_TOOLS)
+    call = {"name": "look", "arguments": '{"at": "sea"}'}
+    turn = {"role": "assistant", "content": None, "function_call": call}
+    told = {"role": "function", "name": "look", "content": "xRESULTx"}
+    old = [*ASKED, turn, told]
+    new = [*ASKED, {**turn, "function_call": None, "tool_calls": [{"function": call}]}, told]
+    prompt = model.prompt_of(messages=old)
+    assert '"look"' in prompt
+    assert "<|im_start|>user\nxRESULTx" in prompt
+    assert prompt == model.prompt_of(messages=new)
+    assert model.ask(messages=old, max_tokens=2).warnings == [FOLDED]
+
+
 def test_tools_that_the_template_refuses_are_described(tiny: Any) -> None:
     model = tiny("qwen3", PICKY)
     assert model.served().info.template.shows_tools == "always"

@@ -17,7 +17,9 @@ EXAMPLE_ARGUMENTS = {"first_parameter": "value", "second_parameter": "another va
 
 def has_tools(messages: Messages) -> bool:
     """Whether there are calls or results to write as text."""
-    return any(m.get("role") == "tool" or m.get("tool_calls") for m in messages)
+    return any(
+        m.get("role") in _RESULTS or m.get("tool_calls") or m.get("function_call") for m in messages
+    )
 
 
 def lacks_tools(form: TemplateForm, messages: Messages) -> bool:
@@ -55,6 +57,7 @@ def with_described_tools(messages: Messages, text: str) -> list[Mapping[str, Any
 
 
 _SYSTEM = ("system", "developer")
+_RESULTS = ("tool", "function")
 _EXAMPLE_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {name: {"type": "string"} for name in EXAMPLE_ARGUMENTS},
