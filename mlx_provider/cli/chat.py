@@ -83,8 +83,6 @@ class Conversation:
 
 
 class Reply:
-    """One reply on its way to the terminal."""
-
     def __init__(self, console: Console) -> None:
         self._console = console
         self.content = ""

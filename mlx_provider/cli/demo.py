@@ -43,7 +43,7 @@ def demo() -> None:
 
 
 def _perform(running: Stage, console: Console) -> bool:
-    """Run the scenario and print its account; whether every check passed."""
+    """Run the scenario and print its account. Returns whether every check passed."""
     import openai
 
     from ..demo.scenario import RECALL, STREAMED, Scenario
@@ -87,7 +87,7 @@ def _account(running: Stage, story: Measured, recall: Measured) -> Table:
 
 
 def _drafts(running: Stage) -> Table:
-    """What a model with a draft head has guessed ahead."""
+    """Drafts of a model with a draft head."""
     drafter, usage = running.drafted()
     held = f"{usage.accepted_tokens} of {usage.drafted_tokens} guessed tokens held"
     table = Table.grid(padding=(0, 2))

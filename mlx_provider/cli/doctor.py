@@ -66,7 +66,7 @@ def table(found: Sequence[Finding]) -> Table:
 
 
 def verdict(found: Sequence[Finding], model: str | None) -> str:
-    """What it comes to, in a line."""
+    """The counts of findings, in a line."""
     count = Counter(each.state for each in found)
     told = f"\n{count['fail']} fail, {count['warn']} could be better, {count['ok']} are right"
     named = "" if model else "; name a model to have it examined, too: `mlx-provider doctor demo`"

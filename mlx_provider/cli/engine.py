@@ -177,7 +177,7 @@ def _answered(client: HttpClient, *, own: bool = True) -> Health:
 
 
 def _await_end(pid: int) -> None:
-    """Until its lock is free, or another engine's."""
+    """Wait until its lock is free, or another engine's."""
     from ..client.runtime_folder import holder, is_held
 
     here = runtime()

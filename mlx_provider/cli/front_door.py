@@ -35,7 +35,7 @@ def show(registry: PluginRegistry) -> None:
 
 
 def _clients(registry: PluginRegistry) -> tuple[list[str], list[str]]:
-    """Names of those that are installed, and of the others."""
+    """Names of installed clients, and of the others."""
     from ..gateway.profile import is_installed
 
     found = {name: is_installed(client) for name, client in registry.clients.items()}
@@ -45,7 +45,6 @@ def _clients(registry: PluginRegistry) -> tuple[list[str], list[str]]:
 
 
 def _recommend(console: Console) -> None:
-    """Two models for this machine."""
     from ..gateway.recommended import table, this_machine, two_for
 
     machine = this_machine()

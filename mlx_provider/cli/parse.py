@@ -17,8 +17,6 @@ from ..registry import PluginRegistry
 
 
 class ParseRequest(BaseModel):
-    """One line of input."""
-
     model_config = ConfigDict(extra="ignore")
 
     id: str | int | None = None
@@ -50,7 +48,6 @@ def parse() -> None:
 
 
 def answers(lines: Iterable[str], registry: PluginRegistry) -> Iterator[dict[str, Any]]:
-    """One answer for each line that is not blank."""
     for line in lines:
         if line.strip():
             yield answer(line, registry)

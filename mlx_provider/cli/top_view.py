@@ -44,7 +44,6 @@ REASONS = {
 
 
 def view(figures: Figures) -> RenderableType:
-    """All of it."""
     parts: list[RenderableType] = [_head(figures), Text(), _memory(figures.memory)]
     parts += [Text(), _requests(figures.requests) if figures.requests else _quiet()]
     for engine in figures.engines:

@@ -96,7 +96,7 @@ def down(
 
 
 def _absolute(model: str | None) -> str | None:
-    """A folder by a path that holds wherever it is read."""
+    """A folder by its absolute path."""
     if model is None:
         return None
     model = model.removeprefix("mlx/")
@@ -126,7 +126,7 @@ def _running(kept: Kept, model: str | None, tokens: int | None, port: int | None
 def _record(
     context: typer.Context, kept: Kept, model: str | None, tokens: int | None, port: int | None
 ) -> Record:
-    """What to serve: as told, else as the last time."""
+    """What to serve: as given, else as the last time."""
     from ..gateway.kept import PORT, Record
     from ..gateway.models import chosen, device_memory
     from ..serving.hub import folder_of

@@ -29,7 +29,7 @@ SMALLER = (
 
 
 def found(subject: Subject) -> Iterator[Finding]:
-    """Where the model is. Raises what finding it raises."""
+    """Where the model is. Raises what the search raises."""
     if subject.folder is not None:
         yield Finding("model.found", "ok", f"{subject.model} is in {subject.folder}")
     elif subject.outline is not None:
@@ -43,7 +43,7 @@ def found(subject: Subject) -> Iterator[Finding]:
 
 
 def files(subject: Subject) -> Iterator[Finding]:
-    """Whether what loading reads is there and whole."""
+    """Whether the files that loading reads are there and complete."""
     if subject.folder is None:
         return
     problems = list(_problems(subject.folder))
@@ -55,7 +55,6 @@ def files(subject: Subject) -> Iterator[Finding]:
 
 
 def memory(subject: Subject) -> Iterator[Finding]:
-    """Weights and a conversation, against what the machine gives."""
     if not subject.config:
         return
     own = named_context(text_fields(subject.config))

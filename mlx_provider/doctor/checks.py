@@ -13,8 +13,6 @@ from .subject import Subject
 
 @dataclass(frozen=True)
 class Check:
-    """One thing to look at."""
-
     name: str
     look: Callable[[Subject], Iterable[Finding]]
     """Changes nothing on the machine. May raise anything."""
@@ -27,7 +25,7 @@ class Check:
 
 
 def run(check: Check, subject: Subject) -> Iterator[Finding]:
-    """Its findings. What it raises is one more and ends nothing."""
+    """The findings of a check. An error of the check is one more finding."""
     with Isolation(generator=True) as trying:
         yield from check.look(subject)
     if trying.fault is not None:

@@ -24,7 +24,7 @@ LARGEST = 2**22
 
 @dataclass(frozen=True)
 class Target:
-    """One server that a client would ask."""
+    """A server that a client would ask."""
 
     client: str
     source: str

@@ -21,7 +21,7 @@ LAUNCH = "start the proxy there, or begin the client with an address that is ser
 
 
 def configured(subject: Subject) -> Iterator[Finding]:
-    """Each server that a client is set to."""
+    """The servers that clients are set to."""
     found = list(targets(subject.registry.clients.values(), subject.environ, subject.home))
     for each in found:
         if isinstance(each, Unread):
@@ -34,7 +34,7 @@ def configured(subject: Subject) -> Iterator[Finding]:
 
 
 def keys(subject: Subject) -> Iterator[Finding]:
-    """Credentials of which one hides the other."""
+    """Keys that hide others."""
     names = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
     if all(subject.environ.get(name) for name in names):
         told = f"{names[0]} and {names[1]} are both set: Claude Code sends one of them alone"

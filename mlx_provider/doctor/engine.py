@@ -43,7 +43,6 @@ def running(subject: Subject) -> Iterator[Finding]:
 
 
 def told_of(health: Health, subject: Subject) -> Iterator[Finding]:
-    """Of an engine that answers."""
     if not health.ok:
         remedy = f"{RESTART}; its log is {subject.runtime.log}"
         yield Finding("engine.running", "fail", f"the engine has died: {health.detail}", remedy)

@@ -35,7 +35,7 @@ def examine(subject: Subject, *, thorough: bool = True) -> list[Finding]:
 
 
 def _is_due(check: Check, subject: Subject, found: Sequence[Finding], *, thorough: bool) -> bool:
-    """Of a model that was not found nothing more is asked."""
+    """If a model was not found, no check of the model is due."""
     if check.thorough and not thorough:
         return False
     lost = any(each.name == MODEL and each.state == "fail" for each in found)

@@ -26,8 +26,6 @@ Messages = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Shown:
-    """A rendered conversation."""
-
     text: str
     folded: bool = False
     """Calls and results are written as text, because the template does not take them."""
@@ -72,7 +70,7 @@ class Formats:
 
 
 def formats_of(folder: Path, registry: PluginRegistry) -> Formats:
-    """Of a model folder. Raises what loading its tokenizer raises."""
+    """Raises what loading the tokenizer raises."""
     tokenizer = load_tokenizer(folder, LoadOptions())
     template = tokenizer.chat_template or ""
     return Formats(

@@ -29,7 +29,6 @@ VARIABLES = frozenset([*(PREFIX + name.upper() for name in SETTINGS), *BESIDE_SE
 
 
 def size(count: float) -> str:
-    """For people."""
     return f"{count / GB:.1f} GB" if count >= GB else f"{count / MB:.0f} MB"
 
 
@@ -69,7 +68,6 @@ def wired(subject: Subject) -> Iterator[Finding]:
 
 
 def settings(subject: Subject) -> Iterator[Finding]:
-    """The variables `MLX_PROVIDER_*`."""
     given = sorted(name for name in subject.environ if name.startswith(PREFIX))
     try:
         _ = subject.settings
@@ -90,7 +88,7 @@ def settings(subject: Subject) -> Iterator[Finding]:
 
 
 def runtime_folder(subject: Subject) -> Iterator[Finding]:
-    """Where engine and clients meet."""
+    """The folder where engine and clients meet."""
     folder = subject.runtime.folder
     try:
         there = inspect(subject.runtime)
@@ -103,7 +101,6 @@ def runtime_folder(subject: Subject) -> Iterator[Finding]:
 
 
 def disk_tier(subject: Subject) -> Iterator[Finding]:
-    """Room for the prefix cache on disk."""
     chosen, wanted = subject.settings.disk_cache, subject.settings.disk_cache_bytes
     if chosen is None:
         told = f"the prefix cache does not survive a restart ({PREFIX}DISK_CACHE is unset)"
@@ -124,7 +121,6 @@ def disk_tier(subject: Subject) -> Iterator[Finding]:
 
 
 def download(subject: Subject) -> Iterator[Finding]:
-    """Room for a model that is not here yet."""
     if subject.outline is None:
         return
     needed, place = subject.outline.weight_bytes, _nearest(cache_root())
@@ -138,7 +134,7 @@ def download(subject: Subject) -> Iterator[Finding]:
 
 
 def owners_file(subject: Subject) -> Iterator[Finding]:
-    """The TOML of options that the engine's owner grants."""
+    """The TOML file of options that the engine's owner grants."""
     file = subject.settings.models_file
     if file is None:
         return
@@ -172,7 +168,6 @@ def _strange(subject: Subject, model: str, options: ModelOptions) -> Iterator[st
 
 
 def _nearest(folder: Path) -> Path:
-    """The folder, or the nearest of its parents that is there."""
     path = folder.expanduser().absolute()
     return next(each for each in (path, *path.parents) if each.exists())
 

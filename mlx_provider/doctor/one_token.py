@@ -49,7 +49,7 @@ def token(subject: Subject) -> Iterator[Finding]:
 
 
 def told_of(health: Health | None, subject: Subject) -> Iterator[Finding]:
-    """How the engine serves the model, as it says itself."""
+    """How the engine says that it serves the model."""
     models = health.models if health else []
     served = [each for each in models if each.model == subject.served_name]
     for status in served[-1:]:

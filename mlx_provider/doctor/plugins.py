@@ -27,7 +27,7 @@ def installed(subject: Subject) -> Iterator[Finding]:
 
 
 def family(subject: Subject) -> Iterator[Finding]:
-    """Who serves the model. Raises `UnsupportedModel`."""
+    """The family that serves the model. Raises `UnsupportedModel`."""
     if not subject.config:
         return
     found, plugin = subject.registry.family_for(subject.config)

@@ -8,7 +8,7 @@ from ..protocol.health import RankStatus
 
 
 def rank_text(rank: RankStatus) -> str:
-    """Which, where, since when, and why, in this machine's time."""
+    """Rank, host, state, time and reason, in this machine's time zone."""
     since = datetime.fromtimestamp(rank.since).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     detail = f": {rank.detail}" if rank.detail else ""
     process = f", process {rank.pid} on {rank.device}" if rank.pid else ""

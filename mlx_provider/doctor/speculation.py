@@ -28,7 +28,7 @@ MEASURE = "run `mlx-provider doctor` with this model and without --quick, or sen
 
 @dataclass(frozen=True)
 class Head:
-    """What a checkpoint's tensors say of a head."""
+    """The tensors of a draft head."""
 
     stored: bool
     share: float
@@ -110,7 +110,7 @@ def last_measured(subject: Subject) -> Measured | None:
 
 
 def head_of_model(subject: Subject) -> Head | None:
-    """By its files; `None`: the model is not here."""
+    """The head by the model's files; `None`: the model is not here."""
     if subject.folder is None:
         return None
     layers = text_fields(subject.config).get("num_hidden_layers")
@@ -118,7 +118,7 @@ def head_of_model(subject: Subject) -> Head | None:
 
 
 def _number(name: str) -> int:
-    """Of the layer that a tensor belongs to; -1: to none."""
+    """Number of the layer that a tensor belongs to; -1: none."""
     match = LAYER.search(name)
     return int(match[1]) if match else -1
 

@@ -25,8 +25,6 @@ TIME_LIMIT = 5.0
 
 @dataclass(frozen=True)
 class System:
-    """The machine and its Python."""
-
     system: str
     """`Darwin`, `Linux` ..."""
     release: str
@@ -92,7 +90,7 @@ class Subject:
 
     @property
     def served_name(self) -> str:
-        """What an engine calls it: a folder by its whole path."""
+        """The engine's name of the model: the absolute path of a folder."""
         path = Path(self.model or "").expanduser()
         return (
             str(path.resolve()) if self.model not in DEMOS and path.is_dir() else self.model or ""
@@ -106,7 +104,7 @@ class Subject:
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
-        """The model's `config.json`; empty where nobody may look. Raises `BadRequest`."""
+        """The model's `config.json`; empty: it may not be read. Raises `BadRequest`."""
         if self.folder is not None:
             return read_json(self.folder / "config.json")
         return {} if self.outline is None else self.outline.config

@@ -79,7 +79,7 @@ def system(subject: Subject) -> Iterator[Finding]:
 
 
 def tools(subject: Subject) -> Iterator[Finding]:
-    """Whether the model is shown which tools there are."""
+    """Whether the template shows tools to the model."""
     formats = _formats(subject)
     if formats is None:
         return
@@ -160,7 +160,7 @@ def images(subject: Subject) -> Iterator[Finding]:
 
 
 def _formats(subject: Subject) -> Formats | None:
-    """`None`: there is no template on trial."""
+    """`None`: there is no template to try."""
     formats = subject.formats
     return None if formats is None or formats.template is None else formats
 

@@ -36,8 +36,6 @@ TESTED = (
 
 @dataclass(frozen=True)
 class KnownBad:
-    """Releases that are known to harm."""
-
     package: str
     versions: str
     why: str
@@ -77,7 +75,6 @@ MACOS, GLIBC = "14", "2.35"
 
 
 def python(subject: Subject) -> Iterator[Finding]:
-    """The interpreter."""
     system = subject.system
     series = ".".join(system.python.split(".")[:2])
     oldest, newest = map(Version, PYTHONS)
@@ -97,7 +94,6 @@ def python(subject: Subject) -> Iterator[Finding]:
 
 
 def operating_system(subject: Subject) -> Iterator[Finding]:
-    """macOS, or the C library of Linux."""
     system = subject.system
     oldest = {"Darwin": MACOS, "Linux": GLIBC}.get(system.system)
     named = {"Darwin": "macOS", "Linux": "glibc"}.get(system.system, system.system)
@@ -118,13 +114,11 @@ def operating_system(subject: Subject) -> Iterator[Finding]:
 
 
 def packages(subject: Subject) -> Iterator[Finding]:
-    """Each package of the matrix."""
     for tested in TESTED:
         yield _judged(tested, subject.installed(tested.package))
 
 
 def known_bad(subject: Subject) -> Iterator[Finding]:
-    """Releases that must not be here."""
     for bad in KNOWN_BAD:
         found = subject.installed(bad.package)
         if found and SpecifierSet(bad.versions, prereleases=True).contains(found):
@@ -133,7 +127,6 @@ def known_bad(subject: Subject) -> Iterator[Finding]:
 
 
 def backend(subject: Subject) -> Iterator[Finding]:
-    """Whether MLX runs, and on what."""
     require_mlx()
     import mlx.core as mx
 
