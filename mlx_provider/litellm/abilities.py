@@ -45,12 +45,12 @@ DEMOS = dict.fromkeys(("demo", "demo-hybrid"), ModelFacts(65_536, vision=True, r
 
 
 def told(accepted: Accepted) -> ModelFacts:
-    """What an engine says with the acceptance of a request."""
+    """What an engine tells when it accepts a request."""
     return ModelFacts(accepted.context_length, accepted.vision, accepted.reasoning)
 
 
 def known(model: str) -> Mapping[str, Any]:
-    """LiteLLM's entry of a model; empty where it has none."""
+    """LiteLLM's entry of a model; empty: none."""
     return litellm.model_cost.get(f"{PROVIDER}/{model}") or {}
 
 

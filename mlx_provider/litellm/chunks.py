@@ -16,7 +16,7 @@ from litellm.types.utils import ChoiceLogprobs, ModelResponseStream, StreamingCh
 from litellm.types.utils import Delta as LiteLLMDelta
 
 from ..protocol.events import Delta, Done, Event, Failed, Finish
-from .replies import call_pieces, finish_reason, logprobs_of, usage_of
+from .replies import AnswerForm, call_pieces, finish_reason, logprobs_of, usage_of
 from .text import TextFinish, text_logprobs
 
 
@@ -28,18 +28,12 @@ class ChunkStream:
         reply_id: str,
         model: str,
         created: int,
-        *,
-        legacy: bool = False,
-        text: bool = False,
-        timings: bool = False,
+        form: AnswerForm = AnswerForm(),  # noqa: B008  (frozen)
     ) -> None:
-        """`text`: for `/completions`; `timings`: usage tells them."""
         self._id = f"chatcmpl-{reply_id}"
         self._model = model
-        self._legacy = legacy
-        self._text = text
-        self._timings = timings
-        self._beside = TextFinish if text else ModelResponseStream
+        self._form = form
+        self._beside = TextFinish if form.text else ModelResponseStream
         self._written: Counter[int] = Counter()
         """Characters of each choice of a text whose log-probabilities were told."""
         self._created = created
@@ -56,14 +50,16 @@ class ChunkStream:
                 yield from self._finished(event)
             elif isinstance(event, Done):
                 self.ended = True
-                yield self._chunk([self._choice()], usage=usage_of(event, timings=self._timings))
+                yield self._chunk(
+                    [self._choice()], usage=usage_of(event, timings=self._form.timings)
+                )
                 yield self._chunk([StreamingChoices(index=0, finish_reason=self._finish)])
             elif isinstance(event, Failed):
                 self.ended = True
                 raise event.error.exception()
 
     def empty(self) -> ModelResponseStream:
-        """A chunk that says nothing but that somebody is there."""
+        """A sign of life."""
         return self._chunk([self._choice(part={"content": ""})])
 
     def _delta(self, event: Delta) -> Iterator[ModelResponseStream]:
@@ -80,7 +76,7 @@ class ChunkStream:
             yield self._chunk([choice])
 
     def _logprobs(self, event: Delta) -> ChoiceLogprobs | None:
-        if not self._text:
+        if not self._form.text:
             return logprobs_of(event.logprobs)
         begins = self._written[event.index]
         self._written[event.index] += sum(len(token.token) for token in event.logprobs)
@@ -92,10 +88,11 @@ class ChunkStream:
         if event.content:
             yield {"content": event.content}
         for piece in call_pieces(event.tool_calls):
-            yield {"function_call": piece["function"]} if self._legacy else {"tool_calls": [piece]}
+            legacy = self._form.legacy
+            yield {"function_call": piece["function"]} if legacy else {"tool_calls": [piece]}
 
     def _finished(self, event: Finish) -> Iterator[ModelResponseStream]:
-        reason = finish_reason(event, legacy=self._legacy)
+        reason = finish_reason(event, legacy=self._form.legacy)
         if event.index == 0:
             self._finish = reason
             return

@@ -5,25 +5,22 @@ from __future__ import annotations
 import sys
 from array import array
 from base64 import b64decode
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from litellm.types.utils import Embedding, EmbeddingResponse
 from pydantic import ValidationError
 
-from ..client.generation import Generation
 from ..errors import BadRequest
 from ..invalid import bad_request
-from ..protocol.events import Done, Embedded, Event, Failed
+from ..protocol.events import Accepted, Done, Embedded, Event, Failed
 from ..protocol.requests import EmbedRequest
 from .call import Call
 from .completions import listed
-from .errors import LiteLLMErrors
 from .messages import with_headers
 from .operator import Caller, chosen_by, engine_options, operator_options, tenant
 from .parameters import Parameters
 from .replies import usage_of
-from .streams import Held
 
 FORMATS = ("float", "base64")
 
@@ -60,36 +57,20 @@ def embed_request(call: Call, given: Any) -> tuple[EmbedRequest, str]:
         raise bad_request(error, EmbedRequest) from None
 
 
-class Vectors(Held):
-    """The vectors of one request, while the engine makes them."""
+class Vectors:
+    """See `streams.Collects`."""
 
-    def __init__(
-        self,
-        generation: Generation,
-        call: Call,
-        form: str,
-        left: Callable[[], None] | None = None,
-    ) -> None:
-        super().__init__(generation, call.deadline, call.model, left=left)
+    def __init__(self, accepted: Accepted, form: str) -> None:
+        self._accepted = accepted
         self._form = form
         self._found: list[Embedding] = []
         self._done: Done | None = None
 
-    def collect(self, response: EmbeddingResponse) -> EmbeddingResponse:
-        """Read to the end and fill LiteLLM's response."""
-        with LiteLLMErrors(self.model), self:
-            while self._done is None:
-                self._feed(self.events())
-            return self._filled(response, self._done)
+    @property
+    def ended(self) -> bool:
+        return self._done is not None
 
-    async def acollect(self, response: EmbeddingResponse) -> EmbeddingResponse:
-        """`collect` in an event loop."""
-        with LiteLLMErrors(self.model), self:
-            while self._done is None:
-                self._feed(await self.aevents())
-            return self._filled(response, self._done)
-
-    def _feed(self, events: Iterable[Event]) -> None:
+    def feed(self, events: Iterable[Event]) -> None:
         for event in events:
             if isinstance(event, Embedded):
                 self._found.append(self._shaped(event))
@@ -102,12 +83,12 @@ class Vectors(Held):
         vector = event.vector if self._form == "base64" else numbers(event.vector)
         return Embedding(embedding=vector, index=event.index, object="embedding")
 
-    def _filled(self, response: EmbeddingResponse, done: Done) -> EmbeddingResponse:
-        self.settle()
+    def fill(self, response: EmbeddingResponse, model: str) -> EmbeddingResponse:
+        assert self._done is not None  # noqa: S101  (a caller's mistake, not an input's)
         response.data = sorted(self._found, key=lambda each: each.index)
-        response.model = self.model
-        response.usage = usage_of(done)
-        with_headers(response, self.generation.accepted.warnings, {})
+        response.model = model
+        response.usage = usage_of(self._done)
+        with_headers(response, self._accepted.warnings, {})
         return response
 
 

@@ -29,7 +29,6 @@ class LazyCoroutine(Coroutine[Any, Any, T]):
         return self._coroutine.__await__()
 
     def send(self, value: Any) -> Any:
-        """As a coroutine's own."""
         return self._coroutine.send(value)
 
     def throw(
@@ -38,9 +37,7 @@ class LazyCoroutine(Coroutine[Any, Any, T]):
         value: BaseException | object = None,
         traceback: TracebackType | None = None,
     ) -> Any:
-        """As a coroutine's own."""
         return self._coroutine.throw(kind, value, traceback)
 
     def close(self) -> None:
-        """As a coroutine's own."""
         self._coroutine.close()

@@ -6,11 +6,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from litellm.types.utils import Choices, EmbeddingResponse, Message, ModelResponse
+from litellm.types.utils import (
+    Choices,
+    EmbeddingResponse,
+    Message,
+    ModelResponse,
+    TextCompletionResponse,
+)
 
 from ..protocol.events import Accepted, Delta, Done, Event, Failed, Finish, TokenLogprob
-from .replies import finish_reason, logprobs_of, usage_of
-from .text import text_logprobs
+from .best_of import BestOf
+from .replies import AnswerForm, finish_reason, logprobs_of, usage_of
+from .text import text_logprobs, with_logprobs
 from .warned import HEADER, header_text
 
 
@@ -53,16 +60,13 @@ class Answer:
 
 
 class Collector:
-    """Gathers the events of one request until the last one."""
+    """See `streams.Collects`."""
 
-    def __init__(
-        self, accepted: Accepted, *, legacy: bool, text: bool = False, timings: bool = False
-    ) -> None:
-        """`text`: for `/completions`; `timings`: usage tells them."""
+    def __init__(self, accepted: Accepted, form: AnswerForm, best_of: BestOf | None = None) -> None:
         self._accepted = accepted
-        self._legacy = legacy
-        self._timings = timings
-        self._logprobs = text_logprobs if text else logprobs_of
+        self._form = form
+        self._best_of = best_of
+        self._logprobs = text_logprobs if form.text else logprobs_of
         self._answers: dict[int, Answer] = {}
         self._done: Done | None = None
 
@@ -71,7 +75,6 @@ class Collector:
         return self._done is not None
 
     def feed(self, events: Iterable[Event]) -> None:
-        """Take some events. Raises the error that a `Failed` event carries."""
         for event in events:
             if isinstance(event, Delta):
                 self._answer(event.index).add(event)
@@ -82,20 +85,20 @@ class Collector:
             elif isinstance(event, Failed):
                 raise event.error.exception()
 
-    def fill(self, response: ModelResponse, model: str) -> ModelResponse:
-        """Write everything into LiteLLM's prepared response; call once `ended`."""
+    def fill(self, response: ModelResponse, model: str) -> ModelResponse | TextCompletionResponse:
         assert self._done is not None  # noqa: S101  (a caller's mistake, not an input's)
         response.choices = [
             self._choice(index, self._answers[index]) for index in sorted(self._answers)
         ]
         response.model = model
-        response.usage = usage_of(self._done, timings=self._timings)
+        response.usage = usage_of(self._done, timings=self._form.timings)
         timings = self._done.timings.model_dump()
         response.timings = timings
         rate = {"x-mlx-tokens-per-second": f"{timings['tokens_per_second']:.1f}"}
         hidden = with_headers(response, self._accepted.warnings, rate)
         hidden["timings"] = timings
-        return response
+        chosen = response if self._best_of is None else self._best_of.chosen(response)
+        return with_logprobs(chosen) if self._form.text else chosen
 
     def _answer(self, index: int) -> Answer:
         return self._answers.setdefault(index, Answer())
@@ -104,8 +107,8 @@ class Collector:
         finish = answer.finish or Finish(index=index, reason="stop")
         return Choices(
             index=index,
-            finish_reason=finish_reason(finish, legacy=self._legacy),
-            message=answer.message(legacy=self._legacy),
+            finish_reason=finish_reason(finish, legacy=self._form.legacy),
+            message=answer.message(legacy=self._form.legacy),
             logprobs=self._logprobs(answer.logprobs),
         )
 

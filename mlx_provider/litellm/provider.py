@@ -27,10 +27,11 @@ from .errors import LiteLLMErrors
 from .heartbeat import heartbeat
 from .lazy_coroutine import LazyCoroutine
 from .least_busy import uncount
+from .replies import AnswerForm
 from .routes import reads_errors_in_streams
 from .spans import EngineSpans
-from .streams import AsyncReplyStream, RefusedStream, Reply, ReplyStream
-from .translate import generate_requests, legacy_functions, wants_timings
+from .streams import AsyncReplyStream, Held, RefusedStream, Reply, ReplyStream
+from .translate import generate_requests
 from .unserved import unserved
 from .warned import keep_warnings
 
@@ -84,15 +85,13 @@ class Provider(CustomLLM):
                 generation,
                 call.deadline,
                 call.model,
-                legacy=legacy_functions(call),
-                text=call.text_completion,
-                best_of=best_of(call),
-                timings=wants_timings(call),
-                spans=spans,
-                left=partial(uncount, call.litellm_params),
+                AnswerForm.of(call),
+                best_of(call),
+                spans,
+                partial(uncount, call.litellm_params),
             )
 
-    def _embed(self, given: dict[str, Any]) -> Vectors:
+    def _embed(self, given: dict[str, Any]) -> Held:
         """Have the request accepted. Raises LiteLLM's exceptions."""
         with LiteLLMErrors(given["model"]):
             call = _begun(given, "input")
@@ -100,7 +99,9 @@ class Provider(CustomLLM):
             generation = self._connect(call.api_base, call.api_key).submit(request)
             keep_warnings(call.logging, generation.accepted.warnings)
             show(call.model, told(generation.accepted), call.deployment, mode="embedding")
-            return Vectors(generation, call, form, partial(uncount, call.litellm_params))
+            left = partial(uncount, call.litellm_params)
+            vectors = Vectors(generation.accepted, form)
+            return Held(generation, call.deadline, call.model, vectors, left=left)
 
 
 def _begun(given: dict[str, Any], asked: str) -> Call:

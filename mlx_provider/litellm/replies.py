@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from litellm.types.utils import (
@@ -15,6 +16,24 @@ from litellm.types.utils import Usage as LiteLLMUsage
 
 from ..errors import EngineUnavailable
 from ..protocol.events import Done, Finish, TokenLogprob, ToolCallDelta
+from .call import Call
+
+
+@dataclass(frozen=True)
+class AnswerForm:
+    """The form in which a client wants an answer."""
+
+    legacy: bool = False
+    """It sends `functions` in place of `tools`."""
+    text: bool = False
+    """It called `/completions`."""
+    timings: bool = False
+    """Usage has the engine's times."""
+
+    @classmethod
+    def of(cls, call: Call) -> AnswerForm:
+        timings = call.params.get("timings") is True
+        return cls("functions" in call.params, call.text_completion, timings)
 
 
 def usage_of(done: Done, *, timings: bool = False) -> LiteLLMUsage:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import Self
+from typing import Any, Protocol, Self
 
-from litellm.types.utils import ModelResponse, ModelResponseStream, TextCompletionResponse
+from litellm.types.utils import ModelResponseStream
 
 from ..client.generation import Generation
 from ..errors import EngineDied, RequestTimedOut
@@ -23,8 +23,21 @@ from .call import Deadline
 from .chunks import ChunkStream
 from .errors import LiteLLMErrors
 from .messages import Collector
+from .replies import AnswerForm
 from .spans import EngineSpans
-from .text import with_logprobs
+
+
+class Collects(Protocol):
+    """Gathers the events of one request until the last one."""
+
+    @property
+    def ended(self) -> bool: ...
+
+    def feed(self, events: Iterable[Event]) -> None:
+        """Take some events. Raises the error of a `Failed` event."""
+
+    def fill(self, response: Any, model: str) -> Any:
+        """LiteLLM's response with the answer; only once `ended`."""
 
 
 class Held:
@@ -35,18 +48,38 @@ class Held:
         generation: Generation,
         deadline: Deadline,
         model: str,
+        collector: Collects,
         spans: EngineSpans | None = None,
         left: Callable[[], None] | None = None,
     ) -> None:
-        """`left` is told that its client has gone before its end: LiteLLM may drop this unread."""
+        """`left` is called if the client leaves before the end: LiteLLM may drop this unread."""
         self.generation = generation
         self.deadline = deadline
         self.model = model
+        self._collector = collector
         self._spans = spans
         self._left: weakref.finalize[[], Held] | None = None
         if left is not None:
             self._left = weakref.finalize(self, left)
             self._left.atexit = False
+
+    def collect(self, response: Any) -> Any:
+        """Read to the end and fill LiteLLM's response."""
+        with LiteLLMErrors(self.model), self:
+            while not self._collector.ended:
+                self._collector.feed(self.events())
+            return self._filled(response)
+
+    async def acollect(self, response: Any) -> Any:
+        """`collect` in an event loop."""
+        with LiteLLMErrors(self.model), self:
+            while not self._collector.ended:
+                self._collector.feed(await self.aevents())
+            return self._filled(response)
+
+    def _filled(self, response: Any) -> Any:
+        self.settle()
+        return self._collector.fill(response, self.model)
 
     def __enter__(self) -> Self:
         return self
@@ -94,7 +127,7 @@ class Held:
         return events
 
     def settle(self) -> None:
-        """It has come to an end, of which its reader knows."""
+        """The reader has seen its end."""
         if self._left is not None:
             self._left.detach()
 
@@ -115,51 +148,14 @@ class Reply(Held):
         generation: Generation,
         deadline: Deadline,
         model: str,
-        *,
-        legacy: bool = False,
-        text: bool = False,
-        timings: bool = False,
+        form: AnswerForm = AnswerForm(),  # noqa: B008  (frozen)
         best_of: BestOf | None = None,
         spans: EngineSpans | None = None,
         left: Callable[[], None] | None = None,
     ) -> None:
-        """`legacy`: the client speaks `functions`; `text`: it called `/completions`; `timings`: it
-        wants to be told them."""
-        super().__init__(generation, deadline, model, spans, left)
-        self.legacy = legacy
-        self.text = text
-        self.timings = timings
-        self.best_of = best_of
-
-    def collect(self, response: ModelResponse) -> ModelResponse | TextCompletionResponse:
-        """Read to the end and fill LiteLLM's response."""
-        collector = self._collector()
-        with LiteLLMErrors(self.model), self:
-            while not collector.ended:
-                collector.feed(self.events())
-            return self._filled(collector, response)
-
-    async def acollect(self, response: ModelResponse) -> ModelResponse | TextCompletionResponse:
-        """`collect` in an event loop."""
-        collector = self._collector()
-        with LiteLLMErrors(self.model), self:
-            while not collector.ended:
-                collector.feed(await self.aevents())
-            return self._filled(collector, response)
-
-    def _collector(self) -> Collector:
-        return Collector(
-            self.generation.accepted, legacy=self.legacy, text=self.text, timings=self.timings
-        )
-
-    def _filled(
-        self, collector: Collector, response: ModelResponse
-    ) -> ModelResponse | TextCompletionResponse:
-        self.settle()
-        filled = collector.fill(response, self.model)
-        if self.best_of is not None:
-            filled = self.best_of.chosen(filled)
-        return with_logprobs(filled) if self.text else filled
+        collector = Collector(generation.accepted, form, best_of)
+        super().__init__(generation, deadline, model, collector, spans, left)
+        self.form = form
 
 
 class _Stream:
@@ -172,9 +168,7 @@ class _Stream:
             reply.generation.accepted.id,
             reply.model,
             self.mlx_created,
-            legacy=reply.legacy,
-            text=reply.text,
-            timings=reply.timings,
+            reply.form,
         )
         self._waiting: Iterator[ModelResponseStream] = iter(())
         self._closed = False
@@ -190,7 +184,6 @@ class _Stream:
         self._reply.close()
 
     def _next(self) -> ModelResponseStream | None:
-        """A chunk that waits."""
         chunk = next(self._waiting, None)
         if self._chunks.ended:
             self._reply.settle()
@@ -244,7 +237,7 @@ class AsyncReplyStream(_Stream):
 
 
 class RefusedStream:
-    """A request that was refused, told as its stream's first event."""
+    """The stream of a refused request: its first event is the error."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
@@ -256,4 +249,4 @@ class RefusedStream:
         raise self._error
 
     async def aclose(self) -> None:
-        """Nothing is held."""
+        pass

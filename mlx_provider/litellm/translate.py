@@ -71,16 +71,6 @@ def _validated(fields: dict[str, Any]) -> GenerateRequest:
         raise bad_request(error, flat=True) from None
 
 
-def legacy_functions(call: Call) -> bool:
-    """Whether the client speaks `functions` instead of `tools`, and is answered alike."""
-    return "functions" in call.params
-
-
-def wants_timings(call: Call) -> bool:
-    """Whether usage is to tell how long each part took."""
-    return call.params.get("timings") is True
-
-
 def _given(params: Parameters, names: tuple[str, ...]) -> dict[str, Any]:
     taken = {name: params.take(name) for name in names}
     return {name: value for name, value in taken.items() if value is not None}

@@ -4,6 +4,7 @@ import pytest
 
 from mlx_provider.errors import EngineUnavailable, RequestFailed
 from mlx_provider.litellm.chunks import ChunkStream
+from mlx_provider.litellm.replies import AnswerForm
 from mlx_provider.protocol.events import (
     Delta,
     ErrorBody,
@@ -15,7 +16,7 @@ from mlx_provider.protocol.events import (
 
 
 def chunks(events, *, legacy=False):
-    return list(ChunkStream("r", "m", 1, legacy=legacy).feed(events))
+    return list(ChunkStream("r", "m", 1, AnswerForm(legacy)).feed(events))
 
 
 def test_usage_strictly_before_a_bare_finish(scripted):
