@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from equipped import equipped
 from mlx_provider import LoadOptions
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.testing.tiny import build
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without a plugin's kernels, only tests of a model that has kernels are worth a second run."""
+    if config.getoption("--without-plugin"):
+        mine = [item for item in items if HERE in item.path.parents and not _is_equipped(item)]
+        config.hook.pytest_deselected(items=mine)
+        items[:] = [item for item in items if item not in mine]
+
+
+def _is_equipped(item: pytest.Item) -> bool:
+    assert isinstance(item, pytest.Function)
+    return "qwen3" in item.fixturenames or hasattr(item.module, "equipped")
 
 
 @pytest.fixture(scope="session")
