@@ -11,7 +11,8 @@ import pytest
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Phase, SamplingParams
 from mlx_provider.families.text import TextModel
-from mlx_provider.testing.driver import alone, new_engine, new_request, output_of, run
+from mlx_provider.testing.driver import new_engine, new_request, output_of, run
+from references import alone
 
 
 def test_cancel_while_queued_in_prefill_and_in_decode(

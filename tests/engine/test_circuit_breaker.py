@@ -16,7 +16,8 @@ from mlx_provider.engine.execution.batch_layout import GroupedLayout
 from mlx_provider.engine.execution.circuit_breaker import CircuitBreaker
 from mlx_provider.engine.request import Request
 from mlx_provider.families.text import TextModel
-from mlx_provider.testing.driver import alone, new_engine, new_request, output_of, run
+from mlx_provider.testing.driver import new_engine, new_request, output_of, run
+from references import alone
 
 WAIT = 8
 

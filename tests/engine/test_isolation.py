@@ -27,14 +27,8 @@ from mlx_provider.engine.scheduling.scheduler import Scheduler
 from mlx_provider.families.text import TextModel
 from mlx_provider.isolation import Isolation
 from mlx_provider.protocol.events import Failed
-from mlx_provider.testing.driver import (
-    TokenOutput,
-    alone,
-    new_engine,
-    new_request,
-    output_of,
-    run,
-)
+from mlx_provider.testing.driver import TokenOutput, new_engine, new_request, output_of, run
+from references import alone
 
 POISON = 77
 

@@ -20,7 +20,8 @@ from mlx_provider.engine.request import Phase, PrefillJob, Request
 from mlx_provider.engine.scheduling.plan import Chunk
 from mlx_provider.families.text import TextModel
 from mlx_provider.protocol.events import Failed
-from mlx_provider.testing.driver import alone, new_engine, new_request, output_of, run
+from mlx_provider.testing.driver import new_engine, new_request, output_of, run
+from references import alone
 
 POISON = 15
 """A token that nobody draws."""

@@ -19,14 +19,8 @@ from mlx_provider.engine.step import prefill
 from mlx_provider.engine.step.decode import Decode, Decoded
 from mlx_provider.engine.step.record import StepRecord
 from mlx_provider.families.text import TextModel
-from mlx_provider.testing.driver import (
-    Alternating,
-    alone,
-    new_engine,
-    new_request,
-    output_of,
-    run,
-)
+from mlx_provider.testing.driver import Alternating, new_engine, new_request, output_of, run
+from references import alone
 
 CURVE = Curve(((1, 0.01), (256, 0.2)))
 

@@ -23,9 +23,10 @@ from mlx_provider.engine.speculation.speculation import Speculation
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.protocol.events import Failed
 from mlx_provider.records import DraftRow
-from mlx_provider.testing.driver import alone, new_engine, new_request, output_of, run
+from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from mlx_provider.testing.oracle import Eager, Oracle
 from mlx_provider.testing.tiny import build
+from references import alone
 
 PROMPTS = [[(31 * i + 7 * j) % 300 + 20 for j in range(5 + 17 * i)] for i in range(5)]
 

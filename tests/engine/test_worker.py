@@ -9,7 +9,8 @@ import pytest
 from mlx_provider.engine.worker import EngineWorker
 from mlx_provider.errors import BadRequest, EngineDied
 from mlx_provider.families.text import TextModel
-from mlx_provider.testing.driver import alone, new_engine, new_request, output_of
+from mlx_provider.testing.driver import new_engine, new_request, output_of
+from references import alone
 
 
 class Catastrophe(BaseException):

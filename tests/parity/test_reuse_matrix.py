@@ -14,7 +14,8 @@ from mlx_provider.engine.request import Request
 from mlx_provider.families.text import TextModel
 from mlx_provider.families.tokenizer.hf_tokenizer import common_length
 from mlx_provider.records import MediaSpan, Prompt
-from mlx_provider.testing.driver import alone, new_engine, new_request, output_of, run
+from mlx_provider.testing.driver import new_engine, new_request, output_of, run
+from references import alone
 
 FAMILIES = ("llama", "qwen3", "gemma3_text", "gpt_oss", "qwen3_5_text", "nemotron_h", "rwkv7")
 TOLERANCE = 1e-4
