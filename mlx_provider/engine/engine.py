@@ -15,7 +15,7 @@ from .fixed_shapes import FixedShapes
 from .heterogeneous import Heterogeneous
 from .prefix_cache.policy import PrefixCachePolicy
 from .recent import Recent, Step
-from .replication import Decisions
+from .replication import Replica
 from .request import Phase, Request
 from .request_log import Recorder
 from .scheduling.pass_timer import PassTimer
@@ -24,6 +24,7 @@ from .sparse_prefill.sparse_prefill import SparsePrefill
 from .speculation.speculation import Speculation
 from .speculation.step import DraftStep
 from .step.commit import Commit
+from .step.decisions import Opening, Submitted
 from .step.decode import Decode
 from .step.draw import Draws
 from .step.join import Join
@@ -54,12 +55,12 @@ class Engine:
         features: FeatureCache | None = None,
         speculation: Speculation | None = None,
         sparse_prefill: SparsePrefill | None = None,
-        decisions: Decisions | None = None,
+        replica: Replica | None = None,
         heterogeneous: Heterogeneous | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`layout`, `mixes`: what the probe found; `fixed`: what passes look like instead;
-        `decisions`: of another process, where the model is split over several; `heterogeneous`:
+        `replica`: of an engine that runs in several processes; `heterogeneous`:
         its processes keep different parts of a row."""
         self.model = model
         self.scheduler = scheduler
@@ -80,7 +81,7 @@ class Engine:
             prefix_cache=prefix_cache,
             sparse_prefill=sparse_prefill,
             fixed=fixed,
-            decisions=decisions or Decisions(),
+            replica=replica or Replica(),
         )
         state.batch.shows_hidden = state.drafting.shows_hidden
         self._start = Start(state)
@@ -123,7 +124,7 @@ class Engine:
         """Queue a request that passed the scheduler's `check`."""
         if request.phase is Phase.DONE:
             return  # cancelled before it arrived
-        self.state.decisions.submitted(request)
+        self.state.replica.note(Submitted(request))
         self._start.look_up(self.scheduler.submit(request, self.state.clock()))
         self.state.recorder.request_queued()
         self._schedule.queued(request)
@@ -135,6 +136,10 @@ class Engine:
     def fail(self, request: Request, error: MLXProviderError) -> None:
         """End a request with an error that its reader sees."""
         self._commit.fail(request, error)
+
+    def act(self, opening: Opening) -> None:
+        """Act on what another process has decided before the record of a step."""
+        self._schedule.act(opening)
 
     # -- the step
 

@@ -1,4 +1,4 @@
-"""Whether an engine decides for itself, or repeats what another process has decided.
+"""Whether an engine decides for itself, or acts on what another process has decided.
 
 A model may run in several processes, each with its own share of it. They run the same engine code
 on the same requests. What is not the same everywhere by itself (times, free memory, grammars,
@@ -7,78 +7,42 @@ texts, drafts, drawn tokens) is decided by one of them. An engine alone decides 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import mlx.core as mx
 
 from ..isolation import Fault
-from ..protocol.events import FinishReason
 from ..records import Features, LoadedModel
-from .execution.decode_batch import Drafts
 from .execution.sampler import Drawn
-from .request import PrefillJob, Request, Row
-from .scheduling.plan import StepPlan
 from .scheduling.scheduler import Scheduler
+from .step.decisions import Decision, Outcome
+from .step.record import StepRecord
 
 T = TypeVar("T")
 
 
-class Decisions:
-    """What one engine does not compute on the device, and what it draws and embeds.
+class Replica:
+    """One engine's part in that: what it decides, draws and embeds.
 
     Every method belongs to the engine thread. `own` decides in this process; a subclass may give
     what another process has decided.
     """
 
-    def submitted(self, request: Request) -> None:
-        """A request is queued."""
+    def note(self, decision: Decision) -> None:
+        """The engine acts on this next."""
 
-    def ended(self, request: Request) -> None:
-        """A request is ended from outside the step, or by a failure."""
-
-    def step(self) -> None:
-        """A step begins."""
-
-    def overflowing(self, own: Callable[[], tuple[Row, bool] | None]) -> tuple[Row, bool] | None:
-        """A row that has outgrown the memory, and whether it can go on later."""
+    def record(self, own: Callable[[], StepRecord]) -> StepRecord:
+        """What the next step runs. What `own` decides on the way is noted."""
         return own()
 
-    def admitted(self, own: Callable[[], PrefillJob | None]) -> PrefillJob | None:
-        """The prompt that is let in."""
-        return own()
-
-    def plan(
-        self, own: Callable[[], tuple[StepPlan, Mapping[Row, int]]]
-    ) -> tuple[StepPlan, Mapping[Row, int]]:
-        """What a step runs, and the number of drafts that are wanted for each row."""
-        return own()
-
-    def drafts(self, own: Callable[[], Drafts]) -> Drafts:
-        """Tokens that may follow."""
-        return own()
-
-    def reasons(
-        self, own: Callable[[], Sequence[FinishReason | None]]
-    ) -> Sequence[FinishReason | None]:
-        """Why each of some rows ends with its token, or `None`."""
-        return own()
-
-    def last_reason(self, own: Callable[[], FinishReason | None]) -> FinishReason | None:
-        """Why a row ends; `None`: its request has failed."""
-        return own()
-
-    def masks(self, own: Callable[[], list[Any]], without: list[Any]) -> list[Any]:
-        """Grammar masks; `without`: where another process applies them."""
+    def outcomes(self, own: Callable[[], Sequence[Outcome]]) -> Sequence[Outcome]:
+        """Of tokens that were read, one by one."""
         return own()
 
     def draw(self, logits: mx.array, own: Callable[[], Drawn]) -> Drawn:
-        """Tokens (B,) drawn from logits (B, vocab)."""
+        """Tokens (B,) drawn from logits (B, vocab). Raises what `own` raises."""
         return own()
-
-    def was_drawn(self, own: bool) -> bool:
-        """Whether the last draw has not failed."""
-        return own
 
     def embed(self, model: LoadedModel, own: Callable[[], Features]) -> Features:
         """Features of one media item. Raises what `own` raises."""
@@ -95,8 +59,11 @@ class Replication(Protocol):
     def follows(self) -> bool:
         """Whether this process repeats what another one decides."""
 
-    def engine(self, name: str, scheduler: Scheduler) -> Decisions:
+    def engine(self, name: str, scheduler: Scheduler) -> Replica:
         """Of one engine: a process may have several."""
+
+    def reading(self, name: str, own: Callable[[], int]) -> Callable[[], int]:
+        """A number that is read in one process, as an engine decides, and is the same in all."""
 
     def decide(
         self,
@@ -122,8 +89,11 @@ class OneProcess:
 
     follows = False
 
-    def engine(self, name: str, scheduler: Scheduler) -> Decisions:
-        return Decisions()
+    def engine(self, name: str, scheduler: Scheduler) -> Replica:
+        return Replica()
+
+    def reading(self, name: str, own: Callable[[], int]) -> Callable[[], int]:
+        return own
 
     def decide(
         self,

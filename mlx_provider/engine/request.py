@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..errors import MLXProviderError
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import Delta, FinishReason, TokenLogprob
 from ..records import Prompt, Scoring
@@ -110,6 +111,8 @@ class Row:
     tokens: list[int] = field(default_factory=list)
     """Committed tokens: drawn, read back, and pushed to `output`."""
     finish: FinishReason | None = None
+    error: MLXProviderError | None = None
+    """A part of its own work has failed: its request ends with its next token."""
     retry_alone: bool = False
     """Was in a device step that failed: decodes alone once before it joins others again."""
 

@@ -19,15 +19,36 @@ from ..errors import MLXProviderError, RankLost, RequestFailed
 from ..isolation import Fault, Isolation
 from ..records import Features, LoadedModel, SpreadsFeatures
 from ..records.features import Types, leaves, outline, rebuilt
-from .decisions import RankDecisions
 from .gathering import gathered
+from .replica import RankReplica
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Message = Mapping[str, Any]
-OPENING = frozenset({"step", "overflowing", "admitted"})
-"""Kinds with which a step opens: its plan, before which nothing is launched, goes out with them."""
+OPENING = frozenset({"cut", "preempted", "admitted", "caught up"})
+"""Kinds that open a step: they go out with its record, before which nothing is launched."""
+
+
+READ = OPENING | {"record", "ended"}
+"""Kinds that bring readings."""
+
+
+class Readings:
+    """Numbers that rank 0 reads as its engines decide, by name."""
+
+    def __init__(self) -> None:
+        self._own: dict[str, Callable[[], int]] = {}
+        self.values: dict[str, int] = {}
+
+    def of(self, name: str, own: Callable[[], int]) -> Callable[[], int]:
+        """Gives what was last taken; 0 before that."""
+        self._own[name] = own
+        return lambda: self.values.get(name, 0)
+
+    def taken(self) -> dict[str, int]:
+        self.values = {name: own() for name, own in self._own.items()}
+        return self.values
 
 
 class Tells(Protocol):
@@ -45,13 +66,26 @@ class Leading:
 
     follows = False
 
-    def __init__(self, channel: Tells, group: mx.distributed.Group, engine: str = "") -> None:
+    def __init__(
+        self,
+        channel: Tells,
+        group: mx.distributed.Group,
+        engine: str = "",
+        readings: Readings | None = None,
+    ) -> None:
         self._channel = channel
         self._group = group
         self._engine = engine
+        self._readings = readings or Readings()
+        self._opening = False
+        """Tokens are read before the record of the step is made."""
 
-    def engine(self, name: str, scheduler: Scheduler) -> RankDecisions:
-        return RankDecisions(Leading(self._channel, self._group, name), scheduler)
+    def engine(self, name: str, scheduler: Scheduler) -> RankReplica:
+        side = Leading(self._channel, self._group, name, self._readings)
+        return RankReplica(side, scheduler)
+
+    def reading(self, name: str, own: Callable[[], int]) -> Callable[[], int]:
+        return self._readings.of(name, own)
 
     def decide(
         self,
@@ -101,11 +135,18 @@ class Leading:
 
     def _send(self, kind: str, more: Mapping[str, Any]) -> None:
         message = {"kind": kind, "engine": self._engine, **more}
-        self._channel.tell(message, more=kind in OPENING)
+        if kind in READ:
+            message["readings"] = self._readings.taken()
+        if kind in ("caught up", "record"):
+            self._opening = kind != "record"
+        self._channel.tell(message, more=kind in OPENING or self._opening)
 
 
 class Hears(Protocol):
     """What a follower takes from the channel, and what happens in between."""
+
+    readings: Mapping[str, int]
+    """Of rank 0, as last heard."""
 
     def next(self, kind: str, engine: str) -> Any:
         """The value of the next decision. Raises `RankLost` where that is another one."""
@@ -121,8 +162,11 @@ class Following:
         self._group = group
         self._engine = engine
 
-    def engine(self, name: str, scheduler: Scheduler) -> RankDecisions:
-        return RankDecisions(Following(self._ears, self._group, name), scheduler)
+    def engine(self, name: str, scheduler: Scheduler) -> RankReplica:
+        return RankReplica(Following(self._ears, self._group, name), scheduler)
+
+    def reading(self, name: str, own: Callable[[], int]) -> Callable[[], int]:
+        return lambda: self._ears.readings.get(name, 0)
 
     def decide(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +14,19 @@ from ..engine.inputs import Inputs
 from ..engine.request import PrefillJob, Request, Row, RowConstraint, SamplingParams
 from ..engine.scheduling.plan import Chunk, StepPlan
 from ..engine.scheduling.scheduler import Scheduler
-from ..errors import RankLost
+from ..engine.step.decisions import (
+    Admitted,
+    CaughtUp,
+    Cut,
+    Decision,
+    Ended,
+    Opening,
+    Outcome,
+    Preempted,
+    Submitted,
+)
+from ..engine.step.record import StepRecord
+from ..errors import RankLost, RequestFailed
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import Delta, FinishReason, TokenLogprob
 from ..records import MediaSpan, Prompt
@@ -130,9 +143,30 @@ def _unpack(encoded: Sequence[Any]) -> NDArray[np.int32]:
 
 # -- decisions
 
+KINDS: Mapping[type, str] = {
+    Submitted: "submit",
+    Ended: "ended",
+    Preempted: "preempted",
+    Cut: "cut",
+    Admitted: "admitted",
+    CaughtUp: "caught up",
+}
+FAILED = "failed"
+"""In place of the reason for which a row ends."""
+
+
+def encode_outcome(outcome: Outcome) -> Any:
+    return FAILED if outcome.error is not None else outcome.reason
+
+
+def decode_outcome(encoded: Any) -> Outcome:
+    if encoded == FAILED:
+        return Outcome(error=RequestFailed("it has failed on rank 0"))
+    return Outcome(reason=encoded)
+
 
 class Codec:
-    """Rows, prompts and plans of one engine, by names that hold on every rank.
+    """Decisions of one engine, with its rows and prompts by names that hold on every rank.
 
     Each `decode_` raises `RankLost` for what is not on this rank.
     """
@@ -140,61 +174,75 @@ class Codec:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
 
-    def encode_row(self, row: Row) -> Any:
-        return [row.request.id, row.index]
+    def encode_decision(self, decision: Decision) -> dict[str, Any]:
+        match decision:
+            case Submitted(request):
+                return encode_request(request)
+            case Ended(request):
+                return {"id": request.id}
+            case Preempted(row):
+                return {"row": self._encode_row(row)}
+            case Cut(row, outcome):
+                return {"row": self._encode_row(row), "outcome": encode_outcome(outcome)}
+            case Admitted(job):
+                return {"job": self._encode_job(job)}
+            case CaughtUp():
+                return {}
 
-    def decode_row(self, encoded: Any) -> Row:
-        for row in self._scheduler.running:
-            if self.encode_row(row) == encoded:
-                return row
-        raise _missing(encoded)
+    def decode_opening(self, told: Mapping[str, Any]) -> Opening:
+        match told["kind"]:
+            case "preempted":
+                return Preempted(self._decode_row(told["row"]))
+            case "cut":
+                return Cut(self._decode_row(told["row"]), decode_outcome(told["outcome"]))
+            case "admitted":
+                return Admitted(self._decode_job(told["job"]))
+            case _:
+                return CaughtUp()
 
-    def encode_overflow(self, found: tuple[Row, bool] | None) -> Any:
-        return None if found is None else [self.encode_row(found[0]), found[1]]
+    def encode_record(self, record: StepRecord) -> Any:
+        plan, chunk = record.plan, record.plan.chunk
+        part = None if chunk is None else [self._encode_job(chunk.job), chunk.start, chunk.stop]
+        drafts = [[self._encode_row(row), list(own)] for row, own in record.drafts.items()]
+        return [len(plan.rows), part, plan.mixed, drafts, record.caught_up]
 
-    def decode_overflow(self, encoded: Any) -> tuple[Row, bool] | None:
-        return None if encoded is None else (self.decode_row(encoded[0]), bool(encoded[1]))
-
-    def encode_job(self, job: PrefillJob | None) -> Any:
-        return None if job is None else [self._scheduler.waiting.index(job), job.request.id]
-
-    def decode_job(self, encoded: Any) -> PrefillJob | None:
-        if encoded is None:
-            return None
-        at, name = encoded
-        for job in self._scheduler.waiting[at : at + 1]:
-            if job.request.id == name:
-                return job
-        raise _missing(encoded)
-
-    def encode_plan(self, decided: tuple[StepPlan, Mapping[Row, int]]) -> Any:
-        plan, wanted = decided
-        chunk = plan.chunk
-        part = None if chunk is None else [self.encode_job(chunk.job), chunk.start, chunk.stop]
-        return [len(plan.rows), part, plan.mixed, self.encode_drafts(wanted)]
-
-    def decode_plan(self, encoded: Any) -> tuple[StepPlan, Mapping[Row, int]]:
+    def decode_record(self, encoded: Any) -> StepRecord:
         """Raises `RankLost` where other rows decode here, too."""
-        count, part, mixed, wanted = encoded
+        count, part, mixed, drafts, caught_up = encoded
         rows = tuple(self._scheduler.running) if count else ()
         if len(rows) != count:
             raise RankLost(f"{len(rows)} rows decode here, {count} on rank 0")
         chunk = None
         if part is not None:
-            job = self.decode_job(part[0])
-            if job is None:
-                raise _missing(part)
+            job = self._decode_job(part[0])
             if job.done != part[1]:
                 raise RankLost(f"a prompt has {job.done} tokens here, {part[1]} on rank 0")
             chunk = Chunk(job, part[1], part[2])
-        return StepPlan(rows, chunk, mixed=mixed), self.decode_drafts(wanted)
+        return StepRecord(
+            time.monotonic(),
+            StepPlan(rows, chunk, mixed=mixed),
+            drafts={self._decode_row(row): own for row, own in drafts},
+            caught_up=caught_up,
+        )
 
-    def encode_drafts(self, drafts: Mapping[Row, Any]) -> Any:
-        """Numbers or tokens by row."""
-        return [[self.encode_row(row), own] for row, own in drafts.items()]
+    def _encode_row(self, row: Row) -> Any:
+        return [row.request.id, row.index]
 
-    def decode_drafts(self, encoded: Any) -> dict[Row, Any]:
-        return {self.decode_row(row): own for row, own in encoded}
+    def _decode_row(self, encoded: Any) -> Row:
+        for row in self._scheduler.running:
+            if self._encode_row(row) == encoded:
+                return row
+        raise _missing(encoded)
+
+    def _encode_job(self, job: PrefillJob) -> Any:
+        return [self._scheduler.waiting.index(job), job.request.id]
+
+    def _decode_job(self, encoded: Any) -> PrefillJob:
+        at, name = encoded
+        for job in self._scheduler.waiting[at : at + 1]:
+            if job.request.id == name:
+                return job
+        raise _missing(encoded)
 
 
 def _missing(encoded: Any) -> RankLost:

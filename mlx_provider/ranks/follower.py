@@ -21,7 +21,7 @@ from ..serving.model_cache import ModelCache
 from ..serving.split import Ranks
 from ..serving.weights import Weights
 from .agreed import Following
-from .encoding import decode_request
+from .encoding import Codec, decode_request
 
 log = logging.getLogger(__name__)
 
@@ -69,14 +69,18 @@ class Follower:
         self._loaded: dict[int, Weights] = {}
         self._engines: dict[str, Engine] = {}
         self._requests: dict[str, Request] = {}
+        self._record: Message | None = None
+        """Of the step that begins."""
         self._steps = 0
+        self.readings: Mapping[str, int] = {}
         self._happens: Mapping[str, Callable[[Message], None]] = {
             "load": self._load,
             "start": self._start,
             "unload": self._unload,
             "submit": self._submit,
             "ended": self._ended,
-            "step": self._step,
+            **dict.fromkeys(("preempted", "cut", "admitted", "caught up"), self._act),
+            "record": self._step,
             "evict": lambda told: self._models.prefixes.evict_to(told["to"]),
             "clear": lambda told: self._models.prefixes.clear_here(),
         }
@@ -86,7 +90,7 @@ class Follower:
 
         Raises `RankLost` once it is gone, and whatever a pass raises.
         """
-        while (message := self._ears.hear())["kind"] != "end":
+        while (message := self._hear())["kind"] != "end":
             happens = self._happens.get(message["kind"])
             if happens is None:
                 raise _elsewhere("waits for a step", message)
@@ -95,12 +99,17 @@ class Follower:
     def next(self, kind: str, engine: str) -> Any:
         """See `Hears`."""
         while True:
-            message = self._ears.hear()
+            message = self._hear()
             if message["kind"] == kind and message["engine"] == engine:
                 return message["value"]
             if message["kind"] not in MEANWHILE:
                 raise _elsewhere(f"waits for {kind!r} of engine {engine!r}", message)
             self._happens[message["kind"]](message)
+
+    def _hear(self) -> Message:
+        message, self._record = self._record or self._ears.hear(), None
+        self.readings = message.get("readings", self.readings)
+        return message
 
     def _load(self, told: Message) -> None:
         try:
@@ -140,7 +149,12 @@ class Follower:
         if request is not None:
             self._engines[told["engine"]].cancel(request)
 
+    def _act(self, told: Message) -> None:
+        engine = self._engines[told["engine"]]
+        engine.act(Codec(engine.scheduler).decode_opening(told))
+
     def _step(self, told: Message) -> None:
+        self._record = told
         self._engines[told["engine"]].step()
         gone = [name for name, each in self._requests.items() if each.phase is Phase.DONE]
         for name in gone:

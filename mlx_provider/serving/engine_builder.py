@@ -140,7 +140,7 @@ class EngineBuilder:
             features=weights.features,
             speculation=drafts.speculation,
             sparse_prefill=sparse,
-            decisions=self._ranks.replication.engine(engine_name(weights, kind), scheduler),
+            replica=self._ranks.replication.engine(engine_name(weights, kind), scheduler),
             heterogeneous=heterogeneous,
         )
         self._worker.add(engine)

@@ -82,7 +82,7 @@ class Prefixes:
         if self._cache is None:
             disk = DiskTier(*self._disk) if self._disk else None
             budget = self._ledger.prefix_budget
-            shared = partial(self._replication.decide, "prefix budget", budget, int, int)
+            shared = self._replication.reading("prefix budget", budget)
             self._cache = PrefixCache(budget=budget, disk=disk, shared_budget=shared)
         return self._cache
 

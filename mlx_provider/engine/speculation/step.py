@@ -12,7 +12,7 @@ from ...isolation import Isolation
 from ...records import LoadedModel, PrefillChunk, ShowsHidden
 from ..execution.decode_batch import NO_DRAFTS, Drafts, Forward
 from ..recent import Recent
-from ..request import PrefillJob, Request, Row
+from ..request import PrefillJob, Row
 from ..request_log import Recorder
 from ..scheduling.plan import StepPlan
 from ..scheduling.scheduler import Scheduler
@@ -21,7 +21,7 @@ from .speculation import Speculation
 
 Place = tuple[Row, int]
 """A row, and how many of its drafts stand before a position."""
-Isolated = Callable[[Request, str], Isolation]
+Isolated = Callable[[Row, str], Isolation]
 
 
 class DraftStep:
@@ -72,7 +72,7 @@ class DraftStep:
     def guessed(self, wanted: Mapping[Row, int], isolated: Isolated) -> Drafts:
         """What rows may say next, as far as their grammars let it through.
 
-        `isolated`: around a request's own work; whatever that raises ends this request alone.
+        `isolated`: around a row's own work; whatever that raises ends its request alone.
         """
         if self._speculation is None or not wanted:
             return NO_DRAFTS
@@ -131,6 +131,6 @@ def places(rows: Sequence[Row]) -> Iterator[Place]:
 def _let_through(row: Row, drafts: Sequence[int], isolated: Isolated) -> Sequence[int]:
     if row.constraint is None:
         return drafts
-    with isolated(row.request, "its grammar") as work:
+    with isolated(row, "its grammar") as work:
         row.masks = masks_ahead(row.constraint, drafts)
     return () if work.fault is not None else drafts[: len(row.masks) - 1]

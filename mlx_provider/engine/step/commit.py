@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 from ...errors import MLXProviderError
 from ...isolation import Fault, Isolation
-from ...protocol.events import Event, Finish, FinishReason
+from ...protocol.events import Delta, Finish, FinishReason
 from ..execution.decode_batch import Logprob, Read
 from ..request import Phase, Request, Row
+from .decisions import Ended, Outcome
 from .state import State
 
 log = logging.getLogger(__name__)
@@ -39,17 +39,23 @@ class Commit:
         """Around a request's own work: whatever that raises ends this request alone."""
         return Isolation(partial(self.failed_by, request, part))
 
+    def fails_next(self, row: Row, part: str) -> Isolation:
+        """Around a row's own work: whatever that raises ends its request with its next token."""
+
+        def failed(fault: Fault) -> None:
+            row.error = _error(row.request, part, fault)
+
+        return Isolation(failed)
+
     def failed_by(self, request: Request, part: str, fault: Fault) -> None:
         """A part of a request's work has failed."""
-        if not fault.ours:
-            log.error("request %s: %s failed\n%s", request.id, part, fault.trace)
-        self.fail(request, fault.of_request(part))
+        self.fail(request, _error(request, part, fault))
 
     def _abandon(self, request: Request) -> bool:
         """Whether the request was still going on."""
         if request.phase is Phase.DONE:
             return False
-        self._state.decisions.ended(request)
+        self._state.replica.note(Ended(request))
         for row in request.unfinished:
             row.finish = "cancelled"
         self.release(request, request.rows)
@@ -63,30 +69,37 @@ class Commit:
         for row, token, _ in live:
             self._state.output.token(row.request, now)
             row.tokens.append(token)
-        reasons = self._state.decisions.reasons(partial(self._shown, live))
-        for (row, _, _), reason in zip(live, reasons, strict=True):
-            if reason is not None and row.finish is None:
-                self.finish(row, reason)
+        found = self._state.replica.outcomes(partial(self._outcomes, live))
+        # failures first: they end other rows of their requests, too
+        ordered = sorted(zip(live, found, strict=True), key=lambda each: each[1].error is None)
+        for (row, _, _), outcome in ordered:
+            self.settle(row, outcome)
 
-    def _shown(self, reads: Sequence[Read]) -> list[FinishReason | None]:
-        """Post what tokens add to the rows' texts; why each row ends with its token, or `None`."""
-        reasons: list[FinishReason | None] = []
+    def _outcomes(self, reads: Sequence[Read]) -> list[Outcome]:
+        """What tokens add to the rows' texts, and whether rows end with them."""
+        outcomes: list[Outcome] = []
+        failed: set[Request] = set()
         for row, token, logprob in reads:
-            reason = None
-            if row.finish is None:  # another choice of its request may have failed
-                with self.isolated(row.request, "its text"):
-                    deltas, reason = self._text_of(row, token, logprob)
-                    if deltas:
-                        self._state.output.post(row.request, deltas)
-            reasons.append(reason)
-        return reasons
+            outcome = Outcome()
+            if row.request not in failed:  # by another choice
+                outcome = self._outcome(row, partial(self._pushed, row, token, logprob))
+            if outcome.error is not None:
+                failed.add(row.request)
+            outcomes.append(outcome)
+        return outcomes
 
-    def _text_of(
-        self, row: Row, token: int, logprob: Logprob | None
-    ) -> tuple[list[Any], FinishReason | None]:
+    def _outcome(self, row: Row, text: Callable[[], Outcome]) -> Outcome:
+        if row.error is not None:
+            return Outcome(error=row.error)
+        with Isolation() as work:
+            return text()
+        assert work.fault is not None  # noqa: S101
+        return Outcome(error=_error(row.request, "its text", work.fault))
+
+    def _pushed(self, row: Row, token: int, logprob: Logprob | None) -> Outcome:
         request = row.request
         if token in request.stop_tokens:
-            return [], "stop"
+            return _last(row, "stop")
         if row.constraint is not None:
             row.constraint.advance(token)
         described = None
@@ -94,30 +107,33 @@ class Commit:
             described = self._state.token_names.described(token, logprob)
         deltas = list(row.output.push(token, described))
         if row.output.stopped or (row.constraint is not None and row.constraint.finished):
-            return deltas, "stop"
-        return deltas, "length" if len(row.tokens) >= request.max_tokens else None
+            return _last(row, "stop", deltas)
+        if len(row.tokens) >= request.max_tokens:
+            return _last(row, "length", deltas)
+        return Outcome(deltas)
 
     # -- endings
 
-    def finish(self, row: Row, reason: FinishReason) -> None:
-        """End one choice. The request ends with its last one."""
+    def cut(self, row: Row) -> Outcome:
+        """What a row says last that ends for want of memory."""
+        return self._outcome(row, partial(_last, row, "length"))
+
+    def settle(self, row: Row, outcome: Outcome) -> None:
+        """Act on the outcome of a row's token. A request ends with its last row."""
         request = row.request
-        found = self._state.decisions.last_reason(partial(self._last_text, row, reason))
-        if found is None:
+        if row.finish is not None:  # another choice has failed its request
             return
-        row.finish = found
+        if outcome.error is not None:
+            self.fail(request, outcome.error)
+            return
+        if outcome.events:
+            self._state.output.post(request, outcome.events)
+        if outcome.reason is None:
+            return
+        row.finish = outcome.reason
         self.release(request, [row])
         if not request.unfinished:
-            self._state.output.ended(request, found)
-
-    def _last_text(self, row: Row, reason: FinishReason) -> FinishReason | None:
-        """Post the last of a row's text; the true reason, `None`: its request has failed."""
-        with self.isolated(row.request, "its text"):
-            deltas, reason = row.output.finish(reason)
-            events: list[Event] = [*deltas, Finish(index=row.index, reason=reason)]
-            self._state.output.post(row.request, events)
-            return reason
-        return None
+            self._state.output.ended(request, outcome.reason)
 
     def release(self, request: Request, rows: Sequence[Row]) -> None:
         """Free what rows hold: their place in the batch, or their prefill."""
@@ -151,6 +167,19 @@ class Commit:
             for job in state.scheduler.waiting:
                 if job.request is request and not request.unfinished:
                     state.prefix_cache.keep_prefill(job)
+
+
+def _last(row: Row, reason: FinishReason, deltas: Sequence[Delta] = ()) -> Outcome:
+    """The end of a row's text behind `deltas`, with the true reason."""
+    last, reason = row.output.finish(reason)
+    return Outcome([*deltas, *last, Finish(index=row.index, reason=reason)], reason)
+
+
+def _error(request: Request, part: str, fault: Fault) -> MLXProviderError:
+    """What the reader of a request is told when a part of its work has failed."""
+    if not fault.ours:
+        log.error("request %s: %s failed\n%s", request.id, part, fault.trace)
+    return fault.of_request(part)
 
 
 def not_kept(request: Request, fault: Fault) -> None:

@@ -74,7 +74,7 @@ class Decode:
             state.drafting.waited(state.clock() - state.read_at)
         state.corrupted = {row for rows, _ in forward.failed for row in rows}
         for _, cause in forward.failed:
-            state.decisions.pass_failed(cause)
+            state.replica.pass_failed(cause)
         if record.caught_up:
             return Decoded(forward, chunk)
         with Isolation() as reading:
@@ -136,13 +136,10 @@ class Decode:
         wanted, logits = only(running, wanted, logits)
         if any(row.retry_alone for row, _ in wanted):
             wanted, logits = self._join.again(wanted, logits)
-        masks, ready = self._draws.masks(wanted, forward.drafts)
-        masks = [mask for mask, ok in zip(masks, ready, strict=True) if ok]
-        wanted, logits = only(ready, wanted, logits)
         if wanted:
             rows = list(dict.fromkeys(row for row, _ in wanted))
             with Isolation(partial(self._recovery.retry, rows)):
-                self._draws.launch(wanted, logits, masks, forward.drafts)
+                self._draws.launch(wanted, logits, forward.drafts)
 
     def _replays(self, row: Row) -> bool:
         """Whether the next token of a row was committed before, and is run again."""

@@ -23,15 +23,10 @@ class Draws:
         self._state = state
         self._commit = commit
 
-    def launch(
-        self,
-        places: Sequence[Place],
-        logits: mx.array,
-        masks: Sequence[Mask | None],
-        drafts: Drafts,
-    ) -> None:
+    def launch(self, places: Sequence[Place], logits: mx.array, drafts: Drafts) -> None:
         """Draw after every place from logits (B, vocab), and let the rows have their tokens."""
         rows, batch = [row for row, _ in places], self._state.batch
+        masks = [self._mask(row, at, drafts) for row, at in places]
         if self._state.fixed is None:
             drawn = [ahead(row, drafts.get(row, ())[:at]) for row, at in places]
             batch.drawn(rows, self._drawn(logits, drawn, masks), drafts)
@@ -39,41 +34,28 @@ class Draws:
         for i, row in enumerate(rows):
             batch.drawn([row], self._drawn(logits[i : i + 1], [row], masks[i : i + 1]))
 
-    def one(self, row: Row, logits: mx.array) -> Drawn | None:
-        """The next token of one row, from logits (vocab,); `None`: its request has failed."""
-        masks, ready = self.masks([(row, 0)])
-        if not ready[0]:
-            return None
-        with self._commit.isolated(row.request, "its sampling") as work:
-            drawn = self._drawn(logits[None], [row], masks)
+    def one(self, row: Row, logits: mx.array) -> Drawn:
+        """The next token of one row, from logits (vocab,); some token where drawing fails."""
+        mask = self._mask(row, 0)
+        with self._commit.fails_next(row, "its sampling"):
+            drawn = self._drawn(logits[None], [row], [mask])
             mx.async_eval(drawn.arrays)  # type: ignore[no-untyped-call]
-        return drawn if self._state.decisions.was_drawn(work.fault is None) else None
+            return drawn
+        return Drawn(mx.zeros(1, mx.int32), None)
 
-    def masks(
-        self, places: Sequence[Place], drafts: Drafts = NO_DRAFTS
-    ) -> tuple[list[Mask | None], list[bool]]:
-        """Grammar masks, and whose rows go on. A grammar that fails ends its request alone."""
-        masks: list[Mask | None] = [None] * len(places)
-        if any(row.constraint is not None for row, _ in places):
-            own = partial(self._own_masks, places, drafts)
-            masks = self._state.decisions.masks(own, masks)
-        return masks, [row.finish is None for row, _ in places]
-
-    def _own_masks(self, places: Sequence[Place], drafts: Drafts) -> list[Mask | None]:
-        masks: list[Mask | None] = []
-        for row, at in places:
-            mask = None
-            if row.finish is None and row.constraint is not None and row in drafts:
-                mask = row.masks[at]
-            elif row.finish is None and row.constraint is not None:
-                with self._commit.isolated(row.request, "its grammar"):
-                    mask = row.constraint.mask()
-            masks.append(mask)
-        return masks
+    def _mask(self, row: Row, at: int, drafts: Drafts = NO_DRAFTS) -> Mask | None:
+        """What the grammar lets through behind so many of the row's drafts."""
+        if row.constraint is None:
+            return None
+        if row in drafts:
+            return row.masks[at]  # type: ignore[no-any-return]
+        with self._commit.fails_next(row, "its grammar"):
+            return row.constraint.mask()
+        return None
 
     def _drawn(self, logits: mx.array, rows: Sequence[Row], masks: Sequence[Mask | None]) -> Drawn:
         """The next token of each row, from logits (B, vocab)."""
-        return self._state.decisions.draw(logits, partial(draw, logits, rows, masks))
+        return self._state.replica.draw(logits, partial(draw, logits, rows, masks))
 
 
 def only(

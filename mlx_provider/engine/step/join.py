@@ -70,9 +70,10 @@ class Join:
         return only([not each for each in suspect], wanted, logits)
 
     def _row(self, row: Row, cache: list[Any], logits: mx.array) -> None:
-        drawn = self._draws.one(row, logits)
-        if drawn is not None and row.retry_alone:
-            drawn = self._recovery.prove(row, cache, drawn)
+        if row.finish is not None:  # another choice of its request has failed
+            return
+        first = self._draws.one(row, logits)
+        drawn = self._recovery.prove(row, cache, first) if row.retry_alone else first
         if drawn is not None and self._first_token(row, drawn):
             self._state.scheduler.decode(row)
             self._state.batch.join(row, cache, drawn, committed=True)

@@ -65,7 +65,7 @@ class Prefill:
             return
         job, fault = prefilled.job, prefilled.fault
         if fault is not None:
-            self._state.decisions.pass_failed(fault)
+            self._state.replica.pass_failed(fault)
             self._state.timer.forget()
             job.cache = None  # corrupted: not for the prefix cache
             self._commit.failed_by(job.request, "its prefill", fault)
@@ -195,6 +195,6 @@ class Prefill:
         state = self._state
         features = state.features.get(span.content_hash)
         if features is None:
-            features = state.decisions.embed(state.model, partial(state.model.embed, span))
+            features = state.replica.embed(state.model, partial(state.model.embed, span))
             state.features.put(span.content_hash, features)
         request.features[span.content_hash] = features

@@ -45,7 +45,7 @@ class Recovery:
     def retry(self, rows: Sequence[Row], fault: Fault) -> None:
         """Start rows whose caches are corrupted again from their committed tokens, each alone."""
         state = self._state
-        state.decisions.pass_failed(fault)
+        state.replica.pass_failed(fault)
         log.warning(
             "a decode step of %d rows failed (%s); they are run again", len(rows), fault.summary
         )

@@ -12,10 +12,11 @@ from functools import partial
 from math import inf
 
 from ...errors import RequestTimedOut
-from ..execution.decode_batch import NO_DRAFTS, Drafts
+from ..execution.decode_batch import NO_DRAFTS
 from ..request import Phase, PrefillJob, Request, Row
 from ..scheduling.plan import StepPlan
 from .commit import Commit
+from .decisions import Admitted, CaughtUp, Cut, Opening, Preempted
 from .decode import Decode
 from .record import StepRecord
 from .start import Start
@@ -42,8 +43,27 @@ class Schedule:
 
     def record(self) -> StepRecord:
         """The next step."""
+        record = self._state.replica.record(self._decided)
+        self._begin()
+        return record
+
+    def act(self, opening: Opening) -> None:
+        """Act on what was decided before a record."""
+        match opening:
+            case Preempted(row):
+                self._commit.keep(row.request, [row])
+                self._commit.drop([row])
+                self._start.look_up(self._state.scheduler.preempt(row))
+            case Cut(row, outcome):
+                self._commit.settle(row, outcome)
+            case Admitted(job):
+                self._state.scheduler.let_in(job)
+                self._begin()
+            case CaughtUp():
+                self._decode.catch_up()
+
+    def _decided(self) -> StepRecord:
         state = self._state
-        state.decisions.step()
         now = state.clock()
         self._expire(now)
         preempted, cut = self._make_room()
@@ -52,8 +72,10 @@ class Schedule:
         self._decoded = bool(plan.rows)
         drafts, caught_up = NO_DRAFTS, bool(wanted) or (bool(plan.rows) and state.batch.drafted)
         if caught_up:
+            state.replica.note(CaughtUp())
             readable = self._decode.catch_up()
-            drafts = self._guess(wanted) if wanted and readable else NO_DRAFTS
+            guess = partial(state.drafting.guessed, wanted, self._commit.fails_next)
+            drafts = guess() if wanted and readable else NO_DRAFTS
             plan = self._as_it_stands(plan, readable=readable)
         ended, state.ended = tuple(state.ended), []
         reclaimed, state.scheduler.reclaimed = state.scheduler.reclaimed, 0
@@ -76,37 +98,33 @@ class Schedule:
         go on; those that wait and those that end."""
         preempted: list[Row] = []
         cut: list[Row] = []
-        while self._decoded and (found := self._overflowing()) is not None:
+        while self._decoded and (found := self._state.scheduler.overflowing()) is not None:
             row, may_wait = found
-            if may_wait:
-                preempted.append(row)
-                self._commit.keep(row.request, [row])
-                self._commit.drop([row])
-                self._start.look_up(self._state.scheduler.preempt(row))
-            else:
-                cut.append(row)
-                self._commit.finish(row, "length")
+            (preempted if may_wait else cut).append(row)
+            self._decide(Preempted(row) if may_wait else Cut(row, self._commit.cut(row)))
         return tuple(preempted), tuple(cut)
 
-    def _overflowing(self) -> tuple[Row, bool] | None:
-        """A row that has outgrown the memory, and whether it can go on later."""
-        return self._state.decisions.overflowing(self._state.scheduler.overflowing)
+    def _decide(self, opening: Opening) -> None:
+        self._state.replica.note(opening)
+        self.act(opening)
 
     def _admit(self, now: float) -> PrefillJob | None:
-        """Let one more prompt in, and give a cache to each that was let in and has none."""
-        state, scheduler = self._state, self._state.scheduler
-        admitted = state.decisions.admitted(partial(scheduler.admit, now))
-        for job in [j for j in scheduler.waiting if j.admitted and j.cache is None]:
-            state.output.started(job.request)
+        """Let one more prompt in."""
+        admitted = self._state.scheduler.admit(now)
+        if admitted is not None:
+            self._state.replica.note(Admitted(admitted))
+        self._begin()
+        return admitted
+
+    def _begin(self) -> None:
+        """Give a cache to each prompt that was let in and has none."""
+        for job in [j for j in self._state.scheduler.waiting if j.admitted and j.cache is None]:
+            self._state.output.started(job.request)
             with self._commit.isolated(job.request, "its prefill"):
                 self._start.begin(job)
-        return admitted
 
     def _plan(self, now: float) -> tuple[StepPlan, Mapping[Row, int]]:
         """What the step runs; the number of drafts that are wanted for each row."""
-        return self._state.decisions.plan(partial(self._own_plan, now))
-
-    def _own_plan(self, now: float) -> tuple[StepPlan, dict[Row, int]]:
         state = self._state
         plan = state.scheduler.plan(
             now,
@@ -116,11 +134,6 @@ class Schedule:
         )
         possible = state.batching.drafts
         return plan, state.drafting.wanted(plan, possible=possible) if plan.rows else {}
-
-    def _guess(self, wanted: Mapping[Row, int]) -> Drafts:
-        """Tokens that may follow."""
-        own = partial(self._state.drafting.guessed, wanted, self._commit.isolated)
-        return self._state.decisions.drafts(own)
 
     def _as_it_stands(self, plan: StepPlan, *, readable: bool) -> StepPlan:
         """The plan without what ended with the tokens that were read after it was made."""
