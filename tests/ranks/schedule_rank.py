@@ -30,6 +30,7 @@ from mlx_provider.errors import MLXProviderError
 from mlx_provider.isolation import Isolation
 from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.protocol.requests import EmbedRequest, GenerateRequest
+from mlx_provider.ranks import channel as channels
 from mlx_provider.ranks.channel import FollowerChannel, LeaderChannel
 from mlx_provider.ranks.follower import Follower
 from mlx_provider.ranks.group import join
@@ -224,6 +225,7 @@ class Here(Follower):
 
 
 def follow(registry: PluginRegistry) -> None:
+    vars(channels)["LEADER_PATIENCE"] = PATIENCE
     group, hello = join(engine_settings(), registry)
     channel = FollowerChannel.join(group, hello, _left_alone)
     told: list[Any] = []
