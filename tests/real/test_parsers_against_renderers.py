@@ -25,6 +25,8 @@ renderers = pytest.importorskip("renderers")
 REPLIES = 60
 FAMILIES = {
     "Qwen3Renderer": ("hermes", "qwen3"),
+    "Qwen3VLRenderer": ("hermes", "qwen3"),
+    "PrimeQwen3Renderer": ("qwen3_coder", "qwen3"),
     "Qwen35Renderer": ("qwen3_coder", "qwen3"),
     "Qwen36Renderer": ("qwen3_coder", "qwen3"),
     "Qwen38Renderer": ("qwen3_coder", "qwen3"),
@@ -33,6 +35,8 @@ FAMILIES = {
     "GLM51Renderer": ("glm47", "glm4"),
     "GLM53Renderer": ("glm47", "glm4"),
     "KimiK2Renderer": ("kimi_k2", "kimi_k2"),
+    "KimiK25Renderer": ("kimi_k2", "kimi_k2"),
+    "DeepSeekR1Renderer": ("deepseek_v3", "deepseek_r1"),
     "DeepSeekV3Renderer": ("deepseek_v3", "deepseek_v3"),
     "DeepSeekV4Renderer": ("deepseek_v4", "deepseek_v4"),
     "Llama3Renderer": ("llama3_json", None),
@@ -42,9 +46,18 @@ FAMILIES = {
     "Nemotron3UltraRenderer": ("nemotron", "nemotron_v3"),
     "LagunaM1Renderer": ("poolside_v1", "qwen3"),
     "LagunaXS2Renderer": ("poolside_v1", "qwen3"),
+    "LagunaXS21Renderer": ("poolside_v1", "qwen3"),
     "LagunaS21Renderer": ("poolside_v1", "qwen3"),
     "MiniMaxM2Renderer": ("minimax_m2", "minimax_m2"),
     "Hy3Renderer": ("hy_v3_opensource", "hy_v3_opensource"),
+}
+THOUGHTLESS = (
+    *("KimiK2Renderer", "KimiK25Renderer", "Qwen3VLRenderer", "PrimeQwen3Renderer"),
+    *("DeepSeekR1Renderer", "DeepSeekV3Renderer", "DeepSeekV4Renderer"),
+)
+SETTINGS = {
+    # without it, the judge writes no thoughts
+    "LagunaXS21Renderer": [renderers.LagunaXS21RendererConfig(enable_thinking=True)],
 }
 TOOL_PARSERS = {parser.name: parser for parser in tool_plugin.mlx_tool_parsers()}
 REASONING_PARSERS = {parser.name: parser for parser in reasoning_plugin.mlx_reasoning_parsers()}
@@ -140,7 +153,7 @@ def arguments(chance: random.Random) -> dict[str, Any]:
 def replies(family: str) -> Iterator[Written]:
     chance = random.Random(family)
     tokenizer = Characters()
-    renderer = getattr(renderers, family)(tokenizer)
+    renderer = getattr(renderers, family)(tokenizer, *SETTINGS.get(family, ()))
     user = {"role": "user", "content": "Do it."}
     prompt = renderer.render([user], tools=TOOLS, add_generation_prompt=True).token_ids
     most = 1 if family == "Llama3Renderer" else 3
@@ -174,8 +187,7 @@ def replies(family: str) -> Iterator[Written]:
 
 def _thinks(family: str) -> bool:
     """Whether the judge writes the thoughts of a last turn that calls tools."""
-    none = ("KimiK2Renderer", "DeepSeekV3Renderer", "DeepSeekV4Renderer")
-    return FAMILIES[family][1] is not None and family not in none
+    return FAMILIES[family][1] is not None and family not in THOUGHTLESS
 
 
 def _shared(whole: list[int], prompt: list[int]) -> int:

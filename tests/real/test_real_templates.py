@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,42 +29,93 @@ pytestmark = pytest.mark.real
 
 Folders = Callable[[str], Path]
 ARGUMENTS = {"path": "src/naïve.py", "lines": [1, 2.5], "deep": {"a": None}}
-TOOLS: list[dict[str, Any]] = [
-    {
-        "type": "function",
-        "function": {
-            "name": "read_file",
-            "description": "Reads a file.",
-            "parameters": {
-                "type": "object",
-                "properties": {"path": {"type": ["string", "null"]}},
-                "required": ["path"],
+
+
+def tool(name: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **fields}}
+
+
+PATH = {"type": "object", "properties": {"path": {"type": ["string", "null"]}}}
+TOOLS = [
+    tool("read_file", description="Reads a file.", parameters={**PATH, "required": ["path"]}),
+    tool("ping"),
+]
+ODD = [
+    tool("read_file"),
+    tool("ping", parameters={"type": "object", "properties": {}}),
+    tool(
+        "count",
+        parameters={
+            "type": "object",
+            "properties": {
+                "most": {"type": ["integer", "null"]},
+                "unit": {"enum": ["line", "word"]},
+                "within": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+                "each": {"type": "array", "items": {"type": ["string", "number"]}},
+                "more": {"type": "object", "properties": {"any": {}}},
             },
         },
-    },
-    {"type": "function", "function": {"name": "ping"}},
+    ),
 ]
+"""Without what the API leaves optional, and with what templates stumble over."""
+TOOL_LISTS: list[list[dict[str, Any]]] = [[], TOOLS, ODD]
 
 
-def turn(content: str | None, count: int = 1) -> list[dict[str, Any]]:
+def turn(
+    content: Any, *results: Any, form: str = "call_0c8a1fd2e3b94c5d{}", **more: Any
+) -> list[dict[str, Any]]:
     """A turn with calls and their results, as OpenAI clients send them."""
     function = {"name": "read_file", "arguments": json.dumps(ARGUMENTS)}
-    ids = [f"call_0c8a1fd2e3b94c5d{i}" for i in range(count)]
+    ids = [form.format(i) for i in range(len(results))]
     calls = [{"id": i, "type": "function", "function": function} for i in ids]
-    results = [{"role": "tool", "tool_call_id": i, "content": f"xRESULT{i[-1]}x"} for i in ids]
-    return [{"role": "assistant", "content": content, "tool_calls": calls}, *results]
+    told = [
+        {"role": "tool", "tool_call_id": i, "content": result}
+        for i, result in zip(ids, results, strict=True)
+    ]
+    return [{"role": "assistant", "content": content, "tool_calls": calls, **more}, *told]
+
+
+def older(result: str) -> list[dict[str, Any]]:
+    function = {"name": "read_file", "arguments": json.dumps(ARGUMENTS)}
+    call = {"role": "assistant", "content": None, "function_call": function}
+    return [call, {"role": "function", "name": "read_file", "content": result}]
+
+
+def text_parts(*texts: str) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": text} for text in texts]
 
 
 ASKED = [
     {"role": "system", "content": "xSYSTEMx"},
     {"role": "user", "content": "xASKx"},
 ]
-MORE = [{"role": "assistant", "content": "xANSWERx"}, {"role": "user", "content": "xAGAINx"}]
+SAID = {"role": "assistant", "content": "xANSWERx"}
+MORE = [SAID, {"role": "user", "content": "xAGAINx"}]
 HISTORIES: dict[str, list[dict[str, Any]]] = {
-    "calls alone": [*ASKED, *turn(None)],
-    "text and calls": [*ASKED, *turn("xSAYx")],
-    "several calls": [*ASKED, *turn("", 2), *MORE, *turn(None), *MORE],
+    "calls alone": [*ASKED, *turn(None, "xFIRSTx")],
+    "no system message": [*ASKED[1:], *turn(None, "xFIRSTx"), *MORE],
+    "text and calls": [*ASKED, *turn("xSAYx", "xFIRSTx")],
+    "several calls": [*ASKED, *turn("", "xFIRSTx", "xSECONDx"), *MORE, *turn(None, "xTHIRDx")],
+    "one after another": [*ASKED, *turn(None, "xFIRSTx"), *turn("xSAYx", "xSECONDx"), SAID],
+    "ids of others": [*ASKED, *turn(None, "xFIRSTx", "xSECONDx", form="toolu_01A09q90qw90lq9{}")],
+    "thoughts": [*ASKED, *turn(None, "xFIRSTx", reasoning_content="I think."), *MORE],
+    "thoughts and text": [*ASKED, *turn("xSAYx", "xFIRSTx", reasoning_content="I think.")],
+    "parts": [
+        {"role": "user", "content": text_parts("xASKx", "xPARTx")},
+        *turn(None, text_parts("xFIRSTx", "xLASTx")),
+    ],
+    "a user speaks on": [*ASKED, *turn(None, "xFIRSTx"), MORE[1]],
+    "the older form": [*ASKED, *older("xFIRSTx"), *MORE],
 }
+
+
+def content_words(message: dict[str, Any]) -> list[str]:
+    return re.findall(r"x[A-Z]+x", json.dumps(message["content"]))
+
+
+def calls_of(message: dict[str, Any]) -> list[dict[str, Any]]:
+    listed = [call["function"] for call in message.get("tool_calls", ())]
+    return [*listed, *([message["function_call"]] if "function_call" in message else [])]
 
 
 def prompt_of(
@@ -87,22 +140,58 @@ def prompt_of(
     return rendered.text, rendered.tokens
 
 
+@cache
 def tokenizer_of(folder: Path) -> HFTokenizer:
     return load_tokenizer(folder, LoadOptions())
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gemma3", "deepseek_v3", "llama3_1"])
+@pytest.fixture(params=["qwen3", "gemma3", "deepseek_v3", "llama3_1", "smollm2"])
+def tokenizer(request: pytest.FixtureRequest, tokenizer_folder: Folders) -> HFTokenizer:
+    own = request.param == "smollm2"
+    folder = request.getfixturevalue("smollm2") if own else tokenizer_folder(request.param)
+    return tokenizer_of(folder)
+
+
 @pytest.mark.parametrize("history", HISTORIES)
-def test_nothing_is_lost(name: str, history: str, tokenizer_folder: Folders) -> None:
-    tokenizer = tokenizer_of(tokenizer_folder(name))
+def test_nothing_is_lost(tokenizer: HFTokenizer, history: str) -> None:
     messages = HISTORIES[history]
-    words = {w for m in messages for w in (m["content"] or "").split()} | {"read_file", "naïve"}
-    for tools in ([], TOOLS):
+    words = [word for message in messages for word in content_words(message)]
+    calls = [call["name"] for message in messages for call in calls_of(message)]
+    for tools in TOOL_LISTS:
+        shown, _ = prompt_of(tokenizer, ASKED[1:], tools)
         text, tokens = prompt_of(tokenizer, messages, tools)
-        assert {word for word in words if word not in text} == set()
+        assert re.findall(r"x[A-Z]+x", text) == words
+        assert text.count("read_file") >= shown.count("read_file") + len(calls)
+        assert text.count("naïve") == len(calls)
         assert "None" not in text
         assert tokenizer.decode(tokens, skip_special=False) == text
-        assert ("Reads a file." in text and "ping" in text) == bool(tools)
+        names = [each["function"]["name"] for each in tools]
+        assert [name for name in names if name not in text] == []
+        assert ("Reads a file." in text) == (tools is TOOLS)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "deepseek_v3"])
+def test_what_a_template_can_tell_is_told_in_its_own_form(
+    name: str, tokenizer_folder: Folders
+) -> None:
+    form = tokenizer_of(tokenizer_folder(name)).form
+    assert form.takes_calls
+    assert (form.shows_tools == "always") == (name == "qwen3")
+
+
+def test_thoughts_before_a_call_are_shown(tokenizer_folder: Folders) -> None:
+    text, _ = prompt_of(tokenizer_of(tokenizer_folder("qwen3")), HISTORIES["thoughts and text"], [])
+    assert "<think>\nI think.\n</think>\n\nxSAYx" in text
+
+
+def test_an_image_stands_where_the_user_put_it(tokenizer_folder: Folders) -> None:
+    pixel = "data:image/png;base64,iVBORw0KGgo="
+    image = {"type": "image_url", "image_url": {"url": pixel}}
+    asked = {"role": "user", "content": [*text_parts("xAx"), image, *text_parts("xBx")]}
+    history = [asked, *turn(None, "xFIRSTx")]
+    text, _ = prompt_of(tokenizer_of(tokenizer_folder("gemma3")), history, TOOLS)
+    assert text.count("<start_of_image>") == 1
+    assert re.search("xAx.*<start_of_image>.*xBx.*xFIRSTx", text, re.DOTALL)
 
 
 NATIVE: dict[str, dict[str, Any]] = {
