@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 from ..errors import MLXProviderError
@@ -36,6 +37,9 @@ from .step.start import Start
 from .step.state import State
 from .step_output import Post, StepOutput
 from .token_names import TokenNames
+
+RESTORING_REST = 0.05
+"""Seconds after which an engine that waits for the disk alone looks at deadlines."""
 
 
 class Engine:
@@ -92,6 +96,7 @@ class Engine:
         self._prefill = Prefill(state, self._commit, join)
         self._decode = Decode(state, self._commit, draws, join, self._prefill, recovery)
         self._schedule = Schedule(state, self._commit, self._start, self._decode)
+        self._waits_for_disk = False
 
     @property
     def batch(self) -> DecodeBatch:
@@ -117,6 +122,13 @@ class Engine:
     def idle(self) -> bool:
         """Nothing runs or waits, and every event has been handed out."""
         return self.scheduler.idle and self.state.output.empty
+
+    @property
+    def rest(self) -> float:
+        """Seconds for which it need not be stepped, unless a call has done something."""
+        if self.idle:
+            return inf
+        return RESTORING_REST if self._waits_for_disk else 0.0
 
     # -- requests
 
@@ -153,6 +165,8 @@ class Engine:
         self._decode.commit(self._decode.run(record))
         self._prefill.commit(self._prefill.run(record))
         self._remember(record)
+        restoring = any(job.restoring for job in self.scheduler.waiting)
+        self._waits_for_disk = restoring and not record.runs
         return self.state.output.take()
 
     def _remember(self, record: StepRecord) -> None:

@@ -63,6 +63,18 @@ class RowConstraint(Protocol):
         """An independent one in the same state; `None`: what follows cannot be foreseen."""
 
 
+class Restore(Protocol):
+    """Brings a prefix from disk (`prefix_cache/restore.py`)."""
+
+    ended: bool
+    cache: list[Any] | None
+    """What it has brought, once it has ended."""
+    length: int
+
+    def abandon(self) -> None:
+        """End it at once."""
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """Resolved sampling of one request: the request's values, else the model's, else neutral."""
@@ -242,6 +254,8 @@ class PrefillJob:
     """The tokens as the prefix cache knows them, (tokens,) int64; `None`: there is no cache."""
     match: Any = None
     """What the prefix cache had when the job was queued."""
+    restore: Restore | None = None
+    """Brings more of the prompt from disk, or has done so; `None`: the disk was not asked."""
     estimated_cached: int = 0
     """Tokens that the prefix cache would provide, as far as is known before the start."""
     places: Sequence[int] | None = None
@@ -252,6 +266,11 @@ class PrefillJob:
     """Of that so far,"""
     piece_seconds: float = 0.0
     """and what the last one took."""
+
+    @property
+    def restoring(self) -> bool:
+        """Whether it waits for the disk: until then it runs nothing."""
+        return self.restore is not None and not self.restore.ended
 
     @property
     def embeds(self) -> bool:
@@ -306,6 +325,9 @@ class PrefillJob:
     def restart(self) -> None:
         """Forget what was computed: a device failure has corrupted it, or nobody wants it."""
         self.cache, self.done, self.snapshots, self.hidden = None, 0, {}, []
+        if self.restore is not None:
+            self.restore.abandon()
+            self.restore = None
         self.scoring, self.pieces = None, 0
         if self.request.inputs is not None:
             self.request.inputs.pooled = None

@@ -12,6 +12,7 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from math import inf
 from typing import Any, TypeVar
 
 import mlx.core as mx
@@ -112,7 +113,7 @@ class EngineWorker:
 
     def _loop(self) -> None:
         steps = 0
-        while self._drain(wait=all(e.idle for e in self._engines)):
+        while self._drain(min((e.rest for e in self._engines), default=inf)):
             if posts := self._step():
                 self._deliver(posts)
             steps += 1
@@ -129,16 +130,16 @@ class EngineWorker:
             at += 1
         return posts
 
-    def _drain(self, wait: bool) -> bool:
-        """Run waiting calls; `wait` for one if there is nothing else to do. False: stop."""
+    def _drain(self, rest: float) -> bool:
+        """Run waiting calls; wait up to `rest` seconds for one. False: stop."""
         while True:
             try:
-                item = self._calls.get(block=wait)
+                item = self._calls.get(rest > 0, None if rest == inf else rest)
             except queue.Empty:
                 return True
             if item is None:
                 return False
-            wait = False
+            rest = 0
             _resolve(*item)
 
     def _bury(self, error: MLXProviderError) -> None:

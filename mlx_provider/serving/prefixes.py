@@ -80,7 +80,7 @@ class Prefixes:
     def cache(self) -> PrefixCache:
         """Made on the engine thread, which owns it."""
         if self._cache is None:
-            disk = DiskTier(*self._disk) if self._disk else None
+            disk = DiskTier(*self._disk, self._worker.call) if self._disk else None
             budget = self._ledger.prefix_budget
             shared = self._replication.reading("prefix budget", budget)
             self._cache = PrefixCache(budget=budget, disk=disk, shared_budget=shared)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from ..engine.engine import Engine
 from ..engine.fixed_shapes import FixedShapes
@@ -15,9 +17,12 @@ from ..engine.request import PrefillJob, Request, Row, SamplingParams
 from ..engine.request_log import Recorder
 from ..engine.scheduling.costs import Costs
 from ..engine.scheduling.scheduler import Budget, Limits, Scheduler
+from ..isolation import Isolation
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import Delta, Event, FinishReason, TokenLogprob
 from ..records import LoadedModel, Prompt
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -114,6 +119,25 @@ def new_engine(
         recorder=Recorder(),
         **more,
     )
+
+
+class Calls:
+    """Runs on this thread what other threads hand to an engine thread."""
+
+    def __init__(self) -> None:
+        self._waiting: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]]
+        self._waiting = queue.SimpleQueue()
+
+    def __call__(self, function: Callable[[], T], /) -> Future[T]:
+        future: Future[T] = Future()
+        self._waiting.put((future, function))
+        return future
+
+    def run(self) -> None:
+        """Wait for a call and run it."""
+        future, function = self._waiting.get(timeout=120)
+        with Isolation(lambda fault: future.set_exception(fault.error)):
+            future.set_result(function())
 
 
 def run(engine: Engine, max_steps: int = 10_000) -> list[Event]:

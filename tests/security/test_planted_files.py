@@ -23,6 +23,7 @@ from mlx_provider.safe_open import open_own, read_bounded, read_trusted
 from mlx_provider.server.engine_key import read_key
 from mlx_provider.serving.grants import read_grants
 from mlx_provider.serving.hub import folder_of
+from mlx_provider.testing.driver import Calls
 
 T = TypeVar("T")
 
@@ -91,7 +92,7 @@ def test_the_disk_tier_ignores_it(
     for name in ("a", "b"):
         plant(tmp_path / "prefixes" / f"{name}.safetensors")
     with caplog.at_level(logging.WARNING):
-        disk = in_time(lambda: DiskTier(tmp_path, 2**20))
+        disk = in_time(lambda: DiskTier(tmp_path, 2**20, Calls()))
     in_time(disk._writer._shrink)
     in_time(disk.clear)
     disk.close()
@@ -106,13 +107,13 @@ def test_a_giant_in_the_disk_tier_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "prefixes" / "a.safetensors").open("wb") as file:
         file.write((2**62).to_bytes(8, "little"))
         file.truncate(2**33)
-    in_time(lambda: DiskTier(tmp_path, 2**20)).close()
+    in_time(lambda: DiskTier(tmp_path, 2**20, Calls())).close()
 
 
 def test_a_folder_of_the_disk_tier_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "prefixes").write_text("")
     with pytest.raises(BadRequest, match="cannot be used"):
-        DiskTier(tmp_path, 2**20)
+        DiskTier(tmp_path, 2**20, Calls())
 
 
 def test_a_disk_tier_that_others_can_write_is_told(
@@ -121,7 +122,7 @@ def test_a_disk_tier_that_others_can_write_is_told(
     (tmp_path / "prefixes").mkdir()
     (tmp_path / "prefixes").chmod(0o777)
     tmp_path.chmod(0o777)
-    DiskTier(tmp_path, 2**20).close()
+    DiskTier(tmp_path, 2**20, Calls()).close()
     assert "could write in" in caplog.text
     assert "can replace" in caplog.text
     tmp_path.chmod(0o700)

@@ -22,17 +22,18 @@ from ..memory import MemoryProfile
 from ..row_cache import grow_by
 from .charges import Among, parts_over, snapshot_over
 from .disk import DiskTier
+from .disk_lookup import DiskLookup
 from .figures import Counters, figures, report
-from .insertion import LivePath, LoadedPath
+from .insertion import LivePath
 from .key import CacheKey, Ids, as_ids, key_tokens
 from .layer_kinds import Kind, Unstorable, strictest
 from .match import Match, resume
 from .rebuild import rebuild
-from .segments import RowParts
+from .segments import RowParts, row_parts
 from .sessions import Sessions
 from .snapshots import Snapshot, take_snapshot
 from .store import Store
-from .tree import ID_BYTES, Node, Walk
+from .tree import ID_BYTES, Node
 
 __all__ = ["CacheKey", "Match", "PrefixCache", "key_tokens"]
 
@@ -72,17 +73,41 @@ class PrefixCache:
     def match(self, key: CacheKey, tokens: Sequence[int] | Ids, limit: int) -> Match:
         """Longest usable prefix of at most `limit` tokens; never ends inside a media span.
 
-        `tokens` are key ids (`key_tokens`); an int64 array spares the conversion. Does not
-        change what is stored, except that entries of the disk tier come into memory.
+        `tokens` are key ids (`key_tokens`); an int64 array spares the conversion. Changes nothing.
         """
         ids = as_ids(tokens)
         limit = max(0, min(limit, len(ids)))
         found = self._store.walk(key, ids[:limit])
-        best = resume(found, ids, self._store.version)
-        if best.length < limit and self._load(key, ids[:limit], found, best.length):
-            found = self._store.walk(key, ids[:limit])
-            best = resume(found, ids, self._store.version)
-        return best
+        return resume(found, ids, self._store.version)
+
+    def on_disk(
+        self,
+        key: CacheKey,
+        ids: Ids,
+        *,
+        limit: int,
+        make_cache: Callable[[], list[Any]],
+        room: int,
+        grid: int = 1,
+    ) -> DiskLookup | None:
+        """What the disk has of a prompt; see `DiskLookup`. `None`: there is no disk tier."""
+        if self._disk is None:
+            return None
+        return DiskLookup(
+            self._disk, self._store, key, ids, limit=limit, grid=grid, make_cache=make_cache,
+            room=room,
+        )  # fmt: skip
+
+    def save_head(self, key: CacheKey, ids: Ids, cache: list[Any]) -> None:
+        """Have a row written to disk while its prompt is computed, as far as the disk keeps up.
+
+        `ids`: tokens that it holds.
+        """
+        if self._disk is not None:
+            try:
+                self._disk.save(key, ids, row_parts(cache, len(ids)), {})
+            except Unstorable as reason:
+                self._warn_once(str(reason))
 
     def fits(self, memory: MemoryProfile) -> int:
         """Tokens of a row of such a model that the budget holds, with the state at their end."""
@@ -111,14 +136,19 @@ class PrefixCache:
             rebuild(cache, match.segments, match.snapshot, length=match.length, room=room)
         elif room:
             grow_by(cache, room)
+        self.used(match)
+        return cache
+
+    def used(self, match: Match, restored: int = 0) -> None:
+        """Count a lookup; `restored`: tokens that came from disk, where that had more."""
         for node in self._store.touch(match.path[-1] if match.path else None):
             node.hits += 1
         if match.stateful is not None:
             match.stateful.resumed += 1
         self._counters.lookups += 1
         self._counters.prompt_tokens += match.asked
-        self._counters.reused_tokens += match.length
-        return cache
+        self._counters.reused_tokens += restored or match.length
+        self._counters.restored_tokens += restored
 
     def strictest(self, cache: list[Any]) -> Kind:
         """The kind of the layer that allows least; APPEND for a row that cannot be stored."""
@@ -186,6 +216,7 @@ class PrefixCache:
                 ids = ids[: max(ends, default=0)]
             path = LivePath(row, cache, ends, row.length if prompted is None else prompted, inside)
             leaf = self._add(key, ids, path, budget)
+            self._save(key, ids, path, shared)
         except Unstorable as reason:
             self._warn_once(str(reason))
             leaf = None
@@ -194,11 +225,9 @@ class PrefixCache:
             return
         for at in sorted(inside, reverse=True):
             self._store.offer(leaf, at, inside[at], budget=budget, wanted=at <= shared)
-        pruned = self._store.prune(leaf)
+        self._store.prune(leaf)
         if session is not None:
             self._sessions.pin(session, leaf)
-        if self._disk is not None:
-            self._disk.save(key, leaf.path(), pruned)
 
     def evict_to(self, bytes_: int) -> int:
         """Shrink to at most `bytes_`; the bytes freed."""
@@ -261,18 +290,12 @@ class PrefixCache:
             return None
         return self._store.add(key, ids, path, budget=budget, layout=layout)
 
-    def _load(self, key: CacheKey, ids: Ids, found: Walk, have: int) -> bool:
-        """Bring a prefix of more than `have` tokens in from disk, where there is one."""
-        if self._disk is None:
-            return False
-        complete = all(node.complete for node, _ in found.steps)
-        budget = self._budget()
-        room = budget - sum(node.nbytes for node, _ in found.steps)
-        loaded = self._disk.load(key, ids, found.shared, have, complete=complete, budget=room)
-        if loaded is None:
-            return False
-        path = LoadedPath(loaded.parts, loaded.complete, loaded.states)
-        return self._store.add(key, ids[: loaded.length], path, budget=budget) is not None
+    def _save(self, key: CacheKey, ids: Ids, path: LivePath, shared: int) -> None:
+        """Have the rest of a row written to disk; of states inside messages those wanted before."""
+        if self._disk is not None:
+            wanted = {at: state for at, state in path.spare.items() if at <= shared}
+            states = {} if path.complete else {**path.states, **wanted}
+            self._disk.save(key, ids, path.row, states, prompted=path.prompted)
 
     def _warn_once(self, reason: str) -> None:
         if reason not in self._warned:

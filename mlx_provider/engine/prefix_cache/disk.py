@@ -1,9 +1,10 @@
-"""The disk tier: what the prefix cache kept, for the next process.
+"""The disk tier: what the prefix cache kept, for the next process, and beyond its memory.
 
-Files are written by a thread of its own from copies on the host; the engine thread only reads.
-A file never changes, has a name made from its content, and appears by rename, so any number of
-processes may share a folder, and find what the others have written: at worst one finds that another
-removed a file, which is a miss.
+Rows are written in segments while their prompts are computed, and read back into row caches. Two
+threads of its own do so; the engine thread decides, and makes every array. A file never changes,
+has a name made from its content, and appears by rename, so any number of processes may share a
+folder, and find what the others have written: at worst one finds that another removed a file,
+which is a miss.
 """
 
 from __future__ import annotations
@@ -13,143 +14,195 @@ import os
 import queue
 import stat
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from ...errors import BadRequest
 from . import files
 from .disk_index import Chain, Index, Step
-from .files import BadFile, Header, HostArray
+from .encoding import Encoded, encode
+from .files import BadFile, Header
 from .key import CacheKey, Ids
-from .segments import Segment
+from .placement import INSIDE, RECENT
+from .reader import Call, Reader
+from .restore import Restore
+from .segments import RowParts
 from .snapshots import Snapshot
-from .tree import Node
 from .writer import Writer
 
 log = logging.getLogger(__name__)
 
 FOLDER = "prefixes"
-MAX_QUEUED = 2**30
-"""Bytes that may wait to be written; what comes on top is not written."""
+EDGE = 1024
+"""Tokens of a file, at most: bounds what is in memory beside rows while it is written or read."""
+MAX_QUEUED = 2**29
+"""Bytes that may wait to be written; what is deeper in a prompt is written with a later pass."""
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 STALE = 3600.0
 """Seconds after which a temporary file belongs to a process that died."""
-
-
-Readable = tuple[int, list[Step], Header | None]
-"""Tokens, the files of their segments, and that of the state at their end."""
+BACKUP_MARK = "CACHEDIR.TAG"
+BACKUP_TEXT = b"Signature: 8a477f597d28d172789f06886806bc55\n"
+"""By which programs that make backups know a cache (bford.info/cachedir)."""
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """A prefix of `length` tokens, as far as memory did not have it."""
+class Stored:
+    """A prefix of `length` tokens on disk, as far as memory does not have it."""
 
     length: int
-    parts: Mapping[int, Segment]
-    """By first position."""
     complete: bool
-    states: Mapping[int, Snapshot]
+    """A row can resume at any of its tokens."""
+    segments: Sequence[Step]
+    state: Header | None
+    """Of the state at its end, where one is needed."""
 
 
 class DiskTier:
-    """Engine thread only, but for the writer it starts. Raises `BadRequest` for a bad folder."""
+    """Engine thread only, but for the threads that it starts."""
 
-    def __init__(self, folder: Path, limit: int, *, versions: str | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        limit: int,
+        call: Call,
+        *,
+        bits: int | None = None,
+        versions: str | None = None,
+    ) -> None:
+        """`call` runs a function on the engine thread; `bits`: of each float of the segments;
+        `None`: as they are. Raises `BadRequest` for a bad folder."""
         self.folder = folder / FOLDER
         self.limit = limit
         self.versions = files.versions() if versions is None else versions
+        self._bits = bits
+        self._share = 1.0 if bits is None else (bits + 1) / 16
+        if bits is not None:
+            self.versions += f", segments in {bits} bits"
         _own(self.folder)
         self._index = Index()
         self._build_index()
         self._queued = 0
+        self._written = 0
         self._skipped = 0
         self._news: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
         self._found: queue.SimpleQueue[Header] = queue.SimpleQueue()
         known = self._index.names
         self._writer = Writer(self.folder, limit, self.versions, self._news, self._found, known)
+        self._reader = Reader(self.folder, self.versions, call)
 
-    def save(self, key: CacheKey, path: Sequence[Node], pruned: Sequence[int]) -> None:
-        """Queue what of a path is not on disk yet, and the removal of pruned snapshots."""
+    # -- writing
+
+    def save(
+        self,
+        key: CacheKey,
+        ids: Ids,
+        row: RowParts,
+        states: Mapping[int, Snapshot],
+        *,
+        prompted: int | None = None,
+    ) -> None:
+        """Queue what of a row of tokens `ids` is not on disk yet, from its head on.
+
+        `states`: snapshots by token count; `prompted`: tokens before the reply; `None`: more of the
+        prompt will follow, so its last tokens can wait.
+        """
         self._drain()
-        ids = _ids(path)
-        covered = sum(took for _, _, took in self._index.walk(key, ids))
-        own, gone, chain = key.digest().hex(), set(pruned), Chain(key, ids)
-        for node in path:
-            first = max(node.start, covered)
-            if first < node.stop and isinstance(node.segment, Segment):
-                segment = node.segment
-                if first > node.start:
-                    segment = segment.slice(first - node.start, segment.length)
-                tokens, shape = ids[first : node.stop], files.segment_structure(segment)
-                head = Header(own, chain.at(first), first, tokens, node.complete, shape)
-                self._write(head, segment.pack)
-            if not isinstance(node.snapshot, Snapshot) and node.stop not in gone:
-                continue
-            digest = chain.at(node.stop)
-            if isinstance(node.snapshot, Snapshot):
-                shape = files.snapshot_structure(node.snapshot)
-                head = Header(own, digest, node.stop, ids[:0], False, shape)
-                self._write(head, node.snapshot.pack)
-            elif digest in self._index.states:
-                self._forget(self._index.states[digest].name)
+        steps = self._index.walk(key, ids)
+        covered = sum(took for _, _, took in steps)
+        complete = row.complete and all(header.complete for header, _, _ in steps)
+        left = self.limit - sum(header.nbytes for header, _, _ in steps)
+        stop = len(ids) if prompted is not None else len(ids) // EDGE * EDGE
+        chain, own = Chain(key, ids), key.digest().hex()
+        for start, end in pairwise(_cuts(covered, stop, prompted)):
+            size = (end - start) * row.token_bytes(complete=complete)
+            if size * self._share > left or not self._takes(size):
+                break
+            segment = row.cut(start, end, complete=complete)
+            encoded = encode(segment.pack, self._bits)
+            shape = {"layers": segment.layers, **encoded.structure}
+            tokens, size = ids[start:end], encoded.nbytes
+            self._write(Header(own, chain.at(start), start, tokens, complete, shape, size), encoded)
+            left -= size
+        if not complete:
+            self._save_states(key, ids, states)
+        if prompted is not None:
+            self.touch(key, ids)
+
+    def _save_states(self, key: CacheKey, ids: Ids, states: Mapping[int, Snapshot]) -> None:
+        """Queue snapshots, and the removal of those that the path has too many of."""
+        chain, own = Chain(key, ids), key.digest().hex()
+        for at, state in sorted(states.items()):
+            digest = chain.at(at)
+            if digest not in self._index.states and self._takes(state.nbytes):
+                encoded = encode(state.pack)
+                shape = {"layers": list(state.layers.items()), **encoded.structure}
+                size = encoded.nbytes
+                self._write(Header(own, digest, at, ids[:0], False, shape, size), encoded)
+        every = self._index.states_along(key, ids, len(ids))
+        for header in every[RECENT + INSIDE : -1]:  # the first and the last ones stay
+            self._forget(header.name)
+
+    def _takes(self, size: int) -> bool:
+        """Whether so many bytes may join the queue."""
+        fits = not self._queued or self._queued + size <= MAX_QUEUED
+        self._skipped += not fits
+        return fits
+
+    def _write(self, header: Header, encoded: Encoded) -> None:
+        self._queued += encoded.nbytes
+        self._index.add(header)
+        self._writer.write(header, encoded.arrays, encoded.nbytes)
+
+    def touch(self, key: CacheKey, ids: Ids) -> None:
+        """Mark a path as used."""
         self._writer.touch([header.name for header, _, _ in self._index.walk(key, ids)])
 
-    def load(
+    # -- reading
+
+    def find(
         self,
         key: CacheKey,
         ids: Ids,
         shared: int,
-        have: int,
         *,
         complete: bool,
-        budget: int,
-    ) -> Loaded | None:
-        """Read the longest prefix of `ids`, of at most `budget` bytes, that lets a row resume
-        beyond `have` tokens.
+        usable: Callable[[int], int],
+    ) -> Stored:
+        """The longest prefix of `ids` that lets a row resume.
 
-        Memory already has the segments of `shared` tokens; `complete`: with every layer.
+        Memory already has the segments of `shared` tokens; `complete`: with every layer; `usable`:
+        the most tokens within so many at which a row may resume.
         """
         self._drain()
         steps = self._index.walk(key, ids)
+        covered = max(shared, sum(took for _, _, took in steps))
         complete = complete and all(header.complete for header, _, _ in steps)
-        beyond = [step for step in steps if step[1] + step[2] > shared]
-        if complete:
-            length, needed, state = self._segments_within(budget, beyond)
-        else:
-            covered = max(shared, sum(took for _, _, took in steps))
-            states = self._index.states_along(key, ids, covered)
-            length, needed, state = self._state_within(budget, beyond, states)
-        if length <= have:
-            return None
-        heads = [header for header, _, _ in needed] + ([] if state is None else [state])
-        read = [self._read(header) for header in heads]
-        self._writer.touch([header.name for header, _, _ in steps])
-        if any(arrays is None for arrays in read):
-            return None
-        return _loaded(length, complete, needed, state, [a for a in read if a is not None])
+        state = None
+        length = usable(covered) if complete else 0
+        if not complete:
+            along = self._index.states_along(key, ids, covered)
+            state = next((each for each in along if usable(each.start) == each.start), None)
+            length = 0 if state is None else state.start
+        beyond = [step for step in steps if step[1] < length and step[1] + step[2] > shared]
+        return Stored(length, complete, beyond, state)
 
-    def _segments_within(self, budget: int, beyond: Sequence[Step]) -> Readable:
-        """The longest head of at most `budget` bytes."""
-        sizes = accumulate(self._size(header) for header, _, _ in beyond)
-        needed = [step for step, size in zip(beyond, sizes, strict=True) if size <= budget]
-        return sum(needed[-1][1:]) if needed else 0, needed, None
+    def read(self, restore: Restore) -> None:
+        """Have a prefix read once it is its turn."""
+        self._reader.read(restore)
 
-    def _state_within(
-        self, budget: int, beyond: Sequence[Step], states: Sequence[Header]
-    ) -> Readable:
-        """The segments up to the last state with which they take at most `budget` bytes."""
-        sizes = {header.name: self._size(header) for header, _, _ in beyond}
-        for state in states:
-            needed = [step for step in beyond if step[1] < state.start]
-            size = self._size(state) + sum(sizes[header.name] for header, _, _ in needed)
-            if size <= budget:
-                return state.start, needed, state
-        return 0, [], None
+    def damaged(self, name: str, reason: BadFile | OSError) -> None:
+        """A file cannot be read."""
+        if isinstance(reason, FileNotFoundError):  # not written yet, or another process removed it
+            if not self._queued:
+                self._index.remove(name)
+            return
+        log.warning("prefix cache: %s is ignored and removed: %s", self.folder / name, reason)
+        self._forget(name)
+
+    # -- the folder
 
     def clear(self) -> None:
         """Remove every file."""
@@ -158,45 +211,24 @@ class DiskTier:
         self._writer.clear()
 
     def report(self) -> dict[str, Any]:
-        """Files known to this process, and writes left out because the disk was too slow."""
+        """Files and bytes known to this process, and writes put off as the disk was too slow."""
         self._drain()
-        return {"files": len(self._index.names), "limit": self.limit, "skipped": self._skipped}
+        return {
+            "files": len(self._index.names),
+            "bytes": self._index.nbytes,
+            "limit": self.limit,
+            "written_bytes": self._written,
+            "skipped": self._skipped,
+        }
 
     def flush(self) -> None:
         """Wait until all that is queued is on disk."""
         self._writer.flush()
 
     def close(self) -> None:
-        """Finish the queue and end the thread."""
+        """Finish the queue and end the threads."""
+        self._reader.close()
         self._writer.close()
-
-    def _write(self, header: Header, pack: Any) -> None:
-        if header.name in self._index.names:
-            return
-        if self._queued + pack.nbytes > min(MAX_QUEUED, self.limit):
-            self._skipped += 1
-            return
-        self._queued += pack.nbytes
-        self._index.add(header)
-        self._writer.write(header, files.to_host(pack), pack.nbytes)
-
-    def _read(self, header: Header) -> list[HostArray] | None:
-        path = self.folder / header.name
-        try:
-            return files.read(path, self.versions)[1]
-        except FileNotFoundError:  # not written yet, or removed by another process
-            if not self._queued:
-                self._index.remove(header.name)
-        except (BadFile, OSError) as reason:
-            log.warning("prefix cache: %s is ignored and removed: %s", path, reason)
-            self._forget(header.name)
-        return None
-
-    def _size(self, header: Header) -> int:
-        try:
-            return (self.folder / header.name).stat().st_size
-        except OSError:
-            return 0
 
     def _forget(self, name: str) -> None:
         self._index.remove(name)
@@ -211,6 +243,8 @@ class DiskTier:
             self._queued -= written
             if gone:
                 self._index.remove(gone)
+            else:
+                self._written += written
 
     def _build_index(self) -> None:
         refused: dict[str, int] = {}
@@ -235,23 +269,10 @@ class DiskTier:
             log.warning("prefix cache: %d files on disk ignored and removed: %s", count, text)
 
 
-def _ids(path: Sequence[Node]) -> Ids:
-    return np.concatenate([node.tokens for node in path])
-
-
-def _loaded(
-    length: int,
-    complete: bool,
-    needed: Sequence[Step],
-    state: Header | None,
-    read: Sequence[list[HostArray]],
-) -> Loaded:
-    parts = {}
-    for (header, start, took), arrays in zip(needed, read, strict=False):
-        segment = files.segment_of(header, arrays)
-        parts[start] = segment if took == segment.length else segment.slice(0, took)
-    states = {} if state is None else {state.start: files.snapshot_of(state, read[-1])}
-    return Loaded(length, parts, complete, states)
+def _cuts(start: int, stop: int, prompted: int | None) -> list[int]:
+    """Where the files of tokens `start .. stop` begin and end."""
+    edges = {*range(start // EDGE * EDGE + EDGE, stop, EDGE), prompted or 0}
+    return sorted({at for at in edges if start < at < stop} | {start, stop}) if start < stop else []
 
 
 def _own(folder: Path) -> None:

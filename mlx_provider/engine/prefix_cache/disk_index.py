@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 from .files import Header
@@ -35,17 +36,26 @@ class Index:
 
     segments: dict[str, dict[str, Header]] = field(default_factory=dict)
     states: dict[str, Header] = field(default_factory=dict)
-    names: set[str] = field(default_factory=set)
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Of the files, by name."""
+
+    @property
+    def names(self) -> Set[str]:
+        return self.sizes.keys()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.sizes.values())
 
     def add(self, header: Header) -> None:
-        self.names.add(header.name)
+        self.sizes[header.name] = header.nbytes
         if len(header.tokens):
             self.segments.setdefault(header.parent, {})[header.name] = header
         else:
             self.states[header.parent] = header
 
     def remove(self, name: str) -> None:
-        self.names.discard(name)
+        self.sizes.pop(name, None)
         parent = name.partition("-")[0]
         self.segments.get(parent, {}).pop(name, None)
         if parent in self.states and self.states[parent].name == name:

@@ -21,6 +21,8 @@ class Counters:
     lookups: int = 0
     prompt_tokens: int = 0
     reused_tokens: int = 0
+    restored_tokens: int = 0
+    """Of those, tokens of rows that came from disk."""
     refused: int = 0
 
     @property

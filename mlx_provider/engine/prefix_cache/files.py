@@ -1,7 +1,8 @@
 """One file of the disk tier: a segment or a snapshot, as safetensors with a checksum.
 
 The header's metadata holds everything but arrays, so that an index can be built from headers.
-bfloat16, which numpy lacks, is stored as its 16 bits.
+bfloat16, which numpy lacks, is stored as its 16 bits. Arrays are written from where they lie and
+read to where they shall lie, piece by piece: the interpreter lock is free meanwhile.
 """
 
 from __future__ import annotations
@@ -11,27 +12,32 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 from pydantic_core import from_json
 
 from ...installed import installed_version
 from ...safe_open import open_own
-from .arrays import ArrayPack
 from .key import Ids
-from .segments import Segment
-from .snapshots import Snapshot
 
-FORMAT = 1
+FORMAT = 2
 SUFFIX = ".safetensors"
 TEMPORARY = ".tmp"
 MAX_HEADER = 2**24
+PIECE = 2**24
+"""Bytes that are read or hashed at once."""
+DTYPES = {
+    "BOOL": "|b1", "U8": "|u1", "I8": "|i1", "U16": "<u2", "I16": "<i2", "U32": "<u4",
+    "I32": "<i4", "U64": "<u8", "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8",
+    "C64": "<c8",
+}  # fmt: skip
+"""Names of dtypes in safetensors."""
+_NAMES = {kind: name for name, kind in DTYPES.items()}
 
 HostArray = NDArray[Any]
 
@@ -54,6 +60,8 @@ class Header:
     complete: bool
     structure: Mapping[str, Any]
     """How the arrays make a `Segment` or `Snapshot`."""
+    nbytes: int = 0
+    """Size of the file."""
 
     @property
     def stop(self) -> int:
@@ -67,34 +75,32 @@ class Header:
         return f"{self.parent}-{ids}-{int(self.complete)}.{kind}{SUFFIX}"
 
 
+@dataclass(frozen=True)
+class Contents:
+    """An open file whose arrays are still to be read."""
+
+    file: BinaryIO
+    header: Header
+    shapes: tuple[tuple[tuple[int, ...], str], ...]
+    """Shape and dtype (numpy's name) of each array, in the order in which they lie in the file."""
+    metadata: Mapping[str, str]
+
+    def read_into(self, arrays: Sequence[HostArray]) -> None:
+        """Fill contiguous arrays of these shapes. Raises `BadFile` and `OSError`."""
+        digest = _digest({k: v for k, v in self.metadata.items() if k != "checksum"})
+        for array in arrays:
+            for piece in _pieces(array):
+                if self.file.readinto(piece) != len(piece):  # type: ignore[attr-defined]
+                    raise BadFile("it is cut short")
+                digest.update(piece)
+        if self.metadata.get("checksum", "") != digest.hexdigest():
+            raise BadFile("wrong checksum")
+
+
 def versions() -> str:
     """What the meaning of cached arrays depends on besides the model."""
     packages = (f"{name} {installed_version(name) or 'none'}" for name in ("mlx-lm", "mlx-vlm"))
     return ", ".join([f"format {FORMAT}", *packages])
-
-
-def segment_structure(segment: Segment) -> dict[str, Any]:
-    return {"layers": segment.layers, **_pack_structure(segment.pack)}
-
-
-def snapshot_structure(snapshot: Snapshot) -> dict[str, Any]:
-    return {"layers": list(snapshot.layers.items()), **_pack_structure(snapshot.pack)}
-
-
-def to_host(pack: ArrayPack) -> list[HostArray]:
-    """Copies of a pack's stacks that any thread may use."""
-    return [np.array(_bits(stack)) for stack in pack.stacks]
-
-
-def segment_of(header: Header, arrays: Sequence[HostArray]) -> Segment:
-    """The segment again, on the device (engine thread)."""
-    layers = tuple((leaf, count) for leaf, count in header.structure["layers"])
-    return Segment(len(header.tokens), _pack(header, arrays), layers)
-
-
-def snapshot_of(header: Header, arrays: Sequence[HostArray]) -> Snapshot:
-    """The snapshot again, on the device (engine thread)."""
-    return Snapshot(dict(header.structure["layers"]), _pack(header, arrays))
 
 
 def write(folder: Path, header: Header, arrays: Sequence[HostArray], versions: str) -> Path:
@@ -102,22 +108,21 @@ def write(folder: Path, header: Header, arrays: Sequence[HostArray], versions: s
 
     Raises `BadFile` for arrays that the format cannot hold, and `OSError`.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import save
-
     metadata = _metadata(header, versions)
-    tensors = {f"{i:04}": array for i, array in enumerate(arrays)}
-    metadata["checksum"] = _checksum(metadata, arrays)
-    try:
-        data = save(tensors, metadata)
-    except SafetensorError as reason:
-        raise BadFile(str(reason)) from reason
+    digest = _digest(metadata)
+    for array in arrays:
+        for piece in _pieces(array):
+            digest.update(piece)
+    metadata["checksum"] = digest.hexdigest()
     path = folder / header.name
     temporary = folder / f".{header.name}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     try:
         with open(os.open(temporary, flags, 0o600), "wb") as file:  # noqa: PTH123
-            file.write(data)
+            file.write(_table(metadata, arrays))
+            for array in arrays:
+                for piece in _pieces(array):
+                    file.write(piece)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -134,29 +139,86 @@ def write(folder: Path, header: Header, arrays: Sequence[HostArray], versions: s
 def read_header(path: Path, versions: str) -> Header:
     """Raises `BadFile`, or `OSError` where the file cannot be read."""
     with os.fdopen(open_own(path), "rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        if size > MAX_HEADER:
-            raise BadFile("no safetensors header")
-        return _header(_json(file.read(size)), versions)
+        return _header(_metadata_of(_begin(file)), versions, os.fstat(file.fileno()).st_size)
+
+
+def open_file(path: Path, versions: str) -> Contents:
+    """Open a file, whose arrays are read later. Raises `BadFile` and `OSError`."""
+    file = os.fdopen(open_own(path), "rb")
+    try:
+        table = _begin(file)
+        metadata = _metadata_of(table)
+        size = os.fstat(file.fileno()).st_size
+        header = _header(metadata, versions, size)
+        return Contents(file, header, _shapes(table, size - file.tell()), metadata)
+    except BaseException:
+        file.close()
+        raise
 
 
 def read(path: Path, versions: str) -> tuple[Header, list[HostArray]]:
-    """Raises `BadFile`, or `OSError` where the file cannot be read."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
+    """Header and arrays of a file. Raises `BadFile` and `OSError`."""
+    contents = open_file(path, versions)
+    with contents.file:
+        arrays = [np.empty(shape, dtype) for shape, dtype in contents.shapes]
+        contents.read_into(arrays)
+    return contents.header, arrays
 
-    with os.fdopen(open_own(path), "rb") as file:
-        data = file.read()
-    metadata = _json(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    header = _header(metadata, versions)
+
+def _pieces(array: HostArray) -> Iterator[memoryview]:
+    if not array.flags.c_contiguous:
+        raise BadFile("an array that is not contiguous")
+    flat = array.reshape(-1).view(np.uint8).data
+    for at in range(0, len(flat), PIECE):
+        yield flat[at : at + PIECE]
+
+
+def _table(metadata: Mapping[str, str], arrays: Sequence[HostArray]) -> bytes:
+    """The beginning of a safetensors file, up to its arrays."""
+    table: dict[str, Any] = {"__metadata__": metadata}
+    at = 0
+    for i, array in enumerate(arrays):
+        name = _NAMES.get(array.dtype.str)
+        if name is None:
+            raise BadFile(f"safetensors has no {array.dtype}")
+        offsets = [at, at := at + array.nbytes]
+        table[f"{i:04}"] = {"dtype": name, "shape": array.shape, "data_offsets": offsets}
+    text = json.dumps(table, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _begin(file: BinaryIO) -> dict[str, Any]:
+    """Read the table at the beginning of a file."""
+    size = int.from_bytes(file.read(8), "little")
+    if size > MAX_HEADER:
+        raise BadFile("no safetensors header")
     try:
-        tensors = load(data)
-    except SafetensorError as reason:
-        raise BadFile(str(reason)) from reason
-    arrays = [tensors[name] for name in sorted(tensors)]
-    if metadata.pop("checksum", "") != _checksum(metadata, arrays):
-        raise BadFile("wrong checksum")
-    return header, arrays
+        table = from_json(file.read(size))
+    except ValueError as reason:
+        raise BadFile("no header of ours") from reason
+    if not isinstance(table, dict):
+        raise BadFile("no header of ours")
+    return table
+
+
+def _shapes(table: Mapping[str, Any], left: int) -> tuple[tuple[tuple[int, ...], str], ...]:
+    """Shapes and dtypes of arrays that fill the `left` bytes of a file one after another."""
+    found, at = [], 0
+    try:
+        for name in sorted(table.keys() - {"__metadata__"}):
+            shape = tuple(int(each) for each in table[name]["shape"])
+            kind, offsets = DTYPES[table[name]["dtype"]], table[name]["data_offsets"]
+            size = int(np.prod(shape, dtype=object)) * np.dtype(kind).itemsize
+            if min(shape, default=0) < 0 or offsets != [at, at + size]:
+                raise BadFile("damaged header")
+            at += size
+            found.append((shape, kind))
+    except (ValueError, KeyError, TypeError) as reason:
+        raise BadFile("damaged header") from reason
+    if at != left:
+        raise BadFile("it has another size than its header says")
+    return tuple(found)
 
 
 def _metadata(header: Header, versions: str) -> dict[str, str]:
@@ -171,17 +233,14 @@ def _metadata(header: Header, versions: str) -> dict[str, str]:
     }
 
 
-def _json(data: bytes) -> dict[str, str]:
-    try:
-        metadata = from_json(data)["__metadata__"]
-    except (ValueError, KeyError, TypeError) as reason:
-        raise BadFile("no header of ours") from reason
+def _metadata_of(table: Mapping[str, Any]) -> dict[str, str]:
+    metadata = table.get("__metadata__")
     if not isinstance(metadata, dict):
         raise BadFile("no header of ours")
     return metadata
 
 
-def _header(metadata: Mapping[str, str], versions: str) -> Header:
+def _header(metadata: Mapping[str, str], versions: str, size: int) -> Header:
     if metadata.get("versions") != versions:
         raise BadFile(f"made by {metadata.get('versions')}, this is {versions}")
     try:
@@ -192,31 +251,11 @@ def _header(metadata: Mapping[str, str], versions: str) -> Header:
             np.frombuffer(base64.b64decode(metadata["tokens"]), "<i8").astype(np.int64),
             metadata["complete"] == "1",
             from_json(metadata["structure"]),
+            size,
         )
     except (ValueError, KeyError, TypeError) as reason:
         raise BadFile("damaged header") from reason
 
 
-def _checksum(metadata: Mapping[str, str], arrays: Sequence[HostArray]) -> str:
-    digest = hashlib.sha256(json.dumps(sorted(metadata.items())).encode())
-    for array in arrays:
-        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return digest.hexdigest()
-
-
-def _pack_structure(pack: ArrayPack) -> dict[str, Any]:
-    return {"places": pack.places, "dtypes": [str(stack.dtype) for stack in pack.stacks]}
-
-
-def _pack(header: Header, arrays: Sequence[HostArray]) -> ArrayPack:
-    dtypes = header.structure["dtypes"]
-    stacks = [
-        mx.array(array).view(mx.bfloat16) if "bfloat16" in dtype else mx.array(array)
-        for array, dtype in zip(arrays, dtypes, strict=True)
-    ]
-    mx.eval(stacks)
-    return ArrayPack(tuple(stacks), tuple((g, r) for g, r in header.structure["places"]))
-
-
-def _bits(stack: Any) -> Any:
-    return stack.view(mx.uint16) if stack.dtype == mx.bfloat16 else stack
+def _digest(metadata: Mapping[str, str]) -> Any:
+    return hashlib.sha256(json.dumps(sorted(metadata.items())).encode())

@@ -1,4 +1,4 @@
-"""How a stored path grows: from a live row, or from what was read back from disk."""
+"""How a stored path grows from a live row."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from math import inf
-from typing import Any, Protocol
+from typing import Any
 
 from .fitting import Fit
 from .key import Ids
 from .placement import INSIDE, RECENT
-from .segments import RowParts, Segment
+from .segments import RowParts
 from .snapshots import Snapshot, take_snapshot
 from .tree import Node, Walk, add, set_snapshot, split
 
@@ -20,35 +19,6 @@ MAX_EDGE = 2048
 """Tokens of one node: bounds what a split copies, and lets a long tail go piece by piece."""
 NEAR = 16
 """Tokens that are cheaper to compute again than to keep a state for."""
-
-
-class Source(Protocol):
-    """Where the part of a path comes from that is not stored yet."""
-
-    @property
-    def complete(self) -> bool:
-        """Its segments hold every layer."""
-
-    @property
-    def prompted(self) -> float:
-        """Tokens before a reply, as far as is known."""
-
-    @property
-    def states(self) -> Mapping[int, Snapshot]:
-        """Snapshots by token count, for paths of which not every layer can be cut."""
-
-    @property
-    def spare(self) -> Mapping[int, Snapshot]:
-        """Further ones, to end a path that is kept in part."""
-
-    def token_bytes(self, *, complete: bool) -> int:
-        """Upper bound of the bytes of one token."""
-
-    def bounds(self) -> set[int]:
-        """Positions that no segment may span."""
-
-    def cut(self, start: int, stop: int, *, complete: bool) -> Segment:
-        """Tokens `start .. stop`."""
 
 
 @dataclass(frozen=True)
@@ -61,50 +31,21 @@ class LivePath:
     prompted: int
     """Tokens before the reply."""
     spare: Mapping[int, Snapshot] = field(default_factory=dict)
+    """Further ones, to end a path that is kept in part."""
 
     @property
     def complete(self) -> bool:
+        """Its segments hold every layer."""
         return self.row.complete
 
     @cached_property
     def states(self) -> Mapping[int, Snapshot]:
+        """Snapshots by token count, for paths of which not every layer can be cut."""
         last = take_snapshot(self.cache) if self.row.exact else None
         return {**self.given, **({} if last is None else {self.row.length: last})}
 
-    def token_bytes(self, *, complete: bool) -> int:
-        return self.row.token_bytes(complete=complete)
 
-    def bounds(self) -> set[int]:
-        return {self.prompted}
-
-    def cut(self, start: int, stop: int, *, complete: bool) -> Segment:
-        return self.row.cut(start, stop, complete=complete)
-
-
-@dataclass(frozen=True)
-class LoadedPath:
-    """Segments read from disk, by their first position, and the state at the path's end."""
-
-    parts: Mapping[int, Segment]
-    complete: bool
-    states: Mapping[int, Snapshot]
-    prompted: float = inf
-    spare: Mapping[int, Snapshot] = field(default_factory=dict)
-
-    def token_bytes(self, *, complete: bool) -> int:
-        return max((-(-part.nbytes // part.length) for part in self.parts.values()), default=0)
-
-    def bounds(self) -> set[int]:
-        return set(self.parts)
-
-    def cut(self, start: int, stop: int, *, complete: bool) -> Segment:
-        first, part = max((at, p) for at, p in self.parts.items() if at <= start)
-        if stop - start == part.length:
-            return part
-        return part.slice(start - first, stop - first)
-
-
-def grows_complete(found: Walk, source: Source) -> bool:
+def grows_complete(found: Walk, source: LivePath) -> bool:
     """Whether nodes added to this path will hold every layer."""
     return source.complete and all(node.complete for node, _ in found.steps)
 
@@ -134,16 +75,18 @@ def cut_back(path: Sequence[Node], kept: Fit, length: int) -> list[Node]:
     return nodes
 
 
-def grow(parent: Node, ids: Ids, source: Source, kept: Fit, *, complete: bool, shared: int) -> Node:
+def grow(
+    parent: Node, ids: Ids, source: LivePath, kept: Fit, *, complete: bool, shared: int
+) -> Node:
     """Add below `parent` what is missing of a path's head; its last node."""
     every = {} if complete else source.states
     states = {at: every[at] for at in kept.states if at in every}
     spare = {at: source.spare[at] for at in kept.states - {*states} if at in source.spare}
     states |= {at: replace(state, inside=False) for at, state in spare.items()}
-    cuts = _cuts(parent.stop, kept.stop, source.bounds() | set(states))
+    cuts = _cuts(parent.stop, kept.stop, {source.prompted, *states})
     continued = int(2 * shared > len(ids))  # a conversation goes on: it may again
     for start, stop in pairwise(cuts):
-        segment = source.cut(start, stop, complete=complete)
+        segment = source.row.cut(start, stop, complete=complete)
         parent = add(parent, ids[start:stop], segment, complete=complete)
         parent.hits, parent.generated = continued, start >= source.prompted
     for at, state in states.items():
@@ -175,8 +118,8 @@ def attach(leaf: Node, at: int, state: Snapshot, *, wanted: bool = False) -> Nod
     return node
 
 
-def prune(leaf: Node) -> list[int]:
-    """Drop snapshots of a path but `1 + RECENT + INSIDE`; the positions of those dropped.
+def prune(leaf: Node) -> None:
+    """Drop snapshots of a path but `1 + RECENT + INSIDE`.
 
     Stay those at the ends of its first message and of its last ones, and of those inside messages
     the most resumed, the last first.
@@ -186,10 +129,9 @@ def prune(leaf: Node) -> list[int]:
     kept = {*ends[:1], *ends[1:][-RECENT:]}
     others = sorted(filter(_inside, holders), key=lambda node: (node.resumed, node.stop))
     kept |= {*others[-INSIDE:]}
-    gone = [node for node in holders if node not in kept]
-    for node in gone:
-        set_snapshot(node, None)
-    return [node.stop for node in gone]
+    for node in holders:
+        if node not in kept:
+            set_snapshot(node, None)
 
 
 def _spaced(holders: list[Node]) -> list[Node]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from ..memory import MemoryProfile, profile
 from ..request import PrefillJob, Request, Row
 from .cache import CacheKey, Match, PrefixCache, key_tokens
 from .charges import Among
+from .disk_lookup import DiskLookup
 from .key import Ids, as_ids
 from .layer_kinds import Kind
 from .placement import GRID, ends_of, places
@@ -43,6 +45,8 @@ class PrefixCachePolicy:
         self._make_cache = make_cache
         self._among = among
         self._strictest = cache.strictest(make_cache()) if among is None else among.kind
+        self._grid = 1
+        """A prefix is used to a multiple of so many tokens."""
         self._memory: MemoryProfile | None = None
         """Of the model's rows; `None` until one was seen, or where ranks differ."""
 
@@ -52,8 +56,16 @@ class PrefixCachePolicy:
             prompt = job.request.prompt
             after = job.tokens[len(prompt.tokens) :]
             job.ids = as_ids([*key_tokens(prompt), *after])
-        job.match = self._match(self._key(job.request), job.ids)
-        job.estimated_cached = job.match.length
+        key = self._key(job.request)
+        job.match = self._match(key, job.ids)
+        on_disk = self._on_disk(key, job.ids)
+        beyond = 0 if on_disk is None else on_disk.length
+        job.estimated_cached = max(job.match.length, beyond)
+
+    def _on_disk(self, key: CacheKey, ids: Ids, room: int = 0) -> DiskLookup | None:
+        return self._cache.on_disk(
+            key, ids, limit=len(ids) - 1, make_cache=self._make_cache, room=room, grid=self._grid
+        )
 
     def _match(self, key: CacheKey, ids: Ids) -> Match:
         """The longest stored prefix that may be used."""
@@ -62,13 +74,27 @@ class PrefixCachePolicy:
     def begin(self, job: PrefillJob, room: int) -> Match | None:
         """Give the job a cache for `room` tokens with the longest stored prefix in it.
 
-        What was found, unless the job starts again and was told of before.
+        What was found, unless the job starts again and was told of before. Where the disk has more
+        than memory, the job is `restoring` at first; call it again when it no longer is.
         """
         if job.match is None or not self._cache.holds(job.match):
             self.look_up(job)
+        if job.restore is None:
+            on_disk = self._on_disk(self._key(job.request), job.ids, room)
+            if on_disk is not None and on_disk.length:
+                job.restore = on_disk.start()
+                return None
         match: Match = job.match
         job.match = None
-        job.cache = self._cache.restore(match, self._make_cache, room=room - match.length)
+        restored = job.restore
+        if restored is not None and restored.cache is not None:
+            job.cache, restored.cache = restored.cache, None
+            self._cache.used(match, restored.length)
+            match = replace(
+                match, length=restored.length, shared=max(match.shared, restored.length)
+            )
+        else:
+            job.cache = self._cache.restore(match, self._make_cache, room=room - match.length)
         job.done = match.length
         if len(job.tokens) != len(job.request.prompt.tokens):
             return None
@@ -98,6 +124,9 @@ class PrefixCachePolicy:
         """Take the planned snapshots of a pass that has just brought `job` on from `start`."""
         if self._memory is None and self._strictest is not Kind.APPEND:
             self._plan_again(job)
+        if job.ids is not None:
+            ids = job.ids[: self._whole(job.done)]
+            self._cache.save_head(self._key(job.request), ids, job.held())
         for at in job.keeps:
             if start < at <= job.done:
                 inside = at not in self._ends(job.request.prompt)
@@ -107,6 +136,10 @@ class PrefixCachePolicy:
                 )
                 if snapshot is not None:
                     job.snapshots[at] = snapshot
+
+    def _whole(self, done: int) -> int:
+        """Tokens of a prefill of `done` that may be kept."""
+        return done
 
     def _plan_again(self, job: PrefillJob) -> None:
         """The first pass of all tells what a row takes, and so whether this one can be kept."""

@@ -61,24 +61,30 @@ def _runs(layer: Any, parts: Sequence[list[Any]]) -> list[list[Any]]:
     """What becomes each array of a layer, piece after piece; none for one without tokens."""
     if layer is None or not parts or not parts[0]:
         return []
-    count = 6 if vars(layer).keys() == QUANTISED else 2
-    if kind(layer) is Kind.STATE or len(parts[0]) != count:
+    if not is_of(layer, len(parts[0])):
         raise ValueError(f"{type(layer).__name__} is not what was stored")
-    return [[part[i] for part in parts] for i in range(count)]
+    return [[part[i] for part in parts] for i in range(len(parts[0]))]
+
+
+def is_of(layer: Any, count: int) -> bool:
+    """Whether so many arrays can be a layer's keys and values."""
+    if layer is None or kind(layer) is Kind.STATE:
+        return False
+    return count == (6 if vars(layer).keys() == QUANTISED else 2)
 
 
 def _fill(layers: Sequence[tuple[Any, list[list[Any]]]], length: int, room: int) -> list[Any]:
     """Give each layer the arrays that its runs make. Returns all those arrays."""
     made: list[Any] = []
     for layer, runs in layers:
-        slack = _slack(layer, length, room)
+        slack = slack_of(layer, length, room)
         joined = [_joined(run, slack) for run in runs]
-        _hand_over(layer, joined, length)
+        hand_over(layer, joined, length)
         made += joined
     return made
 
 
-def _slack(layer: Any, length: int, room: int) -> int:
+def slack_of(layer: Any, length: int, room: int) -> int:
     """Tokens for which a layer's buffers have room behind `length`."""
     if kind(layer) is Kind.APPEND and hasattr(layer, "step"):  # grows in steps: spare one copy
         return whole_steps(length + max(1, room)) - length
@@ -92,7 +98,8 @@ def _joined(pieces: Sequence[Any], slack: int) -> Any:
     return mx.contiguous(mx.concatenate([*pieces, zeros] if slack else [*pieces], axis=-2))
 
 
-def _hand_over(layer: Any, arrays: list[Any], length: int) -> None:
+def hand_over(layer: Any, arrays: list[Any], length: int) -> None:
+    """Make arrays of `length` tokens or more the keys and values of a fresh layer."""
     half = len(arrays) // 2
     keys, values = arrays[:half], arrays[half:]
     own = vars(layer)

@@ -8,7 +8,7 @@ from typing import Any
 
 from .eviction import evict, value
 from .fitting import fit
-from .insertion import Source, attach, cut_back, grow, grows_complete, prune, shared_path
+from .insertion import LivePath, attach, cut_back, grow, grows_complete, prune, shared_path
 from .key import CacheKey, Ids
 from .snapshots import Snapshot
 from .tree import Node, Tally, Walk, check, new_root, nodes, set_snapshot, walk
@@ -50,7 +50,13 @@ class Store:
         return self._layouts.get(key, layout) == layout
 
     def add(
-        self, key: CacheKey, ids: Ids, source: Source, *, budget: int, layout: Layout | None = None
+        self,
+        key: CacheKey,
+        ids: Ids,
+        source: LivePath,
+        *,
+        budget: int,
+        layout: Layout,
     ) -> Node | None:
         """Store a path as far as it fits, evicting others for it; its last node, if any is kept."""
         if len(ids) == 0:
@@ -61,7 +67,7 @@ class Store:
         self.version += 1
         stored = shared_path(found, len(ids), complete=complete)
         kept = fit(
-            stored, len(ids), source.token_bytes(complete=complete),
+            stored, len(ids), source.row.token_bytes(complete=complete),
             {} if complete else _sizes(source.states), {} if complete else _sizes(source.spare),
             prompted=source.prompted, complete=complete, budget=budget,
         )  # fmt: skip
@@ -70,8 +76,7 @@ class Store:
         if kept.stop == 0:
             return None
         self.roots[key] = root
-        if layout is not None:
-            self._layouts[key] = layout
+        self._layouts[key] = layout
         before = self.tally.nbytes
         parent = path[-1] if path else root
         leaf = grow(parent, ids, source, kept, complete=complete, shared=found.shared)
@@ -92,10 +97,10 @@ class Store:
         if self.tally.nbytes > budget:
             set_snapshot(node, None)
 
-    def prune(self, leaf: Node) -> list[int]:
-        """Drop the snapshots that a path has too many of; their positions."""
+    def prune(self, leaf: Node) -> None:
+        """Drop the snapshots that a path has too many of."""
         self.version += 1
-        return prune(leaf)
+        prune(leaf)
 
     def evict(
         self,

@@ -35,6 +35,7 @@ class WholePasses(PrefixCachePolicy):
         """`kv`: another one for all that may compute other bits."""
         super().__init__(cache, model, f"{kv}, whole passes of {shapes.tokens}", make_cache)
         self._shapes = shapes
+        self._grid = shapes.tokens
 
     def keep_prefill(self, job: PrefillJob) -> None:
         """Store what whole passes have computed."""
@@ -58,6 +59,9 @@ class WholePasses(PrefixCachePolicy):
             diverged_at=found.diverged_at,
             stored_token=found.stored_token,
         )
+
+    def _whole(self, done: int) -> int:
+        return self._shapes.whole(done)
 
     def _plan_snapshots(self, job: PrefillJob, start: int, branch: int = 0) -> None:
         """At ends of passes: none ends for the sake of a snapshot."""

@@ -46,7 +46,7 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="prefix-disk", daemon=True)
         self._thread.start()
 
-    def write(self, header: Header, arrays: list[HostArray], size: int) -> None:
+    def write(self, header: Header, arrays: Sequence[HostArray], size: int) -> None:
         self._jobs.put((self._do_write, header, arrays, size))
 
     def remove(self, name: str) -> None:
@@ -99,7 +99,7 @@ class Writer:
                 self._found.put(header)
         self._known = there
 
-    def _do_write(self, header: Header, arrays: list[HostArray], size: int) -> None:
+    def _do_write(self, header: Header, arrays: Sequence[HostArray], size: int) -> None:
         written = False
         try:
             if not (self._folder / header.name).exists():

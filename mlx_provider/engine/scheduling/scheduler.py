@@ -79,6 +79,8 @@ class Scheduler:
         Reclaims memory for it, and sets that aside for its rows. `None`: no prompt is let in.
         """
         for job in self._by_urgency(now):
+            if job.restoring:
+                continue
             if job.admitted:
                 return None
             if awaits(job, self.waiting):
@@ -157,7 +159,8 @@ class Scheduler:
         sizes, rows = self.chunking, tuple(self.running)
         target = sizes.limits.stall_target
         alone = sizes.seconds(rows, passes=passes) if rows else 0.0
-        job = next((job for job in self._by_urgency(now) if job.admitted), None)
+        ready = (job for job in self._by_urgency(now) if job.admitted and not job.restoring)
+        job = next(ready, None)
         if job is None:
             return StepPlan(rows, pass_seconds=alone)
         if job.scoring is not None:

@@ -32,6 +32,12 @@ class StepRecord:
     """Tokens of the last pass were read before this one was decided, as drafts need them."""
 
     @property
+    def runs(self) -> bool:
+        """Whether there is anything to run."""
+        plan = self.plan
+        return bool(plan.rows) or plan.chunk is not None or plan.scored is not None
+
+    @property
     def mixed(self) -> Chunk | None:
         """The chunk that is in the pass of the rows."""
         return self.plan.chunk if self.plan.mixed else None

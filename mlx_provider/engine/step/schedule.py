@@ -118,7 +118,8 @@ class Schedule:
 
     def _begin(self) -> None:
         """Give a cache to each prompt that was let in and has none."""
-        for job in [j for j in self._state.scheduler.waiting if j.admitted and j.cache is None]:
+        ready = [j for j in self._state.scheduler.waiting if j.admitted and not j.restoring]
+        for job in [j for j in ready if j.cache is None]:
             self._state.output.started(job.request)
             with self._commit.isolated(job.request, "its prefill"):
                 self._start.begin(job)

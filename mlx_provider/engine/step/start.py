@@ -29,12 +29,14 @@ class Start:
                 self._state.prefix_cache.look_up(job)
 
     def begin(self, job: PrefillJob) -> None:
-        """Give a prompt that was let in its row cache."""
+        """Give a prompt that was let in its row cache, or have the disk do so."""
         state = self._state
         capacity = len(job.tokens) if job.embeds else state.scheduler.admission.kv_capacity(job)
         if state.prefix_cache is not None and job.uses_prefix_cache:
             with Isolation(partial(_not_cached, job.request)):
                 self._looked_up(job.request, state.prefix_cache.begin(job, capacity))
+        if job.restoring:
+            return
         if state.sparse_prefill is not None and job.uses_prefix_cache:
             state.sparse_prefill.begin(job)
         if not job.uses_prefix_cache:

@@ -1,0 +1,121 @@
+"""How packed arrays lie in a file of the disk tier.
+
+Either bit for bit, or, where the operator chose so, the floats of segments in 4 or 8 bits, in
+groups along their last axis, as MLX quantises. Other threads see memory of arrays as numpy views
+alone: the engine thread makes and evaluates every array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from .arrays import ArrayPack
+from .files import Contents, HostArray
+
+GROUPS = (64, 32)
+"""Floats that share a scale, the first that divides their number."""
+FLOATS = (mx.bfloat16, mx.float16, mx.float32)
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A pack on its way to a file."""
+
+    structure: Mapping[str, Any]
+    arrays: tuple[HostArray, ...]
+    """Views that any thread may read."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays)
+
+
+def encode(pack: ArrayPack, bits: int | None = None) -> Encoded:
+    """`bits`: of each float; `None`: as they are."""
+    groups = [0 if bits is None else _group(stack) for stack in pack.stacks]
+    arrays: list[Any] = []
+    for stack, group in zip(pack.stacks, groups, strict=True):
+        parts = mx.quantize(stack, group, bits) if group else (stack,)
+        arrays += [_plain(part) for part in parts]
+    mx.eval(arrays)
+    structure = {
+        "places": pack.places,
+        "dtypes": [_name(stack) for stack in pack.stacks],
+        "groups": groups,
+        "bits": bits,
+    }
+    return Encoded(structure, tuple(_view(array) for array in arrays))
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Arrays that a file is read into."""
+
+    structure: Mapping[str, Any]
+    arrays: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, contents: Contents) -> Staged:
+        """Make and evaluate them. Raises `ValueError` and `TypeError` for an unknown structure."""
+        arrays = [mx.zeros(shape, _dtype(kind)) for shape, kind in contents.shapes]
+        mx.eval(arrays)
+        return cls(contents.header.structure, tuple(arrays))
+
+    def views(self) -> Sequence[HostArray]:
+        """Their memory, for the thread that reads the file."""
+        return [_view(array) for array in self.arrays]
+
+    def pack(self) -> ArrayPack:
+        """The pack again, if its floats are as they were."""
+        dtypes = self.structure["dtypes"]
+        stacks = (_as(a, _dtype(name)) for a, name in zip(self.arrays, dtypes, strict=True))
+        return ArrayPack(tuple(stacks), tuple((g, r) for g, r in self.structure["places"]))
+
+    def __getitem__(self, index: int) -> Any:
+        """Array `index` of the pack (lazy)."""
+        stack, row = self.structure["places"][index]
+        groups, bits = self.structure["groups"], self.structure["bits"]
+        at = sum(3 if group else 1 for group in groups[:stack])
+        dtype = _dtype(self.structure["dtypes"][stack])
+        parts = [a[row : row + 1].squeeze(0) for a in self.arrays[at : at + 3]]
+        if not groups[stack]:
+            return _as(parts[0], dtype)
+        words, scales, biases = parts
+        return mx.dequantize(words, _as(scales, dtype), _as(biases, dtype), groups[stack], bits)
+
+
+def _group(stack: Any) -> int:
+    """Floats to a scale; 0: the stack is written as it is."""
+    if stack.dtype not in FLOATS:
+        return 0
+    return next((group for group in GROUPS if stack.shape[-1] % group == 0), 0)
+
+
+def _plain(array: Any) -> Any:
+    """As a dtype that numpy has."""
+    return array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
+
+
+def _as(array: Any, dtype: Any) -> Any:
+    return array if array.dtype == dtype else array.view(dtype)
+
+
+def _view(array: Any) -> HostArray:
+    return np.asarray(array)
+
+
+def _name(array: Any) -> str:
+    return str(array.dtype).removeprefix("mlx.core.")
+
+
+def _dtype(name: str) -> Any:
+    """Of the name that MLX or numpy gives it."""
+    if name == "bfloat16":
+        return mx.bfloat16
+    kind = np.dtype(name.removesuffix("_")).name
+    return mx.bool_ if kind == "bool" else getattr(mx, kind)

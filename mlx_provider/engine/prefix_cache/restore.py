@@ -1,0 +1,161 @@
+"""A prefix on its way from disk into the row cache of one request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from .disk_index import Step
+from .encoding import Staged
+from .files import BadFile, Contents, Header, HostArray
+from .row_filler import RowFiller
+from .snapshots import Snapshot
+
+SLICE = 2**26
+"""Bytes that are copied into a row between two steps."""
+
+Part = tuple[Mapping[int, Sequence[Any]], int, int, int]
+"""Arrays by leaf; their tokens `start .. stop`, behind so many others."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a restore reads, and where it goes."""
+
+    filler: RowFiller
+    held: Sequence[Part]
+    """Segments that memory has."""
+    segments: Sequence[Step]
+    state: Header | None
+    length: int
+
+
+class Origin(Protocol):
+    """Where a restore comes from."""
+
+    def plan(self) -> Plan | None:
+        """What is to be read now; `None`: memory has it."""
+
+    def usable(self, length: int) -> int:
+        """The most tokens within `length` at which the row may resume; 0: memory has as many."""
+
+    def damaged(self, name: str, reason: BadFile | OSError) -> None:
+        """A file cannot be read."""
+
+
+class Restore:
+    """Belongs to the engine thread; the reader's thread calls it there."""
+
+    def __init__(self, origin: Origin) -> None:
+        self._origin = origin
+        self._plan: Plan | None = None
+        self._at = 0
+        self._staged: Staged | None = None
+        self._left: list[Sequence[tuple[int, int, int]]] = []
+        self._state: Snapshot | None = None
+        self._reached = 0
+        self.ended = False
+        """Nothing more is read; any thread may ask."""
+        self.cache: list[Any] | None = None
+        """The row cache once it has ended; `None`: nothing was restored."""
+        self.length = 0
+        """Tokens that it holds."""
+
+    def begin(self) -> Sequence[Header]:
+        """It is its turn: the files that it needs."""
+        plan = None if self.ended else self._origin.plan()
+        if plan is None:
+            self.abandon()
+            return []
+        self._plan = plan
+        for arrays, start, stop, skip in plan.held:
+            plan.filler.put(arrays, start, stop, skip)
+            self._reached = stop
+        return self._headers(plan)
+
+    def stage(self, contents: Contents) -> Sequence[HostArray]:
+        """Memory for the arrays of the next file."""
+        if self.ended:
+            raise FileNotFoundError("nobody wants it any more")
+        self._staged = Staged.of(contents)
+        return self._staged.views()
+
+    def take(self) -> bool:
+        """Take a slice of the file that was read; whether more of it is left."""
+        plan, staged = self._plan, self._staged
+        if self.ended or plan is None or staged is None:
+            return False
+        header = self._headers(plan)[self._at]
+        if header is plan.state:
+            self._state = Snapshot(dict(header.structure["layers"]), staged.pack())
+        else:
+            if not self._left:
+                self._left = _slices(header, staged, plan.filler.leaves)
+            self._put(plan, staged)
+            if self._left:
+                return True
+        self._staged = None
+        self._at += 1
+        return False
+
+    def _put(self, plan: Plan, staged: Staged) -> None:
+        _, first, took = plan.segments[self._at - (plan.state is not None)]
+        start, stop = max(first, self._reached), min(first + took, plan.length)
+        leaves = self._left.pop(0) if self._left else []
+        arrays = {leaf: [staged[i] for i in range(at, at + n)] for leaf, at, n in leaves}
+        plan.filler.put(arrays, start, stop, start - first)
+        if not self._left:
+            self._reached = stop
+
+    def stop(self, name: str, reason: BadFile | OSError) -> None:
+        """A file cannot be read: end with what is there."""
+        if self.ended:
+            return
+        self._origin.damaged(name, reason)
+        plan = self._plan
+        length = 0 if plan is None or plan.state is not None else self._reached
+        self._end(self._origin.usable(length))
+
+    def finish(self) -> None:
+        """Everything was read."""
+        if not self.ended and self._plan is not None:
+            self._end(self._plan.length)
+
+    def abandon(self) -> None:
+        """Nobody wants it, or it cannot be had. What it holds is free at once."""
+        self._end(0)
+
+    def _end(self, length: int) -> None:
+        if self.ended:
+            return
+        if length and self._plan is not None:
+            self.cache = self._plan.filler.finish(length, self._state)
+            self.length = length
+        self._plan = self._staged = self._state = None
+        self._left = []
+        self.ended = True
+
+    def _headers(self, plan: Plan) -> Sequence[Header]:
+        """The state first: without it nothing else is of use."""
+        state = [] if plan.state is None else [plan.state]
+        return [*state, *(header for header, _, _ in plan.segments)]
+
+
+def leaves_of(state: Header) -> list[int]:
+    """The leaves of which a snapshot's file holds the state."""
+    return [leaf for leaf, _ in state.structure["layers"]]
+
+
+def _slices(
+    header: Header, staged: Staged, wanted: frozenset[int]
+) -> list[Sequence[tuple[int, int, int]]]:
+    """Leaves of a segment, with their first array and how many there are, in slices."""
+    found, at = [], 0
+    for leaf, count in header.structure["layers"]:
+        if leaf in wanted and count:
+            found.append((leaf, at, count))
+        at += count
+    each = max(1, sum(array.nbytes for array in staged.arrays) // max(1, len(found)))
+    size = max(1, SLICE // each)
+    return [found[at : at + size] for at in range(0, len(found), size)]

@@ -1,0 +1,75 @@
+"""A row cache that is filled piece by piece with stored segments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from ..memory import leaves
+from .rebuild import hand_over, is_of, slack_of
+from .snapshots import Snapshot
+
+
+class RowFiller:
+    """Buffers of a row of up to `length` tokens, with room for `room` behind them.
+
+    Each piece is copied into place, so a row takes no memory beside its own but that of the
+    piece.
+    """
+
+    def __init__(self, cache: list[Any], length: int, room: int, states: frozenset[int]) -> None:
+        """`cache`: a fresh one; `states`: leaves that get a snapshot's state."""
+        self._cache = cache
+        self._length = length
+        self._room = room
+        self._buffers: dict[int, list[Any]] = {}
+        self._layers = {i: leaf for i, leaf in enumerate(leaves(cache)) if i not in states}
+
+    @property
+    def leaves(self) -> frozenset[int]:
+        """Leaves that segments fill."""
+        return frozenset(self._layers)
+
+    def put(self, arrays: Mapping[int, Sequence[Any]], start: int, stop: int, skip: int) -> None:
+        """Copy tokens `start .. stop`, of which each array begins with `skip` others.
+
+        Raises `ValueError` for arrays of another make than the layer's.
+        """
+        for leaf, parts in arrays.items():
+            layer = self._layers.get(leaf)
+            if layer is None or not parts:
+                continue
+            if not is_of(layer, len(parts)):
+                raise ValueError(f"{type(layer).__name__} is not what was stored")
+            if leaf not in self._buffers:
+                tokens = self._length + slack_of(layer, self._length, self._room)
+                self._buffers[leaf] = [_buffer(part, tokens) for part in parts]
+            for buffer, part in zip(self._buffers[leaf], parts, strict=True):
+                buffer[..., start:stop, :] = part[..., skip : skip + stop - start, :]
+        mx.eval([self._buffers[leaf] for leaf in arrays if leaf in self._buffers])
+
+    def finish(self, length: int, snapshot: Snapshot | None) -> list[Any]:
+        """The row cache, of which the first `length` tokens are filled."""
+        for leaf, layer in self._layers.items():
+            buffers = self._buffers.get(leaf)
+            if buffers is None:
+                continue
+            if not slack_of(layer, self._length, self._room):
+                buffers = [mx.contiguous(buffer[..., :length, :]) for buffer in buffers]
+            hand_over(layer, buffers, length)
+        fresh = []
+        if snapshot is not None:
+            every = leaves(self._cache)
+            for leaf in snapshot.layers:
+                attributes = snapshot.attributes(leaf)
+                vars(every[leaf]).update(attributes)
+                fresh += [a for _, a in tree_flatten(attributes) if isinstance(a, mx.array)]
+        mx.eval(fresh, list(self._buffers.values()))
+        return self._cache
+
+
+def _buffer(part: Any, tokens: int) -> Any:
+    return mx.zeros((*part.shape[:-2], tokens, part.shape[-1]), part.dtype)

@@ -1,0 +1,35 @@
+"""Rows from memory and disk, where no engine thread runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agent_traffic import SyntheticModel
+from mlx_provider.engine.prefix_cache.cache import PrefixCache
+from mlx_provider.engine.prefix_cache.key import CacheKey, as_ids
+from mlx_provider.testing.driver import Calls
+
+
+def restored(
+    prefix_cache: PrefixCache,
+    calls: Calls,
+    model: SyntheticModel,
+    key: CacheKey,
+    tokens: list[int],
+    *,
+    room: int = 0,
+    grid: int = 1,
+) -> tuple[list[Any], int]:
+    """A row with what memory and disk have of a prompt, and how many tokens that is."""
+    ids, make = as_ids(tokens), model.make_cache
+    found = prefix_cache.on_disk(
+        key, ids, limit=len(ids) - 1, make_cache=make, room=room, grid=grid
+    )
+    if found is not None and found.length:
+        restore = found.start()
+        while not restore.ended:
+            calls.run()
+        if restore.cache is not None:
+            return restore.cache, restore.length
+    match = prefix_cache.match(key, ids, len(ids) - 1)
+    return prefix_cache.restore(match, make), match.length

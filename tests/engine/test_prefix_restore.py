@@ -1,0 +1,225 @@
+"""A prefix comes back from disk while others decode."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from mlx_provider.engine.engine import Engine
+from mlx_provider.engine.prefix_cache import disk as disk_tier
+from mlx_provider.engine.prefix_cache import restore
+from mlx_provider.engine.prefix_cache.cache import PrefixCache
+from mlx_provider.engine.prefix_cache.disk import DiskTier
+from mlx_provider.engine.request import Phase, Request
+from mlx_provider.engine.worker import EngineWorker
+from mlx_provider.families.text import TextModel
+from mlx_provider.testing.driver import (
+    Alternating,
+    Calls,
+    alone,
+    new_engine,
+    new_request,
+    output_of,
+    run,
+)
+
+PROMPT = [30 + i * 7 % 300 for i in range(200)]
+PIECES = 5
+"""Files of the prompt."""
+
+
+@dataclass
+class Restarted:
+    """An engine that finds on disk what another one has kept."""
+
+    model: TextModel
+    folder: Path
+    calls: Calls
+    cache: PrefixCache
+    engine: Engine
+
+    def restart(self) -> None:
+        self.cache.close()
+        disk = DiskTier(self.folder, 2**30, self.calls)
+        self.cache = PrefixCache(budget=lambda: 2**24, disk=disk)
+        self.engine = new_engine(
+            self.model, prefix_cache=self.cache, clock=lambda: self.now, scheduler=Alternating
+        )
+
+    now = 0.0
+
+    def ask(self, tokens: list[int], **more: object) -> Request:
+        request = new_request(tokens, max_tokens=4, **more)
+        self.engine.submit(request)
+        return request
+
+    def served(self, tokens: list[int]) -> Request:
+        """A request, once it has ended."""
+        request = self.ask(tokens)
+        while self.engine.scheduler.waiting or not self.engine.idle:
+            self.engine.step()
+            if any(job.restoring for job in self.engine.scheduler.waiting):
+                self.calls.run()
+        assert output_of(request).tokens == output_of(alone(self.model, request)).tokens
+        return request
+
+    def names(self) -> list[Path]:
+        return sorted((self.folder / "prefixes").glob("*.kv.safetensors"))
+
+
+@pytest.fixture
+def restarted(
+    qwen3: TextModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Restarted]:
+    monkeypatch.setattr(disk_tier, "EDGE", len(PROMPT) // PIECES)
+    monkeypatch.setattr(restore, "SLICE", 1)
+    disk = DiskTier(tmp_path, 2**30, Calls())
+    cache = PrefixCache(budget=lambda: 2**24, disk=disk)
+    made = Restarted(qwen3, tmp_path, Calls(), cache, new_engine(qwen3, prefix_cache=cache))
+    made.served(PROMPT)
+    made.restart()
+    yield made
+    made.cache.close()
+
+
+def test_others_decode_between_two_slices(restarted: Restarted) -> None:
+    engine = restarted.engine
+    neighbour = new_request([40, 41, 42], max_tokens=200)
+    engine.submit(neighbour)
+    engine.step()
+    asked = restarted.ask([*PROMPT, 50, 51])
+    brief = restarted.ask([60, 61])
+    calls = 0
+    engine.step()
+    while jobs := [job for job in engine.scheduler.waiting if job.request is asked]:
+        (job,) = jobs
+        had = len(neighbour.rows[0].tokens)
+        if job.restoring:
+            assert asked.phase is Phase.PREFILL
+            restarted.calls.run()
+            calls += 1
+            overtaken = brief.phase is Phase.DONE
+        engine.step()
+        assert len(neighbour.rows[0].tokens) == had + 1, "no step waits for the disk"
+    slices = PIECES * len(restarted.model.make_cache())
+    assert calls >= slices, "a slice is a layer here"
+    assert overtaken
+    run(engine)
+    assert (asked.cached, asked.prefilled) == (len(PROMPT), 2)
+    for request in (neighbour, asked, brief):
+        assert output_of(request).tokens == output_of(alone(restarted.model, request)).tokens
+
+
+def test_what_memory_has_is_not_read(restarted: Restarted) -> None:
+    restarted.served(PROMPT[:100])
+    (at,) = [path for path in restarted.names() if path.stat().st_ino == _first(restarted)]
+    at.write_bytes(b"not ours")
+    assert restarted.served([*PROMPT, 50]).cached == len(PROMPT)
+
+
+def _first(restarted: Restarted) -> int:
+    headers = restarted.cache._disk._index.segments.values()  # type: ignore[union-attr]
+    names = [h.name for each in headers for h in each.values() if h.start == 0]
+    return (restarted.folder / "prefixes" / names[0]).stat().st_ino
+
+
+@pytest.mark.parametrize("reads", range(0, 16, 5))
+def test_a_cancelled_restore_frees_its_row(restarted: Restarted, reads: int) -> None:
+    asked = restarted.ask([*PROMPT, 50])
+    restarted.engine.step()
+    (job,) = restarted.engine.scheduler.waiting
+    for _ in range(reads):
+        restarted.calls.run()
+    row = weakref.ref(job.restore._plan.filler) if reads else None  # type: ignore[union-attr]
+    restarted.engine.cancel(asked)
+    gc.collect()
+    assert row is None or row() is None
+    run(restarted.engine)
+    assert restarted.served([*PROMPT, 51]).cached == len(PROMPT)
+
+
+def test_a_deadline_ends_a_restore(restarted: Restarted) -> None:
+    asked = restarted.ask([*PROMPT, 50], deadline=5.0)
+    restarted.engine.step()
+    restarted.calls.run()
+    restarted.engine.step()
+    assert asked.phase is Phase.PREFILL
+    assert 0 < restarted.engine.rest < 1, "it looks at the clock while the disk is slow"
+    restarted.now = 6.0
+    restarted.engine.step()
+    assert asked.phase is Phase.DONE
+    assert restarted.served([*PROMPT, 51]).cached == len(PROMPT)
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff" * 100, None])
+def test_a_damaged_file_costs_what_is_behind_it(restarted: Restarted, damage: bytes | None) -> None:
+    headers = restarted.cache._disk._index.segments.values()  # type: ignore[union-attr]
+    (third,) = [h for each in headers for h in each.values() if h.start == 80]
+    path = restarted.folder / "prefixes" / third.name
+    path.write_bytes(path.read_bytes()[:-8] + b"\0" * 8 if damage is None else damage)
+    assert restarted.served([*PROMPT, 50]).cached == 80
+    assert restarted.served([*PROMPT, 51]).cached == len(PROMPT), "it was computed and kept"
+
+
+def test_a_prompt_is_written_while_it_is_computed(restarted: Restarted) -> None:
+    before = set(restarted.names())
+    restarted.ask(PROMPT[::-1])
+    for _ in range(9):
+        restarted.engine.step()
+    (job,) = restarted.engine.scheduler.waiting
+    assert 80 < job.done < len(PROMPT)
+    restarted.cache._disk.flush()  # type: ignore[union-attr]
+    assert len(set(restarted.names()) - before) == job.done // 40
+    run(restarted.engine)
+
+
+def test_what_the_queue_does_not_take_is_written_with_a_later_turn(
+    restarted: Restarted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, prompt = restarted.cache._disk, PROMPT[::-1]
+    assert disk is not None
+    monkeypatch.setattr(disk_tier, "MAX_QUEUED", 1)
+    monkeypatch.setattr(disk, "_drain", lambda: None)  # the disk does not keep up
+    restarted.served(prompt)
+    monkeypatch.undo()
+    monkeypatch.setattr(disk_tier, "EDGE", 40)
+    assert disk.report()["skipped"] > 0
+    restarted.served([*prompt, 50, 51])
+    restarted.restart()
+    assert restarted.served([*prompt, 50, 51, 52]).cached == len(prompt) + 2
+
+
+def test_an_engine_thread_waits_for_the_disk_and_is_woken_by_it(
+    restarted: Restarted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = EngineWorker(_deliver, lambda error: None)
+    steps = 0
+    cache = PrefixCache(budget=lambda: 2**24, disk=DiskTier(restarted.folder, 2**30, worker.call))
+    engine = worker.call(lambda: new_engine(restarted.model, prefix_cache=cache)).result()
+    take = engine.step
+
+    def counted() -> object:
+        nonlocal steps
+        steps += 1
+        return take()
+
+    monkeypatch.setattr(engine, "step", counted)
+    asked = new_request([*PROMPT, 50], max_tokens=2)
+    worker.call(lambda: (worker.add(engine), engine.submit(asked))).result()
+    events = []
+    while asked.phase is not Phase.DONE or not events:
+        events += asked.events.get(300) or []
+    worker.close()
+    cache.close()
+    assert asked.cached == len(PROMPT)
+    assert steps < 3 * PIECES * (len(restarted.model.make_cache()) + 3)
+
+
+def _deliver(posts: list[object]) -> None:
+    for request, events in posts:  # type: ignore[misc]
+        request.events.put(events)
