@@ -12,6 +12,7 @@ from .blocks import JsonBlock
 from .calling_text import OPENER as CALLING
 from .calling_text import scan_calling
 from .function_tags import QWEN3_CODER
+from .lookahead import behind
 from .pythonic import scan_list
 
 _JSON = JsonBlock(openers=("<tool_call>", "<|tool_call|>", "[", "{"), end="</tool_call>")
@@ -54,11 +55,7 @@ def scan(reader: TextReader, tools: Tools) -> Reading[None]:
 
 def _tool_call(reader: TextReader, tools: Tools, opener: str) -> Reading[None]:
     """JSON, tags or keys: all three stand between the same markers."""
-    mark = reader.mark()
-    reader.skip(len(opener))
-    yield from reader.space()
-    following = yield from reader.peek()
-    reader.rewind(mark)
+    following = yield from behind(reader, opener, "{", "[", "<")
     if following in ("{", "[") or opener != "<tool_call>":
         yield from _JSON.scan(reader, tools)
     elif following == "<":
@@ -68,15 +65,8 @@ def _tool_call(reader: TextReader, tools: Tools, opener: str) -> Reading[None]:
 
 
 def _list(reader: TextReader, tools: Tools) -> Reading[None]:
-    mark = reader.mark()
-    reader.skip(1)
-    yield from reader.space()
-    following = yield from reader.peek()
-    reader.rewind(mark)
-    if following == "{":
-        yield from _JSON.scan(reader, tools)
-        return
-    yield from scan_list(reader, tools)
+    scan_one = _JSON.scan if (yield from behind(reader, "[", "{")) else scan_list
+    yield from scan_one(reader, tools)
 
 
 _SHARED = ("<tool_call>", "<|tool_call|>", "<function=", CALLING, "[", "{")

@@ -6,6 +6,7 @@ from mlx_provider import CallGrammar, TaggedArguments, ToolParser
 from mlx_provider.records import Reading, TextReader, Tools
 
 from .blocks import JsonBlock
+from .lookahead import behind
 from .tagged import TagFormat
 
 QWEN3_CODER = TagFormat()
@@ -32,19 +33,11 @@ _SEED_WRITTEN = CallGrammar(
 
 def scan_coder(reader: TextReader, tools: Tools) -> Reading[None]:
     """Tags; or the JSON that these models were trained on before, between the same markers."""
-    mark = reader.mark()
-    yield from reader.accept("<tool_call>")
-    yield from reader.space()
-    following = yield from reader.at("{")
-    reader.rewind(mark)
-    if following:
-        yield from _JSON.scan(reader, tools)
-    else:
-        yield from QWEN3_CODER.scan(reader, tools)
+    json = yield from behind(reader, "<tool_call>", "{")
+    yield from (_JSON if json else QWEN3_CODER).scan(reader, tools)
 
 
 def parsers() -> tuple[ToolParser, ...]:
-    """Every format of this module."""
     return (
         ToolParser(
             name="qwen3_coder",

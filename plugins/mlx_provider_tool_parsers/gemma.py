@@ -185,7 +185,6 @@ FUNCTION_GEMMA = GemmaFormat("<start_function_call>", "<end_function_call>", "<e
 
 
 def parsers() -> tuple[ToolParser, ...]:
-    """Every format of this module."""
     return (
         ToolParser(
             name="gemma4",

@@ -9,6 +9,7 @@ from mlx_provider.records import Emit, NotACall, Reading, TextEnded, TextReader,
 
 from .edges import Edges
 from .json_text import read_call
+from .lookahead import closes
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 END, CALL, RETURN, CONSTRAIN = "<|end|>", "<|call|>", "<|return|>", "<|constrain|>"
@@ -94,17 +95,11 @@ def _body(reader: TextReader, emit: Emit, *, thoughts: bool) -> Reading[None]:
         found = yield from reader.pass_until(ends, emit)
         if found in ("", START, CHANNEL):
             return
-        mark = reader.mark()
-        reader.skip(len(found))
         if thoughts or found != END:
-            reader.release()
+            reader.skip(len(found))
             return
-        yield from reader.space()
-        following = yield from reader.at(*MARKERS)
-        if following or not (yield from reader.peek()):
-            reader.release()
+        if (yield from closes(reader, found, *MARKERS)):
             return
-        reader.rewind(mark)
         emit(reader.skip(len(found)))
 
 
@@ -146,7 +141,6 @@ def _speaks(template: str) -> bool:
 
 
 def parsers() -> tuple[ToolParser, ...]:
-    """The tool calls of this format."""
     return (
         ToolParser(
             name="harmony",
@@ -167,7 +161,6 @@ def parsers() -> tuple[ToolParser, ...]:
 
 
 def reasoning_parsers() -> tuple[ReasoningParser, ...]:
-    """The thoughts of this format."""
     return (
         ReasoningParser(
             name="harmony",

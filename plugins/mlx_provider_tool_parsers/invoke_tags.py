@@ -63,7 +63,6 @@ def _parser(name: str, form: TagFormat, *, marked: bool = False, **fields: objec
 
 
 def parsers() -> tuple[ToolParser, ...]:
-    """Every format of this module."""
     return (
         _parser(
             "minimax_m2",

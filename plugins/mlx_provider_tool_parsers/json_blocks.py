@@ -8,6 +8,7 @@ from mlx_provider.records import NotACall, Reading, TextReader, Tools
 from .blocks import JsonBlock, json_block
 from .calling_text import OPENER as CALLING
 from .calling_text import scan_calling
+from .lookahead import behind
 from .tagged import TagFormat
 
 _HERMES = JsonBlock(openers=("<tool_call>",), end="</tool_call>")
@@ -25,7 +26,7 @@ def scan_qwen(reader: TextReader, tools: Tools) -> Reading[None]:
     if (yield from reader.at(CALLING)):
         yield from scan_calling(reader)
         return
-    if (yield from _follows(reader, "<tool_call>", "<function=")):
+    if (yield from behind(reader, "<tool_call>", "<function=")):
         yield from reader.until("</tool_call>")
         raise NotACall("another format", whole=True)
     yield from _HERMES.scan(reader, tools)
@@ -46,20 +47,10 @@ def scan_hermes(reader: TextReader, tools: Tools) -> Reading[None]:
         yield from scan_calling(reader)
     elif found == "{":
         yield from _BARE.scan(reader, tools)
-    elif found == "<function=" or (yield from _follows(reader, "<tool_call>", "<function=")):
+    elif found == "<function=" or (yield from behind(reader, "<tool_call>", "<function=")):
         yield from _TAGS.scan(reader, tools)
     else:
         yield from _HERMES.scan(reader, tools)
-
-
-def _follows(reader: TextReader, opener: str, wanted: str) -> Reading[bool]:
-    """Whether `wanted` comes next behind the opener."""
-    mark = reader.mark()
-    yield from reader.accept(opener)
-    yield from reader.space()
-    found = yield from reader.at(wanted)
-    reader.rewind(mark)
-    return bool(found)
 
 
 HERMES = ToolParser(
@@ -78,7 +69,6 @@ HERMES = ToolParser(
 
 
 def parsers() -> tuple[ToolParser, ...]:
-    """Every format of this module."""
     return (
         HERMES,
         ToolParser(

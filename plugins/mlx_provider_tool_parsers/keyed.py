@@ -20,6 +20,7 @@ from mlx_provider.records import (
 
 from .blocks import JsonBlock
 from .json_text import pass_json
+from .lookahead import closes
 from .schema import Unknown, accepts
 from .values import Arguments, Unreported
 
@@ -120,14 +121,8 @@ class Keyed:
             if found == opener:
                 yield from self.quoted_call(reader, arguments, closer)
                 continue
-            mark = reader.mark()
-            reader.skip(len(end))
-            yield from reader.space()
-            followed = yield from reader.at(self.tag("arg_key"), closer)
-            if followed or not (yield from reader.peek()):
-                reader.release()
+            if (yield from closes(reader, end, self.tag("arg_key"), closer)):
                 break
-            reader.rewind(mark)
             arguments.piece(reader.skip(len(end)))
         arguments.close()
 
@@ -203,7 +198,6 @@ def scan_hy_v3(reader: TextReader, tools: Tools) -> Reading[None]:
 
 
 def parsers() -> tuple[ToolParser, ...]:
-    """Every format of this module."""
     return (
         ToolParser(
             name="glm47",

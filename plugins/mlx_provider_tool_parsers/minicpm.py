@@ -132,7 +132,6 @@ class _Nesting:
 
 
 def parsers() -> tuple[ToolParser, ...]:
-    """The format of this module."""
     return (
         ToolParser(
             name="minicpm5",

@@ -20,6 +20,7 @@ from mlx_provider.records import (
     value_types,
 )
 
+from .lookahead import behind
 from .schema import as_json, functions
 
 
@@ -73,11 +74,7 @@ def _tree(text: str) -> _Node:
 
 def scan(reader: TextReader, tools: Tools) -> Reading[None]:
     """One block of invocations."""
-    mark = reader.mark()
-    yield from reader.expect(OPEN)
-    yield from reader.space()
-    begun = yield from reader.at(PREFIX + "<invoke")
-    reader.rewind(mark)
+    begun = yield from behind(reader, OPEN, PREFIX + "<invoke")
     reading = read_marked(reader, (OPEN,), CLOSE, parse, tools)
     yield from claimed(reading) if begun else reading
 
@@ -126,7 +123,6 @@ def _json(node: _Node, inner: Any, root: Mapping[str, Any]) -> str:
 
 
 def parsers() -> tuple[ToolParser, ...]:
-    """The format of this module."""
     return (
         ToolParser(
             name="minimax_m3",

@@ -104,12 +104,10 @@ CALLS = ToolParser(
 
 
 def parsers() -> tuple[ToolParser, ...]:
-    """The tool calls of this format."""
     return (CALLS,)
 
 
 def reasoning_parsers() -> tuple[ReasoningParser, ...]:
-    """The thoughts of this format."""
     return (
         ReasoningParser(
             name="muse",

@@ -10,6 +10,7 @@ from mlx_provider.records import NotACall, Reading, TextReader, Tools, claimed, 
 
 from .blocks import JsonBlock
 from .json_text import read_call, read_whole
+from .lookahead import accept_spaced
 from .tagged import TagFormat
 
 PREFIX, SUFFIX = "<|tools_prefix|>", "<|tools_suffix|>"
@@ -31,12 +32,7 @@ def scan_apertus(reader: TextReader, tools: Tools) -> Reading[None]:
         yield from claimed(_named_call(reader), through(SUFFIX))
     if reader.calls == before:
         raise NotACall("an empty list")
-    mark = reader.mark()
-    yield from reader.space()
-    if (yield from reader.accept(SUFFIX)):
-        reader.release()
-    else:
-        reader.rewind(mark)
+    yield from accept_spaced(reader, SUFFIX)
 
 
 def _named_call(reader: TextReader) -> Reading[None]:
@@ -76,7 +72,6 @@ def scan_functionary(reader: TextReader, tools: Tools) -> Reading[None]:
 
 
 def parsers() -> tuple[ToolParser, ...]:
-    """Every format of this module."""
     return (
         ToolParser(
             name="apertus",

@@ -235,7 +235,6 @@ def _quoting(reader: TextReader, start: str, end: str) -> Reading[bool]:
 
 
 def parsers() -> tuple[ToolParser, ...]:
-    """Every format of this module."""
     return (
         ToolParser(
             name="llama4_pythonic",

@@ -12,6 +12,7 @@ from mlx_provider.records import NotACall, Reading, TextReader, Tools, claimed, 
 from .blocks import JsonBlock
 from .json_text import ignore, read_call
 from .kimi_ids import kimi_name, read_unnamed
+from .lookahead import behind
 
 _NAME = re.compile(r"[\w.:/-]+")
 _NAME_CHARACTERS = re.compile(r"[\w.:/-]*")
@@ -101,14 +102,11 @@ _MISTRAL_LIST = JsonBlock(openers=("[TOOL_CALLS]",), ids=True)
 
 def scan_mistral(reader: TextReader, tools: Tools) -> Reading[None]:
     """`[TOOL_CALLS]NAME[ARGS]{...}`, with `[CALL_ID]` or without; older: a JSON list."""
-    mark = reader.mark()
-    yield from reader.accept("[TOOL_CALLS]")
-    yield from reader.space()
-    if (yield from reader.at("[", "{")):
-        reader.rewind(mark)
+    if (yield from behind(reader, "[TOOL_CALLS]", "[", "{")):
         yield from _MISTRAL_LIST.scan(reader, tools)
         return
-    reader.release()
+    yield from reader.accept("[TOOL_CALLS]")
+    yield from reader.space()
     name = yield from reader.run(_NAME_CHARACTERS)
     if not name and not (yield from reader.peek()):
         return
@@ -159,7 +157,6 @@ _MISTRAL = ToolParser(
 
 
 def parsers() -> tuple[ToolParser, ...]:
-    """Every format of this module."""
     return (
         _section(
             "deepseek_v3",

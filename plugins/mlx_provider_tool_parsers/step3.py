@@ -36,7 +36,6 @@ def scan(reader: TextReader, tools: Tools) -> Reading[None]:
 
 
 def parsers() -> tuple[ToolParser, ...]:
-    """Every format of this module."""
     return (
         ToolParser(
             name="step3",

@@ -18,6 +18,7 @@ from mlx_provider.records import (
 
 from .blocks import JsonBlock
 from .json_text import ignore, pass_json
+from .lookahead import accept_spaced, closes
 from .schema import Unknown, accepts, properties
 from .values import Arguments, Unreported
 
@@ -94,15 +95,9 @@ class _TagReader:
                 yield from self.call(wrapped)
                 break
             yield from claimed(self.call(wrapped), through(form.block_end))
-        mark = reader.mark()
-        yield from reader.space()
-        closed = form.block_end and (yield from reader.accept(form.block_end))
-        if not closed:
-            reader.rewind(mark)
-        else:
-            reader.release()
+        closed = bool(form.block_end and (yield from accept_spaced(reader, form.block_end)))
         if not self.found:
-            yield from self.nothing_found(bool(closed))
+            yield from self.nothing_found(closed)
 
     def nothing_found(self, closed: bool) -> Reading[None]:
         form, reader = self.form, self.reader
@@ -206,7 +201,8 @@ class _TagReader:
             if not found:
                 raise TextEnded
             if found == form.value_end:
-                if (yield from self.ends_value(len(found), (form.key, form.call_end))):
+                tags = (form.key, form.call_end, form.block_end)
+                if (yield from closes(reader, found, *filter(None, tags))):
                     return
             elif found == form.call:
                 yield from self.quoted_call(arguments)
@@ -236,19 +232,6 @@ class _TagReader:
         while not header.endswith(">") and len(header) < 128 and (yield from reader.peek()):
             header += yield from reader.char()
         return header.removesuffix(">")
-
-    def ends_value(self, size: int, following: tuple[str, ...]) -> Reading[bool]:
-        reader = self.reader
-        mark = reader.mark()
-        reader.skip(size)
-        yield from reader.space()
-        tags = tuple(x for x in (*following, self.form.block_end) if x)
-        found = yield from reader.at(*tags)
-        if found or not (yield from reader.peek()):
-            reader.release()
-            return True
-        reader.rewind(mark)
-        return False
 
     def ends_reply(self, size: int) -> Reading[bool]:
         """Whether a function's closing tag inside an unclosed value closes the last block."""

@@ -8,14 +8,7 @@ TURN_ENDS = (
     *("<end_of_turn>", "<turn|>", "<start_function_response>", "<|tool_response>", "<|eoa|>"),
     *("<|message_sep|>", "<|observation|>", "<|user|>", "<|end_of_sentence|>", "<seed:eos>"),
     *("<｜end▁of▁sentence｜>", "<｜hy_eos｜>", "<｜hy_eos:opensource｜>", "<|assistant_end|>"),
-    *(
-        "<|END_OF_TURN_TOKEN|>",
-        "</longcat_s>",
-        "[e~[",
-        "[EOS]",
-        "[|endofturn|]",
-        "<|endofresponse|>",
-        "<|end_of_role|>",
-    ),
+    *("<|END_OF_TURN_TOKEN|>", "</longcat_s>", "[e~[", "[EOS]", "[|endofturn|]"),
+    *("<|endofresponse|>", "<|end_of_role|>"),
 )
 """Of all families at once: models of one family learn the calls of another."""

@@ -287,12 +287,10 @@ def _labelled(reader: TextReader) -> Reading[None]:
 
 
 def parsers() -> tuple[ToolParser, ...]:
-    """The actions of this format."""
     return (CALLS,)
 
 
 def reasoning_parsers() -> tuple[ReasoningParser, ...]:
-    """The thoughts of this format."""
     return (
         ReasoningParser(
             name="ui_tars",

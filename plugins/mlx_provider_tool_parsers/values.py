@@ -22,14 +22,9 @@ class Report(Protocol):
 class Unreported:
     """Takes a call of which only the extent matters."""
 
-    def call(self, name: str) -> None:
-        """Nothing is reported."""
-
-    def arguments(self, text: str) -> None:
-        """Nothing is reported."""
-
-    def end_call(self) -> None:
-        """Nothing is reported."""
+    def call(self, name: str) -> None: ...
+    def arguments(self, text: str) -> None: ...
+    def end_call(self) -> None: ...
 
 
 @dataclass
