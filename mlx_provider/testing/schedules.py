@@ -16,6 +16,8 @@ from ..records import LoadedModel
 from .driver import Alternating, alone, new_engine, new_request, output_of
 from .oracle import Eager, Oracle
 
+Answered = Callable[[LoadedModel, Request], Request]
+
 LIKELY = 5
 """Tokens whose log-probabilities each request asks for."""
 LAST = 2000
@@ -96,11 +98,13 @@ def run_schedule(
     mixes: bool = False,
     guessed: float | None = None,
     tokens_of: Callable[[Arrival], Sequence[int]] = tiny_tokens,
+    answered: Answered = alone,
     **more: Any,
 ) -> list[Request]:
     """Every request at its step, to the end of all.
 
-    `guessed`: share of the drafts that are right; unset: nothing is drafted.
+    `guessed`: share of the drafts that are right, by what each request gets `answered` alone;
+    unset: nothing is drafted.
     """
     requests = [request_of(each, tokens_of(each)) for each in arrivals]
     engine = new_engine(
@@ -110,7 +114,7 @@ def run_schedule(
         scheduler=scheduler,
         max_chunk=chunk,
         prefix_cache=prefix_cache,
-        speculation=None if guessed is None else guessing(model, requests, guessed),
+        speculation=None if guessed is None else guessing(model, requests, guessed, answered),
         **more,
     )
     last = max(a.step + (a.cancel_after or 0) for a in arrivals)
@@ -128,10 +132,12 @@ def run_schedule(
     return requests
 
 
-def guessing(model: LoadedModel, requests: Sequence[Request], share: float) -> Speculation:
+def guessing(
+    model: LoadedModel, requests: Sequence[Request], share: float, answered: Answered = alone
+) -> Speculation:
     """Drafts for every row in every number, by one who knows what comes."""
     oracle = Oracle(share)
     for request in requests:
-        for row, answer in zip(request.rows, alone(model, request).rows, strict=True):
+        for row, answer in zip(request.rows, answered(model, request).rows, strict=True):
             oracle.learn([*row.request.prompt.tokens, *answer.tokens])
     return Speculation(oracle, vocab=model.info.vocab_size, policy=Eager())

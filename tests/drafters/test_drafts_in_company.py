@@ -17,10 +17,11 @@ from mlx_provider.engine.request import Request, SamplingParams
 from mlx_provider.engine.speculation.speculation import Speculation
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.records import Drafting, PrefillChunk
-from mlx_provider.testing.driver import alone, new_engine, new_request, output_of, run
+from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from mlx_provider.testing.oracle import Eager
 from mlx_provider_drafters.draft_model import DraftModel
 from mlx_provider_drafters.lookup import Lookup
+from references import alone
 
 VOCAB = 384
 FILE = [20 + (i * i * 31 + i // 7) % 300 for i in range(150)]

@@ -144,7 +144,7 @@ def _token(row: Row, ahead: int) -> int:
     return 20 + 13 * (row.length + ahead) % 300
 
 
-EXAMPLES = [3, pytest.param(20, marks=pytest.mark.sweep)]
+EXAMPLES = [1, pytest.param(20, marks=pytest.mark.sweep)]
 
 
 @pytest.mark.parametrize("examples", EXAMPLES)

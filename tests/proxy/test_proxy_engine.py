@@ -129,6 +129,7 @@ def started():
     return [line for line in runtime().log.read_text().splitlines() if "engine on unix" in line]
 
 
+@pytest.mark.soak
 def test_two_workers_share_one_engine(tmp_path, client, own_engine, wait_until):
     client.chat.completions.create(**say("Hello!"))  # the test before may have killed it
     before = started()
