@@ -29,8 +29,12 @@ class StayAwake:
         self._process: subprocess.Popen[bytes] | None = None
 
     def update(self, *, busy: bool) -> None:
-        """Take or release the assertion. It also ends when this process does (`-w`)."""
-        if busy and self._process is None and self._program.exists():
+        """Take or release the assertion. It also ends when this process does (`-w`).
+
+        A program that has ended by itself is started again.
+        """
+        running = self._process is not None and self._process.poll() is None
+        if busy and not running and self._program.exists():
             command = [os.fspath(self._program), "-i", "-w", str(os.getpid())]
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
         elif not busy and self._process is not None:

@@ -27,9 +27,21 @@ def test_one_program_runs_while_requests_do(tmp_path: Path) -> None:
         assert first.poll() is None
     awake.update(busy=True)
     assert awake._process is first
+    first.kill()
+    first.wait()
     awake.update(busy=False)
-    assert first.returncode == -signal.SIGTERM
-    assert told.read_text() == f"-i -w {os.getpid()}\n"
+    assert awake._process is None
+    awake.update(busy=True)
+    second = awake._process
+    assert second is not None
+    second.kill()
+    second.wait()
+    awake.update(busy=True)
+    third = awake._process
+    assert third is not None
+    assert third is not second
+    awake.update(busy=False)
+    assert third.returncode == -signal.SIGTERM
 
 
 def test_machines_without_the_program_stay_as_they_are(tmp_path: Path) -> None:
