@@ -239,6 +239,8 @@ class PrefillJob:
     arrived: float = 0.0
     admitted: bool = False
     """Memory is set aside for its rows."""
+    aged: float = 0.0
+    """Seconds that it waited: until it was admitted, and for chunks of other prompts since."""
     done: int = 0
     """Tokens that `cache` holds."""
     cache: list[Any] | None = None

@@ -62,6 +62,7 @@ def next_chunk(plan: Scheduler, now: float = 0.0) -> Chunk | None:
 def ran(plan: Scheduler, chunk: Chunk) -> None:
     """The chunk is computed; rows of a whole prompt decode."""
     chunk.job.done = chunk.stop
+    plan.passed(chunk)
     if chunk.job.remaining == 0:
         plan.join(chunk.job)
         for row in chunk.job.rows:
@@ -259,6 +260,41 @@ def test_the_shortest_goes_first_and_the_long_one_is_not_starved() -> None:
         ran(plan, chunk)
     assert served_at is not None
     assert long.phase is Phase.DECODE
+
+
+@pytest.mark.parametrize("done", [640, 12_800, 19_200])
+def test_a_prompt_that_comes_never_waits_for_the_whole_of_another(done: int) -> None:
+    """However long that one has been prefilled."""
+    plan = scheduler(max_rows=1000)
+    long = plan.submit(make(20_000), now=0.0)
+    for start in range(0, done, 64):
+        assert next_chunk(plan, float(start)) == Chunk(long, start, start + 64)
+        ran(plan, Chunk(long, start, start + 64))
+    short = plan.submit(make(20), float(done))
+    assert next_chunk(plan, float(done)) == Chunk(short, 0, 20)
+
+
+def test_a_deep_prompt_is_no_brief_one() -> None:
+    """Its passes take longer than as many tokens elsewhere."""
+    curve = Curve(((1, 0.001), (64, 0.01)), per_pair=1e-6)
+    plan = scheduler(max_chunk=64, max_rows=1000, curve=curve)
+    deep, other = plan.submit(make(20_000), 0.0), plan.submit(make(1000), 0.0)
+    deep.estimated_cached = 19_500
+    chunk = next_chunk(plan)
+    assert chunk is not None
+    assert chunk.job is other
+
+
+def test_an_idle_device_takes_small_chunks_of_a_deep_prompt() -> None:
+    """Larger ones are hardly faster where each token reads so much, and a request may come."""
+    curve = Curve(((1, 0.002), (64, 0.01), (256, 0.03)), per_key=4e-7, per_pair=3e-7)
+    plan = scheduler(max_chunk=2048, curve=curve)
+    job = plan.submit(make(60_000), 0.0)
+    for depth in range(1000, 60_000, 1000):
+        job.done = depth
+        chunk = next_chunk(plan)
+        assert chunk is not None
+        assert plan.chunking.own_pass(job, chunk.size) <= 0.5
 
 
 def test_asking_for_a_plan_changes_nothing() -> None:

@@ -42,6 +42,7 @@ def test_one_program_runs_while_requests_do(tmp_path: Path) -> None:
     assert third is not second
     awake.update(busy=False)
     assert third.returncode == -signal.SIGTERM
+    assert {*told.read_text().splitlines()} == {f"-i -w {os.getpid()}"}
 
 
 def test_machines_without_the_program_stay_as_they_are(tmp_path: Path) -> None:

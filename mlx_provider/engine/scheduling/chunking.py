@@ -28,6 +28,8 @@ IDLE_STALL_SECONDS = 0.5
 chunks of that time lose much of its rate takes larger ones."""
 BRIEF_STALLS = 3.0
 """Stall targets within which a whole prompt may precede rows that decode."""
+REST = 1024
+"""Tokens of the passes by which the rest of a prompt is estimated."""
 SCORED_TOKENS = 32
 """Of a pass at most that gives the logits of each: they take more memory than all else."""
 
@@ -59,9 +61,9 @@ class Chunking:
         behind a pass of `before` seconds."""
         sizes = self._sizes(job, len(rows) if mixed else 0)
         if not rows:
-            curve = self.costs.curve
-            longest = max(IDLE_STALL_SECONDS, self.own_pass(job, worthwhile(sizes, curve.seconds)))
-            return _next(job, largest_size(sizes, partial(self.own_pass, job), longest))
+            own = partial(self.own_pass, job)
+            longest = max(IDLE_STALL_SECONDS, own(worthwhile(sizes, own)))
+            return _next(job, largest_size(sizes, own, longest))
         if self.brief(job) and not mixed:
             fitting = within(sizes, partial(self.own_pass, job), self.limits.stall_target)
             return _next(job, fitting[-1])
@@ -97,6 +99,11 @@ class Chunking:
         count = len(rows)
         tiles = replace(chunk, stop=chunk.start + in_tiles(count + chunk.size) - count)
         return self.seconds(rows, tiles) <= alone + self.own_pass(chunk.job, in_tiles(chunk.size))
+
+    def rest(self, job: PrefillJob) -> float:
+        """Seconds of prefill until a prompt needs no more, at half of the depth that is left."""
+        depth = len(job.tokens) - job.cost // 2
+        return job.work * self.costs.pass_of(0, 0, REST, depth) / REST
 
     def own_pass(self, job: PrefillJob, tokens: int) -> float:
         """Seconds of a pass over the next tokens of a prompt alone."""

@@ -9,13 +9,14 @@ is mixed into the pass of the rows where it may be, and as large as the stall ta
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 from ..fixed_shapes import FixedShapes
 from ..request import Phase, PrefillJob, Request, Row
 from .admission import Admission, Budget, Limits
 from .chunking import IDLE_STALL_SECONDS, Chunking
 from .costs import Costs
-from .plan import StepPlan
+from .plan import Chunk, StepPlan
 from .shared_prefix import awaits
 
 __all__ = ["Budget", "Limits", "Scheduler"]
@@ -89,6 +90,7 @@ class Scheduler:
                 need, beside = self._needed(job)
                 self._reclaim(need + beside)
                 if self.admission.fits(need, beside if self.active_rows else 0):
+                    job.aged = now - job.arrived
                     return self.let_in(job)
             if now - job.arrived > PATIENCE_SECONDS:
                 # nobody new overtakes it any more; what was let in must go on, or it never fits
@@ -101,6 +103,13 @@ class Scheduler:
             job.admitted = True
             job.request.phase = Phase.PREFILL
         return job
+
+    def passed(self, chunk: Chunk) -> None:
+        """A chunk has run, for which the other prompts in prefill have waited."""
+        seconds = self.costs.pass_of(0, 0, chunk.size, chunk.start)
+        for job in self.waiting:
+            if job.admitted and job is not chunk.job:
+                job.aged += seconds
 
     def join(self, job: PrefillJob) -> None:
         """The prompt is in the cache: its rows may decode, each once it has its first token."""
@@ -184,8 +193,12 @@ class Scheduler:
     def _by_urgency(self, now: float) -> list[PrefillJob]:
         if len(self.waiting) < 2:
             return self.waiting
-        each = self.costs.pass_of(0, 0, 1024) / 1024
-        return sorted(self.waiting, key=lambda job: job.work * each - AGING * (now - job.arrived))
+        return sorted(self.waiting, key=partial(self._urgency, now))
+
+    def _urgency(self, now: float, job: PrefillJob) -> float:
+        """A prompt that is prefilled gets no older: one that comes never waits for all of it."""
+        waited = job.aged if job.admitted else now - job.arrived
+        return self.chunking.rest(job) - AGING * waited
 
     def _precedes(self, job: PrefillJob) -> bool:
         """Whether a prompt goes before rows decode, as long as those wait no longer than they may.

@@ -185,6 +185,7 @@ class Prefill:
         job = chunk.job
         job.done = chunk.stop
         job.request.prefilled += chunk.size
+        self._state.scheduler.passed(chunk)
         self._state.recorder.tokens(prefilled=chunk.size, cached=0, decoded=0)
         if self._state.prefix_cache is not None and job.uses_prefix_cache:
             self._state.prefix_cache.passed(job, chunk.start)
