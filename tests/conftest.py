@@ -19,9 +19,13 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 # No test fails by the clock: a busy machine is no defect. Examples are others in each run.
-settings.register_profile(
-    "suite", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
-)
+for profile, examples in (("suite", 20), ("sweep", 200)):
+    settings.register_profile(
+        profile,
+        deadline=None,
+        max_examples=examples,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
 settings.load_profile("suite")
 
 InstallPlugin = Callable[..., str]

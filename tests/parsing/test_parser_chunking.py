@@ -16,10 +16,7 @@ from mlx_provider.testing.conformance.texts import FRAGMENTS, replies
 
 from .conftest import REASONING_PARSERS, TOOL_PARSERS, read_chunks
 
-quick = settings(
-    max_examples=40,
-    derandomize=True,
-)
+quick = settings(derandomize=True)
 NAMES = sorted({parser.name for parser in TOOL_PARSERS.values()})
 THOUGHTS = sorted({parser.name for parser in REASONING_PARSERS.values()})
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from PIL import Image
 from tokenizers import Tokenizer
@@ -114,7 +114,6 @@ FIELDS = [
 
 
 @pytest.mark.parametrize("name", [*TEXT, *VISION])
-@settings(max_examples=40)
 @given(field=st.sampled_from(FIELDS), data=st.data())
 def test_no_field_of_a_request_gives_a_control_token(
     served: ServedOf, name: str, field: str, data: st.DataObject
@@ -134,7 +133,6 @@ def test_no_field_of_a_request_gives_a_control_token(
 
 
 @pytest.mark.parametrize("name", [*TEXT, *VISION])
-@settings(max_examples=25)
 @given(st.text(max_size=20))
 def test_a_prompt_without_such_strings_is_tokenised_whole(
     served: ServedOf, name: str, text: str
@@ -229,7 +227,6 @@ REPLY = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=50)
 @given(thought=REPLY, answer=REPLY, argument=REPLY)
 def test_a_reply_renders_to_a_prefix_of_the_next_prompt(
     served: ServedOf, thought: str, answer: str, argument: str

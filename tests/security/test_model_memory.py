@@ -23,7 +23,7 @@ from mlx_provider.protocol.sampling import Sampling
 from mlx_provider.serving.service import ChatService
 from mlx_provider.testing.tiny import build
 
-MODELS, CLIENTS, REQUESTS = 6, 16, 1
+MODELS, CLIENTS, REQUESTS = 4, 10, 1
 PATIENCE = 120.0
 LIMIT = 14_200_000
 TIGHT = 10_400_000

@@ -105,21 +105,30 @@ KINDS: list[tuple[dict[str, Any], Any]] = [
 ]
 
 
-@pytest.mark.parametrize("rows", [70, pytest.param(200, marks=pytest.mark.sweep)])
-def test_more_constrained_rows_than_decode_together_beside_free_ones(qwen: Any, rows: int) -> None:
+@pytest.fixture
+def narrow(make_service: Any, tiny_class: Any, qwen: Any) -> Any:
+    """The same model where few rows decode together."""
+    service, client = make_service(max_rows=12)
+    return tiny_class(client, service, qwen.model)
+
+
+@pytest.mark.parametrize("rows", [16, pytest.param(200, marks=pytest.mark.sweep)])
+def test_more_constrained_rows_than_decode_together_beside_free_ones(
+    narrow: Any, rows: int
+) -> None:
     """All valid, or cut and said so; whoever decodes beside them is not touched."""
     free = {"logprobs": True, "max_tokens": 120}
-    alone = [qwen.ask(f"Word {i}", **free).only.tokens for i in range(4)]
-    beside = [qwen.start(f"Word {i}", **free) for i in range(4)]
+    alone = [narrow.ask(f"Word {i}", **free).only.tokens for i in range(4)]
+    beside = [narrow.start(f"Word {i}", **free) for i in range(4)]
     started = []
     for seed in range(rows):
         given, check = KINDS[seed % len(KINDS)]
         asked = {**given, "sampling": warm(seed), "max_tokens": 500}
-        started.append((check, qwen.start(f"Run {seed}", **asked)))
-    assert [qwen.read(each).only.tokens for each in beside] == alone
+        started.append((check, narrow.start(f"Run {seed}", **asked)))
+    assert [narrow.read(each).only.tokens for each in beside] == alone
     whole = 0
     for check, generation in started:
-        choice = qwen.read(generation).only
+        choice = narrow.read(generation).only
         if choice.reason == "length":
             continue
         check(choice)
