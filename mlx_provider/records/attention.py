@@ -1,7 +1,7 @@
-"""Attention over caches that stay apart: what a routed `scaled_dot_product_attention` is given.
+"""Attention over separate caches: the arguments of a routed `scaled_dot_product_attention`.
 
-Where rows of unlike lengths decode in one call, its keys and values are `Parts`, one pair of
-arrays for each cache; `parts_of` reads them, and plain arrays as one part for all rows.
+If rows of different lengths decode in one call, keys and values are `Parts`, one pair of arrays for
+each cache. `parts_of` reads them; plain arrays are one part for all rows.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ class Run:
     cache: Any
     rows: slice
     turned: bool = False
-    """They are one row's tokens, which stand where others have rows."""
+    """The tokens of one row are on the axis of the rows."""
 
 
 class Parts(list[Any]):
-    """Keys or values of several caches, in row order, and whose they are."""
+    """Keys or values of several caches, in the order of their rows."""
 
     def __init__(self, arrays: list[Any], runs: list[Run], *, apart: bool = False) -> None:
-        """`apart`: how one part is computed must not depend on the others that are there."""
+        """`apart`: the other parts must not change how one part is computed."""
         super().__init__(arrays)
         self.runs = runs
         self.apart = apart
 
 
 class Part(NamedTuple):
-    """Rows of a call's queries, and what they attend to."""
+    """Rows of a call's queries, with their keys and values."""
 
     keys: Any
     """(B, Hk, S, D)"""
@@ -42,7 +42,7 @@ class Part(NamedTuple):
     (added)."""
     rows: slice = slice(None)
     turned: bool = False
-    """One row's tokens stand where others have rows."""
+    """The tokens of one row are on the axis of the rows."""
 
     def of(self, x: Any) -> Any:
         """Its rows of (rows, H, L, D), as (B, H, L, D)."""
@@ -50,7 +50,7 @@ class Part(NamedTuple):
 
 
 def parts_of(keys: Any, values: Any, mask: Any) -> list[Part]:
-    """What the rows of a call attend to; `mask`: one for each part, or one for all."""
+    """The parts of a call. `mask`: one for each part, or one for all."""
     if not isinstance(keys, Parts):
         return [Part(keys, values, mask)]
     masks = mask if isinstance(mask, list) else [mask] * len(keys)

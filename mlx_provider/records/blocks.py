@@ -1,4 +1,4 @@
-"""What becomes of a block of calls: reported, shown as text, or nothing at all."""
+"""A block of calls is reported, shown as text, or dropped."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def read_block(
     emit: Emit,
     tools: Tools = (),
 ) -> Reading[bool]:
-    """Read a block of calls at `marker` by `scan`; False: it was text, which `emit` was given.
+    """Read a block of calls at `marker` with `scan`. False: it was text, and went to `emit`.
 
-    Text behind calls that were reported, of a further call that is malformed, goes to the
-    reader's content: reported calls cannot be taken back, and nothing is lost.
+    Reported calls cannot be taken back. If a later call is malformed, its text goes to the reader's
+    content.
     """
     start, before = reader.mark(), reader.calls
     if (yield from read_empty(reader, marker, parser.closers())):
@@ -75,14 +75,14 @@ def read_block(
 
 
 def _was_cut(reader: TextReader, parser: ToolParser) -> bool:
-    """Whether what is no call ends with the reply, so that it may have been going to be one."""
+    """Whether the reply ends inside text that could have become a call."""
     return reader.closed and (not reader.ahead() or ends_within(reader, parser.visible()))
 
 
 def _shows_cut(
     reader: TextReader, parser: ToolParser, marker: str, emit: Emit, tools: Tools
 ) -> bool:
-    """Show the text from `marker` to the reply's end unless it is the beginning of a call."""
+    """Show the text from `marker` to the end of the reply, unless it begins a call."""
     text = reader.skip(len(reader.ahead()))
     body = text[len(marker) :]
     if not marker.rstrip("[{"):
@@ -142,12 +142,11 @@ def _rest(parser: ToolParser, marker: str) -> Rest | None:
 
 
 def read_empty(reader: TextReader, marker: str, closers: tuple[str, ...]) -> Reading[bool]:
-    """Whether an empty list of calls stands here; it is then read, and nothing remains of it.
+    """Read an empty list of calls. False: there is none here.
 
-    One rule for all formats: markers with nothing or `[]` between them, or a marker with `[]`
-    behind it, are how a model says that it calls nothing. Markers are no text for people, so
-    neither they nor the brackets are shown. A `[]` without a marker, or in a code fence, is an
-    answer, and stays.
+    In all formats, a model writes that it calls nothing as markers with nothing or `[]` between
+    them, or as a marker with `[]` after it. Neither is shown. A `[]` without a marker, or in a code
+    fence, is an answer.
     """
     body = marker.rstrip("[{")
     if not body or body.startswith("```"):

@@ -1,4 +1,4 @@
-"""What is text where a call that had begun turns out to be none."""
+"""The text to show if a call that has begun is none."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def through(*ends: str) -> Rest:
 
 
 def claimed(reading: Reading[T], rest: Rest | None = None) -> Reading[T]:
-    """Read what only a call can be: a failure in it leaves text, in which no call is looked for."""
+    """Read text that can only be a call. If it is none, it is text, and no call is looked for in
+    it."""
     try:
         return (yield from reading)
     except NotACall as failure:

@@ -1,4 +1,4 @@
-"""Clients: programs of others, such as coding agents, that are started on a gateway of ours."""
+"""Clients: programs, such as coding agents, that are started on our gateway."""
 
 from __future__ import annotations
 
@@ -10,63 +10,63 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Gateway:
-    """What a client is told of the gateway that it is to use, and of the model behind it."""
+    """The gateway that a client uses, and its model."""
 
     url: str
     """Without a path: `http://127.0.0.1:4000`."""
     key: str = field(repr=False)
-    """Belongs into `Profile.environment` or `Profile.files`; in an argument it is refused."""
+    """Put it into `Profile.environment` or `Profile.files`; an argument with it is refused."""
     model: str
-    """The name that clients ask for; names of other models lead to the same one."""
+    """The model's name for clients; any other name leads to the same model."""
     context: int
     """Tokens of prompt and answer."""
     output: int
     """Tokens of an answer at most."""
     images: bool
-    """The model sees."""
+    """The model takes images."""
     folder: Path
-    """Where the profile's files lie: the user's alone, and gone when the client has ended. The next
-    launch has the same path, so that it may stand in a prompt."""
+    """Folder of the profile's files. Only the user can read it; it is deleted when the client ends.
+    Its path is the same at the next launch, so a prompt may contain it."""
     workplace: Path
-    """The folder that the client is started in."""
+    """The client's working folder."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What a client is run with, so that it reads and writes nothing of the user's own settings."""
+    """How a client is run, so that it neither reads nor writes the user's own settings."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables, on top of the user's."""
+    """Variables in addition to the user's."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Content by path below `Gateway.folder`, whose mode will be 0600."""
+    """Content by path below `Gateway.folder`; the mode will be 0600."""
     arguments: tuple[str, ...] = ()
-    """Stand before the user's own."""
+    """They come before the user's own."""
     hidden: tuple[str, ...] = ()
-    """Patterns (`ANTHROPIC_*`) of the user's variables that would lead the client elsewhere."""
+    """Patterns (`ANTHROPIC_*`) of the user's variables that would redirect the client."""
 
 
 @dataclass(frozen=True)
 class ClientServer:
-    """One that a client's settings name."""
+    """A server in a client's settings."""
 
     url: str
     context: int | None = None
-    """Tokens that the client takes the model's context to have, where it says so."""
+    """Tokens of context that the client assumes."""
 
 
 @dataclass(frozen=True)
 class ClientSettings:
-    """Where a user's own settings of a client name a server: `doctor` reads them, nobody writes."""
+    """Where the user's own settings of a client name a server. `doctor` reads them."""
 
     variables: tuple[str, ...] = ()
-    """Of the environment, each an address."""
+    """Environment variables with an address."""
     files: tuple[str, ...] = ()
-    """JSON, TOML or YAML by suffix, below the home folder; `$NAME/...` below a folder that a
-    variable names instead."""
+    """JSON, TOML or YAML by suffix, below the home folder; `$NAME/...`: below the folder in a
+    variable."""
     servers: Callable[[Mapping[str, Any]], Iterable[ClientServer]] = lambda content: ()
-    """Those that the content of a file names, which may be anything: strangers wrote it."""
+    """The servers in the content of a file. Expect any content."""
     window: str = ""
-    """The variable that tells the context where a variable tells the address."""
+    """The variable with the context, if a variable has the address."""
 
 
 @dataclass(frozen=True)
@@ -74,17 +74,17 @@ class Client:
     """A program that speaks one of a gateway's APIs."""
 
     name: str
-    """What users type: `mlx-provider launch <name>`."""
+    """As in `mlx-provider launch <name>`."""
     command: str
-    """The executable, as it is found on `PATH`."""
+    """The executable on `PATH`."""
     install: str
-    """The command that installs it, in one line."""
+    """The command that installs it, on one line."""
     profile: Callable[[Gateway], Profile]
-    """How it is told of a gateway. Writes nothing itself."""
+    """The profile for a gateway. Writes nothing itself."""
     api: Literal["chat", "messages", "responses"] = "chat"
     aliases: tuple[str, ...] = ()
     serves: str = ""
-    """One line for people: what it is."""
+    """One line for people."""
     settings: ClientSettings = ClientSettings()
     prompt_bytes: int = 0
-    """Of the body of its first request, without files of a project; 0: not known."""
+    """Size of its first request without files of a project; 0: not known."""

@@ -1,4 +1,4 @@
-"""Drafters: who guesses what a row will say next, so that one pass can check several tokens."""
+"""Drafters guess the next tokens of a row, so that one pass can check several."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class DraftRow:
-    """One row for which drafts are wanted, as a drafter sees it."""
+    """A row for which drafts are wanted."""
 
     tokens: list[int]
-    """Prompt and reply so far; it grows. Of the last one no layer of the model has seen anything
-    yet."""
+    """Prompt and reply so far; the list grows. The model has not seen the last token yet."""
     wanted: int = 0
-    """Drafts that may be proposed at most, 1 to 7."""
+    """Maximum number of drafts, 1 to 7."""
     fresh: int = 0
-    """Last tokens whose `hidden` the drafter is shown for the first time; at first some of the
-    prompt's, too."""
+    """Number of last tokens with new `hidden` states; in the first call, some of the prompt's, too.
+    """
     hidden: mx.array | None = None
-    """(fresh, hidden size): the states before those tokens, from which the model has drawn them,
-    where the drafter asks for them. A token is missing between two calls where nobody drafted."""
+    """(fresh, hidden size), if the drafter asks for them: the states from which the model drew
+    those tokens. A token between two calls is missing if no row had a draft then."""
     state: Any = None
-    """The drafter's own, from one call to the next."""
+    """Kept for the drafter from one call to the next."""
     salt: str = ""
-    """Whose text it is. Drafts made of one tenant's text, and how fast their replies come, would
-    tell another one of it: what a drafter remembers of a row may help rows of this salt alone."""
+    """The tenant of the text. Drafts made from one tenant's text, and the speed of their replies,
+    would tell another tenant about it: use what is remembered of a row only for rows of the same
+    salt."""
 
 
 class Drafting(Protocol):
@@ -43,70 +43,67 @@ class Drafting(Protocol):
     def propose(self, rows: Sequence[DraftRow]) -> Sequence[Sequence[int] | None]:
         """Tokens that may follow each row's last one, in the order of `rows`; at most `wanted`.
 
-        None at all: the row is asked for again after a while, the later the oftener. `None`: it is
-        asked for again at the next step; whatever is computed must be as short as a step, so that
-        a long prompt is read in pieces. A wrong guess costs time alone, a fault its drafts: nobody
-        loses an answer.
+        An empty list: the row is asked for again later, after a rest that grows. `None`: it is
+        asked for again at the next step. Compute no longer than a step takes: read a long prompt in
+        pieces. A wrong guess costs only time, and a fault costs only the drafts.
         """
 
 
 class Scoring(Protocol):
-    """One prompt on its way through a scorer. Whoever drops it frees what it holds."""
+    """One prompt in a scorer. Dropping it frees its memory."""
 
     def advance(self) -> NDArray[np.float32] | None:
-        """Run one more piece, and wait for it; once all is read, a score for each token, (tokens,).
+        """Run one piece and wait for it. After the last one, returns a score for each token,
+        (tokens,).
 
-        Tokens of higher scores matter more to what follows the prompt. Pieces end where they do
-        whatever the time: a prompt must be scored alike in any company. Rows that decode wait
-        meanwhile, so each is as short as a step. A fault costs the scores alone: the prompt is then
-        prefilled whole.
+        Tokens with higher scores matter more for the reply. Pieces must not depend on time, so that
+        a prompt has the same scores in any batch. Rows that decode wait, so make each piece as
+        short as a step. After a fault, the whole prompt is prefilled.
         """
 
 
 @runtime_checkable
 class ScoresPrompts(Protocol):
-    """A `Drafting` that knows which tokens of a prompt matter, for sparse prefill."""
+    """A `Drafting` that scores the tokens of a prompt for sparse prefill."""
 
     @property
     def longest_scored(self) -> int:
-        """Tokens of a prompt that it can score at most."""
+        """Maximum length of a prompt in tokens."""
 
     @property
     def scored_token_bytes(self) -> int:
-        """Bytes of memory that each of them takes until all are scored."""
+        """Bytes of memory per token until all are scored."""
 
     def scoring(self, tokens: Sequence[int]) -> Scoring:
-        """Begin with a prompt; nothing is computed yet."""
+        """Start a prompt; computes nothing yet."""
 
 
 @dataclass(frozen=True)
 class DraftOptions:
-    """What the operator says about drafts."""
+    """The operator's options for drafts."""
 
     model: Path | None = None
     """The folder of a smaller model of the same vocabulary."""
     room: int | None = None
-    """Bytes that there are for what a drafter loads and keeps; `None`: as many as it will."""
+    """Bytes of memory for the drafter; `None`: no limit."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Drafter:
-    """A way to draft."""
-
     name: str
     refuses: Callable[[Path, LoadedModel, DraftOptions], str]
-    """(the checkpoint's folder, the model in memory, options) -> why it cannot draft for it, in
+    """(folder of the checkpoint, loaded model, options) -> why it cannot draft for the model, on
     one line for the operator; empty: it can. Reads no weights."""
     start: Callable[[Path, LoadedModel, DraftOptions], Drafting]
-    """Get ready (engine thread). Raises errors of `mlx_provider.errors`."""
+    """Load it (engine thread). Raises errors of `mlx_provider.errors`."""
     keeps: Callable[[Drafting], int] = field(default=lambda drafting: 0)
-    """Bytes that what it keeps of rows may come to take, beside what `start` has loaded."""
+    """Maximum bytes that it keeps for rows, in addition to what `start` has loaded."""
     hidden: bool = False
-    """It must be shown hidden states: the model has to be a `ShowsHidden`."""
+    """It needs hidden states: the model must be a `ShowsHidden`."""
     media: bool = True
-    """It may draft for prompts that hold images."""
+    """It can draft for prompts with images."""
     automatic: int = 0
-    """Rank among those taken where the operator names none; 0: never."""
+    """Rank of the drafter if the operator names none; 0: never taken."""
     serves: str = ""
     """One line for people."""

@@ -1,4 +1,4 @@
-"""How the states of a text become its vector, as a model's files and its family tell it."""
+"""How the hidden states of a text become its vector."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Pooling = Literal["last", "mean", "cls"]
-"""Which states make the vector: the last token's, the mean of all, the first token's."""
+"""The state of the last token, the mean of all states, or the state of the first token."""
 
 
 @dataclass(frozen=True)
 class Embedding:
-    """What is known of a model's vectors. Its states are those that a `ShowsHidden` hands out."""
+    """A model's vectors. Its states are those of a `ShowsHidden`."""
 
     width: int = 0
-    """Numbers of a whole vector."""
+    """Dimensions of a vector."""
     pooling: Pooling | None = None
-    """`None`: its files do not say, and it embeds only where its operator does."""
+    """`None`: the model's files do not say; the operator must choose."""
     normalise: bool = True
-    """Vectors have length 1."""
     prompts: Mapping[str, str] = field(default_factory=dict)
-    """Texts to put before an input, by the name that a client gives."""
+    """Texts that go before an input, by the name that a client gives."""
     default_prompt: str = ""
-    """Name of the one that is taken where a client names none; empty: none is."""
+    """Name of the default prompt; empty: none."""
     refusal: str = ""
-    """Why it cannot embed, whatever an operator says; empty: it can."""
+    """Why it cannot embed; empty: it can."""

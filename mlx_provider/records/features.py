@@ -1,7 +1,7 @@
-"""What a tower made, taken apart into arrays and an outline, and put together on another rank.
+"""Features of a vision tower as arrays and an outline, to send them to another rank.
 
-An outline is JSON: it tells where each array stands and never names code. Classes come from the
-model that takes the features (`SpreadsFeatures`), which both ranks have.
+An outline is JSON: it has the place of each array and never names code. The classes come from the
+model (`SpreadsFeatures`), which both ranks have.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ DEEPEST = 16
 
 @runtime_checkable
 class SpreadsFeatures(Protocol):
-    """A `LoadedModel` whose features consist of arrays, and can be made again from them."""
+    """A `LoadedModel` whose features can be rebuilt from their arrays."""
 
     @property
     def feature_types(self) -> Types:
-        """The dataclasses that occur in them, in an order that all ranks share."""
+        """The dataclasses in its features, in the same order on all ranks."""
 
 
 def leaves(features: Any) -> list[mx.array]:
@@ -48,9 +48,9 @@ def _leaves(features: Any) -> Iterator[mx.array]:
 
 
 def outline(features: Any, types: Types) -> Outline:
-    """Features without what is in their arrays. `types`: the model's `feature_types`.
+    """Features without the content of their arrays. `types`: the model's `feature_types`.
 
-    Raises `TypeError` for anything that features may not consist of.
+    Raises `TypeError` for other content than `leaves` allows.
     """
     if _is_array(features):
         return ["array", list(features.shape), str(features.dtype).rpartition(".")[2]]
@@ -67,10 +67,8 @@ def outline(features: Any, types: Types) -> Outline:
 
 
 def rebuilt(described: Outline, arrays: Sequence[mx.array], types: Types) -> Any:
-    """Features of an outline and of the arrays that `leaves` gave.
-
-    Raises `BadRequest` where they do not belong together.
-    """
+    """Features of an outline and of the arrays of `leaves`. Raises `BadRequest` if they do not
+    match."""
     left = iter(arrays)
     try:
         made = _rebuilt(described, left, types, 0)
@@ -129,5 +127,5 @@ def _parts(features: Any) -> list[Any]:
 
 
 def _is_array(value: Any) -> bool:
-    """By its attributes: who lists plugins must not import MLX."""
+    """By its attributes: listing plugins must not import MLX."""
     return hasattr(value, "shape") and hasattr(value, "dtype") and hasattr(value, "nbytes")

@@ -1,4 +1,4 @@
-"""How a model writes calls and messages: what a constraint forces, and a parser reads back."""
+"""How a model writes calls and messages: a constraint forces it, and a parser reads it."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ class TaggedArguments:
     between: str = ""
     """Text between two arguments."""
     text: tuple[str, str] | None = ("", "")
-    """What stands around a text value; `None`: it is written as a JSON string."""
+    """Text before and after a text value; `None`: it is a JSON string."""
     text_key_after: str = ""
-    """`key_after` of a text value, where the format tells the two apart."""
+    """`key_after` of a text value, if it differs."""
     untyped: Literal["text", "json"] = "text"
-    """How a value is written whose schema names no type."""
+    """How a value without a type in its schema is written."""
     barred: tuple[str, ...] = ()
-    """Text that no text value may hold, since the parser reads more into it than text. What
-    closes a value is barred anyway."""
+    """Text that no text value may contain, because the parser would not read it as text. What
+    closes a value is always barred."""
     keywords: bool = False
-    """Keys are Python's keywords; a call with others is written with one JSON object."""
+    """Keys must be valid Python keywords; a call with other keys has one JSON object."""
 
     @property
     def tells_text(self) -> bool:
-        """Whether a text value is written in another way than other values."""
+        """Whether text values are written differently from other values."""
         return bool(self.text_key_after) or self.text not in (None, ("", ""))
 
     def writes_text(self, schema: Any, root: Mapping[str, Any]) -> bool:
-        """Whether a value of this schema, which refers to `root`, may be written as bare text."""
+        """Whether a value of this schema (references within `root`) may be bare text."""
         types = value_types(schema, root)
         if self.text is None:
             return False
@@ -58,7 +58,7 @@ class CallGrammar:
     open: str = ""
     close: str = ""
     between: str | None = ""
-    """Text between two calls; `None`: the format knows one call a reply."""
+    """Text between two calls; `None`: the format has one call per reply."""
     tagged: TaggedArguments | None = None
     """`None`: the arguments are one JSON object."""
 
@@ -68,7 +68,7 @@ class CallGrammar:
     ) -> CallGrammar:
         """`{"name": NAME, key: ARGUMENTS}` between two markers.
 
-        `end` empty: nothing tells where another call begins, so there is one a reply.
+        `end` empty: nothing separates two calls, so there is one per reply.
         """
         before = f'{start}{{"name": "{{name}}", "{key}": '
         return cls(before, f"}}{end}", between=between if end else None)
@@ -82,12 +82,10 @@ class CallGrammar:
 
 @dataclass(frozen=True)
 class MessageGrammar:
-    """How a format that addresses every message writes one."""
+    """How a format with an address on every message writes one."""
 
     thought: str
-    """What opens a thought."""
     thought_end: str
     next: str
-    """What opens the message after a thought."""
+    """Opens the message after a thought."""
     answer: str
-    """What opens an answer."""

@@ -1,4 +1,4 @@
-"""Kernels: functions that compute faster on one kind of device than those that models call."""
+"""Kernels: functions that are faster on one kind of device than those of the models."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Replacement:
-    """One function that upstream's models call, and what takes its place."""
+    """A function that upstream's models call, and its replacement."""
 
     module: str
-    """The module that defines it; a function of the same name from elsewhere is left alone."""
+    """The module that defines it; functions of the same name from other modules stay."""
     name: str
     make: Callable[[Function], Function]
-    """(the original) -> a function of the same arguments and result, up to rounding.
+    """(original) -> a function with the same arguments and result, up to rounding.
 
-    It hands on to the original whatever it is not made for: other dtypes, quantised keys, arrays
-    too small to be worth it. An attention's keys may be `Parts`, see `records.attention`.
+    It calls the original for everything else: other dtypes, quantised keys, arrays that are too
+    small. The keys of an attention may be `Parts`, see `records.attention`.
     """
     at_home: bool = False
-    """Callers stand in the module that defines it, not in those of a model's layers."""
+    """Its callers are in the module that defines it, not in those of a model's layers."""
     tolerance: float = 1e-4
-    """Largest difference of a value of float32 from the original's, as a share of the largest of
-    these; what `pytest --mlx-conformance` holds it to."""
+    """Largest difference from the original in float32, as a share of the largest value; `pytest
+    --mlx-conformance` checks it."""
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """Replacements for one kind of device. Of all that match, one is chosen for a loaded model."""
+    """Replacements for one kind of device. One of those that match is chosen for a loaded model."""
 
     name: str
     matches: Callable[[str, str], bool]
-    """(device, precision) -> whether these are made for it; asked whenever a model is loaded.
+    """(device, precision) -> whether they are made for it; asked when a model is loaded.
 
     `device` is `cpu`, `metal` or `cuda`; `precision` is the model's `ModelInfo.precision`.
     """
     replacements: Callable[[], Iterable[Replacement]]
-    """Asked only where these are chosen: what they need is imported here, not with the plugin."""
+    """Called only if these are chosen: import here what they need, not with the plugin."""
     rank: int = 0
-    """Of several that match, those with the highest rank are taken."""
+    """The match with the highest rank is taken."""
     serves: str = ""
-    """One line for people: what becomes faster where."""
+    """One line for people."""
     patches: tuple[UpstreamPatch, ...] = ()
-    """What `replacements` replace, one for each, with the reason."""
+    """One for each replacement, with the reason."""

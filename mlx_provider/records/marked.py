@@ -1,4 +1,4 @@
-"""Blocks of calls that stand between two markers and are parsed as a whole."""
+"""Blocks of calls between two markers that are parsed as a whole."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from .parsing import Parse, ToolCall, Tools
 from .reading import NotACall, Reading, TextEnded, TextReader
 
 _MOST_MARKERS = 16
-"""Markers that one call's arguments may contain before it is given up."""
+"""Maximum number of markers in the arguments of one call."""
 
 
 def read_marked(
     reader: TextReader, openers: tuple[str, ...], end: str, parse: Parse, tools: Tools
 ) -> Reading[None]:
-    """Read one block and report its calls; the reader stands on one of `openers`.
+    """Read one block and report its calls; the reader is at one of `openers`.
 
-    A marker inside an argument is text: the block ends at the first end at which `parse`
-    succeeds. Where it succeeds at none, a block that holds as many ends as openers is text as a
-    whole. `end` empty: the reply's end.
+    A marker inside an argument is text: the block ends at the first end at which `parse` succeeds.
+    If it succeeds at none, a block with as many ends as openers is text. `end` empty: the end of
+    the reply.
     """
     yield from reader.accept(*openers)
     text, inner, ended = "", 0, 0
@@ -41,7 +41,7 @@ def read_marked(
 
 
 def _ends(reader: TextReader, found: str, parse: Parse, text: str, tools: Tools) -> bool:
-    """Whether `text` is calls, which are then reported; `found` is the end marker behind it."""
+    """Report the calls in `text`, if it is calls; `found` is the end marker after it."""
     try:
         calls = parse(text, tools)
     except (ValueError, RecursionError):  # `json.loads` of a thousand brackets raises the latter
@@ -55,7 +55,7 @@ def _ends(reader: TextReader, found: str, parse: Parse, text: str, tools: Tools)
 
 
 def report_call(reader: TextReader, call: ToolCall) -> None:
-    """Report a whole call. Raises `TypeError` for what a broken parser made."""
+    """Report a whole call. Raises `TypeError` for the call of a broken parser."""
     if not isinstance(call.name, str) or not isinstance(call.arguments, str):
         raise TypeError(f"name and arguments of a call are text, not {call!r}")
     reader.call(call.name)
