@@ -33,9 +33,9 @@ import copy
 from typing import ClassVar, Self
 
 RESTART = 1.0
-"""Seconds after which a new engine may be asked."""
+"""Seconds until a new engine can be asked."""
 LONGEST = 2000
-"""Characters of a message, which may quote what a client sent."""
+"""Maximum characters of a message, which may quote a client's text."""
 
 
 class MLXProviderError(Exception):
@@ -52,13 +52,13 @@ class MLXProviderError(Exception):
         super().__init__(message)
         self.message = message
         self.param = param
-        """Name of the request part at fault, where one is."""
+        """Name of the wrong part of the request."""
         self.retry_after = retry_after
-        """Seconds after which the same request may succeed, where that can be said."""
+        """Seconds after which the same request may succeed."""
 
 
 class BadRequest(MLXProviderError):
-    """The request cannot be served as written; the message names the part and the remedy."""
+    """The request is wrong; the message names the part and the remedy."""
 
     status = 400
     code = "invalid_request"
@@ -69,11 +69,11 @@ class ContextTooLong(BadRequest):
 
     code = "context_length_exceeded"
     tokens = 0
-    """Of the prompt, at least, where that is known."""
+    """Of the prompt, at least; 0: not known."""
 
     @classmethod
     def of(cls, tokens: int, context_length: int, counted: str = "") -> ContextTooLong:
-        """For a prompt of so many tokens; `counted`: how well that is known (`"at least "`)."""
+        """`counted`: text before the number, such as `"at least "`."""
         error = cls(
             f"prompt is too long: {counted}{tokens} tokens > {context_length - 1} maximum "
             f"(context of {context_length}, one token of reply at least)",
@@ -84,7 +84,7 @@ class ContextTooLong(BadRequest):
 
 
 class BodyTooLarge(BadRequest):
-    """The request's body has more bytes, or more values, than the engine takes."""
+    """The request's body has too many bytes or values."""
 
     status = 413
     code = "body_too_large"
@@ -97,14 +97,14 @@ class UnsupportedModel(BadRequest):
 
 
 class Forbidden(BadRequest):
-    """What only the engine's owner grants; the message names it and where it is granted."""
+    """Only the engine's owner grants this; the message says where."""
 
     status = 403
     code = "forbidden"
 
 
 class WrongContentType(BadRequest):
-    """A body that is not declared as JSON."""
+    """The body is not declared as JSON."""
 
     status = 415
     code = "unsupported_media_type"
@@ -117,7 +117,7 @@ class MediaError(BadRequest):
 
 
 class GrammarFailed(BadRequest):
-    """The request's own grammar or schema gave up while its reply was written."""
+    """The request's grammar or schema failed while the reply was written."""
 
     code = "grammar_failed"
 
@@ -130,14 +130,14 @@ class Unauthorized(MLXProviderError):
 
 
 class ModelNotFound(MLXProviderError):
-    """Neither a folder, nor in the local cache, nor on the Hub."""
+    """The model is neither a folder, nor in the local cache, nor on the Hub."""
 
     status = 404
     code = "model_not_found"
 
 
 class RequestTimedOut(MLXProviderError):
-    """The request's own time limit passed."""
+    """The request's time limit has passed."""
 
     status = 408
     code = "timeout"
@@ -151,13 +151,13 @@ class Overloaded(MLXProviderError):
 
 
 class RequestFailed(MLXProviderError):
-    """This request's own step failed on the device; others were not touched."""
+    """The request failed on the device; other requests were not affected."""
 
     code = "request_failed"
 
     @classmethod
     def cancelled(cls) -> Self:
-        """Nobody waits for the reply any more."""
+        """The client cancelled it."""
         return cls("the request was cancelled by its own client")
 
 
@@ -169,7 +169,7 @@ class EngineUnavailable(MLXProviderError):
 
 
 class EngineDied(EngineUnavailable):
-    """The engine ended while it held this request; a new one starts with the next request."""
+    """The engine ended during the request; the next request starts a new one."""
 
     code = "engine_died"
 
@@ -180,7 +180,7 @@ class EngineDied(EngineUnavailable):
 
 
 class RankLost(EngineUnavailable):
-    """A rank of the group that serves one model ended or stopped answering; the group restarts."""
+    """A rank of the group ended or stopped answering; the group restarts."""
 
     code = "rank_lost"
 
@@ -191,31 +191,31 @@ class RankLost(EngineUnavailable):
 
 
 class RanksDiffer(EngineUnavailable):
-    """Ranks of a group have other versions, plugins or weights: it does not start."""
+    """Ranks have different versions, plugins or weights: the group does not start."""
 
     code = "ranks_differ"
 
 
 class OtherProtocol(EngineUnavailable):
-    """The engine is of another version, with which nothing but its end can be spoken of."""
+    """The engine has another version: it can only be told to end."""
 
     code = "other_protocol"
 
 
 class LoadFailed(EngineUnavailable):
-    """A model could not be loaded; the message says by whom and why."""
+    """The model could not be loaded; the message names the plugin and the reason."""
 
     code = "load_failed"
 
 
 class MemoryInUse(EngineUnavailable):
-    """Requests for other models hold the memory that this one needs, for the time being."""
+    """Requests for other models use the memory that the model needs."""
 
     code = "memory_in_use"
 
 
 class NotInstalled(EngineUnavailable):
-    """A needed package is missing; the message names the extra to install."""
+    """A package is missing; the message names the extra to install."""
 
     code = "not_installed"
 
@@ -223,7 +223,7 @@ class NotInstalled(EngineUnavailable):
 class PluginError(MLXProviderError):
     """A plugin is broken, or two plugins claim the same name.
 
-    The status is one after which neither SDKs nor gateways try again: it would fail again.
+    After this status, SDKs and gateways do not retry, because it would fail again.
     """
 
     status = 422
@@ -231,10 +231,7 @@ class PluginError(MLXProviderError):
 
 
 def error_classes() -> dict[str, type[MLXProviderError]]:
-    """Every class of the hierarchy by its `code`.
-
-    Those of others, such as a plugin's, are left out: one would take the place of ours.
-    """
+    """Every class of this module by its `code`; a plugin's class could take the place of ours."""
     found: dict[str, type[MLXProviderError]] = {}
     todo: list[type[MLXProviderError]] = [MLXProviderError]
     while todo:
@@ -247,20 +244,18 @@ def error_classes() -> dict[str, type[MLXProviderError]]:
 def from_code(
     code: str, message: str, param: str | None = None, retry_after: float | None = None
 ) -> MLXProviderError:
-    """The error that `code` names; an unknown code gives the base class."""
+    """The error of that `code`; an unknown code gives the base class."""
     cls = error_classes().get(code, MLXProviderError)
     return cls(message, param=param, retry_after=retry_after)
 
 
 def wrong_option(option: str, message: str) -> BadRequest:
-    """What is wrong with an option that the operator chose for a model."""
+    """An error in an operator's option of a model."""
     name = f"model_info.mlx.{option}"
     return BadRequest(f"{name}: {message}", param=name)
 
 
 def for_another(error: MLXProviderError) -> MLXProviderError:
-    """The same error to be raised in another thread.
-
-    Without the traceback and the causes, whose frames keep alive what the failed call had made.
-    """
+    """A copy to raise in another thread, without traceback and causes: their frames keep objects of
+    the failed call alive."""
     return copy.copy(error)

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 PROJECT = "mlx_provider"
 API_VERSION = 1
-"""Version of this seam, which a plugin module states as `mlx_provider_api = 1`."""
+"""Version of the plugin interface; a plugin module states it as `mlx_provider_api = 1`."""
 OLDEST_API = 1
-"""The oldest version of which plugins are still taken; others are refused."""
+"""The oldest version that is accepted."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
@@ -39,17 +39,17 @@ def mlx_reasoning_parsers() -> Iterable[ReasoningParser]:  # type: ignore[empty-
 
 @hookspec
 def mlx_kernels() -> Iterable[Kernels]:  # type: ignore[empty-body]
-    """Yield functions that compute faster on some device than those of upstream's models."""
+    """Yield functions that are faster on some device than those of upstream's models."""
 
 
 @hookspec
 def mlx_drafters() -> Iterable[Drafter]:  # type: ignore[empty-body]
-    """Yield ways to guess what a row says next, which the model checks several at a time."""
+    """Yield drafters, which guess tokens that the model checks in one pass."""
 
 
 @hookspec
 def mlx_clients() -> Iterable[Client]:  # type: ignore[empty-body]
-    """Yield programs that `mlx-provider launch` can start on a gateway of ours."""
+    """Yield programs that `mlx-provider launch` can start on our gateway."""
 
 
 @hookspec

@@ -1,4 +1,4 @@
-"""What crosses the plugin seam."""
+"""The records and types of the plugin interface."""
 
 from .attention import Part, Parts, Run, parts_of
 from .blocks import read_block, scan_block

@@ -1,4 +1,4 @@
-"""JSON read while it is written."""
+"""Reads JSON while it is written."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _LITERALS = {"true": "true", "false": "false", "null": "null"} | {
 _HEX = frozenset("0123456789abcdefABCDEF")
 
 _DEEPEST = 100
-"""Levels of nesting that are read; deeper text is no argument but an accident."""
+"""Maximum levels of nesting."""
 
 
 def read_json(reader: TextReader, emit: Emit) -> Reading[None]:
-    """Read one JSON value, passing its text on as it comes.
+    """Read one JSON value and emit its text as it comes.
 
-    What is passed on is valid JSON: raw line ends inside strings are escaped, a comma before a
+    The emitted text is valid JSON: raw line ends inside strings are escaped, a comma before a
     closing bracket is dropped, Python's literals become JSON's. Raises `NotACall` at the first
     character that cannot be JSON, and for more than 100 levels of nesting.
     """

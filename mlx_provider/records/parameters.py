@@ -1,4 +1,4 @@
-"""What a tool's schema says of its parameters, to writers and to readers of calls."""
+"""The parameters in a tool's schema, for grammars and parsers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PREFIXES = {prefix: kind for kind, prefixes in _KINDS.items() for prefix in pre
 
 
 def listed_parameters(schema: Any) -> tuple[dict[str, Any], set[str]]:
-    """Parameters by name, and the names of those that must be given, through references."""
+    """Parameters by name, and the required names; follows references."""
     properties: dict[str, Any] = {}
     required: set[str] = set()
     for part in _parts(schema):
@@ -39,7 +39,7 @@ def _parts(schema: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def resolved(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema that a chain of references within `root` ends at; empty: it ends at none."""
+    """The schema at the end of a chain of references within `root`; empty: none."""
     for _ in range(20):
         if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
             break
@@ -52,10 +52,10 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def value_types(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
-    """JSON types that a value may have; empty: its schema does not tell.
+    """JSON types that a value may have; empty: its schema does not say.
 
-    A reference to what tells none is taken for an object. Each schema is looked into once: many
-    may refer to one, or to themselves.
+    A reference to a schema without a type counts as an object. Each schema is read once: references
+    may be many, or circular.
     """
     found, todo, known, refers = set[str](), [schema], set[int](), False
     while todo:
@@ -92,7 +92,7 @@ def _branches(schema: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _json_type(name: str) -> str:
-    """The JSON type that tools written for other languages mean by `float32`, `List[str]` ..."""
+    """The JSON type for names of other languages, such as `float32` or `List[str]`."""
     lower = name.strip().lower()
     return next((kind for p, kind in _PREFIXES.items() if lower.startswith(p)), lower)
 

@@ -15,7 +15,7 @@ Tools = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One finished call. `arguments` is JSON text, an object but for odd models."""
+    """A finished call. `arguments` is JSON text, normally an object."""
 
     name: str
     arguments: str
@@ -26,7 +26,7 @@ Parse = Callable[[str, Tools], list[ToolCall]]
 
 
 Whole = Callable[[TextReader, Tools | None], Reading[None]]
-"""(the reply, the request's tools or None where no call is looked for) -> nothing: reports all."""
+"""(reply, tools of the request, or None: look for no calls) -> nothing. Reports everything."""
 
 
 def _nothing(text: str, tools: Tools) -> list[ToolCall]:
@@ -35,67 +35,66 @@ def _nothing(text: str, tools: Tools) -> list[ToolCall]:
 
 @dataclass(frozen=True)
 class ToolParser:
-    """One tool-call format.
+    """A tool-call format.
 
-    A plain format needs `start`, `end` and `parse`; a call is then reported when it closes. A
-    format that gives `scan` reports names and arguments while they are written.
+    A plain format has `start`, `end` and `parse`; a call is reported when it closes. A format with
+    `scan` reports names and arguments while they are written.
     """
 
     name: str
     start: str
-    """Text that opens a call; nothing from here on is content. Empty: only `starts` open one."""
+    """Text that opens a call and is no content. Empty: only `starts` open one."""
     end: str
     """Text that closes it; empty: the end of the reply."""
     parse: Parse = _nothing
-    """(text between the markers, the request's tools) -> calls. Raises `ValueError`: no call; so
-    does text that is nested too deeply for Python (`RecursionError`).
+    """(text between the markers, the request's tools) -> calls. `ValueError`, or `RecursionError`
+    for deep nesting: no call.
 
-    Whatever else it raises is a fault of the parser: its text is shown as text, and the fault
-    is reported with the parser's name.
+    Any other error is a fault of the parser: the text is shown, and the fault is reported with the
+    parser's name.
     """
     detect: Callable[[str], bool] = lambda template: False
-    """Whether a chat template speaks this format."""
+    """Whether a chat template uses this format."""
     scan: Callable[[TextReader, Tools], Reading[None]] | None = None
-    """Read one block; the reader stands on its opening marker.
+    """Read one block; the reader is at its opening marker.
 
-    Raises `NotACall` where the text is not a call: it is then shown as text; what was reported
-    of it stays, unfinished. Lets `TextEnded` pass where the reply is cut.
+    Raises `NotACall` for text that is no call: it is shown as text, and what was already reported
+    stays, unfinished. Does not catch `TextEnded`, if the reply is cut.
     """
     starts: tuple[str, ...] = ()
     """Further opening markers."""
     ends: tuple[str, ...] = ()
     """Further closing markers."""
     first: tuple[str, ...] = ()
-    """Openers that count only where nothing but white space stands before them."""
+    """Openers that count only at the beginning of a reply, after white space."""
     markers: tuple[str, ...] = ()
-    """Further text that must be readable although it may be special tokens."""
+    """Further text that is decoded even if it is special tokens."""
     aliases: tuple[str, ...] = ()
     atomic: bool = False
-    """Report a block only once it is whole: for formats that a late fault turns into text."""
+    """Report a block only when it is complete, for formats in which a late fault makes it text."""
     cut: Literal["text", "drop"] = "text"
-    """What becomes of a call that the reply's end cuts before anything of it was reported, where
-    the request has no tools; with tools it is dropped."""
+    """For a request without tools: a call that is cut before anything was reported becomes text, or
+    is dropped. With tools it is dropped."""
     after: Literal["keep", "drop"] = "keep"
-    """Text after the first block; some formats end a reply there and what follows is noise."""
+    """Text after the first block; in some formats the reply ends there."""
     whole: Whole | None = None
-    """Reads a complete reply, thoughts and answer included, instead of marked blocks in it."""
+    """Reads a complete reply with thoughts and answer, not only marked blocks."""
     rank: int = 0
-    """Of several parsers that detect a template, the one with the highest rank is taken."""
+    """If several parsers detect a template, the highest rank wins."""
     turn_ends: tuple[str, ...] = ()
-    """Ends of turns that are no text directly behind a call; models spell them out there."""
+    """Ends of turns that are no text directly after a call."""
     grammar: CallGrammar | None = None
-    """How calls are written, for `tool_choice: required` and named tools. `None`: as JSON objects
-    of `name` and `arguments` between `start` and `end`. Either way a request whose forced call
-    this parser would not read back is refused with status 400."""
+    """How calls are written, for `tool_choice: required` and named tools. `None`: JSON objects with
+    `name` and `arguments` between `start` and `end`. A request with a forced call that this parser
+    could not read is refused with status 400."""
     describe: Callable[[Tools], str] | None = None
-    """The system message that says which tools there are and how to call them, for a chat template
-    that shows none. `None`: their JSON schemas, and an example of `grammar`."""
+    """The system message with the tools and the way to call them, for a chat template that shows
+    none. `None`: their JSON schemas, and an example of `grammar`."""
     fallback: Literal["", "read", "write"] = ""
-    """Its part where a chat template shows no known format: to `read` calls of whatever format
-    the model chooses, or to be the one that it is made to `write`. By rank, as in detection."""
+    """Its use if a chat template shows no known format: to `read` calls in any format, or as the
+    format that the model must `write`. The highest rank wins."""
 
     def call_grammar(self) -> CallGrammar:
-        """How calls are written."""
         if self.grammar is not None:
             return self.grammar
         start = f"{self.start}\n" if self.start else ""
@@ -110,47 +109,47 @@ class ToolParser:
         return tuple(x for x in (self.end, *self.ends) if x)
 
     def visible(self) -> tuple[str, ...]:
-        """Every text that must be readable although it may be special tokens."""
+        """Every text that is decoded even if it is special tokens."""
         found = (*self.openers(), *self.first, *self.closers(), *self.markers)
         return tuple(x for x in found if x)
 
 
 @dataclass(frozen=True)
 class ReasoningParser:
-    """How thoughts are marked off from the answer."""
+    """A format of thoughts."""
 
     name: str
     start: str
     end: str
     detect: Callable[[str], bool] = lambda template: False
-    """Whether a chat template speaks this format."""
+    """Whether a chat template uses this format."""
     starts: tuple[str, ...] = ()
     """Further openers."""
     ends: tuple[str, ...] = ()
     """Further closers."""
     unmarked: Literal["wait", "reasoning", "content"] = "wait"
-    """What text before any marker is when nobody knows how the prompt ended. `wait`: hold it
-    until a marker tells; thoughts if it is a closer, else content."""
+    """Meaning of text before any marker if the prompt's end is unknown. `wait`: hold it until a
+    marker; it is thoughts if that is a closer, else content."""
     calls: tuple[tuple[str, str], ...] = ()
-    """Openers of calls that end a thought even where no tool parser is at work, each with the
-    characters that must follow it (after white space); empty: any."""
+    """Openers of calls that end a thought even without a tool parser, each with the characters that
+    must follow it (after white space); empty: any."""
     prefix: str = ""
-    """Text shown before the reply: what the prompt ended with and the client expects to see."""
+    """Text shown before the reply: the prompt's end that the client expects to see."""
     header: str = ""
-    """Word that the format writes after an opener, before the thoughts, and that is no thought."""
+    """A word after an opener that is no part of the thoughts."""
     hidden: tuple[str, ...] = ()
-    """Markers around the answer that are no text."""
+    """Markers around the answer, which are not shown."""
     unmarked_call: Literal["content", "reasoning"] = "content"
-    """With `wait`: what the held text is when a call follows it."""
+    """With `wait`: meaning of the held text if a call follows."""
     aliases: tuple[str, ...] = ()
     whole: Whole | None = None
-    """Reads a complete reply; for formats that address every message to a channel."""
+    """Reads a complete reply, for formats with an address on every message."""
     markers: tuple[str, ...] = ()
-    """Further text that must be readable although it may be special tokens."""
+    """Further text that is decoded even if it is special tokens."""
     rank: int = 0
-    """Of several parsers that detect a template, the one with the highest rank is taken."""
+    """If several parsers detect a template, the highest rank wins."""
     grammar: MessageGrammar | None = None
-    """How messages are written, for structured output of a format that addresses every one."""
+    """How messages are written, for structured output in a format with an address on each."""
 
     def openers(self) -> tuple[str, ...]:
         """Every text that opens a thought."""
@@ -161,6 +160,6 @@ class ReasoningParser:
         return tuple(x for x in (self.end, *self.ends) if x)
 
     def visible(self) -> tuple[str, ...]:
-        """Every text that must be readable although it may be special tokens."""
+        """Every text that is decoded even if it is special tokens."""
         found = (*self.openers(), *self.closers(), *self.hidden, *self.markers)
         return tuple(dict.fromkeys(found))

@@ -1,8 +1,8 @@
-"""Reading a reply that is still being written: the cursor that format readers work with.
+"""A cursor over a reply that is still being written.
 
-A format is read by a generator over a `TextReader`. Where it needs text that has not arrived it
-yields, and is resumed when more has come. It never sees how the text was cut into pieces, so
-what it makes of a reply cannot depend on that.
+A generator over a `TextReader` reads a format. It yields if it needs text that has not arrived, and
+goes on when more has come. It cannot see how the text was cut into pieces, so its result does not
+depend on that.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import Literal, TypeVar
 T = TypeVar("T")
 
 Reading = Generator[None, None, T]
-"""A generator that yields while it waits for text and returns what it read."""
+"""A generator that yields while it waits for text, and returns its result."""
 
 Emit = Callable[[str], None]
 
 
 Rest = Callable[["TextReader", Emit], Reading[None]]
-"""Shows the text that still belongs to a call which turned out to be none."""
+"""Shows the rest of the text of a call that is none."""
 
 
 class NotACall(ValueError):
-    """The text at hand is not what its marker promised.
+    """The text after a marker is no call.
 
-    `whole`: everything read since the marker is text; otherwise only the marker is, and calls
-    are looked for behind it. A reader that has begun to read values says `whole`: text inside a
-    value may look like a call and must not become one. `rest` then shows what else is text.
+    `whole`: everything since the marker is text; if not, only the marker is, and calls are looked
+    for after it. A reader that has begun to read values sets `whole`, because text in a value may
+    look like a call. `rest` shows further text.
     """
 
     def __init__(self, message: str = "", *, whole: bool = False, rest: Rest | None = None) -> None:
@@ -45,9 +45,8 @@ class TextEnded(Exception):
 
 @dataclass(frozen=True)
 class TextEvent:
-    """What a reader found. `call` opens a call (text: its name, id: where the model wrote one),
-    `arguments` are pieces of JSON text, `close` ends a call that is whole, `reason`/`answer`
-    report a change of state."""
+    """`call` opens a call (text: its name; id: if the model wrote one), `arguments` is a piece of
+    JSON text, `close` ends a complete call, `reason` and `answer` change the state."""
 
     kind: Literal["content", "reasoning", "call", "arguments", "close", "reason", "answer"]
     text: str = ""
@@ -60,10 +59,9 @@ def _search(literals: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def partial_at(text: str, literals: Iterable[str], start: int = 0) -> int:
-    """Where the end of `text` may be the beginning of a literal; `len(text)`: nowhere.
+    """Where the end of `text` may begin a literal; `len(text)`: nowhere.
 
-    Only the end of the text is compared, as far as a literal reaches: nothing is kept of literals,
-    which may be a client's.
+    It compares only the end of the text, and caches no literals: they may be a client's.
     """
     found = len(text)
     for literal in literals:
@@ -96,14 +94,14 @@ class TextReader:
     # ---- the driver's side
 
     def feed(self, text: str) -> None:
-        """More of the reply."""
+        """Add text of the reply."""
         if self._marks == 0 and self._at:
             self._base += self._at
             self._text, self._at = self._text[self._at :], 0
         self._text += text
 
     def close(self) -> None:
-        """Nothing follows."""
+        """The reply has ended."""
         self.closed = True
 
     @property
@@ -114,12 +112,12 @@ class TextReader:
     # ---- what was found
 
     def content(self, text: str) -> None:
-        """Text of the answer."""
+        """Report text of the answer."""
         if text:
             self.events.append(TextEvent("content", text))
 
     def reasoning(self, text: str) -> None:
-        """Text of the thoughts."""
+        """Report text of the thoughts."""
         if text:
             self.events.append(TextEvent("reasoning", text))
 
@@ -139,12 +137,12 @@ class TextReader:
         self.events.append(TextEvent("call", name, call_id))
 
     def arguments(self, text: str) -> None:
-        """The next piece of the call's arguments, JSON text."""
+        """Report a piece of the call's arguments, JSON text."""
         if text:
             self.events.append(TextEvent("arguments", text))
 
     def end_call(self) -> None:
-        """The call is whole."""
+        """The call is complete."""
         self._open_call = False
         self._settled = self.position
         self.events.append(TextEvent("close"))
@@ -156,7 +154,7 @@ class TextReader:
 
     @property
     def settled(self) -> int:
-        """Position at which the last whole call ended."""
+        """Position of the end of the last complete call."""
         return self._settled
 
     @property
@@ -171,12 +169,12 @@ class TextReader:
     # ---- going back
 
     def hold(self) -> None:
-        """Keep what is found from here on back until `let_go`."""
+        """Hold back what is found from here on, until `let_go`."""
         self._holding, self._held, self._held_calls = True, self.events, self._calls
         self.events = []
 
     def let_go(self, *, keep: bool) -> None:
-        """Report what was held back, or forget it."""
+        """Report what was held back, or drop it."""
         found, self.events = self.events, self._held
         self._holding, self._held = False, []
         if keep:
@@ -185,14 +183,14 @@ class TextReader:
             self._calls, self._open_call = self._held_calls, False
 
     def give_up(self) -> None:
-        """Take the reply out of the hands of a reader that failed."""
+        """Reset the state that a failed reader has left."""
         if self._holding:
             self.let_go(keep=False)
         self.forget_marks()
         self.abandon_call()
 
     def take_events(self) -> list[TextEvent]:
-        """What was found and is not held back; each event is given once."""
+        """Events that are not held back; each is returned once."""
         if self._holding:
             found, self._held = self._held, []
         else:
@@ -200,7 +198,7 @@ class TextReader:
         return found
 
     def mark(self) -> int:
-        """Remember this place; pair with `release` or `rewind`."""
+        """Mark this position; pair with `release` or `rewind`."""
         self._marks += 1
         return self.position
 
@@ -209,22 +207,22 @@ class TextReader:
         self._marks -= 1
 
     def forget_marks(self) -> None:
-        """Forget every mark, also those of readers that gave up in their middle."""
+        """Forget every mark, also those of readers that failed."""
         self._marks = 0
 
     def rewind(self, mark: int) -> None:
-        """Go back to `mark` and forget it."""
+        """Return to `mark` and forget it."""
         self._marks -= 1
         self._at = mark - self._base
 
     # ---- reading
 
     def ahead(self) -> str:
-        """All text that has arrived and is not read."""
+        """Text that has arrived and is not read."""
         return self._text[self._at :]
 
     def between(self, start: int, end: int) -> str:
-        """Text from one position to another; both lie after the oldest mark."""
+        """Text from one position to another, both after the oldest mark."""
         return self._text[start - self._base : end - self._base]
 
     def skip(self, count: int) -> str:
@@ -282,7 +280,7 @@ class TextReader:
         return (yield from self.run(_SPACE))
 
     def at(self, *literals: str) -> Reading[str]:
-        """The longest of `literals` that stands here, unread; empty: none."""
+        """The longest of `literals` at this position, unread; empty: none."""
         while True:
             rest = self._text[self._at : self._at + max(map(len, literals), default=0)]
             if not self.closed and any(x != rest and x.startswith(rest) for x in literals):
@@ -291,13 +289,13 @@ class TextReader:
             return max((x for x in literals if rest.startswith(x)), key=len, default="")
 
     def accept(self, *literals: str) -> Reading[str]:
-        """Read the longest of `literals` that stands here; empty: none does."""
+        """Read the longest of `literals` at this position; empty: none."""
         found = yield from self.at(*literals)
         self._at += len(found)
         return found
 
     def expect(self, literal: str) -> Reading[None]:
-        """Read `literal`. Raises `TextEnded` in its middle, else `NotACall`."""
+        """Read `literal`. Raises `TextEnded` if the reply ends in it, else `NotACall`."""
         if (yield from self.accept(literal)):
             return
         rest = self._text[self._at : self._at + len(literal)]
@@ -306,10 +304,10 @@ class TextReader:
         raise NotACall(f"expected {literal!r}")
 
     def pass_until(self, literals: Sequence[str], emit: Emit) -> Reading[str]:
-        """Read up to the first of `literals`, which stays unread and is returned.
+        """Read up to the first of `literals`, which is returned and stays unread.
 
-        The text before it goes to `emit` as soon as no literal can begin in it. Empty: the
-        reply ended first.
+        The text before it goes to `emit` as soon as no literal can begin in it. Empty: the reply
+        ended.
         """
         wanted = tuple(literals)
         pattern = _search(wanted) if wanted else None
@@ -340,7 +338,7 @@ class TextReader:
 
 
 def ends_within(reader: TextReader, literals: Iterable[str]) -> bool:
-    """Whether the reply has ended and its last text is a literal without its end."""
+    """Whether the reply has ended inside one of `literals`."""
     rest = reader.ahead()
     return reader.closed and bool(rest) and any(x != rest and x.startswith(rest) for x in literals)
 

@@ -10,37 +10,37 @@ from typing import Literal
 class TemplateForm:
     """What a chat template demands; `families.tokenizer.template_probe` finds it by rendering.
 
-    The defaults are the form that most templates take.
+    The defaults fit most templates.
     """
 
     empty_content: Literal["null", "empty", "absent"] = "null"
-    """`content` of a turn that calls tools and says nothing."""
+    """`content` of a turn that only calls tools."""
     arguments: Literal["mapping", "text"] = "mapping"
     """Arguments of a call: an object, or its JSON text."""
     short_ids: bool = False
-    """Call ids are nine letters and digits; others raise."""
+    """Call ids must be nine letters and digits."""
     text_with_calls: Literal["together", "apart", "dropped"] = "together"
-    """A turn holds text and calls; `apart`: the text is a turn of its own before the calls;
-    `dropped`: the template has no place for it."""
+    """A turn can have text and calls; `apart`: the text is a separate turn before the calls;
+    `dropped`: the template does not show it."""
     parallel_calls: bool = True
-    """A turn may hold several calls; otherwise each is a turn with its result."""
+    """A turn can have several calls; if not, each is a turn with its result."""
     user_after_result: bool = True
-    """A user's message may follow a result; otherwise its text ends the result."""
+    """A user's message can follow a result; if not, its text is added to the result."""
     lone_system: bool = True
-    """A system message may be all there is; otherwise it becomes the user's."""
+    """A system message can be the only message; if not, it becomes the user's."""
     thought_with_text: bool = True
-    """A turn with calls may hold thoughts and text; otherwise the thoughts begin the text."""
+    """A turn with calls can have thoughts and text; if not, the thoughts begin the text."""
     text_parts: frozenset[str] = frozenset()
-    """Roles whose text may come in several parts; for others the parts are joined."""
+    """Roles whose text can have several parts; for others the parts are joined."""
     parts_only: bool = False
-    """Text reaches the prompt in parts alone, not as a string."""
+    """Only text in parts reaches the prompt, not a string."""
     takes_calls: bool = True
-    """Calls and results reach the prompt; otherwise they are written as text."""
+    """Calls and results reach the prompt; if not, they are written as text."""
     shows_tools: Literal["always", "with_system", "never"] = "always"
-    """When tools reach the prompt: `with_system`, only beside a system message. Otherwise a system
-    message describes them."""
+    """When tools reach the prompt; `with_system`: only with a system message. If they do not, a
+    system message describes them."""
     tool_fields: frozenset[str] = frozenset()
     """Fields that every tool must have: `description`, `parameters`, `properties` for the
     description of each parameter, `additionalProperties` for that keyword of each object."""
     type_lists: bool = True
-    """A parameter's `type` may be a list."""
+    """A parameter's `type` can be a list."""

@@ -1,4 +1,4 @@
-"""Ends of turns that a model spells out as text behind its calls."""
+"""Ends of turns that a model writes as text after its calls."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .reading import Reading, TextReader, ends_within
 def read_turn_ends(
     reader: TextReader, ends: Sequence[str], openers: Sequence[str], markers: Sequence[str] = ()
 ) -> Reading[str]:
-    """Read `ends` of turns that directly follow a call; anywhere else they are text.
+    """Read `ends` of turns directly after a call; elsewhere they are text.
 
-    An opener that begins like one of them is left alone. Where the reply is cut inside one of all
-    these texts, that piece is dropped. Returns the white space before what comes next.
+    An opener that begins like one of them stays. If the reply is cut inside one of all these texts,
+    that piece is dropped. Returns the white space before the next text.
     """
     while True:
         space = yield from reader.space()

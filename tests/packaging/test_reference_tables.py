@@ -100,7 +100,7 @@ def test_clients() -> None:
 def test_errors() -> None:
     classes = sorted(error_classes().values(), key=lambda cls: (cls.status, cls.code))
     means = {cls.code: first_sentence(cls.__doc__) for cls in classes}
-    means["internal_error"] = "Something of ours failed; the engine's log has the traceback"
+    means["internal_error"] = "Internal error; the engine's log has the traceback"
     expected = ["| code | status | meaning |", "|---|---|---|"]
     expected += [f"| `{cls.code}` | {cls.status} | {means[cls.code]} |" for cls in classes]
     assert table("errors") == expected, "\n".join(expected)
