@@ -14,6 +14,7 @@ from mlx_provider import ReasoningParser, ToolParser, hookimpl
 from . import (
     auto,
     function_tags,
+    functionary,
     gemma,
     harmony,
     invoke_tags,
@@ -43,6 +44,7 @@ MODULES = (
     minicpm,
     minimax_m3,
     named_values,
+    functionary,
     step3,
     harmony,
     muse,
@@ -62,5 +64,5 @@ def mlx_tool_parsers() -> Iterable[ToolParser]:
 @hookimpl
 def mlx_reasoning_parsers() -> Iterable[ReasoningParser]:
     """Thoughts of the formats that cannot be read apart from their calls."""
-    for module in (harmony, muse, ui_tars):
+    for module in (functionary, harmony, muse, ui_tars):
         yield from module.reasoning_parsers()

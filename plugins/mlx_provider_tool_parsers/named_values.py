@@ -1,9 +1,8 @@
-"""Formats in which the tool's name is a key or a line: Apertus, Functionary."""
+"""Formats in which the tool's name is a key or part of a tag: Apertus, Functionary 3.1."""
 
 from __future__ import annotations
 
 import json
-import re
 
 from mlx_provider import CallGrammar, ToolParser
 from mlx_provider.records import NotACall, Reading, TextReader, Tools, claimed, through
@@ -14,7 +13,6 @@ from .lookahead import accept_spaced
 from .tagged import TagFormat
 
 PREFIX, SUFFIX = "<|tools_prefix|>", "<|tools_suffix|>"
-_NAME = re.compile(r"[\w.:/-]*")
 
 
 def scan_apertus(reader: TextReader, tools: Tools) -> Reading[None]:
@@ -54,21 +52,9 @@ _LIST = JsonBlock(openers=("[",))
 
 
 def scan_functionary(reader: TextReader, tools: Tools) -> Reading[None]:
-    """3.1: `<function=NAME>{...}</function>`; 3.2: `>>>NAME` and a line of JSON; or a list."""
-    found = yield from reader.at("<function=", ">>>", "[")
-    if found == "[":
-        yield from _LIST.scan(reader, tools)
-    elif found == "<function=":
-        yield from _TAGS.scan(reader, tools)
-    else:
-        yield from reader.expect(">>>")
-        name = yield from reader.run(_NAME)
-        yield from reader.expect("\n")
-        if name == "all":
-            return
-        if not name:
-            raise NotACall("a call has a name")
-        yield from read_call(reader, name)
+    """`<function=NAME>{...}</function>`, or a list."""
+    form = _LIST if (yield from reader.at("[")) else _TAGS
+    yield from form.scan(reader, tools)
 
 
 def parsers() -> tuple[ToolParser, ...]:
@@ -84,14 +70,12 @@ def parsers() -> tuple[ToolParser, ...]:
             grammar=CallGrammar('{"{name}": ', "}", f"{PREFIX}[", f"]{SUFFIX}", between=", "),
         ),
         ToolParser(
-            name="functionary",
+            name="functionary_v3_1",
             start="<function=",
-            starts=(">>>",),
             first=("[",),
             end="</function>",
             scan=scan_functionary,
-            detect=lambda template: ">>>all" in template or ">>>${" in template,
-            aliases=("meetkai",),
+            detect=lambda template: "<function=" in template and "<|python_tag|>" in template,
             rank=3,
             grammar=CallGrammar("<function={name}>", "</function>"),
         ),

@@ -48,6 +48,8 @@ def chosen(parsers: Mapping[str, Any], template: str) -> str | None:
         ("<|start|>assistant<|channel|>analysis<|message|>", "harmony", "harmony"),
         ("<|python_tag|> {'name': , 'parameters': }", "llama3_json", None),
         ('{"name": function name, "parameters": dictionary of argument}', "llama3_json", None),
+        ("<|python_tag|> <function=example_function_name>", "functionary_v3_1", None),
+        (">>>all\\n {{ message.content }}", "functionary", "functionary"),
         ("<|python_start|> <|python_end|>", "llama4_pythonic", None),
         ("[TOOL_CALLS] [THINK]", "mistral", "mistral"),
         ("[TOOL_CALLS] [ARGS] [THINK]", "mistral_args", "mistral"),
