@@ -74,7 +74,7 @@ def compare_parts(
     encoded = trying.fault.summary if trying.fault else _KEPT.dump_python(own, mode="json")
     every = replication.gather(encoded)
     if (failed := next((each for each in every if isinstance(each, str)), None)) is not None:
-        raise LoadFailed(f"a rank cannot run its share: {failed}")
+        raise LoadFailed(f"a process cannot run its share: {failed}")
     found = [_KEPT.validate_python(each) for each in every]
     if all(each == found[0] for each in found):
         return None

@@ -59,7 +59,7 @@ class Meeting:
             return [each.result() for each in [threads.submit(alone, play) for play in plays]]
 
 
-def traffic(model: SyntheticModel, among: Meeting) -> tuple[list[Any], int]:
+def traffic(model: SyntheticModel, meeting: Meeting) -> tuple[list[Any], int]:
     """What the tree of one rank looks like after each of many rows, and what it has evicted."""
     dice, seen = random.Random(5), []
     cache = PrefixCache(budget=lambda: BUDGET)
@@ -75,12 +75,12 @@ def traffic(model: SyntheticModel, among: Meeting) -> tuple[list[Any], int]:
         model.feed(row, as_ids(ids), match.length, end)
         if end > match.length:
             inside = dice.random() < 0.3
-            snapshot = cache.snapshot(row, inside=inside, among=among)  # type: ignore[arg-type]
+            snapshot = cache.snapshot(row, inside=inside, heterogeneous=meeting)  # type: ignore[arg-type]
             snapshots = {} if snapshot is None else {end: snapshot}
         model.feed(row, as_ids(ids), end, len(ids))
         ahead = dice.random() < 0.3  # the last token was run ahead: a state alone does not show it
         kept = ids[: len(ids) - ahead]
-        cache.insert(KEY, kept, row, snapshots, among=among)  # type: ignore[arg-type]
+        cache.insert(KEY, kept, row, snapshots, heterogeneous=meeting)  # type: ignore[arg-type]
         cache.check_integrity()
         held = [each for root in vars(cache)["_store"].roots.values() for each in nodes(root)]
         tree = [
@@ -135,7 +135,7 @@ def test_what_a_part_counts_for_is_the_most_of_any_rank() -> None:
     def kept(model: SyntheticModel) -> int:
         cache, row = PrefixCache(budget=lambda: 2**40), model.make_cache()
         model.feed(row, as_ids([1, 2, 3]), 0, 3)
-        cache.insert(KEY, [1, 2, 3], row, {}, among=meeting)  # type: ignore[arg-type]
+        cache.insert(KEY, [1, 2, 3], row, {}, heterogeneous=meeting)  # type: ignore[arg-type]
         return cache.nbytes
 
     def own(model: SyntheticModel) -> int:

@@ -139,7 +139,7 @@ Judge = Callable[[Sequence[SoloRow], Callable[[], Sequence[ByStep]]], Judgement]
 def _judgement(
     replication: Replication, rows: Sequence[SoloRow], run: Callable[[], Sequence[ByStep]]
 ) -> Judgement:
-    """What rank 0 found; every rank runs the passes."""
+    """What the first process found; all of them run the passes."""
     own = _judged(rows, run)
     return replication.decide("judgement", lambda: own, asdict, lambda told: Judgement(**told))
 

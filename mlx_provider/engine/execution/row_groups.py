@@ -74,7 +74,7 @@ def group_of(rows: list[Row], caches: Sequence[RowCache], memory: MemoryProfile)
 
 
 class Joining(Protocol):
-    """By what rows share groups where ranks keep unlike parts of them."""
+    """By what rows share groups where processes keep different parts of them."""
 
     @property
     def memory(self) -> MemoryProfile: ...

@@ -18,9 +18,10 @@ from dataclasses import replace
 from typing import Any
 
 from ...protocol.figures import PrefixCacheFigures
+from ..heterogeneous import Heterogeneous
 from ..memory import MemoryProfile
 from ..row_cache import grow_by
-from .charges import Among, parts_over, snapshot_over
+from .charges import parts_over, snapshot_over
 from .disk import DiskTier
 from .disk_lookup import DiskLookup
 from .figures import Counters, figures, report
@@ -164,13 +165,13 @@ class PrefixCache:
         at: int | None = None,
         *,
         inside: bool = False,
-        among: Among | None = None,
+        heterogeneous: Heterogeneous | None = None,
     ) -> Snapshot | None:
         """A copy of what cannot be cut out of a longer row later: states, and windows.
 
         `at`: as they were after that many tokens (`take_snapshot` says when that is possible);
-        `inside`: not at the end of a message, so it is the first to go; `among`: ranks that
-        keep unlike parts of the row, all of which take theirs.
+        `inside`: not at the end of a message, so it is the first to go; `heterogeneous`: of
+        processes that keep different parts of the row, all of which take theirs.
         `None` where every layer can be cut at any time, or no snapshot can be taken.
         """
         found, failed = None, False
@@ -179,8 +180,8 @@ class PrefixCache:
         except (Unstorable, ValueError) as reason:
             self._warn_once(str(reason))
             failed = True
-        if among is not None:
-            found = snapshot_over(found, among, failed=failed)
+        if heterogeneous is not None:
+            found = snapshot_over(found, heterogeneous, failed=failed)
         return None if found is None else replace(found, inside=inside)
 
     def insert(
@@ -193,7 +194,7 @@ class PrefixCache:
         prompted: int | None = None,
         session: str | None = None,
         beyond: bool = False,
-        among: Among | None = None,
+        heterogeneous: Heterogeneous | None = None,
     ) -> None:
         """Keep a row: `tokens` are all that the cache holds, as key ids. The cache stays as it is.
 
@@ -202,8 +203,8 @@ class PrefixCache:
         layers may hold more tokens. Evicts others first; an entry larger than the budget is stored
         as far as it fits, one of an unknown make is not stored. Raises `ValueError` if the cache
         holds fewer tokens.
-        `beyond`: it holds more, which a cache of states alone does not show; `among`: ranks that
-        keep unlike parts of the row, all of which insert theirs.
+        `beyond`: it holds more, which a cache of states alone does not show; `heterogeneous`: of
+        processes that keep different parts of the row, all of which insert theirs.
         """
         ids = as_ids(tokens)
         ends = {n: s for n, s in snapshots.items() if 0 < n <= len(ids) and not s.inside}
@@ -211,7 +212,7 @@ class PrefixCache:
         shared = self._store.walk(key, ids).shared if inside else 0
         budget = self._shared_budget()
         try:
-            row = self._row_parts(cache, len(ids), ends, beyond=beyond, among=among)
+            row = self._row_parts(cache, len(ids), ends, beyond=beyond, heterogeneous=heterogeneous)
             if not row.exact and not row.complete:  # its state is of a later token
                 ids = ids[: max(ends, default=0)]
             path = LivePath(row, cache, ends, row.length if prompted is None else prompted, inside)
@@ -272,13 +273,13 @@ class PrefixCache:
         ends: dict[int, Snapshot],
         *,
         beyond: bool,
-        among: Among | None,
+        heterogeneous: Heterogeneous | None,
     ) -> RowParts:
-        """The parts of a row; the state of its last token is added to `ends` where ranks differ."""
-        row = parts_over(cache, length, beyond=beyond, among=among)
-        if among is None or not row.exact or among.kind is Kind.APPEND:
+        """The parts of a row; `ends` gets the state of its last token where processes differ."""
+        row = parts_over(cache, length, beyond=beyond, heterogeneous=heterogeneous)
+        if heterogeneous is None or not row.exact or heterogeneous.kind is Kind.APPEND:
             return row
-        last = self.snapshot(cache, among=among)
+        last = self.snapshot(cache, heterogeneous=heterogeneous)
         if last is not None:
             ends[length] = last
         return replace(row, exact=False)  # its state is taken

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from ...records import LoadedModel, Prompt
+from ..heterogeneous import Heterogeneous
 from ..memory import MemoryProfile, profile
 from ..request import PrefillJob, Request, Row
 from .cache import CacheKey, Match, PrefixCache, key_tokens
-from .charges import Among
 from .disk_lookup import DiskLookup
 from .key import Ids, as_ids
 from .layer_kinds import Kind
@@ -36,19 +36,21 @@ class PrefixCachePolicy:
         model: LoadedModel,
         kv: str,
         make_cache: Callable[[], list[Any]],
-        among: Among | None = None,
+        heterogeneous: Heterogeneous | None = None,
     ) -> None:
-        """`among`: ranks that keep unlike parts of a row."""
+        """`heterogeneous`: of processes that keep different parts of a row."""
         self._cache = cache
         self._model = model
         self._kv = kv
         self._make_cache = make_cache
-        self._among = among
-        self._strictest = cache.strictest(make_cache()) if among is None else among.kind
+        self._heterogeneous = heterogeneous
+        self._strictest = (
+            cache.strictest(make_cache()) if heterogeneous is None else heterogeneous.kind
+        )
         self._grid = 1
         """A prefix is used to a multiple of so many tokens."""
         self._memory: MemoryProfile | None = None
-        """Of the model's rows; `None` until one was seen, or where ranks differ."""
+        """Of the model's rows; `None` until one was seen, or where processes differ."""
 
     def look_up(self, job: PrefillJob) -> None:
         """Find the longest stored prefix of a job's tokens."""
@@ -116,7 +118,7 @@ class PrefixCachePolicy:
 
     def _fits(self, job: PrefillJob) -> int | None:
         """Tokens of a row that the prefix cache can hold, once a row was seen."""
-        if self._memory is None and self._among is None and job.done:
+        if self._memory is None and self._heterogeneous is None and job.done:
             self._memory = profile(job.held(), job.done)
         return None if self._memory is None else self._cache.fits(self._memory)
 
@@ -132,7 +134,7 @@ class PrefixCachePolicy:
                 inside = at not in self._ends(job.request.prompt)
                 within = None if at == job.done else at
                 snapshot = self._cache.snapshot(
-                    job.held(), within, inside=inside, among=self._among
+                    job.held(), within, inside=inside, heterogeneous=self._heterogeneous
                 )
                 if snapshot is not None:
                     job.snapshots[at] = snapshot
@@ -188,7 +190,7 @@ class PrefixCachePolicy:
             prompted=len(request.prompt.tokens),
             session=request.session,
             beyond=beyond,
-            among=self._among,
+            heterogeneous=self._heterogeneous,
         )
 
     def _key(self, request: Request) -> CacheKey:
