@@ -1,4 +1,4 @@
-"""Of more choices than a client wants, those of the highest log-probability per token."""
+"""The choices with the highest log-probability per token."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from litellm.types.utils import Choices, ModelResponse
 
 @dataclass(frozen=True)
 class BestOf:
-    """`made` choices of each prompt, of which `wanted` are answered."""
+    """`made` choices of each prompt, of which the best `wanted` are returned."""
 
     made: int
     wanted: int
@@ -33,7 +33,7 @@ class BestOf:
 
 
 def _per_token(choice: Choices) -> float:
-    """The mean; one that says nothing was as likely as can be."""
+    """The mean; an empty choice counts as certain."""
     given = getattr(choice, "logprobs", None)
     found = given.text_lists["token_logprobs"] if given is not None else []
     return fsum(found) / len(found) if found else 0.0

@@ -1,4 +1,4 @@
-"""What LiteLLM hands to a custom handler, read once."""
+"""The arguments of a custom handler of LiteLLM."""
 
 from __future__ import annotations
 
@@ -52,8 +52,6 @@ class Deadline:
 
 @dataclass(frozen=True)
 class Call:
-    """One request as a handler gets it."""
-
     model: str
     messages: list[Any]
     params: Mapping[str, Any]

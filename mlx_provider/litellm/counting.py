@@ -96,7 +96,7 @@ def _refusal(error: MLXProviderError) -> Exception:
 
 
 def _request(entry: Mapping[str, Any], request: Any, form: str) -> GenerateRequest:
-    """What the engine would get, were this a request for an answer. Raises `BadRequest`."""
+    """The request as the engine would get it for an answer. Raises `BadRequest`."""
     model = entry["litellm_params"]["model"].removeprefix(PROVIDER + "/")
     given: Mapping[str, Any] = {"prompt": request.prompt}
     if request.messages is not None:

@@ -47,7 +47,7 @@ def alive(
 
 
 class Signs(Protocol):
-    """What a route's clients take for a sign of life."""
+    """A route's signs of life."""
 
     def beat(self) -> Iterable[Any]:
         """The events of one."""

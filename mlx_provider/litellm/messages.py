@@ -23,7 +23,7 @@ from .warned import HEADER, header_text
 
 @dataclass
 class Answer:
-    """What one choice has said so far."""
+    """The reply of one choice so far."""
 
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Answer:
             call["function"]["arguments"] += piece.arguments
 
     def message(self, *, legacy: bool) -> Message:
-        """The message; `content` is null exactly where calls stand alone."""
+        """The message; `content` is null if there are only calls."""
         calls = [self.calls[index] for index in sorted(self.calls)]
         content = "".join(self.content)
         fields: dict[str, Any] = {"role": "assistant"}

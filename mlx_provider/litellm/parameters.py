@@ -39,24 +39,22 @@ WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
 
 
 class Parameters:
-    """Named values of which each is taken at most once."""
-
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._left = {name: value for name, value in values.items() if value is not None}
 
     def take(self, name: str, default: Any = None) -> Any:
-        """The value of `name`; it then counts as understood."""
+        """The value of `name`, which then counts as known."""
         return self._left.pop(name, default)
 
     def flag(self, name: str) -> bool | None:
-        """A value that has to be true or false."""
+        """A value that must be true or false."""
         value = self.take(name)
         if value is not None and not isinstance(value, bool):
             raise BadRequest(f"{name} must be true or false, got {shown(value)}", param=name)
         return value
 
     def mapping(self, name: str) -> dict[str, Any]:
-        """A value that has to be an object; empty where it is absent."""
+        """A value that must be an object; empty: absent."""
         value = self.take(name, {})
         if not isinstance(value, Mapping):
             raise BadRequest(f"{name} must be an object, got {shown(value)}", param=name)
@@ -69,7 +67,7 @@ class Parameters:
             raise BadRequest(f"{name}={shown(value)} is not supported: {remedy}", param=name)
 
     def ignored(self) -> list[str]:
-        """Take what has no effect; the names that deserve a warning."""
+        """Take parameters without effect. Returns the names that need a warning."""
         for name in TRANSPORT:
             self.take(name)
         return [
@@ -79,7 +77,7 @@ class Parameters:
         ]
 
     def refuse_rest(self) -> None:
-        """Raise `BadRequest` that names every parameter nobody took."""
+        """Raise `BadRequest` that names every unknown parameter."""
         if self._left:
             names = ", ".join(sorted(self._left))
             raise BadRequest(f"unknown parameter: {names}", param=min(self._left))

@@ -1,9 +1,8 @@
-"""A full context, told where each of the proxy's clients looks for it.
+"""The error of a full context, in the form that clients of the proxy know.
 
-Left to itself LiteLLM's proxy answers with `code: "400"` (1.106.2 and 1.109.1,
-`ProxyException.to_dict`), by which no client knows that a shorter prompt is the remedy. What a
-callback returns is taken where it is FastAPI's `HTTPException`, and raised as it is where it is a
-`ProxyException`.
+LiteLLM's proxy answers with `code: "400"` (1.106.2 and 1.109.1, `ProxyException.to_dict`), which
+tells no client to shorten the prompt. It takes an exception from a callback if it is FastAPI's
+`HTTPException`, and raises it unchanged if it is a `ProxyException`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from ..errors import ContextTooLong
 
 
 class _Plain(HTTPException):
-    """One whose status is known: the next class in line hands it the message alone."""
+    """An exception with a fixed status: the next class in the MRO passes only the message."""
 
     def __init__(self, *args: object) -> None:
         Exception.__init__(self, *args)

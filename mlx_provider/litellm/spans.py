@@ -40,7 +40,7 @@ class EngineSpans:
 
     @classmethod
     def of(cls, litellm_params: Mapping[str, Any], model: str) -> EngineSpans | None:
-        """`None` where nobody in this process has to do with OpenTelemetry."""
+        """`None`: this process does not use OpenTelemetry."""
         if "opentelemetry.trace" not in sys.modules:
             return None
         from opentelemetry import context, trace
@@ -59,7 +59,7 @@ class EngineSpans:
                 self._end(accepted, event)
 
     def left(self, accepted: Accepted) -> None:
-        """Nobody reads it any further."""
+        """The client has left."""
         self._end(accepted, Failed.of(RequestFailed.cancelled()))
 
     def _end(self, accepted: Accepted, end: Done | Failed) -> None:

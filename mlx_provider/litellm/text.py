@@ -33,8 +33,6 @@ class TextFinish(ModelResponseStream):
 
 
 class TextLogprobs(ChoiceLogprobs):
-    """As text completions tell them."""
-
     text_lists: dict[str, Any]
 
 

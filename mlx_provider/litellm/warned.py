@@ -17,14 +17,14 @@ LONGEST = 1000
 
 
 def keep_warnings(logging: Any, warnings: Sequence[str]) -> None:
-    """Note what an engine said with the acceptance of a request."""
+    """Keep the warnings of an accepted request."""
     details = getattr(logging, "model_call_details", None)
     if warnings and isinstance(details, dict):
         details[KEPT] = list(warnings)
 
 
 def warning_headers(logging: Any) -> dict[str, str] | None:
-    """The headers of the proxy's response; `None`: all had its effect."""
+    """The headers of the proxy's response; `None`: no warnings."""
     details = getattr(logging, "model_call_details", None) or {}
     found = details.get(KEPT)
     return {f"llm_provider-{HEADER}": header_text("; ".join(found))} if found else None

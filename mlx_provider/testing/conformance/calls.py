@@ -1,4 +1,4 @@
-"""Tool calls to write and to read back: tools, arguments, and text that may mislead a parser."""
+"""Tools, arguments and misleading text, for calls that are written and read back."""
 
 from __future__ import annotations
 
@@ -30,24 +30,8 @@ SCHEMA: dict[str, Any] = {
 }
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "put", "parameters": SCHEMA}}
 ODD = (
-    *(
-        "a",
-        "Ж",
-        "本",
-        "😀",
-        " ",
-        "\n",
-        "\n\n",
-        "\t",
-        "\r",
-        "\u2028",
-        '"',
-        "'",
-        "\\",
-        "\\n",
-        "/",
-        "`",
-    ),
+    *("a", "Ж", "本", "😀", " ", "\n", "\n\n", "\t", "\r", "\u2028"),
+    *('"', "'", "\\", "\\n", "/", "`"),
     *("<", ">", "{", "}", "[", "]", "(", ")", ",", ":", "&amp;", "null", "7", "true", "```json\n"),
     *("<![CDATA[", "]]>", "<|im_end|>", "</s>", "<think>", "</think>", "[Calling tool: put({})]"),
 )
@@ -63,7 +47,7 @@ PLAIN = {
     "maybe": None,
     "mode": "first",
 }
-"""Arguments of it that no reader can take for others."""
+"""Arguments that are unambiguous in every format."""
 
 TREE: dict[str, Any] = {
     "$defs": {
@@ -128,13 +112,13 @@ MOVE: dict[str, Any] = {
         },
     },
 }
-"""Everything may be left out, and one key is a word of Python's."""
+"""All parameters are optional, and one key is a Python keyword."""
 TOOLS: Sequence[dict[str, Any]] = (GREP, PING, PUT, MOVE)
-"""References, enumerations, bounds, patterns, and a tool without parameters."""
+"""With references, enumerations, bounds, patterns, and a tool without parameters."""
 
 
 def pieces(parser: ToolParser) -> list[str]:
-    """Text that may mislead this format's parser."""
+    """Text that could mislead the parser of this format."""
     grammar = parser.call_grammar()
     found = [*parser.visible(), grammar.open, grammar.close, grammar.after]
     before = grammar.before.replace("{name}", "put").replace("{digits}", "1")
@@ -153,10 +137,7 @@ def texts(parser: ToolParser) -> st.SearchStrategy[str]:
 
 
 def calls(parser: ToolParser, *, nested: bool = True) -> st.SearchStrategy[dict[str, Any]]:
-    """Arguments that fit SCHEMA, in its order.
-
-    nested: misleading text stands in lists and objects, too.
-    """
+    """Arguments that fit SCHEMA, in its order. `nested`: lists and objects mislead, too."""
     text = texts(parser)
     inside = text if nested else st.text("ab</>", max_size=4)
     scalars = inside | st.integers() | st.booleans() | st.none()
@@ -183,7 +164,7 @@ def calls(parser: ToolParser, *, nested: bool = True) -> st.SearchStrategy[dict[
 
 
 def meant(parser: ToolParser, arguments: dict[str, Any]) -> dict[str, Any]:
-    """What a reader cannot but make of arguments in this format."""
+    """The arguments as this format can express them."""
     return {key: _meant(parser, key, value) for key, value in arguments.items()}
 
 
@@ -204,7 +185,7 @@ Called = tuple[str, Any]
 def read(
     text: str, parser: ToolParser, tools: Sequence[Any], thoughts: ReasoningParser | None = None
 ) -> tuple[list[Called], str]:
-    """Calls, and the text beside them, that the reply machine makes of a reply."""
+    """Calls and remaining text of a reply."""
     reply = Reply(tools=tools, tool_parser=parser, reasoning_parser=thoughts)
     deltas = reply.push_text(text) + reply.finish("stop")[0]
     found: dict[int, list[str]] = {}
@@ -217,7 +198,6 @@ def read(
 
 
 def named(name: str, keys: Sequence[str], kind: str) -> dict[str, Any]:
-    """A tool whose parameters are all of one kind."""
     parameters = {"type": "object", "properties": {key: {"type": kind} for key in keys}}
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
@@ -225,4 +205,3 @@ def named(name: str, keys: Sequence[str], kind: str) -> dict[str, Any]:
 WORD = st.from_regex(r"[A-Za-z_][A-Za-z0-9_-]{0,20}", fullmatch=True)
 ODD_NAME = st.text(st.sampled_from("a-.:/ <>{}[]()\"'\\=,|&\n1Ж"), min_size=1, max_size=6)
 VALUES: dict[str, Any] = {"string": "v", "integer": 1, "array": []}
-"""One of each kind."""

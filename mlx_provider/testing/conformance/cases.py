@@ -23,8 +23,8 @@ from .tool_parsers import Format
 S = TypeVar("S")
 CHECKPOINT = "Its checks have a checkpoint to run on."
 Builders = Callable[[str], Mapping[str, Callable[[Path], object]]]
-"""From the name of a family, of kernels or of a drafter to those who write tiny checkpoints for it
-into an empty folder, by label."""
+"""(name of a family, kernels or drafter) -> functions that write a tiny checkpoint into an empty
+folder, by label."""
 
 
 class UnknownPlugin(LookupError):
@@ -32,7 +32,7 @@ class UnknownPlugin(LookupError):
 
 
 class Laboratory:
-    """What the checks of one run share, made when the first one asks for it."""
+    """Shared by the checks of one run; made at first use."""
 
     def __init__(self, builders: Builders) -> None:
         self.builders = builders
@@ -40,31 +40,25 @@ class Laboratory:
 
     @cached_property
     def registry(self) -> PluginRegistry:
-        """Every plugin that is in use."""
         return PluginRegistry.discover()
 
     @cached_property
     def writer(self) -> ByteModel:
-        """Who writes under any grammar."""
+        """Writes under any grammar."""
         return byte_model()
 
     def folder(self) -> Path:
-        """A new empty one."""
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="mlxp-conformance-")
         return Path(tempfile.mkdtemp(dir=self._folder.name))
 
     def close(self) -> None:
-        """Leave nothing behind."""
         if self._folder is not None:
             self._folder.cleanup()
 
 
 def find(name: str) -> tuple[Plugin, EntryPoint]:
-    """The installed plugin of an entry point's name, or `distribution:name`.
-
-    Raises `UnknownPlugin`.
-    """
+    """The plugin with this name, or `distribution:name`. Raises `UnknownPlugin`."""
     known = installed()
     for plugin, point in known:
         if name in (plugin.name, plugin.key):
@@ -74,7 +68,7 @@ def find(name: str) -> tuple[Plugin, EntryPoint]:
 
 
 def cases_of(plugin: Plugin, point: EntryPoint, lab: Laboratory) -> list[Case]:
-    """Every check of one plugin, in order; those of records only where it loads."""
+    """All checks of a plugin, in order; without those of records if it does not load."""
     contents: Contents | None = None
     with Isolation() as trying:
         contents = load(point)
@@ -151,7 +145,7 @@ def _no_checkpoint(name: str) -> None:
 def _each(
     subject: str, variant: str, checks: Iterable[Check[S]], made: Callable[[], S]
 ) -> Iterator[Case]:
-    """`made` is asked when a check runs, not when it is listed."""
+    """Calls `made` when a check runs, not when it is listed."""
     for check in checks:
         run = partial(_run, check, made)
         yield Case(subject, variant, check.name, check.promise, run)

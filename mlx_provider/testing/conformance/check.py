@@ -1,4 +1,4 @@
-"""One check: what it promises, and how it says that the promise is not kept."""
+"""Checks and their failures."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ S = TypeVar("S")
 
 
 class Nonconformity(AssertionError):
-    """A promise is not kept; the message says where that was seen."""
+    """A promise is not kept; the message says how."""
 
 
 class NotApplicable(Exception):
-    """A check has nothing to look at; the message says why."""
+    """A check does not apply; the message says why."""
 
 
 @dataclass(frozen=True)
 class Check(Generic[S]):
-    """One promise of one kind of record."""
-
     name: str
     promise: str
     """One sentence."""
@@ -30,8 +28,6 @@ class Check(Generic[S]):
 
 @dataclass(frozen=True)
 class Case:
-    """One check of one thing."""
-
     subject: str
     """`plugin`, or kind and name of a record."""
     variant: str
@@ -42,13 +38,13 @@ class Case:
 
 
 def demand(kept: bool, told: str) -> None:
-    """Raises `Nonconformity` unless `kept`."""
+    """Raise `Nonconformity` unless `kept`."""
     if not kept:
         raise Nonconformity(told)
 
 
 def same(found: object, expected: object, what: str) -> None:
-    """Raises `Nonconformity` that shows both, where they differ."""
+    """Raise `Nonconformity` with both values if they differ."""
     if found != expected:
         raise Nonconformity(f"{what}\n  expected: {_short(expected)}\n  found:    {_short(found)}")
 

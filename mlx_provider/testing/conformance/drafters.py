@@ -1,4 +1,4 @@
-"""Drafters: whatever they guess, answers are those of the model by itself."""
+"""Drafters: answers are those of the model without drafts."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ TINY: Mapping[str, Mapping[str, Any]] = {
     "qwen3": {},
     "qwen3_5": {"mtp_num_hidden_layers": 1, "foreseeable": True},
 }
-"""Models of ours that are tried where the author gives none."""
+"""Our models, if the author gives none."""
 TEXT = [20 + (i * i * 31 + i // 7) % 300 for i in range(90)]
 LENGTHS = (12, 40, 97, 150)
-"""Tokens of prompts that say `TEXT` again and again."""
+"""Tokens of prompts that repeat `TEXT`."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model, and what the operator says about its drafts."""
+    """A model with the operator's options for drafts."""
 
     folder: Path
     model: LoadedModel
@@ -51,7 +51,7 @@ class Subject:
 
 @dataclass
 class Guessing:
-    """A drafter, and the first model that it does not refuse."""
+    """A drafter with the first model that it accepts."""
 
     drafter: Drafter
     writers: Mapping[str, Write]
@@ -82,7 +82,7 @@ class Guessing:
         return told
 
     def subjects(self) -> Iterator[Subject]:
-        """Those of the author, else ours."""
+        """The author's models, else ours."""
         for write in self.writers.values():
             folder = self.new_folder()
             given = write(folder)
@@ -113,19 +113,19 @@ class Guessing:
 
     @cached_property
     def expected(self) -> list[list[int]]:
-        """What the model says by itself, before the drafter has touched it."""
+        """The model's answers before the drafter starts."""
         model = self.subject.model
         return [output_of(alone(model, request)).tokens for request in _requests()]
 
     @cached_property
     def drafting(self) -> Drafting:
-        """At work; the answers without it are known by then."""
+        """The started drafter; `expected` is computed before."""
         demand(bool(self.expected), "the model says nothing")
         subject = self.subject
         return self.drafter.start(subject.folder, subject.model, subject.options)
 
     def answers(self, drafting: Drafting) -> tuple[list[list[int]], int]:
-        """What rows say that draft together, and how many drafts were tried."""
+        """The answers of rows that draft together, and the number of drafts."""
         model = self.subject.model
         speculation = Speculation(
             drafting,
@@ -146,7 +146,7 @@ class Guessing:
 
 
 def _requests() -> list[Request]:
-    """Every second one has few words to choose from, and says them again and again."""
+    """Every second request has few tokens to choose from, and repeats them."""
     few = SamplingParams(temperature=0, logit_bias=tuple((token, 40.0) for token in TEXT[:3]))
     plain = SamplingParams(temperature=0)
     return [
@@ -156,7 +156,7 @@ def _requests() -> list[Request]:
 
 
 class Spy:
-    """A drafter whose proposals are looked at, and changed."""
+    """Checks and changes the proposals of a drafter."""
 
     def __init__(self, inner: Drafting, change: Callable[[int], int] = int) -> None:
         self._inner = inner
@@ -165,7 +165,6 @@ class Spy:
         self.problems: list[str] = []
 
     def propose(self, rows: Sequence[DraftRow]) -> Sequence[Sequence[int] | None]:
-        """What the drafter proposes; see `Drafting`."""
         self.calls += 1
         before = [list(row.tokens) for row in rows]
         with Isolation() as trying:
@@ -189,7 +188,7 @@ class Spy:
 
 
 def same_answers(of: Guessing) -> None:
-    """Greedy answers of rows that draft in every number, beside others."""
+    """Greedy answers of rows with any number of drafts, in a batch."""
     expected = of.expected
     spy = Spy(of.drafting)
     found, drafted = of.answers(spy)
@@ -199,14 +198,14 @@ def same_answers(of: Guessing) -> None:
 
 
 def wrong_guesses(of: Guessing) -> None:
-    """The same with every draft replaced by another token."""
+    """Each draft is replaced by another token."""
     expected, vocab = of.expected, of.subject.model.info.vocab_size
     found, _ = of.answers(Spy(of.drafting, lambda token: (int(token) + 1) % vocab))
     same(found, expected, "answers with wrong drafts are other ones than without")
 
 
 def proposals(of: Guessing) -> None:
-    """What it hands out, as rows come and go."""
+    """Proposals while rows come and go."""
     spy = Spy(of.drafting)
     of.answers(spy)
     demand(not spy.problems, "; ".join(dict.fromkeys(spy.problems)))
@@ -214,7 +213,7 @@ def proposals(of: Guessing) -> None:
 
 
 def model_untouched(of: Guessing) -> None:
-    """Answers without drafts, once the drafter has started and guessed."""
+    """Answers without drafts, after the drafter has started and guessed."""
     expected = of.expected
     of.answers(of.drafting)
     model = of.subject.model
@@ -223,7 +222,7 @@ def model_untouched(of: Guessing) -> None:
 
 
 def refusals(of: Guessing) -> None:
-    """For any model it says in one line whether it can draft."""
+    """Refusals are one line for any model."""
     for subject in of.subjects():
         told = of.refusal(subject)
         demand("\n" not in told, f"refuses gave more than one line: {told!r}")
@@ -248,7 +247,7 @@ def made(
     registry: PluginRegistry,
     new_folder: Callable[[], Path],
 ) -> Callable[[], Guessing]:
-    """A drafter at work, made once for all of its checks."""
+    """Gives one drafter for all of its checks."""
     known: list[Guessing] = []
 
     def get() -> Guessing:

@@ -1,4 +1,4 @@
-"""The hook by which a plugin's author gives the checks something to run on."""
+"""The hook with which a plugin's author gives checkpoints to the checks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def pytest_mlx_conformance_models(  # type: ignore[empty-body]
 ) -> Mapping[str, Callable[[Path], object]]:
     """Tiny checkpoints for the record `name` of a plugin (a family, a drafter, kernels), by label.
 
-    Each value writes one into the empty folder that it is given, as its users would download it:
-    random weights, `config.json`, tokenizer, chat template. For a drafter it may return the
-    `DraftOptions` to draft with. Put the hook into the `conftest.py` beside the plugin's tests.
+    Each value writes one into an empty folder, in the form that users download: random weights,
+    `config.json`, tokenizer, chat template. For a drafter it may return the `DraftOptions`. Put the
+    hook into the `conftest.py` of the plugin's tests.
     """

@@ -1,4 +1,4 @@
-"""The checks as pytest's items, what they found in the terminal, and the record that is kept."""
+"""The checks as items of pytest, their results in the terminal, and the record."""
 
 from __future__ import annotations
 
@@ -18,13 +18,11 @@ from .cases import Laboratory, UnknownPlugin, cases_of, find
 from .check import Case, Nonconformity, NotApplicable
 
 PROPERTY = "mlx_conformance"
-"""Under which a report says which check it is of."""
+"""Property of a report that names its check."""
 TITLE = "mlx conformance"
 
 
 class ConformanceItem(pytest.Item):
-    """One check."""
-
     def __init__(self, *, plugin: Plugin, case: Case, **given: Any) -> None:
         super().__init__(**given)
         self.case = case
@@ -39,7 +37,7 @@ class ConformanceItem(pytest.Item):
             pytest.skip(str(reason))
 
     def repr_failure(self, excinfo: Any, style: Any = None) -> Any:
-        """A broken promise is told in words; whatever else is raised, with its traceback."""
+        """A broken promise in words; any other error with its traceback."""
         if isinstance(excinfo.value, Nonconformity):
             return f"promised: {self.case.promise}\nfound: {excinfo.value}"
         return super().repr_failure(excinfo, style)
@@ -49,8 +47,6 @@ class ConformanceItem(pytest.Item):
 
 
 class Suite:
-    """The checks of one plugin in one run."""
-
     def __init__(self, plugin: Plugin, point: EntryPoint, lab: Laboratory) -> None:
         self.plugin = plugin
         self._point, self._lab = point, lab
@@ -78,7 +74,7 @@ class Suite:
 
     @property
     def ordered(self) -> list[CheckResult]:
-        """What ran, in the order of the cases."""
+        """Results in the order of the cases."""
         keys = [(case.subject, case.variant, case.check) for case in self.cases]
         return [self.results[key] for key in keys if key in self.results]
 
@@ -104,7 +100,7 @@ class Collecting:
     """The pytest plugin of a run with `--mlx-conformance`."""
 
     def __init__(self, config: pytest.Config, names: Sequence[str]) -> None:
-        """Raises `pytest.UsageError` for a plugin that is not installed."""
+        """Raises `pytest.UsageError` for an unknown plugin."""
         self._config = config
         self._lab = Laboratory(self._builders)
         self.suites: dict[str, Suite] = {}
@@ -126,7 +122,7 @@ class Collecting:
     def pytest_collection_modifyitems(
         self, session: pytest.Session, items: list[pytest.Item]
     ) -> None:
-        """First, so that `-k` and the like choose among ours, too."""
+        """First, so that options such as `-k` also select these."""
         for suite in self.suites.values():
             items += suite.items(session)
 
@@ -140,7 +136,7 @@ class Collecting:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Keep a record of each plugin all of whose checks ran."""
+        """Write a record for each plugin if all of its checks ran."""
         self._lab.close()
         if hasattr(session.config, "workerinput"):  # the controller of several processes keeps it
             return
@@ -164,7 +160,7 @@ class Collecting:
 
 
 def table(results: Iterable[CheckResult]) -> list[str]:
-    """A line for each thing that was checked: how many checks held, and which did not."""
+    """A line for each subject: the number of checks that passed, and those that failed."""
     groups = [
         (" ".join(filter(None, [subject, variant and f"[{variant}]"])), list(each))
         for (subject, variant), each in groupby(results, key=lambda r: (r.subject, r.variant))
@@ -189,7 +185,7 @@ def _line(results: Sequence[CheckResult]) -> str:
 
 
 def _told(report: pytest.TestReport) -> str:
-    """Why a check failed or was skipped, without a traceback."""
+    """The reason of a failure or a skip, without a traceback."""
     found = report.longrepr
     if isinstance(found, tuple):
         return str(found[2]).removeprefix("Skipped: ")

@@ -1,4 +1,4 @@
-"""Kernels: every call of a replaced function gives what the original gives."""
+"""Kernels: replaced functions give the results of the originals."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ TINY: Mapping[str, Mapping[str, Any]] = {
     "gemma3_text": {"intermediate_size": 512},
     "qwen3_5": {"intermediate_size": 512},
 }
-"""Models of ours that call what is replaced, where the author gives none."""
+"""Our models that call the replaced functions, if the author gives none."""
 LENGTH = 700
-"""Tokens of a prompt: arrays that are worth a kernel."""
+"""Tokens of a prompt: enough for a kernel."""
 HALF = 2.0**-6
-"""Share by which a value in bfloat16 may differ: twice its last bit."""
+"""Allowed relative difference in bfloat16: twice its last bit."""
 ANYWHERE = [(device, kept) for device in ("cpu", "metal", "cuda") for kept in ("float32", "low")]
 KEY = "conformance"
 
 
 @dataclass
 class Computing:
-    """Kernels, and a model in one format whose layers call what they replace."""
+    """Kernels, and a model in one format that calls the replaced functions."""
 
     kernels: Kernels
     label: str
@@ -47,7 +47,7 @@ class Computing:
     registry: PluginRegistry
     new_folder: Callable[[], Path]
     calls: dict[str, int] = field(default_factory=dict)
-    """By function that is replaced."""
+    """Number of calls by replaced function."""
     apart: dict[str, float] = field(default_factory=dict)
     """Largest difference by function, as a share of its tolerance."""
 
@@ -77,7 +77,7 @@ class Computing:
                 remove(KEY, replacements, self.model.model)
 
     def watched(self, each: Replacement) -> Replacement:
-        """The same, which also asks the original, and hands that result on."""
+        """A replacement that also calls the original, and returns that result."""
         return replace(each, make=partial(self._beside, each))
 
     def _beside(self, each: Replacement, original: Function) -> Function:
@@ -115,7 +115,6 @@ def _apart(expected: Any, found: Any, tolerance: float) -> float:
 
 
 def matching(of: Computing) -> None:
-    """Any device and precision."""
     for device, precision in ANYWHERE:
         found = of.kernels.matches(device, precision)
         demand(isinstance(found, bool), f"matches({device!r}, {precision!r}) gave {found!r}")
@@ -144,7 +143,6 @@ def results(of: Computing) -> None:
 
 
 def answers(of: Computing) -> None:
-    """Greedy tokens with and without the kernels."""
     if of.kept_in != FORMATS[0]:
         raise NotApplicable("other rounding gives other tokens in this format")
     model = of.model
@@ -170,7 +168,6 @@ ONCE: tuple[Check[Computing], ...] = (
 
 
 def known_models() -> dict[str, Write]:
-    """Ours, by label."""
     return {name: partial(_built, name, more) for name, more in TINY.items()}
 
 

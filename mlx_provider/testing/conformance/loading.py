@@ -38,8 +38,6 @@ print("LOADED " + json.dumps(sorted(set(sys.argv[4:]) & set(sys.modules))))
 
 @dataclass(frozen=True)
 class Installed:
-    """A plugin that is looked at."""
-
     plugin: Plugin
     """As the registry lists it."""
     entry_point: EntryPoint
@@ -48,14 +46,14 @@ class Installed:
 
 
 def loads(installed: Installed) -> None:
-    """It is in use, and nothing had to be noted."""
+    """It is in use, without notes."""
     demand(installed.plugin.error is None, f"it is skipped whole: {installed.plugin.error}")
     notes = "; ".join(installed.plugin.notes)
     demand(not notes, f"mlx-provider plugins notes: {notes}")
 
 
 def import_weight(installed: Installed) -> None:
-    """In a process of its own, as when plugins are listed."""
+    """In a separate process, as when plugins are listed."""
     point = installed.entry_point
     done = subprocess.run(
         [sys.executable, "-c", LISTING, point.name, point.value, point.group, *HEAVY],
@@ -71,7 +69,7 @@ def import_weight(installed: Installed) -> None:
 
 
 def recognition(installed: Installed) -> None:
-    """Whatever a config or a template holds."""
+    """With any content of a config or a template."""
     if installed.contents is None:
         return
     for family in installed.contents.model_families:

@@ -1,4 +1,4 @@
-"""Reasoning formats: what a parser makes of any text."""
+"""Reasoning formats: a parser with any text."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .texts import FRAGMENTS, replies
 from .work import bounded
 
 WORK = 30.0
-"""Seconds of work: what reads each character once needs a fraction of one."""
+"""Seconds of work: reading each character once takes a fraction of one."""
 LONG = 24_000
 PIECE = 12
 OPEN = (None, True, False)
-"""Whether the prompt ended inside a thought; `None`: nobody knows."""
+"""Whether the prompt ended inside a thought; `None`: unknown."""
 
 
 def _read(parser: ReasoningParser, chunks: Sequence[str], is_open: bool | None) -> Read:
@@ -26,7 +26,7 @@ def _read(parser: ReasoningParser, chunks: Sequence[str], is_open: bool | None) 
 
 
 def any_chunking(parser: ReasoningParser) -> None:
-    """At once, letter by letter, and cut anywhere."""
+    """Whole, letter by letter, and cut anywhere."""
 
     def check(given: tuple[str, list[int], bool | None]) -> None:
         text, sizes, is_open = given
@@ -42,7 +42,7 @@ def any_chunking(parser: ReasoningParser) -> None:
 
 
 def plain_answers(parser: ReasoningParser) -> None:
-    """Beginnings of markers that never become one are the answer's."""
+    """Text that only begins like a marker is part of the answer."""
     if parser.whole is not None:
         raise NotApplicable("the format addresses every message: there is no answer without marks")
 
@@ -58,7 +58,7 @@ def plain_answers(parser: ReasoningParser) -> None:
 
 
 def thoughts_and_answer(parser: ReasoningParser) -> None:
-    """A thought between its markers, and an answer behind it."""
+    """A thought between its markers, and an answer after it."""
     if parser.whole is not None or not parser.start or not parser.end:
         raise NotApplicable("its thoughts do not stand between two markers")
     text = f"{parser.start}{parser.header}\nfirst this\n{parser.end}\n\nthen that"
@@ -84,7 +84,7 @@ def cut_replies(parser: ReasoningParser) -> None:
 
 
 def bombs(parser: ReasoningParser) -> None:
-    """Markers without end, and a thought that goes on for ever."""
+    """Markers without end, and an endless thought."""
     bodies = [marker * 2000 for marker in parser.visible()]
     bodies += [(parser.start + parser.end) * 1000, parser.start + "lorem < ipsum " * (LONG // 14)]
     for body in bodies:

@@ -1,4 +1,4 @@
-"""A family's tiny checkpoints in the formats that users run."""
+"""A family's tiny checkpoints in the formats of users."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ FORMATS = ("float32", "bfloat16", "4 bit")
 GROUP = 32
 """Values that share a scale in four bits."""
 LEAST = 1e-3
-"""Difference of a log-probability in float32 that is never taken for an error."""
+"""Difference of a log-probability in float32 that is never an error."""
 SHARE = 0.15
-"""Of what another context makes: rounding in 16 and 4 bits stays below half of it, and what is
-wrong comes near to the whole."""
+"""Share of the difference that another context makes: rounding in 16 and 4 bits stays below half of
+it, and an error comes near to the whole."""
 ONE = 2.0
-"""Times by which one token's log-probability may differ more than the mean of many."""
+"""Factor by which one token's log-probability may differ more than the mean of many."""
 Write = Callable[[Path], object]
 
 
 @dataclass
 class Checkpoint:
-    """One tiny checkpoint of a family, written and loaded once."""
+    """A tiny checkpoint of a family, written and loaded once."""
 
     family: ModelFamily
     label: str
@@ -50,7 +50,6 @@ class Checkpoint:
 
     @cached_property
     def folder(self) -> Path:
-        """As it was written."""
         folder = self.new_folder()
         self.write(folder)
         return folder
@@ -74,7 +73,7 @@ class Specimen:
 
     @property
     def exact(self) -> bool:
-        """Whether tokens must be equal, and not only as likely."""
+        """Whether tokens must be equal, not only equally likely."""
         return self.kept_in == "float32"
 
     @cached_property
@@ -87,7 +86,7 @@ class Specimen:
 
     @cached_property
     def model(self) -> LoadedModel:
-        """With the kernels that the engine would choose."""
+        """Equipped with the engine's kernels."""
         model = self.family.load(self.folder, LoadOptions())
         if self.kept_in == "4 bit":
             whole: Any = model.model
@@ -101,12 +100,11 @@ class Specimen:
 
     @cached_property
     def probe(self) -> Probe:
-        """How its rows may decode."""
         return probe(self.model, self.model.make_cache, self.model.kv_layouts)
 
     @cached_property
     def tolerance(self) -> float:
-        """Difference of a log-probability that is rounding."""
+        """Difference of a log-probability that counts as rounding."""
         floor = noise.MULTIPLE * self.probe.noise_floor
         return max(LEAST if self.exact else ONE * self.bound, floor)
 
@@ -164,13 +162,13 @@ def halved(folder: Path, other: Path) -> None:
 
 
 def _in_half(name: str, value: mx.array) -> mx.array:
-    """Logarithms of decays stay as they are, which converters leave, too."""
+    """Logarithms of decays keep their dtype, as in converters."""
     floats = mx.issubdtype(value.dtype, mx.floating) and not name.endswith("A_log")
     return value.astype(mx.bfloat16) if floats else value
 
 
 def known_checkpoints(family: ModelFamily, registry: PluginRegistry) -> Mapping[str, Write]:
-    """Our own tiny models that this family serves before any other."""
+    """Our tiny models that this family serves."""
     found: dict[str, Write] = {}
     for tiny in FAMILIES:
         config = dict(tiny.config(defaultdict(int)))

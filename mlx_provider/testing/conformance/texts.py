@@ -1,4 +1,4 @@
-"""Replies full of markers, and of beginnings of markers."""
+"""Replies with many markers and beginnings of markers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,8 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 
 PIECES = (
-    *(
-        '{"name": "f", "arguments": {"a": 1, "b": "x</tool_call>y"}}',
-        "f",
-        "\n",
-        " ",
-        "plain",
-        "é😀",
-    ),
+    '{"name": "f", "arguments": {"a": 1, "b": "x</tool_call>y"}}',
+    *("f", "\n", " ", "plain", "é😀"),
     *("<function=f>", "<parameter=a>", "v", "</parameter>", "</function>", "[f(a='b')]", "[", "{"),
     *(
         "call:f{a:1}",
@@ -29,7 +23,7 @@ PIECES = (
 
 
 def replies(markers: Sequence[str]) -> st.SearchStrategy[str]:
-    """Text full of markers, whole and broken."""
+    """Text with many markers, complete and broken."""
     return st.composite(_reply)(markers)
 
 
@@ -59,4 +53,4 @@ FRAGMENTS = (
     ),
     *('{"value": 42}', "[1, 2]", "[see](http://x.test)", "if (a[0] < b) { return; }", "»", "😀"),
 )
-"""Of text that no marker stands in."""
+"""Parts of text without markers."""

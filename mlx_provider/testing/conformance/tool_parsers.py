@@ -1,4 +1,4 @@
-"""Tool-call formats: what a parser makes of any text, and whether it and its grammar agree."""
+"""Tool-call formats: a parser with any text, and whether it agrees with its grammar."""
 
 from __future__ import annotations
 
@@ -23,30 +23,29 @@ from .texts import FRAGMENTS, replies
 from .work import bounded
 
 SEEDS = 16
-"""Replies that a model without any sense writes under the grammar,"""
+"""Replies that a random model writes under the grammar,"""
 LONGEST = 600
-"""of so many tokens at most."""
+"""with this many tokens at most."""
 NESTED = 2000
 LONG = 24_000
-"""Characters of a call that never ends."""
+"""Characters of an endless call."""
 PIECE = 12
-"""Characters of the pieces in which it comes."""
+"""Characters of its pieces."""
 WORK = 30.0
-"""Seconds of work: what reads each character once needs a fraction of one."""
+"""Seconds of work: reading each character once takes a fraction of one."""
 BEFORE = "So I will do it. "
 
 
 @dataclass(frozen=True)
 class Format:
-    """A tool parser, and who writes under its grammar."""
+    """A tool parser, and a model that writes under its grammar."""
 
     parser: ToolParser
     thoughts: ReasoningParser | None
-    """The plugin's reasoning parser of the same name, for formats that are read as a whole."""
+    """The plugin's reasoning parser of the same name, for formats with `whole`."""
     model: ByteModel
 
     def read(self, chunks: Sequence[str], tools: Sequence[Any] = ()) -> Read:
-        """What a client gets of a reply."""
         return read_chunks(
             chunks, tool_parser=self.parser, tools=tools, reasoning_parser=self.thoughts
         )
@@ -56,12 +55,12 @@ class Format:
         return written_call(self.parser.call_grammar(), name, arguments, schema)
 
     def constraint(self, tools: Sequence[Any]) -> Any:
-        """A reply that must call one of these, at its beginning."""
+        """The constraint at the beginning of a reply that must call one of these."""
         grammar = self.parser.call_grammar()
         return self.model.started(grammar, tools=list(tools), tool_choice="required")
 
     def taken_back(self, text: str, tools: Sequence[Any]) -> tuple[list[drawn.Called], str]:
-        """Calls of a reply, and the text beside them; raises `Nonconformity` for broken JSON."""
+        """Calls and remaining text of a reply. Raises `Nonconformity` for broken JSON."""
         found = self.read([text], tools)
         demand(not found.faults, f"the parser fails on {text!r}: {'; '.join(found.faults)}")
         told = f"arguments of {text!r} are no JSON: {found.calls}"
@@ -70,7 +69,7 @@ class Format:
 
 
 def any_chunking(of: Format) -> None:
-    """At once, letter by letter, and cut anywhere."""
+    """Whole, letter by letter, and cut anywhere."""
     call = of.written("put", drawn.PLAIN, drawn.SCHEMA)
 
     def check(given: tuple[str, list[int]]) -> None:
@@ -88,7 +87,7 @@ def any_chunking(of: Format) -> None:
 
 
 def plain_text(of: Format) -> None:
-    """Beginnings of markers that never become one are text."""
+    """Text that only begins like a marker is text."""
 
     def check(parts: list[str]) -> None:
         text = "".join(parts)
@@ -102,7 +101,7 @@ def plain_text(of: Format) -> None:
 
 
 def grammar_to_parser(of: Format) -> None:
-    """Replies drawn at random from what the grammar allows, and calls whose arguments mislead."""
+    """Random replies that the grammar allows, and calls with misleading arguments."""
     first, ended = of.constraint(drawn.TOOLS), 0
     schemas = {each["function"]["name"]: each["function"] for each in drawn.TOOLS}
     for seed in range(SEEDS):
@@ -144,7 +143,7 @@ def _as_meant(of: Format, text: str, arguments: dict[str, Any]) -> None:
 
 
 def parser_to_grammar(of: Format) -> None:
-    """What the parser reads is written anew, which the grammar must allow and the parser read."""
+    """The grammar must allow each call that the parser has read."""
     tools = [drawn.TOOL, drawn.PING]
     for name, arguments, schema in (("put", drawn.PLAIN, drawn.SCHEMA), ("ping", {}, {})):
         text = of.written(name, arguments, schema)
@@ -166,7 +165,7 @@ def parser_to_grammar(of: Format) -> None:
 
 
 def _exact(value: Any) -> bool:
-    """Whether JSON writes it anew as any grammar of it does: numbers of few digits."""
+    """Whether a grammar writes the value as JSON does: numbers have few digits."""
     if isinstance(value, dict):
         return all(map(_exact, value.values()))
     if isinstance(value, list):
@@ -175,7 +174,7 @@ def _exact(value: Any) -> bool:
 
 
 def odd_names(of: Format) -> None:
-    """A tool that no call of this format can name is refused, not lost."""
+    """A tool whose name this format cannot write is refused."""
 
     def check(given: tuple[str, list[str], str]) -> None:
         called, keys, kind = given
@@ -235,12 +234,12 @@ def _nothing_lost(of: Format, text: str, before: str, found: Read) -> None:
 
 
 def _marks(parser: ToolParser) -> tuple[str, ...]:
-    """Openers that are more than the first bracket of a JSON text."""
+    """Openers other than the first bracket of JSON."""
     return tuple(mark for mark in (*parser.openers(), *parser.first) if mark.rstrip("[{"))
 
 
 def bombs(of: Format) -> None:
-    """Openers without end, nesting without end, and a call that goes on for ever."""
+    """Endless openers, endless nesting, and an endless call."""
     parser = of.parser
     call = of.written("put", {"text": "x"}, drawn.SCHEMA)
     head = call[: call.index("x")] if "x" in call else call[: len(call) // 2]

@@ -1,4 +1,4 @@
-"""A bound for work that a plugin might never end."""
+"""A bound for the work of a plugin."""
 
 from __future__ import annotations
 
