@@ -397,6 +397,7 @@ def test_no_question_is_asked_twice_and_every_side_gets_the_same() -> None:
     assert questions("speed", 4, 1, 40) == questions("speed", 4, 1, 40)
 
 
+@pytest.mark.sweep
 def test_ours_and_other_servers_behind_one_proxy(
     fake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from mlx_provider_bench.models.random_weights import document, write_model
 from mlx_provider_bench.prefix_cache import Subject, _first_tokens
 
 
+@pytest.mark.sweep
 def test_every_part(bench: Callable[..., dict[str, Any]], small: tuple[str, ...]) -> None:
     parts = ("--part", "ttft", "--part", "conversation")
     sizes = ("--tokens", "200", "--document", "120", "--turns", "2")
@@ -38,6 +39,12 @@ def test_a_checkpoint_in_place_of_random_models(
     result = bench("prefix", "--model", str(folder), *parts, "--turns", "2")
     (row,), (talk,) = result["ttft"], result["conversation"]
     assert row["variant"] == talk["variant"] == "mine"
+    assert row["same_message"]["reused"][0] < 0.2 < 0.8 < row["same_message"]["reused"][2]
+    assert row["repeat_cached"] == row["prompt_tokens"] - 1
+    for hit in (row["next_turn"], row["other_question"]):
+        assert 0 < hit["computed"] < hit["cached"]
+        assert hit["over_suffix"]["target"] == 1.3
+    assert talk["cached_tokens"][0] < talk["cached_tokens"][1]
     assert (row["same_tokens"], talk["same_tokens"]) == ("15/15", "2/2")
     assert list(result["models"]) == ["mine"]
 
