@@ -5,9 +5,7 @@ from __future__ import annotations
 import typer
 
 from .compare import compare, model, report
-from .inside import engine
-from .reuse import prefix
-from .speed import speed
+from .ours import engine, prefix, speed
 
 MODEL = "MODEL"
 """Stands for a model's name in the list of commands."""

@@ -116,7 +116,7 @@ def compare(
         rounds=rounds,
         limit=limit,
     )
-    from ..compare.showing import show
+    from ..compare.result import show
 
     show(measure(plan, out), out, plots=plots)
 
@@ -129,8 +129,7 @@ def report(
     """Several runs of `bench compare` as one report: its parts may be run one by one."""
     if plots:
         _drawable(out)
-    from ..compare.result import merged, read
-    from ..compare.showing import show
+    from ..compare.result import merged, read, show
 
     show(merged([read(each) for each in file]), out, plots=plots)
 

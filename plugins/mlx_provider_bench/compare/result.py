@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import typer
 from pydantic import TypeAdapter, ValidationError
 
 from mlx_provider.errors import BadRequest
@@ -33,11 +34,6 @@ class Result:
 _FORM = TypeAdapter(Result)
 
 
-def as_json(result: Result) -> str:
-    """One line."""
-    return json.dumps(asdict(result))
-
-
 def save(result: Result, folder: Path, pictures: Sequence[str] = ()) -> None:
     """`result.json` and `report.md`, which shows the pictures beside it."""
     from .markdown import report
@@ -45,6 +41,20 @@ def save(result: Result, folder: Path, pictures: Sequence[str] = ()) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / RESULT).write_text(json.dumps(asdict(result), indent=1) + "\n", encoding="utf-8")
     (folder / REPORT).write_text(report(result, pictures), encoding="utf-8")
+
+
+def show(result: Result, out: Path | None, *, plots: bool) -> None:
+    """The report on stderr, files in `out`, the result as the last line.
+
+    Raises `NotInstalled` for plots without matplotlib.
+    """
+    from .markdown import report
+    from .pictures import draw
+
+    if out is not None:
+        save(result, out, draw(result, out) if plots else ())
+    typer.echo(report(result), err=True)
+    typer.echo(json.dumps(asdict(result)))
 
 
 def read(path: Path) -> Result:

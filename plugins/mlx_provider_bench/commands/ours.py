@@ -1,4 +1,4 @@
-"""What a stored prefix saves."""
+"""Measurements of our own engine: a model's speed, batching, what a stored prefix saves."""
 
 from __future__ import annotations
 
@@ -10,6 +10,49 @@ import typer
 
 from . import running
 from .options import Dtype, Hidden, Layers
+
+
+def speed(
+    model: Annotated[str, typer.Argument(help="A folder, a Hub repository, or demo.")],
+    streams: Annotated[
+        list[int] | None, typer.Option(min=1, help="Requests at once; repeatable. 1, 4, 8.")
+    ] = None,
+    prompt: Annotated[
+        list[int] | None,
+        typer.Option(min=20, help="Tokens of a prompt; repeatable. 1000, 8000, 32000."),
+    ] = None,
+    reply: Annotated[int, typer.Option(min=2, help="Tokens of each answer at most.")] = 128,
+) -> None:
+    """First token and tokens per second of a model on this machine."""
+    running.preload()
+    from ..model_speed import Plan, bench
+
+    plan = Plan(model, streams or Plan.streams, prompt or Plan.prompts, reply)
+    running.print_result(bench(plan))
+
+
+class EnginePart(StrEnum):
+    mixed = "mixed"
+    decode = "decode"
+    stall = "stall"
+    host = "host"
+
+
+def engine(
+    part: Annotated[
+        list[EnginePart] | None, typer.Option(help="Repeat for several; all by default.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Weights of the random model.")] = "float32",
+    hidden: Annotated[int, typer.Option(help="Hidden size of the random model.")] = 256,
+    layers: Annotated[int, typer.Option(help="Layers of the random model.")] = 6,
+) -> None:
+    """Our engine beside mlx-lm's BatchGenerator: mixed load, decode rate, stalls, host time."""
+    running.preload()
+    from ..engine import bench as measure
+    from ..engine import sizes
+
+    parts = [p.value for p in part or list(EnginePart)]
+    running.show(measure(parts, dtype=dtype, **sizes(hidden, layers)))
 
 
 class PrefixPart(StrEnum):
