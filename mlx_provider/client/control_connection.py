@@ -38,7 +38,6 @@ class Attachment:
         self.thread.start()
 
     def end(self) -> None:
-        """Let go of the engine."""
         self.gone.set()
         self.connection.shut()
 

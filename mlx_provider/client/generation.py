@@ -61,7 +61,7 @@ class EngineClient(Protocol):
         """
 
     def health(self) -> Health:
-        """State of the engine. Raises `EngineUnavailable`."""
+        """Raises `EngineUnavailable`."""
 
     def figures(self) -> Figures:
         """What the engine does now; starts none. Raises `EngineUnavailable`."""

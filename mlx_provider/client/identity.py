@@ -59,7 +59,6 @@ def differences(theirs: Mapping[str, str], ours: Mapping[str, str]) -> dict[str,
 
 
 def told(changed: Mapping[str, str]) -> str:
-    """In one line."""
     return "; ".join(changed.values())
 
 

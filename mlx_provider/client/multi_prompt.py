@@ -99,7 +99,6 @@ class _Merge:
 
 
 def _accepted(all_of: Sequence[Accepted]) -> Accepted:
-    """One acceptance; the id is the first's."""
     return all_of[0].model_copy(
         update={
             "prompt_tokens": sum(each.prompt_tokens for each in all_of),

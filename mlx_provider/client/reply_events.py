@@ -58,7 +58,6 @@ class ReplyEvents:
         return self._ended
 
     def get(self, timeout: float | None = None) -> list[Event]:
-        """See `EventQueue.get`."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._readable:
             left = None if deadline is None else deadline - time.monotonic()
@@ -68,7 +67,7 @@ class ReplyEvents:
         return self._take()
 
     async def aget(self, timeout: float | None = None) -> list[Event]:
-        """`get` for an event loop; cancelling it loses no event."""
+        """Cancelling it loses no event."""
         if not self._readable:
             loop = asyncio.get_running_loop()
             self._watch(loop)
@@ -149,7 +148,6 @@ class ReplyEvents:
                 timer.cancel()
 
     def _arrived(self) -> None:
-        """The socket has something to say."""
         if self._loop is None:
             return
         try:

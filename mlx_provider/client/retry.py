@@ -30,7 +30,6 @@ class NotTaken(Exception):
 
 
 def unreachable(address: Address, error: Exception) -> NotTaken:
-    """No connection could be made."""
     return NotTaken(EngineUnavailable(f"no engine answers at {address}: {error}"))
 
 

@@ -27,7 +27,7 @@ AT_ONCE = {
 
 @dataclass(frozen=True)
 class Measured:
-    """One streamed answer, timed where the client stands."""
+    """A streamed answer with its times at the client."""
 
     text: str
     finish: str
@@ -40,8 +40,6 @@ class Measured:
 
 @dataclass(frozen=True)
 class Check:
-    """One claim about an answer."""
-
     claim: str
     answer: str
     passed: bool

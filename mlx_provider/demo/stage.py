@@ -31,7 +31,6 @@ class Stage:
     engine: EngineClient
 
     def health(self) -> Health:
-        """State of the engine process."""
         return self.engine.health()
 
     def drafted(self) -> tuple[str, Usage]:

@@ -42,7 +42,6 @@ def context_length(text: Mapping[str, Any], options: LoadOptions) -> int:
 
 
 def named_context(text: Mapping[str, Any]) -> int | None:
-    """The context length that a config names, if any."""
     for key in ("max_position_embeddings", "max_seq_len", "n_positions", "seq_length", "n_ctx"):
         if isinstance(text.get(key), int) and text[key] > 0:
             return int(text[key])

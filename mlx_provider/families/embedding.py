@@ -59,7 +59,7 @@ def _read(folder: Path, config: Mapping[str, Any]) -> Embedding:
 
 
 def _width(config: Mapping[str, Any]) -> int:
-    """Numbers of a state; 0: it is not named."""
+    """Dimensions of a state; 0: not in the config."""
     return next((config[name] for name in WIDTHS if type(config.get(name)) is int), 0)
 
 

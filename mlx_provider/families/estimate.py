@@ -136,7 +136,6 @@ def _number(fields: Fields, *names: str) -> int:
 
 
 def named_dtype(config: Mapping[str, Any]) -> str:
-    """The dtype that a config names; empty: none."""
     text = text_fields(config)
     named = (text.get("dtype"), text.get("torch_dtype"), config.get("torch_dtype"))
     return next((name for name in named if isinstance(name, str)), "")
@@ -200,7 +199,7 @@ def _kind_by_rule(text: Fields, layer: int) -> str:
 
 
 def _period(text: Fields) -> int:
-    """Every which layer keeps all tokens."""
+    """The period of layers that keep all tokens."""
     if _number(text, "attention_chunk_size"):
         return _number(text, "no_rope_layer_interval") or 4
     if _number(text, "sliding_window") and _number(text, "sliding_window_pattern"):

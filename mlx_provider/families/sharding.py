@@ -103,7 +103,7 @@ def restorer(model: Any) -> Callable[[], None]:
 
 
 def _problem(split: Callable[[Any, Any], None], model: Any, group: Any) -> str:
-    """Why this split failed; empty: it did not."""
+    """Why this split failed; empty: it works."""
     try:
         split(model, group)
     except ZeroDivisionError:  # by the KV heads that are left, in upstream's `shard`
@@ -130,7 +130,6 @@ def _by_layers(model: Any, group: Any) -> None:
 
 
 def refused(kind: str, ranks: int, reason: str) -> UnsupportedModel:
-    """The error for a model that does not split."""
     return UnsupportedModel(
         f"{kind} cannot be split over {ranks} ranks: {reason}; take fewer ranks, or one machine",
         param="model",
@@ -152,7 +151,6 @@ class Summed(nn.Module):
         self.group = group
 
     def __call__(self, x: mx.array) -> mx.array:
-        """The sum over all ranks."""
         return mx.distributed.all_sum(self.part(x), group=self.group)
 
 
@@ -200,7 +198,7 @@ def _way(part: nn.Module) -> Way | None:
 
 
 def _inside(part: nn.Module) -> set[str]:
-    """The names of all that has weights."""
+    """Names of the parts with weights."""
     return {name for name, value in part.items() if _has_weights(value)}
 
 

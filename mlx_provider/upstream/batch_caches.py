@@ -68,7 +68,6 @@ def columns(cache: Any) -> int:
 
 
 def _merged(rows: Sequence[Any], offsets: Offsets) -> Any:
-    """One layer of all rows."""
     first = rows[0]
     if hasattr(first, "caches"):
         inner = zip(*(row.caches for row in rows), strict=True)
@@ -108,7 +107,6 @@ def _padded(
 
 
 def _row(layer: Any, index: int) -> Any:
-    """One row of one layer."""
     if hasattr(layer, "caches"):
         return _cache_list(layer, [_row(each, index) for each in layer.caches])
     if isinstance(layer, ArraysCache):

@@ -25,7 +25,6 @@ def unhurried(
 
 
 def main() -> None:
-    """Be `mlx.launch`."""
     from mlx._distributed_utils import launch
 
     vars(launch)["select"] = unhurried

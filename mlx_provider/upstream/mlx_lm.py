@@ -18,8 +18,6 @@ Classes = Callable[[dict[str, Any]], tuple[type[Any], type[Any]]]
 
 @dataclass(frozen=True)
 class Loaded:
-    """A text model as mlx-lm gives it."""
-
     model: Any
     tokenizer: Any
     """The transformers tokenizer."""

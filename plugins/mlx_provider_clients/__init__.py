@@ -18,6 +18,6 @@ mlx_provider_api = 1
 
 @hookimpl
 def mlx_clients() -> Iterator[Client]:
-    """In the order in which the menu shows them."""
+    """Clients in the order of the menu."""
     for module in (claude, codex, opencode, qwen, pi, continue_, kilo, cline, aider):
         yield module.CLIENT

@@ -59,7 +59,6 @@ def git_config(home: Path) -> Path:
 
 
 def servers(content: Mapping[str, Any]) -> Iterator[ClientServer]:
-    """That a user's own settings name."""
     if url := content.get("openai-api-base"):
         yield ClientServer(str(url))
 

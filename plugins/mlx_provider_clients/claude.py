@@ -49,7 +49,6 @@ def profile(gateway: Gateway) -> Profile:
 
 
 def servers(content: Mapping[str, Any]) -> Iterator[ClientServer]:
-    """That a user's own settings name."""
     variables = mapping(content, "env")
     window = str(variables.get("CLAUDE_CODE_AUTO_COMPACT_WINDOW", ""))
     if url := variables.get("ANTHROPIC_BASE_URL"):

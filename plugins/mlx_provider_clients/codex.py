@@ -52,7 +52,6 @@ def _toml(values: dict[str, object]) -> list[str]:
 
 
 def servers(content: Mapping[str, Any]) -> Iterator[ClientServer]:
-    """That a user's own settings name."""
     chosen = mapping(content, "model_providers", str(content.get("model_provider")))
     if url := chosen.get("base_url"):
         yield ClientServer(str(url), count(content.get("model_context_window")))

@@ -43,7 +43,6 @@ def profile(gateway: Gateway) -> Profile:
 
 
 def servers(content: Mapping[str, Any]) -> Iterator[ClientServer]:
-    """That a user's own settings name."""
     for model in each(content.get("models")):
         if url := model.get("apiBase"):
             options = mapping(model, "defaultCompletionOptions")

@@ -21,10 +21,9 @@ def each(content: Any) -> list[Mapping[str, Any]]:
 
 
 def count(found: Any) -> int | None:
-    """A number above 0."""
     return found if isinstance(found, int) and found > 0 else None
 
 
 def least(found: Iterable[Any]) -> int | None:
-    """Of the numbers among what was found."""
+    """The least number among the values."""
     return min((number for one in found if (number := count(one))), default=None)

@@ -74,7 +74,6 @@ def profile(gateway: Gateway) -> Profile:
 
 
 def servers(content: Mapping[str, Any]) -> Iterator[ClientServer]:
-    """That a user's own settings name."""
     for provider in each(content.get("provider")):
         if url := mapping(provider, "options").get("baseURL"):
             limits = [mapping(model, "limit") for model in each(provider.get("models"))]

@@ -50,7 +50,6 @@ def profile(gateway: Gateway) -> Profile:
 
 
 def servers(content: Mapping[str, Any]) -> Iterator[ClientServer]:
-    """That a user's own settings name."""
     for provider in each(content.get("providers")):
         if url := provider.get("baseUrl"):
             windows = (model.get("contextWindow") for model in each(provider.get("models")))

@@ -51,7 +51,6 @@ def profile(gateway: Gateway) -> Profile:
 
 
 def servers(content: Mapping[str, Any]) -> Iterator[ClientServer]:
-    """That a user's own settings name."""
     named = mapping(content, "security", "auth").get("baseUrl")
     if url := named or mapping(content, "env").get("OPENAI_BASE_URL"):
         window = mapping(content, "model", "generationConfig").get("contextWindowSize")

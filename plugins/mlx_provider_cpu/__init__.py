@@ -40,6 +40,5 @@ def replacements() -> Iterable[Replacement]:
 
 @hookimpl
 def mlx_kernels() -> Iterable[Kernels]:
-    """One set, for float32."""
     serves = "on a CPU outside of macOS: attention, activations and gated delta rule of float32"
     yield Kernels("cpu", matches, replacements, serves=serves, patches=PATCHES)

@@ -51,7 +51,6 @@ def applies(queries: mx.array, parts: Sequence[Part], options: Mapping[str, Any]
 
 
 def _scores(queries: mx.array, parts: Sequence[Part]) -> int:
-    """How many there are in a call."""
     rows, heads, tokens, _ = queries.shape
     seen: int = sum(len(range(rows)[part.rows]) * part.keys.shape[2] for part in parts)
     return heads * tokens * seen

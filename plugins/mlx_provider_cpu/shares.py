@@ -40,7 +40,6 @@ def on_cores(work: Callable[[T], None], shares: Sequence[T]) -> None:
 
 @functools.cache
 def count() -> int:
-    """Cores that this process may use."""
     return cores()
 
 

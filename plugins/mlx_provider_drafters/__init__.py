@@ -54,7 +54,6 @@ def kept_by_model(drafting: Drafting) -> int:
 
 
 def start_lookup(folder: Path, model: LoadedModel, options: DraftOptions) -> Drafting:
-    """Nothing to get ready."""
     from .lookup import Lookup
 
     return Lookup()

@@ -21,8 +21,6 @@ PIECE = 1 << 15
 
 @dataclass
 class Source:
-    """Of one row."""
-
     text: Ngrams = field(default_factory=Ngrams)
     match: Match | None = None
 

@@ -50,11 +50,9 @@ class Ngrams:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes."""
         return self._tokens.nbytes + self._before.nbytes + self._last.nbytes
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append to the text."""
         start, self.size = self.size, self.size + len(tokens)
         if self.size > len(self._tokens):
             self._tokens = _grown(self._tokens, self.size)

@@ -39,14 +39,12 @@ def matches_text(config: Mapping[str, Any]) -> int:
 
 
 def load(folder: Path, options: LoadOptions) -> LoadedModel:
-    """Load a checkpoint folder."""
     from .model import load_gemma
 
     return load_gemma(folder, options)
 
 
 def load_text(folder: Path, options: LoadOptions) -> LoadedModel:
-    """Load a checkpoint folder of text alone."""
     from .text import load_gemma_text
 
     return load_gemma_text(folder, options)
@@ -54,7 +52,6 @@ def load_text(folder: Path, options: LoadOptions) -> LoadedModel:
 
 @hookimpl
 def mlx_model_families() -> Iterable[ModelFamily]:
-    """Gemma 3."""
     published = dict.fromkeys(("gemma3", "gemma3_text"), SAMPLING)
     serves = "Gemma 3: text and images"
     yield ModelFamily("gemma3", matches, load, serves, patches=PATCHES, sampling=published)

@@ -84,7 +84,6 @@ class GemmaImages:
 
     @property
     def pixels(self) -> int:
-        """Pixels after scaling."""
         return int(self.processor.size["height"] * self.processor.size["width"])
 
     def place(self, item: MediaItem) -> Placed:

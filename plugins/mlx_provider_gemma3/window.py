@@ -17,8 +17,6 @@ A larger window costs memory in most layers and is not what the model was traine
 
 @dataclass(frozen=True)
 class Window:
-    """What the operator chose."""
-
     tokens: int | None
     """`None`: the checkpoint's."""
 

@@ -50,7 +50,6 @@ def kept(drafting: Drafting) -> int:
 
 @hookimpl
 def mlx_drafters() -> Iterable[Drafter]:
-    """The MTP head."""
     yield Drafter(
         NAME,
         refuses,

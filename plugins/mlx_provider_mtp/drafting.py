@@ -59,8 +59,6 @@ class Judged:
 
 
 class HeadDrafting:
-    """See `Drafting`."""
-
     def __init__(self, head: BoundHead, name: str, *, kv_bytes: int = KV_BYTES) -> None:
         """`name`: of the checkpoint; `kv_bytes`: for keys and values of all rows."""
         self.head = head

@@ -24,11 +24,11 @@ class RowStates:
         self.cache = KVCache()
 
     def forget(self, tokens: int) -> None:
-        """The last tokens were guesses."""
+        """Drop the last tokens, which were guesses."""
         self.cache.trim(tokens)
 
     def bound(self) -> None:
-        """Let go of what is out of the window."""
+        """Drop what is outside the window."""
         if self.cache.offset <= LONGEST:
             return
         last = slice(self.cache.offset - WINDOW, self.cache.offset)

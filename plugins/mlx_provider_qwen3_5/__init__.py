@@ -43,6 +43,5 @@ def load(folder: Path, options: LoadOptions) -> LoadedModel:
 
 @hookimpl
 def mlx_model_families() -> Iterable[ModelFamily]:
-    """Qwen3.5."""
     serves = "Qwen3.5: text, images, video frames"
     yield ModelFamily("qwen3_5", matches, load, serves, patches=PATCHES)

@@ -20,7 +20,6 @@ def matches(config: Mapping[str, Any]) -> int:
 
 
 def load(folder: Path, options: LoadOptions) -> LoadedModel:
-    """Load a checkpoint folder."""
     from .loading import load_with_patches
 
     return load_with_patches(folder, options)
@@ -28,7 +27,6 @@ def load(folder: Path, options: LoadOptions) -> LoadedModel:
 
 @hookimpl
 def mlx_model_families() -> Iterable[ModelFamily]:
-    """Qwen3-VL."""
     yield ModelFamily(
         "qwen3_vl",
         matches,

@@ -13,6 +13,5 @@ mlx_provider_api = 1
 
 @hookimpl
 def mlx_reasoning_parsers() -> Iterable[ReasoningParser]:
-    """Every format of this package."""
     for module in (think, phrases):
         yield from module.parsers()

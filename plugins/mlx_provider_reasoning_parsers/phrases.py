@@ -38,5 +38,4 @@ NORTH = ReasoningParser(
 
 
 def parsers() -> tuple[ReasoningParser, ...]:
-    """Every format of this module."""
     return (GEMMA4, GRANITE, NORTH)

@@ -172,5 +172,4 @@ FORMATS = (
 
 
 def parsers() -> tuple[ReasoningParser, ...]:
-    """Every format of this module."""
     return FORMATS

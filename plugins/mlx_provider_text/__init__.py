@@ -43,7 +43,6 @@ def matches(config: Mapping[str, Any]) -> int:
 
 
 def load(path: Path, options: LoadOptions) -> LoadedModel:
-    """Load a folder with mlx-lm."""
     from mlx_provider.families.text import load_text
 
     return load_text(path, options)

@@ -19,7 +19,6 @@ def matches(config: Mapping[str, Any]) -> int:
 
 
 def load(folder: Path, options: LoadOptions) -> LoadedModel:
-    """Load a checkpoint folder."""
     from .loading import load_any
 
     return load_any(folder, options)
@@ -27,7 +26,7 @@ def load(folder: Path, options: LoadOptions) -> LoadedModel:
 
 @hookimpl
 def mlx_model_families() -> Iterable[ModelFamily]:
-    """Everything else that mlx-vlm can see with."""
+    """All other vision models of mlx-vlm."""
     yield ModelFamily(
         "vision",
         matches,

@@ -93,12 +93,10 @@ class HFTokenizer:
 
     @property
     def fast(self) -> Any:
-        """The `tokenizers.Tokenizer`."""
         return self._backend.backend_tokenizer
 
     @property
     def backend(self) -> Any:
-        """The transformers tokenizer."""
         return self._backend
 
     @property
@@ -118,12 +116,12 @@ class HFTokenizer:
 
     @cached_property
     def control(self) -> ControlTokens:
-        """What a client's text must not become."""
+        """Tokens that a client's text must not become."""
         return ControlTokens(self.fast, self.chat_template, self._reserved)
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """What the operator should know of this template."""
+        """Notes for the operator about the template."""
         form = self.form
         if refusal := self._refusal():
             return (f"{REFUSES}: {refusal}",)

@@ -200,7 +200,6 @@ def _conversation(turn: Message, *, results: Sequence[Any] = RESULTS) -> list[Me
 
 
 def called_once() -> list[Message]:
-    """A user's message, a call, and its result."""
     return _conversation(_turn(1))
 
 

@@ -33,7 +33,7 @@ REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class TooLarge(Exception):
-    """The text is longer than its bound."""
+    """The text exceeds its bound."""
 
 
 class Generation(jinja2.ext.Extension):
@@ -92,7 +92,6 @@ class Dictionary:
         return dict(*args, **kwargs)
 
     def fromkeys(self, *args: Any) -> dict[Any, Any]:
-        """As `dict.fromkeys`."""
         return dict.fromkeys(*args)
 
 
@@ -161,13 +160,11 @@ def raise_exception(message: Any) -> None:
 
 
 def strftime_now(form: str) -> str:
-    """The time here and now."""
     _check_widths(form, ())
     return datetime.datetime.now().strftime(form)  # noqa: DTZ005  (as upstream)
 
 
 def environment() -> Environment:
-    """What a template sees besides its input."""
     made = Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
     )

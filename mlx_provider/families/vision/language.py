@@ -17,7 +17,6 @@ def head(language_model: Any, hidden: mx.array) -> mx.array:
 
 
 def vocab_size(language_model: Any) -> int:
-    """Rows of the output matrix."""
     if "lm_head" in language_model:
         return int(language_model.lm_head.weight.shape[0])
     return int(language_model.model.embed_tokens.weight.shape[0])

@@ -16,8 +16,6 @@ from .prompt import MediaMarks, build_prompt
 
 @dataclass(frozen=True)
 class VisionFeatures:
-    """What the vision tower makes of one span."""
-
     rows: mx.array
     """(tokens of the span, hidden)."""
     deepstack: tuple[mx.array, ...] = ()

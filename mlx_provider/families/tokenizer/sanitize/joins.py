@@ -88,7 +88,6 @@ def _begins(texts: Sequence[str], part: str) -> bool:
 
 
 def any_of(letters: Iterable[str]) -> re.Pattern[str]:
-    """Matches any one of some characters."""
     return re.compile("|".join(map(re.escape, sorted(letters))) or "(?!)")
 
 
@@ -108,8 +107,6 @@ def _completions(
 
 @dataclass(frozen=True)
 class _Written:
-    """What a template's source holds."""
-
     texts: list[str]
     """What it writes, as it stands and trimmed."""
     names: frozenset[str]

@@ -40,7 +40,6 @@ class Hidden:
     """Private character -> the client's."""
 
     def reveal(self, text: str) -> str:
-        """A rendered text as the client meant it."""
         return with_signs(text, self.marks)
 
     def mended(self, text: str) -> str:
