@@ -19,6 +19,9 @@ class TemplateForm:
     """Arguments of a call: an object, or its JSON text."""
     short_ids: bool = False
     """Call ids must be nine letters and digits."""
+    named_ids: bool = False
+    """Only the id of a call tells its name: `functions.NAME:INDEX`, where `INDEX` counts the calls
+    of the conversation."""
     text_with_calls: Literal["together", "apart", "dropped"] = "together"
     """A turn can have text and calls; `apart`: the text is a separate turn before the calls;
     `dropped`: the template does not show it."""

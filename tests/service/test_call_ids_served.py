@@ -36,6 +36,27 @@ BEHIND = TURNS % (
     "', \"id\": \"' ~ c.id ~ '\"}' }}{{ ']' if loop.last }}"
 )
 """As Mistral Nemo writes them."""
+NAMED = """\
+{%- if tools -%}<|im_system|>tool_declare<|im_middle|>{{ tools | tojson }}<|im_end|>{%- endif -%}
+{%- for m in messages -%}
+{%- if m.role == 'tool' -%}
+## Return of {{ m.tool_call_id }}: {{ m.content }}<|im_end|>
+{%- else -%}
+<|im_{{ m.role }}|>{{ m.content or '' }}
+{%- if m.tool_calls -%}
+<|tool_calls_section_begin|>
+{%- for c in m.tool_calls -%}
+<|tool_call_begin|>{{ c.id }}<|tool_call_argument_begin|>{{ c.function.arguments | tojson -}}
+<|tool_call_end|>
+{%- endfor -%}
+<|tool_calls_section_end|>
+{%- endif -%}
+<|im_end|>
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}<|im_assistant|>{%- endif -%}
+"""
+"""As Kimi K2 writes them: the id holds the tool's name."""
 WRITTEN = {
     BEFORE: lambda i: f'[TOOL_CALLS]look[CALL_ID]{i}[ARGS]{{"at": "{i} sea"}}',
     BEHIND: lambda i: f'{{"name": "look", "arguments": {{"at": "{i} sea"}}, "id": "{i}"}}',
@@ -57,14 +78,14 @@ def reply(model: Any, messages: list[Any], text: str) -> Any:
     return model.ask(messages=messages, max_tokens=400, **given)
 
 
-def history(choice: Any) -> list[Any]:
+def history(choice: Any, asked: list[Any] = ASKED) -> list[Any]:
     """As a client keeps it."""
     calls = [
         {"id": i, "type": "function", "function": {"name": name, "arguments": arguments}}
         for i, (name, arguments) in zip(choice.ids, choice.calls, strict=True)
     ]
     told = [{"role": "tool", "tool_call_id": i, "content": f"x{i}x"} for i in choice.ids]
-    return [*ASKED, {"role": "assistant", "content": None, "tool_calls": calls}, *told]
+    return [*asked, {"role": "assistant", "content": None, "tool_calls": calls}, *told]
 
 
 @forms
@@ -82,6 +103,29 @@ def test_the_next_prompt_goes_on_behind_the_models_own_ids(tiny: Any, template: 
     second = reply(model, history(first.only), "Done.")
     assert second.warnings == []
     assert second.usage.cached_tokens >= first.prompt_tokens + first.usage.completion_tokens - 1
+
+
+def test_calls_are_counted_where_an_id_holds_the_tools_name(tiny: Any) -> None:
+    model = tiny("qwen3", NAMED)
+    assert model.served().info.template.named_ids
+    messages, made = ASKED, []
+    for numbers in ((0, 1), (2,)):
+        call = '<|tool_call_begin|>functions.look:{}<|tool_call_argument_begin|>{{"at": "sea"}}'
+        calls = "".join(f"{call.format(i)}<|tool_call_end|>" for i in numbers)
+        text = f"<|tool_calls_section_begin|>{calls}<|tool_calls_section_end|>"
+        prompt = model.prompt_of(messages=messages, tools=TOOLS)
+        choice = reply(model, messages, text).only
+        messages, made = history(choice, messages), [*made, *choice.ids]
+        then = model.prompt_of(messages=messages, tools=TOOLS)
+        assert then.startswith(f"{prompt}{text}<|im_end|>")
+        assert all(f"## Return of functions.look:{i}: " in then for i in numbers)
+    assert len(set(made)) == 3
+    last = messages[-1]
+    swapped = [*messages[:2], messages[3], messages[2], *messages[4:-1], {**last, "content": "z"}]
+    then = model.prompt_of(messages=swapped, tools=TOOLS)
+    returned = [f"functions.look:{i}: {c}" for i, c in ((1, f"x{made[1]}x"), (0, f"x{made[0]}x"))]
+    assert f"## Return of {returned[0]}<|im_end|>## Return of {returned[1]}" in then
+    assert "## Return of functions.look:2: z" in then
 
 
 @forms

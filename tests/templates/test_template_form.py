@@ -96,6 +96,7 @@ TEMPLATES = {
     "short ids": template(
         check="{% if c.id | length != 9 or not c.id.isalnum() %}" + RAISES + "{% endif %}"
     ).replace("[result]", "[result]{% if m.tool_call_id | length != 9 %}" + RAISES + "{% endif %}"),
+    "ids hold names": template().replace("{{ c.function.name }}", "{{ c.id }}"),
     "one call a turn": template(
         check="{% if m.tool_calls | length > 1 %}" + RAISES + "{% endif %}"
     ),
@@ -157,6 +158,7 @@ FORMS = {
     "arguments as text": {"arguments": "text"},
     "arguments one by one": {},
     "short ids": {"short_ids": True},
+    "ids hold names": {"named_ids": True},
     "one call a turn": {"parallel_calls": False},
     "no text with calls": {"text_with_calls": "apart"},
     "no thoughts with text and calls": {"thought_with_text": False},

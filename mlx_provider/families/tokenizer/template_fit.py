@@ -20,6 +20,7 @@ Message = Mapping[str, Any]
 def fit_messages(messages: Sequence[Message], form: TemplateForm) -> list[dict[str, Any]]:
     """Canonical messages (`chat.messages.normalise`) as `form` has them. Changes no input."""
     ordered = _with_ids(messages) if form.short_ids else messages
+    ordered = list(_with_names(ordered)) if form.named_ids else ordered
     ordered = ordered if form.parallel_calls else _one_by_one(ordered)
     ordered = ordered if form.user_after_result else _users_in_results(ordered)
     if not form.lone_system and [message.get("role") for message in ordered] == ["system"]:
@@ -114,6 +115,26 @@ def _with_ids(messages: Sequence[Message]) -> list[Message]:
         else:
             numbered.append(message)
     return numbered
+
+
+def _with_names(messages: Sequence[Message]) -> Iterator[Message]:
+    """Calls whose ids hold their names, and results with the ids of their calls."""
+    count, waiting = 0, list[tuple[Any, str]]()
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            named = [
+                {**call, "id": f"functions.{call['function']['name']}:{at}"}
+                for at, call in enumerate(calls, count)
+            ]
+            count += len(calls)
+            waiting = [(a.get("id"), b["id"]) for a, b in zip(calls, named, strict=True)]
+            yield {**message, "tool_calls": named}
+        elif message.get("role") == "tool" and waiting:
+            theirs, given = [each for each, _ in waiting], message.get("tool_call_id")
+            _, own = waiting.pop(theirs.index(given) if given in theirs else 0)
+            yield {**message, "tool_call_id": own}
+        else:
+            yield message
 
 
 def _users_in_results(messages: Sequence[Message]) -> list[Message]:

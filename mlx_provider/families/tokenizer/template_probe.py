@@ -178,8 +178,9 @@ def _call_form(
 def _call_forms(form: TemplateForm) -> Iterator[TemplateForm]:
     contents: tuple[Literal["null", "empty", "absent"], ...] = ("null", "empty", "absent")
     kinds: tuple[Literal["mapping", "text"], ...] = ("mapping", "text")
-    for ids, arguments, content in product((False, True), kinds, contents):
-        yield replace(form, empty_content=content, arguments=arguments, short_ids=ids)
+    ids = (form, replace(form, short_ids=True), replace(form, named_ids=True))
+    for own, arguments, content in product(ids, kinds, contents):
+        yield replace(own, empty_content=content, arguments=arguments)
 
 
 def _turn(calls: int, **fields: Any) -> Message:
