@@ -18,6 +18,11 @@ from speculation_curves import (
     turning,
 )
 
+SWEPT = ("M3 Max, hybrid 9B", "M5 Max, dense 8B")
+"""Left to the sweep."""
+each_device = pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.sweep if n in SWEPT else ()) for n in DEVICES]
+)
 SHARES = (0, 0.3, 0.6, 0.8, 0.95)
 FLOOR = 0.97
 """Times the plain rate that no drafts may fall below."""
@@ -32,7 +37,7 @@ def decoded(name: str, rows: list[Luck], drafter: str = "MTP", **more: float) ->
     return simulate(DEVICES[name], rows, DRAFTERS[drafter], steps=600, warm=300, **more)
 
 
-@pytest.mark.parametrize("name", DEVICES)
+@each_device
 def test_no_width_is_slower_than_without(name: str) -> None:
     mixed = [steady(share) for share in SHARES]
     alone = [([row], drafter) for row in mixed[:3] for drafter in ("lookup", "draft model")]
@@ -48,7 +53,7 @@ def test_no_width_is_slower_than_without(name: str) -> None:
 
 
 @pytest.mark.parametrize(("share", "other"), [(0.3, 0.3), (0.6, 0.6), (0.95, 0)])
-@pytest.mark.parametrize("name", DEVICES)
+@each_device
 def test_nor_are_sixteen_rows(name: str, share: float, other: float) -> None:
     rows = [steady(share), steady(other)] * 8
     found = simulate(DEVICES[name], rows, DRAFTERS["MTP"], steps=350, warm=200)
@@ -57,7 +62,7 @@ def test_nor_are_sixteen_rows(name: str, share: float, other: float) -> None:
 
 
 @pytest.mark.parametrize("host", [0.001, 0.003])
-@pytest.mark.parametrize("name", DEVICES)
+@each_device
 def test_one_row_gains_what_the_device_lets_it(name: str, host: float) -> None:
     """Two drafts of which 0.7 hold. An H200 waits for the host about as long as for a pass."""
     for drafter, guessing in DRAFTERS.items():
@@ -81,7 +86,7 @@ def test_devices_on_which_one_row_cannot_gain_as_much() -> None:
     assert short == draft_models | beside_the_host | {("CPU, small", "draft model")}
 
 
-@pytest.mark.parametrize("name", DEVICES)
+@each_device
 def test_a_text_that_changes_is_noticed(name: str) -> None:
     worse = [turning(0.9, 0, 900)]
     assert simulate(DEVICES[name], worse, DRAFTERS["MTP"], steps=900).ratio >= FLOOR
@@ -89,7 +94,7 @@ def test_a_text_that_changes_is_noticed(name: str) -> None:
     assert simulate(DEVICES[name], better, DRAFTERS["MTP"], steps=900).ratio >= 1.4
 
 
-@pytest.mark.parametrize("name", DEVICES)
+@each_device
 def test_parts_that_are_copied_are_found_between_others(name: str) -> None:
     parts = copying(0.95, copied=80, written=160)
     assert decoded(name, [parts], "lookup").ratio >= FLOOR
@@ -97,7 +102,7 @@ def test_parts_that_are_copied_are_found_between_others(name: str) -> None:
     assert simulate(DEVICES[name], [copying(0.99, 40, 4)], DRAFTERS["lookup"]).ratio >= REWRITTEN
 
 
-@pytest.mark.parametrize("name", DEVICES)
+@each_device
 def test_a_row_without_luck_keeps_its_pace_beside_one_with(name: str) -> None:
     for rows in ([steady(0.95), steady(0)], [steady(0.95)] + [steady(0)] * 7):
         assert decoded(name, rows).slowest >= 0.72

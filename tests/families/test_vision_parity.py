@@ -83,7 +83,9 @@ def test_one_row_equals_mlx_vlm(name: str, request_name: str, load, ask, folders
 
 
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("chunk", [1, 3, 7, 16])
+@pytest.mark.parametrize(
+    "chunk", [1, 7, *(pytest.param(n, marks=pytest.mark.sweep) for n in (3, 16))]
+)
 def test_chunks_may_cut_anywhere(name: str, chunk: int, load, ask) -> None:
     prompt = ask(load(name), *REQUESTS["two images"])
     assert greedy(load(name), prompt, COUNT, chunk=chunk) == greedy(load(name), prompt, COUNT)
