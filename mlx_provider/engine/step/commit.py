@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from ...errors import MLXProviderError
@@ -11,7 +11,7 @@ from ...isolation import Fault, Isolation
 from ...protocol.events import Delta, Finish, FinishReason
 from ..execution.decode_batch import Logprob, Read
 from ..request import Phase, Request, Row
-from .decisions import Ended, Outcome
+from .decisions import GOES_ON, Ended, Outcome
 from .state import State
 
 log = logging.getLogger(__name__)
@@ -41,11 +41,7 @@ class Commit:
 
     def fails_next(self, row: Row, part: str) -> Isolation:
         """Around a row's own work: whatever that raises ends its request with its next token."""
-
-        def failed(fault: Fault) -> None:
-            row.error = _error(row.request, part, fault)
-
-        return Isolation(failed)
+        return Isolation(partial(_fails, row, part))
 
     def failed_by(self, request: Request, part: str, fault: Fault) -> None:
         """A part of a request's work has failed."""
@@ -69,35 +65,33 @@ class Commit:
         for row, token, _ in live:
             self._state.output.token(row.request, now)
             row.tokens.append(token)
-        found = self._state.replica.outcomes(partial(self._outcomes, live))
-        # failures first: they end other rows of their requests, too
-        ordered = sorted(zip(live, found, strict=True), key=lambda each: each[1].error is None)
-        for (row, _, _), outcome in ordered:
-            self.settle(row, outcome)
+        outcomes = self._state.replica.outcomes(partial(self._outcomes, live))
+        for read, outcome in zip(live, outcomes, strict=True):
+            if outcome.error is not None:  # first: it ends other rows of its request, too
+                self.settle(read[0], outcome)
+        for read, outcome in zip(live, outcomes, strict=True):
+            if outcome is not GOES_ON:
+                self.settle(read[0], outcome)
 
     def _outcomes(self, reads: Sequence[Read]) -> list[Outcome]:
         """What tokens add to the rows' texts, and whether rows end with them."""
         outcomes: list[Outcome] = []
         failed: set[Request] = set()
         for row, token, logprob in reads:
-            outcome = Outcome()
-            if row.request not in failed:  # by another choice
-                outcome = self._outcome(row, partial(self._pushed, row, token, logprob))
-            if outcome.error is not None:
-                failed.add(row.request)
+            outcome = GOES_ON
+            if not failed or row.request not in failed:  # by another choice
+                with self.fails_next(row, "its text"):
+                    outcome = self._pushed(row, token, logprob)
+                if row.error is not None:
+                    outcome = Outcome(error=row.error)
+                    failed.add(row.request)
             outcomes.append(outcome)
         return outcomes
 
-    def _outcome(self, row: Row, text: Callable[[], Outcome]) -> Outcome:
-        if row.error is not None:
-            return Outcome(error=row.error)
-        with Isolation() as work:
-            return text()
-        assert work.fault is not None  # noqa: S101
-        return Outcome(error=_error(row.request, "its text", work.fault))
-
     def _pushed(self, row: Row, token: int, logprob: Logprob | None) -> Outcome:
         request = row.request
+        if row.error is not None:
+            return GOES_ON
         if token in request.stop_tokens:
             return _last(row, "stop")
         if row.constraint is not None:
@@ -110,13 +104,15 @@ class Commit:
             return _last(row, "stop", deltas)
         if len(row.tokens) >= request.max_tokens:
             return _last(row, "length", deltas)
-        return Outcome(deltas)
+        return Outcome(deltas) if deltas else GOES_ON
 
     # -- endings
 
     def cut(self, row: Row) -> Outcome:
         """What a row says last that ends for want of memory."""
-        return self._outcome(row, partial(_last, row, "length"))
+        with self.fails_next(row, "its text"):
+            return _last(row, "length")
+        return Outcome(error=row.error)
 
     def settle(self, row: Row, outcome: Outcome) -> None:
         """Act on the outcome of a row's token. A request ends with its last row."""
@@ -173,6 +169,10 @@ def _last(row: Row, reason: FinishReason, deltas: Sequence[Delta] = ()) -> Outco
     """The end of a row's text behind `deltas`, with the true reason."""
     last, reason = row.output.finish(reason)
     return Outcome([*deltas, *last, Finish(index=row.index, reason=reason)], reason)
+
+
+def _fails(row: Row, part: str, fault: Fault) -> None:
+    row.error = _error(row.request, part, fault)
 
 
 def _error(request: Request, part: str, fault: Fault) -> MLXProviderError:

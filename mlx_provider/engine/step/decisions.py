@@ -24,7 +24,7 @@ class Ended:
     request: Request
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What a token does to its row."""
 
@@ -34,6 +34,10 @@ class Outcome:
     """Why the row ends; `None`: it goes on."""
     error: MLXProviderError | None = None
     """With which the request fails."""
+
+
+GOES_ON = Outcome()
+"""Of a token that adds nothing to show yet."""
 
 
 @dataclass(frozen=True)
