@@ -34,8 +34,8 @@ class FixedSettings:
     media_bytes: int = 2**30
     """Bytes of images at once: half while they are decoded, half while they wait for prefill."""
     measurements: str = "auto"
-    """File of what is measured of a model at load, for the next time: `auto`, in the runtime
-    folder; `off`: none; else its path."""
+    """File of what is measured of a model, for its next load: `auto`, in the state folder; `off`:
+    none; else its path."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class EngineSettings(FixedSettings):
     max_rows: int = 64
     """Rows that decode together; further requests wait."""
     stall_target: float = 0.1
-    """Seconds by which one prefill chunk may delay rows that decode."""
+    """Seconds that a token of a running stream may take on average, beside a prompt."""
     max_chunk: int = 2048
     """Prompt tokens of one prefill chunk while nobody decodes."""
     idle_timeout: float = 600.0
@@ -91,10 +91,6 @@ class Runtime:
     @property
     def lock(self) -> Path:
         return self.folder / "engine.lock"
-
-    @property
-    def measurements(self) -> Path:
-        return self.folder / "measurements.json"
 
     @property
     def log(self) -> Path:
@@ -200,7 +196,7 @@ REMOVED = {
     "FEATURE_BYTES": "features of images have 256 MiB per model",
     "KV_LAYOUT": "a probe at load finds the best layout",
     "MAX_QUEUE": "four requests may wait for each of MLX_PROVIDER_MAX_ROWS",
-    "MEASUREMENTS": "measurements are kept in MLX_PROVIDER_RUNTIME_DIR",
+    "MEASUREMENTS": "measurements are kept in ~/.local/state/mlx-provider",
     "MEDIA_BYTES": "images of all requests have 1 GiB",
     "MODEL_WAIT": "a request waits up to 60 s for memory; its own timeout may be shorter",
     "OUTPUT_RESERVE": "memory for 512 output tokens is set aside at admission",

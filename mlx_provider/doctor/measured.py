@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..serving.decoding_text import batching
+from ..engine.scheduling.admission import Limits
+from ..engine.scheduling.chunking import Chunking
+from ..engine.scheduling.costs import Costs
+from ..serving.decoding_text import batching, beside_a_prompt
 from ..serving.measurements import software
 from .findings import Finding
 from .speculation import MEASURE, last_measured
@@ -27,6 +30,12 @@ def decoding(subject: Subject) -> Iterator[Finding]:
     yield Finding("measured.decoding", "ok", told)
     for note in found.notes:
         yield Finding("measured.notes", "note", note)
+    settings = subject.settings
+    limits = Limits(
+        settings.max_rows, settings.max_queue, settings.stall_target, settings.max_chunk, 0
+    )
+    chunking = Chunking(limits, Costs(kept.curve), grid=1, fixed=None)
+    yield Finding("measured.prompts", "ok", beside_a_prompt(chunking))
     if found.noise_floor:
         told = "answers may depend on company within that bound: model_info.mlx.reproducible: true "
         told += "makes them the same in any, at the price that the engine then tells"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from ..engine.scheduling.chunking import Chunking
 from ..protocol.health import FixedPasses, ModelStatus
+
+STREAMS, HELD, DEPTH = 4, 8_000, 16_000
+"""Streams, tokens of each, and tokens of a prompt that is half computed beside them."""
 
 
 def decoding(model: ModelStatus) -> str:
@@ -30,4 +34,15 @@ def batching(layout: str, mixed_prefill: bool, noise_floor: float) -> str:
     return (
         f"rows decode together ({layout}), {chunks} chunks of prompts, "
         f"log-probabilities within {noise_floor:.2g} of alone"
+    )
+
+
+def beside_a_prompt(chunking: Chunking) -> str:
+    """What the stall target gives streams and a long prompt on this device."""
+    found = chunking.promise(STREAMS, HELD, DEPTH)
+    return (
+        f"{STREAMS} streams of {HELD:,} tokens beside a prompt at token {DEPTH:,}: by the stall "
+        f"target of {chunking.limits.stall_target:g} s a token of each takes "
+        f"{found.average:.2g} s ({found.alone:.2g} s without the prompt), the longest "
+        f"{found.longest:.2g} s, and the prompt has {found.share:.0%} of its rate"
     )

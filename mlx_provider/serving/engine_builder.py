@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from ..engine.heterogeneous import Heterogeneous, compare_parts
 from ..engine.prefix_cache.policy import PrefixCachePolicy
 from ..engine.prefix_cache.whole_passes import WholePasses
 from ..engine.request_log import Recorder
-from ..engine.scheduling.chunking import IDLE_STALL_SECONDS
+from ..engine.scheduling.chunking import LONGEST_GAP
 from ..engine.scheduling.costs import Costs
 from ..engine.scheduling.plan import GRID
 from ..engine.scheduling.scheduler import Limits, Scheduler
@@ -25,7 +25,7 @@ from ..errors import MLXProviderError, wrong_option
 from ..isolation import Isolation
 from ..protocol.options import ModelOptions
 from ..registry import PluginRegistry
-from .decoding_text import batching, fixed_passes
+from .decoding_text import batching, beside_a_prompt, fixed_passes
 from .drafting import Drafts, drafts_of
 from .kv_choice import MakeCache, cache_maker, kv_kind, tried
 from .load_errors import load_error
@@ -118,7 +118,8 @@ class EngineBuilder:
         guessing = drafts.speculation.drafting if drafts.speculation else None
         sparse = sparse_prefill_of(options, model, make_cache, found, guessing, drafts.drafter)
         each = measured.passes or measure(model, make_cache, curve, heterogeneous) or PassBytes()
-        passes = PassMemory.of(each, curve, IDLE_STALL_SECONDS, limits.max_chunk)
+        longest = max(limits.stall_target, LONGEST_GAP)
+        passes = PassMemory.of(each, curve, longest, limits.max_chunk)
         passing = fixed.passing(passes, found.memory.state_bytes) if fixed else passes
         shapes = fixed.shapes if fixed else None
         scheduler = Scheduler(
@@ -144,7 +145,8 @@ class EngineBuilder:
             heterogeneous=heterogeneous,
         )
         self._worker.add(engine)
-        instance = EngineInstance(engine, found, fixed, drafts.drafter, drafts.nbytes)
+        learned = partial(self._keep_learned, key, measured, scheduler.costs)
+        instance = EngineInstance(engine, found, fixed, drafts.drafter, drafts.nbytes, learned)
         _log_started(weights, instance, kv)
         return instance
 
@@ -184,6 +186,11 @@ class EngineBuilder:
             self._measurements.keep(key, measured)
         return measured
 
+    def _keep_learned(self, key: str, measured: Measured, costs: Costs) -> None:
+        """Passes over deep caches have refined what was measured at load."""
+        if costs.curve != measured.curve and not self._ranks.replication.follows:
+            self._measurements.keep(key, replace(measured, curve=costs.curve))
+
     def _limits(self) -> Limits:
         s = self._settings
         return Limits(s.max_rows, s.max_queue, s.stall_target, s.max_chunk, s.output_reserve)
@@ -213,6 +220,9 @@ def _log_started(weights: Weights, instance: EngineInstance, kv: str) -> None:
     drafts = instance.drafter and f", drafts by {instance.drafter}"
     part = instance.engine.sparse_prefill
     sparse = "" if part is None else f", {part.told}"
+    chunking = instance.engine.scheduler.chunking
+    if not fixed:
+        log.info("%s: %s", weights.name, beside_a_prompt(chunking))
     log.info("%s: %s%s%s%s", weights.name, how, drafts, sparse, kv and f", KV in {kv}")
 
 

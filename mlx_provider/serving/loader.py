@@ -131,6 +131,7 @@ class Loader:
     def _stop(self, weights: Weights) -> None:
         for instance in weights.engines.values():
             self._worker.remove(instance.engine)
+            instance.learned()
 
     def _load(
         self,

@@ -15,7 +15,7 @@ import mlx.core as mx
 from pydantic import TypeAdapter, ValidationError
 
 from .. import __version__
-from ..config import PREFIX, runtime
+from ..config import PREFIX, state_folder
 from ..engine.execution.batch_layout import LAYOUTS
 from ..engine.execution.pass_memory import PassBytes
 from ..engine.execution.probe import Probe
@@ -32,7 +32,7 @@ LARGEST = 2**20
 ENTRIES = 64
 """Models and kinds of KV cache in it; the oldest goes first."""
 UPSTREAM = ("mlx", "mlx-lm", "mlx-vlm")
-FORMAT = 3
+FORMAT = 4
 """Of what is measured and how; another one is another measurement."""
 
 
@@ -59,8 +59,8 @@ class Measured:
     @property
     def sound(self) -> bool:
         """Whether it can be what this version has written."""
-        numbers = [self.probe.noise_floor, self.curve.per_key, self.curve.per_pair]
-        numbers += [number for width in self.curve.widths for number in width]
+        points = (*self.curve.widths, *self.curve.depths)
+        numbers = [self.probe.noise_floor, *(number for point in points for number in point)]
         numbers += vars(self.passes).values() if self.passes is not None else ()
         return (
             self.probe.layout in LAYOUTS
@@ -85,7 +85,7 @@ class Measurements:
     def chosen(cls, setting: str, environ: Mapping[str, str] = os.environ) -> Measurements:
         """By `EngineSettings.measurements`."""
         if setting == "auto":
-            return cls(runtime(environ).measurements)
+            return cls(state_folder(environ) / "measurements.json")
         return cls(None if setting == "off" else Path(setting).expanduser())
 
     def find(self, key: str) -> Measured | None:

@@ -181,6 +181,8 @@ class ModelCache:
     def close(self) -> None:
         """Write what is queued for the disk, end the threads."""
         self.queue.close(EngineDied("the engine is shutting down"))
+        for instance in self.engines():
+            instance.learned()
         self.prefixes.close()
         if self._ranks.size > 1 and self._worker.alive:
             self._worker.call(partial(self._ranks.replication.announce, "end", dict)).result()

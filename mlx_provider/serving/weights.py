@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,8 @@ class EngineInstance:
     """Name of the drafter; empty: none."""
     drafter_bytes: int = 0
     """Bytes of the drafter's own weights."""
+    learned: Callable[[], None] = lambda: None
+    """Keep what its passes have taught of their costs, for the next load."""
     arriving: int = 0
     """Requests that are admitted but have not reached the engine thread."""
 

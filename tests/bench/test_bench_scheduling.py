@@ -16,20 +16,23 @@ def test_every_device_and_model_is_held_to_the_same_targets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slow = Curve(((1, 0.5), (64, 0.6)))
-    timed = Timed(slow, slow, mixes=True, grid=1)
+    deep = Curve(slow.widths, ((1, 0.0), (64, 2e-3)))  # which the engine does not know
+    timed = Timed(deep, slow, mixes=True, grid=1)
     monkeypatch.setattr(scheduling, "timed", lambda plan, family: timed)
     monkeypatch.setattr(device_curves, "PROMPT", 2000)
+    monkeypatch.setattr(scheduling, "LONG", 2000)
     result = scheduling.bench(Plan())
     rows = result["rows"]
-    names = [row["what"].partition(":")[0] for row in rows[::5]]
+    names = [row["what"].partition(":")[0] for row in rows[::18]]
     assert names == [
         f"{chip}, {model}"
         for chip in ("M3 Max", "M5 Max", "H200")
         for model in ("dense 8B", "30B-A3B", "hybrid 9B")
     ] + ["this device, dense", "this device, hybrid"]
-    assert len(rows) == 5 * len(names)
-    assert "this device, dense: longest gap, s" in result["missed"]
-    assert "M3 Max, dense 8B: beside 4" not in result["missed"]
+    assert len(rows) == 18 * len(names)
+    tight = "2,000 beside 1 of 8,000 at 0.04 s: "
+    assert f"this device, dense: {tight}longest gap" in result["missed"]
+    assert f"M3 Max, dense 8B: {tight}longest gap" not in result["missed"]
 
 
 def test_this_device_is_timed_as_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:

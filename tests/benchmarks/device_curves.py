@@ -12,6 +12,7 @@ from math import ceil
 from typing import Protocol
 
 from mlx_provider.engine.request import PrefillJob, Request, Row, SamplingParams
+from mlx_provider.engine.scheduling.chunking import LONGEST_GAP
 from mlx_provider.engine.scheduling.costs import Costs, Curve
 from mlx_provider.engine.scheduling.pass_timer import PassTimer
 from mlx_provider.engine.scheduling.plan import GRID
@@ -25,16 +26,15 @@ STREAM = 8_000
 """Tokens that each stream holds."""
 HOST = 0.002
 """Seconds in which a step is launched."""
-WIDTHS = (1, 4, 8, 12, 16, 32, 64, 256)
-DEPTH = 2048
+WIDTHS = (1, 4, 8, 16, 32, 64, 256)
+DEEP_WIDTHS = (1, 8, 16, 64, 128, 256, 1024)
+DEPTH = 8192
 """Of the deep cache over which a device is measured."""
 WIDE = 2**50
 """Memory without end."""
 SCATTERED = 0.15
 """Share of all experts whose reading takes as long as that of the few that one token takes."""
 MAX_CHUNK = 2048
-STRETCH = 512
-"""Prompt tokens over which costs count as even."""
 
 
 class Device(Protocol):
@@ -64,10 +64,15 @@ class Chip:
     products: float
     """Floating-point operations of quantised matrix products, in full tiles."""
     attention: float
-    """Those of attention over a long cache."""
+    """Those of attention over a long cache by many queries,"""
+    vector: float
+    """and by a few, which have a kernel of their own where queries times query heads for a KV head
+    are at most 32."""
+    plateau: int
+    """More queries than those, up to so many, take as long as so many."""
     tile: int = 32
     """Rows of a tile of matrix products; a part of one takes as long as all of it."""
-    vector: int = 13
+    few: int = 13
     """Fewer rows than this take no tile: five of them cost what one costs."""
     launches: float = 0.0
     """Seconds of a pass that are neither reading nor computing."""
@@ -83,6 +88,10 @@ class Model:
     """Floating-point operations of a token."""
     key: float
     """Bytes of a cached token."""
+    heads: int
+    """Query heads for a KV head."""
+    bandwidth: float
+    """Share of the bandwidth at which one query reads the cache: less with few KV heads."""
     pair: float
     """Floating-point operations of a new token and a cached one."""
     experts: float = 0.0
@@ -94,17 +103,26 @@ class Model:
 
 
 CHIPS = {
-    "M3 Max": Chip(bytes=390e9, products=11.5e12, attention=9e12),
-    "M5 Max": Chip(bytes=560e9, products=46e12, attention=36e12),
-    "H200": Chip(4.6e12, products=350e12, attention=400e12, tile=64, launches=0.0015),
-}
-"""M3 Max: 40 cores; M5 Max: 1.4 times its bandwidth, 4 times its compute."""
+    "M3 Max": Chip(390e9, products=11.5e12, attention=9e12, vector=2.1e12, plateau=78),
+    "M5 Max": Chip(560e9, products=46e12, attention=36e12, vector=3.3e12, plateau=220),
+    "H200": Chip(
+        4.6e12, products=350e12, attention=400e12, vector=40e12, plateau=528, tile=64,
+        launches=0.0015,
+    ),
+}  # fmt: skip
+"""M3 Max: 40 cores; M5 Max: 1.4 times its bandwidth, 4 times its compute. Attention of a layer with
+32 query heads of 128 over 32k keys takes 2.03 ms for 8 queries and 4.63 ms for 12 to 48 on an M3
+Max, 1.32 and 3.63 ms on an M5 Max, and 2.99 ms for 64 (mlx issue 3826). H200: no such table is
+known; one tile of 128 queries for each of 32 heads on 132 multiprocessors."""
 MODELS = {
-    "dense 8B": Model(weights=4.7e9, products=16.2e9, key=147_456, pair=0.59e6),
-    "30B-A3B": Model(1.5e9, 6.4e9, 98_304, pair=0.8e6, experts=15.6e9),
-    "hybrid 9B": Model(5.0e9, 17.3e9, 32_768, pair=0.15e6, recurrent=0.2),
-}
-"""In 4 bit."""
+    "dense 8B": Model(4.7e9, 16.2e9, 147_456, heads=4, bandwidth=1.0, pair=0.59e6),
+    "30B-A3B": Model(1.5e9, 6.4e9, 98_304, heads=8, bandwidth=0.7, pair=0.8e6, experts=15.6e9),
+    "hybrid 9B": Model(
+        5.0e9, 17.3e9, 32_768, heads=4, bandwidth=0.3, pair=0.15e6, recurrent=0.2
+    ),
+}  # fmt: skip
+"""In 4 bit. One query reads the cache of 4 KV heads of 256 at 0.19 to 0.36 of the bandwidth (mlx
+issue 3837)."""
 
 
 @dataclass(frozen=True)
@@ -124,17 +142,25 @@ class Estimate:
 
     def seconds(self, rows: int, keys: int, chunk: int = 0, depth: int = 0) -> float:
         again = self.model.recurrent * self.model.weights if rows and chunk else 0.0
-        keys_read = self._attention(keys, chunk, depth) + again / self.chip.bytes
-        return self.chip.launches + self._products(rows + chunk) + keys_read
+        attended = keys * self.per_key(1) + (depth * self.per_key(chunk) if chunk else 0.0)
+        read = again / self.chip.bytes
+        return self.chip.launches + self._products(rows + chunk) + attended + read
 
-    def _attention(self, keys: int, chunk: int, depth: int) -> float:
-        read = self.model.key * (keys + (depth if chunk else 0)) / self.chip.bytes
-        return read + self.model.pair * chunk * depth / self.chip.attention
+    def per_key(self, queries: int) -> float:
+        """Seconds of attention for each cached token of a row with so many queries."""
+        chip, model = self.chip, self.model
+        read = model.key / (chip.bytes * model.bandwidth)
+        if queries <= 8 and queries * model.heads <= 32:
+            return max(read, queries * model.pair / chip.vector)
+        return max(read, max(queries, chip.plateau) * model.pair / chip.attention)
 
     def measured(self) -> Curve:
-        short = [(n, self.seconds(0, 0, n, 0)) for n in WIDTHS]
-        deep = [(n, self.seconds(0, 0, n, DEPTH)) for n in (1, 64)]
-        return Curve.through(short, deep, DEPTH)
+        deep: list[tuple[int, float]] = []
+        for width in DEEP_WIDTHS:
+            if width <= 64 or deep[-1][1] * width / deep[-1][0] <= LONGEST_GAP:
+                deep.append((width, self.seconds(0, 0, width, DEPTH)))
+        widths = sorted({*WIDTHS, *(n for n, _ in deep)})
+        return Curve.through([(n, self.seconds(0, 0, n)) for n in widths], deep, DEPTH)
 
     def _products(self, width: int) -> float:
         chip, model = self.chip, self.model
@@ -142,7 +168,7 @@ class Estimate:
         if model.experts:
             taken = max(SCATTERED, 1 - (1 - 8 / 128) ** width) * model.experts / chip.bytes
             return once + taken + model.scattered * width * model.products / chip.products
-        if width < chip.vector:
+        if width < chip.few:
             return once * max(1, 0.85 * ceil(width / 5))
         tile = chip.tile * model.products / chip.products
         return max(once, tile * ceil(width / chip.tile))
@@ -173,6 +199,8 @@ class Outcome:
     """Tokens a second of each stream, while the prompt is prefilled."""
     worst: float
     """Longest gap between two tokens of a stream, seconds."""
+    first: float = 0.0
+    """Seconds to the first token of a brief prompt that comes meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -198,11 +226,14 @@ def simulate(
     *,
     grid: int | None = None,
     prompt: int = PROMPT,
+    held: int = STREAM,
+    brief: int = 0,
     thinned: Thinned | None = None,
 ) -> Outcome:
-    """A prompt beside streams, on a device that runs one pass after the other.
+    """A prompt beside streams of `held` tokens, on a device that runs one pass after the other.
 
-    `grid`: another one than the device's own.
+    `grid`: another one than the device's own; `brief`: tokens of a prompt that comes when half of
+    the long one is computed.
     """
     costs = Costs(device.measured())
     budget = Budget(lambda tokens: tokens, lambda: WIDE, lambda need: None, lambda: WIDE)
@@ -210,7 +241,7 @@ def simulate(
     scheduler = Scheduler(limits, budget, costs, grid=device.grid if grid is None else grid)
     timer = PassTimer(costs)
     for _ in range(streams):
-        job = scheduler.submit(_request(STREAM), 0.0)
+        job = scheduler.submit(_request(held), 0.0)
         scheduler.admit(0.0)
         scheduler.join(job)
         scheduler.decode(job.rows[0])
@@ -219,24 +250,31 @@ def simulate(
     gaps: list[float] = []
     job = scheduler.submit(_request(prompt), now)
     job.scoring = None if thinned is None else _NEVER
+    other: PrefillJob | None = None
+    arrived = first = 0.0
     while job.remaining:
+        if brief and other is None and 2 * job.done >= prompt:
+            other, arrived = scheduler.submit(_request(brief), now), now
         scheduler.admit(now)
         plan = scheduler.plan(now, mixes=device.mixes, stalled=now - read + sum(behind))
+        scheduler.ran(plan)
+        chunking, own = scheduler.chunking, None if plan.mixed else plan.chunk
         keys = sum(row.length for row in plan.rows)
         size = plan.chunk.size if plan.chunk is not None else 0
         ended = rows_ended
         if plan.rows:
-            timer.launched(plan.pass_seconds, now)
-            mixed = (size, job.done) if plan.mixed else (0, 0)
+            load = chunking.load(plan.rows, plan.chunk if plan.mixed else None)
+            timer.launched(plan.pass_seconds, now, load)
+            mixed = (load.chunk, load.depth)
             free = max(free, now + HOST) + device.seconds(len(plan.rows), keys, *mixed)
             now, rows_ended = max(now + HOST, ended), free
             timer.ended(now, left=1 + len(behind))
             behind = []
             gaps.append(now - read)
             read = now
-        if plan.chunk is not None and not plan.mixed:
-            timer.launched(plan.chunk_seconds, now)
-            free = max(free, now + HOST) + device.seconds(0, 0, size, job.done)
+        if own is not None:
+            timer.launched(plan.chunk_seconds, now, chunking.load((), own))
+            free = max(free, now + HOST) + device.seconds(0, 0, size, own.start)
             behind.append(plan.chunk_seconds)
             if not plan.rows:
                 now, behind = free, []
@@ -244,9 +282,13 @@ def simulate(
         if plan.scored is not None and thinned is not None:
             now = free = _score(job, thinned, max(now, free), now + plan.scoring_seconds)
             timer.forget()
-        job.done += size
+        if plan.chunk is not None:
+            plan.chunk.job.done += size
+        if other is not None and not (first or other.remaining):
+            first = max(now, free) - arrived
+            scheduler.drop(other.request)
     took = max(now, free)
-    return Outcome(prompt / took, len(gaps) / took, max(gaps[2:], default=0.0))
+    return Outcome(prompt / took, len(gaps) / took, max(gaps[2:], default=0.0), first)
 
 
 class _Never:
@@ -273,30 +315,17 @@ def _score(job: PrefillJob, thinned: Thinned, now: float, end: float) -> float:
     return now
 
 
-def pace_alone(device: Device, streams: int) -> float:
+def pace_alone(device: Device, streams: int, held: int = STREAM) -> float:
     """Tokens a second of each stream while no prompt is there."""
-    return 1 / max(HOST, device.seconds(streams, streams * STREAM))
+    return 1 / max(HOST, device.seconds(streams, streams * held))
 
 
-def reachable(device: Device, streams: int, target: float) -> float:
-    """Prompt tokens a second of chunks of which each is the best within `target`, on any grid.
-
-    About what no scheduler can pass that adds a chunk to each step.
-    """
-    took = 0.0
-    sizes = {*range(1, 65), *(n - s for n in range(64, MAX_CHUNK + 1, 32) for s in (0, streams))}
-    for depth in range(0, PROMPT, STRETCH):
-        costs = {n: _step_seconds(device, streams, n, depth) for n in sizes}
-        fitting = [n for n in sizes if costs[n] <= target] or [1]
-        took += STRETCH * min(costs[n] / n for n in fitting)
-    return PROMPT / took
-
-
-def _step_seconds(device: Device, streams: int, chunk: int, depth: int) -> float:
-    keys = streams * STREAM
-    if device.mixes:
-        return device.seconds(streams, keys, chunk, depth)
-    return device.seconds(0, 0, chunk, depth) + (device.seconds(streams, keys) if streams else 0)
+def share(device: Device, streams: int, target: float, *, prompt: int, held: int) -> float:
+    """How much of the device is used beside streams: the prompt's rate as a part of that on an idle
+    device, and the streams' pace as a part of that without a prompt."""
+    found = simulate(device, streams, target, prompt=prompt, held=held)
+    idle = simulate(device, 0, prompt=prompt).rate
+    return found.rate / idle + found.pace / pace_alone(device, streams, held)
 
 
 def _request(length: int) -> Request:

@@ -57,7 +57,7 @@ LEAST = 256
 """Tokens from which on a prompt is thinned out."""
 LONG = 32_000
 """Tokens of a prompt on the curves."""
-SCORER = Model(weights=0.34e9, products=0.9e9, key=114_688, pair=0.23e6)
+SCORER = Model(0.34e9, 0.9e9, key=114_688, heads=2, bandwidth=1.0, pair=0.23e6)
 """0.6B in 4 bit."""
 SCORED = "dense 8B"
 

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from device_curves import CHIPS, MODELS, WIDE, Chip, Estimate, Model
-from mlx_provider.engine.execution.calibration import DEEP_WIDTHS, DEPTH, WIDTHS
 from mlx_provider.engine.request import Request, Row, SamplingParams
-from mlx_provider.engine.scheduling.costs import Costs, Curve
+from mlx_provider.engine.scheduling.costs import Costs
 from mlx_provider.engine.scheduling.pass_timer import PassTimer
 from mlx_provider.engine.scheduling.plan import StepPlan
 from mlx_provider.engine.scheduling.scheduler import Budget, Limits, Scheduler
@@ -33,8 +32,8 @@ LAUNCHES = 118 * 3e-6
 """Seconds of the kernels that one group of rows more takes in 36 layers."""
 NOTHING = -1.0
 """Chance of a row for which there is no draft."""
-CPU = Chip(bytes=20e9, products=500e9, attention=500e9, tile=8, vector=0)
-SMALL = Model(weights=80e6, products=160e6, key=2_048, pair=16e3)
+CPU = Chip(20e9, products=500e9, attention=500e9, vector=500e9, plateau=1, tile=8, few=0)
+SMALL = Model(weights=80e6, products=160e6, key=2_048, heads=4, bandwidth=1.0, pair=16e3)
 """A small model on a CPU without a GPU: 4 ms of reading, tiles of 8 rows."""
 
 Luck = Callable[[int], float]
@@ -124,7 +123,7 @@ class Bench:
     """The last pass took drafts along, and was not read yet."""
 
     def __post_init__(self) -> None:
-        self.costs = Costs(known(self.device))
+        self.costs = Costs(self.device.measured())
         self.scheduler = _decoding(len(self.rows), self.costs)
         self.timer = PassTimer(self.costs)
         self.keys = STREAM * len(self.rows)
@@ -214,13 +213,6 @@ def apart(device: Estimate, drafts: int) -> float:
     recurrent = device.model.recurrent
     again = recurrent * device.seconds(0, 0, (1 + drafts) ** 2) if recurrent else 0.0
     return LAUNCHES + again
-
-
-def known(device: Estimate) -> Curve:
-    """What the engine finds at load: fewer widths than the device has steps."""
-    short = [(n, device.seconds(0, 0, n, 0)) for n in WIDTHS]
-    deep = [(n, device.seconds(0, 0, n, DEPTH)) for n in DEEP_WIDTHS]
-    return Curve.through(short, deep, DEPTH)
 
 
 def simulate(

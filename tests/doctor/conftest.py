@@ -31,7 +31,11 @@ def subject(tmp_path: Path) -> Make:
         **fields: object,
     ) -> Subject:
         known: dict[str, str | None] = {**VERSIONS, **(versions or {})}
-        own = {"MLX_PROVIDER_RUNTIME_DIR": str(tmp_path / "run"), **(environ or {})}
+        own = {
+            "MLX_PROVIDER_RUNTIME_DIR": str(tmp_path / "run"),
+            "XDG_STATE_HOME": str(tmp_path / "state"),
+            **(environ or {}),
+        }
         return Subject(
             None if model is None else str(model),
             environ=own,

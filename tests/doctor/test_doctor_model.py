@@ -391,7 +391,11 @@ def test_what_was_measured(whole: Path, subject: Make) -> None:
     found = list(measured.decoding(here))
     assert "grouped" in found[0].what
     assert "0.25" in found[0].what
-    assert [each.name for each in found[1:]] == ["measured.notes", "measured.reproducible"]
+    assert [each.name for each in found[1:]] == [
+        "measured.notes",
+        "measured.prompts",
+        "measured.reproducible",
+    ]
     other = Measured(kept(whole, [(1, 9.0)]).probe, Curve([(1, 9.0)]), None, str(whole), "4 bits")
     assert speculation.last_measured(with_kept(here, kept(whole, [(1, 0.01)]), other)) != other
     old = replace(kept(whole, [(1, 0.01)]), software="mlx-provider 0.0.1")

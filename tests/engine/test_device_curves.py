@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -15,82 +15,98 @@ from device_curves import (
     Chip,
     Estimate,
     Model,
+    Outcome,
     pace_alone,
-    reachable,
     simulate,
 )
-from mlx_provider.engine.scheduling.plan import GRID, LITTLE_MORE
+from mlx_provider.engine.scheduling.admission import Limits
+from mlx_provider.engine.scheduling.chunking import FAIR, LONGEST_GAP, Chunking
+from mlx_provider.engine.scheduling.costs import Costs
+from mlx_provider.engine.scheduling.plan import GRID
 
-M4_PRO = Chip(bytes=273e9, products=6.6e12, attention=6e12)
-HYBRID_27B = Model(weights=15.3e9, products=51.6e9, key=65_536, pair=0.3e6, recurrent=0.2)
-SMALL_CPU = Chip(bytes=1e9, products=1e9, attention=1e9, tile=8)
-SMALL = Model(weights=4e6, products=0.25e6, key=4, pair=6)
+M4_PRO = Chip(250e9, products=7.2e12, attention=5.6e12, vector=1.3e12, plateau=60)
+HYBRID_27B = Model(15.3e9, 51.6e9, 65_536, heads=6, bandwidth=0.3, pair=0.3e6, recurrent=0.2)
+SMALL_CPU = Chip(1e9, products=1e9, attention=1e9, vector=1e9, plateau=1, tile=8)
+SMALL = Model(4e6, 0.25e6, 4, heads=4, bandwidth=1.0, pair=6)
 DEVICES = {
-    "m3 max, 8b": Estimate(CHIPS["M3 Max"], MODELS["dense 8B"]),
-    "m3 max, 30b-a3b": Estimate(CHIPS["M3 Max"], MODELS["30B-A3B"]),
-    "m3 max, hybrid 9b": Estimate(CHIPS["M3 Max"], MODELS["hybrid 9B"]),
-    "m5 max, 8b": Estimate(CHIPS["M5 Max"], MODELS["dense 8B"]),
-    "h200, 8b": Estimate(CHIPS["H200"], MODELS["dense 8B"]),
-    "m4 pro, hybrid 27b": Estimate(M4_PRO, HYBRID_27B),
-    "small cpu": Estimate(SMALL_CPU, SMALL),
+    f"{chip}, {model}": Estimate(speeds, needs)
+    for chip, speeds in CHIPS.items()
+    for model, needs in MODELS.items()
+}
+MORE = {
+    "M4 Pro, hybrid 27B": Estimate(M4_PRO, HYBRID_27B),
+    "small CPU": Estimate(SMALL_CPU, SMALL),
 }
 """The CPU is made up: small tiles, little to read."""
+LONG, HELD = 60_000, 30_000
+"""Tokens of a prompt and of each stream of an agent that works on many files."""
 
 
-@pytest.mark.parametrize("name", ["m3 max, 8b", "m5 max, 8b", "h200, 8b", "small cpu"])
-def test_a_prompt_beside_streams_keeps_its_rate_within_the_stall_target(name: str) -> None:
-    device = DEVICES[name]
-    idle = simulate(device, 0).rate
-    one, four = simulate(device, 1), simulate(device, 4)
-    assert one.rate >= 0.85 * idle
-    assert four.rate >= 0.7 * idle
-    assert max(one.worst, four.worst) <= 0.1 + 2 * HOST
+@cache
+def idle(name: str, prompt: int) -> float:
+    return simulate((DEVICES | MORE)[name], 0, prompt=prompt).rate
 
 
-@pytest.mark.parametrize("name", ["m3 max, 30b-a3b", "m3 max, hybrid 9b"])
-def test_where_the_target_leaves_less_it_is_used_up(name: str) -> None:
-    """Experts are read by a small pass, too; a hybrid's chunks have passes of their own."""
-    device = DEVICES[name]
-    idle = simulate(device, 0, grid=1).rate
-    for streams, least in ((1, 0.5), (4, 0.4)):
-        found = simulate(device, streams, grid=1)
-        assert found.rate >= least * idle
-        assert found.worst <= 0.1 + 2 * HOST
-
-
-@pytest.mark.parametrize("streams", [1, 4])
-def test_where_not_even_one_token_fits_into_the_target_a_prompt_goes_on(streams: int) -> None:
-    """Its pass and that of the streams read the weights twice, for one token or for several."""
-    device = Estimate(M4_PRO, replace(HYBRID_27B, recurrent=0.0))
-    found = simulate(device, streams)
-    once = device.seconds(1, 0)
-    assert found.rate >= 0.3 * simulate(device, 0).rate
-    assert found.worst <= LITTLE_MORE * (device.seconds(streams, streams * STREAM) + once)
-
-
-@pytest.mark.parametrize("streams", [1, 4])
-@pytest.mark.parametrize("name", ["m3 max, hybrid 9b", "m4 pro, hybrid 27b"])
-def test_on_a_grid_a_stream_waits_for_what_lies_between_two_of_its_points(
-    name: str, streams: int
-) -> None:
-    device = DEVICES[name]
-    found = simulate(device, streams)
-    between = device.seconds(0, 0, GRID, PROMPT) + device.seconds(streams, streams * STREAM)
-    assert found.worst <= max(0.1, between) + 2 * HOST
-    assert found.rate >= 0.7 * simulate(device, 0).rate
-
-
-@pytest.mark.parametrize("name", ["m3 max, 8b", "m3 max, 30b-a3b", "m5 max, 8b", "h200, 8b"])
-def test_little_more_could_be_had_within_the_target(name: str) -> None:
-    for streams in (1, 4):
-        best = reachable(DEVICES[name], streams, 0.1)
-        assert 0.8 * best <= simulate(DEVICES[name], streams).rate <= 1.1 * best
+def paced(device: Estimate, found: Outcome, streams: int, target: float, held: int) -> bool:
+    """Whether the streams had the pace that the target promises them."""
+    alone = 1 / pace_alone(device, streams, held)
+    return 1 / found.pace <= 1.02 * max(target, FAIR * alone) + HOST
 
 
 @pytest.mark.parametrize("name", DEVICES)
-def test_a_tighter_target_gives_streams_more_and_leaves_the_prompt_some(name: str) -> None:
+def test_a_long_prompt_beside_streams_uses_the_whole_device(name: str) -> None:
+    """What the prompt and the streams get of what each would have alone."""
     device = DEVICES[name]
-    tight, loose = simulate(device, 1, target=0.04), simulate(device, 1, target=0.1)
-    assert tight.pace >= min(0.33 * pace_alone(device, 1), 0.99 * loose.pace)
+    found = simulate(device, 4, prompt=LONG, held=HELD)
+    assert found.rate / idle(name, LONG) + found.pace / pace_alone(device, 4, HELD) >= 0.95
+    assert found.worst <= LONGEST_GAP + 2 * HOST
+    assert paced(device, found, 4, 0.1, HELD)
+
+
+@pytest.mark.parametrize("streams", [1, 4])
+@pytest.mark.parametrize("name", [*DEVICES, *MORE])
+def test_a_shorter_one_does_nearly_and_a_tighter_target_gives_streams_more(
+    name: str, streams: int
+) -> None:
+    device = (DEVICES | MORE)[name]
+    tight, loose = (simulate(device, streams, target) for target in (0.04, 0.1))
+    for found, target in ((tight, 0.04), (loose, 0.1)):
+        used = found.rate / idle(name, PROMPT) + found.pace / pace_alone(device, streams)
+        assert used >= 0.84
+        assert paced(device, found, streams, target, STREAM)
     assert tight.pace >= 0.99 * loose.pace
-    assert tight.rate >= 0.3 * simulate(device, 0).rate
+    assert tight.rate >= 0.25 * idle(name, PROMPT)
+
+
+@pytest.mark.parametrize("name", ["M5 Max, hybrid 9B", "H200, dense 8B", "small CPU"])
+def test_where_a_step_of_the_stall_target_is_worth_it_no_stream_waits_longer(name: str) -> None:
+    found = simulate((DEVICES | MORE)[name], 1)
+    assert found.worst <= 0.11 + 2 * HOST
+
+
+def test_on_a_grid_a_stream_waits_for_what_lies_between_two_of_its_points() -> None:
+    device = MORE["M4 Pro, hybrid 27B"]
+    found = simulate(device, 4)
+    between = device.seconds(0, 0, GRID, PROMPT) + device.seconds(4, 4 * STREAM)
+    assert found.worst <= max(LONGEST_GAP, between) + 2 * HOST
+
+
+@pytest.mark.parametrize("name", ["M3 Max, dense 8B", "M5 Max, 30B-A3B", "H200, hybrid 9B"])
+def test_a_brief_prompt_waits_for_one_chunk_and_its_own_share(name: str) -> None:
+    device = DEVICES[name]
+    found = simulate(device, 4, prompt=LONG, held=HELD, brief=500)
+    alone, own = 1 / pace_alone(device, 4, HELD), device.seconds(0, 0, 500)
+    share = 1 - alone / max(0.1, FAIR * alone)
+    assert 0 < found.first <= 2 * (found.worst + own) / share
+
+
+@pytest.mark.parametrize("name", ["M3 Max, dense 8B", "M5 Max, 30B-A3B", "H200, dense 8B"])
+def test_what_the_log_promises_is_what_streams_have(name: str) -> None:
+    device = DEVICES[name]
+    chunking = Chunking(Limits(64, 256, 0.1, 2048, 0), Costs(device.measured()), grid=1, fixed=None)
+    promise = chunking.promise(4, STREAM, PROMPT // 2)
+    found = simulate(device, 4)
+    assert promise.alone == pytest.approx(1 / pace_alone(device, 4), rel=0.05)
+    assert promise.average == pytest.approx(1 / found.pace, rel=0.3)
+    assert promise.longest == pytest.approx(found.worst, rel=0.35)
+    assert promise.share == pytest.approx(found.rate / idle(name, PROMPT), rel=0.15)

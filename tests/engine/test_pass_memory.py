@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,7 +36,8 @@ from pathlib import Path
 
 model = load_text(build(Path(sys.argv[1]), sys.argv[2]), LoadOptions())
 rows = probe(model, model.make_cache, ["solo"]).memory
-curve = Curve([(1, 0.001), (256, 0.01)], 1e-9, 1e-12)  # one that no busy machine changes
+# one that no busy machine changes
+curve = Curve([(1, 0.001), (256, 0.01)], [(1, 1e-9), (256, 2e-9)])
 passes = PassMemory.of(measure(model, model.make_cache, curve), curve, seconds=100, most=256)
 engine = new_engine(model, layout="solo", max_chunk=256, row_bytes=rows.row_bytes)
 engine.scheduler.admission.budget = replace(engine.scheduler.admission.budget, passing=passes)
@@ -68,10 +68,14 @@ def test_a_request_peaks_within_what_was_set_aside_for_it(family: str, tmp_path:
 
 
 def test_a_deep_chunk_is_as_narrow_as_its_time_demands() -> None:
-    passes = PassMemory(PassBytes(row=10, token=100, pair=1), widest=64, pairs=64_000)
+    curve = Curve([(1, 0.005), (64, 0.32)], [(1, 1e-7), (64, 64e-7)])
+    passes = PassMemory.of(PassBytes(row=10, token=100, pair=1), curve, 0.5, 64)
+    assert (passes.widest, passes.least) == (64, 1)
     assert passes(10, 1) == 10 + 1000 + 100
-    assert passes(500, 2) == 20 + 6400 + 32_000
-    assert passes(100_000, 1) == 10 + 6400 + 64_000
+    assert passes(500, 2) == 20 + 6400 + 64 * 500
+    # 64 tokens may have 28,125 behind them; 8 have 575,000, which are more pairs
+    assert passes(50_000, 1) == pytest.approx(10 + 6400 + 64 * 28_125)
+    assert passes(10**6, 1) == pytest.approx(10 + 6400 + 8 * 575_000)
     assert passes(1, 200) == 2000 + 20_000 + 1
 
 
@@ -84,11 +88,10 @@ def test_what_cannot_be_measured_takes_nothing() -> None:
     assert measure(Broken(), list, UNMEASURED) is None  # type: ignore[arg-type]
     passes = PassMemory.of(PassBytes(), UNMEASURED, 0.5, 2048)
     assert passes(10_000, 3) == 0
-    assert passes.pairs == inf
 
 
 def test_memory_is_set_aside_for_the_large_chunks_of_a_slow_device() -> None:
-    slow = Curve(((1, 0.6), (2000, 2.6)), per_pair=1e-6)
+    slow = Curve(((1, 0.6), (2000, 2.6)), depths=((1, 1e-6), (64, 64e-6)))
     passes = PassMemory.of(PassBytes(pair=1), slow, 0.5, 2048)
     assert passes.widest >= passes.least >= 1000
     assert passes(100_000, 1) == passes.least * 100_000

@@ -103,7 +103,7 @@ def test_rows_that_decode_in_several_passes_are_expected_to_take_as_long(
         return decode(of, record)
 
     monkeypatch.setattr(Decode, "run", remembered)
-    costs = Costs(Curve(((1, 0.01), (256, 0.011)), per_key=1e-5))
+    costs = Costs(Curve(((1, 0.01), (256, 0.011)), ((1, 1e-5),)))
     engine = new_engine(qwen3, layout=layout, max_chunk=512, costs=costs, clock=lambda: 0.0)
     for length in (10, 12, 400):
         engine.submit(new_request([30] * length, max_tokens=6))

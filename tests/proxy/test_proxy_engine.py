@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from mlx_provider.config import runtime
+from mlx_provider.config import runtime, state_folder
 from mlx_provider.gateway.config import proxy_config, write_config
 from mlx_provider.gateway.proxy import start_proxy
 from mlx_provider.serving.decoding_text import decoding
@@ -45,7 +45,7 @@ def test_health_tells_how_rows_decode(own_engine):
     model = next(each for each in own_engine.health().models if decoding(each))
     assert decoding(model).startswith("rows decode together (grouped), with chunks of prompts, ")
     assert 0 <= model.noise_floor < 1e-2
-    assert runtime().measurements.stat().st_mode & 0o777 == 0o600
+    assert (state_folder() / "measurements.json").stat().st_mode & 0o777 == 0o600
 
 
 def test_text_completion(client, own_engine):

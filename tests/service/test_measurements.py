@@ -15,6 +15,7 @@ from mlx_provider.config import EngineSettings
 from mlx_provider.engine.execution.probe import Probe
 from mlx_provider.engine.memory import MemoryProfile
 from mlx_provider.engine.scheduling.costs import UNMEASURED, Curve
+from mlx_provider.engine.scheduling.costs import Load as CacheLoad
 from mlx_provider.protocol.health import ModelStatus
 from mlx_provider.protocol.options import ModelOptions
 from mlx_provider.serving import engine_builder, kv_choice, measurements
@@ -23,7 +24,7 @@ from mlx_provider.serving.measurements import Measured, Measurements
 from mlx_provider.serving.model_view import ModelView
 
 PROBE = Probe("grouped", MemoryProfile(8, 64, ((24, 16),)), ("a note",), True, 0.031)
-MEASURED = Measured(PROBE, Curve([(1, 0.001), (8, 0.002)], 1e-9, 1e-12))
+MEASURED = Measured(PROBE, Curve([(1, 0.001), (8, 0.002)], [(1, 1e-9)]))
 
 
 @pytest.fixture
@@ -41,6 +42,7 @@ Load = Callable[..., ModelView]
 def load(make_service: Any, file: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
     """Load a model in a service of its own; `load.measured` counts what was measured for it."""
     counted: list[str] = []
+    services: list[Any] = []
 
     def counting(module: Any, name: str) -> None:
         original = getattr(module, name)
@@ -58,10 +60,11 @@ def load(make_service: Any, file: Path, monkeypatch: pytest.MonkeyPatch) -> Load
     def run(folder: Path, options: ModelOptions | None = None, **settings: Any) -> ModelView:
         counted.clear()
         service, _ = make_service(**{"measurements": str(file), **settings})
+        services.append(service)
         with service._models.use(str(folder), options or ModelOptions()) as lease:
             return lease.view
 
-    run.measured = counted  # type: ignore[attr-defined]
+    run.measured, run.services = counted, services  # type: ignore[attr-defined]
     return run
 
 
@@ -80,6 +83,22 @@ def test_the_second_load_measures_nothing(load: Any, folder: Path, file: Path) -
     assert (second.engine.batch.layout.name, second.engine.mixes) == ("grouped", True)
     assert file.stat().st_mode & 0o777 == 0o600
     assert file.parent.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("ending", ["unload", "close"])
+def test_what_passes_have_taught_is_known_at_the_next_load(
+    load: Any, folder: Path, ending: str
+) -> None:
+    view = load(folder)
+    costs = view.engine.scheduler.costs
+    expected = costs.pass_of(1, 0, 64, 50_000)
+    costs.measured(expected, 2 * expected, [CacheLoad(0, 64, 50_000)])
+    taught, models = costs.curve, load.services[-1]._models
+    models.loader.unload(view.weights) if ending == "unload" else load.services[-1].close()
+    found = load(folder).engine.scheduler.costs.curve
+    assert load.measured == []
+    assert [list(point) for point in found.depths] == [list(point) for point in taught.depths]
+    assert found.per_key(64) > 0
 
 
 @pytest.mark.parametrize(
@@ -264,9 +283,9 @@ def test_a_path_that_cannot_be_made_is_told_and_no_more(
 
 
 def test_the_setting_names_the_file(tmp_path: Path) -> None:
-    environ = {"MLX_PROVIDER_RUNTIME_DIR": str(tmp_path)}
+    environ = {"XDG_STATE_HOME": str(tmp_path)}
     for value, expected in (
-        (EngineSettings().measurements, tmp_path / "measurements.json"),
+        (EngineSettings().measurements, tmp_path / "mlx-provider" / "measurements.json"),
         ("off", None),
         ("~/measured", Path("~/measured").expanduser()),
     ):

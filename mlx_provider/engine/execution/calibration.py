@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -13,19 +14,34 @@ from ...isolation import Isolation
 from ...records import LoadedModel, PrefillChunk, Prompt
 from ..memory import arrays, leaves
 from ..replication import ONE_PROCESS, Replication
+from ..row_cache import grow_by
+from ..scheduling.chunking import LONGEST_GAP
 from ..scheduling.costs import UNMEASURED, Curve
 
 log = logging.getLogger(__name__)
 
 WIDTHS = (1, 4, 8, 16, 32, 64, 256)
 """Tokens of the passes: what a stream, a few streams, parts of a tile and whole tiles take."""
-DEEP_WIDTHS = (1, 64)
-DEPTH = 2048
-"""Tokens of the deep cache."""
+DEEP_WIDTHS = (1, 8, 16, 64, 128, 256, 1024)
+"""Those of passes over a deep cache, too: attention has kernels for up to 8 tokens, and others that
+take as long for 9 as for 64 (Metal, mlx 0.32.4)."""
+FLAT = 64
+"""Tokens up to which that is so."""
+DEPTHS = (8192, 2048)
+"""Tokens of the deep cache: the first that the context allows, on a CPU the last."""
 REPEATS = 2
 """Passes of each width, of which the faster counts: the first may compile kernels."""
+DEEP_ENOUGH = 3.0
+"""Seconds after which no wider pass over the deep cache is timed, nor one that is expected to take
+longer than a chunk may."""
+MOSTLY = 4.0
+"""Times as long over the deep cache, where attention takes so much that wider passes take in
+proportion."""
 ENOUGH = 2.0
 """Seconds after which wider passes are left out: a slow machine should not load for long."""
+WARM, WARM_PASSES = 0.2, 16
+"""Seconds and number of passes that are not timed, at most: a device that has idled runs at a lower
+clock."""
 
 MakeCache = Callable[[], list[Any]]
 
@@ -37,57 +53,104 @@ def calibrate(
 
     `replication`: with other processes, all of which run the passes for which the first has time.
     """
-    began = time.perf_counter()
-
-    def enough() -> bool:
-        late = time.perf_counter() - began > ENOUGH
-        return replication.decide("timed enough", lambda: late, bool, bool)
-
-    short: list[tuple[int, float]] = []
-    deep: list[tuple[int, float]] = []
-    # a learnt position beyond the context is read from whatever lies behind the others
     context = model.info.context_length
+    # a learnt position beyond the context is read from whatever lies behind the others
+    depths = DEPTHS if mx.default_device() == mx.gpu else DEPTHS[-1:]
+    depth = next((n for n in depths if n + REPEATS * 2 * FLAT <= context), 0)
+    timing = _Timing(model, make_cache, replication)
     with Isolation() as tried:
-        for width in [n for n in WIDTHS if REPEATS * n <= context]:
-            short.append((width, _timed(model, make_cache(), 0, width)))
-            if enough():
-                break
-    if tried.fault is not None:
-        log.warning("passes could not be timed: %s", tried.fault.summary)
-    if len(short) < 2:
-        return UNMEASURED
-    with Isolation() as tried:
-        fits = DEPTH + REPEATS * max(DEEP_WIDTHS) <= context
-        if fits and not enough():
-            deep = [
-                (n, _timed(model, deep_cache(model, make_cache), DEPTH, n)) for n in DEEP_WIDTHS
-            ]
+        if depth:
+            timing.warm()
+            timing.over(depth)
     if tried.fault is not None:
         log.info("passes over a deep cache could not be timed: %s", tried.fault.summary)
-    return Curve.through(short, deep, DEPTH)
+    with Isolation() as tried:
+        timing.short_ones([n for n in WIDTHS if REPEATS * n <= context])
+    if tried.fault is not None:
+        log.warning("passes could not be timed: %s", tried.fault.summary)
+    if len(timing.short) < 2:
+        return UNMEASURED
+    return Curve.through(sorted(timing.short.items()), sorted(timing.deep.items()), depth or 1)
 
 
-def _timed(model: LoadedModel, cache: list[Any], start: int, width: int) -> float:
-    """Seconds of the fastest of some passes over `width` tokens."""
-    prompt = Prompt(spread(model, start + REPEATS * width))
-    took = []
-    for _ in range(REPEATS):
+class _Timing:
+    """Seconds of passes, by their width."""
+
+    def __init__(self, model: LoadedModel, make: MakeCache, replication: Replication) -> None:
+        self._model = model
+        self._make = make
+        self._replication = replication
+        self.short: dict[int, float] = {}
+        self.deep: dict[int, float] = {}
+
+    def warm(self) -> None:
+        """Let the device reach its clock."""
         began = time.perf_counter()
-        logits = model.prefill(PrefillChunk(prompt, start, start + width, cache))
-        mx.eval(logits, arrays(cache))
-        took.append(time.perf_counter() - began)
-        start += width
-    return min(took)
+        for _ in range(WARM_PASSES):
+            self._timed(self._make(), 0, 1)
+            if self._first(lambda: time.perf_counter() - began > WARM):
+                break
+
+    def over(self, depth: int) -> None:
+        """Time passes over a cache of `depth` tokens, each beside the same over none."""
+        began, start = time.perf_counter(), depth
+        cache = deep_cache(self._model, self._make, depth, REPEATS * sum(DEEP_WIDTHS))
+        for width in DEEP_WIDTHS:
+            late = start + REPEATS * width > self._model.info.context_length
+            if late or self._first(partial(self._enough, width, began)):
+                break
+            self._time_short(width)
+            self.deep[width], start = self._timed(cache, start, width)
+
+    def _enough(self, width: int, began: float) -> bool:
+        """Whether passes of this width and wider ones over the deep cache are left out."""
+        late = time.perf_counter() - began > DEEP_ENOUGH
+        if width <= FLAT:
+            return late
+        widest = max(self.deep)
+        attends = self.deep[widest] > MOSTLY * self.short[widest]
+        return late or attends or self.deep[widest] * width / widest > LONGEST_GAP
+
+    def short_ones(self, widths: Sequence[int]) -> None:
+        """Time the passes of these widths that were not timed yet."""
+        began = time.perf_counter()
+        for width in [n for n in widths if n not in self.short]:
+            self._time_short(width)
+            if self._first(lambda: time.perf_counter() - began > ENOUGH):
+                break
+
+    def _time_short(self, width: int) -> None:
+        cache = self._make()
+        grow_by(cache, REPEATS * width)
+        self.short[width], _ = self._timed(cache, 0, width)
+
+    def _timed(self, cache: list[Any], start: int, width: int) -> tuple[float, int]:
+        """Seconds of the fastest of some passes over `width` tokens, and where they ended."""
+        prompt = Prompt(spread(self._model, start + REPEATS * width))
+        took = []
+        for _ in range(REPEATS):
+            began = time.perf_counter()
+            logits = self._model.prefill(PrefillChunk(prompt, start, start + width, cache))
+            mx.eval(logits, arrays(cache))
+            took.append(time.perf_counter() - began)
+            start += width
+        return min(took), start
+
+    def _first(self, own: Callable[[], bool]) -> bool:
+        """As the first process finds: all of them run the same passes."""
+        return self._replication.decide("timed enough", own, bool, bool)
 
 
-def deep_cache(model: LoadedModel, make_cache: MakeCache) -> list[Any]:
-    """A row cache that looks as if it held `DEPTH` tokens, without a pass over them."""
+def deep_cache(model: LoadedModel, make_cache: MakeCache, depth: int, more: int) -> list[Any]:
+    """A row cache that looks as if it held `depth` tokens, without a pass over them, and has room
+    for `more`."""
     cache = make_cache()
+    grow_by(cache, depth + more)
     model.prefill(PrefillChunk(Prompt(spread(model, 1)), 0, 1, cache))
     for layer in leaves(cache):
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
         if isinstance(keys, mx.array) and isinstance(values, mx.array):
-            layer.update_and_fetch(*(_longer(each, DEPTH - 1) for each in (keys, values)))
+            layer.update_and_fetch(*(_longer(each, depth - 1) for each in (keys, values)))
     mx.eval(arrays(cache))
     return cache
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from typing import Any
@@ -19,7 +19,7 @@ from ..memory import arrays
 from ..row_cache import grow_by
 from ..scheduling.costs import Curve
 from ..scheduling.plan import widths, worthwhile
-from .calibration import DEPTH, deep_cache, spread
+from .calibration import deep_cache, spread
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,9 @@ BRIEF = 0.6
 NARROW = 16
 """Tokens of the deep pass that is measured. Fewer may run in kernels that keep no scores (mlx 0.32,
 backend/metal/scaled_dot_product_attention.cpp: `sdpa_vector` takes up to 8)."""
+
+DEPTH = 2048
+"""Tokens of the cache below it."""
 
 MakeCache = Callable[[], list[Any]]
 
@@ -53,29 +56,37 @@ class PassMemory:
     each: PassBytes
     widest: int
     """Tokens of a chunk at most."""
-    pairs: float
-    """Pairs of a chunk at most: a deep one is narrow, as it keeps to its time."""
+    deepest: Sequence[tuple[int, float]] = field(default=(), repr=False)
+    """(tokens of a chunk, cached tokens behind which it may run): a deep one is narrow, as it
+    keeps to its time."""
     least: int = 0
     """Tokens that a chunk may have however long they take."""
 
     @classmethod
     def of(cls, each: PassBytes, curve: Curve, seconds: float, most: int) -> PassMemory:
         """Of chunks that may have so many seconds, and tokens at most."""
-        least = worthwhile(widths(0, most), curve.seconds)
+        sizes = widths(0, most)
+        least = worthwhile(sizes, curve.seconds)
+        if curve.depths:  # deep in a prompt attention is most of a pass
+            least = max(least, worthwhile(sizes, lambda n: curve.per_key(n) or inf))
         longest = max(seconds, curve.seconds(least))
-        return cls(
-            each,
-            widest=bisect_right(range(1, most + 1), longest, key=curve.seconds),
-            pairs=seconds / curve.per_pair if curve.per_pair > 0 else inf,
-            least=least,
-        )
+        widest = bisect_right(range(1, most + 1), longest, key=curve.seconds)
+        deepest = [(n, _depth(curve, n, longest)) for n in (*sizes, widest) if n <= widest]
+        return cls(each, widest, deepest, least)
 
     def __call__(self, tokens: int, rows: int) -> int:
         """Bytes of the largest pass of so many rows, or over a prompt of so many tokens."""
         chunk = min(self.widest, tokens)
-        pairs = min(chunk * tokens, max(self.pairs, min(self.least, chunk) * tokens))
+        pairs = max((min(n, chunk) * min(d, tokens) for n, d in self.deepest), default=0.0)
+        pairs = max(pairs, min(self.least, chunk) * tokens)
         each = self.each
         return int(each.row * rows + each.token * max(chunk, rows) + each.pair * pairs)
+
+
+def _depth(curve: Curve, tokens: int, longest: float) -> float:
+    """Cached tokens behind which a chunk of so many takes no longer."""
+    slope, left = curve.per_key(tokens), longest - curve.seconds(tokens)
+    return left / slope if slope > 0 else inf
 
 
 def measure(
@@ -98,7 +109,7 @@ def measure(
         several = _taken(model, make(), 0, width)
         narrow = _taken(model, make(), 0, min(NARROW, context))
         if context >= DEPTH + NARROW:
-            behind = _taken(model, deep_cache(model, make), DEPTH, NARROW)
+            behind = _taken(model, deep_cache(model, make_cache, DEPTH, NARROW), DEPTH, NARROW)
     if tried.fault is not None:
         log.warning("what a pass takes could not be measured: %s", tried.fault.summary)
     token = max(0, several - one) / max(1, width - 1)

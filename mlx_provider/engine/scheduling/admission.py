@@ -15,7 +15,7 @@ class Limits:
     max_rows: int
     max_queue: int
     stall_target: float
-    """Seconds that rows which decode should not wait longer for their next token."""
+    """Seconds that a token of rows which decode may take on average, beside a prompt."""
     max_chunk: int
     output_reserve: int
 

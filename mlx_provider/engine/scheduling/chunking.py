@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ..fixed_shapes import FixedShapes
 from ..request import PrefillJob, Row
 from .admission import Limits
-from .costs import Costs
+from .costs import Costs, Load
 from .plan import (
     Chunk,
     StepPlan,
@@ -23,15 +23,34 @@ from .plan import (
     worthwhile,
 )
 
-IDLE_STALL_SECONDS = 0.5
+LONGEST_GAP = 0.75
+"""Seconds that rows which decode wait at most, if smaller chunks lose much of the rate."""
+IDLE_SECONDS = 0.5
 """Of one chunk while no row decodes, for which a cancel or a short prompt waits. A device whose
 chunks of that time lose much of its rate takes larger ones."""
+FAIR = 1.5
+"""Times as long as without a prompt that a token may take on average, whatever the stall target: a
+prompt has at least a third of the device."""
 BRIEF_STALLS = 3.0
 """Stall targets within which a whole prompt may precede rows that decode."""
 REST = 1024
 """Tokens of the passes by which the rest of a prompt is estimated."""
 SCORED_TOKENS = 32
 """Of a pass at most that gives the logits of each: they take more memory than all else."""
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What streams and a prompt have of a device, by its curve; seconds of a token of a stream."""
+
+    alone: float
+    """Without the prompt,"""
+    average: float
+    """beside it,"""
+    longest: float
+    """and the longest."""
+    share: float
+    """Of its rate on an idle device that the prompt has."""
 
 
 class Chunking:
@@ -50,30 +69,60 @@ class Chunking:
         """At the pace at which the curve was measured, whatever happens later."""
 
     def chunk(
-        self,
-        job: PrefillJob,
-        rows: Sequence[Row],
-        *,
-        mixed: bool = False,
-        before: float = 0.0,
+        self, job: PrefillJob, rows: Sequence[Row], alone: float = 0.0, *, mixed: bool = False
     ) -> Chunk:
         """The next tokens of a prompt, in the pass of the `rows` that decode, or in their own
-        behind a pass of `before` seconds."""
+        behind it. `alone`: what the pass of the rows takes without them."""
         sizes = self._sizes(job, len(rows) if mixed else 0)
         if not rows:
             own = partial(self.own_pass, job)
-            longest = max(IDLE_STALL_SECONDS, own(worthwhile(sizes, own)))
+            longest = max(IDLE_SECONDS, own(worthwhile(sizes, own)))
             return _next(job, largest_size(sizes, own, longest))
         if self.brief(job) and not mixed:
             fitting = within(sizes, partial(self.own_pass, job), self.limits.stall_target)
             return _next(job, fitting[-1])
-        together = rows if mixed else ()
-        keys = sum(row.held for row in together)
+        keys = sum(row.held for row in rows)
+        size = self._beside(sizes, len(rows), keys, job.done, alone, mixed=mixed)
+        return _next(job, size)
 
-        def seconds(size: int) -> float:
-            return before + self.costs.pass_of(len(together), keys, size, job.done)
+    def _beside(
+        self, sizes: Sequence[int], rows: int, keys: int, depth: int, alone: float, *, mixed: bool
+    ) -> int:
+        """The size of a chunk behind `depth` tokens, beside rows that hold `keys`."""
 
-        return _next(job, best_size(sizes, seconds, self.limits.stall_target))
+        def gap(size: int) -> float:
+            if mixed:
+                return self.costs.pass_of(rows, keys, size, depth)
+            return alone + self.costs.pass_of(0, 0, size, depth)
+
+        longest = max(self.limits.stall_target, LONGEST_GAP)
+        return worthwhile(
+            within(sizes, gap, longest), lambda size: self._with_repayment(gap(size), alone)
+        )
+
+    def _with_repayment(self, gap: float, alone: float) -> float:
+        """Seconds of a step with a chunk and of the steps without one that repay it."""
+        fair = self.fair(alone)
+        return max(gap, fair * (gap - alone) / (fair - alone))
+
+    def promise(self, streams: int, held: int, depth: int) -> Promise:
+        """What the stall target gives streams of `held` tokens, and a prompt at `depth`."""
+        alone = self.costs.pass_of(streams, streams * held)
+        most = self.limits.max_chunk
+        size = self._beside(
+            widths(streams, most), streams, streams * held, depth, alone, mixed=True
+        )
+        pause = self.costs.pass_of(streams, streams * held, size, depth)
+        idle = partial(self.costs.pass_of, 0, 0, depth=depth)
+        best = largest_size(widths(0, most), idle, max(IDLE_SECONDS, idle(size)))
+        cycle = self._with_repayment(pause, alone)
+        share = size / cycle * idle(best) / best
+        return Promise(alone, min(pause, self.fair(alone)), pause, share)
+
+    def fair(self, alone: float) -> float:
+        """Seconds that a token of rows which decode may take on average, beside a prompt. `alone`:
+        what it takes without one."""
+        return max(self.limits.stall_target, FAIR * alone)
 
     def even_chunk(self, job: PrefillJob) -> Chunk:
         """The next tokens, in a pass of their own: never more than rows that decode may wait for,
@@ -111,10 +160,14 @@ class Chunking:
 
     def seconds(self, rows: Sequence[Row], chunk: Chunk | None = None, passes: int = 1) -> float:
         """Seconds of the passes of the rows that decode, and of a chunk that is mixed in."""
-        keys = sum(row.held for row in rows)
-        size, depth = (0, 0) if chunk is None else (chunk.size, chunk.start)
+        load = self.load(rows, chunk)
         width = self.fixed.rows if self.fixed else -(-len(rows) // passes)
-        return passes * self.costs.pass_of(width, keys // passes, size, depth)
+        return passes * self.costs.pass_of(width, load.keys // passes, load.chunk, load.depth)
+
+    def load(self, rows: Sequence[Row], chunk: Chunk | None = None) -> Load:
+        """What a pass of the rows that decode, and of a chunk, reads of their caches."""
+        size, depth = (0, 0) if chunk is None else (chunk.size, chunk.start)
+        return Load(sum(row.held for row in rows), size, depth)
 
     def wider(self, plan: StepPlan, tokens: int) -> float:
         """Seconds that a step's pass takes longer with so many tokens more, beside few keys."""

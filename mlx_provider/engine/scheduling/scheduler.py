@@ -2,8 +2,11 @@
 
 A step asks twice: `admit` lets one prompt in, `plan` says what runs, and changes nothing. Rows that
 decode do so in every step, but for brief prompts that may precede them. One prompt at a time is
-prefilled, the one with the least work left, aged so that a long prompt is never starved; its chunk
-is mixed into the pass of the rows where it may be, and as large as the stall target allows.
+prefilled, the one with the least work left, aged so that a long prompt is never starved. Its chunk
+is mixed into the pass of the rows where it may be. It is the smallest with nearly the best rate
+among those whose step takes at most three quarters of a second. Steps without a chunk follow, until
+a token of the rows has taken no longer than the stall target on average. So streams keep a pace,
+and the prompt has the rest of the device, in passes that are worth it.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from functools import partial
 from ..fixed_shapes import FixedShapes
 from ..request import Phase, PrefillJob, Request, Row
 from .admission import Admission, Budget, Limits
-from .chunking import IDLE_STALL_SECONDS, Chunking
+from .chunking import IDLE_SECONDS, Chunking
 from .costs import Costs
 from .plan import Chunk, StepPlan
 from .shared_prefix import awaits
@@ -49,6 +52,8 @@ class Scheduler:
         """The rows that decode, in the order in which they joined: nobody else keeps a list."""
         self.reclaimed = 0
         """Bytes for which others were last asked to make room; whoever reads it may reset it."""
+        self._owed = 0.0
+        """Seconds that rows which decode have waited for chunks beyond their fair time."""
         self._settled = 0
         """Bytes of live rows for which memory was last reclaimed."""
         self._fitting: int | None = None
@@ -172,23 +177,33 @@ class Scheduler:
         job = next(ready, None)
         if job is None:
             return StepPlan(rows, pass_seconds=alone)
+        if rows and self._owed and not self._precedes(job):
+            return StepPlan(rows, pass_seconds=alone)
         if job.scoring is not None:
-            most = target if rows else IDLE_STALL_SECONDS
+            most = target if rows else IDLE_SECONDS
             return StepPlan(rows, pass_seconds=alone, scored=job, scoring_seconds=most)
         if job.own_pass:
             chunk = sizes.even_chunk(job)
             own = sizes.own_pass(job, chunk.size)
             return StepPlan(rows, chunk, pass_seconds=alone, chunk_seconds=own)
         if rows and mixes and job.text_follows:
-            chunk = sizes.chunk(job, rows, mixed=True)
+            chunk = sizes.chunk(job, rows, alone, mixed=True)
             if sizes.pays_mixed(chunk, rows, alone):
                 together = sizes.seconds(rows, chunk)
                 return StepPlan(rows, chunk, mixed=True, pass_seconds=together)
-        chunk = sizes.chunk(job, rows, before=alone)
+        chunk = sizes.chunk(job, rows, alone)
         own = sizes.own_pass(job, chunk.size)
         if rows and self._precedes(job) and stalled + own <= target:
             return StepPlan((), chunk, chunk_seconds=own)
         return StepPlan(rows, chunk, pass_seconds=alone, chunk_seconds=own)
+
+    def ran(self, plan: StepPlan) -> None:
+        """A step is on its way. What it takes beyond a fair time is repaid by steps without a
+        chunk, so that a token of the rows takes no longer than that on average."""
+        took = plan.pass_seconds + plan.chunk_seconds + plan.scoring_seconds
+        alone = self.chunking.seconds(plan.rows) if plan.mixed else plan.pass_seconds
+        fair = self.chunking.fair(alone) if plan.rows else 0.0
+        self._owed = max(0.0, self._owed + took - fair) if self.running else 0.0
 
     def _by_urgency(self, now: float) -> list[PrefillJob]:
         if len(self.waiting) < 2:

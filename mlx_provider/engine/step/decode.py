@@ -69,7 +69,8 @@ class Decode:
             return None
         expected, began = state.drafting.seconds(record.plan, record.drafts), state.clock()
         forward = state.batch.forward(state.batching.mixed.take_along(chunk), record.drafts)
-        state.timer.launched(expected, state.clock() if record.caught_up else began)
+        load = state.scheduler.chunking.load(record.plan.rows, chunk)
+        state.timer.launched(expected, state.clock() if record.caught_up else began, load)
         if record.drafts:
             state.drafting.waited(state.clock() - state.read_at)
         state.corrupted = {row for rows, _ in forward.failed for row in rows}

@@ -109,7 +109,8 @@ class Prefill:
         media = [s for s in prompt.spans if s.start < chunk.stop and s.end > chunk.start]
         for span in media:
             self._embed(request, span)
-        state.timer.launched(plan.chunk_seconds, state.clock())
+        load = state.scheduler.chunking.load((), chunk)
+        state.timer.launched(plan.chunk_seconds, state.clock(), load)
         given = PrefillChunk(prompt, chunk.start, chunk.stop, cache, request.features)
         if job.places is not None:
             logits = run_alone(state.model, mixed_chunk(chunk))
@@ -133,7 +134,8 @@ class Prefill:
     def _run_input(self, chunk: Chunk, plan: StepPlan, inputs: Inputs) -> None:
         """Append the chunk to the input's cache; the last one makes its vector."""
         state, job = self._state, chunk.job
-        state.timer.launched(plan.chunk_seconds, state.clock())
+        load = state.scheduler.chunking.load((), chunk)
+        state.timer.launched(plan.chunk_seconds, state.clock(), load)
         inputs.run(state.model, PrefillChunk(job.prompt, chunk.start, chunk.stop, job.held()))
         pooled = [] if inputs.pooled is None else [inputs.pooled]
         last = chunk.stop == len(job.tokens)

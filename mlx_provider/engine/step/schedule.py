@@ -77,6 +77,7 @@ class Schedule:
             guess = partial(state.drafting.guessed, wanted, self._commit.fails_next)
             drafts = guess() if wanted and readable else NO_DRAFTS
             plan = self._as_it_stands(plan, readable=readable)
+        state.scheduler.ran(plan)
         ended, state.ended = tuple(state.ended), []
         reclaimed, state.scheduler.reclaimed = state.scheduler.reclaimed, 0
         return StepRecord(now, plan, ended, cut, preempted, admitted, reclaimed, drafts, caught_up)
