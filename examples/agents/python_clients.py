@@ -58,12 +58,15 @@ LIBRARIES = (
 
 
 def run(library: Library, gateway: Gateway, installed: Installed) -> Outcome:
-    """The tool loop of one library."""
+    """The tool loop of one library.
+
+    Raises `EngineUnavailable` as soon as proxy or engine are gone.
+    """
     moment = gateway.now()
-    home = tempfile.mkdtemp(prefix="library-", dir=gateway.engine.log.parent)
+    home = Path(tempfile.mkdtemp(prefix="library-", dir=gateway.engine.log.parent))
     base, key = gateway.proxy.url, gateway.proxy.key
     environ = {
-        "HOME": home,
+        "HOME": str(home),
         "PATH": "/usr/bin:/bin",
         "BASE": base,
         "OPENAI_API_KEY": key,
@@ -75,21 +78,25 @@ def run(library: Library, gateway: Gateway, installed: Installed) -> Outcome:
     }
     script_file = Path(__file__).with_name("libraries.py")
     command = [installed.python(library.environment), script_file, library.function]
-    try:
-        ended = subprocess.run(
-            command, env=environ, capture_output=True, text=True, timeout=LIMIT, check=False
-        )
-    except subprocess.TimeoutExpired:
+    said, told = home / "said.txt", home / "told.txt"
+    with said.open("wb") as out, told.open("wb") as err:
+        process = subprocess.Popen(command, env=environ, stdout=out, stderr=err)
+        try:
+            ended = gateway.wait(lambda: process.poll() is not None, LIMIT)
+        finally:
+            process.kill()
+            process.wait()
+    if not ended:
         gateway.wait(gateway.free, LIMIT)
         return Outcome(False, f"no end within {LIMIT:.0f} s")
-    gateway.check()
-    return _judged(ended, faults(gateway.since(moment)))
+    words = (each.read_text(errors="replace") for each in (said, told))
+    return _judged(process.returncode, *words, faults(gateway.since(moment)))
 
 
-def _judged(ended: subprocess.CompletedProcess[str], wrong: str) -> Outcome:
-    lines = ended.stdout.strip().splitlines()
-    if ended.returncode or not lines:
-        return Outcome(False, " ".join(ended.stderr.split())[-200:])
+def _judged(code: int, said: str, told: str, wrong: str) -> Outcome:
+    lines = said.strip().splitlines()
+    if code or not lines:
+        return Outcome(False, " ".join(told.split())[-200:])
     result = json.loads(lines[-1])
     if result["said"] == "structured":
         return Outcome(not wrong, wrong or "by calls, JSON and a schema")

@@ -111,6 +111,22 @@ def test_a_gateway_that_is_gone_is_told_with_its_log(
         assert client.returncode == -signal.SIGKILL
 
 
+def test_a_library_does_not_wait_for_a_proxy_that_is_gone(
+    modules: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(modules["python_clients"], "LIMIT", 3600.0)
+    (tmp_path / "proxy.log").write_text("why the proxy ended\n")
+    waits = tmp_path / "waits"
+    waits.write_text("#!/bin/sh\nexec sleep 3600\n")
+    waits.chmod(0o755)
+    its = SimpleNamespace(python=lambda environment: waits)
+    with listening() as url, waiting() as proxy, gateway(modules, tmp_path, url, proxy) as gone:
+        gone.engine.check = lambda: proxy.kill()
+        clients = modules["python_clients"]
+        with pytest.raises(EngineUnavailable, match="why the proxy ended"):
+            clients.run(clients.LIBRARIES[0], gone, its)
+
+
 def test_a_hung_proxy_is_told(
     modules: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
