@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from ..config import PREFIX
-from ..errors import BadRequest
 from .engine_options import ApiKey, finite
 
 
@@ -36,27 +35,6 @@ def serve(
             "are refused; a second signal ends it at once. With --host or --port.",
         ),
     ] = 0.0,
-    ranks: Annotated[
-        int | None,
-        typer.Option(min=2, help="Share one model among so many processes of this machine."),
-    ] = None,
-    hostfile: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True,
-            dir_okay=False,
-            help="Share one model among the machines that this file of mlx.launch lists; the "
-            "first one answers requests.",
-        ),
-    ] = None,
-    backend: Annotated[
-        str | None,
-        typer.Option(help="How ranks are linked: ring, jaccl; default: as the hostfile says."),
-    ] = None,
-    starting_port: Annotated[
-        int | None,
-        typer.Option(min=1, max=65535, help="First port of the links between ranks."),
-    ] = None,
     api_key: ApiKey = None,
 ) -> None:
     """Run the engine; without --host and --port, on this user's socket.
@@ -64,17 +42,8 @@ def serve(
     Other machines name it with `api_base` and the same key in their LiteLLM config.
     """
     from ..client.lifecycle import ENGINE_COMMAND
-    from ..ranks.launching import GROUP_COMMAND
 
     command = [*ENGINE_COMMAND]
-    if ranks is not None or hostfile is not None:
-        command = [*GROUP_COMMAND]
-        command += ["--ranks", str(ranks)] if ranks is not None else []
-        command += ["--hostfile", str(hostfile)] if hostfile is not None else []
-        command += ["--backend", backend] if backend is not None else []
-        command += ["--starting-port", str(starting_port)] if starting_port is not None else []
-    elif backend is not None or starting_port is not None:
-        raise BadRequest("--backend and --starting-port are for --ranks or --hostfile")
     command += ["--host", host] if host is not None else []
     command += ["--port", str(port)] if port is not None else []
     command += ["--api-key-file", str(api_key_file)] if api_key_file is not None else []

@@ -16,9 +16,9 @@ import rank_costs
 from command_line.commands import benchmarks
 from command_line.ranked import numbers
 from mlx_provider.errors import BadRequest
-from mlx_provider.ranks import channel
 from mlx_provider_bench.servers.client import Answer
 from mlx_provider_bench.servers.client import Run as Answers
+from mlx_provider_ranks import channel
 from rank_costs import Round, Texts, _compare, _row, questions
 from ranked.plan import Plan
 from ranked.program import count

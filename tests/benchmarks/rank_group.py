@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from mlx_provider.ranks.launching import LAUNCH_COMMAND
+from mlx_provider_ranks.launching import LAUNCH_COMMAND
 
 FOLDER = "RANKS_TESTED_IN"
 """Where ranks leave what they tell."""

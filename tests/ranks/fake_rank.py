@@ -19,11 +19,11 @@ from mlx_provider.config import EngineSettings
 from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.protocol.events import Accepted
 from mlx_provider.protocol.requests import GenerateRequest
-from mlx_provider.ranks import hello, process
-from mlx_provider.ranks.channel import FollowerChannel, LeaderChannel
-from mlx_provider.ranks.messages import Hello
 from mlx_provider.server.run import end_process
 from mlx_provider.serving.interface import Deliver
+from mlx_provider_ranks import hello, process
+from mlx_provider_ranks.channel import FollowerChannel, LeaderChannel
+from mlx_provider_ranks.messages import Hello
 
 
 class LeadingService(FakeService):

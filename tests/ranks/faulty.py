@@ -48,7 +48,7 @@ def meet(folder: Path, at: str, size: int = 0) -> None:
 def load(folder: Path, options: LoadOptions) -> LoadedModel:
     """As the plugin that the config names, in a class of its own that meets faults."""
     from mlx_provider.engine.step import draw as drawing
-    from mlx_provider.ranks import watch
+    from mlx_provider_ranks import watch
 
     draw = drawing.draw
 

@@ -30,16 +30,16 @@ from mlx_provider.errors import MLXProviderError
 from mlx_provider.isolation import Isolation
 from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.protocol.requests import EmbedRequest, GenerateRequest
-from mlx_provider.ranks import channel as channels
-from mlx_provider.ranks.channel import FollowerChannel, LeaderChannel
-from mlx_provider.ranks.follower import Follower
-from mlx_provider.ranks.group import join
-from mlx_provider.ranks.leader import ranks_of
-from mlx_provider.ranks.messages import RankFault
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.loader import Loader
 from mlx_provider.serving.metrics import EngineMetrics
 from mlx_provider.serving.service import ChatService
+from mlx_provider_ranks import channel as channels
+from mlx_provider_ranks.channel import FollowerChannel, LeaderChannel
+from mlx_provider_ranks.follower import Follower
+from mlx_provider_ranks.group import join
+from mlx_provider_ranks.leader import ranks_of
+from mlx_provider_ranks.messages import RankFault
 from rank_group import tell
 from replaced import Replaced, wrap
 

@@ -34,8 +34,8 @@ AT_ONCE = 15.0
 """Seconds in which requests end: five, and time for a machine that is busy otherwise."""
 SUPERVISED = """
 import sys
-from mlx_provider.ranks import supervisor
-from mlx_provider.ranks.__main__ import main
+from mlx_provider_ranks import supervisor
+from mlx_provider_ranks.__main__ import main
 supervisor.FORGIVEN = 0.0  # a test breaks one group several times within a minute
 sys.exit(main(["--ranks", "2"]))
 """

@@ -10,10 +10,10 @@ import mlx.core as mx
 import pytest
 
 from mlx_provider.errors import BadRequest
-from mlx_provider.ranks.address import Meeting, bind_host, leader_hosts, new_key, spread
-from mlx_provider.ranks.hello import own_hello
-from mlx_provider.ranks.messages import differences
 from mlx_provider.registry import PluginRegistry
+from mlx_provider_ranks.address import Meeting, bind_host, leader_hosts, new_key, spread
+from mlx_provider_ranks.hello import own_hello
+from mlx_provider_ranks.messages import differences
 
 if TYPE_CHECKING:
     from pathlib import Path

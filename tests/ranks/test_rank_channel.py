@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from mlx_provider.errors import RankLost, RanksDiffer
-from mlx_provider.ranks.address import Meeting, new_key
-from mlx_provider.ranks.channel import FollowerChannel, LeaderChannel
-from mlx_provider.ranks.messages import Hello, RankFault
+from mlx_provider_ranks.address import Meeting, new_key
+from mlx_provider_ranks.channel import FollowerChannel, LeaderChannel
+from mlx_provider_ranks.messages import Hello, RankFault
 
 LIMIT = 20.0
 
@@ -129,7 +129,7 @@ def test_every_follower_hears_every_message_in_order() -> None:
 
 
 def test_what_opens_a_step_goes_out_with_what_follows() -> None:
-    from mlx_provider.ranks.framing import BEAT, frame, receive
+    from mlx_provider_ranks.framing import BEAT, frame, receive
 
     one, two = {"kind": "step"}, {"kind": "plan"}
     with group() as made:
@@ -266,7 +266,7 @@ def test_a_second_connection_of_a_rank_is_a_strangers() -> None:
 
 
 def _greet(meeting: Meeting, rank: int) -> socket.socket:
-    from mlx_provider.ranks.framing import frame
+    from mlx_provider_ranks.framing import frame
 
     sock = socket.create_connection((meeting.hosts[0], meeting.port))
     sock.sendall(frame({"key": meeting.key, "hello": hello(rank).model_dump()}))
@@ -313,7 +313,7 @@ def test_one_that_beats_and_hears_nothing_is_behind() -> None:
 
 
 def test_one_that_loads_may_be_behind() -> None:
-    from mlx_provider.ranks.watch import Progress, Told
+    from mlx_provider_ranks.watch import Progress, Told
 
     told, progress = Told(), Progress(0.0)
     assert progress.behind(told, 100.0) == 0
@@ -331,7 +331,7 @@ def test_one_that_loads_may_be_behind() -> None:
 
 
 def test_one_that_waits_or_loads_does_not_hang() -> None:
-    from mlx_provider.ranks.watch import WORK_LIMIT, Progress, Told
+    from mlx_provider_ranks.watch import WORK_LIMIT, Progress, Told
 
     told, progress = Told(), Progress(0.0)
     assert not progress.hangs(told)
@@ -345,7 +345,7 @@ def test_one_that_waits_or_loads_does_not_hang() -> None:
 
 def test_one_that_does_not_come_back_from_a_pass_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 tells nothing meanwhile: it waits in the same pass."""
-    from mlx_provider.ranks import watch
+    from mlx_provider_ranks import watch
 
     monkeypatch.setattr(watch, "WORK_LIMIT", 0.2)
     with group() as made:
@@ -360,8 +360,8 @@ def test_one_that_does_not_come_back_from_a_pass_hangs(monkeypatch: pytest.Monke
 
 
 def test_a_leader_that_stands_still_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mlx_provider.ranks import channel
-    from mlx_provider.ranks.framing import frame
+    from mlx_provider_ranks import channel
+    from mlx_provider_ranks.framing import frame
 
     monkeypatch.setattr(channel, "LEADER_PATIENCE", 0.2)
     ours, theirs = socket.socketpair()
@@ -379,9 +379,9 @@ def test_a_leader_that_stands_still_is_lost(monkeypatch: pytest.MonkeyPatch) -> 
 
 FOLLOWER = """
 import sys
-from mlx_provider.ranks.address import Meeting
-from mlx_provider.ranks.channel import FollowerChannel
-from mlx_provider.ranks.messages import Hello
+from mlx_provider_ranks.address import Meeting
+from mlx_provider_ranks.channel import FollowerChannel
+from mlx_provider_ranks.messages import Hello
 
 meeting = Meeting(("127.0.0.1",), int(sys.argv[1]), sys.argv[2])
 follower = FollowerChannel.meet(meeting, Hello.model_validate_json(sys.argv[3]))

@@ -23,9 +23,9 @@ pytestmark = pytest.mark.ranks
 LIMIT = 90.0
 SUPERVISED = f"""
 import sys
-from mlx_provider.ranks import launching
+from mlx_provider_ranks import launching
 launching.RANK_COMMAND = (sys.executable, "-P", {str(Path(__file__).parent / "fake_rank.py")!r})
-from mlx_provider.ranks.__main__ import main
+from mlx_provider_ranks.__main__ import main
 sys.exit(main(["--ranks", "2"]))
 """
 

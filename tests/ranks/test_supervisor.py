@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from mlx_provider.errors import BadRequest, RankLost, RanksDiffer
-from mlx_provider.ranks import launching, supervisor
-from mlx_provider.ranks.__main__ import main
-from mlx_provider.ranks.launching import GroupOptions, launch_command
-from mlx_provider.ranks.messages import RankFault
-from mlx_provider.ranks.report import MARK, Report
-from mlx_provider.ranks.supervisor import Attempt, Supervisor
+from mlx_provider_ranks import launching, supervisor
+from mlx_provider_ranks.__main__ import main
+from mlx_provider_ranks.launching import GroupOptions, launch_command
+from mlx_provider_ranks.messages import RankFault
+from mlx_provider_ranks.report import REPORT_PREFIX, Report
+from mlx_provider_ranks.supervisor import Attempt, Supervisor
 
 from .ended import is_gone
 
@@ -26,7 +26,7 @@ LIMIT = 20.0
 
 def group(*reports: Report, then: str = "") -> list[str]:
     """A command that reports, and does something more."""
-    lines = b"".join(MARK + each.model_dump_json().encode() + b"\n" for each in reports)
+    lines = b"".join(REPORT_PREFIX + each.model_dump_json().encode() + b"\n" for each in reports)
     return [
         sys.executable,
         "-S",
@@ -84,7 +84,7 @@ def test_whoever_hangs_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     """Also a child of the launcher that is stopped."""
     monkeypatch.setattr(supervisor, "LEAVE_LIMIT", 0.2)
     pid = tmp_path / "pid"
-    line = MARK + LOST.model_dump_json().encode() + b"\n"
+    line = REPORT_PREFIX + LOST.model_dump_json().encode() + b"\n"
     hangs = f"""
         import signal, time
         if os.fork() == 0:
@@ -119,7 +119,7 @@ def test_a_leader_that_says_nothing_is_killed(
 
 SUPERVISED = """
 import sys
-from mlx_provider.ranks.supervisor import Supervisor
+from mlx_provider_ranks.supervisor import Supervisor
 sys.exit(Supervisor(lambda fault: sys.argv[1:]).run())
 """
 
@@ -154,7 +154,7 @@ def test_the_leader_knows_best_why() -> None:
 
 def test_a_line_of_something_else_is_no_report() -> None:
     assert Report.read(b"Loading weights") is None
-    assert Report.read(MARK + b"{") is None
+    assert Report.read(REPORT_PREFIX + b"{") is None
 
 
 def test_the_key_is_on_no_command_line() -> None:

@@ -77,7 +77,7 @@ def count(tally: Tally | None, *, apart: bool) -> None:
 
 
 def _count_messages(tally: Tally) -> None:
-    from mlx_provider.ranks import channel
+    from mlx_provider_ranks import channel
 
     names = vars(channel)
     frame, tell = names["frame"], channel.LeaderChannel.tell
@@ -107,10 +107,10 @@ def _theirs(arguments: list[str], first: bool) -> None:
 def _ours(arguments: list[str], first: bool) -> None:
     from mlx_provider.config import engine_settings
     from mlx_provider.errors import RankLost
-    from mlx_provider.ranks.group import follow
     from mlx_provider.registry import PluginRegistry
     from mlx_provider.server.__main__ import main as serve
     from mlx_provider.server.run import end_process
+    from mlx_provider_ranks.group import follow
 
     if not first:
         try:
@@ -122,9 +122,9 @@ def _ours(arguments: list[str], first: bool) -> None:
 
 
 def _leading(settings: Any, deliver: Any) -> Any:
-    from mlx_provider.ranks.group import lead
     from mlx_provider.registry import PluginRegistry
     from mlx_provider.serving.service import ChatService
+    from mlx_provider_ranks.group import lead
 
     registry = PluginRegistry.discover()
     ranks, _ = lead(settings, registry, _lost)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from ..config import EngineSettings
-from ..errors import MLXProviderError
-from ..registry import PluginRegistry
-from ..serving.interface import Deliver
-from ..serving.service import ChatService
-from ..serving.split import Ranks
+from mlx_provider.errors import MLXProviderError
+from mlx_provider.replicas import EngineSettings, PluginRegistry
+from mlx_provider.replicas.engine import ChatService, Ranks
+from mlx_provider.replicas.server import Deliver
+
 from .agreed import Leading
 from .channel import LeaderChannel
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..errors import RankLost
-from ..protocol.health import RankStatus
+from mlx_provider.errors import RankLost
+from mlx_provider.replicas import RankStatus
 
 __all__ = ["Hello", "RankFault", "RankStatus", "differences"]
 

@@ -1,4 +1,4 @@
-"""`python -m mlx_provider.ranks.process`: one rank, as `mlx.launch` starts it.
+"""`python -m mlx_provider_ranks.process`: one rank, as `mlx.launch` starts it.
 
 Rank 0 becomes the engine server, the others follow it. Standard input is the supervisor's: a line
 `stop` ends the group in order, and without any line for a while there is no supervisor any more.
@@ -18,15 +18,27 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
-from ..config import EngineSettings, engine_settings
-from ..errors import MLXProviderError, RankLost
-from ..isolation import Fault, Isolation
-from ..log_lines import log_to_stderr, printable
-from ..registry import PluginRegistry
-from ..server.__main__ import options_parser
-from ..server.rank_group import RankGroup
-from ..server.run import ServeOptions, end_process, prepare_mlx, serve
-from ..serving.interface import Deliver, Service
+from mlx_provider.errors import MLXProviderError, RankLost
+from mlx_provider.replicas import (
+    EngineSettings,
+    Fault,
+    Isolation,
+    PluginRegistry,
+    engine_settings,
+    log_to_stderr,
+    printable,
+)
+from mlx_provider.replicas.server import (
+    Deliver,
+    RankGroup,
+    ServeOptions,
+    Service,
+    end_process,
+    options_parser,
+    prepare_mlx,
+    serve,
+)
+
 from .channel import FollowerChannel, LeaderChannel
 from .messages import Hello, RankFault, RankStatus
 from .report import Report
@@ -51,7 +63,7 @@ def main(
     arguments: Sequence[str] | None = None, lead: Lead | None = None, follow: Follow | None = None
 ) -> int:
     """Be the rank that the environment names; the exit code."""
-    parser = options_parser("python -m mlx_provider.ranks.process", __doc__)
+    parser = options_parser("python -m mlx_provider_ranks.process", __doc__)
     parser.add_argument("--last-fault", type=RankFault.model_validate_json, help=argparse.SUPPRESS)
     parsed = vars(parser.parse_args(arguments))
     fault: RankFault | None = parsed.pop("last_fault")

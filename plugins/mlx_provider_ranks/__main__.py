@@ -1,4 +1,4 @@
-"""`python -m mlx_provider.ranks`: the supervisor of a group of ranks."""
+"""`python -m mlx_provider_ranks`: the supervisor of a group of ranks."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..errors import MLXProviderError
+from mlx_provider.errors import MLXProviderError
+
 from .launching import GroupOptions
 from .supervisor import supervise
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line and supervise; the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m mlx_provider.ranks", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m mlx_provider_ranks", description=__doc__)
     parser.add_argument("--ranks", type=int)
     parser.add_argument("--hostfile", type=Path)
     parser.add_argument("--backend")

@@ -10,10 +10,11 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from ..errors import MLXProviderError, RankLost
+from mlx_provider.errors import MLXProviderError, RankLost
+
 from .messages import RankFault
 
-MARK = b"mlx-provider-rank "
+REPORT_PREFIX = b"mlx-provider-rank "
 
 
 class Report(BaseModel):
@@ -28,7 +29,7 @@ class Report(BaseModel):
 
     def tell(self) -> None:
         """In one write, so that lines of several threads stay whole."""
-        os.write(1, MARK + self.model_dump_json().encode() + b"\n")
+        os.write(1, REPORT_PREFIX + self.model_dump_json().encode() + b"\n")
 
     @classmethod
     def of(cls, rank: int, error: MLXProviderError) -> Report:
@@ -39,9 +40,9 @@ class Report(BaseModel):
     @classmethod
     def read(cls, line: bytes) -> Report | None:
         """`None` for a line that is something else."""
-        if not line.startswith(MARK):
+        if not line.startswith(REPORT_PREFIX):
             return None
         try:
-            return cls.model_validate_json(line[len(MARK) :])
+            return cls.model_validate_json(line[len(REPORT_PREFIX) :])
         except ValidationError:
             return None

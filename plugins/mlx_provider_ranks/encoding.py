@@ -10,26 +10,33 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..engine.inputs import Inputs
-from ..engine.request import PrefillJob, Request, Row, RowConstraint, SamplingParams
-from ..engine.scheduling.plan import Chunk, StepPlan
-from ..engine.scheduling.scheduler import Scheduler
-from ..engine.step.decisions import (
+from mlx_provider.errors import RankLost, RequestFailed
+from mlx_provider.records import MediaSpan, Prompt
+from mlx_provider.replicas.engine import (
     Admitted,
     CaughtUp,
+    Chunk,
     Cut,
     Decision,
+    Delta,
     Ended,
+    EventQueue,
+    FinishReason,
+    Inputs,
     Opening,
     Outcome,
     Preempted,
+    PrefillJob,
+    Request,
+    Row,
+    RowConstraint,
+    SamplingParams,
+    Scheduler,
+    StepPlan,
+    StepRecord,
     Submitted,
+    TokenLogprob,
 )
-from ..engine.step.record import StepRecord
-from ..errors import RankLost, RequestFailed
-from ..protocol.event_queue import EventQueue
-from ..protocol.events import Delta, FinishReason, TokenLogprob
-from ..records import MediaSpan, Prompt
 
 
 class DecodedText:

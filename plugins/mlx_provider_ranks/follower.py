@@ -8,18 +8,22 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from ..config import EngineSettings
-from ..engine.engine import Engine
-from ..engine.request import Phase, Request
-from ..engine.request_log import Recorder
-from ..engine.worker import CLEAR_EVERY, EngineWorker
-from ..errors import MLXProviderError, RankLost
-from ..protocol.options import ModelOptions
-from ..registry import PluginRegistry
-from ..serving.engine_builder import engine_name
-from ..serving.model_cache import ModelCache
-from ..serving.split import Ranks
-from ..serving.weights import Weights
+from mlx_provider.errors import MLXProviderError, RankLost
+from mlx_provider.replicas import EngineSettings, PluginRegistry
+from mlx_provider.replicas.engine import (
+    CLEAR_EVERY,
+    Engine,
+    EngineWorker,
+    ModelCache,
+    ModelOptions,
+    Phase,
+    Ranks,
+    Recorder,
+    Request,
+    Weights,
+    engine_name,
+)
+
 from .agreed import Following
 from .encoding import Codec, decode_request
 

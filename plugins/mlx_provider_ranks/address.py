@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import BadRequest
+from mlx_provider.errors import BadRequest
 
 KEY_BYTES = 32
 ROOM = 2048

@@ -8,13 +8,10 @@ from typing import Any, Protocol, TypeVar
 
 import mlx.core as mx
 
-from ..engine.execution.sampler import Drawn
-from ..engine.replication import Replica
-from ..engine.scheduling.scheduler import Scheduler
-from ..engine.step.decisions import Decision, Outcome
-from ..engine.step.record import StepRecord
-from ..isolation import Fault
-from ..records import Features, LoadedModel
+from mlx_provider.records import Features, LoadedModel
+from mlx_provider.replicas import Fault
+from mlx_provider.replicas.engine import Decision, Drawn, Outcome, Replica, Scheduler, StepRecord
+
 from .encoding import KINDS, Codec, decode_outcome, encode_outcome
 
 T = TypeVar("T")

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from ..config import EngineSettings
-from ..engine.memory import memory_limit
-from ..errors import RankLost
-from ..registry import PluginRegistry
-from ..serving.service import device_name
-from ..serving.split import Ranks
+from mlx_provider.errors import RankLost
+from mlx_provider.replicas import EngineSettings, PluginRegistry
+from mlx_provider.replicas.engine import Ranks, device_name, memory_limit
+
 from .channel import FollowerChannel, LeaderChannel, Lost
 from .follower import Follower
 from .hello import own_hello

@@ -7,8 +7,8 @@ import platform
 import socket
 from collections.abc import Iterable
 
-from ..installed import installed_version
-from ..registry import Plugin, PluginRegistry
+from mlx_provider.replicas import Plugin, PluginRegistry, installed_version
+
 from .messages import Hello
 
 COMPUTING = ("mlx", "mlx-lm", "mlx-vlm", "mlx-provider", "transformers", "tokenizers", "numpy")

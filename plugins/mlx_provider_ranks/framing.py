@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
-from ..errors import BodyTooLarge
+from mlx_provider.errors import BodyTooLarge
 
 LONGEST = 2**28
 """Bytes of a message from the leader: a joining request brings its token ids."""

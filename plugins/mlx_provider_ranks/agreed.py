@@ -13,12 +13,11 @@ from typing import Any, Protocol, TypeVar
 
 import mlx.core as mx
 
-from ..engine.execution.sampler import Drawn
-from ..engine.scheduling.scheduler import Scheduler
-from ..errors import MLXProviderError, RankLost, RequestFailed
-from ..isolation import Fault, Isolation
-from ..records import Features, LoadedModel, SpreadsFeatures
-from ..records.features import Types, leaves, outline, rebuilt
+from mlx_provider.errors import MLXProviderError, RankLost, RequestFailed
+from mlx_provider.records import Features, LoadedModel, SpreadsFeatures
+from mlx_provider.replicas import Fault, Isolation
+from mlx_provider.replicas.engine import Drawn, Scheduler, Types, leaves, outline, rebuilt
+
 from .gathering import gathered
 from .replica import RankReplica
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from ..errors import RankLost, RanksDiffer
+from mlx_provider.errors import RankLost, RanksDiffer
+
 from .address import Meeting, bind_host, leader_hosts, new_key, spread
 from .door import Door, Guest
 from .follower_link import FollowerLink

@@ -13,7 +13,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ..errors import RankLost
+from mlx_provider.errors import RankLost
+
 from .framing import LONGEST_BEFORE, BadFrame, Frames
 from .messages import Hello
 

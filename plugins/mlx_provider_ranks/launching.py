@@ -11,13 +11,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..config import PREFIX
-from ..errors import BadRequest, NotInstalled
+from mlx_provider.errors import BadRequest, NotInstalled
+from mlx_provider.replicas import PREFIX
+
 from .messages import RankFault
 
-RANK_COMMAND = (sys.executable, "-P", "-m", "mlx_provider.ranks.process")
+RANK_COMMAND = (sys.executable, "-P", "-m", "mlx_provider_ranks.process")
 LAUNCH_COMMAND = (sys.executable, "-P", "-m", "mlx_provider.upstream.launch")
-GROUP_COMMAND = (sys.executable, "-P", "-m", "mlx_provider.ranks")
 OF_A_MACHINE = frozenset(
     PREFIX + name
     for name in (
