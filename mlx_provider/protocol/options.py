@@ -17,8 +17,7 @@ log = logging.getLogger(__name__)
 OWNERS_ALONE = frozenset(
     {
         "adapter",
-        "allow_file_media",
-        "allow_private_media",
+        "allow_media",
         "draft_model",
         "dtype",
         "extra",
@@ -42,6 +41,10 @@ RENAMED = {
     "unseen_media": ("on_ignored_params", {"omit": "tell"}),
 }
 """Old name, new name, and values that have another name."""
+
+
+ALLOWED_MEDIA = {"allow_private_media": "private", "allow_file_media": "file"}
+"""Old names of options that are values of `allow_media` now."""
 
 
 class WarmPrompt(Asked):
@@ -84,8 +87,9 @@ class ModelOptions(Asked):
     reasoning_parser: str | None = None
     pooling: Literal["last", "mean", "cls"] | None = None
     """Which states of a text make its vector, where the checkpoint does not say."""
-    allow_private_media: bool = False
-    allow_file_media: bool = False
+    allow_media: frozenset[Literal["private", "file"]] = frozenset()
+    """Images that a request may name, apart from public addresses: `private` addresses, and files
+    of the engine's machine."""
     warm: list[str | WarmPrompt] = Field(default_factory=list, max_length=MAX_WARM)
     """Prompts to prefill before a tenant's first request; a text is a system prompt."""
     extra: dict[str, Any] = Field(default_factory=dict)
@@ -108,6 +112,14 @@ class ModelOptions(Asked):
             if given.get(new) != "refuse":
                 given[new] = values.get(value, value) if isinstance(value, str) else value
             _tell_renamed(name, new)
+        for name, source in ALLOWED_MEDIA.items():
+            allowed = given.get("allow_media", [])
+            # a value of another type is refused, and grants nothing
+            if isinstance(given.get(name), bool) and isinstance(allowed, list | set | frozenset):
+                granted = [source] if given[name] else []
+                given = {key: each for key, each in given.items() if key != name}
+                given["allow_media"] = [*allowed, *granted]
+                _tell_renamed(name, f"allow_media: [{source}]")
         return given
 
 

@@ -253,8 +253,8 @@ def _media(
     view: ModelView, normalised: Normalised, request: GenerateRequest, claim: MediaClaim | None
 ) -> list[MediaItem]:
     policy = MediaPolicy(
-        allow_private=request.options.allow_private_media,
-        allow_file=request.options.allow_file_media,
+        allow_private="private" in request.options.allow_media,
+        allow_file="file" in request.options.allow_media,
     )
     if not normalised.media:
         return []

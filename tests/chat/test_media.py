@@ -69,7 +69,7 @@ def test_spellings_of_one_client_body() -> None:
     assert [item.detail for item in items] == ["low", "auto", "auto", "auto"]
     assert items[0].content_hash == items[2].content_hash != items[1].content_hash
     file = next(r for r in refs if str(r.source).startswith("file:"))
-    assert "allow_file_media" in refuse(file)
+    assert "allow_media: [file]" in refuse(file)
 
 
 def test_hash_is_of_the_bytes() -> None:

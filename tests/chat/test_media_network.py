@@ -230,7 +230,7 @@ def test_hosts_in_plain_form(host: str) -> None:
 )
 def test_loopback_is_refused_by_default(server: ThreadingHTTPServer, address: str) -> None:
     message = refuse(address.format(server.server_address[1]), MediaPolicy(timeout=300))
-    assert "allow_private_media" in message
+    assert "allow_media: [private]" in message
     assert server.seen == []  # type: ignore[attr-defined]
 
 

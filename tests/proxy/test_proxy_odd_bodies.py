@@ -88,7 +88,7 @@ def test_what_a_client_says_of_options_and_tenants_changes_nothing(engine, raw):
     first = engine.request
     claimed = {
         "metadata": {"user_api_key_hash": "another", "user_api_key_team_id": "theirs"},
-        "model_info": {"mlx": {"kv_bits": 4, "allow_file_media": True}},
+        "model_info": {"mlx": {"kv_bits": 4, "allow_media": ["file"]}},
     }
     posing = raw.post(URL, json=body(**claimed))
     assert (plain.status_code, posing.status_code) == (200, 200)

@@ -141,8 +141,8 @@ def test_hosts(header: str, name: str) -> None:
     [
         {"trust_remote_code": True},
         {"adapter": "/tmp/adapter"},
-        {"allow_private_media": True},
-        {"allow_file_media": True},
+        {"allow_media": ["private"]},
+        {"allow_media": ["file"]},
         {"extra": {"a": 1}},
         {"dtype": "bfloat16"},
         {"modality": "text"},
@@ -229,15 +229,18 @@ def test_a_wildcards_client_names_folders_under_the_roots_alone(
 
 def test_the_owners_file_grants_per_model(tmp_path: Path) -> None:
     file = tmp_path / "models.toml"
-    file.write_text('[demo]\nallow_private_media = true\n["a/b"]\nkv_bits = 4\n')
+    file.write_text('[demo]\nallow_media = ["private"]\n["a/b"]\nkv_bits = 4\n')
     grants = Grants((), read_grants(file))
     request = GenerateRequest(
         model="demo", messages=HELLO, origin="remote", options=ModelOptions(kv_bits=8)
     )
     options = grants.admitted(request).options
-    assert (options.allow_private_media, options.kv_bits) == (True, 8)
-    with pytest.raises(Forbidden, match="allow_file_media"):
-        grants.admitted(request.model_copy(update={"options": ModelOptions(allow_file_media=True)}))
+    assert (options.allow_media, options.kv_bits) == ({"private"}, 8)
+    files = request.model_copy(update={"options": ModelOptions(allow_media={"file"})})
+    with pytest.raises(Forbidden, match="allow_media"):
+        grants.admitted(files)
+    ours = grants.admitted(files.model_copy(update={"origin": "client"}))
+    assert ours.options.allow_media == {"private", "file"}
 
 
 def test_a_longer_context_is_the_owners_to_grant(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_options_that_leave_the_weights_share_them(model: Any) -> None:
         {"context_length": 2048},
         {"tool_parser": "mistral"},
         {"reasoning_parser": "deepseek_r1"},
-        {"allow_private_media": True},
+        {"allow_media": ["private"]},
     ):
         answer = model.ask(max_tokens=6, options=ModelOptions(**chosen))
         assert (answer.only.content + answer.only.reasoning).strip() == text.strip()
@@ -204,6 +204,24 @@ def test_a_removed_option_is_refused_with_what_holds_instead(name: str) -> None:
 def test_a_renamed_option_is_taken_by_its_old_name(given: Any, then: str) -> None:
     assert operator_options({"model_info": {"mlx": given}}).on_ignored_params == then
     assert ModelOptions(**given).on_ignored_params == then
+
+
+@pytest.mark.parametrize(
+    ("given", "then"),
+    [
+        ({"allow_private_media": True}, {"private"}),
+        ({"allow_file_media": True, "allow_private_media": False}, {"file"}),
+        ({"allow_media": ["private"], "allow_file_media": True}, {"private", "file"}),
+    ],
+)
+def test_sources_of_media_are_taken_by_their_old_names(given: Any, then: set[str]) -> None:
+    assert ModelOptions(**given).allow_media == then
+
+
+@pytest.mark.parametrize("given", [{"allow_file_media": "no"}, {"allow_media": "file"}])
+def test_a_wrong_source_of_media_is_refused(given: Any) -> None:
+    with pytest.raises(BadRequest, match="|".join(given)):
+        operator_options({"model_info": {"mlx": given}})
 
 
 def test_a_model_that_does_not_run_with_a_quantised_cache(tiny: Any) -> None:

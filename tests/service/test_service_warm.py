@@ -78,7 +78,7 @@ def test_each_tenant_finds_its_own(tmp_path: Path) -> None:
 def test_what_the_owners_file_grants_is_warm_for_other_machines(tmp_path: Path) -> None:
     folder = build(tmp_path / "model", "qwen3")
     file = tmp_path / "models.toml"
-    file.write_text(f'["{folder}"]\nallow_private_media = true\nwarm = ["""{SYSTEM}"""]\n', "utf-8")
+    file.write_text(f'["{folder}"]\nallow_media = ["private"]\nwarm = ["""{SYSTEM}"""]\n', "utf-8")
     client = InProcessClient(ChatService(EngineSettings(models_file=file)))
     try:
         usage = ask(client, folder, ModelOptions(), "Where?", origin="remote").usage

@@ -57,7 +57,7 @@ def _read(source: Source, policy: MediaPolicy) -> bytes:
     if not policy.allow_file:
         raise source.error(
             f"{source.shown} is a local file, which this server does not read; send a data: or "
-            "https: URL, or let the operator set allow_file_media"
+            "https: URL, or let the operator set allow_media: [file]"
         )
     return _file(source, policy.max_bytes)
 

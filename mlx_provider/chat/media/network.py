@@ -140,7 +140,7 @@ class _CheckedTransport(httpx.AsyncBaseTransport):
             raise httpx.ConnectError(f"{host} has no address")
         if not self._policy.allow_private and not all(map(is_public, addresses)):
             raise HostRefused(
-                f"{host} is not a public host; the operator can set allow_private_media"
+                f"{host} is not a public host; the operator can set allow_media: [private]"
             )
         return addresses
 
