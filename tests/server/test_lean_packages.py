@@ -23,8 +23,16 @@ NOT_NEEDED = (
     "urllib3",
     "rich",
     "pygments",
+    "typer",
+    "cv2",
+    "datasets",
+    "pandas",
+    "llguidance",
     "litellm",
     "torch",
+    "mlx_provider_bench.commands",
+    "mlx_provider_eval.commands",
+    "mlx_provider_gemma3.model",
 )
 WHOLE = """
 import sys
