@@ -306,6 +306,14 @@ def test_a_call_that_has_no_text_needs_no_content() -> None:
         assert "[assistant][][call]find" in texts["content beside calls"]
 
 
+@pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
+def test_thoughts_reach_a_template_under_each_name(name: str) -> None:
+    thought = {"role": "assistant", "content": "xSAYx", "reasoning_content": "xTHINKx"}
+    source = TEMPLATES["any"].replace("reasoning_content", name)
+    text = TemplateRenderer(source, {}).render([thought], [], {}, generation_prompt=False)
+    assert "[assistant](xTHINKx)xSAYx" in text
+
+
 def test_results_follow_their_calls_where_a_turn_holds_one() -> None:
     messages, _ = conversation(
         False, [{"content": "say", "thought": True, "calls": 3, "id": "call_x", "answer": False}]

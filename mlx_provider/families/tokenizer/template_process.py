@@ -211,7 +211,7 @@ def _aliased(message: dict[str, Any]) -> dict[str, Any]:
     thought = next((message[key] for key in REASONING if message.get(key) is not None), None)
     if thought is None:
         return message
-    return {"thinking": thought, **message, "reasoning_content": thought}
+    return {**dict.fromkeys(REASONING, thought), **message, "reasoning_content": thought}
 
 
 def answer(templates: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
