@@ -57,9 +57,12 @@ class EngineSettings(FixedSettings):
     prefix_bytes: int | None = None
     """Byte budget of the prefix cache; unset: a share of what weights leave."""
     disk_cache: Path | None = None
-    """Folder of the prefix cache's disk tier; unset: no disk tier."""
-    disk_cache_bytes: int = 10 * 2**30
-    """Size bound of the disk tier."""
+    """Folder of the prefix cache's disk tier; `None`: no disk tier. `engine_settings` takes the
+    state folder where the variable is unset."""
+    disk_cache_bytes: int | None = None
+    """Size bound of the disk tier; 0: no disk tier, unset: by what is free."""
+    disk_cache_bits: int | None = None
+    """Bits of each float of KV in the disk tier, 4 or 8; unset: as in memory."""
     wire_weights: bool = True
     """Whether Metal keeps weights resident."""
     log_level: str = "info"
@@ -134,7 +137,15 @@ def engine_settings(environ: Mapping[str, str] = os.environ) -> EngineSettings:
         for name, kind in _KINDS.items()
         if environ.get(PREFIX + name.upper())
     }
-    return EngineSettings(**given)  # type: ignore[arg-type]
+    return EngineSettings(**{"disk_cache": _home(environ)} | given)  # type: ignore[arg-type]
+
+
+def _home(environ: Mapping[str, str]) -> Path | None:
+    """The state folder, if this user has a home."""
+    try:
+        return state_folder(environ)
+    except RuntimeError:
+        return None
 
 
 def removed_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -182,6 +193,7 @@ _KINDS: dict[str, str | _Number] = {
     "prefix_bytes": _Number("bytes", 0),
     "disk_cache": "path",
     "disk_cache_bytes": _Number("bytes", 0),
+    "disk_cache_bits": "bits",
     "wire_weights": "switch",
     "log_level": "level",
     "models_file": "path",
@@ -205,6 +217,7 @@ REMOVED = {
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SWITCH = {"true": True, "false": False}
+_BITS = {"4": 4, "8": 8}
 _LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
@@ -223,6 +236,10 @@ def _parse(name: str, kind: str | _Number, text: str) -> object:
         if text.lower() not in _SWITCH:
             raise BadRequest(f"{given} is none of {', '.join(_SWITCH)}")
         return _SWITCH[text.lower()]
+    if kind == "bits":
+        if text not in _BITS:
+            raise BadRequest(f"{given} is none of {', '.join(_BITS)}")
+        return _BITS[text]
     if kind == "names":
         return tuple(each.strip() for each in text.split(",") if each.strip())
     if kind == "paths":

@@ -83,6 +83,7 @@ def own_settings(request: pytest.FixtureRequest) -> Iterator[None]:
         patch.setenv("MLX_PROVIDER_RUNTIME_DIR", folder)
         patch.setenv("XDG_CONFIG_HOME", f"{folder}/config")
         patch.setenv("XDG_STATE_HOME", f"{folder}/state")
+        patch.setenv("MLX_PROVIDER_DISK_CACHE_BYTES", "0")  # what one test computes, others compute
         # a busy machine is no defect, as above
         patch.setattr("mlx_provider.gateway.proxy.START_LIMIT", 900.0)
         left_out = set(request.config.getoption("--without-plugin"))

@@ -12,6 +12,7 @@ from ..client.connection import TRANSPORT
 from ..client.runtime_folder import inspect
 from ..config import PREFIX, SETTINGS, EngineSettings, removed_variables
 from ..engine.memory import memory_limit, pool_limit
+from ..engine.prefix_cache.disk_limit import disk_limit, held
 from ..errors import BadRequest, EngineUnavailable
 from ..protocol.options import ModelOptions
 from ..registry.discovery import SELECTION
@@ -102,8 +103,8 @@ def runtime_folder(subject: Subject) -> Iterator[Finding]:
 
 def disk_tier(subject: Subject) -> Iterator[Finding]:
     chosen, wanted = subject.settings.disk_cache, subject.settings.disk_cache_bytes
-    if chosen is None:
-        told = f"the prefix cache does not survive a restart ({PREFIX}DISK_CACHE is unset)"
+    if chosen is None or wanted == 0:
+        told = "the prefix cache is not kept on disk"
         yield Finding("disk.prefix_cache", "note", told)
         return
     place = _nearest(chosen)
@@ -111,9 +112,9 @@ def disk_tier(subject: Subject) -> Iterator[Finding]:
         remedy = f"make it a folder of yours, or set {PREFIX}DISK_CACHE to another"
         yield Finding("disk.prefix_cache", "fail", f"{chosen} cannot be written to", remedy)
         return
-    free, kept = shutil.disk_usage(place).free, _held(chosen)
-    told = f"{chosen}: {size(kept)} of {size(wanted)} kept, {size(free)} free"
-    if free < wanted - kept:
+    free, kept, most = shutil.disk_usage(place).free, held(chosen), disk_limit(chosen, wanted)
+    told = f"{chosen}: prefixes take {size(kept)} of {size(most)}, {size(free)} are free"
+    if free < most - kept:
         remedy = f"free some, or lower {PREFIX}DISK_CACHE_BYTES"
         yield Finding("disk.prefix_cache", "warn", told, remedy)
     else:
@@ -170,7 +171,3 @@ def _strange(subject: Subject, model: str, options: ModelOptions) -> Iterator[st
 def _nearest(folder: Path) -> Path:
     path = folder.expanduser().absolute()
     return next(each for each in (path, *path.parents) if each.exists())
-
-
-def _held(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -122,7 +122,13 @@ class PrefixCacheFigures(_Figures):
     lookups: int = 0
     prompt_tokens: int = 0
     reused_tokens: int = 0
+    restored_tokens: int = 0
+    """Of the reused ones, tokens of rows that came from disk."""
     evicted_bytes: int = 0
+    disk_bytes: int = 0
+    """Of files that this engine knows."""
+    disk_limit: int = 0
+    """Most bytes on disk; 0: nothing is kept there."""
     hit_rate: float = 0.0
     """Of prompt tokens."""
     tree: list[PrefixNode] = Field(default_factory=list)

@@ -49,6 +49,7 @@ def _numbers(figures: Figures) -> Iterator[tuple[str, str, float]]:
     yield "memory_limit_bytes", "What all of it may take.", memory.limit
     yield "prefix_cache_bytes", "Memory that the prefix cache holds.", cache.bytes
     yield "prefix_cache_budget_bytes", "What the prefix cache may hold now.", cache.budget
+    yield "prefix_cache_disk_bytes", "Files of the prefix cache on disk.", cache.disk_bytes
     yield "prefix_cache_entries", "Stored paths.", cache.entries
 
 

@@ -27,7 +27,7 @@ from .load_queue import LoadQueue
 from .loader import Loader
 from .memory_ledger import MemoryLedger
 from .model_view import ModelView
-from .prefixes import Prefixes
+from .prefixes import DiskSettings, Prefixes
 from .residents import Hold
 from .row_budget import RowBudgets
 from .split import WHOLE, Ranks
@@ -95,7 +95,7 @@ class ModelCache:
             worker,
             recorder,
             ranks.replication,
-            disk=(folder, settings.disk_cache_bytes) if folder else None,
+            disk=None if folder is None else DiskSettings.of(folder, settings),
         )
         self._wired = WiredWeights(on=settings.wire_weights)
         self.loader = Loader(

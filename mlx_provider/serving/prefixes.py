@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
+from ..config import EngineSettings
 from ..engine.prefix_cache.cache import PrefixCache
 from ..engine.prefix_cache.disk import DiskTier
+from ..engine.prefix_cache.disk_limit import disk_limit
 from ..engine.replication import Replication
 from ..engine.request_log import Recorder
 from ..engine.worker import EngineWorker
+from ..errors import BadRequest
 from ..protocol.figures import PrefixCacheFigures
 from .latest import Latest
 from .memory_ledger import MemoryLedger
 
+log = logging.getLogger(__name__)
+
 FIGURES_WAIT = 0.3
 """Seconds that a reader of live statistics waits for the engine thread to end its step."""
 NO_FIGURES = PrefixCacheFigures()
+
+
+@dataclass(frozen=True)
+class DiskSettings:
+    """Of the disk tier."""
+
+    folder: Path
+    nbytes: int | None
+    """Its bound; 0: there is none, `None`: by what is free."""
+    bits: int | None = None
+
+    @classmethod
+    def of(cls, folder: Path, settings: EngineSettings) -> DiskSettings:
+        return cls(folder, settings.disk_cache_bytes, settings.disk_cache_bits)
 
 
 class Prefixes:
@@ -31,9 +52,8 @@ class Prefixes:
         worker: EngineWorker,
         recorder: Recorder,
         replication: Replication,
-        disk: tuple[Path, int] | None = None,
+        disk: DiskSettings | None = None,
     ) -> None:
-        """`disk`: folder and size bound of the disk tier."""
         self._ledger = ledger
         self._worker = worker
         self._recorder = recorder
@@ -80,11 +100,21 @@ class Prefixes:
     def cache(self) -> PrefixCache:
         """Made on the engine thread, which owns it."""
         if self._cache is None:
-            disk = DiskTier(*self._disk, self._worker.call) if self._disk else None
             budget = self._ledger.prefix_budget
             shared = self._replication.reading("prefix budget", budget)
-            self._cache = PrefixCache(budget=budget, disk=disk, shared_budget=shared)
+            self._cache = PrefixCache(budget=budget, disk=self._disk_tier(), shared_budget=shared)
         return self._cache
+
+    def _disk_tier(self) -> DiskTier | None:
+        chosen = self._disk
+        if chosen is None or chosen.nbytes == 0:
+            return None
+        try:
+            limit = disk_limit(chosen.folder, chosen.nbytes)
+            return DiskTier(chosen.folder, limit, self._worker.call, bits=chosen.bits)
+        except (BadRequest, OSError) as reason:
+            log.warning("prefix cache: nothing is kept on disk: %s", reason)
+            return None
 
     def clear_here(self) -> None:
         """Empty it."""

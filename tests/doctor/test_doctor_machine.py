@@ -209,15 +209,20 @@ def test_the_runtime_folder_is_looked_at_and_not_made(subject: Make, tmp_path: P
 
 
 def test_the_disk_tier(subject: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert state(machine.disk_tier, subject()) == {"disk.prefix_cache": "note"}
+    off = {"MLX_PROVIDER_DISK_CACHE_BYTES": "0"}
+    assert state(machine.disk_tier, subject(environ=off)) == {"disk.prefix_cache": "note"}
     tier = {"MLX_PROVIDER_DISK_CACHE": str(tmp_path / "tier" / "deep")}
     free = {"bytes": 50 * 2**30}
     monkeypatch.setattr(
         machine.shutil, "disk_usage", lambda place: SimpleNamespace(free=free["bytes"])
     )
     assert state(machine.disk_tier, subject(environ=tier)) == {"disk.prefix_cache": "ok"}
+    (told,) = machine.disk_tier(subject(environ=tier))
+    assert "take 0 MB of 5.4 GB" in told.what
     free["bytes"] = 2**30
-    assert state(machine.disk_tier, subject(environ=tier)) == {"disk.prefix_cache": "warn"}
+    assert state(machine.disk_tier, subject(environ=tier)) == {"disk.prefix_cache": "ok"}
+    wide = tier | {"MLX_PROVIDER_DISK_CACHE_BYTES": "2G"}
+    assert state(machine.disk_tier, subject(environ=wide)) == {"disk.prefix_cache": "warn"}
     monkeypatch.setattr(machine.os, "access", lambda place, mode: False)
     assert state(machine.disk_tier, subject(environ=tier)) == {"disk.prefix_cache": "fail"}
 

@@ -19,7 +19,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def fleet(start_fleet: Any, shared: Path) -> Any:
-    return start_fleet(proxies=1, redis=False, MLX_PROVIDER_DISK_CACHE=str(shared))
+    variables = {"MLX_PROVIDER_DISK_CACHE": str(shared), "MLX_PROVIDER_DISK_CACHE_BYTES": "1G"}
+    return start_fleet(proxies=1, redis=False, **variables)
 
 
 def test_a_session_that_moves_finds_its_prefix_on_the_shared_disk(

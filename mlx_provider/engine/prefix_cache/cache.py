@@ -110,6 +110,11 @@ class PrefixCache:
             except Unstorable as reason:
                 self._warn_once(str(reason))
 
+    @property
+    def on_disk_too(self) -> bool:
+        """Whether paths are kept on disk, whatever fits into memory."""
+        return self._disk is not None
+
     def fits(self, memory: MemoryProfile) -> int:
         """Tokens of a row of such a model that the budget holds, with the state at their end."""
         windows = sum(window * each for window, each in memory.windows)
@@ -256,7 +261,11 @@ class PrefixCache:
 
     def figures(self) -> PrefixCacheFigures:
         """Live statistics: the shape of the trees, never their tokens."""
-        return figures(self._store, self._counters, self._budget())
+        found = figures(self._store, self._counters, self._budget())
+        if self._disk is None:
+            return found
+        told = self._disk.report()
+        return found.model_copy(update={"disk_bytes": told["bytes"], "disk_limit": told["limit"]})
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` unless bytes, references and pins are what they should be."""

@@ -21,8 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import BadRequest
+from ...safe_open import replace_own
 from . import files
 from .disk_index import Chain, Index, Step
+from .disk_limit import FOLDER
 from .encoding import Encoded, encode
 from .files import BadFile, Header
 from .key import CacheKey, Ids
@@ -35,7 +37,6 @@ from .writer import Writer
 
 log = logging.getLogger(__name__)
 
-FOLDER = "prefixes"
 EDGE = 1024
 """Tokens of a file, at most: bounds what is in memory beside rows while it is written or read."""
 MAX_QUEUED = 2**29
@@ -113,25 +114,30 @@ class DiskTier:
         steps = self._index.walk(key, ids)
         covered = sum(took for _, _, took in steps)
         complete = row.complete and all(header.complete for header, _, _ in steps)
+        path = [header.name for header, _, _ in steps]
         left = self.limit - sum(header.nbytes for header, _, _ in steps)
         stop = len(ids) if prompted is not None else len(ids) // EDGE * EDGE
         chain, own = Chain(key, ids), key.digest().hex()
         for start, end in pairwise(_cuts(covered, stop, prompted)):
             size = (end - start) * row.token_bytes(complete=complete)
-            if size * self._share > left or not self._takes(size):
+            if _file_bytes(end - start, size * self._share) > left or not self._takes(size):
                 break
             segment = row.cut(start, end, complete=complete)
-            encoded = encode(segment.pack, self._bits)
+            encoded = encode(segment.pack, None if key.exact else self._bits)
             shape = {"layers": segment.layers, **encoded.structure}
-            tokens, size = ids[start:end], encoded.nbytes
-            self._write(Header(own, chain.at(start), start, tokens, complete, shape, size), encoded)
+            size = _file_bytes(end - start, encoded.nbytes)
+            head = Header(own, chain.at(start), start, ids[start:end], complete, shape, size)
+            self._write(head, encoded, path)
+            path.append(head.name)
             left -= size
         if not complete:
-            self._save_states(key, ids, states)
+            self._save_states(key, ids, states, path)
         if prompted is not None:
-            self.touch(key, ids)
+            self._writer.touch(path)
 
-    def _save_states(self, key: CacheKey, ids: Ids, states: Mapping[int, Snapshot]) -> None:
+    def _save_states(
+        self, key: CacheKey, ids: Ids, states: Mapping[int, Snapshot], path: Sequence[str]
+    ) -> None:
         """Queue snapshots, and the removal of those that the path has too many of."""
         chain, own = Chain(key, ids), key.digest().hex()
         for at, state in sorted(states.items()):
@@ -139,8 +145,9 @@ class DiskTier:
             if digest not in self._index.states and self._takes(state.nbytes):
                 encoded = encode(state.pack)
                 shape = {"layers": list(state.layers.items()), **encoded.structure}
-                size = encoded.nbytes
-                self._write(Header(own, digest, at, ids[:0], False, shape, size), encoded)
+                size = _file_bytes(0, encoded.nbytes)
+                head = Header(own, digest, at, ids[:0], False, shape, size)
+                self._write(head, encoded, path)
         every = self._index.states_along(key, ids, len(ids))
         for header in every[RECENT + INSIDE : -1]:  # the first and the last ones stay
             self._forget(header.name)
@@ -151,10 +158,10 @@ class DiskTier:
         self._skipped += not fits
         return fits
 
-    def _write(self, header: Header, encoded: Encoded) -> None:
+    def _write(self, header: Header, encoded: Encoded, path: Sequence[str]) -> None:
         self._queued += encoded.nbytes
         self._index.add(header)
-        self._writer.write(header, encoded.arrays, encoded.nbytes)
+        self._writer.write(header, encoded.arrays, encoded.nbytes, path)
 
     def touch(self, key: CacheKey, ids: Ids) -> None:
         """Mark a path as used."""
@@ -269,6 +276,11 @@ class DiskTier:
             log.warning("prefix cache: %d files on disk ignored and removed: %s", count, text)
 
 
+def _file_bytes(tokens: int, nbytes: float) -> int:
+    """Size of a file, at most, whose arrays take `nbytes`."""
+    return int(nbytes) + 12 * tokens + 2**12
+
+
 def _cuts(start: int, stop: int, prompted: int | None) -> list[int]:
     """Where the files of tokens `start .. stop` begin and end."""
     edges = {*range(start // EDGE * EDGE + EDGE, stop, EDGE), prompted or 0}
@@ -284,6 +296,8 @@ def _own(folder: Path) -> None:
             raise BadRequest(f"{folder} belongs to another user", param="disk_cache")
         folder.chmod(0o700)
         above = folder.parent.stat()
+        if not (folder / BACKUP_MARK).exists():
+            replace_own(folder / BACKUP_MARK, BACKUP_TEXT)
     except OSError as error:
         raise BadRequest(f"{folder} cannot be used: {error.strerror}", param="disk_cache") from None
     if found.st_mode & OTHERS_WRITE:

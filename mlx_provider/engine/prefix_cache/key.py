@@ -24,6 +24,8 @@ class CacheKey:
     """How the KV cache itself is kept (its quantisation), and by whose code it is computed."""
     salt: str = ""
     """Tenant: entries of one salt are invisible to every other."""
+    exact: bool = False
+    """Entries come back from disk bit for bit, whatever the operator has chosen."""
 
     def digest(self) -> bytes:
         """Sixteen bytes that stand for this key on disk; the salt cannot be read back."""

@@ -49,6 +49,7 @@ class PrefixCachePolicy:
         )
         self._grid = 1
         """A prefix is used to a multiple of so many tokens."""
+        self._exact = False
         self._memory: MemoryProfile | None = None
         """Of the model's rows; `None` until one was seen, or where processes differ."""
 
@@ -111,10 +112,18 @@ class PrefixCachePolicy:
         """Where snapshots are taken from `start` on; a pass ends there if a layer keeps a state."""
         ends_passes = self._strictest is Kind.STATE
         if self._strictest is not Kind.APPEND:
-            grid, fits = GRID if ends_passes else 1, self._fits(job)
-            job.keeps = places(job.request.prompt, start, branch, grid=grid, fits=fits)
+            job.keeps = self._places(job, start, branch, GRID if ends_passes else 1)
         if ends_passes:
             job.cuts = job.keeps
+
+    def _places(self, job: PrefillJob, start: int, branch: int, grid: int) -> tuple[int, ...]:
+        """Where the states are worth keeping: in memory as far as it holds the prompt, on disk as
+        if that was all of it."""
+        prompt, fits = job.request.prompt, self._fits(job)
+        found = places(prompt, start, branch, grid=grid, fits=fits)
+        if fits is None or fits >= len(prompt.tokens) or not self._cache.on_disk_too:
+            return found
+        return tuple(sorted({*found, *places(prompt, start, branch, grid=grid)}))
 
     def _fits(self, job: PrefillJob) -> int | None:
         """Tokens of a row that the prefix cache can hold, once a row was seen."""
@@ -194,7 +203,7 @@ class PrefixCachePolicy:
         )
 
     def _key(self, request: Request) -> CacheKey:
-        return CacheKey(self._model.info.fingerprint, self._kv, request.salt)
+        return CacheKey(self._model.info.fingerprint, self._kv, request.salt, self._exact)
 
     def _explained(self, job: PrefillJob, match: Match) -> str:
         """Why a prompt was not found whole, in a line."""

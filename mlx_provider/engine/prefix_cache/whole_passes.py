@@ -17,7 +17,7 @@ from ..request import PrefillJob, Row
 from .cache import CacheKey, Match, PrefixCache
 from .key import Ids, outside_spans
 from .layer_kinds import Kind
-from .placement import ends_of, places
+from .placement import ends_of
 from .policy import PrefixCachePolicy
 
 
@@ -36,6 +36,7 @@ class WholePasses(PrefixCachePolicy):
         super().__init__(cache, model, f"{kv}, whole passes of {shapes.tokens}", make_cache)
         self._shapes = shapes
         self._grid = shapes.tokens
+        self._exact = True
 
     def keep_prefill(self, job: PrefillJob) -> None:
         """Store what whole passes have computed."""
@@ -68,7 +69,7 @@ class WholePasses(PrefixCachePolicy):
         if self._strictest is Kind.APPEND:
             return
         prompt, grid = job.request.prompt, self._shapes.tokens
-        every = places(prompt, start, branch, grid=grid, fits=self._fits(job))
+        every = self._places(job, start, branch, grid)
         wanted = {self._shapes.whole(at) for at in every}
         wanted.add(self._last(prompt))
         job.keeps = sorted(at for at in wanted if at > start and outside_spans(job.ids, at) == at)

@@ -46,8 +46,11 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="prefix-disk", daemon=True)
         self._thread.start()
 
-    def write(self, header: Header, arrays: Sequence[HostArray], size: int) -> None:
-        self._jobs.put((self._do_write, header, arrays, size))
+    def write(
+        self, header: Header, arrays: Sequence[HostArray], size: int, path: Sequence[str]
+    ) -> None:
+        """`path`: the files before it, which are of more use."""
+        self._jobs.put((self._do_write, header, arrays, size, tuple(path)))
 
     def remove(self, name: str) -> None:
         self._jobs.put((self._do_remove, name))
@@ -99,7 +102,9 @@ class Writer:
                 self._found.put(header)
         self._known = there
 
-    def _do_write(self, header: Header, arrays: Sequence[HostArray], size: int) -> None:
+    def _do_write(
+        self, header: Header, arrays: Sequence[HostArray], size: int, path: Sequence[str]
+    ) -> None:
         written = False
         try:
             if not (self._folder / header.name).exists():
@@ -108,6 +113,7 @@ class Writer:
             written = True
         finally:
             self._news.put(("" if written else header.name, size))
+        self._do_touch([*path, header.name])
         self._shrink()
 
     def _do_remove(self, name: str) -> None:

@@ -1,0 +1,30 @@
+"""How much of a disk the prefix cache takes. Imports no mlx."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+FOLDER = "prefixes"
+SHARE = 0.1
+"""Of what is free without the prefix cache."""
+MOST = 20 * 10**9
+
+
+def disk_limit(folder: Path, chosen: int | None) -> int:
+    """Bytes that the disk tier below `folder` may take."""
+    if chosen is not None:
+        return chosen
+    place = next((each for each in (folder, *folder.parents) if each.is_dir()), Path("/"))
+    return min(MOST, int(SHARE * (shutil.disk_usage(place).free + held(folder))))
+
+
+def held(folder: Path) -> int:
+    """Bytes that it takes."""
+    sizes = []
+    for path in (folder / FOLDER).glob("*"):
+        try:
+            sizes.append(path.lstat().st_size)
+        except FileNotFoundError:  # another process was faster
+            continue
+    return sum(sizes)
