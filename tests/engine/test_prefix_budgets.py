@@ -151,3 +151,42 @@ def test_a_replay_counts_what_was_computed() -> None:
     assert roomy.computed < roomy.least + 200 < 2000
     assert tight.computed == tight.least == tight.prompt - 3000
     assert roomy.bytes_over == tight.bytes_over == 0
+
+
+def agent(seed: int, tokens: int, turns: int) -> list[SimRequest]:
+    """Prompts of one agent, the last message of each the new one."""
+    traffic = Traffic(seed)
+    history, asked = traffic.tokens(tokens), []
+    for _ in range(turns):
+        asked.append(SimRequest(history + TAIL, (60, len(history)), [5, 6]))
+        history = history + TAIL + [5, 6] + traffic.tokens(15)
+    return asked
+
+
+@pytest.mark.parametrize("layers", ["kv", "window", "hybrid"])
+@pytest.mark.parametrize("agents", [2, 3])
+def test_agents_that_take_turns_each_keep_a_share(layers: Layers, agents: int) -> None:
+    model = SyntheticModel(layers, window=8, state_units=30)
+    cache = Bounded(500 * agents * model.unit)
+    server = Server(cache, model, chunk=64)
+    every = [agent(seed, 800, 6) for seed in range(agents)]
+    for turn in range(6):
+        for name, asked in enumerate(every):
+            request = server.serve(asked[turn], str(name))
+            if turn > 2:  # by then all have come back
+                assert request.cached >= what_fits(model, 500 * model.unit) - len(TAIL)
+
+
+def test_a_session_that_is_over_leaves_all_to_the_next() -> None:
+    model = SyntheticModel("kv")
+    server = Server(Bounded(1000 * model.unit), model, chunk=64)
+    for name in ("one", "other"):
+        for last, now in pairwise(agent(hash(name) % 100, 900, 3)):
+            server.serve(last, name)
+            assert server.serve(now, name).cached == len(last.prompt) + 2
+    for now in agent(3, 900, 2):
+        server.serve(now, "one")
+        server.serve(now, "third")
+    for now in agent(4, 900, 12):  # as those do not come back
+        request = server.serve(now, "fourth")
+    assert request.cached == 1000

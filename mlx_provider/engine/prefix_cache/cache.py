@@ -31,7 +31,7 @@ from .layer_kinds import Kind, Unstorable, strictest
 from .match import Match, resume
 from .rebuild import rebuild
 from .segments import RowParts, row_parts
-from .sessions import Sessions
+from .sessions import Sessions, Share
 from .snapshots import Snapshot, take_snapshot
 from .store import Store
 from .tree import ID_BYTES, Node
@@ -115,11 +115,13 @@ class PrefixCache:
         """Whether paths are kept on disk, whatever fits into memory."""
         return self._disk is not None
 
-    def fits(self, memory: MemoryProfile) -> int:
-        """Tokens of a row of such a model that the budget holds, with the state at their end."""
+    def fits(self, memory: MemoryProfile, session: str | None) -> int:
+        """Tokens of a row of such a model that the session will be left of the budget, with the
+        state at their end."""
         windows = sum(window * each for window, each in memory.windows)
         # a window is kept twice: in the segments until it wraps, and in the state
-        room = self._shared_budget() - memory.state_bytes - 2 * windows
+        share = self._sessions.share(session, self._shared_budget())
+        room = share.nbytes - memory.state_bytes - 2 * windows
         return max(0, room // (memory.token_bytes + ID_BYTES))
 
     def holds(self, match: Match) -> bool:
@@ -221,7 +223,7 @@ class PrefixCache:
             if not row.exact and not row.complete:  # its state is of a later token
                 ids = ids[: max(ends, default=0)]
             path = LivePath(row, cache, ends, row.length if prompted is None else prompted, inside)
-            leaf = self._add(key, ids, path, budget)
+            leaf = self._add(key, ids, path, budget, self._sessions.share(session, budget))
             self._save(key, ids, path, shared)
         except Unstorable as reason:
             self._warn_once(str(reason))
@@ -233,7 +235,8 @@ class PrefixCache:
             self._store.offer(leaf, at, inside[at], budget=budget, wanted=at <= shared)
         self._store.prune(leaf)
         if session is not None:
-            self._sessions.pin(session, leaf)
+            each = path.row.token_bytes(complete=path.complete) + ID_BYTES
+            self._sessions.pin(session, leaf, wanted=len(ids) * each)
 
     def evict_to(self, bytes_: int) -> int:
         """Shrink to at most `bytes_`; the bytes freed."""
@@ -293,12 +296,14 @@ class PrefixCache:
             ends[length] = last
         return replace(row, exact=False)  # its state is taken
 
-    def _add(self, key: CacheKey, ids: Ids, path: LivePath, budget: int) -> Node | None:
+    def _add(
+        self, key: CacheKey, ids: Ids, path: LivePath, budget: int, share: Share
+    ) -> Node | None:
         layout = path.row.layout
         if len(ids) and not self._store.fits_layout(key, layout):
             self._warn_once("a row with another KV shape or dtype than the stored ones is not kept")
             return None
-        return self._store.add(key, ids, path, budget=budget, layout=layout)
+        return self._store.add(key, ids, path, budget=budget, share=share, layout=layout)
 
     def _save(self, key: CacheKey, ids: Ids, path: LivePath, shared: int) -> None:
         """Have the rest of a row written to disk; of states inside messages those wanted before."""

@@ -129,7 +129,7 @@ class PrefixCachePolicy:
         """Tokens of a row that the prefix cache can hold, once a row was seen."""
         if self._memory is None and self._heterogeneous is None and job.done:
             self._memory = profile(job.held(), job.done)
-        return None if self._memory is None else self._cache.fits(self._memory)
+        return None if self._memory is None else self._cache.fits(self._memory, job.request.session)
 
     def passed(self, job: PrefillJob, start: int) -> None:
         """Take the planned snapshots of a pass that has just brought `job` on from `start`."""

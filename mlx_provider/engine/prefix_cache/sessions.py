@@ -1,13 +1,29 @@
-"""The newest path of each session, which is evicted later than others."""
+"""The newest path of each session, which is evicted later than others, and what it may take."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from .tree import Node
+from .tree import Node, split
 
 MAX_SESSIONS = 256
 """Pinned sessions; the one longest unused loses its pin first."""
+LIVE_TURNS = 16
+"""Paths of any session that are stored before one that takes turns with others counts as gone; a
+request stores two."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a path may take of the prefix cache."""
+
+    nbytes: int
+    equal: int = 0
+    """Bytes of its head that each path of `beside` keeps."""
+    beside: Sequence[Node] = ()
+    """The last nodes of other sessions' paths."""
 
 
 class Sessions:
@@ -15,6 +31,11 @@ class Sessions:
 
     def __init__(self) -> None:
         self._leaves: OrderedDict[str, Node] = OrderedDict()
+        self._turn = 0
+        self._last = ""
+        self._wanted: dict[str, int] = {}
+        self._returned: dict[str, int] = {}
+        """When a session last went on after another one's turn."""
 
     def __len__(self) -> int:
         return len(self._leaves)
@@ -22,19 +43,66 @@ class Sessions:
     def __contains__(self, session: str) -> bool:
         return session in self._leaves
 
-    def pin(self, session: str, leaf: Node) -> None:
-        """Mark the path to `leaf` in place of the session's last one."""
+    def pin(self, session: str, leaf: Node, wanted: int = 0) -> None:
+        """Mark the path to `leaf` in place of the session's last one; `wanted`: bytes of all of
+        it, of which `leaf` may end but a head."""
+        self._turn += 1
+        if session in self._leaves and session != self._last:
+            self._returned[session] = self._turn
+        self._last = session
         self._unpin(session)
         self._leaves[session] = leaf
+        self._wanted[session] = wanted
         for node in leaf.path():
             node.sessions.add(session)
         while len(self._leaves) > MAX_SESSIONS:
-            self._unpin(next(iter(self._leaves)))
+            gone = next(iter(self._leaves))
+            self._unpin(gone)
+            self._returned.pop(gone, None)
+            del self._wanted[gone]
+
+    def share(self, session: str | None, budget: int) -> Share:
+        """What of `budget` bytes a path of the session may take.
+
+        Of sessions that take turns, each keeps the head of its path: what is longer than an equal
+        share would go before its next turn. One that has never come back leaves all to the next.
+        """
+        others = [] if session is None else self._taking_turns(session)
+        equal = budget // (1 + len(others))
+        beside = [self._leaves[each] for each in others]
+        left = budget - sum(min(equal, self._wanted[each]) for each in others)
+        return Share(left, equal, beside)
 
     def clear(self) -> None:
         self._leaves.clear()
+        self._returned.clear()
+        self._wanted.clear()
+
+    def _taking_turns(self, session: str) -> list[str]:
+        """The other sessions that have lately come back."""
+        since = self._turn - LIVE_TURNS
+        return [each for each, turn in self._returned.items() if turn > since and each != session]
 
     def _unpin(self, session: str) -> None:
         leaf = self._leaves.pop(session, None)
         for node in leaf.path() if leaf is not None else ():
             node.sessions.discard(session)
+
+
+def head(leaf: Node, nbytes: int) -> list[Node]:
+    """The nodes of a path's longest head of so many bytes from which a row can resume."""
+    found: list[Node] = []
+    for node in _kept(leaf):
+        left = nbytes - sum(each.nbytes for each in found)
+        tokens = left * len(node.tokens) // node.token_bytes
+        if node.nbytes > left:
+            found += [split(node, tokens)] if node.complete and tokens else []
+            break
+        found.append(node)
+    while found and not found[-1].complete and found[-1].snapshot is None:
+        found.pop()
+    return found
+
+
+def _kept(leaf: Node) -> list[Node]:
+    return [node for node in leaf.path() if node.segment is not None]

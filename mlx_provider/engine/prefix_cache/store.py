@@ -10,6 +10,7 @@ from .eviction import evict, value
 from .fitting import fit
 from .insertion import LivePath, attach, cut_back, grow, grows_complete, prune, shared_path
 from .key import CacheKey, Ids
+from .sessions import Share, head
 from .snapshots import Snapshot
 from .tree import Node, Tally, Walk, check, new_root, nodes, set_snapshot, walk
 
@@ -56,9 +57,11 @@ class Store:
         source: LivePath,
         *,
         budget: int,
+        share: Share,
         layout: Layout,
     ) -> Node | None:
-        """Store a path as far as it fits, evicting others for it; its last node, if any is kept."""
+        """Store a path as far as its share holds it, evicting others for it; its last node, if
+        any is kept."""
         if len(ids) == 0:
             return None
         root = self.roots.get(key) or new_root(self.tally)
@@ -69,10 +72,12 @@ class Store:
         kept = fit(
             stored, len(ids), source.row.token_bytes(complete=complete),
             {} if complete else _sizes(source.states), {} if complete else _sizes(source.spare),
-            prompted=source.prompted, complete=complete, budget=budget,
+            prompted=source.prompted, complete=complete, budget=share.nbytes,
         )  # fmt: skip
         path = cut_back(stored, kept, len(ids))
-        self.evict(nbytes=budget - kept.new_bytes, keep=frozenset(path))
+        if self.tally.nbytes > budget - kept.new_bytes:
+            heads = (node for leaf in share.beside for node in head(leaf, share.equal))
+            self.evict(nbytes=budget - kept.new_bytes, keep=frozenset([*path, *heads]))
         if kept.stop == 0:
             return None
         self.roots[key] = root
