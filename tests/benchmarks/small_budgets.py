@@ -20,6 +20,7 @@ from mlx_provider.engine.prefix_cache.policy import PrefixCachePolicy
 from mlx_provider.engine.request import PrefillJob, Request, Row, SamplingParams
 from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.records import Prompt
+from mlx_provider.testing.driver import Calls
 
 CHUNK = 2048
 """Tokens of a prefill pass."""
@@ -33,8 +34,17 @@ BUDGETS = (20_000, 40_000, 80_000)
 class Server:
     """Serves requests on one prefix cache, a pass at a time, as an engine does."""
 
-    def __init__(self, cache: PrefixCache, model: SyntheticModel, *, chunk: int = CHUNK) -> None:
+    def __init__(
+        self,
+        cache: PrefixCache,
+        model: SyntheticModel,
+        *,
+        chunk: int = CHUNK,
+        calls: Calls | None = None,
+    ) -> None:
+        """`calls`: of the disk tier, where there is one."""
         self.model = model
+        self.calls = calls
         self.chunk = chunk
         named = SimpleNamespace(
             info=SimpleNamespace(fingerprint="simulated"),
@@ -54,6 +64,10 @@ class Server:
         job = PrefillJob(request, [row], asked.prompt)
         self.policy.look_up(job)
         self.policy.begin(job, len(asked.prompt) + len(asked.reply))
+        if self.calls is not None and job.restoring:
+            while job.restoring:
+                self.calls.run()
+            self.policy.begin(job, len(asked.prompt) + len(asked.reply))
         ids = as_ids(asked.prompt + asked.reply)
         while job.remaining:
             start, job.done = job.done, self._next(job)

@@ -12,7 +12,7 @@ from .drafting import drafts, sparse, speculation
 from .fleet import fleet, router
 from .inside import grammar, scheduling
 from .ranked import ranks
-from .reuse import budgets, traffic
+from .reuse import budgets, restart, traffic
 from .simulated import fleet_simulation
 
 ANOTHER_COMMAND = {"allow_interspersed_args": False, "ignore_unknown_options": True}
@@ -23,6 +23,7 @@ for command in (
     scheduling,
     traffic,
     budgets,
+    restart,
     grammar,
     gateway,
     fleet,

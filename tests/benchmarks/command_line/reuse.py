@@ -25,3 +25,13 @@ def traffic() -> None:
     running.show(
         {"scenarios": [asdict(each) for each in run()], "lookup_seconds": lookup_seconds()}
     )
+
+
+def restart() -> None:
+    """Tokens that the next turn of an agent with 60k computes after the engine started anew."""
+    running.preload()
+    from dataclasses import asdict
+
+    from restart import run
+
+    running.show({"restarts": [asdict(each) for each in run()]})
