@@ -1,4 +1,4 @@
-"""What kinds of plugins there is a template for."""
+"""The kinds of plugins with a template."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of record that a plugin may bring."""
-
     option: str
-    """On the command line, without dashes; also the folder of its template."""
+    """Option of the command line without dashes, and folder of the template."""
     record: str
-    """What the registry calls such a record, and people."""
+    """The registry's name of the record."""
     about: str
-    """What the template brings, in one line."""
+    """The template's content, in one line."""
 
 
 KINDS = {
@@ -23,8 +21,7 @@ KINDS = {
         Kind("family", "model family", "An architecture in mlx-lm's terms"),
         Kind("tool-parser", "tool parser", "How a model writes tool calls"),
         Kind("reasoning-parser", "reasoning parser", "How a model marks its thoughts"),
-        Kind("drafter", "drafter", "Who guesses what is said next"),
+        Kind("drafter", "drafter", "A drafter, which guesses tokens"),
         Kind("kernels", "kernels", "A faster function for a device"),
     )
 }
-"""By option."""

@@ -1,4 +1,4 @@
-"""The name of a new plugin, and what is called by it."""
+"""The names of a new plugin."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class PluginName:
 
     @property
     def module(self) -> str:
-        """The package that is imported: `mlx_provider_two_words`."""
+        """The package: `mlx_provider_two_words`."""
         return f"mlx_provider_{self.name}"
 
     @property
     def distribution(self) -> str:
-        """What pip installs, and the folder's name: `mlx-provider-two-words`."""
+        """The distribution and its folder: `mlx-provider-two-words`."""
         return self.module.replace("_", "-")
 
 
 def named(given: str, kind: Kind, registry: PluginRegistry) -> PluginName:
-    """A name that nothing installed has. Raises `BadRequest` with the remedy."""
+    """A name that is not in use. Raises `BadRequest` with the remedy."""
     name = PluginName(_plain(given))
     for plugin, _ in installed():
         same = canonical(plugin.name) == canonical(name.name)

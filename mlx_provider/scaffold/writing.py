@@ -1,4 +1,4 @@
-"""Templates into files."""
+"""Writes the files of a plugin from templates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PACKAGE, SUFFIX = "package", ".jinja"
 def write_plugin(name: PluginName, kind: Kind, parent: Path) -> list[Path]:
     """Write the folder of a new plugin below `parent`; returns its files.
 
-    Raises `BadRequest` where there is such a folder, or none can be made.
+    Raises `BadRequest` if the folder exists or cannot be made.
     """
     folder = parent / name.distribution
     texts = rendered(name, kind)

@@ -1,4 +1,4 @@
-"""Model families: whatever runs beside a request, it gets what it gets alone."""
+"""Model families: a request gets the same result alone and in a batch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SCHEDULES = 4
 SYSTEM = "You look up weather. " * 8
 QUESTION = "How is it in Paris? " * 8
 ONE_BY_ONE = {"afm7": "upstream rounds keys to steps, which another batch moves"}
-"""Tiny models of ours that are known to decode alone, and why."""
+"""Our tiny models that decode alone, and why."""
 GRID = 16
 """Tokens of a pass of a reproducible model."""
 
@@ -73,7 +73,7 @@ def description(of: Specimen) -> None:
 
 
 def control_tokens(of: Specimen) -> None:
-    """A user's text that reads like a control token is spelt in letters."""
+    """A user's text that looks like a control token is spelt in letters."""
     special = {
         token.content: number
         for number, token in of.model.tokenizer.fast.get_added_tokens_decoder().items()
@@ -126,7 +126,7 @@ def _without_weights(of: Specimen) -> Any:
 
 
 def _typed(what: str, run_it: Callable[[], object], *, must: bool = False) -> None:
-    """What is raised is one of our errors; `must`: something is."""
+    """A raised error is one of ours; `must`: one is raised."""
     with Isolation() as trying:
         run_it()
     if trying.fault is None:
@@ -170,7 +170,7 @@ def _near(of: Specimen, expected: mx.array, found: mx.array, how: str) -> None:
 
 
 def layouts(of: Specimen) -> None:
-    """One of the layouts that it says are worth probing."""
+    """Each of its layouts."""
     if next(iter(of.model.kv_layouts)) == "solo":
         raise NotApplicable("its kv_layouts offer no layout in which rows share a pass")
     notes = "; ".join(of.probe.notes)
@@ -207,7 +207,7 @@ def company(of: Specimen) -> None:
 
 
 def prefix_reuse(of: Specimen) -> None:
-    """The same prompt again, the next turn, another question."""
+    """A repeated prompt, the next turn, another question."""
     engine = new_engine(of.model, prefix_cache=PrefixCache(budget=lambda: 2**26), max_chunk=64)
     turns = conversation(of, QUESTION)
     cold = _asked(engine, of, turns)
@@ -232,7 +232,7 @@ def prefix_reuse(of: Specimen) -> None:
 
 
 def reproducible(of: Specimen) -> None:
-    """Bit for bit, as `reproducible: true` promises."""
+    """Equal bits with `reproducible: true`."""
     together = 3 if of.probe.layout == "grouped" else 1
     rows = exact_rows(of.model, of.model.make_cache, together).rows
     shapes = FixedShapes(rows=rows, tokens=GRID)
@@ -277,7 +277,7 @@ def _bits(request: Request) -> list[Any]:
 
 
 def faults(of: Specimen) -> None:
-    """A pass that fails in the middle of one row's prompt, and one of several rows."""
+    """A pass that fails in a row's prompt, and a pass of several rows that fails."""
     made: list[int] = []
 
     def make_cache() -> list[Any]:
@@ -300,7 +300,7 @@ def faults(of: Specimen) -> None:
 
 
 class _Unsteady:
-    """A model whose third pass of several rows raises once it is done."""
+    """A model whose third pass of several rows raises at its end."""
 
     def __init__(self, inner: LoadedModel) -> None:
         self._inner = inner
@@ -331,8 +331,8 @@ def _failing(layer: Any) -> Any:
 
 
 def cancellation(of: Specimen) -> None:
-    """Requests cancelled in their prompt and in their reply: who comes next is not touched, and
-    nothing of their rows is kept."""
+    """Requests cancelled in their prompt and in their reply: the next request is not affected, and
+    nothing of their rows stays."""
     kept: list[weakref.ref[Any]] = []
 
     def make_cache() -> list[Any]:
@@ -364,7 +364,7 @@ def cancellation(of: Specimen) -> None:
 
 
 def images(of: Specimen) -> None:
-    """Two images never share a prefix; what stands before the same image does."""
+    """Two images never share a prefix; text before the same image does."""
     if "image" not in of.model.info.media:
         raise NotApplicable("its models take text only")
     first, second = _prompt(of, 1), _prompt(of, 2)
@@ -415,13 +415,12 @@ def _picture(seed: int) -> Any:
 
 
 def conversation(of: Specimen, question: str) -> list[dict[str, Any]]:
-    """A system text, where the template shows one, and a question."""
+    """A system text, if the template shows one, and a question."""
     system = [{"role": "system", "content": SYSTEM}] if of.model.info.system_role else []
     return [*system, {"role": "user", "content": question}]
 
 
 def ask(of: Specimen, question: str) -> Prompt:
-    """A prompt of one question."""
     messages = [{"role": "user", "content": question}]
     return of.model.prepare(messages, tools=[], media=[], variables={})
 
@@ -462,7 +461,7 @@ def _as_alone(of: Specimen, request: Request, *, what: str, cut: bool = False) -
 
 
 def _same_token(of: Specimen, found: TokenLogprob, alone: TokenLogprob, what: str) -> bool:
-    """Whether it is the same; raises `Nonconformity` unless rounding explains what differs."""
+    """Whether they are equal. Raises `Nonconformity` unless rounding explains the difference."""
     if found.id == alone.id:
         apart = abs((found.logprob or 0.0) - (alone.logprob or 0.0))
         told = f"{what} has another log-probability than alone, by {apart:.3g}"
@@ -502,7 +501,7 @@ CHECKS: tuple[Check[Specimen], ...] = (
         reproducible,
     ),
 )
-"""In every format."""
+"""Checks in every format."""
 
 ONCE: tuple[Check[Specimen], ...] = (
     Check(
@@ -522,4 +521,4 @@ ONCE: tuple[Check[Specimen], ...] = (
     ),
     Check("bad input", "What is wrong with an input is told by an error of ours.", bad_input),
 )
-"""Whatever the format."""
+"""Checks in one format."""
