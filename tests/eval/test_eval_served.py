@@ -9,8 +9,8 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Generator, Iterator
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,26 @@ class Gateway:
 
 
 @pytest.fixture(scope="module")
-def gateway(own: Path) -> Iterator[Gateway]:
+def gateways(own: Path) -> Iterator[Callable[[], Gateway]]:
+    """What gives the gateway of this file: another one, once a test has ended the first."""
+    with ExitStack() as stack:
+        running: list[Gateway] = []
+
+        def gateway() -> Gateway:
+            if not running or of(running[-1].staged, 0).apart.proxy.process.poll() is not None:
+                running.append(stack.enter_context(served(own)))
+            return running[-1]
+
+        yield gateway
+
+
+@pytest.fixture
+def gateway(gateways: Callable[[], Gateway]) -> Gateway:
+    return gateways()
+
+
+@contextmanager
+def served(own: Path) -> Iterator[Gateway]:
     """The scripted model as it is and with a parser of another format, the demo, and one whose
     options do not fit."""
     model = str(own / "scripted")
@@ -224,7 +243,7 @@ def test_a_gateway_that_ended_is_told(staged: list[Staged | Skipped], tmp_path: 
 def test_a_signal_leaves_no_process(
     gateway: Gateway, own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the middle of an answer. Last: after it there is no gateway."""
+    """In the middle of an answer."""
     scripted = of(gateway.staged, 0)
     proxy, engine = scripted.apart.proxy, scripted.health().pid
     asked = {"id": "a", "kind": "k", "tools": ["get_time"], "expect": TEXT}

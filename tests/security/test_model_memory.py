@@ -192,7 +192,7 @@ def test_a_failed_load_leaves_nothing(connect: MakeClient, tmp_path: Path) -> No
     for _ in range(2):
         with pytest.raises(LoadFailed):
             ask(client, folder)
-    assert mx.get_active_memory() <= before
+    assert mx.get_active_memory() <= before + 64  # MLX's own random key, where nobody drew before
     assert client._service._models.ledger.free == client._service._models.ledger.limit
 
 
