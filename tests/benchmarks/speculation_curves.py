@@ -212,7 +212,8 @@ def apart(device: Estimate, drafts: int) -> float:
     """
     recurrent = device.model.recurrent
     again = recurrent * device.seconds(0, 0, (1 + drafts) ** 2) if recurrent else 0.0
-    return LAUNCHES + again
+    attended = STREAM * (device.per_key(1 + drafts) - device.per_key(1))
+    return LAUNCHES + again + attended
 
 
 def simulate(

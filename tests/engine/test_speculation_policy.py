@@ -99,7 +99,10 @@ def test_parts_that_are_copied_are_found_between_others(name: str) -> None:
     parts = copying(0.95, copied=80, written=160)
     assert decoded(name, [parts], "lookup").ratio >= FLOOR
     assert decoded(name, [parts] * 4, "lookup").ratio >= FLOOR
-    assert simulate(DEVICES[name], [copying(0.99, 40, 4)], DRAFTERS["lookup"]).ratio >= REWRITTEN
+    drafter = DRAFTERS["lookup"]
+    rewritten = simulate(DEVICES[name], [copying(0.99, 40, 4)], drafter)
+    best = reachable(DEVICES[name], 0.99, drafter, 0.002, most=7)
+    assert rewritten.ratio >= min(REWRITTEN, 0.88 * best)
 
 
 @each_device

@@ -22,16 +22,16 @@ log = logging.getLogger(__name__)
 
 WIDTHS = (1, 4, 8, 16, 32, 64, 256)
 """Tokens of the passes: what a stream, a few streams, parts of a tile and whole tiles take."""
-DEEP_WIDTHS = (1, 8, 16, 64, 128, 256, 1024)
-"""Those of passes over a deep cache, too: attention has kernels for up to 8 tokens, and others that
-take as long for 9 as for 64 (Metal, mlx 0.32.4)."""
+DEEP_WIDTHS = (1, 4, 8, 16, 64, 128, 256, 1024)
+"""Those of passes over a deep cache, too: attention has kernels for up to 8 tokens, or 4 where 8
+heads share keys, and others that take as long for 9 as for 64 (Metal, mlx 0.32.4)."""
 FLAT = 64
 """Tokens up to which that is so."""
 DEPTHS = (8192, 2048)
 """Tokens of the deep cache: the first that the context allows, on a CPU the last."""
 REPEATS = 2
 """Passes of each width, of which the faster counts: the first may compile kernels."""
-DEEP_ENOUGH = 3.0
+DEEP_ENOUGH = 3.5
 """Seconds after which no wider pass over the deep cache is timed, nor one that is expected to take
 longer than a chunk may."""
 MOSTLY = 4.0

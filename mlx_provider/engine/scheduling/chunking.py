@@ -170,11 +170,17 @@ class Chunking:
         return Load(sum(row.held for row in rows), size, depth)
 
     def wider(self, plan: StepPlan, tokens: int) -> float:
-        """Seconds that a step's pass takes longer with so many tokens more, beside few keys."""
+        """Seconds that a step's pass takes longer with so many tokens more, spread over its rows:
+        tokens of one row attend to its cache together."""
+        if not tokens:
+            return 0.0
         chunk = plan.chunk.size if plan.chunk is not None and plan.mixed else 0
-        width = len(plan.rows) + chunk
+        width, costs = len(plan.rows) + chunk, self.costs
         least, most = in_tiles(width), in_tiles(width + tokens)
-        return self.costs.pass_of(most, 0) - self.costs.pass_of(least, 0)
+        per_key = costs.curve.per_key
+        longer = per_key(1 + tokens / max(1, len(plan.rows))) - per_key(1)
+        deeper = costs.pace * longer * self.load(plan.rows).keys
+        return costs.pass_of(most, 0) - costs.pass_of(least, 0) + max(0.0, deeper)
 
     def _sizes(self, job: PrefillJob, rows: int) -> list[int]:
         """Tokens that the next chunk may have, ascending."""

@@ -50,11 +50,11 @@ class Curve:
         (n, s), (m, t) = self._line(at)
         return t + (tokens - m) * (t - s) / (m - n)
 
-    def per_key(self, tokens: int) -> float:
+    def per_key(self, tokens: float) -> float:
         """Seconds for each cached token that `tokens` of one row attend to."""
         return sum(part * self.depths[at][1] for at, part in self.parts(tokens))
 
-    def parts(self, tokens: int) -> list[tuple[int, float]]:
+    def parts(self, tokens: float) -> list[tuple[int, float]]:
         """`per_key` as a sum: positions in `depths`, and how often each counts. Between two points
         along a line; beyond the last as much as the tokens, which is the most that it may be."""
         if not self.depths:
