@@ -213,9 +213,10 @@ time.sleep(0.3)
 sys.exit(40 + len(received))
 """
 IN_TERMINAL = f"""
-import os, sys
+import os, signal, sys
 from mlx_provider.gateway import foreground
-sys.exit(foreground.run([sys.executable, "-c", {ASK!r}], os.environ))
+code = foreground.run([sys.executable, "-c", {ASK!r}], os.environ)
+sys.exit(code if signal.getsignal(signal.SIGINT) is signal.default_int_handler else 1)
 """
 
 
