@@ -33,6 +33,8 @@ class TemplateForm:
     """A system message can be the only message; if not, it becomes the user's."""
     thought_with_text: bool = True
     """A turn with calls can have thoughts and text; if not, the thoughts begin the text."""
+    thought_with_calls: bool = False
+    """Where the text is a separate turn: thoughts belong to the turn with the calls."""
     text_parts: frozenset[str] = frozenset()
     """Roles whose text can have several parts; for others the parts are joined."""
     parts_only: bool = False

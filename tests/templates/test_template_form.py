@@ -103,6 +103,9 @@ TEMPLATES = {
     "no text with calls": template(
         check="{% if m.content %}" + RAISES + "{% endif %}",
     ),
+    "thoughts with calls alone": template(
+        check="{% if m.content %}" + RAISES + "{% endif %}",
+    ).replace("{% if m.reasoning_content %}", "{% if m.reasoning_content and m.tool_calls %}"),
     "no thoughts with text and calls": template(
         check="{% if m.content and m.thinking %}" + RAISES + "{% endif %}"
     ),
@@ -161,6 +164,7 @@ FORMS = {
     "ids hold names": {"named_ids": True},
     "one call a turn": {"parallel_calls": False},
     "no text with calls": {"text_with_calls": "apart"},
+    "thoughts with calls alone": {"text_with_calls": "apart", "thought_with_calls": True},
     "no thoughts with text and calls": {"thought_with_text": False},
     "tools have a description": {"tool_fields": {"description"}},
     "tools have parameters": {"tool_fields": {"parameters"}},
@@ -282,6 +286,8 @@ def test_every_conversation_arrives(name: str, drawn: Any) -> None:
     system, rounds, with_tools = drawn
     messages, words = conversation(system, rounds)
     tools = [TOOL, BARE] if with_tools else []
+    if name == "thoughts with calls alone":
+        words += [f"xTHINK{i}x" for i, each in enumerate(rounds) if each["thought"]]
     if form_of(name).text_with_calls == "dropped":
         words = [word for word in words if "SAY" not in word]
     before = copy.deepcopy((messages, tools))

@@ -65,8 +65,10 @@ def _turns(message: Message, form: TemplateForm) -> Iterator[dict[str, Any]]:
     if thought and turn.get("content") and not form.thought_with_text:
         turn = _without_thought(turn)
     if turn.get("content") and form.text_with_calls == "apart":
-        yield {key: value for key, value in turn.items() if key != "tool_calls"}
-        turn = {"role": turn["role"], "content": None, "tool_calls": turn["tool_calls"]}
+        apart = ("tool_calls", *(("reasoning_content",) if form.thought_with_calls else ()))
+        yield {key: value for key, value in turn.items() if key not in apart}
+        calling = {key: turn[key] for key in apart if key in turn}
+        turn = {"role": turn["role"], "content": None, **calling}
     elif form.text_with_calls == "dropped":
         turn["content"] = None
     yield turn if turn.get("content") else _without_content(turn, form)

@@ -149,6 +149,11 @@ def _with_calls(probe: _Probe, form: TemplateForm) -> TemplateForm:
     thinks = {**says, "reasoning_content": THOUGHT}
     if not arrives(found, thinks, said):
         found = replace(found, thought_with_text=False)
+    beside = replace(found, thought_with_calls=True)
+    shown = [
+        THOUGHT in (probe.text(_conversation(thinks), f, tools) or "") for f in (found, beside)
+    ]
+    found = beside if shown == [False, True] else found
     if not arrives(found, _turn(1), (ADDED,), [_user(ADDED)]):
         joined = replace(found, user_after_result=False)
         found = joined if arrives(joined, _turn(1), (ADDED,), [_user(ADDED)]) else found
