@@ -87,7 +87,7 @@ class ModelOptions(Asked):
     reasoning_parser: str | None = None
     pooling: Literal["last", "mean", "cls"] | None = None
     """Which states of a text make its vector, where the checkpoint does not say."""
-    allow_media: frozenset[Literal["private", "file"]] = frozenset()
+    allow_media: list[Literal["private", "file"]] = Field(default_factory=list)
     """Images that a request may name, apart from public addresses: `private` addresses, and files
     of the engine's machine."""
     warm: list[str | WarmPrompt] = Field(default_factory=list, max_length=MAX_WARM)
@@ -115,7 +115,7 @@ class ModelOptions(Asked):
         for name, source in ALLOWED_MEDIA.items():
             allowed = given.get("allow_media", [])
             # a value of another type is refused, and grants nothing
-            if isinstance(given.get(name), bool) and isinstance(allowed, list | set | frozenset):
+            if isinstance(given.get(name), bool) and isinstance(allowed, list):
                 granted = [source] if given[name] else []
                 given = {key: each for key, each in given.items() if key != name}
                 given["allow_media"] = [*allowed, *granted]

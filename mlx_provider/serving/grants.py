@@ -53,7 +53,7 @@ class Grants:
         granted = self._granted.get(request.model)
         if granted is None:
             return request
-        media = granted.allow_media | request.options.allow_media
+        media = sorted({*granted.allow_media, *request.options.allow_media})
         options = granted.model_copy(update={**_chosen(request.options), "allow_media": media})
         if request.origin == "remote" and granted.context_length is not None:
             length = min(granted.context_length, options.context_length or granted.context_length)

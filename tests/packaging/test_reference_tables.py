@@ -158,7 +158,7 @@ def first_sentence(doc: str | None) -> str:
 
 
 def shown(value: object) -> str:
-    if value in (None, {}, [], (), frozenset()):
+    if value in (None, {}, [], ()):
         return ""
     if isinstance(value, int) and value >= 2**30:
         return f"{value // 2**30}G"

@@ -235,12 +235,12 @@ def test_the_owners_file_grants_per_model(tmp_path: Path) -> None:
         model="demo", messages=HELLO, origin="remote", options=ModelOptions(kv_bits=8)
     )
     options = grants.admitted(request).options
-    assert (options.allow_media, options.kv_bits) == ({"private"}, 8)
-    files = request.model_copy(update={"options": ModelOptions(allow_media={"file"})})
+    assert (options.allow_media, options.kv_bits) == (["private"], 8)
+    files = request.model_copy(update={"options": ModelOptions(allow_media=["file"])})
     with pytest.raises(Forbidden, match="allow_media"):
         grants.admitted(files)
     ours = grants.admitted(files.model_copy(update={"origin": "client"}))
-    assert ours.options.allow_media == {"private", "file"}
+    assert ours.options.allow_media == ["file", "private"]
 
 
 def test_a_longer_context_is_the_owners_to_grant(tmp_path: Path) -> None:
