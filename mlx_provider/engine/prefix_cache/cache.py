@@ -99,12 +99,12 @@ class PrefixCache:
             room=room,
         )  # fmt: skip
 
-    def save_head(self, key: CacheKey, ids: Ids, cache: list[Any]) -> None:
+    def save_head(self, key: CacheKey, ids: Ids, cache: list[Any], start: int) -> None:
         """Have a row written to disk while its prompt is computed, as far as the disk keeps up.
 
-        `ids`: tokens that it holds.
+        `ids`: tokens that it holds, of which the last pass has computed those from `start` on.
         """
-        if self._disk is not None:
+        if self._disk is not None and self._disk.due(start, len(ids)):
             try:
                 self._disk.save(key, ids, row_parts(cache, len(ids)), {})
             except Unstorable as reason:

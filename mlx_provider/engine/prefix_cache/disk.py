@@ -96,6 +96,10 @@ class DiskTier:
 
     # -- writing
 
+    def due(self, start: int, stop: int) -> bool:
+        """Whether a pass over these tokens has completed a file."""
+        return stop // EDGE > start // EDGE
+
     def save(
         self,
         key: CacheKey,

@@ -137,7 +137,7 @@ class PrefixCachePolicy:
             self._plan_again(job)
         if job.ids is not None:
             ids = job.ids[: self._whole(job.done)]
-            self._cache.save_head(self._key(job.request), ids, job.held())
+            self._cache.save_head(self._key(job.request), ids, job.held(), start)
         for at in job.keeps:
             if start < at <= job.done:
                 inside = at not in self._ends(job.request.prompt)
