@@ -9,7 +9,7 @@ same. Tensors go by MLX's collectives, decisions by the `channel`.
 | `process`, `group`, `hello`, `messages`, `address` | one rank, and how ranks meet |
 | `channel`, `door`, `framing`, `leader_link`, `follower_link`, `watch` | messages, lost ranks |
 | `leader`, `follower` | the two kinds of ranks |
-| `agreed`, `replica`, `encoding`, `gathering` | decisions as messages, arrays by collectives |
+| `sides`, `replica`, `encoding`, `gathering` | decisions as messages, arrays by collectives |
 """
 
 from __future__ import annotations

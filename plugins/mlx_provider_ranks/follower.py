@@ -24,8 +24,8 @@ from mlx_provider.replicas.engine import (
     engine_name,
 )
 
-from .agreed import Following
 from .encoding import Codec, decode_request
+from .sides import Following
 
 log = logging.getLogger(__name__)
 

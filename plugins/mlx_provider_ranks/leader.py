@@ -9,8 +9,8 @@ from mlx_provider.replicas import EngineSettings, PluginRegistry
 from mlx_provider.replicas.engine import ChatService, Ranks
 from mlx_provider.replicas.server import Deliver
 
-from .agreed import Leading
 from .channel import LeaderChannel
+from .sides import Leading
 
 
 def lead(

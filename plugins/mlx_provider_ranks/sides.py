@@ -27,8 +27,6 @@ T = TypeVar("T")
 Message = Mapping[str, Any]
 OPENING = frozenset({"cut", "preempted", "admitted", "caught up"})
 """Kinds that open a step: they go out with its record, before which nothing is launched."""
-
-
 READ = OPENING | {"record", "ended"}
 """Kinds that bring readings."""
 
