@@ -43,6 +43,8 @@ class MLXProviderError(Exception):
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
+    restart: ClassVar[float | None] = None
+    """`retry_after` of an error without its own."""
 
     def __init__(
         self, message: str, *, param: str | None = None, retry_after: float | None = None
@@ -53,7 +55,7 @@ class MLXProviderError(Exception):
         self.message = message
         self.param = param
         """Name of the wrong part of the request."""
-        self.retry_after = retry_after
+        self.retry_after = self.restart if retry_after is None else retry_after
         """Seconds after which the same request may succeed."""
 
 
@@ -172,22 +174,14 @@ class EngineDied(EngineUnavailable):
     """The engine ended during the request; the next request starts a new one."""
 
     code = "engine_died"
-
-    def __init__(
-        self, message: str, *, param: str | None = None, retry_after: float | None = RESTART
-    ) -> None:
-        super().__init__(message, param=param, retry_after=retry_after)
+    restart = RESTART
 
 
 class RankLost(EngineUnavailable):
     """A rank of the group ended or stopped answering; the group restarts."""
 
     code = "rank_lost"
-
-    def __init__(
-        self, message: str, *, param: str | None = None, retry_after: float | None = RESTART
-    ) -> None:
-        super().__init__(message, param=param, retry_after=retry_after)
+    restart = RESTART
 
 
 class RanksDiffer(EngineUnavailable):
