@@ -84,13 +84,13 @@ def filled(model: TextModel, lengths: Sequence[int], layout: str = "grouped") ->
             layer.update_and_fetch(*(mx.zeros((1, 2, length, 16), mx.bfloat16) for _ in range(2)))
         rows.add(new_request([30] * length).rows[0], cache)
         for _ in range(2):
-            mx.eval(_step(model, rows))
+            mx.eval(step(model, rows))
     return rows
 
 
 def kernels(model: TextModel, layout: Layout) -> int:
     """Those of the next step."""
-    return len(nodes(*_step(model, layout)))
+    return len(nodes(*step(model, layout)))
 
 
 def nodes(*arrays: mx.array) -> list[str]:
@@ -103,7 +103,8 @@ def nodes(*arrays: mx.array) -> list[str]:
     return [name for name in names if len(name) > 1 and name not in VIEWS]  # arrays have a letter
 
 
-def _step(model: TextModel, layout: Layout) -> list[mx.array]:
+def step(model: TextModel, layout: Layout) -> list[mx.array]:
+    """Logits of the next step, before any of it is computed."""
     return [
         run_pass(
             model, each, mx.array([30] * len(each.rows)), [row.length for row in each.rows]

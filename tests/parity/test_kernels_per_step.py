@@ -20,9 +20,11 @@ from kernel_count import (
     kernels,
     nodes,
     rows_apart,
+    step,
 )
-from mlx_provider import LoadOptions
-from mlx_provider.families.text import TextModel
+from mlx_provider import LoadOptions, PrefillChunk, Prompt
+from mlx_provider.engine.execution.batch_layout import Layout, make_layout
+from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.testing.driver import new_engine, new_request
 from mlx_provider.testing.tiny import build
 from mlx_provider_qwen3_5 import load
@@ -52,6 +54,33 @@ def test_rows_apart_launch_little_more_than_rows_together(
     eight = filled(deep, ALIKE)
     assert len(eight.passes()) == 1
     assert kernels(deep, eight) <= EIGHT_GROUPS * together
+
+
+LAUNCHES = {"qwen3": (60, 68, 127), "gpt_oss": (139, 156, 228), "qwen3_5_text": (107, 114, 152)}
+"""Of a step of one row, of eight in one group, and of eight in eight groups, at the most: of tiny
+models that are dense, a mixture of experts, and a hybrid."""
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_a_step_launches_no_more_than_it_did(name: str, tmp_path: Path, fusing: Replaced) -> None:
+    folder = build(tmp_path / "model", name, dtype="float32")
+    model = load_text(folder, LoadOptions(dtype="float32"))
+    found = [kernels(model, prefilled(model, rows)) for rows in (1, 8)]
+    rows_apart(fusing)
+    found.append(kernels(model, prefilled(model, 8)))
+    for launched, most in zip(found, LAUNCHES[name], strict=True):
+        assert launched <= most
+
+
+def prefilled(model: TextModel, rows: int) -> Layout:
+    """Rows that joined one after another, each behind a prompt of its own."""
+    layout = make_layout("grouped")
+    for _ in range(rows):
+        cache = model.make_cache()
+        mx.eval(model.prefill(PrefillChunk(Prompt([30] * 5), 0, 5, cache)))
+        layout.add(new_request([30] * 5).rows[0], cache)
+        mx.eval(step(model, layout))
+    return layout
 
 
 @pytest.mark.parametrize("lengths", [(5, 20, 40), (5, 20, 700, 800)])
