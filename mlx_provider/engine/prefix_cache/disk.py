@@ -92,7 +92,7 @@ class DiskTier:
         self._found: queue.SimpleQueue[Header] = queue.SimpleQueue()
         known = self._index.names
         self._writer = Writer(self.folder, limit, self.versions, self._news, self._found, known)
-        self._reader = Reader(self.folder, self.versions, call)
+        self._reader = Reader(self.folder, self.versions, call, self._writer.flush)
 
     # -- writing
 

@@ -39,10 +39,14 @@ class Reader:
     The engine thread takes a slice at a time, so that the steps of others go on between two.
     """
 
-    def __init__(self, folder: Path, versions: str, call: Call) -> None:
+    def __init__(
+        self, folder: Path, versions: str, call: Call, written: Callable[[], None]
+    ) -> None:
+        """`written` waits for files that are being written."""
         self._folder = folder
         self._versions = versions
         self._call = call
+        self._written = written
         self._closed = False
         self._jobs: queue.SimpleQueue[Restore | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="prefix-disk-reader", daemon=True).start()
@@ -64,7 +68,9 @@ class Reader:
                 self._on_engine_thread(restore.abandon)  # does nothing once it has ended
 
     def _restore(self, restore: Restore) -> None:
-        for header in self._on_engine_thread(restore.begin):
+        needed = self._on_engine_thread(restore.begin)
+        self._written()
+        for header in needed:
             try:
                 self._fill(header, restore)
             except (BadFile, OSError) as reason:

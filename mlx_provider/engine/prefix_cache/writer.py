@@ -64,10 +64,11 @@ class Writer:
         self._jobs.put((self._do_clear,))
 
     def flush(self) -> None:
-        """Wait until every job queued so far is done."""
+        """Wait until every job queued so far is done; any thread."""
         done = threading.Event()
         self._jobs.put((done.set,))
-        done.wait()
+        while not done.wait(LOOK) and self._thread.is_alive():
+            pass
 
     def close(self) -> None:
         self._jobs.put(None)
