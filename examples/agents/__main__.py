@@ -27,7 +27,7 @@ SCENARIOS = ("plain", "tools", "cancel", "full", "prefill")
 
 def main() -> int:
     chosen = _arguments()
-    installed = install(chosen.folder)
+    installed = install(chosen.folder.resolve())
     try:
         # With handlers here, clients do not inherit that a shell's background ignores Ctrl-C.
         with ending_by_signal(), gateway(chosen.calls, chosen.logs) as running:

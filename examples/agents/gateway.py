@@ -20,7 +20,6 @@ from mlx_provider.client.generation import EngineClient
 from mlx_provider.client.wire import parse_figures
 from mlx_provider.gateway.config import proxy_config, write_config
 from mlx_provider.gateway.engine import end_engine
-from mlx_provider.gateway.prefill_progress import LEAST
 from mlx_provider.gateway.proxy import Proxy, start_proxy
 from mlx_provider.protocol.figures import RequestFigures
 from mlx_provider.protocol.requests import GenerateRequest
@@ -94,10 +93,10 @@ class Gateway:
         ]
         return Seen(ended, [int(found["status"]) for found in ANSWERED.finditer(proxy)])
 
-    def replies(self) -> bool:
-        """Whether the reply to an agent's own prompt is in its middle."""
+    def replies(self, least: int) -> bool:
+        """Whether the reply to a prompt of at least so many tokens is in its middle."""
         return any(
-            each.prompt_tokens >= LEAST and each.completion_tokens >= BEGUN
+            each.prompt_tokens >= least and each.completion_tokens >= BEGUN
             for each in self._requests() or []
         )
 

@@ -16,10 +16,13 @@ from gateway import Gateway, model_name
 from installed import Installed
 
 from mlx_provider import records
+from mlx_provider.gateway.prefill_progress import LEAST
 from mlx_provider.gateway.profile import prepare, write_files
 from mlx_provider.registry import PluginRegistry
 
 RECORDS = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "clients"})
+TOKEN_BYTES = 8
+"""Of a prompt, at most."""
 OUTPUT = 4096
 """Tokens of an answer, as clients are told."""
 COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -34,6 +37,8 @@ class Running:
     output: Path
     begun: float
     gateway: Gateway
+    least: int
+    """Tokens of its own prompt, at least; what it asks before, such as for a title, has fewer."""
 
     def __enter__(self) -> Running:
         return self
@@ -43,6 +48,10 @@ class Running:
 
     def ended(self) -> bool:
         return self.process.poll() is not None
+
+    def replies(self) -> bool:
+        """Whether the reply to its own prompt is in its middle."""
+        return self.gateway.replies(self.least)
 
     def wait(self, limit: float) -> str:
         """What it has said, once it ends or its time is up.
@@ -100,7 +109,8 @@ def start(
         folder=folder,
         workplace=work,
     )
-    prepared = prepare(RECORDS.client(agent.record), place, agent.alone(prompt), environ)
+    record = RECORDS.client(agent.record)
+    prepared = prepare(record, place, agent.alone(prompt), environ)
     write_files(prepared, folder)
     with output.open("wb") as sink:
         process = subprocess.Popen(
@@ -112,4 +122,5 @@ def start(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    return Running(process, work, output, time.monotonic(), gateway)
+    least = min(LEAST, record.prompt_bytes // TOKEN_BYTES)
+    return Running(process, work, output, time.monotonic(), gateway, least)

@@ -107,7 +107,7 @@ def cancel(setting: Setting) -> Outcome:
     gateway = setting.gateway
     moment = gateway.now()
     with setting.start(Step("Counting: ", count=20_000, slow=0.05)) as running:
-        if not gateway.wait(gateway.replies, LIMIT):
+        if not gateway.wait(running.replies, LIMIT):
             running.kill()
             return judged(False, "", running, gateway.since(moment))
         running.interrupt()

@@ -104,7 +104,7 @@ def test_a_gateway_that_is_gone_is_told_with_its_log(
         ended = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
         ended.wait()
         with gateway(modules, tmp_path, url, ended if gone == "proxy" else alive) as its:
-            running = modules["running"].Running(client, tmp_path, tmp_path / "said", 0.0, its)
+            running = modules["running"].Running(client, tmp_path, tmp_path / "said", 0.0, its, 9)
             with pytest.raises(EngineUnavailable, match=f"why the {gone} ended") as raised:
                 running.wait(100)
         assert "liveliness" not in raised.value.message
@@ -177,15 +177,16 @@ def test_ctrl_c_comes_in_the_middle_of_the_reply(
                 .encode()
             )
             monkeypatch.setattr(its.engine, "ask", lambda path, line=line: line)
-            assert its.replies() is begun
+            assert its.replies(1000) is begun
             assert not its.free()
 
 
 @pytest.mark.parametrize("ends", [True, False])
 def test_a_client_that_ignores_ctrl_c_fails(modules: dict[str, ModuleType], ends: bool) -> None:
     running = SimpleNamespace(interrupt=lambda: None, kill=lambda: None, ended=object())
+    running.replies = "replies"
     answers = {"replies": True, "free": True}
-    its = SimpleNamespace(now=lambda: (0, 0), replies="replies", free="free")
+    its = SimpleNamespace(now=lambda: (0, 0), free="free")
     its.wait = lambda what, limit: answers.get(what, ends)
     setting = SimpleNamespace(gateway=its, start=lambda *steps: nullcontext(running))
     outcome = modules["scenarios"].cancel(setting)
