@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
-from agent_traffic import SyntheticModel
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.prefix_cache.key import CacheKey, as_ids
 from mlx_provider.testing.driver import Calls
 
 
+class MakesCache(Protocol):
+    """A model, as far as it matters here."""
+
+    def make_cache(self) -> list[Any]: ...
+
+
 def restored(
     prefix_cache: PrefixCache,
     calls: Calls,
-    model: SyntheticModel,
+    model: MakesCache,
     key: CacheKey,
     tokens: list[int],
     *,

@@ -28,10 +28,16 @@ def traffic() -> None:
 
 
 def restart() -> None:
-    """Tokens that the next turn of an agent with 60k computes after the engine started anew."""
+    """Tokens that an agent with 60k computes after a restart, and the error of fewer bits."""
     running.preload()
     from dataclasses import asdict
 
+    import disk_rounding
     from restart import run
 
-    running.show({"restarts": [asdict(each) for each in run()]})
+    running.show(
+        {
+            "restarts": [asdict(each) for each in run()],
+            "fewer_bits": [asdict(each) for each in disk_rounding.run()],
+        }
+    )
