@@ -215,6 +215,9 @@ def test_grammars_let_the_script_through(
     for step in (Step(calls=(call,)), Step("Said.", (call,)), Step("Said.", (call,), "Hm.")):
         reply = exchange(engine, folders[name], [user(script(step))], **forced)
         assert reply["calls"] == [("read", {"path": "a", "lines": 2})]
+    turns = [user(script(step, Step("Next.")))]
+    turns += answered(exchange(engine, folders[name], turns, **forced))
+    assert exchange(engine, folders[name], turns)["content"] == "Next.", "its call tells of a step"
 
 
 def test_time_of_a_prefill(model: LoadedModel) -> None:

@@ -103,11 +103,15 @@ def _playing(turns: Sequence[Turn]) -> Playing | None:
 
 def _answered(steps: Sequence[Step], done: int, turns: Sequence[Turn]) -> int:
     """How many steps were, after the first `done`. What a client has the assistant say (its thanks
-    for a summary), or keeps of what came before, is none: the words of a step tell."""
+    for a summary), or keeps of what came before, is none: a step's words or calls tell."""
     for turn in turns:
-        expected = steps[done].say if done < len(steps) else ""
-        done += turn.role == "assistant" and expected in turn.text
+        done += turn.role == "assistant" and (done >= len(steps) or _is(turn, steps[done]))
     return done
+
+
+def _is(turn: Turn, step: Step) -> bool:
+    called = bool(step.calls) and all(call.name in turn.text for call in step.calls)
+    return called or step.say in turn.text
 
 
 def _quoted(steps: Sequence[Step], text: str) -> int:
