@@ -21,6 +21,7 @@ from mlx_provider.engine.prefix_cache.arrays import ArrayPack
 from mlx_provider.engine.prefix_cache.cache import CacheKey, PrefixCache
 from mlx_provider.engine.prefix_cache.layer_kinds import Kind, Unstorable, kind
 from mlx_provider.engine.prefix_cache.snapshots import take_snapshot
+from mlx_provider.engine.prefix_cache.windows import window_attributes
 from mlx_provider.testing.tiny import build
 
 KEY = CacheKey("tiny")
@@ -373,3 +374,12 @@ def test_looking_at_an_array_copies_nothing_of_its_pack() -> None:
     assert np.shares_memory(np.asarray(pack[1]), np.asarray(pack.stacks[0]))
     pack[1][:] = -1
     assert mx.min(pack.stacks[0]).item() == 0
+
+
+def test_a_window_refuses_the_state_of_tokens_that_it_dropped():
+    window = RotatingKVCache(max_size=8)
+    for count in (16, 4):
+        window.update_and_fetch(*(mx.random.normal((1, 1, count, 4)) for _ in range(2)))
+    assert window_attributes(window, 16)["keys"].shape[2] == 8, "what the last pass appended goes"
+    with pytest.raises(ValueError, match="after 15 tokens"):
+        window_attributes(window, 15)
