@@ -142,6 +142,8 @@ def gateway(calls: str, keep: Path | None = None) -> Iterator[Gateway]:
             **os.environ,
             **environment(folder / "site"),
             "MLX_PROVIDER_RUNTIME_DIR": str(folder),
+            "MLX_PROVIDER_DISK_CACHE_BYTES": "0",
+            "XDG_STATE_HOME": str(folder),
             "MLX_PROVIDER_IDLE_TIMEOUT": "3600",  # so that an engine that is gone is a fault
             "MLX_PROVIDER_MAX_CHUNK": str(CHUNK),
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",

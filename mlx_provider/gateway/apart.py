@@ -43,17 +43,20 @@ def gateway_apart(
 ) -> Iterator[Apart]:
     """Start a proxy for `config`; end it and its engine with the block, whatever ends that.
 
-    Does not wait for the proxy. The runtime folder is its own, so that an engine of the user is
-    neither used nor ended. Raises `NotInstalled` or `EngineUnavailable` where it cannot start.
+    Does not wait for the proxy. The runtime and state folders are its own: an engine of the user is
+    neither used nor ended, and no prefix of an earlier run is found or kept. Raises `NotInstalled`
+    or `EngineUnavailable` where it cannot start.
     """
     require_proxy()
     with ExitStack() as ending:
         folder = Path(tempfile.mkdtemp(prefix="mlxp-"))  # short: a socket's path is
         ending.callback(shutil.rmtree, folder, ignore_errors=True)
         own = {
+            PREFIX + "DISK_CACHE_BYTES": "0",
             **environ,
             TRANSPORT: "process",
             PREFIX + "RUNTIME_DIR": os.fspath(folder),
+            "XDG_STATE_HOME": os.fspath(folder),
             PREFIX + "IDLE_TIMEOUT": str(idle_seconds),
         }
         connections = Connections(own)

@@ -55,7 +55,8 @@ OURS = Kind(
     name="mlx-provider",
     dialect="generate",
     module="mlx_provider.server",
-    environment={"MLX_PROVIDER_LOG_LEVEL": "warning"},
+    # no prefix of an earlier run
+    environment={"MLX_PROVIDER_LOG_LEVEL": "warning", "MLX_PROVIDER_DISK_CACHE_BYTES": "0"},
     takes_model=False,
 )
 MLX_LM = Kind(
