@@ -23,7 +23,7 @@ def byte_of_character() -> dict[str, int]:
 
 
 def special_tokens(tokenizer: Tokenizer) -> frozenset[int]:
-    """Tokens that are no text."""
+    """Tokens that are not text."""
     added: dict[int, Any] = tokenizer.fast.get_added_tokens_decoder()
     return frozenset(token for token, entry in added.items() if entry.special)
 
@@ -41,8 +41,8 @@ def marker_tokens(tokenizer: Tokenizer, markers: Sequence[str]) -> frozenset[int
 def _is_byte_level(fast: Any) -> bool:
     """Whether each token stands for bytes.
 
-    True also for a byte-level vocabulary with a SentencePiece decoder (a wrongly converted
-    tokenizer, on which `decode` would show `Ġ` and `Ċ`).
+    Also true for a byte-level vocabulary with a SentencePiece decoder. That is a wrongly converted
+    tokenizer, on which `decode` would show `Ġ` and `Ċ`.
     """
     state = fast.decoder.__getstate__().decode() if fast.decoder is not None else ""
     if '"ByteLevel"' in state and '"Sequence"' not in state:
@@ -54,7 +54,7 @@ def _is_byte_level(fast: Any) -> bool:
 
 
 def token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
-    """The bytes that one token stands for, also where they are only part of a character."""
+    """The bytes of one token, which may be a part of a character."""
     alone = Detokenizer(tokenizer)
     data = alone.bytes_of(token)
     return tokenizer.decode([token], skip_special=False).encode() if data is None else data
@@ -63,11 +63,11 @@ def token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
 class Detokenizer:
     """Text of a growing token list. No piece ends inside a character.
 
-    `visible`: special tokens to show; all others are hidden. `context`: tokens before the
-    first one, for vocabularies that drop the space at the beginning of a text.
+    `visible`: special tokens to show; all others are hidden. `context`: tokens before the first
+    one, for vocabularies that drop the space at the beginning of a text.
 
-    Bytes are put together here, not by `tokenizers.DecodeStream` (0.22): on an invalid byte
-    after valid ones it raises, because its decoder then takes back characters already shown.
+    This class joins bytes itself, because `tokenizers.DecodeStream` (0.22) raises on an invalid
+    byte after valid ones: its decoder then takes back characters that are already shown.
     """
 
     def __init__(
@@ -88,11 +88,11 @@ class Detokenizer:
 
     @property
     def pending(self) -> bool:
-        """Whether tokens were pushed whose text is not complete."""
+        """Whether the text of the pushed tokens is incomplete."""
         return bool(self._pending) or bool(self._bytes.getstate()[0])
 
     def push(self, token: int) -> str:
-        """New text, which may be empty."""
+        """Push a token. Returns the new text, which may be empty."""
         if token in self._hidden:
             return ""
         data = self.bytes_of(token)
@@ -100,17 +100,17 @@ class Detokenizer:
             return self._flush_bytes() + self._push_text(token)
         shown = self._flush_text()
         if data and not self._byte_level:
-            # Text after bytes is not the beginning of a text: its first space stays.
+            # Behind other bytes, the first space of a token is part of the text.
             letter = self._fast.token_to_id("<0x41>")
             self._context, self._stream = [token if letter is None else letter], None
         return shown + self._bytes.decode(data)
 
     def finish(self) -> str:
-        """Text of what is pending; bytes that never became a character show as U+FFFD."""
+        """The text of the pending bytes. Incomplete characters show as U+FFFD."""
         return self._flush_bytes() + self._flush_text()
 
     def bytes_of(self, token: int) -> bytes | None:
-        """The bytes that a token stands for; None: it is decoded as text."""
+        """The bytes of a token. `None`: the token is decoded as text."""
         piece = self._fast.id_to_token(token)
         if piece is None:
             return b""

@@ -39,7 +39,8 @@ from .step_output import Post, StepOutput
 from .token_names import TokenNames
 
 RESTORING_REST = 0.05
-"""Seconds after which an engine that waits for the disk alone looks at deadlines."""
+"""Deadlines are checked at least once per this many seconds while the engine waits only for the
+disk."""
 
 
 class Engine:
@@ -63,9 +64,11 @@ class Engine:
         heterogeneous: Heterogeneous | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`layout`, `mixes`: what the probe found; `fixed`: what passes look like instead;
-        `replica`: of an engine that runs in several processes; `heterogeneous`:
-        its processes keep different parts of a row."""
+        """`layout`, `mixes`: results of the probe. `fixed`: fixed pass shapes, in place of those
+        results.
+        `replica`: the decisions of an engine that runs in several processes. `heterogeneous`: its
+        processes keep different parts of a row.
+        """
         self.model = model
         self.scheduler = scheduler
         self.recent = Recent()
@@ -105,27 +108,27 @@ class Engine:
 
     @property
     def sparse_prefill(self) -> SparsePrefill | None:
-        """What thins out long prompts, where the operator wants it."""
+        """Sparse prefill of long prompts, if the operator has enabled it."""
         return self.state.sparse_prefill
 
     @property
     def features(self) -> FeatureCache:
-        """Features of images that may come again."""
+        """Cached features of images."""
         return self.state.features
 
     @property
     def mixes(self) -> bool:
-        """Whether chunks of prompts may share the pass of rows that decode."""
+        """Whether a prompt chunk may share a pass with the rows that decode."""
         return self.state.batching.mixes
 
     @property
     def idle(self) -> bool:
-        """Nothing runs or waits, and every event has been handed out."""
+        """Nothing runs or waits, and all events are delivered."""
         return self.scheduler.idle and self.state.output.empty
 
     @property
     def rest(self) -> float:
-        """Seconds for which it need not be stepped, unless a call has done something."""
+        """Seconds for which no step is needed, unless a call adds work."""
         if self.idle:
             return inf
         return RESTORING_REST if self._waits_for_disk else 0.0
@@ -142,7 +145,7 @@ class Engine:
         self._schedule.queued(request)
 
     def cancel(self, request: Request) -> None:
-        """End a request wherever it is. What it held is free at once."""
+        """End a request in any phase, and free its resources at once."""
         self._commit.cancel(request)
 
     def fail(self, request: Request, error: MLXProviderError) -> None:
@@ -150,16 +153,17 @@ class Engine:
         self._commit.fail(request, error)
 
     def act(self, opening: Opening) -> None:
-        """Act on what another process has decided before the record of a step."""
+        """Apply a decision that another process made before the record of a step."""
         self._schedule.act(opening)
 
     # -- the step
 
     def step(self) -> list[Post]:
-        """Advance every row by one token and one prompt by one chunk; what readers get.
+        """Advance every row by one token and one prompt by one chunk. Returns the events for
+        readers.
 
-        The next tokens of the rows are drawn before a chunk runs in a pass of its own: no reader
-        waits for that.
+        The next tokens of the rows are drawn before a chunk runs in its own pass, so no stream
+        waits for that chunk.
         """
         record = self._schedule.record()
         self._decode.commit(self._decode.run(record))
@@ -170,7 +174,7 @@ class Engine:
         return self.state.output.take()
 
     def _remember(self, record: StepRecord) -> None:
-        """Keep what a step ran for statistics."""
+        """Keep what a step ran for the statistics."""
         plan, ended = record.plan, self.state.clock()
         if plan.rows or plan.chunk is not None:
             chunk = 0 if plan.chunk is None else plan.chunk.size

@@ -1,4 +1,4 @@
-"""Features of images seen before, by content hash, under a byte budget."""
+"""Features of images, by content hash, within a byte budget."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..records import Features
 
 
 class FeatureCache:
-    """Least recently used first out. Belongs to the engine thread; others may ask `in`."""
+    """An LRU cache. Belongs to the engine thread; other threads may only use `in`."""
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
@@ -22,7 +22,7 @@ class FeatureCache:
         return content_hash in self._kept
 
     def get(self, content_hash: str) -> Features | None:
-        """Features of an item, if they are kept."""
+        """Features of an item, if they are cached."""
         found = self._kept.get(content_hash)
         if found is None:
             return None
@@ -30,7 +30,7 @@ class FeatureCache:
         return found[0]
 
     def put(self, content_hash: str, features: Features) -> None:
-        """Keep features; what is larger than the budget is not kept."""
+        """Store features. Features larger than the budget are not stored."""
         size = features_bytes(features)
         if size > self._budget or content_hash in self._kept:
             return
@@ -46,7 +46,7 @@ class FeatureCache:
 
 
 def features_bytes(features: Features) -> int:
-    """Bytes of every array in a tree of features; evaluates them."""
+    """Bytes of every array in a tree of features. Evaluates the arrays."""
     tree = vars(features) if hasattr(features, "__dict__") else features
     found = [a for _, a in tree_flatten(tree) if isinstance(a, mx.array)]
     mx.eval(found)

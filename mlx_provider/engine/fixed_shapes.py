@@ -1,9 +1,10 @@
-"""What the passes of a reproducible model look like, whoever else is there. Imports no mlx.
+"""Pass shapes of a reproducible model, independent of other requests. Imports no mlx.
 
-Kernels are chosen by the shapes of their arrays, and another one rounds otherwise. A request gives
-the same bits in any company where its passes have the same shapes in any: those that decode so
-many rows, the missing ones filled up, each row's keys by themselves; those of a prompt so many
-tokens, counted from its beginning, so that what is stored of it is what would be computed.
+The shapes of arrays choose the kernels, and each kernel rounds differently. A request gives the
+same bits in any batch if its passes always have the same shapes. So each pass that decodes has the
+same number of rows, with padding and with separate keys per row. Each prompt pass has the same
+number of tokens, counted from the beginning of the prompt, so that a stored prefix equals a
+computed one.
 """
 
 from __future__ import annotations
@@ -11,29 +12,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ROWS = 8
-"""Of a pass that decodes: a GPU reads the weights for so many in little more time than for one, and
-a further pass for those beyond."""
+"""Rows of a pass that decodes. A GPU reads the weights for this many rows in little more time than
+for one; more rows need a further pass."""
 TOKENS = 256
-"""Of a pass of a prompt: enough for the best rate of most devices. It is what a stored prefix is
-cut to, and what others wait for."""
+"""Tokens of a prompt pass: enough for the best rate of most devices. Stored prefixes are cut to a
+multiple of it, and other requests wait for one such pass."""
 
 
 @dataclass(frozen=True)
 class FixedShapes:
-    """Sizes of all passes but the last of a prompt."""
+    """Sizes of all passes except the last pass of a prompt."""
 
     rows: int
     tokens: int
 
     @classmethod
     def within(cls, max_rows: int, max_chunk: int) -> FixedShapes:
-        """The usual ones, or what is allowed."""
+        """The usual sizes, or the allowed ones if they are smaller."""
         return cls(min(ROWS, max_rows), min(TOKENS, max_chunk))
 
     def whole(self, tokens: int) -> int:
-        """Those of so many first tokens that whole passes have computed."""
+        """Tokens among the first `tokens` that whole passes have computed."""
         return tokens // self.tokens * self.tokens
 
     def size(self, done: int, total: int) -> int:
-        """Tokens of the pass after the first `done` of a prompt."""
+        """Tokens of the pass after the first `done` tokens of a prompt."""
         return min(self.whole(done) + self.tokens, total) - done

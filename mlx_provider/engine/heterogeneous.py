@@ -1,8 +1,9 @@
-"""Processes that keep different parts of a row, as their layers differ in number or in kind.
+"""Support for processes that keep different parts of a row, because their layers differ in number
+or kind.
 
-Every process runs the same engine, and what that does depends on what rows take and allow: which
-rows share a group, where passes of a prompt end, which prefixes stay. Where processes differ, all
-go by the most that any of them takes, and by the least that any of them allows.
+Every process runs the same engine. Its decisions depend on the memory and the kinds of the rows'
+caches: which rows share a group, where prompt passes end, which prefixes stay. If processes differ,
+all use the largest need and the strictest kind of any process.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from .prefix_cache.layer_kinds import Kind, Unstorable, strictest
 from .replication import Replication
 
 TRIAL_TOKENS = 4
-"""Tokens by which a model shows what it puts into a cache."""
+"""Tokens of the trial that shows what a model stores in its caches."""
 KINDS = tuple(Kind)
-"""From what allows most."""
+"""The least strict kind first."""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What one process keeps of a row."""
+    """The part of a row that one process keeps."""
 
     memory: MemoryProfile
     layers: int
     kind: int
-    """The place among `KINDS` of the layer that allows least."""
+    """Index in `KINDS` of the strictest layer."""
     mergeable: bool
     shares_a_pass: bool
 
@@ -46,28 +47,29 @@ _KEPT = TypeAdapter(Kept)
 
 @dataclass(frozen=True)
 class Heterogeneous:
-    """What holds for all processes."""
+    """Common limits of all processes."""
 
     replication: Replication
     memory: MemoryProfile
     kind: Kind
-    """What the layers allow at most."""
+    """The strictest kind of any layer."""
     mergeable: bool
-    """Several rows may have one cache."""
+    """Whether several rows may share one cache."""
     shares_a_pass: bool
-    """Chunks of a prompt may share the pass of rows that decode."""
+    """Whether prompt chunks may share the pass of rows that decode."""
 
     def most(self, own: Sequence[float]) -> list[float]:
-        """The largest in any process, one by one. All of them ask at the same place."""
+        """The maximum over all processes, element by element. All processes must call it at the
+        same point."""
         return [max(each) for each in zip(*self.replication.gather(list(own)), strict=True)]
 
 
 def compare_parts(
     model: LoadedModel, make_cache: Callable[[], list[Any]], replication: Replication
 ) -> Heterogeneous | None:
-    """What processes have in common that keep different parts of a row; `None`: they keep the same.
+    """Compare the parts that the processes keep of a row. `None`: they keep the same.
 
-    On the engine thread of each. Raises `LoadFailed` where one cannot tell.
+    Runs on the engine thread of each process. Raises `LoadFailed` if a process cannot run its part.
     """
     with Isolation() as trying:
         own = _kept(model, make_cache())
@@ -88,7 +90,7 @@ def compare_parts(
 
 
 def largest(profiles: Sequence[MemoryProfile]) -> MemoryProfile:
-    """One that takes at least as much as each of them, for any number of tokens."""
+    """A profile that needs at least as much as each of them, for any number of tokens."""
     widths = {window for each in profiles for window, _ in each.windows}
     by_window = [_by_window(each) for each in profiles]
     return MemoryProfile(
@@ -122,4 +124,4 @@ def _strictest(cache: list[Any]) -> Kind:
     try:
         return strictest(cache)
     except Unstorable:
-        return Kind.APPEND  # nothing of the row is kept, in no process
+        return Kind.APPEND  # no process keeps anything of the row

@@ -1,4 +1,4 @@
-"""Texts whose vectors a request wants: where it stands, and the pooling of their states."""
+"""Texts to embed: progress through them, and pooling of their states."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from ..records import LoadedModel, Pooling, PrefillChunk, Prompt, ShowsHidden
 
 @dataclass(eq=False)
 class Inputs:
-    """Run one after the other, each in a cache of its own, which nobody keeps."""
+    """Inputs run one after the other, each in its own cache, which is not stored."""
 
     tokens: Sequence[Sequence[int]]
     pooling: Pooling
     dimensions: int
-    """Numbers of each vector that are wanted."""
+    """Length of each vector."""
     normalise: bool
     at: int = 0
-    """The input that runs."""
+    """Index of the current input."""
     pooled: Any = None
-    """Of its states so far, (hidden,) float32."""
+    """Pooled states of the current input so far, (hidden,) float32."""
 
     def __post_init__(self) -> None:
         self.total = sum(map(len, self.tokens))
-        """Tokens of all inputs,"""
+        """Tokens of all inputs."""
         self.behind = self.total - len(self.tokens[0])
-        """and of those after the one that runs."""
+        """Tokens of the inputs after the current one."""
 
     @property
     def longest(self) -> Prompt:
-        """The input that takes the most memory."""
+        """The input that needs the most memory."""
         return Prompt(max(self.tokens, key=len))
 
     def run(self, model: LoadedModel, chunk: PrefillChunk) -> None:
-        """Append a chunk of the input to its cache, and what matters of its states to `pooled`.
+        """Append a chunk of the input to its cache, and pool its states.
 
-        Logits are nowhere asked for, so that none are computed.
+        It requests no logits, so none are computed.
         """
         size, ends = chunk.stop - chunk.start, chunk.stop == len(chunk.prompt.tokens)
         wanted = {"mean": size, "cls": size if chunk.start == 0 else 0, "last": int(ends)}
@@ -52,9 +52,9 @@ class Inputs:
             self._pool(states.astype(mx.float32))
 
     def finish(self) -> str:
-        """The vector of the input, in base64; the next one is to run.
+        """The vector of the current input in base64. Moves to the next input.
 
-        Raises `RequestFailed` where it is none.
+        Raises `RequestFailed` if the vector is not finite.
         """
         vector = np.array(self.pooled)
         if not np.isfinite(vector).all():
@@ -67,7 +67,7 @@ class Inputs:
 
     @property
     def left(self) -> bool:
-        """Whether there is one to run."""
+        """Whether an input is left to run."""
         return self.at < len(self.tokens)
 
     def _pool(self, states: mx.array) -> None:
@@ -82,19 +82,19 @@ class Inputs:
 def shortened(
     vector: NDArray[np.float32], dimensions: int, *, normalise: bool
 ) -> NDArray[np.float32]:
-    """Its first numbers; `normalise`: of length 1."""
+    """The first `dimensions` numbers; `normalise`: scaled to length 1."""
     cut = vector[:dimensions].astype(np.float64)
     length = np.linalg.norm(cut)
     return (cut / length if normalise and length else cut).astype(np.float32)
 
 
 def encoded(vector: NDArray[np.float32]) -> str:
-    """float32, the lowest byte first, in base64."""
+    """Little-endian float32 in base64."""
     return b64encode(vector.astype("<f4").tobytes()).decode()
 
 
 def _states(model: LoadedModel, chunk: PrefillChunk, last: int) -> mx.array | None:
-    """States (last, hidden) after the chunk's last tokens."""
+    """Hidden states (last, hidden) after the last tokens of the chunk."""
     if not last:
         model.prefill(chunk)
         return None

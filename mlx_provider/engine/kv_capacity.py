@@ -1,33 +1,33 @@
-"""For how many tokens a row's cache has capacity: for its prompt and a reserve of output at once,
-then in steps that a long reply seldom takes. Imports no mlx.
+"""The token capacity of a row's cache: first the prompt and an output reserve, then steps that a
+long reply seldom needs. Imports no mlx.
 
-A buffer that grows is copied, and the freed one is of no use to MLX's pool, which takes a buffer
-again only for nearly its size (mlx 0.32, backend/metal/allocator.cpp).
+A growing buffer is copied, and MLX's pool cannot reuse the freed one, because it reuses a buffer
+only for nearly the same size (mlx 0.32, backend/metal/allocator.cpp).
 """
 
 from __future__ import annotations
 
 STEP_TOKENS = 256
-"""Tokens of which every capacity is a multiple (mlx_lm/models/cache.py 0.32.2, `KVCache.step`)."""
+"""Every capacity is a multiple of this (mlx_lm/models/cache.py 0.32.2, `KVCache.step`)."""
 LEAST_GROWTH_TOKENS = 1024
-"""Least tokens by which a row grows beyond its reserve, where its reply may be as long."""
+"""Least growth of a row beyond its reserve, in tokens, if its reply may become so long."""
 GROWTH_SHARE = 8
-"""A longer row grows by this part of its first capacity."""
+"""A long row grows by this fraction (1/n) of its first capacity."""
 
 
 def whole_steps(tokens: int) -> int:
-    """Tokens that are allocated where `tokens` are asked for."""
+    """Tokens that are allocated if `tokens` are requested."""
     return -(-tokens // STEP_TOKENS) * STEP_TOKENS
 
 
 def kv_growth(first: int, longest: int) -> int:
-    """Tokens by which a row grows whose first capacity was `first`; it ends at `longest` tokens."""
+    """Growth in tokens of a row with first capacity `first`, which ends at `longest` tokens."""
     wanted = max(LEAST_GROWTH_TOKENS, first // GROWTH_SHARE)
     return whole_steps(max(1, min(wanted, longest - first)))
 
 
 def kv_capacity(first: int, longest: int, needed: int) -> int:
-    """The capacity of such a row once it needs `needed` tokens."""
+    """The capacity of such a row that needs `needed` tokens."""
     if needed <= first:
         return first
     step, whole = kv_growth(first, longest), whole_steps(first)

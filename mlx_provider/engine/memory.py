@@ -1,4 +1,4 @@
-"""How many bytes a model's rows take, and how many there are."""
+"""Memory of a model's rows, and the limits of the device."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from mlx.utils import tree_flatten
 from .kv_capacity import whole_steps
 
 RECOMMENDED_SHARE = 0.85
-"""Share of what the device recommends, or has of its own, that we use."""
+"""Used share of the working set that the device recommends, or of its own memory."""
 HOST_SHARE = 0.7
-"""Share of the host's memory that we use where the device tells nothing of its own."""
+"""Used share of the host's memory if the device does not report memory of its own."""
 POOL = 2 * 2**30
-"""Most bytes of freed buffers that MLX keeps for the next ones."""
+"""Most bytes of freed buffers that MLX keeps for reuse."""
 POOL_SHARE = 1 / 16
-"""Share of the memory limit that they may be: the passes of a small machine are small, too."""
+"""Their largest share of the memory limit, because a small machine has small passes."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class MemoryProfile:
     token_bytes: int
     """Bytes per token of the layers that keep every token."""
     windows: tuple[tuple[int, int], ...] = ()
-    """(window in tokens, bytes per token) of the layers that keep only the last ones."""
+    """(window in tokens, bytes per token) of the layers that keep only a window of tokens."""
 
     @property
     def recurrent(self) -> bool:
-        """Whether layers keep a state, which every token changes."""
+        """Whether a layer has a state that every token changes."""
         return self.state_bytes > 0
 
     def row_bytes(self, tokens: int) -> int:
@@ -64,7 +64,7 @@ def profile(cache: Sequence[Any], tokens: int) -> MemoryProfile:
 
 
 def arrays(cache: Sequence[Any]) -> list[mx.array]:
-    """Every array that a cache holds."""
+    """Every array in a cache."""
     found = (a for layer in leaves(cache) for _, a in tree_flatten(layer.state))
     return [a for a in found if isinstance(a, mx.array)]
 
@@ -81,7 +81,7 @@ def leaves(cache: Sequence[Any]) -> list[Any]:
 def memory_limit(chosen: int | None) -> int:
     """Bytes that this process may use on the device.
 
-    Metal recommends a working set; CUDA tells its own memory alone (mlx 0.32, `device_info`).
+    Metal recommends a working set. CUDA reports only its own memory (mlx 0.32, `device_info`).
     """
     if chosen is not None:
         return chosen
@@ -95,7 +95,7 @@ def memory_limit(chosen: int | None) -> int:
 
 
 def pool_limit(limit: int) -> int:
-    """Bytes of freed buffers that MLX may keep where `limit` is all that there is."""
+    """Bytes of freed buffers that MLX may keep, given the memory limit."""
     if mx.default_device().type == mx.DeviceType.cpu:
         return 0  # the CPU's allocator keeps none (mlx 0.32, backend/no_gpu/allocator.cpp)
     return min(POOL, int(POOL_SHARE * limit))

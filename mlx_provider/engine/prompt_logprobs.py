@@ -1,4 +1,4 @@
-"""How likely the tokens of a prompt were, while it is prefilled."""
+"""Log-probabilities of prompt tokens, computed during the prefill."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from .token_names import TokenNames
 def prompt_logprobs(
     model: LoadedModel, chunk: PrefillChunk, request: Request, names: TokenNames
 ) -> tuple[list[TokenLogprob], mx.array]:
-    """Append a chunk; those tokens that its logits foretell, and logits (vocab,) after its last.
+    """Append a chunk. Returns the prompt tokens that its logits predict, and logits (vocab,) after
+    its last token.
 
-    The prompt's first token goes with them. What was told before, of a prefill that has started
-    again, is not told once more.
+    The first token of the prompt is included with the first chunk. If a prefill starts again,
+    tokens that were already sent are not sent again.
     """
     if not isinstance(model, ShowsLogits):
         raise RequestFailed("the model does not tell how likely a prompt's tokens were")

@@ -1,13 +1,14 @@
-"""What an engine did last, for whoever looks: written per step, read by any thread, no lock."""
+"""Recent steps and look-ups of an engine for statistics. Written per step, read by any thread,
+without a lock."""
 
 from __future__ import annotations
 
 from typing import Generic, NamedTuple, TypeVar
 
 STEPS = 512
-"""Steps that are remembered."""
+"""Number of steps that are kept."""
 LOOKUPS = 32
-"""Lookups in the prefix cache that are remembered."""
+"""Number of prefix cache look-ups that are kept."""
 
 
 class Step(NamedTuple):
@@ -22,22 +23,22 @@ class Step(NamedTuple):
 
 
 class LookedUp(NamedTuple):
-    """What the prefix cache had of a prompt."""
+    """Result of a prefix cache look-up."""
 
     at: float
     request: str
     asked: int
-    """Tokens of the prompt,"""
+    """Tokens of the prompt."""
     shared: int
-    """those that are stored of it,"""
+    """Stored tokens of the prompt."""
     reused: int
-    """and those that were taken."""
+    """Tokens that were reused."""
     diverged: bool
-    """What is stored goes on in another way."""
+    """Whether the stored tokens continue differently."""
 
     @property
     def lost(self) -> dict[str, int]:
-        """The prompt's tokens by why they were computed, or not."""
+        """The prompt's tokens by the reason why they were computed or reused."""
         rest = "cold" if not self.shared else "diverged" if self.diverged else "new"
         return {
             "hit": self.reused,
@@ -50,30 +51,30 @@ T = TypeVar("T", bound=NamedTuple)
 
 
 class Ring(Generic[T]):
-    """The last items; one thread adds, any may read."""
+    """A ring buffer of the last items. One thread adds; any thread may read."""
 
     def __init__(self, size: int) -> None:
         self._kept: list[T | None] = [None] * size
         self._added = 0
 
     def add(self, item: T) -> None:
-        """The oldest one goes."""
+        """Add an item; the oldest one is dropped."""
         self._kept[self._added % len(self._kept)] = item
         self._added += 1
 
     def items(self) -> list[T]:
-        """Those that are there, in the order of their first field, which is when they were."""
-        # a slice is one operation, over which no thread gets a turn
+        """The items, sorted by their first field, which is a time."""
+        # a slice is one operation that no thread can interrupt
         return sorted(item for item in self._kept[:] if item is not None)
 
 
 class Recent:
-    """Of one engine."""
+    """The recent history of one engine."""
 
     def __init__(self) -> None:
         self.steps: Ring[Step] = Ring(STEPS)
         self.lookups: Ring[LookedUp] = Ring(LOOKUPS)
         self.drafted = 0
-        """Tokens that were guessed ahead,"""
+        """Drafted tokens."""
         self.accepted = 0
-        """and those of them that held."""
+        """Accepted draft tokens."""

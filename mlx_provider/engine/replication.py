@@ -1,8 +1,8 @@
-"""Whether an engine decides for itself, or acts on what another process has decided.
+"""Decides for an engine itself, or repeats the decisions of another process.
 
-A model may run in several processes, each with its own share of it. They run the same engine code
-on the same requests. What is not the same everywhere by itself (times, free memory, grammars,
-texts, drafts, drawn tokens) is decided by one of them. An engine alone decides all of it.
+A model may run in several processes, each with its own part. They run the same engine code on the
+same requests. One process decides everything that can differ between them: times, free memory,
+grammars, texts, drafts, drawn tokens. A single engine decides all of it.
 """
 
 from __future__ import annotations
@@ -23,47 +23,49 @@ T = TypeVar("T")
 
 
 class Replica:
-    """One engine's part in that: what it decides, draws and embeds.
+    """The decisions, draws and embeddings of one engine.
 
-    Every method belongs to the engine thread. `own` decides in this process; a subclass may give
-    what another process has decided.
+    Every method belongs to the engine thread. `own` decides in this process. A subclass may return
+    the decision of another process.
     """
 
     def note(self, decision: Decision) -> None:
-        """The engine acts on this next."""
+        """Report the decision that the engine applies next."""
 
     def record(self, own: Callable[[], StepRecord]) -> StepRecord:
-        """What the next step runs. What `own` decides on the way is noted."""
+        """The record of the next step. Decisions that `own` makes are reported with `note`."""
         return own()
 
     def outcomes(self, own: Callable[[], Sequence[Outcome]]) -> Sequence[Outcome]:
-        """Of tokens that were read, one by one."""
+        """The outcomes of tokens that were read, one per token."""
         return own()
 
     def draw(self, logits: mx.array, own: Callable[[], Drawn]) -> Drawn:
-        """Tokens (B,) drawn from logits (B, vocab). Raises what `own` raises."""
+        """Tokens (B,) drawn from logits (B, vocab). Raises the errors of `own`."""
         return own()
 
     def embed(self, model: LoadedModel, own: Callable[[], Features]) -> Features:
-        """Features of one media item. Raises what `own` raises."""
+        """Features of one media item. Raises the errors of `own`."""
         return own()
 
     def pass_failed(self, fault: Fault) -> None:
-        """A pass failed here. Raises where other processes wait in theirs."""
+        """A pass failed in this process. Raises if other processes wait in the same pass."""
 
 
 class Replication(Protocol):
-    """The same of a whole process, while it loads models. Encoded values can be written as JSON."""
+    """The replication of a whole process while it loads models. Encoded values must be valid
+    JSON."""
 
     @property
     def follows(self) -> bool:
-        """Whether this process repeats what another one decides."""
+        """Whether this process repeats the decisions of another process."""
 
     def engine(self, name: str, scheduler: Scheduler) -> Replica:
-        """Of one engine: a process may have several."""
+        """The replica of one engine. A process may have several engines."""
 
     def reading(self, name: str, own: Callable[[], int]) -> Callable[[], int]:
-        """A number that is read in one process, as an engine decides, and is the same in all."""
+        """A number that one process reads when an engine decides, with the same value in all
+        processes."""
 
     def decide(
         self,
@@ -72,20 +74,21 @@ class Replication(Protocol):
         encode: Callable[[T], Any],
         decode: Callable[[Any], T],
     ) -> T:
-        """A decision of this kind: `own`, or what was decided elsewhere.
+        """A decision of this kind: the result of `own`, or that of another process.
 
-        Raises `RankLost` where the processes are not at the same place.
+        Raises `RankLost` if the processes are not at the same point.
         """
 
     def announce(self, kind: str, encode: Callable[[], dict[str, Any]]) -> None:
-        """Something has happened that other processes take notice of before they next decide."""
+        """Report an event that other processes apply before their next decision."""
 
     def gather(self, own: Any) -> list[Any]:
-        """What each process has of its own, in their order. All of them ask at the same place."""
+        """The values of all processes, in their order. All processes must call it at the same
+        point."""
 
 
 class OneProcess:
-    """The replication of a process that has its models to itself."""
+    """The replication of a process that shares its models with no other process."""
 
     follows = False
 

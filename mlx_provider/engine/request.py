@@ -1,4 +1,4 @@
-"""One request's whole state; everything else is derived from it."""
+"""The state of one request. Everything else is derived from it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Phase(enum.Enum):
-    """Where a request is; it only moves forward."""
+    """The phase of a request. It only moves forward."""
 
     WAITING = "waiting"
     PREFILL = "prefill"
@@ -30,37 +30,37 @@ class Phase(enum.Enum):
 
 
 class RowOutput(Protocol):
-    """Turns one choice's tokens into deltas (host work, per token)."""
+    """Turns the tokens of one choice into deltas (host work, per token)."""
 
     stopped: bool
     """A stop string has matched."""
 
     @property
     def reasoning_tokens(self) -> int:
-        """Tokens so far that belong to reasoning."""
+        """Reasoning tokens so far."""
 
     def push(self, token: int, logprob: TokenLogprob | None = None) -> list[Delta]:
-        """Take one token; what can be shown now."""
+        """Push a token. Returns the deltas that can be shown now."""
 
     def finish(self, reason: FinishReason) -> tuple[list[Delta], FinishReason]:
-        """Show what was held back; the true finish reason."""
+        """Return the text that was held back, and the final finish reason."""
 
 
 class RowConstraint(Protocol):
     """Grammar of one choice."""
 
     def mask(self) -> NDArray[np.uint32] | None:
-        """Allowed tokens as bits, (ceil(vocab / 32),); `None`: every token is allowed."""
+        """Allowed tokens as bits, (ceil(vocab / 32),). `None`: every token is allowed."""
 
     def advance(self, token: int) -> None:
-        """Take the token that was drawn."""
+        """Push the drawn token."""
 
     @property
     def finished(self) -> bool:
-        """Nothing but the end may follow."""
+        """Whether only the end may follow."""
 
     def fork(self) -> RowConstraint | None:
-        """An independent one in the same state; `None`: what follows cannot be foreseen."""
+        """An independent copy in the same state. `None`: the constraint cannot be copied."""
 
 
 class Restore(Protocol):
@@ -68,16 +68,17 @@ class Restore(Protocol):
 
     ended: bool
     cache: list[Any] | None
-    """What it has brought, once it has ended."""
+    """The restored row cache, once the restore has ended."""
     length: int
 
     def abandon(self) -> None:
-        """End it at once."""
+        """End the restore at once."""
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Resolved sampling of one request: the request's values, else the model's, else neutral."""
+    """Sampling parameters of one request: its own values, else those of the model, else neutral
+    ones."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -89,7 +90,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int = 0
-    """Given by the client, or drawn once at admission."""
+    """From the client, or drawn once at admission."""
 
     @property
     def greedy(self) -> bool:
@@ -97,24 +98,25 @@ class SamplingParams:
 
     @property
     def truncated(self) -> bool:
-        """Whether tokens of low rank are excluded."""
+        """Whether low-ranked tokens are excluded."""
         return not self.greedy and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
 
     @cached_property
     def penalised(self) -> bool:
-        """Whether tokens that were written before are less likely."""
+        """Whether tokens that already occurred are less likely."""
         added = self.presence_penalty or self.frequency_penalty
         return bool(added) or self.repetition_penalty != 1
 
     @cached_property
     def plain(self) -> bool:
-        """Greedy, with nothing that changes the logits. Asked for every row in every step."""
+        """Whether the row is greedy and nothing changes its logits. Called for every row in every
+        step."""
         return self.greedy and not self.penalised and not self.logit_bias
 
 
 @dataclass(eq=False)
 class Row:
-    """One choice of a request: what decodes as one row of the batch."""
+    """One choice of a request, decoded as one row of the batch."""
 
     request: Request
     index: int
@@ -124,23 +126,24 @@ class Row:
     """Committed tokens: drawn, read back, and pushed to `output`."""
     finish: FinishReason | None = None
     error: MLXProviderError | None = None
-    """A part of its own work has failed: its request ends with its next token."""
+    """A failure in the row's own work. Its request ends with its next token."""
     retry_alone: bool = False
-    """Was in a device step that failed: decodes alone once before it joins others again."""
+    """The row was in a device step that failed. It decodes alone once before it joins other
+    rows."""
 
     history: Any = None
-    """What the sampler counts for penalties, where there are any."""
+    """Token counts of the sampler, if the row has penalties."""
     masks: list[Any] = field(default_factory=list)
-    """What the grammar lets through before and after each of its drafts, while it has any."""
+    """Grammar masks before and after each of its drafts, while it has any."""
 
     @property
     def length(self) -> int:
-        """Tokens of prompt and reply that are committed."""
+        """Committed tokens of prompt and reply."""
         return len(self.request.prompt.tokens) + len(self.tokens)
 
     @property
     def held(self) -> int:
-        """Those of them that its cache is to hold."""
+        """Committed tokens that its cache must hold."""
         return self.length - self.request.skipped
 
     @property
@@ -150,14 +153,14 @@ class Row:
 
 @dataclass(eq=False)
 class Request:
-    """A prompt with its parameters, its rows, and where it stands."""
+    """A prompt with its parameters, its rows and its progress."""
 
     id: str
     prompt: Prompt
     params: SamplingParams
     max_tokens: int
     events: EventQueue
-    """Where its reader waits."""
+    """Events for the reader."""
     rows: list[Row] = field(default_factory=list)
     min_tokens: int = 0
     stop_tokens: frozenset[int] = frozenset()
@@ -166,15 +169,15 @@ class Request:
     salt: str = ""
     session: str | None = None
     drafts: bool = True
-    """Whether tokens may be guessed ahead for it."""
+    """Whether drafts are allowed."""
     may_skip: bool = True
-    """Whether tokens of its prompt may be left out."""
+    """Whether prompt tokens may be left out."""
     echoed: bool = False
-    """With `logprobs`: they are told of its prompt's tokens, too."""
+    """With `logprobs`: the prompt's tokens get log-probabilities, too."""
     prompt_logprobs_sent: int = 0
-    """Tokens of its prompt of which they were."""
+    """Prompt tokens whose log-probabilities are sent."""
     inputs: Inputs | None = None
-    """Texts whose vectors it wants, in place of a reply to its prompt, which is the longest."""
+    """Texts to embed, in place of a reply. The prompt is then the longest of them."""
     deadline: float | None = None
     """Monotonic time after which the request ends in `RequestTimedOut`."""
 
@@ -184,17 +187,17 @@ class Request:
     prefilled: int = 0
     """Prompt tokens that were computed."""
     kept: Sequence[int] | None = None
-    """Ascending places of the prompt's tokens that are computed at all; `None`: every one."""
+    """Ascending places of the prompt's tokens that are computed. `None`: all."""
     prefilling: str = ""
-    """Why its long prompt was not, or was, thinned out."""
+    """Why its long prompt was, or was not, prefilled sparsely."""
     drafted: int = 0
-    """Tokens that were guessed,"""
+    """Drafted tokens."""
     accepted: int = 0
-    """and those of them that held."""
+    """Accepted draft tokens."""
     explanation: str = ""
-    """Why the prefix cache did not have more of the prompt."""
+    """Why the prefix cache did not hold more of the prompt."""
     features: dict[str, Any] = field(default_factory=dict)
-    """Features of the prompt's media by content hash, while they are needed."""
+    """Features of the prompt's media, by content hash, while they are needed."""
 
     arrived: float = 0.0
     started: float | None = None
@@ -226,11 +229,11 @@ class Request:
 
 @dataclass(eq=False)
 class PrefillJob:
-    """Tokens to be run through the model until `rows` can decode.
+    """Tokens to prefill before `rows` can decode.
 
-    One for a new request (all its rows share it); one for each row again after a device
-    failure, then with the tokens that the row had already committed. For inputs, one that has
-    the tokens of each in turn.
+    A new request has one job for all its rows. After a device failure, each row has its own job,
+    which includes the row's committed tokens. An embedding request has one job, which runs its
+    inputs in turn.
     """
 
     request: Request
@@ -238,56 +241,57 @@ class PrefillJob:
     tokens: Sequence[int]
     arrived: float = 0.0
     admitted: bool = False
-    """Memory is set aside for its rows."""
+    """Memory is reserved for its rows."""
     aged: float = 0.0
-    """Seconds that it waited: until it was admitted, and for chunks of other prompts since."""
+    """Seconds of waiting: before admission, and later for chunks of other prompts."""
     done: int = 0
     """Tokens that `cache` holds."""
     cache: list[Any] | None = None
     cuts: Sequence[int] = ()
     """Ascending token counts at which a chunk must end."""
     keeps: Sequence[int] = ()
-    """Ascending token counts whose states are worth keeping."""
+    """Ascending token counts at which a state is worth keeping."""
     snapshots: dict[int, Any] = field(default_factory=dict)
-    """States that were kept on the way, by token count."""
+    """States by token count, taken during the prefill."""
     hidden: list[Any] = field(default_factory=list)
-    """Hidden states (n, hidden) after its last tokens so far, where a drafter is shown them."""
+    """Hidden states (n, hidden) after its last tokens so far, if a drafter needs them."""
     ids: Any = None
-    """The tokens as the prefix cache knows them, (tokens,) int64; `None`: there is no cache."""
+    """Token ids for the prefix cache, (tokens,) int64. `None`: there is no prefix cache."""
     match: Any = None
-    """What the prefix cache had when the job was queued."""
+    """The match in the prefix cache when the job was queued."""
     restore: Restore | None = None
-    """Brings more of the prompt from disk, or has done so; `None`: the disk was not asked."""
+    """The restore from disk, running or ended. `None`: the disk was not searched."""
     estimated_cached: int = 0
-    """Tokens that the prefix cache would provide, as far as is known before the start."""
+    """Tokens that the prefix cache is expected to provide."""
     places: Sequence[int] | None = None
-    """Where the tokens stand, once some of the prompt's were left out."""
+    """Positions of the tokens, if some tokens of the prompt were left out."""
     scoring: Scoring | None = None
-    """Finds out which may be; until then nothing is prefilled."""
+    """The scoring that selects the tokens to keep. Nothing is prefilled before it ends."""
     pieces: int = 0
-    """Of that so far,"""
+    """Scored pieces so far."""
     piece_seconds: float = 0.0
-    """and what the last one took."""
+    """Seconds of the last piece."""
 
     @property
     def restoring(self) -> bool:
-        """Whether it waits for the disk: until then it runs nothing."""
+        """Whether it waits for the disk. It runs nothing until then."""
         return self.restore is not None and not self.restore.ended
 
     @property
     def embeds(self) -> bool:
-        """Whether vectors are wanted, and no row will decode."""
+        """Whether vectors are wanted, so that no row decodes."""
         return self.request.inputs is not None
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Whether log-probabilities of the prompt's tokens are wanted, which must all be run."""
+        """Whether log-probabilities of the prompt's tokens are wanted, so that all tokens must
+        run."""
         request = self.request
         return request.echoed and request.prompt_logprobs_sent < len(request.prompt.tokens)
 
     @property
     def own_pass(self) -> bool:
-        """Whether it shares no work: neither what was kept of others, nor the rows' passes."""
+        """Whether it shares no work: it uses no stored prefix and no pass of the rows."""
         return self.embeds or self.wants_prompt_logprobs
 
     @property
@@ -296,24 +300,23 @@ class PrefillJob:
 
     @property
     def cost(self) -> int:
-        """Tokens that will have to be computed, as far as is known."""
+        """Estimated number of tokens to compute."""
         return len(self.tokens) - max(self.done, self.estimated_cached)
 
     @property
     def work(self) -> int:
-        """Tokens that will have to be computed until its request needs no prefill."""
+        """Estimated number of tokens to compute until its request needs no more prefill."""
         inputs = self.request.inputs
         return self.cost if inputs is None else self.cost + inputs.behind
 
     @property
     def text_follows(self) -> bool:
-        """Whether nothing but text is left to prefill."""
+        """Whether only text is left to prefill."""
         return all(span.end <= self.done for span in self.request.prompt.spans)
 
     @property
     def prompt(self) -> Prompt:
-        """The request's prompt, with committed tokens of the reply that are run again; or the
-        input that runs."""
+        """The request's prompt with the committed tokens to run again, or the current input."""
         if self.embeds:
             return Prompt(self.tokens)
         prompt = self.request.prompt
@@ -321,11 +324,12 @@ class PrefillJob:
 
     @property
     def uses_prefix_cache(self) -> bool:
-        """Whether the prefix cache has to do with it: every token of a prompt is computed."""
+        """Whether it uses the prefix cache, which needs every token of a prompt to be computed."""
         return not self.own_pass and self.places is None and self.scoring is None
 
     def restart(self) -> None:
-        """Forget what was computed: a device failure has corrupted it, or nobody wants it."""
+        """Discard the computed tokens, because a device failure corrupted them or they are not
+        needed."""
         self.cache, self.done, self.snapshots, self.hidden = None, 0, {}, []
         if self.restore is not None:
             self.restore.abandon()
@@ -335,18 +339,19 @@ class PrefillJob:
             self.request.inputs.pooled = None
 
     def leave_prefix(self) -> None:
-        """Take nothing from the prefix cache: a prompt is thinned out alike whatever that has."""
+        """Use no stored prefix, so that the selection of tokens does not depend on the prefix
+        cache."""
         self.cache, self.done, self.estimated_cached = None, 0, 0
         self.request.cached = 0
 
     def thin_out(self, kept: Sequence[int]) -> None:
-        """Run these tokens of the prompt alone, and all that follow it."""
+        """Run only these tokens of the prompt, and all tokens after it."""
         prompt = len(self.request.prompt.tokens)
         self.places = [*kept, *range(prompt, len(self.tokens))]
         self.tokens = [self.tokens[at] for at in self.places]
 
     def go_on_with(self, tokens: Sequence[int]) -> None:
-        """Begin the request's next input."""
+        """Begin the next input of the request."""
         self.restart()
         self.tokens = tokens
 

@@ -1,4 +1,4 @@
-"""What is told of a request to the operator: metrics, timings, one line in the log."""
+"""Reports about a request to the operator: metrics, timings, a log line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .request import Request
 
 
 class Recorder:
-    """Counts and times of requests; this one keeps nothing (`serving.metrics.EngineMetrics` does).
+    """Counts and times of requests. This class keeps nothing; see `serving.metrics.EngineMetrics`.
 
     Every method is cheap and safe from any thread.
     """
@@ -45,7 +45,7 @@ def timings_of(request: Request, now: float) -> Timings:
 
 
 def log_line(request: Request, reason: str, now: float) -> str:
-    """One line: where the request's time went."""
+    """A line with the time of each part of the request."""
     times = timings_of(request, now)
     new = request.prompt_tokens - request.cached - request.skipped
     computed = f"{request.prefilled} of {new}" if request.prefilled < new else f"{new}"

@@ -1,4 +1,4 @@
-"""How a row's cache comes by its buffers."""
+"""Allocation of the buffers of a row's cache."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from .prefix_cache.layer_kinds import Kind, kind
 
 
 def grow_by(cache: Sequence[Any], tokens: int) -> None:
-    """Let layers that keep every token allocate for `tokens` more when they next have to.
+    """Let layers that keep every token allocate capacity for `tokens` more at their next
+    allocation.
 
-    A fresh cache thus gets its buffers once, in the shape and dtype that the first pass brings:
-    upstream's caches allocate whole steps of `step` tokens (mlx_lm/models/cache.py 0.32.2,
-    `KVCache.update_and_fetch`, `QuantizedKVCache.update_and_fetch`) and write in place while there
-    is room. Windows never hold more than their window and a pass, recurrent states never grow.
+    A fresh cache then gets its buffers once, in the shape and dtype of the first pass. Upstream's
+    caches allocate whole steps of `step` tokens (mlx_lm/models/cache.py 0.32.2,
+    `KVCache.update_and_fetch`, `QuantizedKVCache.update_and_fetch`) and write in place while the
+    capacity lasts. Windows never hold more than their window and a pass; recurrent states never
+    grow.
     """
     for layer in leaves(cache):
         if hasattr(layer, "step") and hasattr(layer, "__dict__") and _keeps_all(layer):

@@ -1,4 +1,4 @@
-"""What a step leaves for readers and for the operator: events, counts, one line a request."""
+"""Output of a step for readers and for the operator: events, counts, one log line per request."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .request_log import Recorder, log_line, timings_of
 log = logging.getLogger(__name__)
 
 Post = tuple[Request, list[Event]]
-"""What one step has for one request; its reader waits at `Request.events`."""
+"""Events of one step for one request. Its reader waits at `Request.events`."""
 
 
 class StepOutput:
-    """Gathers a step's events per request; `take` hands them over in one go."""
+    """Collects a step's events per request. `take` returns them all."""
 
     def __init__(self, recorder: Recorder, clock: Callable[[], float]) -> None:
         self.recorder = recorder
@@ -26,17 +26,17 @@ class StepOutput:
         self._decoded = 0
 
     def post(self, request: Request, events: Sequence[Event]) -> None:
-        """Events for the request's reader; they leave with the step."""
+        """Add events for the request's reader. They are delivered after the step."""
         self._events.setdefault(request, []).extend(events)
 
     @property
     def empty(self) -> bool:
-        """Whether nothing waits to be delivered."""
+        """Whether nothing waits for delivery."""
         return not self._events
 
     @property
     def decoded(self) -> int:
-        """Tokens that were committed since the last `take`."""
+        """Tokens committed since the last `take`."""
         return self._decoded
 
     def take(self) -> list[Post]:
@@ -80,7 +80,7 @@ class StepOutput:
         log.info(log_line(request, reason, now))
 
     def failed(self, request: Request, error: MLXProviderError) -> None:
-        """It has ended in an error."""
+        """It has ended with an error."""
         self.post(request, [Failed.of(error)])
         self.recorder.request_failed(error.code)
         log.warning("request %s failed: %s", request.id, error.message)

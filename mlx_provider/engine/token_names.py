@@ -8,11 +8,11 @@ from .detokenizer import token_bytes
 from .execution.decode_batch import Logprob
 
 MAX_NAMES = 50_000
-"""Names kept; alternatives repeat from step to step."""
+"""Size of the cache. Alternatives repeat from step to step."""
 
 
 class TokenNames:
-    """Text and bytes of single tokens, remembered."""
+    """A cache of the text and bytes of single tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -24,7 +24,7 @@ class TokenNames:
         return self._named(token, logprob.drawn, top)
 
     def given(self, token: int) -> TokenLogprob:
-        """The first token of a prompt."""
+        """The first token of a prompt, which has no logprob."""
         return self._named(token, None)
 
     def _named(

@@ -1,8 +1,8 @@
-"""The engine thread: the one thread that touches mx arrays.
+"""The engine thread, the only thread that uses mx arrays.
 
-Other threads hand it calls. Between calls it steps every engine that has work and delivers the
-events of the step in one call. A thread that dies takes its engines with it; the next call
-starts a new one.
+Other threads give it calls. Between calls it steps every engine that has work and delivers the
+events of the step in one call. A thread that dies takes its engines with it; the next call starts a
+new one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class EngineWorker:
         self._lock = threading.Lock()
         self._closed = False
         self.death: MLXProviderError | None = None
-        """Why the last engine thread died; `None`: none has."""
+        """Why the last engine thread died. `None`: none has died."""
 
     # -- from any thread
 
@@ -62,12 +62,12 @@ class EngineWorker:
 
     @property
     def alive(self) -> bool:
-        """Whether the thread runs, or will with the next call."""
+        """Whether the thread runs, or will run with the next call."""
         thread = self._thread
         return not self._closed and (thread is None or thread.is_alive())
 
     def close(self) -> None:
-        """Stop the thread after the step it is in."""
+        """Stop the thread after the current step."""
         with self._lock:
             self._closed = True
             thread = self._thread
@@ -86,12 +86,12 @@ class EngineWorker:
         self._engines.append(engine)
 
     def remove(self, engine: Engine) -> None:
-        """Step it no longer. Nothing happens where its thread has died meanwhile."""
+        """Stop stepping this engine. Does nothing if its thread has died."""
         if engine in self._engines:
             self._engines.remove(engine)
 
     def steps(self, engine: Engine) -> bool:
-        """Whether it is one of those that are stepped."""
+        """Whether this engine is stepped."""
         return engine in self._engines
 
     def _run(self) -> None:
@@ -107,7 +107,7 @@ class EngineWorker:
             if not clean:
                 self._bury(error)
             mx.synchronize()
-            # a compiled function that first ran in this thread aborts the exit otherwise
+            # without this, a compiled function that first ran in this thread aborts the exit
             # (mlx 0.32.4, seen in 28 of 120 runs)
             mx.clear_streams()
 
@@ -121,7 +121,7 @@ class EngineWorker:
                 mx.clear_cache()
 
     def _step(self) -> list[Post]:
-        """Step every engine. A step may remove an idle one, to which nothing here refers then."""
+        """Step every engine. A step may remove an idle one; no reference to it remains here."""
         posts: list[Post] = []
         at = 0
         while at < len(self._engines):
@@ -131,7 +131,7 @@ class EngineWorker:
         return posts
 
     def _drain(self, rest: float) -> bool:
-        """Run waiting calls; wait up to `rest` seconds for one. False: stop."""
+        """Run waiting calls. Waits up to `rest` seconds for one. False: stop."""
         while True:
             try:
                 item = self._calls.get(rest > 0, None if rest == inf else rest)
@@ -143,7 +143,7 @@ class EngineWorker:
             _resolve(*item)
 
     def _bury(self, error: MLXProviderError) -> None:
-        """Tell everyone who waits on this thread that it is gone."""
+        """Report the end of this thread to everyone who waits for it."""
         log.critical("the engine thread died: %s", error.message)
         with self._lock:
             self.death = error

@@ -1,1 +1,1 @@
-"""The device's work: which rows decode together, and how their tokens are drawn."""
+"""Device work: the passes of the rows that decode, and the sampling of their tokens."""

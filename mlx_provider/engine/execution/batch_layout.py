@@ -1,12 +1,13 @@
-"""How the caches of decoding rows lie together. Three layouts behind one interface.
+"""The layout of the caches of decoding rows. Three layouts share one interface.
 
-- `solo`: every row decodes by itself. Always right.
-- `merged`: rows of similar length share upstream's batch caches; one pass per such group.
-- `grouped`: groups in one pass, which reads the weights once for any mix of lengths.
+- `solo`: every row has its own pass. Always correct.
+- `merged`: rows of similar length share upstream's batch caches. Each such group has one pass.
+- `grouped`: all groups share one pass, which reads the weights once for any mix of lengths.
 
-A fourth, for reproducible models, is in `fixed_rows`.
+A fourth layout, for reproducible models, is in `fixed_rows`.
 
-A row's cache is its own until another row joins its group, and again once it is the last.
+A row keeps its own cache until another row joins its group. It gets its own cache back when it is
+the last row of the group.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from .row_groups import Group, Groups, Joining
 LAYOUTS = ("grouped", "merged", "solo")
 """Best first."""
 MERGED_BYTES = 1 << 29
-"""Of a group that a row may join: the copy is a few milliseconds of what memory can move."""
+"""Largest group that a row may join, in bytes. The copy takes a few milliseconds."""
 PASS_BYTES = 1 << 32
-"""The same where groups have passes of their own: one more reads the weights again in every
-step, which is more than now and then a copy."""
+"""The same limit for layouts with one pass per group. One more pass reads the weights again in
+every step, which costs more than an occasional copy."""
 
 REUNITED = 32
-"""Passes without drafts after which a row may share a group again: more kernels in each of them
-take longer than a copy now and then."""
+"""Passes without drafts after which a row may share a group again. More kernels in each pass cost
+more than an occasional copy."""
 
 Widths = Mapping[Row, int]
 NO_DRAFTS: Widths = MappingProxyType({})
@@ -43,45 +44,46 @@ class Pass:
     """Rows that one forward pass decodes, and the cache to call the model with."""
 
     rows: list[Row]
-    """Of one token each."""
+    """One token each."""
     cache: RowCache
     drafting: Sequence[Row] = ()
-    """Rows whose drafts come after those, each behind the row's own token."""
+    """Rows with drafts. Their tokens come after those of `rows`: each row's own token, then its
+    drafts."""
     chunk: MixedChunk | None = None
     """Its tokens come last."""
     fillers: int = 0
-    """Rows that nobody reads, after the others."""
+    """Padding rows after the others. Nothing reads their results."""
 
 
 class Layout(Protocol):
     name: str
 
     def add(self, row: Row, cache: RowCache) -> None:
-        """Let a row join; its cache belongs to the layout from now on."""
+        """Add a row. The layout owns its cache from now on."""
 
     def drop(self, rows: Sequence[Row]) -> None:
-        """Let rows leave; their caches are freed."""
+        """Remove rows and free their caches."""
 
     def passes(self, chunk: MixedChunk | None = None, widths: Widths = NO_DRAFTS) -> list[Pass]:
-        """What to run for one token of every row; a chunk is taken along if `grouped`.
+        """The passes for one token of every row. Only `grouped` includes the chunk.
 
-        `widths`: tokens of the rows that take several, if `grouped`; `keep` says how many of
-        them stay, before anything else is asked of the row.
+        `widths`: token counts of the rows with drafts, only for `grouped`. Call `keep` for these
+        rows before any other use.
         """
 
     def keep(self, row: Row, tokens: int) -> None:
-        """Of what the row took in the last pass, the first `tokens` stay, one at the least; the
-        last word before anything else is asked counts."""
+        """Keep the first `tokens` tokens of the last pass in the row's cache, at least one. If
+        called again before any other use of the row, the last call counts."""
 
     def extract(self, row: Row) -> RowCache:
-        """A cache of that row alone, of views: reading some tokens copies those alone.
+        """A cache of that row alone, made of views. Reading some tokens copies only those.
 
-        The layout's arrays are not changed by it.
+        The arrays of the layout do not change.
         """
 
 
 def make_layout(name: str, joining: Joining | None = None) -> Layout:
-    """A new, empty layout; `joining`: see `Groups`."""
+    """A new, empty layout. `joining`: see `Groups`."""
     if name == "solo":
         return SoloLayout()
     return MergedLayout(joining) if name == "merged" else GroupedLayout(joining)
@@ -106,7 +108,7 @@ class SoloLayout:
         return [Pass([row], cache) for row, cache in self._caches.items()]
 
     def keep(self, row: Row, tokens: int) -> None:
-        """It took one."""
+        """A solo pass has one token per row."""
 
     def extract(self, row: Row) -> RowCache:
         return self._caches[row]
@@ -131,7 +133,7 @@ class MergedLayout:
         return [Pass(group.rows, group.cache) for group in self.rows.groups]
 
     def keep(self, row: Row, tokens: int) -> None:
-        """It took one."""
+        """A merged pass has one token per row."""
 
     def extract(self, row: Row) -> RowCache:
         return self.rows.cache_of(row)
@@ -145,19 +147,21 @@ class GroupedLayout:
     def __init__(self, joining: Joining | None = None) -> None:
         self.rows = Groups(MERGED_BYTES, joining)
         self._joined: RowCache | None = None
-        """The cache of several groups together; `None`: build it anew."""
+        """The joint cache of several groups. `None`: it must be rebuilt."""
         self._members: list[Group] = []
-        """The groups in it."""
+        """The groups in the joint cache."""
         self._drafted: dict[Row, Turned] = {}
-        """Rows that took several tokens in the last pass,"""
+        """Rows that had several tokens in the last pass."""
         self._kept: dict[Row, int] = {}
-        """and how many of them stay."""
+        """How many of those tokens stay."""
         self._since: dict[Row, int] = {}
-        """Passes of rows in groups of their own since they had drafts."""
+        """Passes since the last drafts of rows that have a group of their own."""
 
     def add(self, row: Row, cache: RowCache) -> None:
         self._split()
-        self.rows.add(row, cache, apart=self._drafted)  # nobody knows yet what they hold
+        self.rows.add(
+            row, cache, apart=self._drafted
+        )  # the kept length of these rows is not known yet
 
     def drop(self, rows: Sequence[Row]) -> None:
         self._split()
@@ -194,13 +198,13 @@ class GroupedLayout:
         return self.rows.cache_of(row)
 
     def _settle(self) -> None:
-        """Let drafts that did not hold go."""
+        """Remove rejected drafts from the caches."""
         for row, tokens in self._kept.items():
             self._drafted.pop(row).keep(tokens)
         self._kept.clear()
 
     def _reunite(self, widths: Widths) -> None:
-        """Let rows whose drafts are a while ago into groups of others again."""
+        """Let rows without recent drafts join the groups of other rows again."""
         waited = {row: passes + 1 for row, passes in self._since.items()}
         self._since = {**waited, **dict.fromkeys(widths, 0)}
         due = [row for row, passes in self._since.items() if passes >= REUNITED]
@@ -211,7 +215,7 @@ class GroupedLayout:
             self.rows.reunite([row for row in due if not self.rows.shared(row)], self._since)
 
     def _part(self, widths: Widths) -> None:
-        """Groups that have outgrown their bound, and rows with drafts, are parted."""
+        """Split groups above their bound, and give each row with drafts a group of its own."""
         shared = [row for row in widths if self.rows.shared(row)]
         if self.rows.outgrown or shared:
             self._split()
@@ -223,7 +227,7 @@ class GroupedLayout:
         return self._drafted[row]
 
     def _together(self, groups: list[Group]) -> RowCache | None:
-        """The cache of these groups; `None`: there are none."""
+        """The joint cache of these groups. `None`: there are no groups."""
         if self._members != groups:
             self._split()
         if len(groups) < 2:
@@ -233,14 +237,14 @@ class GroupedLayout:
         return self._joined
 
     def _split(self) -> None:
-        """Give every group its recurrent state back before groups change."""
+        """Give every group its recurrent state back before the groups change."""
         if self._joined is not None:
             split(self._joined, [g.cache for g in self._members], _sizes(self._members))
         self._joined, self._members = None, []
 
 
 def _caches(groups: Sequence[Group]) -> list[RowCache]:
-    """Of groups, for a pass over all of them."""
+    """The caches of the groups, for a pass over all of them."""
     for group in groups:
         group.share_offsets()
     return [group.cache for group in groups]

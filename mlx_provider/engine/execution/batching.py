@@ -1,4 +1,5 @@
-"""Whether rows decode together and chunks share their passes: given up as it fails, tried again."""
+"""Decides whether rows share passes, and whether chunks share the passes of rows. Both stop after
+failures and are tried again later."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Batching:
-    """The rows that decode, and how. Belongs to the engine thread."""
+    """The batch of decoding rows and its layout. Belongs to the engine thread."""
 
     def __init__(
         self,
@@ -29,53 +30,53 @@ class Batching:
         fixed: FixedShapes | None,
         joining: Joining | None,
     ) -> None:
-        """`layout`, `mixes`: what the probe found; `fixed`: what passes look like instead;
-        `joining`: see `Groups`."""
+        """`layout`, `mixes`: results of the probe. `fixed`: fixed pass shapes, in place of those
+        results. `joining`: see `Groups`."""
         self._best = layout
         self._fixed = fixed
         self._joining = joining
         self.rows = DecodeBatch(model, self.layout(layout))
         self.mixed = MixedBatches(mixes and fixed is None)
         self._together = CircuitBreaker()
-        """Of rows that decode together."""
+        """For passes with several rows."""
 
     @property
     def drafts(self) -> bool:
-        """Whether rows may take several tokens in a pass."""
+        """Whether rows may have several tokens in one pass."""
         return self._together.closed and self.rows.layout.name == "grouped"
 
     @property
     def mixes(self) -> bool:
-        """Whether chunks of prompts may share the pass of rows that decode."""
+        """Whether a prompt chunk may share a pass with the rows that decode."""
         return self._together.closed and self.mixed.allowed
 
     def layout(self, name: str) -> Layout:
-        """A new one, of this name unless passes are fixed."""
+        """A new layout of this name, or the fixed layout if passes are fixed."""
         if self._fixed is not None:
             return FixedLayout(self._fixed.rows)
         return make_layout(name, self._joining)
 
     def passed(self, rows: int) -> None:
-        """A pass of so many rows has not failed."""
+        """Count a pass of this many rows that did not fail."""
         self.mixed.passed()
         if self._together.passed(used=rows > 1):
             self._go_together()
 
     def failed(self) -> None:
-        """A pass has failed: prompts that took part start again, or rows decode alone."""
+        """A pass failed. Prompts in it start again; without any, rows may have to decode alone."""
         if self.mixed.blame() or self._best == "solo" or self._fixed:
             return
         if self._together.failed():
             self._go_solo()
 
     def _go_solo(self) -> None:
-        """Batching itself fails: rows decode one by one until it is tried again."""
+        """Decode each row alone until batching is tried again."""
         failures = self._together.failures
         log.error("decoding together failed %d times: rows decode alone now", failures)
         self._go_on_in("solo")
 
     def _go_together(self) -> None:
-        """Batching is tried again; where rows cannot even be merged, they go on alone."""
+        """Try batching again. If the rows cannot be merged, they stay alone."""
         with Isolation() as tried:
             self._go_on_in(self._best)
         if tried.fault is None:
@@ -84,7 +85,7 @@ class Batching:
             log.warning("rows cannot decode together yet: %s", tried.fault.summary)
 
     def _go_on_in(self, name: str) -> None:
-        """Let the rows go on in another layout."""
+        """Move the rows to another layout."""
         layout = self.layout(name)
         for each in self.rows.layout.passes():
             for row in each.rows:

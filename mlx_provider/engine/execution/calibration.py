@@ -1,4 +1,4 @@
-"""At load time: how long passes take on this device, by their width and the depth of the cache."""
+"""Times passes on this device at load, by width and by cache depth."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from ..scheduling.costs import UNMEASURED, Curve
 log = logging.getLogger(__name__)
 
 WIDTHS = (1, 4, 8, 16, 32, 64, 256)
-"""Tokens of the passes: what a stream, a few streams, parts of a tile and whole tiles take."""
+"""Tokens of the timed passes: one stream, a few streams, parts of a tile, and whole tiles."""
 DEEP_WIDTHS = (1, 4, 8, 16, 64, 128, 256, 1024)
-"""Those of passes over a deep cache, too: attention has kernels for up to 8 tokens, or 4 where 8
-heads share keys, and others that take as long for 9 as for 64 (Metal, mlx 0.32.4)."""
+"""Widths that are also timed over a deep cache. On Metal (mlx 0.32.4), attention has kernels for up
+to 8 tokens (4 if 8 heads share keys). The other kernels take as long for 9 tokens as for 64."""
 FLAT = 64
-"""Tokens up to which that is so."""
+"""Widest pass, in tokens, with this flat cost."""
 DEPTHS = (8192, 2048)
-"""Tokens of the deep cache: the first that the context allows, on a CPU the last."""
+"""Depths of the deep cache in tokens. The first one within the context is used; on a CPU only the
+last one."""
 REPEATS = 2
-"""Passes of each width, of which the faster counts: the first may compile kernels."""
+"""Passes per width. The faster one counts, because the first may compile kernels."""
 DEEP_ENOUGH = 3.5
-"""Seconds after which no wider pass over the deep cache is timed, nor one that is expected to take
-longer than a chunk may."""
+"""After this many seconds, no wider pass over the deep cache is timed. A pass that is expected to
+take longer than a chunk may is not timed either."""
 MOSTLY = 4.0
-"""Times as long over the deep cache, where attention takes so much that wider passes take in
-proportion."""
+"""If a pass over the deep cache takes this many times as long, attention dominates, and wider
+passes take proportionally longer."""
 ENOUGH = 2.0
-"""Seconds after which wider passes are left out: a slow machine should not load for long."""
+"""After this many seconds, wider passes are not timed, so that a slow machine loads fast."""
 WARM, WARM_PASSES = 0.2, 16
-"""Seconds and number of passes that are not timed, at most: a device that has idled runs at a lower
-clock."""
+"""Most seconds and passes of untimed warm-up: an idle device runs at a lower clock."""
 
 MakeCache = Callable[[], list[Any]]
 
@@ -49,12 +49,12 @@ MakeCache = Callable[[], list[Any]]
 def calibrate(
     model: LoadedModel, make_cache: MakeCache, replication: Replication = ONE_PROCESS
 ) -> Curve:
-    """Time passes of `model` on the engine thread. Never raises: what fails is not measured.
+    """Time passes of `model` on the engine thread. Never raises; a pass that fails is not measured.
 
-    `replication`: with other processes, all of which run the passes for which the first has time.
+    `replication`: other processes, which run the same passes as the first process.
     """
     context = model.info.context_length
-    # a learnt position beyond the context is read from whatever lies behind the others
+    # a learned position beyond the context would read memory outside its table
     depths = DEPTHS if mx.default_device() == mx.gpu else DEPTHS[-1:]
     depth = next((n for n in depths if n + REPEATS * 2 * FLAT <= context), 0)
     timing = _Timing(model, make_cache, replication)
@@ -74,7 +74,7 @@ def calibrate(
 
 
 class _Timing:
-    """Seconds of passes, by their width."""
+    """Seconds of passes, by width."""
 
     def __init__(self, model: LoadedModel, make: MakeCache, replication: Replication) -> None:
         self._model = model
@@ -84,7 +84,7 @@ class _Timing:
         self.deep: dict[int, float] = {}
 
     def warm(self) -> None:
-        """Let the device reach its clock."""
+        """Run untimed passes until the device reaches its clock."""
         began = time.perf_counter()
         for _ in range(WARM_PASSES):
             self._timed(self._make(), 0, 1)
@@ -92,7 +92,7 @@ class _Timing:
                 break
 
     def over(self, depth: int) -> None:
-        """Time passes over a cache of `depth` tokens, each beside the same over none."""
+        """Time passes over a cache of `depth` tokens, and the same passes over an empty cache."""
         began, start = time.perf_counter(), depth
         cache = deep_cache(self._model, self._make, depth, REPEATS * sum(DEEP_WIDTHS))
         for width in DEEP_WIDTHS:
@@ -103,7 +103,7 @@ class _Timing:
             self.deep[width], start = self._timed(cache, start, width)
 
     def _enough(self, width: int, began: float) -> bool:
-        """Whether passes of this width and wider ones over the deep cache are left out."""
+        """Whether to skip passes of this width and wider ones over the deep cache."""
         late = time.perf_counter() - began > DEEP_ENOUGH
         if width <= FLAT:
             return late
@@ -112,7 +112,7 @@ class _Timing:
         return late or attends or self.deep[widest] * width / widest > LONGEST_GAP
 
     def short_ones(self, widths: Sequence[int]) -> None:
-        """Time the passes of these widths that were not timed yet."""
+        """Time the passes of these widths that are not timed yet."""
         began = time.perf_counter()
         for width in [n for n in widths if n not in self.short]:
             self._time_short(width)
@@ -125,7 +125,7 @@ class _Timing:
         self.short[width], _ = self._timed(cache, 0, width)
 
     def _timed(self, cache: list[Any], start: int, width: int) -> tuple[float, int]:
-        """Seconds of the fastest of some passes over `width` tokens, and where they ended."""
+        """Seconds of the fastest of several passes over `width` tokens, and the end position."""
         prompt = Prompt(spread(self._model, start + REPEATS * width))
         took = []
         for _ in range(REPEATS):
@@ -137,13 +137,13 @@ class _Timing:
         return min(took), start
 
     def _first(self, own: Callable[[], bool]) -> bool:
-        """As the first process finds: all of them run the same passes."""
+        """The decision of the first process, so that all processes run the same passes."""
         return self._replication.decide("timed enough", own, bool, bool)
 
 
 def deep_cache(model: LoadedModel, make_cache: MakeCache, depth: int, more: int) -> list[Any]:
-    """A row cache that looks as if it held `depth` tokens, without a pass over them, and has room
-    for `more`."""
+    """A row cache that appears to hold `depth` tokens, made without a pass, with capacity for
+    `more` tokens."""
     cache = make_cache()
     grow_by(cache, depth + more)
     model.prefill(PrefillChunk(Prompt(spread(model, 1)), 0, 1, cache))
@@ -156,10 +156,11 @@ def deep_cache(model: LoadedModel, make_cache: MakeCache, depth: int, more: int)
 
 
 def _longer(array: mx.array, tokens: int) -> mx.array:
-    """(1, heads, any, D) as (1, heads, tokens, D)."""
+    """(1, heads, any, D) repeated or cut to (1, heads, tokens, D)."""
     return mx.repeat(array[:, :, :1], tokens, axis=2)
 
 
 def spread(model: LoadedModel, count: int) -> Sequence[int]:
-    """Ids spread over the vocabulary: experts and embeddings are read as in a real prompt."""
+    """Ids spread over the vocabulary, so that a pass reads experts and embeddings as for a real
+    prompt."""
     return [(7919 * (i + 1)) % max(2, model.info.vocab_size) for i in range(count)]

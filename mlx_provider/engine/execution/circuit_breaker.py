@@ -1,27 +1,28 @@
-"""Gives up what keeps failing, and tries it again after a wait that grows with each time."""
+"""Disables a feature that keeps failing, and tries it again after growing waits."""
 
 from __future__ import annotations
 
 TOLERATED = 1
-"""Failures after which a thing is still used."""
+"""Failures after which the feature is still used."""
 FIRST_WAIT = 256
-"""Quiet steps after which it is tried again, and after which its failures are forgotten."""
+"""Steps without failure after which the feature is tried again, or its failures are forgotten."""
 LONGEST_WAIT = 2**16
-"""Some twenty minutes at fifty steps a second."""
+"""About twenty minutes at fifty steps per second."""
 
 
 class CircuitBreaker:
-    """Counts steps and failures of one thing that has something to stand in for it."""
+    """Counts steps and failures of a feature that has a fallback."""
 
     def __init__(self) -> None:
         self.closed = True
-        """The thing is in use."""
+        """The feature is in use."""
         self.failures = 0
         self._quiet = 0
         self._wait = FIRST_WAIT
 
     def failed(self) -> bool:
-        """Count a failure, of the thing or of what stands in; whether it is given up with this."""
+        """Count a failure of the feature or of its fallback. Returns whether this failure disables
+        it."""
         self._quiet = 0
         if not self.closed:
             return False
@@ -30,10 +31,10 @@ class CircuitBreaker:
         return not self.closed
 
     def passed(self, *, used: bool) -> bool:
-        """Count a step without a failure; whether the thing is tried again from here on.
+        """Count a step without failure. Returns whether the feature is enabled again.
 
-        `used`: the step says something of the thing while it is in use. The first failure of a try
-        ends it, and the next wait is twice as long, unless as many steps went well before.
+        `used`: the step used the feature. The first failure of a trial ends it and doubles the next
+        wait, unless as many steps succeeded before.
         """
         if self.closed and not used:
             return False

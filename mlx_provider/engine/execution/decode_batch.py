@@ -1,4 +1,4 @@
-"""The rows that decode: their caches, and the tokens drawn for them but not read back yet."""
+"""The rows that decode: their caches, and their drawn tokens that are not read yet."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from .sampler import Drawn
 
 @dataclass(frozen=True)
 class Logprob:
-    """Raw natural-log probability of a drawn token, and (id, logprob) of the best ones."""
+    """Natural log-probability of a drawn token before sampling changes, and (id, logprob) of the
+    best tokens."""
 
     drawn: float
     top: tuple[tuple[int, float], ...]
@@ -32,92 +33,92 @@ Read = tuple[Row, int, Logprob | None]
 
 
 Drafts = Mapping[Row, Sequence[int]]
-"""Tokens that may follow a row's next one."""
+"""Draft tokens behind the next token of each row."""
 NO_DRAFTS: Drafts = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class Forward:
-    """Logits after the pending tokens: (B, vocab) in the order of `rows`; and what failed."""
+    """Logits after the pending tokens, (B, vocab), in the order of `rows`, and the failed rows."""
 
     rows: list[Row]
-    """A row with drafts stands here once for each of its positions."""
+    """A row with drafts appears once per position."""
     logits: mx.array | None
     failed: list[tuple[list[Row], Fault]]
-    """Rows whose pass failed, with what it raised; their caches are corrupted."""
+    """Rows whose pass failed, with the fault. Their caches are corrupted."""
     took_chunk: bool = False
-    """Whether the mixed chunk is on its way, too."""
+    """Whether the pass also ran the mixed chunk."""
     chunk_logits: mx.array | None = None
-    """(vocab,) after the chunk, where it ends its prompt."""
+    """(vocab,) after the chunk, if it ends its prompt."""
     drafts: Drafts = field(default_factory=dict)
-    """Those that the pass took along."""
+    """The drafts in the pass."""
     hidden: mx.array | None = None
-    """States from which the logits were made, (B, hidden), where a drafter is shown them."""
+    """Hidden states behind the logits, (B, hidden), if the drafter needs them."""
     chunk_hidden: mx.array | None = None
-    """That after the chunk, (1, hidden), where it ends its prompt."""
+    """Hidden state after the chunk, (1, hidden), if it ends its prompt."""
 
 
 @dataclass(frozen=True)
 class Pending:
-    """The next token of a row, on its way to the model."""
+    """The next input token of a row."""
 
     drawn: Drawn
     index: int
-    """Among the drawn ones."""
+    """Index among the drawn tokens."""
     committed: bool
-    """It was read already."""
+    """The token was already read."""
     drafts: Sequence[int] = ()
-    """Drafts that its pass took along: the next token, then one for each of them that holds."""
+    """Drafts in its pass. The result is the next token, then one more for each accepted draft."""
     behind: int = 0
-    """Committed tokens of the row after it, which are run again one by one."""
+    """Number of the row's committed tokens after it, which run again one by one."""
 
     @classmethod
     def again(cls, row: Row, behind: int) -> Pending:
-        """The committed token after which so many others stand."""
+        """The committed token with this many committed tokens after it."""
         token = row.tokens[-1 - behind]
         return cls(Drawn(mx.array([token], dtype=mx.int32), None), 0, True, behind=behind)
 
 
 class DecodeBatch:
-    """Device work of decoding: one forward pass per step, tokens read a step later."""
+    """Device work of decoding: one forward pass per step; its tokens are read one step later."""
 
     def __init__(self, model: LoadedModel, layout: Layout) -> None:
         self.model = model
         self.layout = layout
         self.shows_hidden = False
-        """Whether passes hand out the hidden states behind their logits."""
+        """Whether passes return the hidden states behind their logits."""
         self._pending: dict[Row, Pending] = {}
 
     @property
     def passes(self) -> int:
-        """Forward passes that one token of every row takes."""
+        """Forward passes that one token of every row needs."""
         return 1 if self.layout.name == "grouped" else max(1, len(self.layout.passes()))
 
     def join(self, row: Row, cache: list[Any], drawn: Drawn, *, committed: bool = False) -> None:
-        """Let a row in with its own cache and first drawn token."""
+        """Add a row with its own cache and first drawn token."""
         self.layout.add(row, cache)
         self._pending[row] = Pending(drawn, 0, committed)
 
     def join_again(self, row: Row, cache: list[Any]) -> None:
-        """Let a row in whose cache holds its prompt alone; its committed tokens are run again."""
+        """Add a row whose cache holds only its prompt. Its committed tokens run again."""
         self.layout.add(row, cache)
         self._pending[row] = Pending.again(row, len(row.tokens) - 1)
 
     def replays(self, row: Row) -> bool:
-        """Whether the next token of a row is a committed one; asked after `read`."""
+        """Whether the next token of a row is already committed. Ask after `read`."""
         return row in self._pending
 
     def drop(self, rows: Sequence[Row]) -> None:
-        """Let rows out; what is pending for them is forgotten."""
+        """Remove rows and discard their pending tokens."""
         if rows:
             self.layout.drop(rows)
         for row in rows:
             self._pending.pop(row, None)
 
     def forward(self, chunk: MixedChunk | None = None, drafts: Drafts = NO_DRAFTS) -> Forward:
-        """Launch the model on the pending token of every row, and on a chunk; does not wait.
+        """Launch the model on the pending token of every row, and on a chunk. Does not wait.
 
-        drafts: behind the pending tokens of rows whose tokens were all read.
+        drafts: behind the pending tokens of rows whose tokens are all read.
         """
         rows: list[Row] = []
         logits, hidden, failed, took_chunk, after_chunk = [], [], [], False, None
@@ -128,7 +129,7 @@ class DecodeBatch:
                 out = self._run(each, drafts)
                 mx.async_eval(out.logits, offsets(each.cache))  # type: ignore[no-untyped-call]
                 if any(row.retry_alone for row in each.rows[:1]):
-                    mx.eval(out.logits)  # what fails here is its own
+                    mx.eval(out.logits)  # a fault here belongs to this pass
             if tried.fault is not None:
                 failed.append(([*each.rows, *each.drafting], tried.fault))
                 continue
@@ -154,7 +155,7 @@ class DecodeBatch:
 
     def _run(self, each: Pass, drafts: Drafts) -> Output:
         pending = [self._pending[row] for row in each.rows]
-        # the token about to be cached is mostly not committed yet: its position is the row's length
+        # the token to cache is usually not committed yet, so its position is the row's length
         at = [
             row.length - next_one.committed - next_one.behind + row.request.prompt.rope_delta
             for row, next_one in zip(each.rows, pending, strict=True)
@@ -168,9 +169,9 @@ class DecodeBatch:
         return run_pass(self.model, each, _joined(tokens), at, hidden=self.shows_hidden)
 
     def read(self) -> list[Read]:
-        """Wait for the pending tokens and take them, one per row.
+        """Wait for the pending tokens and return them, one per row.
 
-        Raises whatever the device raises; the tokens then stay pending.
+        Raises any error of the device. The tokens then stay pending.
         """
         found = [read for _, reads in self._read() for read in reads]
         again = {row: pending.behind for row, pending in self._pending.items() if pending.behind}
@@ -178,10 +179,10 @@ class DecodeBatch:
         return found
 
     def catch_up(self) -> list[tuple[Row, int, list[Read]]]:
-        """As `read`, before the tokens were handed to the model: each row's draws that hold, and
-        how many drafts it had.
+        """Like `read`, before the tokens go to the model. Returns each row, its number of drafts,
+        and its tokens that hold.
 
-        Whoever commits them says of each what stays of its pass, by `keep`.
+        The caller must then call `keep` for each row with drafts.
         """
         found = []
         for row, reads in self._read():
@@ -192,11 +193,11 @@ class DecodeBatch:
         return found
 
     def keep(self, row: Row, tokens: int) -> None:
-        """Of the tokens of the last pass, the first ones are the row's."""
+        """Keep only the first tokens of the last pass in the row's cache."""
         self.layout.keep(row, tokens)
 
     def extract(self, row: Row) -> RowCache:
-        """A cache of that row alone, see `Layout`; what it guessed and nobody has read is gone."""
+        """A cache of that row alone, see `Layout`. Unread drafts are removed."""
         pending = self._pending.get(row)
         if pending is not None and pending.drafts:
             self._pending[row] = replace(pending, drafts=())
@@ -205,7 +206,7 @@ class DecodeBatch:
 
     @property
     def drafted(self) -> bool:
-        """Whether a pass with drafts was not read yet: `catch_up` must come first."""
+        """Whether a pass with drafts is not read yet. If so, call `catch_up` first."""
         return any(pending.drafts for pending in self._pending.values())
 
     def _read(self) -> list[tuple[Row, list[Read]]]:
@@ -216,7 +217,7 @@ class DecodeBatch:
         return [each for drawn, rows in due.items() for each in _that_hold(drawn, rows)]
 
     def drawn(self, rows: Sequence[Row], drawn: Drawn, drafts: Drafts = NO_DRAFTS) -> None:
-        """Take the next tokens of rows that are in; launch their computation."""
+        """Set the next tokens of rows in the batch, and launch their computation."""
         for i, row in reversed(list(enumerate(rows))):
             self._pending[row] = Pending(drawn, i, False, drafts.get(row, ()))
         mx.async_eval(drawn.arrays)  # type: ignore[no-untyped-call]
@@ -231,7 +232,7 @@ class DecodeBatch:
 
 @dataclass(frozen=True)
 class Output:
-    """What a pass gives after the tokens whose logits are wanted."""
+    """Results of a pass at the tokens whose logits are wanted."""
 
     logits: mx.array
     """(B, vocab)"""
@@ -247,7 +248,8 @@ def run_pass(
     *,
     hidden: bool = False,
 ) -> Output:
-    """What follows the rows' tokens and drafts, then the chunk if that ends its prompt."""
+    """Run a pass. Logits follow the rows' tokens and drafts, then the chunk if it ends its
+    prompt."""
     at, chunk, wanted = list(positions), each.chunk, None
     if each.fillers:
         first = [0] * each.fillers
@@ -268,14 +270,14 @@ def run_pass(
 
 
 def positions(each: Pass, widths: Mapping[Row, int]) -> list[Row]:
-    """Whose the logits of a pass are, those of its chunk apart."""
+    """The row of each line of the logits, without the chunk."""
     return [*each.rows, *(row for row in each.drafting for _ in range(widths[row]))]
 
 
 def read_drawn(drawn: Drawn, rows: dict[Row, int]) -> list[Read]:
-    """Wait for drawn tokens and take those of `rows`, by their index.
+    """Wait for drawn tokens and return those of `rows`, by their index.
 
-    Raises whatever the device raises.
+    Raises any error of the device.
     """
     logprobs = read_logprobs(drawn)
     tokens: list[int] = drawn.tokens.tolist()  # type: ignore[assignment]
@@ -283,7 +285,7 @@ def read_drawn(drawn: Drawn, rows: dict[Row, int]) -> list[Read]:
 
 
 def _that_hold(drawn: Drawn, rows: dict[Row, Pending]) -> list[tuple[Row, list[Read]]]:
-    """Of each row the next token, and those after drafts that were drawn just so."""
+    """For each row, the next token and the tokens after accepted drafts."""
     logprobs = read_logprobs(drawn)
     tokens: list[int] = drawn.tokens.tolist()  # type: ignore[assignment]
     found = []
@@ -300,7 +302,7 @@ def _that_hold(drawn: Drawn, rows: dict[Row, Pending]) -> list[tuple[Row, list[R
 
 
 def _tokens(pending: Sequence[Pending]) -> mx.array:
-    """Pending tokens in their order: those of one draw mostly lie so already."""
+    """Pending tokens in order. Those of one draw usually are in order already."""
     draws = list(dict.fromkeys(each.drawn for each in pending))
     first, indices = draws[0], [each.index for each in pending]
     if len(draws) == 1 and indices == list(range(first.tokens.size)):
@@ -317,7 +319,7 @@ def _joined(arrays: list[mx.array]) -> mx.array:
 
 
 def read_logprobs(drawn: Drawn) -> dict[int, Logprob]:
-    """Those that were asked for, by the index among the drawn tokens."""
+    """The requested log-probabilities, by index among the drawn tokens."""
     asked = drawn.logprobs
     if asked is None:
         return {}

@@ -1,8 +1,8 @@
-"""At load time: whether a row gives the same bits at every place of a filled pass, beside anything.
+"""Checks at load that a row gives the same bits at every place of a full pass, with any other rows.
 
-The products of a pass round by its shape alone, and each row's attention is its own. Should a
-device's kernels treat places unlike one another, or a model not take rows whose caches lie apart,
-each row of a reproducible model has a pass to itself.
+The rounding of the matrix products of a pass depends only on its shape, and the attention of each
+row is separate. If kernels of the device treat places differently, or the model does not accept
+rows with separate caches, each row of a reproducible model has its own pass.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from .probe import one_step, stand_in
 from .solo_rows import STEPS, ByStep, MakeCache, SoloRow
 
 KINDS = ((11, 0), (270, 9))
-"""Tokens of the rows that are tried, and their rotary deltas."""
+"""Prompt lengths of the tested rows, with their rotary deltas."""
 ALONE = "each row decodes in a pass of its own"
 
 
 @dataclass(frozen=True)
 class Exact:
-    """How rows of a model are to be run so that they give the same bits in any company."""
+    """How the rows of a model must run to give the same bits in any batch."""
 
     rows: int
-    """Of every pass."""
+    """Rows of every pass."""
     cost: float = 1.0
-    """Times that a row alone waits as long for such a pass as for one of a single row."""
+    """Time of such a pass, as a multiple of a pass with a single row."""
     note: str = ""
-    """Why they are not as many as were wanted."""
+    """Why there are fewer rows than requested."""
 
 
 def exact_rows(model: LoadedModel, make_cache: MakeCache, wanted: int) -> Exact:
-    """`wanted` rows, or one (engine thread). Never raises."""
+    """`wanted` rows, or one. Runs on the engine thread. Never raises."""
     if wanted == 1:
         return Exact(1)
     with Isolation() as tried:
@@ -58,7 +58,7 @@ def exact_rows(model: LoadedModel, make_cache: MakeCache, wanted: int) -> Exact:
 
 
 def _problem(model: LoadedModel, rows: Sequence[SoloRow], size: int) -> str:
-    """Why rows may not share passes of this size; empty: they may."""
+    """Why rows must not share passes of this size. Empty: they may."""
     filled = [_run(model, [i], rows, size)[0] for i in range(len(rows))]
     wrong = next((p for row, own in zip(rows, filled, strict=True) if (p := row.problem(own))), "")
     if wrong:
@@ -87,7 +87,7 @@ def _run(
 
 
 def _seconds(model: LoadedModel, one: SoloRow, size: int) -> float:
-    """The shortest pass of one row, filled up to `size`."""
+    """Seconds of the fastest pass of one row, padded to `size`."""
     layout, row, best = FixedLayout(size), stand_in(one.tokens, KINDS[0][1]), inf
     layout.add(row, deepcopy(one.cache))
     for _ in range(STEPS):

@@ -1,8 +1,8 @@
-"""A layout whose passes have one size, for models that are to be reproducible.
+"""A layout with passes of one size, for reproducible models.
 
-Each row is a group of its own: it attends to its own keys alone, in arrays that no other row has a
-part in. Everything else is computed for `size` rows at once; fillers stand for those that are
-missing. Which place a row has, and beside whom, decides nothing (`exactness` sees to that at load).
+Each row is its own group and attends only to its own keys, in arrays that it shares with no other
+row. All other computation runs for `size` rows at once; filler rows replace missing ones. The place
+of a row and the other rows do not change its result (`exactness` checks this at load).
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from .mixed_chunk import MixedChunk
 
 
 class FillerKV:
-    """One layer's attention cache of rows that nobody reads: each sees its own token, and no other.
+    """Attention cache of one layer for filler rows. Each row sees only its own token.
 
-    It keeps nothing, so it never grows.
+    The cache stores nothing, so it never grows.
     """
 
     offset = 0
     """Every token is the first."""
 
     def make_mask(self, *args: Any, **kwargs: Any) -> None:
-        """There is nothing to hide."""
+        """No mask is needed."""
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """The tokens' own."""
+        """The keys and values of the given tokens."""
         return keys, values
 
 
 def fillers(layer: Any) -> Any:
-    """One layer's cache of rows that fill a pass up, beside a row that has `layer`."""
+    """Cache of one layer for the filler rows of a pass beside a row that has `layer`."""
     if hasattr(layer, "caches"):
         together = type(layer)()
         together.caches = tuple(fillers(each) for each in layer.caches)
         return together
-    # recurrent state begins with zeros where there is none, and its size stays
+    # a missing recurrent state begins with zeros and keeps its size
     return FillerKV() if hasattr(layer, "update_and_fetch") else type(layer)(len(layer.cache))
 
 
 class Tile:
-    """Rows of one pass, filled up to its size."""
+    """The rows of one pass, padded to its size."""
 
     def __init__(self, rows: list[Row], caches: Sequence[RowCache], size: int) -> None:
         self.rows = rows
@@ -75,7 +75,7 @@ class Tile:
 
 
 class FixedLayout:
-    """As many rows to a pass as there fit; one whose step has failed has a pass of its own."""
+    """Fills each pass with as many rows as fit. A row whose step failed has its own pass."""
 
     name = "fixed"
 
@@ -93,7 +93,7 @@ class FixedLayout:
             del self._caches[row]
 
     def passes(self, chunk: MixedChunk | None = None, widths: Widths = NO_DRAFTS) -> list[Pass]:
-        """Neither chunks nor drafts are ever taken along."""
+        """Passes never include chunks or drafts."""
         wanted = self._arranged()
         if wanted != [tile.rows for tile in self._tiles]:
             self._part(
@@ -104,14 +104,14 @@ class FixedLayout:
         return [tile.each for tile in self._tiles]
 
     def keep(self, row: Row, tokens: int) -> None:
-        """It took one."""
+        """A fixed pass has one token per row."""
 
     def extract(self, row: Row) -> RowCache:
         self._part([row])
         return self._caches[row]
 
     def _arranged(self) -> list[list[Row]]:
-        """Rows by their passes."""
+        """Rows by pass."""
         apart = [[row] for row in self._caches if row.retry_alone]
         others = [row for row in self._caches if not row.retry_alone]
         starts = range(0, len(others), self._size)
@@ -121,7 +121,7 @@ class FixedLayout:
         return Tile(rows, [self._caches[row] for row in rows], self._size)
 
     def _part(self, rows: Sequence[Row]) -> None:
-        """Take the tiles apart that have any of these rows."""
+        """Take apart the tiles that contain any of these rows."""
         touched = set(rows)
         for tile in [tile for tile in self._tiles if touched & {*tile.rows}]:
             tile.part()

@@ -1,7 +1,7 @@
-"""The caches of several groups of rows, seen by the model as one cache per layer.
+"""Joins the caches of several groups of rows into one cache per layer.
 
-Attention is computed group by group (needs `upstream.attention.route`), recurrent state over all
-rows at once, and over the tokens of a chunk apart (needs `upstream.recurrent.route`).
+Attention runs group by group (needs `upstream.attention.route`). Recurrent layers run over all rows
+at once, and separately over the tokens of a chunk (needs `upstream.recurrent.route`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ..memory import leaves
 from .mixed_chunk import ChunkKV, Turned
 
 Count = int | Sequence[int] | mx.array
-"""Rotary offset of a part's rows: of its one row, of a chunk's tokens, or (rows,) int32."""
+"""Rotary offset of a part's rows: of its one row, of each token of a chunk, or (rows,) int32."""
 
 
 def joined(caches: Sequence[RowCache], sizes: Sequence[int]) -> RowCache:
-    """The groups' caches, each of so many rows, layer by layer as the model shall see them.
+    """Join the groups' caches layer by layer. `sizes`: rows of each group.
 
-    Attention caches are shared with the groups; recurrent state moves, until it is `split`.
+    Attention caches are shared with the groups. Recurrent state moves until `split` returns it.
     """
     counted = Offsets()
     return [_joined(parts, sizes, counted) for parts in zip(*caches, strict=True)]
@@ -37,7 +37,8 @@ def beside(
     sizes: Sequence[int],
     turned: Sequence[Turned],
 ) -> RowCache:
-    """The groups' caches, `together` where there are any, and those of rows with several tokens."""
+    """The joint cache `together`, if any, and the caches of rows with several tokens in this
+    pass."""
     layers = zip(*caches, *(each.cache for each in turned), strict=True)
     first = together if together is not None else [None] * len(turned[0].cache)
     return [
@@ -48,14 +49,14 @@ def beside(
 
 
 def split(together: RowCache, caches: Sequence[RowCache], sizes: Sequence[int]) -> None:
-    """Give the groups back what `joined` took."""
+    """Return to the groups what `joined` took."""
     for layer, *parts in zip(together, *caches, strict=True):
         _split(layer, parts, sizes)
 
 
 def offsets(cache: RowCache) -> list[mx.array]:
-    """Those on the device. Whoever runs a pass evaluates them with it: where a model is given its
-    positions nothing else does, and each step would leave a sum behind in every layer."""
+    """Rotary offsets on the device. Evaluate them with the pass: if the model gets its positions
+    from outside, nothing else does, and each step would add an unevaluated sum to every layer."""
     parts = [p for each in leaves(cache) for p in (each.parts if _grouped(each) else [each])]
     counts = [getattr(part, "offset", None) for part in parts]
     return [count for count in counts if isinstance(count, mx.array)]
@@ -66,11 +67,10 @@ def _grouped(layer: Any) -> bool:
 
 
 class Offsets:
-    """Rotary offsets of all rows, made once per step for all layers that count alike.
+    """Rotary offsets of all rows, computed once per step for all layers with equal counts.
 
-    Layers do where their counts are equal numbers or the very same arrays; `merged` starts them
-    so, and here the arrays of one layer are handed to the next. A part's own sum is then never
-    computed.
+    Counts are equal if they are the same numbers or the same arrays. `merged` creates them so, and
+    the arrays of one layer are reused for the next. The sum of each part is then never computed.
     """
 
     def __init__(self) -> None:
@@ -86,10 +86,10 @@ class Offsets:
         return self._made[1]
 
     def advance(self, parts: Sequence[Any], before: list[Count]) -> None:
-        """The parts have just taken their tokens."""
+        """Update the offsets after the parts appended their tokens."""
         after = [part.offset for part in parts]
         if any(isinstance(a, mx.array) and a is b for a, b in zip(after, before, strict=True)):
-            self._made = self._followed = None  # changed in place: the same array counts on
+            self._made = self._followed = None  # changed in place: the same array keeps counting
         elif self._followed is None or not _alike(before, self._followed[0]):
             self._followed = before, after
         else:
@@ -99,7 +99,7 @@ class Offsets:
 
 
 def _alike(some: Sequence[Count], others: Sequence[Count]) -> bool:
-    """Whether they are known to be the same."""
+    """Whether the counts are known to be equal."""
     return all(
         a is b if isinstance(a, mx.array) or isinstance(b, mx.array) else a == b
         for a, b in zip(some, others, strict=True)
@@ -113,16 +113,16 @@ def _as_array(count: Count, size: int) -> mx.array:
 
 
 class GroupedKV:
-    """The attention caches of one layer, one per group, seen by the model as one cache."""
+    """The attention caches of one layer, one per group, as one cache for the model."""
 
     def __init__(self, parts: Sequence[Any], sizes: Sequence[int], counted: Offsets) -> None:
         self.parts = parts
         self.sizes = sizes
         self.runs = runs(parts, sizes)
         self.apart = False
-        """Rows of each group are attended as if there were no others."""
+        """Whether the rows of each group are attended as if no other group existed."""
         self._counted = counted
-        """Of all layers."""
+        """Shared by all layers."""
 
     @property
     def offset(self) -> mx.array:
@@ -133,7 +133,7 @@ class GroupedKV:
     def _offset(self) -> int:
         """Tokens of the longest row, padding included.
 
-        Under this name mlx-vlm looks for it, and reads `offset` back where there is none
+        mlx-vlm reads this name and reads `offset` back from the device if it is missing
         (`cache_position_offset`, models/base.py 0.7.10).
         """
         return max(columns(run.cache) for run in self.runs)
@@ -143,7 +143,7 @@ class GroupedKV:
         return [part.make_mask(*args, **kwargs) for part in self.parts]
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Parts, Parts]:
-        """Append each group's rows to its cache; keys and values per group."""
+        """Append each group's rows to its cache. Returns keys and values per group."""
         before = self._counts()
         pairs = [
             part.update_and_fetch(keys[run.rows], values[run.rows])
@@ -159,7 +159,7 @@ class GroupedKV:
 
 
 def runs(parts: Sequence[Any], sizes: Sequence[int]) -> list[Run]:
-    """Which rows of a layer each of its caches has."""
+    """The rows of a layer that belong to each of its caches."""
     edges = itertools.accumulate(sizes, initial=0)
     return [
         Run(part.inner, slice(*rows), turned=True)
@@ -170,7 +170,7 @@ def runs(parts: Sequence[Any], sizes: Sequence[int]) -> list[Run]:
 
 
 def _joined(parts: Sequence[Any], sizes: Sequence[int], counted: Offsets) -> Any:
-    """One layer's caches of all groups."""
+    """The caches of one layer for all groups."""
     first = parts[0]
     if hasattr(first, "caches"):
         inner = zip(*(part.caches for part in parts), strict=True)
@@ -189,7 +189,7 @@ def _beside(
     turned: Sequence[Turned],
     counted: Offsets,
 ) -> Any:
-    """One layer's caches of all groups, which have the states of `layer`, and of turned rows."""
+    """The caches of one layer for all groups, with the states of `layer`, and of turned rows."""
     last = parts[-1]
     if hasattr(last, "caches"):
         states = layer.caches if layer is not None else [None] * len(last.caches)
@@ -226,13 +226,13 @@ def _joined_state(parts: Sequence[Any], sizes: Sequence[int]) -> Any:
     together = type(parts[0])(len(parts[0].cache))
     states = zip(*(part.cache for part in parts), strict=True)
     together.cache = [_stacked(each, sizes) for each in states]
-    for part in parts:  # else the groups would hold all of it once more
+    for part in parts:  # otherwise the groups would hold a second copy
         part.cache = [None] * len(part.cache)
     return together
 
 
 def _stacked(states: Sequence[Any], sizes: Sequence[int]) -> Any:
-    """One state of all groups; zeros stand for one that a group does not have yet."""
+    """One state of all groups. Zeros replace missing states."""
     known = next((state for state in states if state is not None), None)
     if known is None:
         return None

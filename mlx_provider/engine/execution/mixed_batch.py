@@ -1,4 +1,4 @@
-"""Whether chunks run in their own forward pass or mixed into the decode batch."""
+"""Decides whether a chunk runs in its own pass or in the pass of the rows that decode."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ class MixedBatches:
     """Belongs to the engine thread."""
 
     def __init__(self, possible: bool) -> None:
-        """`possible`: what the probe found."""
+        """`possible`: result of the probe."""
         self._possible = possible
         self._breaker = CircuitBreaker()
         self._recent: list[PrefillJob | None] = []
-        """Whose chunks were in the last pass and in this one: an error of either may show now."""
+        """Jobs with chunks in the last pass and in this one. An error of either may show now."""
         self._apart: list[tuple[int, PrefillJob]] = []
-        """Whose chunks ran behind a pass of the rows and were not waited for, by its number."""
+        """Jobs with chunks that ran behind a pass of the rows without waiting, with the number of
+        that pass."""
         self._passes = 0
 
     @property
     def allowed(self) -> bool:
-        """Whether the next pass may take a chunk along."""
+        """Whether the next pass may include a chunk."""
         return self._possible and self._breaker.closed
 
     def take_along(self, chunk: Chunk | None) -> MixedChunk | None:
-        """What the next pass computes beside its rows."""
+        """The part of the next pass that is not rows."""
         self._recent = [*self._recent[-1:], None if chunk is None else chunk.job]
         self._passes += 1
         self._apart = [(at, job) for at, job in self._apart if at >= self._passes - 2]
@@ -41,11 +42,11 @@ class MixedBatches:
         return mixed_chunk(chunk)
 
     def ran_apart(self, job: PrefillJob) -> None:
-        """A chunk is on its way in a pass of its own, behind the last one of the rows."""
+        """A chunk runs in its own pass, behind the last pass of the rows."""
         self._apart.append((self._passes, job))
 
     def blame(self) -> bool:
-        """A pass has failed: prompts that took part start again. Whether any shared it."""
+        """Restart the prompts in a failed pass. Returns whether any prompt was in it."""
         jobs = [job for job in self._recent if job is not None]
         for job in [*jobs, *(job for _, job in self._apart)]:
             job.restart()
@@ -58,14 +59,14 @@ class MixedBatches:
         return bool(jobs)
 
     def passed(self) -> None:
-        """The last pass has not failed."""
+        """The last pass did not fail."""
         used = any(job is not None for job in self._recent[-1:])
         if self._breaker.passed(used=used):
             log.info("chunks are mixed into the passes of rows that decode again")
 
 
 def mixed_chunk(chunk: Chunk) -> MixedChunk:
-    """The chunk, as a pass over rows takes it along."""
+    """The chunk in the form that a pass over rows accepts."""
     job = chunk.job
     return MixedChunk(
         job.tokens[chunk.start : chunk.stop],

@@ -1,8 +1,8 @@
 """A mixed chunk: tokens of a prompt that share the forward pass of rows that decode.
 
-A pass over few tokens costs mostly what reading the weights costs, and rows that decode pay that
-anyway. To the model each token of the chunk is a row of its own; attention and recurrent layers
-alone know that they are one row's, since their keys and states belong to one cache.
+The cost of a pass over few tokens is mostly the cost of reading the weights, which the rows that
+decode pay already. To the model, each token of the chunk is a row. Only attention and recurrent
+layers treat the tokens as one row, because their keys and states belong to one cache.
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ from ..memory import leaves
 
 @dataclass(frozen=True)
 class MixedChunk:
-    """Text tokens of one prompt, to be appended to its own row cache."""
+    """Text tokens of one prompt, to append to its row cache."""
 
     tokens: Sequence[int]
     positions: Sequence[int]
-    """Rotary position of each."""
+    """Rotary position of each token."""
     cache: list[Any]
     ends_prompt: bool = True
-    """Logits are wanted after its last token."""
+    """Whether logits are wanted after its last token."""
     sparse: bool = False
-    """Tokens were left out between its own: its cache is a `SparseKVCache`."""
+    """Whether tokens between them were left out. The cache is then a `SparseKVCache`."""
 
     @property
     def turned(self) -> Turned:
-        """Its place in a pass."""
+        """The chunk as a part of a pass."""
         places = self.positions if self.sparse else None
         return Turned(self.cache, len(self.tokens), positions=places)
 
 
 @dataclass
 class Turned:
-    """Tokens of one row that stand where others have rows."""
+    """Several tokens of one row, each in the place of a row."""
 
     cache: list[Any]
-    """The row's own."""
+    """The cache of the row."""
     tokens: int
     drafts: bool = False
-    """The last ones may be taken back: see `keep`."""
+    """Whether the last tokens may be rejected, see `keep`."""
     states: list[Prefixes] = field(default_factory=list)
-    """Of recurrent layers, filled by the pass."""
+    """Prefix states of recurrent layers. The pass fills them."""
     positions: Sequence[int] | None = None
-    """Of the tokens, where they do not follow each other."""
+    """Positions of the tokens, if they are not consecutive."""
 
     def keep(self, tokens: int) -> None:
-        """Of the tokens of a pass the first ones stay in the cache, one at the least."""
+        """Keep the first `tokens` tokens of a pass in the cache, at least one."""
         for layer in leaves(self.cache):
             if hasattr(layer, "update_and_fetch"):
                 take_back(layer, self.tokens - tokens)
@@ -63,10 +63,10 @@ class Turned:
 
 
 class ChunkKV:
-    """One row's attention cache of one layer, seen by the model as one cache for each token."""
+    """Attention cache of one row and layer, which the model sees as one cache per token."""
 
     def __init__(self, inner: Any, tokens: int, positions: Sequence[int] | None = None) -> None:
-        """`positions`: where those of a sparse cache stand."""
+        """`positions`: positions of the tokens of a sparse cache."""
         self.inner = inner
         self.tokens = tokens
         self._positions = positions
@@ -79,7 +79,7 @@ class ChunkKV:
         return range(self.inner.offset, self.inner.offset + self.tokens)
 
     def make_mask(self, N: int, *args: Any, **kwargs: Any) -> Any:
-        """What the tokens may see, as one chunk. `N`: the one token that a row has."""
+        """The causal mask of the tokens as one chunk. `N`: the one token that each row has."""
         return self.inner.make_mask(self.tokens, *args, **kwargs)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
@@ -93,7 +93,7 @@ class ChunkKV:
 
 
 def can_share_a_pass(cache: Sequence[Any]) -> bool:
-    """Whether every layer of a row cache is attention that counts its tokens, or recurrent."""
+    """Whether every layer of a row cache is attention with a token count, or recurrent."""
     return all(
         isinstance(layer.offset, int)
         if hasattr(layer, "update_and_fetch")

@@ -1,10 +1,10 @@
-"""How far log-probabilities lie apart by rounding alone, and what is more than that.
+"""Measures the rounding noise of log-probabilities, to tell it from real errors.
 
-A device runs other kernels for other widths of a batch, which sum in another order. The model's
-layers carry the rounding on, each model by a factor of its own, so no fixed tolerance tells it from
-a wrong mask or offset. Three things do. Equal rows in one batch, without padding, show the rounding
-and nothing else. What is wrong stays wrong: it shows in more than one step, where a large rounding
-is rare. And what is wrong moves all likely tokens, not one of them.
+A device uses different kernels for different batch widths, which sum in a different order. The
+layers amplify the rounding by a factor that depends on the model, so no fixed tolerance separates
+it from a wrong mask or offset. Three properties do. Equal rows in one batch without padding differ
+only by rounding. A real error shows in more than one step, where a large rounding difference is
+rare. A real error moves all likely tokens, not only one.
 """
 
 from __future__ import annotations
@@ -21,44 +21,45 @@ from mlx.utils import tree_map
 from ..memory import leaves
 
 LIKELY = 64
-"""Tokens, the likeliest of the row alone, whose log-probabilities are compared."""
+"""Number of the likeliest tokens of the row alone whose log-probabilities are compared."""
 MULTIPLE = 4.0
-"""Times the noise beyond which a difference is none of it. In random models of 36 layers, bfloat16
-and 4 bit, noise reaches 2.1 times, and the least of a dozen errors of a layout 8 times."""
+"""A difference above this multiple of the noise is an error. In random models of 36 layers
+(bfloat16 and 4 bit), noise reaches 2.1 times, and the smallest of a dozen layout errors 8 times."""
 FEW = 16
-"""One of so many values is rounded the other way in a copy of a row."""
+"""One of this many values is rounded the other way in a copy of a row."""
 SEEDS = 2**20
-"""More than a cache has arrays: each array has its own seed."""
+"""More than the arrays of a cache: each array has its own seed."""
 LEAST = {"float32": 1e-3, "low": 0.02}
-"""Differences that are never taken for an error: few steps may happen to show little noise."""
+"""Differences that never count as errors, because a few steps may show little noise by chance."""
 REACH = 0.25
-"""Share of what another context makes that noise may not reach: it would hide any error."""
+"""Highest noise, as a share of the difference that another context makes. More would hide
+errors."""
 UNMEASURED = 0.05
-"""The same share, taken for the noise where equal rows cannot be run."""
+"""The same share, used as the noise if equal rows cannot run."""
 
 
 def spread(expected: mx.array, found: mx.array) -> float:
-    """Root mean square difference of log-probabilities, among the tokens likely by `expected`.
+    """Root mean square difference of log-probabilities over the tokens likely by `expected`.
 
-    Both are logits (vocab,). Infinite where any of them is no number.
+    Both are logits (vocab,). Infinite if any of them is not a number.
     """
     return _number(mx.sqrt(mx.mean(mx.square(_differences(expected, found)))))
 
 
 def widest(expected: mx.array, found: mx.array) -> float:
-    """As `spread`, the largest difference."""
+    """Like `spread`, but the largest difference."""
     return _number(mx.max(mx.abs(_differences(expected, found))))
 
 
 def lasting(spreads: Sequence[float]) -> float:
-    """The difference that at least two steps show, of a row's spreads by step (two or more)."""
+    """The difference that at least two steps show, from a row's spreads by step (two or more)."""
     return sorted(spreads)[-2]
 
 
 def bound(precision: str, noise: Sequence[float], contexts: Sequence[float]) -> float:
-    """The `lasting` difference up to which a row counts as the same as alone.
+    """The largest `lasting` difference at which a row still counts as the same as alone.
 
-    `noise`: spreads of equal rows; empty: they could not be run. `contexts`: spreads between
+    `noise`: spreads of equal rows; empty if they could not run. `contexts`: spreads between
     different contexts.
     """
     reach = sum(contexts) / len(contexts)
@@ -69,10 +70,10 @@ def bound(precision: str, noise: Sequence[float], contexts: Sequence[float]) -> 
 
 
 def copies(cache: Sequence[Any], count: int, seed: int = 0) -> list[Any]:
-    """A row cache as that of `count` equal rows, a few of whose values are rounded the other way.
+    """A row cache repeated for `count` equal rows, with a few values rounded the other way.
 
-    Padding alone may change the order of a sum, where the width of the batch does not: what one
-    rounding makes in this model is part of its noise. `seed`: which values those are.
+    Padding alone may change the order of a sum even if the batch width does not. So the effect of
+    one rounding difference is part of the noise of a model. `seed` chooses the values.
     """
     copied, seeds = copy.deepcopy(list(cache)), itertools.count(SEEDS * seed)
     for layer in leaves(copied):
@@ -81,7 +82,7 @@ def copies(cache: Sequence[Any], count: int, seed: int = 0) -> list[Any]:
 
 
 def _repeated(value: Any, count: int, seed: int) -> Any:
-    """An array (1, ...) of a cache as (count, ...); anything else as it is."""
+    """An array (1, ...) of a cache as (count, ...). Other values are returned unchanged."""
     if not isinstance(value, mx.array) or value.ndim < 2:
         return value
     rows = mx.repeat(value, count, axis=0)

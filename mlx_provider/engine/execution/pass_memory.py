@@ -1,4 +1,4 @@
-"""At load time: what a forward pass takes while it runs, beyond what rows and weights keep."""
+"""Measures at load the memory of a running forward pass, beyond that of rows and weights."""
 
 from __future__ import annotations
 
@@ -24,50 +24,50 @@ from .calibration import deep_cache, spread
 log = logging.getLogger(__name__)
 
 WIDTHS = (256, 64, 16)
-"""Tokens of the wide pass that is measured: the most that it may have within `BRIEF`."""
+"""Tokens of the wide pass that is measured: the most that run within `BRIEF`."""
 BRIEF = 0.6
-"""Seconds of that pass: a slow machine should not load for long."""
+"""Longest seconds of that pass, so that a slow machine loads fast."""
 NARROW = 16
 """Tokens of the deep pass that is measured. Fewer may run in kernels that keep no scores (mlx 0.32,
 backend/metal/scaled_dot_product_attention.cpp: `sdpa_vector` takes up to 8)."""
 
 DEPTH = 2048
-"""Tokens of the cache below it."""
+"""Cached tokens before the deep pass."""
 
 MakeCache = Callable[[], list[Any]]
 
 
 @dataclass(frozen=True)
 class PassBytes:
-    """Bytes of passes, as measured."""
+    """Measured bytes of passes."""
 
     row: float = 0.0
-    """For each row that decodes."""
+    """Per row that decodes."""
     token: float = 0.0
-    """For each further token."""
+    """Per further token."""
     pair: float = 0.0
-    """For each pair of a new token and a cached one; 0 where attention never holds its scores."""
+    """Per pair of a new token and a cached one. 0 if attention never stores its scores."""
 
 
 @dataclass(frozen=True)
 class PassMemory:
-    """Bytes of passes over rows or a chunk, by what was measured and how large a chunk may get."""
+    """Bytes of passes over rows or a chunk, from the measurements and the chunk limits."""
 
     each: PassBytes
     widest: int
-    """Tokens of a chunk at most."""
+    """Most tokens of a chunk."""
     deepest: Sequence[tuple[int, float]] = field(default=(), repr=False)
-    """(tokens of a chunk, cached tokens behind which it may run): a deep one is narrow, as it
-    keeps to its time."""
+    """(tokens of a chunk, largest number of cached tokens before it). A deep chunk is narrow,
+    because its time is limited."""
     least: int = 0
-    """Tokens that a chunk may have however long they take."""
+    """Tokens that a chunk may always have, however long it takes."""
 
     @classmethod
     def of(cls, each: PassBytes, curve: Curve, seconds: float, most: int) -> PassMemory:
-        """Of chunks that may have so many seconds, and tokens at most."""
+        """For chunks of at most `seconds` and at most `most` tokens."""
         sizes = widths(0, most)
         least = worthwhile(sizes, curve.seconds)
-        if curve.depths:  # deep in a prompt attention is most of a pass
+        if curve.depths:  # deep in a prompt, attention is most of a pass
             least = max(least, worthwhile(sizes, lambda n: curve.per_key(n) or inf))
         longest = max(seconds, curve.seconds(least))
         widest = bisect_right(range(1, most + 1), longest, key=curve.seconds)
@@ -75,7 +75,7 @@ class PassMemory:
         return cls(each, widest, deepest, least)
 
     def __call__(self, tokens: int, rows: int) -> int:
-        """Bytes of the largest pass of so many rows, or over a prompt of so many tokens."""
+        """Bytes of the largest pass of this many rows, or over a prompt of this many tokens."""
         chunk = min(self.widest, tokens)
         pairs = max((min(n, chunk) * min(d, tokens) for n, d in self.deepest), default=0.0)
         pairs = max(pairs, min(self.least, chunk) * tokens)
@@ -84,7 +84,8 @@ class PassMemory:
 
 
 def _depth(curve: Curve, tokens: int, longest: float) -> float:
-    """Cached tokens behind which a chunk of so many takes no longer."""
+    """The largest number of cached tokens at which a chunk of this size takes no longer than
+    `longest`."""
     slope, left = curve.per_key(tokens), longest - curve.seconds(tokens)
     return left / slope if slope > 0 else inf
 
@@ -95,9 +96,9 @@ def measure(
     curve: Curve,
     heterogeneous: Heterogeneous | None = None,
 ) -> PassBytes | None:
-    """Watch the peaks of passes of `model` on the engine thread. `None`: they failed.
+    """Measure the memory peaks of passes of `model` on the engine thread. `None`: they failed.
 
-    `heterogeneous`: other processes keep different parts of a row, and the largest passes count.
+    `heterogeneous`: other processes keep different parts of a row; the largest passes count.
     """
     context = model.info.context_length
     fitting = [n for n in WIDTHS if curve.seconds(n) <= BRIEF and n <= context]
@@ -127,7 +128,7 @@ def _roomy(make_cache: MakeCache, tokens: int) -> list[Any]:
 
 
 def _taken(model: LoadedModel, cache: list[Any], start: int, width: int) -> int:
-    """Bytes that a pass over `width` tokens held at its peak and gave back."""
+    """Bytes that a pass over `width` tokens used at its peak and released."""
     prompt = Prompt(spread(model, start + width))
     mx.reset_peak_memory()
     mx.eval(model.prefill(PrefillChunk(prompt, start, start + width, cache)), arrays(cache))

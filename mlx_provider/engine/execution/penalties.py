@@ -1,4 +1,4 @@
-"""Penalties for tokens that stand in the prompt or the reply, counted as the reply grows."""
+"""Penalties for tokens in the prompt or the reply, counted as the reply grows."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..request import Row
 
 @dataclass
 class History:
-    """What a row has written: never read through again, one token is added at a step."""
+    """Token counts of a row, updated by one token per step."""
 
     in_prompt: mx.array
     """(vocab,) bool."""
     counts: mx.array
-    """(vocab,) int32: how often each token stands in the reply."""
+    """(vocab,) int32: the number of times that each token is in the reply."""
     taken: int = 0
     """Tokens of the reply that are counted."""
 
@@ -29,7 +29,7 @@ class History:
         return cls(mx.array(seen[:vocab]), mx.zeros(vocab, mx.int32))
 
     def follow(self, tokens: Sequence[int]) -> None:
-        """Count what was added to the reply."""
+        """Count the new tokens of the reply."""
         if new := list(tokens[self.taken :]):
             self.counts = self.counts.at[mx.array(new)].add(1)
             self.taken = len(tokens)
@@ -49,7 +49,7 @@ def penalised(logits: mx.array, rows: Sequence[Row]) -> mx.array:
     own = mx.where(repeated, mx.where(own > 0, own / divisor, own * divisor), own)
     own = own - _column([p.presence_penalty for p in params]) * written
     own = own - _column([p.frequency_penalty for p in params]) * counts
-    changed = logits + 0  # what was handed in stays as it is
+    changed = logits + 0  # the input must not change
     changed[index] = own
     return changed
 

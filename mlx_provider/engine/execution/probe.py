@@ -1,9 +1,9 @@
-"""At load time: which layout gives a row the same logits as alone, and what a row costs.
+"""Tests at load which layout gives a row the same logits as alone, and what a row costs.
 
-Padding, merging and masks are where upstream's batching goes silently wrong (10 of 64 mlx-lm
-families under padded prefill). A layout that does not reproduce solo logits on four short
-prompts is not used, and the reason is told. The same holds for chunks of a prompt that are mixed
-into the pass of rows that decode. What counts as the same is measured, too: see `noise`.
+Padding, merging and masks are where upstream's batching is silently wrong (10 of 64 mlx-lm families
+under padded prefill). A layout that does not reproduce solo logits on four short prompts is not
+used, and the reason is reported. The same applies to chunks in the pass of rows that decode. The
+tolerance is measured, see `noise`.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ from .mixed_chunk import MixedChunk, can_share_a_pass
 from .solo_rows import CHUNK_ENDS, CHUNK_START, CHUNKED_LENGTH, STEPS, ByStep, MakeCache, SoloRow
 
 LENGTHS = (5, 11, 270, 283)
-"""Prompts of two groups with two rows each, all of different lengths."""
+"""Lengths of the test prompts: two groups with two rows each, all of different lengths."""
 ROPE_DELTAS = (0, 4, 9, 2)
-"""Their rotary deltas, as images would leave them: each row's position must be its own."""
+"""Rotary deltas of the rows, as images would cause them: each row must have its own position."""
 DRAFTED = ((1, 2, 0, 1), (3, 1), (0, 1, 2))
-"""Of the first rows: tokens of each pass that are right, behind which come wrong ones; 0: the row
-takes one token as others do."""
+"""For the first rows: the number of correct tokens in each pass, followed by wrong ones. 0: the row
+has one token, like others."""
 WRONG = 2
 APART = 1
-"""The step before which one row of each group leaves; it comes back after it."""
+"""The step before which one row of each group leaves. It rejoins after the step."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What the probe found."""
+    """Result of the probe."""
 
     layout: str
     memory: MemoryProfile
     notes: tuple[str, ...]
     """Why a better layout is not used."""
     mixes: bool = False
-    """Whether chunks of prompts may share the pass of rows that decode."""
+    """Whether prompt chunks may share the pass of rows that decode."""
     noise_floor: float = 0.0
-    """Largest difference of a likely token's log-probability between a row in company and the same
-    row alone, which only the device's rounding makes; 0 where rows decode alone."""
+    """Largest difference of a likely token's log-probability between a row in a batch and the same
+    row alone, caused only by the device's rounding. 0 if rows decode alone."""
     conclusive: bool = True
-    """Nothing was left out because it failed, as it may not do another time."""
+    """Whether no layout was rejected because of a failure that may not occur again."""
     drafts: bool = False
-    """Whether a row may take several tokens in a pass, of which the last are taken back."""
+    """Whether a row may have several tokens in one pass, of which the last are rejected."""
 
 
 def probe(
@@ -68,9 +68,9 @@ def probe(
     replication: Replication = ONE_PROCESS,
     heterogeneous: Heterogeneous | None = None,
 ) -> Probe:
-    """Try `layouts`, best first, on the engine thread; `solo` needs no proof.
+    """Test `layouts`, best first, on the engine thread. `solo` needs no test.
 
-    `replication`: all processes judge as the first does; `heterogeneous`: they keep different
+    `replication`: all processes use the result of the first. `heterogeneous`: they keep different
     parts of a row.
     """
     judged = partial(_judgement, replication)
@@ -121,15 +121,15 @@ def _memory(longest: list[Any], heterogeneous: Heterogeneous | None) -> MemoryPr
 
 @dataclass(frozen=True)
 class Judgement:
-    """Of rows that ran together."""
+    """Result of rows that ran together."""
 
     passed: bool
     problem: str = ""
-    """Why they may not."""
+    """Why they may not run together. Empty: they may."""
     widest: float = 0.0
-    """Largest difference of a likely token's log-probability from alone, where they may."""
+    """Largest difference of a likely token's log-probability from the row alone, if they may."""
     failed: bool = False
-    """They did not get through."""
+    """The run failed."""
 
 
 UNTRIED = Judgement(False)
@@ -139,13 +139,13 @@ Judge = Callable[[Sequence[SoloRow], Callable[[], Sequence[ByStep]]], Judgement]
 def _judgement(
     replication: Replication, rows: Sequence[SoloRow], run: Callable[[], Sequence[ByStep]]
 ) -> Judgement:
-    """What the first process found; all of them run the passes."""
+    """The result of the first process. All processes run the passes."""
     own = _judged(rows, run)
     return replication.decide("judgement", lambda: own, asdict, lambda told: Judgement(**told))
 
 
 def _judged(rows: Sequence[SoloRow], run: Callable[[], Sequence[ByStep]]) -> Judgement:
-    """What `run` gives by row, held against the same rows alone. Never raises."""
+    """Compare the result of `run`, by row, with the same rows alone. Never raises."""
     with Isolation() as tried:
         pairs = list(zip(rows, run(), strict=True))
         problems = [problem for row, found in pairs if (problem := row.problem(found))]
@@ -174,7 +174,7 @@ def _mixing(
 def _together(
     model: LoadedModel, rows: Sequence[SoloRow], name: str, heterogeneous: Heterogeneous | None
 ) -> list[ByStep]:
-    """Logits of the rows in a layout; one of each group decodes apart on the way."""
+    """Logits of the rows in a layout. One row of each group decodes apart for one step."""
     layout, apart = make_layout(name, heterogeneous), make_layout("solo")
     found = _joined(layout, rows)
     leave = list(found)[1::2]
@@ -194,7 +194,7 @@ def _mixed(
     chunked: SoloRow,
     heterogeneous: Heterogeneous | None,
 ) -> list[ByStep]:
-    """Logits of the rows in passes that took chunks along, and those of the chunks' row."""
+    """Logits of the rows in passes with chunks, and those of the chunks' row."""
     layout = make_layout("grouped", heterogeneous)
     found = _joined(layout, rows)
     cache, after, start = deepcopy(chunked.cache), [], CHUNK_START
@@ -210,7 +210,7 @@ def _mixed(
 def _drafted(
     model: LoadedModel, rows: Sequence[SoloRow], heterogeneous: Heterogeneous | None
 ) -> list[ByStep]:
-    """Logits of the rows where some take several tokens in a pass, of which the last are wrong."""
+    """Logits of the rows if some have several tokens in a pass, of which the last are wrong."""
     layout = make_layout("grouped", heterogeneous)
     found = _joined(layout, rows)
     drafting = list(found)[: len(DRAFTED)]
@@ -230,7 +230,7 @@ def _draft(
     found: Mapping[Row, list[mx.array]],
     kept: Mapping[Row, int],
 ) -> None:
-    """One pass: of the drafting rows' tokens the first ones are right, and stay."""
+    """One pass. The first tokens of the drafting rows are correct, and stay."""
     widths = {row: max(2, count + WRONG) for row, count in kept.items()}
     (each,) = layout.passes(widths=widths)
     tokens: list[int] = []
@@ -253,7 +253,7 @@ def _draft(
 
 
 def _joined(layout: Layout, rows: Sequence[SoloRow]) -> dict[Row, list[mx.array]]:
-    """The rows, let into a layout, each with its logits so far."""
+    """Add the rows to a layout. Returns each row with its logits so far."""
     found: dict[Row, list[mx.array]] = {}
     for each, delta in zip(rows, ROPE_DELTAS, strict=True):
         row = stand_in(each.tokens, delta)
@@ -263,7 +263,7 @@ def _joined(layout: Layout, rows: Sequence[SoloRow]) -> dict[Row, list[mx.array]
 
 
 def _move(rows: Sequence[Row], layout: Layout, other: Layout) -> None:
-    """Let rows go on in another layout."""
+    """Move rows to another layout."""
     for row in rows:
         other.add(row, layout.extract(row))
     layout.drop(rows)
@@ -275,7 +275,7 @@ def one_step(
     found: Mapping[Row, list[mx.array]],
     chunk: MixedChunk | None = None,
 ) -> mx.array:
-    """One token for each of the layout's rows; logits (B, vocab) of the last pass."""
+    """One token for each row of the layout. Returns logits (B, vocab) of the last pass."""
     logits = mx.array([])
     for each in layout.passes(chunk):
         tokens = [row.request.prompt.tokens[len(row.tokens)] for row in each.rows]
@@ -289,7 +289,7 @@ def one_step(
 
 
 def stand_in(tokens: list[int], delta: int) -> Row:
-    """A row of a request that nobody has sent."""
+    """A row of a synthetic request."""
     prompt = Prompt(tokens, rope_delta=delta)
     request = Request("probe", prompt, SamplingParams(), STEPS + 1, EventQueue())
     row = Row(request, 0, _NO_TEXT)
@@ -298,7 +298,7 @@ def stand_in(tokens: list[int], delta: int) -> Row:
 
 
 class _NoText:
-    """Output of rows whose text nobody reads."""
+    """Output for rows whose text is not needed."""
 
     stopped = False
     reasoning_tokens = 0

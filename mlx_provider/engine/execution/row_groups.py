@@ -1,8 +1,8 @@
-"""Rows that decode, in groups whose caches are merged while that costs little.
+"""Groups of decoding rows whose caches are merged as long as that is cheap.
 
-A merged cache is padded to its longest row and copied whole when a row joins or leaves. So rows
-share one only where they are about as long as each other, and only up to a bound of bytes; a row
-above it is a group of its own, whose cache nobody copies.
+A merged cache is padded to its longest row and copied as a whole when a row joins or leaves. So
+only rows of similar length share one, up to a limit in bytes. A row above the limit is a group of
+its own, whose cache is never copied.
 """
 
 from __future__ import annotations
@@ -16,41 +16,41 @@ from ..memory import MemoryProfile, leaves, profile
 from ..request import Row
 
 MAX_RATIO = 2.0
-"""Longest over shortest row of a group: padding costs memory and compute."""
+"""Longest over shortest row of a group. Padding costs memory and compute."""
 SHORT = 256
-"""Below this many tokens lengths count as similar whatever their ratio."""
+"""Lengths below this many tokens count as similar."""
 GROWN = 2
-"""Times its bound that a group may grow: each half of it then fits again."""
+"""A group may grow to this multiple of its bound. Each half of it then fits again."""
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Rows of similar length; with one row `cache` is that row's own."""
+    """Rows of similar length. With one row, `cache` is the cache of that row."""
 
     rows: list[Row]
     cache: RowCache
     memory: MemoryProfile
     alike: list[list[Any]]
-    """Layers that count alike."""
+    """Layers with equal token counts."""
 
     def nbytes(self, *more: Row) -> int:
-        """Bytes of its cache, if these rows joined."""
+        """Bytes of its cache if these rows joined."""
         rows = [*self.rows, *more]
         return len(rows) * self.memory.row_bytes(max(row.held for row in rows))
 
     def resembles(self, row: Row) -> bool:
-        """Whether `row` is close enough in length."""
+        """Whether `row` has a similar length."""
         lengths = [row.held, *(own.held for own in self.rows)]
         return max(lengths) <= max(SHORT, MAX_RATIO * min(lengths))
 
     def caches(self, rows: Sequence[Row]) -> list[RowCache]:
-        """Row caches of some of its rows; the group's own is left as it is."""
+        """Row caches of some of its rows. The cache of the group does not change."""
         if len(self.rows) == 1:
             return [self.cache for _ in rows]
         return rows_of(self.cache, [self.rows.index(row) for row in rows])
 
     def joined_by(self, row: Row, cache: RowCache) -> Group:
-        """The group with one row more."""
+        """The group with one more row."""
         return group_of([*self.rows, row], [*self.caches(self.rows), cache], self.memory)
 
     def part(self, rows: list[Row]) -> Group:
@@ -60,21 +60,21 @@ class Group:
         return group_of(rows, self.caches(rows), self.memory)
 
     def share_offsets(self) -> None:
-        """Layers that count alike have one array of offsets again, after passes of the group alone,
-        in which each has counted for itself."""
+        """Let layers with equal counts share one array of offsets again. In passes of the group
+        alone, each layer has counted for itself."""
         for first, *others in self.alike:
             for layer in others:
                 layer.offset = first.offset
 
 
 def group_of(rows: list[Row], caches: Sequence[RowCache], memory: MemoryProfile) -> Group:
-    """Rows and their caches, merged where there are several."""
+    """A group of the rows. Several caches are merged."""
     together = merged(caches) if len(caches) > 1 else caches[0]
     return Group(rows, together, memory, counting_alike(leaves(together)))
 
 
 class Joining(Protocol):
-    """By what rows share groups where processes keep different parts of them."""
+    """Rules for sharing groups if processes keep different parts of the rows."""
 
     @property
     def memory(self) -> MemoryProfile: ...
@@ -85,17 +85,17 @@ class Joining(Protocol):
 
 @dataclass
 class Groups:
-    """All rows of a layout."""
+    """All groups of a layout."""
 
     bound: int
-    """Bytes up to which rows are merged."""
+    """Largest merged cache in bytes."""
     joining: Joining | None = None
-    """`None`: each row's own cache tells."""
+    """`None`: the cache of each row decides."""
     groups: list[Group] = field(default_factory=list)
 
     def add(self, row: Row, cache: RowCache, apart: Collection[Row] = ()) -> None:
-        """Put a row into the group it fits best, or into one of its own; not beside those `apart`,
-        each in a group of its own."""
+        """Add a row to the group that fits best, or to a new one. It does not join a row of
+        `apart`."""
         groups = self.groups
         merges = mergeable(cache) if self.joining is None else self.joining.mergeable
         may = merges and row not in apart
@@ -109,7 +109,7 @@ class Groups:
             groups.append(group_of([row], [cache], own))
 
     def drop(self, rows: Sequence[Row]) -> None:
-        """Take rows out of their groups; empty groups go."""
+        """Remove rows from their groups, and remove empty groups."""
         gone = set(rows)
         stay = [(g, [row for row in g.rows if row not in gone]) for g in self.groups]
         self.groups = [group.part(left) for group, left in stay if left]
@@ -126,7 +126,7 @@ class Groups:
             self.groups += own
 
     def reunite(self, rows: Sequence[Row], apart: Collection[Row]) -> None:
-        """Let these rows, each alone in its group, into the groups that they fit; see `add`."""
+        """Let these rows, each alone in its group, join groups that fit, see `add`."""
         for row in rows:
             cache = self.cache_of(row)
             self.drop([row])
@@ -141,7 +141,7 @@ class Groups:
         return group.caches([row])[0]
 
     def halve(self) -> None:
-        """Part groups that have outgrown the bound, shorter rows from longer ones."""
+        """Split groups above the bound, shorter rows from longer ones."""
         while grown := self.outgrown:
             rows = sorted(grown.rows, key=lambda row: row.held)
             halves = rows[: len(rows) // 2], rows[len(rows) // 2 :]
@@ -150,7 +150,7 @@ class Groups:
 
     @property
     def outgrown(self) -> Group | None:
-        """A group that is to be parted."""
+        """A group to split."""
         limit = GROWN * self.bound
         return next((g for g in self.groups if len(g.rows) > 1 and g.nbytes() > limit), None)
 

@@ -1,11 +1,11 @@
-"""Draw one token for every row in one graph, each row by its own parameters.
+"""Draws one token for every row in one graph, with the parameters of each row.
 
-A row's draw depends on its own logits, parameters, seed and position alone: the same in any
-company. Nothing here waits for the device, so that the next step is launched while this one runs.
-Noise is Gumbel noise from a counter-based key (seed, position), so draws need no state.
+The draw of a row depends only on its own logits, parameters, seed and position, so it is the same
+in any batch. Nothing here waits for the device, so the next step can be launched while this one
+runs. The noise is Gumbel noise from a counter-based key (seed, position), so draws need no state.
 
-Order of changes to the logits: penalties, bias, grammar mask, temperature, top-k, top-p, min-p (as
-transformers 5 orders its logits processors). Logprobs are those of the raw logits.
+Order of changes to the logits: penalties, bias, grammar mask, temperature, top-k, top-p, min-p (the
+order of the logits processors of transformers 5). Logprobs are those of the raw logits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from .penalties import penalised
 from .truncation import best, threshold
 
 FEW, MANY = 64, 256
-"""Best tokens that are looked at for a top-k of so many or fewer; beyond, a threshold is sought."""
+"""For top-k up to these values, this many best tokens are examined. Above, a threshold is
+searched."""
 
 Floats = NDArray[np.float32]
 Draw = Callable[[mx.array, Sequence[SamplingParams], mx.array], mx.array]
@@ -32,12 +33,12 @@ Draw = Callable[[mx.array, Sequence[SamplingParams], mx.array], mx.array]
 
 @dataclass(frozen=True)
 class Logprobs:
-    """Raw log-probabilities for the rows that ask: row i of the arrays is the drawn token
-    `indices[i]`."""
+    """Raw log-probabilities for the rows that want them. Row i of the arrays belongs to the drawn
+    token `indices[i]`."""
 
     indices: list[int]
     counts: list[int]
-    """How many of the best ones are asked for."""
+    """Number of alternatives that each row wants."""
     drawn: mx.array
     """(R,) of the drawn token."""
     top_ids: mx.array
@@ -48,7 +49,7 @@ class Logprobs:
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """The next token of every row, not yet read back."""
+    """The next token of every row, not read back yet."""
 
     tokens: mx.array
     """(B,) int32."""
@@ -83,7 +84,7 @@ def draw(
 
 
 def scored(logits: mx.array, tokens: mx.array, row: Row) -> Drawn:
-    """Tokens (T,) of the row's prompt as if they had been drawn: with their log-probabilities.
+    """Tokens (T,) of the row's prompt in the form of drawn tokens, with log-probabilities.
 
     logits: (T, vocab), before each of them.
     """
@@ -91,12 +92,12 @@ def scored(logits: mx.array, tokens: mx.array, row: Row) -> Drawn:
 
 
 def _plain(row: Row) -> bool:
-    """Greedy, with nothing that changes its logits."""
+    """Whether the row is greedy and nothing changes its logits."""
     return row.request.params.plain and len(row.tokens) >= row.request.min_tokens
 
 
 def _kinds(rows: Sequence[Row]) -> dict[str, list[int]]:
-    """Which rows are drawn how; greedy ones are not drawn. Their parameters alone decide."""
+    """Rows by drawing method, without greedy rows. Only their parameters decide."""
     found: dict[str, list[int]] = {}
     for i, row in enumerate(rows):
         params = row.request.params
@@ -117,7 +118,7 @@ def _kind(params: SamplingParams) -> str:
 
 
 def _biased(logits: mx.array, rows: Sequence[Row]) -> mx.array:
-    """Bias and forbidden stop tokens: sparse changes, one scatter."""
+    """Apply biases and forbidden stop tokens in one sparse scatter."""
     at_row, at_token, shift = [], [], []
     for i, row in enumerate(rows):
         for token, offset in _offsets(row).items():
@@ -130,7 +131,7 @@ def _biased(logits: mx.array, rows: Sequence[Row]) -> mx.array:
 
 
 def _offsets(row: Row) -> dict[int, float]:
-    """What is added to the logits of single tokens."""
+    """Values to add to the logits of single tokens."""
     offsets: dict[int, float] = dict(row.request.params.logit_bias)
     if len(row.tokens) < row.request.min_tokens:
         offsets |= dict.fromkeys(row.request.stop_tokens, -np.inf)
@@ -160,12 +161,12 @@ def _draw_all(scaled: mx.array, params: Sequence[SamplingParams], keys: mx.array
 def _draw_best(
     scaled: mx.array, params: Sequence[SamplingParams], keys: mx.array, *, count: int
 ) -> mx.array:
-    """Draw among the tokens that top-k, top-p and min-p leave, of the best `count`."""
+    """Draw among the best `count` tokens that top-k, top-p and min-p allow."""
     ids = best(scaled, count)
     values = mx.take_along_axis(scaled, ids, axis=-1)
     rank = mx.arange(ids.shape[-1])[None]
     kept = rank < mx.array([p.top_k for p in params])[:, None]
-    # top-p counts the mass that top-k leaves
+    # top-p uses the probability mass that top-k leaves
     probs = mx.softmax(mx.where(kept, values, -mx.inf), axis=-1)
     before = mx.cumsum(probs, axis=-1) - probs
     kept = kept & (before < _column(p.top_p for p in params))
@@ -176,7 +177,7 @@ def _draw_best(
 
 
 def _draw_above(scaled: mx.array, params: Sequence[SamplingParams], keys: mx.array) -> mx.array:
-    """Draw among the tokens above the logit where top-k, top-p and min-p end."""
+    """Draw among the tokens above the logit threshold of top-k, top-p and min-p."""
     highest = mx.max(scaled, axis=-1, keepdims=True)
     least = highest + _floor(params)
     kept = scaled
@@ -202,12 +203,12 @@ DRAWS: dict[str, Draw] = {
 
 
 def _floor(params: Sequence[SamplingParams]) -> mx.array:
-    """Least distance of a logit from the highest that min-p allows, (R, 1)."""
+    """The logit distance from the maximum that min-p allows, (R, 1)."""
     return mx.log(mx.maximum(_column(p.min_p for p in params), 1e-45))
 
 
 def _noise(keys: mx.array, count: int) -> mx.array:
-    """Gumbel noise (R, count), row i from key i alone."""
+    """Gumbel noise (R, count). Row i depends only on key i."""
     return mx.vmap(lambda key: mx.random.gumbel(shape=(count,), key=key))(keys)
 
 
@@ -223,7 +224,8 @@ def _key(seed: int, choice: int, position: int) -> tuple[int, int]:
 
 
 def _mix(x: int) -> int:
-    """A bijection of 64-bit numbers whose bits all depend on all bits (splitmix64's finaliser)."""
+    """A bijection of 64-bit numbers in which each bit depends on all bits (splitmix64's
+    finaliser)."""
     x = (x + 0x9E3779B97F4A7C15) % 2**64
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64

@@ -1,4 +1,4 @@
-"""Rows by themselves: what each of them gives in any layout that is right, and how exactly."""
+"""Reference rows that run alone: their logits, and the tolerance for other layouts."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from . import noise
 STEPS = 4
 """Tokens that a row decodes."""
 EQUAL = 4
-"""Equal rows of which the noise is taken,"""
+"""Equal rows for the measurement of the noise."""
 EQUAL_STEPS = 3
-"""and their tokens."""
+"""Tokens that the equal rows decode."""
 TIMES = 2
-"""Times that a prompt is run in chunks by itself for the same purpose."""
+"""For the same purpose, a prompt runs alone in chunks this many times."""
 CHUNK_START = 3
-"""Tokens before the first mixed chunk: few, so that each one seen or not seen matters."""
+"""Tokens before the first mixed chunk: few, so that each token that is wrongly seen or not seen
+matters."""
 CHUNKS = (5, 4)
-"""Sizes of the mixed chunks: the second must find what the first left."""
+"""Sizes of the mixed chunks. The second must see the tokens of the first."""
 CHUNK_ENDS = tuple(itertools.accumulate(CHUNKS, initial=CHUNK_START))[1:]
 CHUNK_STEPS = 2
 """Tokens that the row of the chunks decodes after them."""
@@ -40,18 +41,18 @@ ByStep = Sequence[mx.array]
 
 @dataclass(frozen=True)
 class SoloRow:
-    """A row by itself."""
+    """A row that runs alone."""
 
     tokens: list[int]
     """The prompt."""
     cache: list[Any]
-    """Before the first step; whoever runs the row takes a copy."""
+    """The cache before the first step. Each run uses a copy."""
     logits: ByStep
     bound: float
     """See `noise.bound`."""
 
     def problem(self, found: ByStep) -> str:
-        """What is wrong with its logits in company, of its first steps or of all; empty: nothing.
+        """What is wrong with the logits of its first or all steps in a batch. Empty: nothing.
 
         Needs two steps.
         """
@@ -64,7 +65,7 @@ class SoloRow:
         )
 
     def widest(self, found: ByStep) -> float:
-        """Largest difference of its likely tokens' log-probabilities in company."""
+        """Largest difference of the log-probabilities of likely tokens in a batch."""
         return max(noise.widest(*pair) for pair in self._beside(found))
 
     def _beside(self, found: ByStep) -> list[tuple[mx.array, mx.array]]:
@@ -86,9 +87,9 @@ def decoding(
 
 
 def chunked(model: LoadedModel, make_cache: MakeCache, tokens: list[int]) -> SoloRow:
-    """A row whose prompt comes in `CHUNKS`: a step is the end of one, then each token decoded.
+    """A row with its prompt in `CHUNKS`. A step is the end of a chunk, then each decoded token.
 
-    Alone it takes one token after the other; its noise is what chunks by themselves make of it.
+    Alone it runs token by token. Its noise is the difference of chunks that run alone.
     """
     cache = prefilled(model, make_cache, tokens[:CHUNK_START])
     ends = [CHUNK_START, *CHUNK_ENDS]
@@ -118,7 +119,7 @@ def prefilled(model: LoadedModel, make_cache: MakeCache, tokens: list[int]) -> l
 
 
 def some_tokens(model: LoadedModel, length: int, start: int) -> list[int]:
-    """Ids spread over the vocabulary, without those that end a reply."""
+    """Ids spread over the vocabulary, without end-of-reply tokens."""
     usable = max(2, model.info.vocab_size)
     ids = ((7919 * (i + 1) + 104729 * start) % usable for i in range(2 * length))
     return [i for i in ids if i not in model.info.stop_tokens][:length]
@@ -127,14 +128,14 @@ def some_tokens(model: LoadedModel, length: int, start: int) -> list[int]:
 def decoded(
     model: LoadedModel, cache: list[Any], tokens: Sequence[int], first: int
 ) -> list[mx.array]:
-    """Logits (vocab,) after each token, one by one; `first`: the first one's position."""
+    """Logits (vocab,) after each token, one by one. `first`: position of the first token."""
     return [logits[0] for logits in _decoded(model, cache, tokens, first, 1)]
 
 
 def _decoded(
     model: LoadedModel, cache: list[Any], tokens: Sequence[int], first: int, rows: int
 ) -> list[mx.array]:
-    """As `decoded`, (rows, vocab) of equal rows."""
+    """Like `decoded`, (rows, vocab) of equal rows."""
     found = []
     for position, token in enumerate(tokens, first):
         ids, at = (mx.array([each] * rows, dtype=mx.int32) for each in (token, position))

@@ -1,7 +1,7 @@
-"""The best tokens of each row, and the logit above which enough of them lie, without a full sort.
+"""Finds the best tokens of each row, and logit thresholds, without a full sort.
 
-Sorting a vocabulary is what takes longest on a GPU, where upstream's `argpartition` is a full sort,
-too (mlx 0.32.4, backend/metal/sort.cpp).
+A sort of the vocabulary dominates the time on a GPU, where upstream's `argpartition` is a full
+sort, too (mlx 0.32.4, backend/metal/sort.cpp).
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from functools import partial
 import mlx.core as mx
 
 BLOCK = 64
-"""Tokens of one block: the best tokens lie in the blocks with the highest maxima."""
+"""Tokens of one block. The best tokens are in the blocks with the highest maxima."""
 HALVINGS = 20
-"""Of the range of logits: values that then lie together count as equal."""
+"""Bisection steps over the range of logits. Values that are then indistinguishable count as
+equal."""
 RANGE = 30.0
-"""Below the highest logit, where probabilities end that matter."""
+"""Logit distance from the maximum beyond which probabilities do not matter."""
 
 
 def best(values: mx.array, count: int) -> mx.array:
@@ -37,7 +38,8 @@ def best(values: mx.array, count: int) -> mx.array:
 def threshold(values: mx.array, weights: mx.array, wanted: mx.array) -> mx.array:
     """The highest value at and above which the weights sum up to `wanted`: (R, vocab) -> (R, 1).
 
-    Found by halving, never by reading back; the lowest value that counts where there is none.
+    Found by bisection, without reading back. If there is no such value: the lowest value that
+    counts.
     """
     high = mx.max(values, axis=-1, keepdims=True)
     low = mx.maximum(mx.min(values, axis=-1, keepdims=True), high - RANGE)

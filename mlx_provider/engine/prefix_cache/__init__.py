@@ -1,1 +1,1 @@
-"""KV and state of prompts seen before, by token."""
+"""KV and states of earlier prompts, by tokens."""

@@ -1,4 +1,4 @@
-"""Immutable arrays kept in few buffers."""
+"""Immutable arrays in few buffers."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import mlx.core as mx
 
 @dataclass(frozen=True)
 class ArrayPack:
-    """Arrays, those of equal shape and dtype stacked in one buffer.
+    """Arrays; those of equal shape and dtype are stacked in one buffer.
 
-    Metal limits the number of live buffers, not only their bytes (mlx #3849, mlx-lm #1672): a
-    stack holds all layers in one. Nothing here shares memory with the arrays it was made of
-    beyond 16 KiB of slack, so no larger buffer is kept alive.
+    Metal limits the number of live buffers, not only their bytes (mlx #3849, mlx-lm #1672). A stack
+    holds all layers in one buffer. A pack shares no memory with its source arrays beyond 16 KiB of
+    slack, so it keeps no larger buffer alive.
     """
 
     stacks: tuple[Any, ...]
     places: tuple[tuple[int, int], ...]
-    """Where array i lies: (stack, row)."""
+    """The place of array i: (stack, row)."""
 
     @classmethod
     def of(cls, arrays: Sequence[Any]) -> ArrayPack:
-        """Pack and evaluate."""
+        """Pack and evaluate the arrays."""
         groups: dict[tuple[Any, ...], list[Any]] = {}
         order: dict[tuple[Any, ...], int] = {}
         places: list[tuple[int, int]] = []
@@ -33,18 +33,18 @@ class ArrayPack:
             group = groups.setdefault(kind, [])
             places.append((order.setdefault(kind, len(order)), len(group)))
             group.append(array)
-        # a stack of one is a view, hence `contiguous`
+        # a stack of one array is a view, hence `contiguous`
         stacks = tuple(mx.contiguous(mx.stack(group)) for group in groups.values())
         mx.eval(stacks)
         return cls(stacks, tuple(places))
 
     def __getitem__(self, index: int) -> Any:
-        """Array `index`, as a lazy view: writing to it in place leaves the pack alone."""
+        """Array `index` as a lazy view. Writing to it in place does not change the pack."""
         stack, row = self.places[index]
         return self.stacks[stack][row : row + 1].squeeze(0)  # an index alone copies (MLX 0.32.4)
 
     def cut(self, start: int, stop: int) -> ArrayPack:
-        """The same arrays, tokens `start .. stop` of their token axis (-2), as copies."""
+        """The same arrays with tokens `start .. stop` of their token axis (-2), as copies."""
         stacks = tuple(mx.contiguous(stack[..., start:stop, :]) for stack in self.stacks)
         mx.eval(stacks)
         return ArrayPack(stacks, self.places)

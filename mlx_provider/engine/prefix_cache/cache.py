@@ -1,13 +1,13 @@
-"""The prefix cache: what was computed once for a prefix is not computed again.
+"""The prefix cache: stores the KV and states of prefixes for later requests.
 
     match = prefix_cache.match(key, ids, limit=len(ids) - 1)
     cache = prefix_cache.restore(match, model.make_cache)  # holds the first `match.length` tokens
     ... prefill the rest, at message ends: snapshots[n] = prefix_cache.snapshot(cache)
     prefix_cache.insert(key, ids_the_cache_holds, cache, snapshots)
 
-Stored arrays never change: a row works on copies, and later calls split, extend and drop nodes
-of the tree but never a payload. The tree owns its payloads. A `Match` names nodes, which lose
-their payloads when they are evicted, and is valid only while the prefix cache `holds` it.
+Stored arrays never change. A row works on copies, and later calls split, extend and drop nodes of
+the tree but never change a payload. The tree owns its payloads. A `Match` refers to nodes, which
+lose their payloads when they are evicted. It is valid only while `holds` is true for it.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ __all__ = ["CacheKey", "Match", "PrefixCache", "key_tokens"]
 log = logging.getLogger(__name__)
 
 MAX_BUFFERS = 250_000
-"""Device buffers that the prefix cache may hold: half of the 499,000 at which MLX raises on Metal
-(mlx 0.32, backend/metal/allocator.cpp, `device_info()["resource_limit"]`). The other half is for
+"""Most device buffers of the prefix cache: half of the 499,000 at which MLX raises on Metal (mlx
+0.32, backend/metal/allocator.cpp, `device_info()["resource_limit"]`). The other half is for
 weights, passes, and rows, which hold two to six per layer."""
 
 
 class PrefixCache:
-    """All methods on the engine thread. `budget()`: bytes the prefix cache may hold right now."""
+    """All methods run on the engine thread. `budget()`: bytes that the prefix cache may use now."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class PrefixCache:
         max_buffers: int = MAX_BUFFERS,
         shared_budget: Callable[[], int] | None = None,
     ) -> None:
-        """`shared_budget`: that of all processes, where several have the same nodes."""
+        """`shared_budget`: the budget of all processes, if several have the same nodes."""
         self._budget = budget
         self._shared_budget = shared_budget or budget
         self._disk = disk
@@ -72,9 +72,9 @@ class PrefixCache:
         return self._store.tally.nbytes
 
     def match(self, key: CacheKey, tokens: Sequence[int] | Ids, limit: int) -> Match:
-        """Longest usable prefix of at most `limit` tokens; never ends inside a media span.
+        """The longest usable prefix of at most `limit` tokens. It never ends inside a media span.
 
-        `tokens` are key ids (`key_tokens`); an int64 array spares the conversion. Changes nothing.
+        `tokens` are key ids (`key_tokens`); an int64 array avoids the conversion. Read-only.
         """
         ids = as_ids(tokens)
         limit = max(0, min(limit, len(ids)))
@@ -91,7 +91,7 @@ class PrefixCache:
         room: int,
         grid: int = 1,
     ) -> DiskLookup | None:
-        """What the disk has of a prompt; see `DiskLookup`. `None`: there is no disk tier."""
+        """The stored part of a prompt on disk, see `DiskLookup`. `None`: there is no disk tier."""
         if self._disk is None:
             return None
         return DiskLookup(
@@ -100,9 +100,9 @@ class PrefixCache:
         )  # fmt: skip
 
     def save_head(self, key: CacheKey, ids: Ids, cache: list[Any], start: int) -> None:
-        """Have a row written to disk while its prompt is computed, as far as the disk keeps up.
+        """Write a row to disk while its prompt is computed, if the disk is fast enough.
 
-        `ids`: tokens that it holds, of which the last pass has computed those from `start` on.
+        `ids`: the tokens in the row. The last pass computed those from `start` on.
         """
         if self._disk is not None and self._disk.due(start, len(ids)):
             try:
@@ -112,14 +112,14 @@ class PrefixCache:
 
     @property
     def on_disk_too(self) -> bool:
-        """Whether paths are kept on disk, whatever fits into memory."""
+        """Whether paths are also stored on disk, even if they fit into memory."""
         return self._disk is not None
 
     def fits(self, memory: MemoryProfile, session: str | None) -> int:
-        """Tokens of a row of such a model that the session will be left of the budget, with the
-        state at their end."""
+        """Tokens of such a row, with the state at their end, that fit into the session's share of
+        the budget."""
         windows = sum(window * each for window, each in memory.windows)
-        # a window is kept twice: in the segments until it wraps, and in the state
+        # a window is stored twice: in the segments until it wraps, and in the state
         share = self._sessions.share(session, self._shared_budget())
         room = share.nbytes - memory.state_bytes - 2 * windows
         return max(0, room // (memory.token_bytes + ID_BYTES))
@@ -131,11 +131,11 @@ class PrefixCache:
     def restore(
         self, match: Match, make_cache: Callable[[], list[Any]], *, room: int = 0
     ) -> list[Any]:
-        """A fresh row cache holding `match.length` tokens; `room`: tokens soon to be appended.
+        """A fresh row cache with the first `match.length` tokens. `room`: tokens to append soon.
 
-        Call it once for every row, also for a match of length 0: it counts the lookup.
-        Raises `ValueError` if the match is no longer valid, or `make_cache` makes another kind of
-        cache than was stored.
+        Call it once per row, also for a match of length 0, because it counts the look-up. Raises
+        `ValueError` if the match is no longer valid, or if `make_cache` makes a different kind of
+        cache than the stored one.
         """
         if not self.holds(match):
             raise ValueError("the prefix cache has changed since the match")
@@ -148,7 +148,7 @@ class PrefixCache:
         return cache
 
     def used(self, match: Match, restored: int = 0) -> None:
-        """Count a lookup; `restored`: tokens that came from disk, where that had more."""
+        """Count a look-up. `restored`: tokens that came from disk, if it had more."""
         for node in self._store.touch(match.path[-1] if match.path else None):
             node.hits += 1
         if match.stateful is not None:
@@ -159,7 +159,7 @@ class PrefixCache:
         self._counters.restored_tokens += restored
 
     def strictest(self, cache: list[Any]) -> Kind:
-        """The kind of the layer that allows least; APPEND for a row that cannot be stored."""
+        """The strictest kind of any layer; APPEND for a row that cannot be stored."""
         try:
             return strictest(cache)
         except Unstorable as reason:
@@ -174,12 +174,12 @@ class PrefixCache:
         inside: bool = False,
         heterogeneous: Heterogeneous | None = None,
     ) -> Snapshot | None:
-        """A copy of what cannot be cut out of a longer row later: states, and windows.
+        """A copy of the states and windows, which cannot be cut out of a longer row later.
 
-        `at`: as they were after that many tokens (`take_snapshot` says when that is possible);
-        `inside`: not at the end of a message, so it is the first to go; `heterogeneous`: of
-        processes that keep different parts of the row, all of which take theirs.
-        `None` where every layer can be cut at any time, or no snapshot can be taken.
+        `at`: their value after that many tokens (`take_snapshot` says when that is possible).
+        `inside`: not at the end of a message, so it is evicted first. `heterogeneous`: processes
+        that keep different parts of the row; each takes its snapshot. `None` if every layer can be
+        cut at any token, or if no snapshot is possible.
         """
         found, failed = None, False
         try:
@@ -203,15 +203,15 @@ class PrefixCache:
         beyond: bool = False,
         heterogeneous: Heterogeneous | None = None,
     ) -> None:
-        """Keep a row: `tokens` are all that the cache holds, as key ids. The cache stays as it is.
+        """Store a row. `tokens`: all tokens in the cache, as key ids. The cache does not change.
 
-        `snapshots` by token count, those inside messages only where nothing better has to go for
-        them; `prompted`: tokens before the reply, if that is among them. A cache of append-only
-        layers may hold more tokens. Evicts others first; an entry larger than the budget is stored
-        as far as it fits, one of an unknown make is not stored. Raises `ValueError` if the cache
-        holds fewer tokens.
-        `beyond`: it holds more, which a cache of states alone does not show; `heterogeneous`: of
-        processes that keep different parts of the row, all of which insert theirs.
+        `snapshots`: by token count. Those inside messages are stored only if nothing more valuable
+        is evicted for them. `prompted`: tokens before the reply, if the reply is included. A cache
+        of append-only layers may hold more tokens. Evicts others first. An entry larger than the
+        budget is stored as far as it fits; a cache of an unknown kind is not stored. Raises
+        `ValueError` if the cache holds fewer tokens. `beyond`: the cache holds more tokens, which a
+        cache with only states does not show. `heterogeneous`: processes that keep different parts
+        of the row; all insert their parts.
         """
         ids = as_ids(tokens)
         ends = {n: s for n, s in snapshots.items() if 0 < n <= len(ids) and not s.inside}
@@ -220,7 +220,7 @@ class PrefixCache:
         budget = self._shared_budget()
         try:
             row = self._row_parts(cache, len(ids), ends, beyond=beyond, heterogeneous=heterogeneous)
-            if not row.exact and not row.complete:  # its state is of a later token
+            if not row.exact and not row.complete:  # its state belongs to a later token
                 ids = ids[: max(ends, default=0)]
             path = LivePath(row, cache, ends, row.length if prompted is None else prompted, inside)
             leaf = self._add(key, ids, path, budget, self._sessions.share(session, budget))
@@ -239,18 +239,18 @@ class PrefixCache:
             self._sessions.pin(session, leaf, wanted=len(ids) * each)
 
     def evict_to(self, bytes_: int) -> int:
-        """Shrink to at most `bytes_`; the bytes freed."""
+        """Shrink to at most `bytes_`. Returns the freed bytes."""
         return self._store.evict(nbytes=bytes_)
 
     def clear(self) -> None:
-        """Forget everything, also on disk."""
+        """Remove everything, also on disk."""
         self._store.clear()
         self._sessions.clear()
         if self._disk is not None:
             self._disk.clear()
 
     def close(self) -> None:
-        """Write what is queued for the disk tier and end its thread."""
+        """Write the queue of the disk tier and end its thread."""
         if self._disk is not None:
             self._disk.close()
 
@@ -271,7 +271,7 @@ class PrefixCache:
         return found.model_copy(update={"disk_bytes": told["bytes"], "disk_limit": told["limit"]})
 
     def check_integrity(self) -> None:
-        """Raises `AssertionError` unless bytes, references and pins are what they should be."""
+        """Raises `AssertionError` unless bytes, references and pins are consistent."""
         self._store.check_integrity()
         if any(
             name not in self._sessions for node in self._store.nodes() for name in node.sessions
@@ -287,7 +287,7 @@ class PrefixCache:
         beyond: bool,
         heterogeneous: Heterogeneous | None,
     ) -> RowParts:
-        """The parts of a row; `ends` gets the state of its last token where processes differ."""
+        """The parts of a row. If processes differ, `ends` gets the state of its last token."""
         row = parts_over(cache, length, beyond=beyond, heterogeneous=heterogeneous)
         if heterogeneous is None or not row.exact or heterogeneous.kind is Kind.APPEND:
             return row
@@ -306,7 +306,8 @@ class PrefixCache:
         return self._store.add(key, ids, path, budget=budget, share=share, layout=layout)
 
     def _save(self, key: CacheKey, ids: Ids, path: LivePath, shared: int) -> None:
-        """Have the rest of a row written to disk; of states inside messages those wanted before."""
+        """Write the rest of a row to disk. Of the states inside messages, it writes those that were
+        wanted before."""
         if self._disk is not None:
             wanted = {at: state for at, state in path.spare.items() if at <= shared}
             states = {} if path.complete else {**path.states, **wanted}

@@ -1,8 +1,8 @@
-"""What stored parts count for, where processes keep different parts of a row.
+"""The charged size of stored parts if processes keep different parts of a row.
 
-Every process has the same tree, so that all resume at the same token and forget the same nodes.
-What a node counts for is then not its own bytes but the most in any process, and a row can be cut,
-or resumed from, where it can in every process.
+Every process has the same tree, so that all resume at the same token and evict the same nodes. The
+charge of a node is therefore its largest size in any process. A row can be cut or resumed only
+where this is possible in every process.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from .snapshots import Charge, Snapshot
 def parts_over(
     cache: list[Any], length: int, *, beyond: bool, heterogeneous: Heterogeneous | None
 ) -> RowParts:
-    """`row_parts`, `beyond`: of a row that holds more; as all processes can keep it.
+    """`row_parts` with the limits of all processes. `beyond`: the row holds more tokens.
 
-    Raises `Unstorable` and `ValueError`, the former in every process where one cannot.
+    Raises `Unstorable` and `ValueError`. If one process raises `Unstorable`, all do.
     """
     row, error = None, None
     try:
@@ -60,8 +60,8 @@ def _over(row: RowParts | None, heterogeneous: Heterogeneous) -> RowParts | None
 def snapshot_over(
     found: Snapshot | None, heterogeneous: Heterogeneous, *, failed: bool
 ) -> Snapshot | None:
-    """What this process has taken, if anything, as all have it; `None`: one of them could not,
-    or none has to."""
+    """This process's snapshot with the charge of all processes. `None`: a process failed to take
+    one, or none needs one."""
     own = [failed, found is not None, *((found.nbytes, found.buffers) if found else (0, 0))]
     gone, wanted, nbytes, buffers = heterogeneous.most(own)
     if gone or not wanted:

@@ -1,10 +1,9 @@
-"""The disk tier: what the prefix cache kept, for the next process, and beyond its memory.
+"""The disk tier: stores prefixes for later processes, and more than fits into memory.
 
 Rows are written in segments while their prompts are computed, and read back into row caches. Two
-threads of its own do so; the engine thread decides, and makes every array. A file never changes,
-has a name made from its content, and appears by rename, so any number of processes may share a
-folder, and find what the others have written: at worst one finds that another removed a file,
-which is a miss.
+separate threads do this; the engine thread decides, and creates every array. A file never changes,
+has a name derived from its content, and appears by rename. So any number of processes may share a
+folder and use each other's files. If another process removes a file, the look-up is a miss.
 """
 
 from __future__ import annotations
@@ -38,31 +37,31 @@ from .writer import Writer
 log = logging.getLogger(__name__)
 
 EDGE = 1024
-"""Tokens of a file, at most: bounds what is in memory beside rows while it is written or read."""
+"""Most tokens of a file: limits the memory besides rows while it is written or read."""
 MAX_QUEUED = 2**29
-"""Bytes that may wait to be written; what is deeper in a prompt is written with a later pass."""
+"""Most bytes that wait to be written. Deeper parts of a prompt are written with a later pass."""
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 STALE = 3600.0
-"""Seconds after which a temporary file belongs to a process that died."""
+"""Age in seconds at which a temporary file is considered abandoned."""
 BACKUP_MARK = "CACHEDIR.TAG"
 BACKUP_TEXT = b"Signature: 8a477f597d28d172789f06886806bc55\n"
-"""By which programs that make backups know a cache (bford.info/cachedir)."""
+"""Marks the folder as a cache for backup programs (bford.info/cachedir)."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A prefix of `length` tokens on disk, as far as memory does not have it."""
+    """A prefix of `length` tokens on disk, beyond the part in memory."""
 
     length: int
     complete: bool
-    """A row can resume at any of its tokens."""
+    """Whether a row can resume at any of its tokens."""
     segments: Sequence[Step]
     state: Header | None
-    """Of the state at its end, where one is needed."""
+    """Header of the state at its end, if one is needed."""
 
 
 class DiskTier:
-    """Engine thread only, but for the threads that it starts."""
+    """Used only on the engine thread, except by the threads that it starts."""
 
     def __init__(
         self,
@@ -73,8 +72,8 @@ class DiskTier:
         bits: int | None = None,
         versions: str | None = None,
     ) -> None:
-        """`call` runs a function on the engine thread; `bits`: of each float of the segments;
-        `None`: as they are. Raises `BadRequest` for a bad folder."""
+        """`call` runs a function on the engine thread. `bits`: bits per float of the segments;
+        `None`: unchanged floats. Raises `BadRequest` for an unusable folder."""
         self.folder = folder / FOLDER
         self.limit = limit
         self.versions = files.versions() if versions is None else versions
@@ -109,9 +108,9 @@ class DiskTier:
         *,
         prompted: int | None = None,
     ) -> None:
-        """Queue what of a row of tokens `ids` is not on disk yet, from its head on.
+        """Queue the part of a row with tokens `ids` that is not on disk yet, from its beginning.
 
-        `states`: snapshots by token count; `prompted`: tokens before the reply; `None`: more of the
+        `states`: snapshots by token count. `prompted`: tokens before the reply. `None`: more of the
         prompt will follow, so its last tokens can wait.
         """
         self._drain()
@@ -142,7 +141,7 @@ class DiskTier:
     def _save_states(
         self, key: CacheKey, ids: Ids, states: Mapping[int, Snapshot], path: Sequence[str]
     ) -> None:
-        """Queue snapshots, and the removal of those that the path has too many of."""
+        """Queue snapshots, and remove excess snapshots of the path."""
         chain, own = Chain(key, ids), key.digest().hex()
         for at, state in sorted(states.items()):
             digest = chain.at(at)
@@ -157,7 +156,7 @@ class DiskTier:
             self._forget(header.name)
 
     def _takes(self, size: int) -> bool:
-        """Whether so many bytes may join the queue."""
+        """Whether this many bytes fit into the queue."""
         fits = not self._queued or self._queued + size <= MAX_QUEUED
         self._skipped += not fits
         return fits
@@ -182,10 +181,10 @@ class DiskTier:
         complete: bool,
         usable: Callable[[int], int],
     ) -> Stored:
-        """The longest prefix of `ids` that lets a row resume.
+        """The longest prefix of `ids` from which a row can resume.
 
-        Memory already has the segments of `shared` tokens; `complete`: with every layer; `usable`:
-        the most tokens within so many at which a row may resume.
+        Memory has the segments of the first `shared` tokens. `complete`: with every layer.
+        `usable`: maps a length to the largest length at which a row may resume.
         """
         self._drain()
         steps = self._index.walk(key, ids)
@@ -201,7 +200,7 @@ class DiskTier:
         return Stored(length, complete, beyond, state)
 
     def read(self, restore: Restore) -> None:
-        """Have a prefix read once it is its turn."""
+        """Queue the read of a prefix."""
         self._reader.read(restore)
 
     def damaged(self, name: str, reason: BadFile | OSError) -> None:
@@ -222,7 +221,8 @@ class DiskTier:
         self._writer.clear()
 
     def report(self) -> dict[str, Any]:
-        """Files and bytes known to this process, and writes put off as the disk was too slow."""
+        """Files and bytes known to this process, and writes that were postponed because the disk
+        was slow."""
         self._drain()
         return {
             "files": len(self._index.names),
@@ -233,7 +233,7 @@ class DiskTier:
         }
 
     def flush(self) -> None:
-        """Wait until all that is queued is on disk."""
+        """Wait until everything in the queue is on disk."""
         self._writer.flush()
 
     def close(self) -> None:
@@ -246,7 +246,7 @@ class DiskTier:
         self._writer.remove(name)
 
     def _drain(self) -> None:
-        """Take the writer's news: bytes written, files gone, files of other processes."""
+        """Process the writer's reports: bytes written, removed files, files of other processes."""
         while not self._found.empty():
             self._index.add(self._found.get())
         while not self._news.empty():
@@ -281,18 +281,18 @@ class DiskTier:
 
 
 def _file_bytes(tokens: int, nbytes: float) -> int:
-    """Size of a file, at most, whose arrays take `nbytes`."""
+    """Largest size of a file whose arrays take `nbytes`."""
     return int(nbytes) + 12 * tokens + 2**12
 
 
 def _cuts(start: int, stop: int, prompted: int | None) -> list[int]:
-    """Where the files of tokens `start .. stop` begin and end."""
+    """The boundaries of the files for tokens `start .. stop`."""
     edges = {*range(start // EDGE * EDGE + EDGE, stop, EDGE), prompted or 0}
     return sorted({at for at in edges if start < at < stop} | {start, stop}) if start < stop else []
 
 
 def _own(folder: Path) -> None:
-    """Make the folder, or see that it is this user's alone."""
+    """Create the folder, or check that only this user can use it."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.lstat()

@@ -1,4 +1,4 @@
-"""Which files of the disk tier continue a prefix."""
+"""An index of the files in the disk tier by prefix."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .key import CacheKey, Ids
 from .tree import common
 
 Step = tuple[Header, int, int]
-"""A segment's file, the first token, and how many agree."""
+"""A segment's file, its first token, and the number of its tokens that match."""
 
 
 class Chain:
@@ -32,12 +32,12 @@ class Chain:
 
 @dataclass
 class Index:
-    """What is on disk, by the digest of the tokens before it."""
+    """The files on disk, by the digest of the tokens before them."""
 
     segments: dict[str, dict[str, Header]] = field(default_factory=dict)
     states: dict[str, Header] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
-    """Of the files, by name."""
+    """File sizes by name."""
 
     @property
     def names(self) -> Set[str]:
@@ -62,7 +62,7 @@ class Index:
             del self.states[parent]
 
     def walk(self, key: CacheKey, ids: Ids) -> list[Step]:
-        """Files that follow each other along `ids`."""
+        """Consecutive files along `ids`."""
         chain, at, steps = Chain(key, ids), 0, []
         while at < len(ids):
             known = self.segments.get(chain.at(at), {}).values()

@@ -1,4 +1,4 @@
-"""How much of a disk the prefix cache takes. Imports no mlx."""
+"""The disk space of the prefix cache. Imports no mlx."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 FOLDER = "prefixes"
 SHARE = 0.1
-"""Of what is free without the prefix cache."""
+"""Share of the space that is free without the prefix cache."""
 MOST = 20 * 10**9
 
 
 def disk_limit(folder: Path, chosen: int | None) -> int:
-    """Bytes that the disk tier below `folder` may take."""
+    """Bytes that the disk tier in `folder` may use."""
     if chosen is not None:
         return chosen
     place = next((each for each in (folder, *folder.parents) if each.is_dir()), Path("/"))
@@ -20,11 +20,11 @@ def disk_limit(folder: Path, chosen: int | None) -> int:
 
 
 def held(folder: Path) -> int:
-    """Bytes that it takes."""
+    """Bytes that the folder uses."""
     sizes = []
     for path in (folder / FOLDER).glob("*"):
         try:
             sizes.append(path.lstat().st_size)
-        except FileNotFoundError:  # another process was faster
+        except FileNotFoundError:  # another process removed it
             continue
     return sum(sizes)

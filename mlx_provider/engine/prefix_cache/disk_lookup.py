@@ -1,4 +1,4 @@
-"""What the disk has of a prompt beyond memory."""
+"""Finds the part of a prompt that only the disk has."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .tree import Walk
 
 
 class DiskLookup:
-    """Of one prompt; engine thread only."""
+    """The look-up of one prompt. Engine thread only."""
 
     def __init__(
         self,
@@ -31,8 +31,8 @@ class DiskLookup:
         make_cache: Callable[[], list[Any]],
         room: int,
     ) -> None:
-        """`limit`: tokens of the prompt that may be restored, a multiple of `grid`; `room`: tokens
-        for which a row has capacity."""
+        """`limit`: most tokens of the prompt to restore, a multiple of `grid`; `room`: token
+        capacity of a row."""
         self._disk = disk
         self._store = store
         self._key = key
@@ -45,11 +45,11 @@ class DiskLookup:
 
     @property
     def length(self) -> int:
-        """Tokens that a restore gives now; 0: memory has as many."""
+        """Tokens that a restore gives now. 0: memory has as many."""
         return self._find()[1].length
 
     def start(self) -> Restore:
-        """Restore it once that is its turn."""
+        """Queue a restore of it."""
         restore = Restore(self)
         self._disk.read(restore)
         return restore
@@ -85,7 +85,7 @@ class DiskLookup:
 
 
 def _held(found: Walk, length: int) -> list[Part]:
-    """The segments in memory of a prefix."""
+    """The segments of a prefix in memory."""
     parts: list[Part] = []
     for node, agreed in found.steps:
         stop = min(node.start + agreed, length)

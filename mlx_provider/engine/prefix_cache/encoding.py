@@ -1,8 +1,8 @@
-"""How packed arrays lie in a file of the disk tier.
+"""The encoding of packed arrays in a file of the disk tier.
 
-Either bit for bit, or, where the operator chose so, the floats of segments in 4 or 8 bits, in
-groups along their last axis, as MLX quantises. Other threads see memory of arrays as numpy views
-alone: the engine thread makes and evaluates every array.
+Arrays are stored bit for bit, or, if the operator chose so, the floats of segments have 4 or 8
+bits, in groups along their last axis, as MLX quantises. Other threads access the memory of arrays
+only as numpy views. The engine thread creates and evaluates every array.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from .arrays import ArrayPack
 from .files import Contents, HostArray
 
 GROUPS = (64, 32)
-"""Floats that share a scale, the first that divides their number."""
+"""Floats that share a scale. The first value that divides the axis is used."""
 FLOATS = (mx.bfloat16, mx.float16, mx.float32)
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """A pack on its way to a file."""
+    """A pack to be written to a file."""
 
     structure: Mapping[str, Any]
     arrays: tuple[HostArray, ...]
@@ -36,7 +36,7 @@ class Encoded:
 
 
 def encode(pack: ArrayPack, bits: int | None = None) -> Encoded:
-    """`bits`: of each float; `None`: as they are."""
+    """`bits`: bits per float; `None`: unchanged floats."""
     groups = [0 if bits is None else _group(stack) for stack in pack.stacks]
     arrays: list[Any] = []
     for stack, group in zip(pack.stacks, groups, strict=True):
@@ -54,14 +54,15 @@ def encode(pack: ArrayPack, bits: int | None = None) -> Encoded:
 
 @dataclass(frozen=True)
 class Staged:
-    """Arrays that a file is read into."""
+    """Arrays into which a file is read."""
 
     structure: Mapping[str, Any]
     arrays: tuple[Any, ...]
 
     @classmethod
     def of(cls, contents: Contents) -> Staged:
-        """Make and evaluate them. Raises `ValueError` and `TypeError` for an unknown structure."""
+        """Create and evaluate them. Raises `ValueError` and `TypeError` for an unknown
+        structure."""
         arrays = [mx.zeros(shape, _dtype(kind)) for shape, kind in contents.shapes]
         mx.eval(arrays)
         return cls(contents.header.structure, tuple(arrays))
@@ -71,7 +72,7 @@ class Staged:
         return [_view(array) for array in self.arrays]
 
     def pack(self) -> ArrayPack:
-        """The pack again, if its floats are as they were."""
+        """The original pack, if its floats were stored unchanged."""
         dtypes = self.structure["dtypes"]
         stacks = (_as(a, _dtype(name)) for a, name in zip(self.arrays, dtypes, strict=True))
         return ArrayPack(tuple(stacks), tuple((g, r) for g, r in self.structure["places"]))
@@ -90,14 +91,14 @@ class Staged:
 
 
 def _group(stack: Any) -> int:
-    """Floats to a scale; 0: the stack is written as it is."""
+    """Floats per scale. 0: the stack is written unchanged."""
     if stack.dtype not in FLOATS:
         return 0
     return next((group for group in GROUPS if stack.shape[-1] % group == 0), 0)
 
 
 def _plain(array: Any) -> Any:
-    """As a dtype that numpy has."""
+    """The array in a dtype that numpy supports."""
     return array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
 
 
@@ -114,7 +115,7 @@ def _name(array: Any) -> str:
 
 
 def _dtype(name: str) -> Any:
-    """Of the name that MLX or numpy gives it."""
+    """The dtype with this name in MLX or numpy."""
     if name == "bfloat16":
         return mx.bfloat16
     kind = np.dtype(name.removesuffix("_")).name

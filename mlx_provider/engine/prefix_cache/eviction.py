@@ -1,4 +1,4 @@
-"""What to forget first: the least time to recompute per byte, weighed by use."""
+"""Chooses what to evict first: the least time to recompute per byte, weighted by use."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from math import inf
 from .tree import Node, Tally, nodes, remove, set_snapshot
 
 Entry = tuple[float, int, bool, Node]
-"""Value, order of entry, whether all of it would go, node."""
+"""Value, order of entry, whether the whole node would go, node."""
 
 ATTENTION_DEPTH = 8192
-"""Tokens after which recomputing one costs about twice as much as at the start."""
+"""Depth in tokens at which a token costs about twice as much to compute as at the start."""
 PINNED = 16
-"""How much longer the newest path of a session is kept."""
+"""Weight of the newest path of a session."""
 PROVEN = 3
-"""Hits up to which a node gains weight."""
+"""Hits up to which the weight of a node grows."""
 GUESS = 0.1
-"""Chance that anybody resumes from a snapshot inside a message from which nobody has."""
+"""Probability that a request resumes from an unused snapshot inside a message."""
 FRESH = 0.3
-"""Disuse, as a share of the prefix cache, below which it matters little."""
+"""Age, as a share of the prefix cache, below which it matters little."""
 
 
 def evict(
@@ -34,10 +34,11 @@ def evict(
     keep: frozenset[Node] = frozenset(),
     below: float = inf,
 ) -> None:
-    """Drop what is worth least until `tally` is within `nbytes` and `buffers`, or nothing is left.
+    """Evict the least valuable parts until `tally` is within `nbytes` and `buffers`, or nothing is
+    left.
 
-    Takes leaves, and snapshots of inner nodes, of less value than `below`. Nodes in `keep` lose
-    nothing but guesses. `clock`: now, on the clock of `Node.used`.
+    Evicts leaves, and snapshots of inner nodes, with less value than `below`. Nodes in `keep` lose
+    only guesses. `clock`: the present time on the clock of `Node.used`.
     """
     order, held = count(), tally.nbytes
 
@@ -57,7 +58,7 @@ def evict(
     while heap and (tally.nbytes > nbytes or tally.buffers > buffers) and heap[0][0] < below:
         _, _, leaf, node = heapq.heappop(heap)
         if leaf != whole(node):
-            continue  # has become a leaf since, and was entered again as one
+            continue  # became a leaf, and has a newer entry as one
         if not leaf:
             set_snapshot(node, None)
             continue
@@ -69,22 +70,22 @@ def evict(
 
 
 def value(node: Node, clock: int, held: int) -> float:
-    """What keeping a leaf, or an inner node's snapshot, is worth per byte.
+    """Value per byte of a leaf, or of an inner node's snapshot.
 
-    Disuse is measured by what came in since, as a share of the prefix cache: many small side
-    requests age a long chat less than one other long chat does.
+    Age is measured by the bytes that were stored since the last use, as a share of the prefix
+    cache. So many small side requests age a long chat less than one other long chat does.
     """
     if node.complete:
         recompute = len(node.tokens)
     elif node.snapshot is None:
-        return 0.0  # nothing can resume here
+        return 0.0  # no row can resume here
     else:
         recompute = node.stop - resumable_before(node)
     size = node.nbytes
     if node.children and node.snapshot is not None:
         size = node.snapshot.nbytes
     cost = recompute * (1 + node.stop / ATTENTION_DEPTH)
-    if node.guessed:  # rows that came by had no use for it
+    if node.guessed:  # rows passed here without using it
         weight = GUESS / (1 + node.hits)
     else:
         weight = (1 + min(node.hits, PROVEN)) * (PINNED if node.sessions else 1)
@@ -95,7 +96,7 @@ def value(node: Node, clock: int, held: int) -> float:
 def resumable_before(node: Node) -> int:
     """The last position above the node's end from which its path could be resumed.
 
-    Guesses go first, so they count for one another alone.
+    Guesses are evicted first, so they count only for other guesses.
     """
     above = node.parent
     while above is not None and not above.complete:

@@ -1,4 +1,4 @@
-"""What the prefix cache holds and how often it was of use, as figures."""
+"""Statistics of the prefix cache: its content and its hits."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from .store import Store
 from .tree import Node
 
 MAX_OUTLINED = 40
-"""Nodes of a large tree that are shown."""
+"""Most nodes of a large tree in the outline."""
 
 
 @dataclass
 class Counters:
-    """What happened since the start."""
+    """Counters since the start."""
 
     lookups: int = 0
     prompt_tokens: int = 0
     reused_tokens: int = 0
     restored_tokens: int = 0
-    """Of those, tokens of rows that came from disk."""
+    """The part of these tokens that came from disk."""
     refused: int = 0
 
     @property
@@ -57,7 +57,7 @@ def figures(store: Store, counters: Counters, budget: int) -> PrefixCacheFigures
 
 
 def outline(roots: Iterable[Node], limit: int = MAX_OUTLINED) -> list[PrefixNode]:
-    """At most `limit` nodes, parents before children, the newest used first."""
+    """At most `limit` nodes, parents before children, most recently used first."""
     found: list[PrefixNode] = []
     todo = [(0, node) for root in roots for node in root.children.values()]
     todo.sort(key=_age)

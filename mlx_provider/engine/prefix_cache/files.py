@@ -1,8 +1,8 @@
 """One file of the disk tier: a segment or a snapshot, as safetensors with a checksum.
 
-The header's metadata holds everything but arrays, so that an index can be built from headers.
-bfloat16, which numpy lacks, is stored as its 16 bits. Arrays are written from where they lie and
-read to where they shall lie, piece by piece: the interpreter lock is free meanwhile.
+The header's metadata holds everything except arrays, so headers are sufficient to build an index.
+bfloat16, which numpy lacks, is stored as its 16 bits. Arrays are written and read in place, piece
+by piece, and the interpreter lock is free meanwhile.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ HostArray = NDArray[Any]
 
 
 class BadFile(Exception):
-    """A file that is not one of ours, of other versions, or damaged; says why."""
+    """A foreign file, a file of other versions, or a damaged file. The message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a file holds, without its arrays."""
+    """The content of a file without its arrays."""
 
     key: str
     """Hex digest of the `CacheKey`."""
@@ -56,10 +56,10 @@ class Header:
     """Hex digest of key and tokens `0 .. start`."""
     start: int
     tokens: Ids
-    """Tokens of the segment; empty: a snapshot at `start`."""
+    """Tokens of the segment. Empty: a snapshot at `start`."""
     complete: bool
     structure: Mapping[str, Any]
-    """How the arrays make a `Segment` or `Snapshot`."""
+    """How the arrays form a `Segment` or `Snapshot`."""
     nbytes: int = 0
     """Size of the file."""
 
@@ -69,7 +69,7 @@ class Header:
 
     @property
     def name(self) -> str:
-        """File name: the same content always has the same one."""
+        """File name. Equal content has an equal name."""
         ids = hashlib.blake2b(self.tokens.tobytes(), digest_size=8).hexdigest()
         kind = "kv" if len(self.tokens) else "state"
         return f"{self.parent}-{ids}-{int(self.complete)}.{kind}{SUFFIX}"
@@ -77,12 +77,12 @@ class Header:
 
 @dataclass(frozen=True)
 class Contents:
-    """An open file whose arrays are still to be read."""
+    """An open file whose arrays are not read yet."""
 
     file: BinaryIO
     header: Header
     shapes: tuple[tuple[tuple[int, ...], str], ...]
-    """Shape and dtype (numpy's name) of each array, in the order in which they lie in the file."""
+    """Shape and dtype (numpy's name) of each array, in file order."""
     metadata: Mapping[str, str]
 
     def read_into(self, arrays: Sequence[HostArray]) -> None:
@@ -98,13 +98,13 @@ class Contents:
 
 
 def versions() -> str:
-    """What the meaning of cached arrays depends on besides the model."""
+    """Versions that determine the meaning of cached arrays, besides the model."""
     packages = (f"{name} {installed_version(name) or 'none'}" for name in ("mlx-lm", "mlx-vlm"))
     return ", ".join([f"format {FORMAT}", *packages])
 
 
 def write(folder: Path, header: Header, arrays: Sequence[HostArray], versions: str) -> Path:
-    """Write a file so that after a crash it is there whole, or not at all. Mode 0600.
+    """Write a file atomically: after a crash it is complete or missing. Mode 0600.
 
     Raises `BadFile` for arrays that the format cannot hold, and `OSError`.
     """
@@ -137,13 +137,13 @@ def write(folder: Path, header: Header, arrays: Sequence[HostArray], versions: s
 
 
 def read_header(path: Path, versions: str) -> Header:
-    """Raises `BadFile`, or `OSError` where the file cannot be read."""
+    """Raises `BadFile`, or `OSError` if the file cannot be read."""
     with os.fdopen(open_own(path), "rb") as file:
         return _header(_metadata_of(_begin(file)), versions, os.fstat(file.fileno()).st_size)
 
 
 def open_file(path: Path, versions: str) -> Contents:
-    """Open a file, whose arrays are read later. Raises `BadFile` and `OSError`."""
+    """Open a file. Its arrays are read later. Raises `BadFile` and `OSError`."""
     file = os.fdopen(open_own(path), "rb")
     try:
         table = _begin(file)
@@ -203,7 +203,7 @@ def _begin(file: BinaryIO) -> dict[str, Any]:
 
 
 def _shapes(table: Mapping[str, Any], left: int) -> tuple[tuple[tuple[int, ...], str], ...]:
-    """Shapes and dtypes of arrays that fill the `left` bytes of a file one after another."""
+    """Shapes and dtypes of contiguous arrays that fill the last `left` bytes of a file."""
     found, at = [], 0
     try:
         for name in sorted(table.keys() - {"__metadata__"}):

@@ -1,4 +1,4 @@
-"""How much of a path fits the budget. Imports no mlx."""
+"""Computes how much of a path fits the budget. Imports no mlx."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from .tree import ID_BYTES, Node
 
 @dataclass(frozen=True)
 class Fit:
-    """The head of a path that is kept."""
+    """The head of a path that is stored."""
 
     stop: int
     states: frozenset[int]
     """Token counts of the snapshots that are kept or added."""
     new_bytes: int
-    """Upper bound of what that adds to the nodes already stored."""
+    """Upper bound of the added bytes."""
 
 
 def fit(
@@ -30,14 +30,15 @@ def fit(
     complete: bool,
     budget: int,
 ) -> Fit:
-    """The longest head from which a row can resume, and the snapshots that fit beside it.
+    """The longest head from which a row can resume, and the snapshots that fit with it.
 
-    The next prompt may spell the reply another way, so a head that ends in the reply also keeps
+    The next prompt may tokenize the reply differently, so a head that ends in the reply also keeps
     the last snapshot of the prompt.
 
-    `path`: stored nodes that agree in full; `length`: tokens of the whole path; `token_bytes`: of
-    one that is not stored; `states`: bytes of new snapshots by token count; `spare`: the same of
-    those that are kept only as the end of a shorter head; `prompted`: tokens before the reply.
+    `path`: stored nodes that match completely; `length`: tokens of the whole path; `token_bytes`:
+    bytes of a token that is not stored; `states`: bytes of new snapshots by token count; `spare`:
+    the same for snapshots that are kept only as the end of a shorter head; `prompted`: tokens
+    before the reply.
     """
     held = {node.stop: node.snapshot.nbytes for node in path if node.snapshot is not None}
     guessed = {node.stop for node in path if node.guessed}
@@ -80,7 +81,7 @@ class _Sizes:
 
     path: Sequence[Node]
     each: int
-    """Of a token that is not stored."""
+    """Bytes of a token that is not stored."""
 
     @property
     def shared(self) -> int:
@@ -92,11 +93,11 @@ class _Sizes:
         return stored + self.beyond(stop)
 
     def beyond(self, stop: int) -> int:
-        """Bytes of those that are not stored."""
+        """Bytes of the tokens beyond the stored ones, up to `stop`."""
         return max(0, stop - self.shared) * self.each
 
     def reach(self, budget: int, limit: int) -> int:
-        """The most tokens, at most `limit`, that `budget` bytes hold."""
+        """The most tokens, at most `limit`, that fit into `budget` bytes."""
         for node in self.path:
             size = node.token_bytes
             if size > budget or node.stop > limit:

@@ -1,4 +1,4 @@
-"""How a stored path grows from a live row."""
+"""Extends a stored path from a live row."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from .snapshots import Snapshot, take_snapshot
 from .tree import Node, Walk, add, set_snapshot, split
 
 MAX_EDGE = 2048
-"""Tokens of one node: bounds what a split copies, and lets a long tail go piece by piece."""
+"""Most tokens of one node: limits the copy of a split, and lets a long tail be evicted in
+pieces."""
 NEAR = 16
-"""Tokens that are cheaper to compute again than to keep a state for."""
+"""This many tokens are cheaper to compute again than to store with a state."""
 
 
 @dataclass(frozen=True)
@@ -31,16 +32,16 @@ class LivePath:
     prompted: int
     """Tokens before the reply."""
     spare: Mapping[int, Snapshot] = field(default_factory=dict)
-    """Further ones, to end a path that is kept in part."""
+    """Further snapshots, to end a path that is stored only partly."""
 
     @property
     def complete(self) -> bool:
-        """Its segments hold every layer."""
+        """Whether its segments hold every layer."""
         return self.row.complete
 
     @cached_property
     def states(self) -> Mapping[int, Snapshot]:
-        """Snapshots by token count, for paths of which not every layer can be cut."""
+        """Snapshots by token count, for paths with layers that cannot be cut."""
         last = take_snapshot(self.cache) if self.row.exact else None
         return {**self.given, **({} if last is None else {self.row.length: last})}
 
@@ -51,7 +52,8 @@ def grows_complete(found: Walk, source: LivePath) -> bool:
 
 
 def shared_path(found: Walk, length: int, *, complete: bool) -> list[Node]:
-    """The stored nodes of a path of `length` tokens; the last is split where the path leaves it."""
+    """The stored nodes of a path of `length` tokens. The last node is split where the path leaves
+    it."""
     path = [node for node, _ in found.steps]
     agreed = found.steps[-1][1] if path else 0
     if path and agreed < len(path[-1].tokens) and not (complete and found.shared == length):
@@ -60,9 +62,9 @@ def shared_path(found: Walk, length: int, *, complete: bool) -> list[Node]:
 
 
 def cut_back(path: Sequence[Node], kept: Fit, length: int) -> list[Node]:
-    """The nodes of a stored path that are kept, without the snapshots that are not.
+    """The nodes of a stored path that are kept, without the snapshots that are not kept.
 
-    `length`: tokens of the whole path. A shorter head ends in a snapshot that is no guess.
+    `length`: tokens of the whole path. A shorter head ends in a snapshot that is not a guess.
     """
     nodes = [node for node in path if node.start < kept.stop]
     if nodes and kept.stop < nodes[-1].stop and kept.stop < length:
@@ -78,13 +80,13 @@ def cut_back(path: Sequence[Node], kept: Fit, length: int) -> list[Node]:
 def grow(
     parent: Node, ids: Ids, source: LivePath, kept: Fit, *, complete: bool, shared: int
 ) -> Node:
-    """Add below `parent` what is missing of a path's head; its last node."""
+    """Add the missing part of a path's head below `parent`. Returns its last node."""
     every = {} if complete else source.states
     states = {at: every[at] for at in kept.states if at in every}
     spare = {at: source.spare[at] for at in kept.states - {*states} if at in source.spare}
     states |= {at: replace(state, inside=False) for at, state in spare.items()}
     cuts = _cuts(parent.stop, kept.stop, {source.prompted, *states})
-    continued = int(2 * shared > len(ids))  # a conversation goes on: it may again
+    continued = int(2 * shared > len(ids))  # a conversation that continues may continue again
     for start, stop in pairwise(cuts):
         segment = source.row.cut(start, stop, complete=complete)
         parent = add(parent, ids[start:stop], segment, complete=complete)
@@ -102,7 +104,7 @@ def _cuts(start: int, stop: int, wanted: set[int]) -> list[int]:
 
 
 def attach(leaf: Node, at: int, state: Snapshot, *, wanted: bool = False) -> Node | None:
-    """Put a state at token `at` of the path to `leaf`; the node that has it, if it had none.
+    """Attach a state at token `at` of the path to `leaf`. Returns its node, if that had no state.
 
     `wanted`: those tokens were stored already, so a row would have resumed there.
     """
@@ -119,10 +121,10 @@ def attach(leaf: Node, at: int, state: Snapshot, *, wanted: bool = False) -> Nod
 
 
 def prune(leaf: Node) -> None:
-    """Drop snapshots of a path but `1 + RECENT + INSIDE`.
+    """Keep at most `1 + RECENT + INSIDE` snapshots of a path.
 
-    Stay those at the ends of its first message and of its last ones, and of those inside messages
-    the most resumed, the last first.
+    Keeps those at the ends of the first message and of the last messages. Of those inside messages,
+    keeps the most resumed, and among equals the last ones.
     """
     holders = [node for node in leaf.path() if node.snapshot is not None]
     ends = _spaced([node for node in holders if not _inside(node)])
@@ -135,10 +137,10 @@ def prune(leaf: Node) -> None:
 
 
 def _spaced(holders: list[Node]) -> list[Node]:
-    """Without those that spare next to nothing, but for the last.
+    """Remove snapshots that save almost nothing, except the last.
 
-    The end of the prompt stands right after the end of the last message, so it goes once the
-    path leads on.
+    The end of the prompt is directly after the end of the last message, so its snapshot goes once
+    the path continues.
     """
     spaced = holders[:1]
     for node in holders[1:]:

@@ -1,4 +1,4 @@
-"""What a prefix is known by: the model's key, and token ids with images named by content."""
+"""Keys of prefixes: the model's key, and token ids in which content hashes replace images."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class CacheKey:
-    """What the model saw apart from tokens. Entries of different keys never meet."""
+    """What determines the KV besides the tokens. Entries of different keys never match."""
 
     fingerprint: str
     """`ModelInfo.fingerprint`: weights, adapter, quantisation, sliding window."""
     kv: str = ""
-    """How the KV cache itself is kept (its quantisation), and by whose code it is computed."""
+    """The kind of the KV cache (its quantisation), and the code that computes it."""
     salt: str = ""
-    """Tenant: entries of one salt are invisible to every other."""
+    """Tenant. Entries of one salt are invisible to all others."""
     exact: bool = False
-    """Entries come back from disk bit for bit, whatever the operator has chosen."""
+    """Whether entries must come back from disk bit for bit, whatever the operator chose."""
 
     def digest(self) -> bytes:
-        """Sixteen bytes that stand for this key on disk; the salt cannot be read back."""
+        """A 16-byte digest of this key for the disk. The salt cannot be recovered from it."""
         text = "\0".join((self.fingerprint, self.kv, self.salt))
         return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
 def key_tokens(prompt: Prompt) -> list[int]:
-    """The prompt's token ids, with those of each media span replaced by negative ids.
+    """The prompt's token ids, with negative ids in place of each media span.
 
-    The ids derive from the item's content hash and the span's length, so another item ends a
+    These ids derive from the item's content hash and the span's length, so another item ends a
     match at its first token. The first id of a span is even, all others are odd.
     """
     ids = list(prompt.tokens)
@@ -49,7 +49,7 @@ def key_tokens(prompt: Prompt) -> list[int]:
 
 
 def as_ids(tokens: Sequence[int] | Ids) -> Ids:
-    """Tokens as an int64 array; an int64 array is returned as it is, without a copy."""
+    """Tokens as an int64 array. An int64 array is returned without a copy."""
     return np.asarray(tokens, dtype=np.int64)
 
 

@@ -32,11 +32,11 @@ CHUNKED = KV | {"chunk_size", "start_position"}
 
 
 class Unstorable(TypeError):
-    """A cache holds something that cannot be kept for another row."""
+    """A cache holds something that cannot be stored for another row."""
 
 
 class Kind(enum.Enum):
-    """What a layer's cache allows."""
+    """How a layer's cache can be cut."""
 
     APPEND = "append"
     WINDOW = "window"
@@ -44,23 +44,23 @@ class Kind(enum.Enum):
 
 
 def kind(layer: Any) -> Kind:
-    """The kind of one leaf of a row cache. Raises `Unstorable` where its state is out of reach."""
+    """The kind of one leaf of a row cache. Raises `Unstorable` if its state is not accessible."""
     if not hasattr(layer, "__dict__"):
         raise Unstorable(f"{type(layer).__name__} has no attributes to keep")
-    names = vars(layer).keys() - {"step"}  # of growth: none of its state
+    names = vars(layer).keys() - {"step"}  # of growth, not of the state
     if names in (KV, QUANTISED):
         return Kind.APPEND
     return Kind.WINDOW if names in (ROTATING, CHUNKED) else Kind.STATE
 
 
 def strictest(cache: list[Any]) -> Kind:
-    """The kind of the layer that allows least. Raises `Unstorable`."""
+    """The strictest kind of any layer. Raises `Unstorable`."""
     kinds = {kind(layer) for layer in leaves(cache) if layer is not None}
     return next((k for k in (Kind.STATE, Kind.WINDOW) if k in kinds), Kind.APPEND)
 
 
 def unwrapped(layer: Any) -> bool:
-    """Whether a window still holds every token from the first on."""
+    """Whether a window still holds all tokens from the first."""
     if layer.keys is None:
         return True
     if vars(layer).keys() == CHUNKED:
@@ -69,7 +69,7 @@ def unwrapped(layer: Any) -> bool:
 
 
 def kv_arrays(layer: Any) -> list[Any]:
-    """Keys and values in token order, at least `offset` tokens of each."""
+    """Keys and values in token order, of at least `offset` tokens."""
     if layer.keys is None:
         return []
     both = (layer.keys, layer.values)

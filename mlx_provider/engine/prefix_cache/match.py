@@ -1,4 +1,4 @@
-"""How much of a prompt is stored, and from where a row can resume."""
+"""The stored part of a prompt, and the position at which a row can resume."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from .tree import Node, Walk
 
 @dataclass(frozen=True)
 class Match:
-    """The longest prefix a row can resume from, and why it is not longer."""
+    """The longest prefix from which a row can resume, and why it is not longer."""
 
     length: int
-    """Tokens that `restore` will put into the row's cache."""
+    """Tokens that `restore` puts into the row's cache."""
     asked: int
     """Tokens of the whole prompt."""
     shared: int
-    """Tokens in common with the closest stored path; more than `length` where state is missing."""
+    """Tokens in common with the closest stored path. More than `length` if a state is missing."""
     branch: int
-    """Tokens after which this prompt leaves another one; 0 where it does not."""
+    """Tokens before the point where this prompt leaves another one. 0: it leaves none."""
     diverged_at: int | None
-    """First position that differs from that path; `None`: the path ended, or nothing differs."""
+    """First position that differs from that path. `None`: the path ended, or nothing differs."""
     stored_token: int | None
     """The id stored at `diverged_at`."""
     path: tuple[Node, ...] = ()
-    """The nodes used, from the first token on."""
+    """The used nodes, from the first token on."""
     stateful: Node | None = None
-    """The node whose snapshot is used, where the match needs one."""
+    """The node whose snapshot is used, if the match needs one."""
     version: int = 0
-    """Of the store when this was found."""
+    """Version of the store at the time of the match."""
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -44,7 +44,7 @@ class Match:
 
 
 def resume(found: Walk, ids: Ids, version: int) -> Match:
-    """The match for a prompt `ids` that follows the tree as `found` says."""
+    """The match for a prompt `ids`, from its walk through the tree."""
     usable = outside_spans(ids, found.shared)
     length, stateful = 0, None
     for node, agreed in found.steps:

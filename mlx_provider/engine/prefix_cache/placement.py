@@ -1,8 +1,8 @@
-"""Where along a prompt a state is worth keeping. Imports no mlx.
+"""Chooses the positions in a prompt at which a state is worth storing. Imports no mlx.
 
-At message ends, at image ends, where a prompt was seen to leave a stored path (as in Marconi,
-MLSys 2025), and, as a guess, inside what is long and new: the next prompt may ask something else
-about it.
+These are message ends, image ends, and points where a prompt left a stored path (as in Marconi,
+MLSys 2025). In long new text, some positions are guesses: the next prompt may ask another question
+about the same text.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ from collections.abc import Iterable
 from ...records import Prompt
 
 GRID = 64
-"""Passes of prefill start on its multiples, counted from the prompt's beginning: what is computed
-is the same where a pass ends on one of them."""
+"""Prefill passes start on multiples of this, counted from the prompt's beginning. The result does
+not change if a pass ends on one."""
 WORTH_A_PASS = 64
-"""Tokens that a snapshot must spare beyond the state before it, to be worth a pass of its own:
-reading the weights once more costs as much time as some tens to hundreds of tokens."""
+"""A snapshot needs its own pass, so it must save at least this many tokens beyond the state before
+it. Reading the weights again costs as much time as some tens to hundreds of tokens."""
 WORTH_A_GUESS = 512
-"""The same where nobody is known to resume there: one guess in some ten is of use."""
+"""The same for guesses, of which about one in ten is used."""
 GUESSED = (16, 4)
-"""A guess stands so far from the end as this part of what is new: a short question behind a long
-text, and one behind its first pages."""
+"""A guess is this fraction (1/n) of the new tokens before the end: for a short question behind a
+long text, and for one behind its first pages."""
 RECENT = 3
-"""Message ends kept per path besides the first, which is the end of the system prompt."""
+"""Message ends kept per path besides the first one, which is the end of the system prompt."""
 INSIDE = 2
-"""Snapshots kept per path besides those: guesses, and where prompts branched."""
+"""Further snapshots kept per path: guesses, and branch points of prompts."""
 
 
 def places(
     prompt: Prompt, done: int = 0, branch: int = 0, *, grid: int = GRID, fits: int | None = None
 ) -> tuple[int, ...]:
-    """Ascending token counts at which to keep a state.
+    """Ascending token counts at which to store a state.
 
-    At most 1 + `RECENT` ends, a branch, and as many guesses as `GUESSED` has parts. `done`: tokens
-    with which the row resumes; `branch`: those after which the prompt leaves another one, more than
-    `done` where a state is missing; `grid`: the state is kept at a multiple of it, at most those;
-    `fits`: tokens that the prefix cache can hold, so that a longer prompt has a state there.
+    At most 1 + `RECENT` ends, a branch, and the guesses of `GUESSED`. `done`: tokens with which the
+    row resumes. `branch`: tokens before the prompt leaves another one; more than `done` if a state
+    is missing. `grid`: the state is stored at the multiple of it at or before the position. `fits`:
+    tokens that the prefix cache can hold, so that a longer prompt has a state there.
     """
     total = len(prompt.tokens)
     stop = total if fits is None else min(fits, total)
@@ -49,7 +49,7 @@ def places(
     last = stop // grid * grid
     if stop < total and last - max(ends, default=done) >= WORTH_A_PASS:
         ends |= set() if _inside_media(prompt, last) else {last}
-    fresh = 2 * done < total  # a conversation that goes on will again
+    fresh = 2 * done < total  # a conversation that continues will probably continue again
     guesses = _guesses(prompt, max(done, at), ends, stop) if fresh else set()
     return tuple(sorted(ends | guesses))
 
@@ -57,8 +57,8 @@ def places(
 def cuts_of(prompt: Prompt, done: int = 0) -> tuple[int, ...]:
     """Message ends, and image ends for another question.
 
-    Image ends always are worth keeping; message ends only if they spare more than a pass costs,
-    counted from the last state there is. `done`: tokens with which the row resumes.
+    Image ends are always included; message ends only if they save more than a pass costs, counted
+    from the previous state. `done`: tokens with which the row resumes.
     """
     images = {span.end for span in prompt.spans}
     cuts: list[int] = []
@@ -75,7 +75,8 @@ def ends_of(prompt: Prompt) -> set[int]:
 
 
 def _guesses(prompt: Prompt, start: int, states: Iterable[int], stop: int) -> set[int]:
-    """Places between `start` and the last message's end, the last first, far from any other."""
+    """Positions between `start` and the end of the last message, last first, far from any other
+    state."""
     end = min(stop, max(prompt.snapshot_points, default=stop))
     held, found = {start, *states}, set[int]()
     for part in GUESSED:

@@ -1,4 +1,4 @@
-"""What one model's engine takes from the prefix cache, and what it leaves there."""
+"""How the engine of one model uses the prefix cache."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from .placement import GRID, ends_of, places
 log = logging.getLogger(__name__)
 
 WORTH_KEEPING = 32
-"""Fewer tokens of a cancelled prefill are not stored."""
+"""A cancelled prefill with fewer tokens is not stored."""
 AROUND = 8
-"""Tokens shown on either side of the place where a prompt left the stored path."""
+"""Tokens in a report on either side of the point where a prompt left the stored path."""
 
 
 class PrefixCachePolicy:
@@ -38,7 +38,7 @@ class PrefixCachePolicy:
         make_cache: Callable[[], list[Any]],
         heterogeneous: Heterogeneous | None = None,
     ) -> None:
-        """`heterogeneous`: of processes that keep different parts of a row."""
+        """`heterogeneous`: processes that keep different parts of a row."""
         self._cache = cache
         self._model = model
         self._kv = kv
@@ -48,10 +48,10 @@ class PrefixCachePolicy:
             cache.strictest(make_cache()) if heterogeneous is None else heterogeneous.kind
         )
         self._grid = 1
-        """A prefix is used to a multiple of so many tokens."""
+        """A prefix is used only up to a multiple of this."""
         self._exact = False
         self._memory: MemoryProfile | None = None
-        """Of the model's rows; `None` until one was seen, or where processes differ."""
+        """Memory of the model's rows. `None` before the first row, or if processes differ."""
 
     def look_up(self, job: PrefillJob) -> None:
         """Find the longest stored prefix of a job's tokens."""
@@ -75,10 +75,10 @@ class PrefixCachePolicy:
         return self._cache.match(key, ids, limit=len(ids) - 1)
 
     def begin(self, job: PrefillJob, room: int) -> Match | None:
-        """Give the job a cache for `room` tokens with the longest stored prefix in it.
+        """Give the job a cache for `room` tokens that holds the longest stored prefix.
 
-        What was found, unless the job starts again and was told of before. Where the disk has more
-        than memory, the job is `restoring` at first; call it again when it no longer is.
+        Returns the match, unless the job starts again and its match was already reported. If the
+        disk has more than memory, the job is `restoring` at first. Call it again after that.
         """
         if job.match is None or not self._cache.holds(job.match):
             self.look_up(job)
@@ -109,7 +109,8 @@ class PrefixCachePolicy:
         return match
 
     def _plan_snapshots(self, job: PrefillJob, start: int, branch: int = 0) -> None:
-        """Where snapshots are taken from `start` on; a pass ends there if a layer keeps a state."""
+        """Plan the snapshots from `start` on. If a layer has a state, a pass ends at each of
+        them."""
         ends_passes = self._strictest is Kind.STATE
         if self._strictest is not Kind.APPEND:
             job.keeps = self._places(job, start, branch, GRID if ends_passes else 1)
@@ -117,8 +118,8 @@ class PrefixCachePolicy:
             job.cuts = job.keeps
 
     def _places(self, job: PrefillJob, start: int, branch: int, grid: int) -> tuple[int, ...]:
-        """Where the states are worth keeping: in memory as far as it holds the prompt, on disk as
-        if that was all of it."""
+        """The positions of the snapshots: in memory as far as it holds the prompt, on disk for all
+        of it."""
         prompt, fits = job.request.prompt, self._fits(job)
         found = places(prompt, start, branch, grid=grid, fits=fits)
         if fits is None or fits >= len(prompt.tokens) or not self._cache.on_disk_too:
@@ -126,13 +127,13 @@ class PrefixCachePolicy:
         return tuple(sorted({*found, *places(prompt, start, branch, grid=grid)}))
 
     def _fits(self, job: PrefillJob) -> int | None:
-        """Tokens of a row that the prefix cache can hold, once a row was seen."""
+        """Tokens of a row that the prefix cache can hold, once the memory of a row is known."""
         if self._memory is None and self._heterogeneous is None and job.done:
             self._memory = profile(job.held(), job.done)
         return None if self._memory is None else self._cache.fits(self._memory, job.request.session)
 
     def passed(self, job: PrefillJob, start: int) -> None:
-        """Take the planned snapshots of a pass that has just brought `job` on from `start`."""
+        """Take the planned snapshots of the pass that started at `start`."""
         if self._memory is None and self._strictest is not Kind.APPEND:
             self._plan_again(job)
         if job.ids is not None:
@@ -149,11 +150,11 @@ class PrefixCachePolicy:
                     job.snapshots[at] = snapshot
 
     def _whole(self, done: int) -> int:
-        """Tokens of a prefill of `done` that may be kept."""
+        """The part of `done` prefilled tokens that may be stored."""
         return done
 
     def _plan_again(self, job: PrefillJob) -> None:
-        """The first pass of all tells what a row takes, and so whether this one can be kept."""
+        """Plan again after the first pass of all, which shows the memory of a row."""
         fits = self._fits(job)
         if fits is not None and fits < len(job.request.prompt.tokens):
             taken = [at for at in job.keeps if at <= job.done]
@@ -161,20 +162,20 @@ class PrefixCachePolicy:
             job.keeps = [*taken, *job.keeps]
 
     def _ends(self, prompt: Prompt) -> set[int]:
-        """Token counts at which a state is worth most."""
+        """Token counts with the most valuable states."""
         return ends_of(prompt)
 
     def keep_prefill(self, job: PrefillJob) -> None:
-        """Store what a prefill that was looked up, whole or cancelled, has computed.
+        """Store the result of a prefill that was looked up, complete or cancelled.
 
-        Where tokens were left out, what follows them is not what another prompt's would be.
+        If tokens were left out, the tokens after them differ from those of other prompts.
         """
         whole = job.ids is not None and job.places is None
         if job.cache is not None and whole and job.done >= WORTH_KEEPING:
             self._insert(job.request, job.ids[: job.done], job.cache, job.snapshots)
 
     def keep_row(self, row: Row, tokens: Sequence[int], cache: list[Any]) -> None:
-        """Store a row that ends; its cache holds the prompt and these tokens of the reply."""
+        """Store a row that ends. Its cache holds the prompt and these tokens of the reply."""
         if row.request.kept is not None:
             return
         prompt = as_ids(key_tokens(row.request.prompt))
@@ -206,7 +207,7 @@ class PrefixCachePolicy:
         return CacheKey(self._model.info.fingerprint, self._kv, request.salt, self._exact)
 
     def _explained(self, job: PrefillJob, match: Match) -> str:
-        """Why a prompt was not found whole, in a line."""
+        """A line that explains why a prompt was not found completely."""
         at = match.diverged_at
         if at is None or match.stored_token is None:
             return ""

@@ -1,4 +1,4 @@
-"""The thread that reads the disk tier's files and checks them, one restore after another."""
+"""The thread that reads and checks the disk tier's files, one restore after another."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 LOOK = 1.0
-"""Seconds after which the thread sees that nobody runs its calls any more."""
+"""Seconds between checks whether anyone still runs the thread's calls."""
 
 
 class Call(Protocol):
@@ -30,13 +30,14 @@ class Call(Protocol):
 
 
 class Closed(Exception):
-    """Nobody runs calls any more."""
+    """The engine thread no longer runs calls."""
 
 
 class Reader:
-    """Reads files into memory that the engine thread has made, and has that take what is there.
+    """Reads files into memory that the engine thread allocated, and passes the data to the engine
+    thread.
 
-    The engine thread takes a slice at a time, so that the steps of others go on between two.
+    The engine thread takes one slice at a time, so that steps of other requests can run in between.
     """
 
     def __init__(
@@ -52,11 +53,11 @@ class Reader:
         threading.Thread(target=self._run, name="prefix-disk-reader", daemon=True).start()
 
     def read(self, restore: Restore) -> None:
-        """Begin once those before have ended; returns at once."""
+        """Queue a restore. Returns at once."""
         self._jobs.put(restore)
 
     def close(self) -> None:
-        """End the thread, soon."""
+        """Ask the thread to end."""
         self._closed = True
         self._jobs.put(None)
 
@@ -65,7 +66,7 @@ class Reader:
             with Isolation(self._failed):
                 self._restore(restore)
             with Isolation():
-                self._on_engine_thread(restore.abandon)  # does nothing once it has ended
+                self._on_engine_thread(restore.abandon)  # no effect once it has ended
 
     def _restore(self, restore: Restore) -> None:
         needed = self._on_engine_thread(restore.begin)

@@ -1,4 +1,4 @@
-"""How stored segments and a snapshot become a row cache again."""
+"""Rebuilds a row cache from stored segments and a snapshot."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def rebuild(
 ) -> None:
     """Fill a fresh row cache with the segments' first `length` tokens.
 
-    `room`: tokens soon to be appended, for which buffers are made large enough.
+    `room`: tokens to append soon; the buffers get capacity for them.
 
-    Raises `ValueError` if segments and snapshot do not cover every layer, or the fresh cache
-    is of another make than the stored one.
+    Raises `ValueError` if segments and snapshot do not cover every layer, or if the fresh cache is
+    of another kind than the stored one.
     """
     kept = snapshot.layers if snapshot is not None else {}
     parts = _heads(segments, length)
@@ -47,7 +47,7 @@ def rebuild(
 
 
 def _heads(segments: Sequence[Segment], length: int) -> list[dict[int, list[Any]]]:
-    """Arrays of the segments, the last cut so that they hold `length` tokens together."""
+    """Arrays of the segments, with the last cut so that they hold `length` tokens in total."""
     parts = [segment.arrays() for segment in segments]
     extra = sum(segment.length for segment in segments) - length
     if extra and parts:
@@ -58,7 +58,7 @@ def _heads(segments: Sequence[Segment], length: int) -> list[dict[int, list[Any]
 
 
 def _runs(layer: Any, parts: Sequence[list[Any]]) -> list[list[Any]]:
-    """What becomes each array of a layer, piece after piece; none for one without tokens."""
+    """The pieces of each array of a layer. Empty for a layer without tokens."""
     if layer is None or not parts or not parts[0]:
         return []
     if not is_of(layer, len(parts[0])):
@@ -67,14 +67,14 @@ def _runs(layer: Any, parts: Sequence[list[Any]]) -> list[list[Any]]:
 
 
 def is_of(layer: Any, count: int) -> bool:
-    """Whether so many arrays can be a layer's keys and values."""
+    """Whether this many arrays can be a layer's keys and values."""
     if layer is None or kind(layer) is Kind.STATE:
         return False
     return count == (6 if vars(layer).keys() == QUANTISED else 2)
 
 
 def _fill(layers: Sequence[tuple[Any, list[list[Any]]]], length: int, room: int) -> list[Any]:
-    """Give each layer the arrays that its runs make. Returns all those arrays."""
+    """Give each layer the arrays from its pieces. Returns all these arrays."""
     made: list[Any] = []
     for layer, runs in layers:
         slack = slack_of(layer, length, room)
@@ -85,21 +85,21 @@ def _fill(layers: Sequence[tuple[Any, list[list[Any]]]], length: int, room: int)
 
 
 def slack_of(layer: Any, length: int, room: int) -> int:
-    """Tokens for which a layer's buffers have room behind `length`."""
-    if kind(layer) is Kind.APPEND and hasattr(layer, "step"):  # grows in steps: spare one copy
+    """Token capacity of a layer's buffers behind `length`."""
+    if kind(layer) is Kind.APPEND and hasattr(layer, "step"):  # growth in steps: avoid one copy
         return whole_steps(length + max(1, room)) - length
     return 0
 
 
 def _joined(pieces: Sequence[Any], slack: int) -> Any:
-    """One array of the pieces, one after another along their token axis, and `slack` zeros."""
+    """The pieces concatenated along their token axis, with `slack` zeros at the end."""
     first = pieces[0]
     zeros = mx.zeros((*first.shape[:-2], slack, first.shape[-1]), dtype=first.dtype)
     return mx.contiguous(mx.concatenate([*pieces, zeros] if slack else [*pieces], axis=-2))
 
 
 def hand_over(layer: Any, arrays: list[Any], length: int) -> None:
-    """Make arrays of `length` tokens or more the keys and values of a fresh layer."""
+    """Set arrays of `length` tokens or more as the keys and values of a fresh layer."""
     half = len(arrays) // 2
     keys, values = arrays[:half], arrays[half:]
     own = vars(layer)

@@ -1,4 +1,4 @@
-"""A prefix on its way from disk into the row cache of one request."""
+"""Restores a prefix from disk into the row cache of one request."""
 
 from __future__ import annotations
 
@@ -16,36 +16,38 @@ SLICE = 2**26
 """Bytes that are copied into a row between two steps."""
 
 Part = tuple[Mapping[int, Sequence[Any]], int, int, int]
-"""Arrays by leaf; their tokens `start .. stop`, behind so many others."""
+"""Arrays by leaf, their tokens `start .. stop`, and the number of tokens before these in the
+arrays."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a restore reads, and where it goes."""
+    """The files to read, and their destination."""
 
     filler: RowFiller
     held: Sequence[Part]
-    """Segments that memory has."""
+    """Segments in memory."""
     segments: Sequence[Step]
     state: Header | None
     length: int
 
 
 class Origin(Protocol):
-    """Where a restore comes from."""
+    """The source of a restore."""
 
     def plan(self) -> Plan | None:
-        """What is to be read now; `None`: memory has it."""
+        """The files to read now. `None`: memory has the tokens."""
 
     def usable(self, length: int) -> int:
-        """The most tokens within `length` at which the row may resume; 0: memory has as many."""
+        """The largest length within `length` at which the row may resume. 0: memory has as many
+        tokens."""
 
     def damaged(self, name: str, reason: BadFile | OSError) -> None:
         """A file cannot be read."""
 
 
 class Restore:
-    """Belongs to the engine thread; the reader's thread calls it there."""
+    """Belongs to the engine thread. The reader's thread calls it there."""
 
     def __init__(self, origin: Origin) -> None:
         self._origin = origin
@@ -56,14 +58,14 @@ class Restore:
         self._state: Snapshot | None = None
         self._reached = 0
         self.ended = False
-        """Nothing more is read; any thread may ask."""
+        """Nothing more is read. Any thread may read this attribute."""
         self.cache: list[Any] | None = None
-        """The row cache once it has ended; `None`: nothing was restored."""
+        """The row cache once the restore has ended. `None`: nothing was restored."""
         self.length = 0
-        """Tokens that it holds."""
+        """Tokens in the row cache."""
 
     def begin(self) -> Sequence[Header]:
-        """It is its turn: the files that it needs."""
+        """Start the restore. Returns the files that it needs."""
         plan = None if self.ended else self._origin.plan()
         if plan is None:
             self.abandon()
@@ -77,12 +79,12 @@ class Restore:
     def stage(self, contents: Contents) -> Sequence[HostArray]:
         """Memory for the arrays of the next file."""
         if self.ended:
-            raise FileNotFoundError("nobody wants it any more")
+            raise FileNotFoundError("the request has ended")
         self._staged = Staged.of(contents)
         return self._staged.views()
 
     def take(self) -> bool:
-        """Take a slice of the file that was read; whether more of it is left."""
+        """Take a slice of the file that was read. Returns whether more of it is left."""
         plan, staged = self._plan, self._staged
         if self.ended or plan is None or staged is None:
             return False
@@ -109,7 +111,7 @@ class Restore:
             self._reached = stop
 
     def stop(self, name: str, reason: BadFile | OSError) -> None:
-        """A file cannot be read: end with what is there."""
+        """A file cannot be read: end with the restored part."""
         if self.ended:
             return
         self._origin.damaged(name, reason)
@@ -118,12 +120,12 @@ class Restore:
         self._end(self._origin.usable(length))
 
     def finish(self) -> None:
-        """Everything was read."""
+        """All files are read."""
         if not self.ended and self._plan is not None:
             self._end(self._plan.length)
 
     def abandon(self) -> None:
-        """Nobody wants it, or it cannot be had. What it holds is free at once."""
+        """The request ended or the restore failed. Frees its memory at once."""
         self._end(0)
 
     def _end(self, length: int) -> None:
@@ -137,20 +139,20 @@ class Restore:
         self.ended = True
 
     def _headers(self, plan: Plan) -> Sequence[Header]:
-        """The state first: without it nothing else is of use."""
+        """The state first, because nothing is usable without it."""
         state = [] if plan.state is None else [plan.state]
         return [*state, *(header for header, _, _ in plan.segments)]
 
 
 def leaves_of(state: Header) -> list[int]:
-    """The leaves of which a snapshot's file holds the state."""
+    """The leaves whose state is in a snapshot's file."""
     return [leaf for leaf, _ in state.structure["layers"]]
 
 
 def _slices(
     header: Header, staged: Staged, wanted: frozenset[int]
 ) -> list[Sequence[tuple[int, int, int]]]:
-    """Leaves of a segment, with their first array and how many there are, in slices."""
+    """The leaves of a segment, each with its first array and its number of arrays, in slices."""
     found, at = [], 0
     for leaf, count in header.structure["layers"]:
         if leaf in wanted and count:

@@ -1,4 +1,4 @@
-"""A row cache that is filled piece by piece with stored segments."""
+"""Fills a row cache piece by piece with stored segments."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from .snapshots import Snapshot
 
 
 class RowFiller:
-    """Buffers of a row of up to `length` tokens, with room for `room` behind them.
+    """Buffers of a row of up to `length` tokens, with capacity for `room` more.
 
-    Each piece is copied into place, so a row takes no memory beside its own but that of the
-    piece.
+    Each piece is copied into place, so a row needs no extra memory except that of the piece.
     """
 
     def __init__(self, cache: list[Any], length: int, room: int, states: frozenset[int]) -> None:
-        """`cache`: a fresh one; `states`: leaves that get a snapshot's state."""
+        """`cache`: a fresh cache. `states`: leaves that get the state of a snapshot."""
         self._cache = cache
         self._length = length
         self._room = room
@@ -34,9 +33,9 @@ class RowFiller:
         return frozenset(self._layers)
 
     def put(self, arrays: Mapping[int, Sequence[Any]], start: int, stop: int, skip: int) -> None:
-        """Copy tokens `start .. stop`, of which each array begins with `skip` others.
+        """Copy tokens `start .. stop`. Each array begins with `skip` other tokens.
 
-        Raises `ValueError` for arrays of another make than the layer's.
+        Raises `ValueError` for arrays of another kind than the layer's.
         """
         for leaf, parts in arrays.items():
             layer = self._layers.get(leaf)
@@ -52,7 +51,7 @@ class RowFiller:
         mx.eval([self._buffers[leaf] for leaf in arrays if leaf in self._buffers])
 
     def finish(self, length: int, snapshot: Snapshot | None) -> list[Any]:
-        """The row cache, of which the first `length` tokens are filled."""
+        """The row cache. Its first `length` tokens are filled."""
         for leaf, layer in self._layers.items():
             buffers = self._buffers.get(leaf)
             if buffers is None:

@@ -1,4 +1,4 @@
-"""How a row cache is cut into segments."""
+"""Cuts a row cache into segments."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .snapshots import Charge
 
 @dataclass(frozen=True)
 class Segment:
-    """Keys and values of consecutive tokens, all layers that could be cut. Immutable."""
+    """Keys and values of consecutive tokens, for all layers that can be cut. Immutable."""
 
     length: int
     pack: ArrayPack
     layers: tuple[tuple[int, int], ...]
-    """(leaf index, its number of arrays): 2, 6 where quantised, 0 for a layer without tokens."""
+    """(leaf index, number of its arrays): 2, 6 if quantised, 0 for a layer without tokens."""
     charge: Charge | None = None
-    """What it counts for, bytes per token; `None`: its own size."""
+    """Charged bytes per token. `None`: its own size."""
 
     @property
     def nbytes(self) -> int:
@@ -46,7 +46,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class RowParts:
-    """A live row cache that holds `length` tokens or more, as the prefix cache sees it."""
+    """The parts of a live row cache that holds `length` tokens or more."""
 
     length: int
     append: Mapping[int, list[Any]]
@@ -54,14 +54,15 @@ class RowParts:
     window: Mapping[int, list[Any]]
     """The same for windows that have not wrapped."""
     complete: bool
-    """Every layer can be cut."""
+    """Whether every layer can be cut."""
     exact: bool
-    """No layer holds more than `length` tokens, so its state may serve as a snapshot there."""
+    """Whether no layer holds more than `length` tokens, so that its state is a valid snapshot
+    there."""
     charges: tuple[Charge, Charge] | None = None
-    """What its segments count for, without and with the windows; `None`: their own size."""
+    """Charges of its segments, without and with the windows. `None`: their own size."""
 
     def cut(self, start: int, stop: int, *, complete: bool) -> Segment:
-        """Tokens `start .. stop`; `complete`: with the windows, which the row must still have."""
+        """Tokens `start .. stop`. `complete`: with the windows, which must not have wrapped."""
         layers = self._layers(complete=complete)
         arrays = [a[..., start:stop, :] for each in layers.values() for a in each]
         counts = tuple((leaf, len(each)) for leaf, each in layers.items())
@@ -69,13 +70,13 @@ class RowParts:
         return Segment(stop - start, ArrayPack.of(arrays), counts, charge)
 
     def token_bytes(self, *, complete: bool) -> int:
-        """Bytes that one token counts for in a segment."""
+        """Charged bytes of one token in a segment."""
         if self.charges is not None:
             return self.charges[complete].nbytes
         return self.own_size(complete=complete)[0]
 
     def own_size(self, *, complete: bool) -> tuple[int, int]:
-        """Bytes that one token takes in a segment, and the buffers of a segment."""
+        """Actual bytes of one token in a segment, and buffers of a segment."""
         arrays = [a for each in self._layers(complete=complete).values() for a in each]
         kinds = {(*a.shape[:-2], a.shape[-1], str(a.dtype)) for a in arrays}
         return sum(a.nbytes // max(1, a.shape[-2]) for a in arrays), len(kinds)
@@ -93,7 +94,7 @@ class RowParts:
 
 
 def row_parts(cache: list[Any], length: int) -> RowParts:
-    """Look at a row cache. Raises `Unstorable`, or `ValueError` if it holds fewer tokens."""
+    """The parts of a row cache. Raises `Unstorable`, or `ValueError` if it holds fewer tokens."""
     append: dict[int, list[Any]] = {}
     window: dict[int, list[Any]] = {}
     complete = exact = True

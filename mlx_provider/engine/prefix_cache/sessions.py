@@ -1,4 +1,5 @@
-"""The newest path of each session, which is evicted later than others, and what it may take."""
+"""The newest path of each session, which is evicted later than others, and its share of the
+cache."""
 
 from __future__ import annotations
 
@@ -9,15 +10,15 @@ from dataclasses import dataclass
 from .tree import Node, split
 
 MAX_SESSIONS = 256
-"""Pinned sessions; the one longest unused loses its pin first."""
+"""Pinned sessions. The least recently used one loses its pin first."""
 LIVE_TURNS = 16
-"""Paths of any session that are stored before one that takes turns with others counts as gone; a
-request stores two."""
+"""A session that takes turns with others counts as gone after this many stored paths. A request
+stores two."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """What a path may take of the prefix cache."""
+    """The share of a path in the prefix cache."""
 
     nbytes: int
     equal: int = 0
@@ -35,7 +36,7 @@ class Sessions:
         self._last = ""
         self._wanted: dict[str, int] = {}
         self._returned: dict[str, int] = {}
-        """When a session last went on after another one's turn."""
+        """The time at which a session last continued after another session's turn."""
 
     def __len__(self) -> int:
         return len(self._leaves)
@@ -44,8 +45,8 @@ class Sessions:
         return session in self._leaves
 
     def pin(self, session: str, leaf: Node, wanted: int = 0) -> None:
-        """Mark the path to `leaf` in place of the session's last one; `wanted`: bytes of all of
-        it, of which `leaf` may end but a head."""
+        """Mark the path to `leaf` in place of the session's previous path. `wanted`: bytes of the
+        whole path, of which `leaf` may end only a head."""
         self._turn += 1
         if session in self._leaves and session != self._last:
             self._returned[session] = self._turn
@@ -62,10 +63,11 @@ class Sessions:
             del self._wanted[gone]
 
     def share(self, session: str | None, budget: int) -> Share:
-        """What of `budget` bytes a path of the session may take.
+        """The part of `budget` bytes that a path of the session may use.
 
-        Of sessions that take turns, each keeps the head of its path: what is longer than an equal
-        share would go before its next turn. One that has never come back leaves all to the next.
+        Sessions that take turns each keep the head of their path. Anything longer than an equal
+        share would be evicted before their next turn. A session that has never returned keeps no
+        share.
         """
         others = [] if session is None else self._taking_turns(session)
         equal = budget // (1 + len(others))
@@ -79,7 +81,7 @@ class Sessions:
         self._wanted.clear()
 
     def _taking_turns(self, session: str) -> list[str]:
-        """The other sessions that have lately come back."""
+        """The other sessions that have returned recently."""
         since = self._turn - LIVE_TURNS
         return [each for each, turn in self._returned.items() if turn > since and each != session]
 
@@ -90,7 +92,7 @@ class Sessions:
 
 
 def head(leaf: Node, nbytes: int) -> list[Node]:
-    """The nodes of a path's longest head of so many bytes from which a row can resume."""
+    """The nodes of a path's longest resumable head within `nbytes`."""
     found: list[Node] = []
     for node in _kept(leaf):
         left = nbytes - sum(each.nbytes for each in found)

@@ -1,4 +1,4 @@
-"""Snapshots: state that cannot be cut, kept whole at one position of a row."""
+"""Snapshots: states that cannot be cut, stored for one position of a row."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .layer_kinds import Kind, Unstorable, kind
 from .windows import window_attributes
 
 Encoded = list[Any]
-"""JSON-able form of a value: `[tag, ...]`; arrays are numbers into a pack."""
+"""JSON-able form of a value: `[tag, ...]`. Arrays are indices into a pack."""
 
 
 @dataclass(frozen=True)
 class Charge:
-    """What a stored part counts for where that is not its own size."""
+    """The charge of a stored part, if it is not its own size."""
 
     nbytes: int
     buffers: int
@@ -32,7 +32,7 @@ class Snapshot:
     layers: Mapping[int, Encoded]
     pack: ArrayPack
     inside: bool = False
-    """Taken inside a message, in case another prompt leaves this one there."""
+    """Taken inside a message, for prompts that leave this one there."""
     charge: Charge | None = None
     """`None`: its own size."""
 
@@ -44,7 +44,7 @@ class Snapshot:
         return cls(layers, ArrayPack.of(arrays))
 
     def attributes(self, leaf: int) -> dict[str, Any]:
-        """Attributes of one layer, in arrays of their own (lazy)."""
+        """Attributes of one layer, in separate arrays (lazy)."""
         decoded: dict[str, Any] = decode(self.layers[leaf], self.pack)
         return decoded
 
@@ -58,12 +58,12 @@ class Snapshot:
 
 
 def take_snapshot(cache: list[Any], at: int | None = None) -> Snapshot | None:
-    """Windows and states as they are now; `None` where every layer keeps every token.
+    """Windows and states of a row. `None` if every layer keeps every token.
 
-    A window that has not wrapped is taken too: it may have by the time the row is stored.
-    `at`: as they were after that many tokens, at the beginning of the last pass or within it,
-    which had several tokens; a window still holds what it needs for that, a state does not.
-    Raises `Unstorable`, and `ValueError` where what `at` needs is gone.
+    A window that has not wrapped is included, because it may wrap before the row is stored. `at`:
+    their values after that many tokens, at the beginning of the last pass or within it. That pass
+    must have several tokens. A window still has the data for this, a state does not. Raises
+    `Unstorable`, and `ValueError` if the data for `at` is gone.
     """
     attributes = {}
     for leaf, layer in enumerate(leaves(cache)):
@@ -74,13 +74,13 @@ def take_snapshot(cache: list[Any], at: int | None = None) -> Snapshot | None:
             if at is not None:
                 raise ValueError(f"the state of layer {leaf} is not that after {at} tokens")
             own = vars(layer)
-            # of `ArraysCache`, paddings and lengths belong to the batch, not to the row
+            # `ArraysCache`: paddings and lengths belong to the batch, not to the row
             attributes[leaf] = {"cache": own["cache"]} if "cache" in own else own
     return Snapshot.of(attributes) if attributes else None
 
 
 def encode(value: Any, arrays: list[Any]) -> Encoded:
-    """Appends the arrays within `value` to `arrays`."""
+    """Append the arrays within `value` to `arrays`."""
     if isinstance(value, mx.array):
         arrays.append(value)
         return ["array", len(arrays) - 1]
@@ -95,7 +95,7 @@ def encode(value: Any, arrays: list[Any]) -> Encoded:
 
 
 def decode(encoded: Encoded, pack: ArrayPack) -> Any:
-    """The value again; its arrays share no memory that outlives the pack."""
+    """Decode a value. Its arrays share no memory with the pack after evaluation."""
     tag, *rest = encoded
     if tag == "array":
         return mx.contiguous(pack[rest[0]])

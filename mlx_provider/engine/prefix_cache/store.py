@@ -1,4 +1,4 @@
-"""The stored paths of every key, and what they take."""
+"""The stored paths of all keys, and their sizes."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ NOTHING: frozenset[Node] = frozenset()
 
 
 class Store:
-    """A tree for each key. No method keeps more than `budget` bytes or `max_buffers` buffers."""
+    """One tree per key. No method keeps more than `budget` bytes or `max_buffers` buffers."""
 
     def __init__(self, max_buffers: int) -> None:
         self.tally = Tally()
         self.version = 0
-        """Another one whenever another match might be found."""
+        """Changes whenever a match could change."""
         self.evicted_bytes = 0
         self.roots: dict[CacheKey, Node] = {}
         self._layouts: dict[CacheKey, Layout] = {}
         self._max_buffers = max_buffers
         self._clock = 0
-        """Bytes taken in so far, plus one per use."""
+        """Bytes stored so far, plus one per use."""
 
     def walk(self, key: CacheKey, ids: Ids) -> Walk:
         return walk(self.roots.get(key) or new_root(), ids, len(ids))
@@ -39,7 +39,7 @@ class Store:
         return (node for root in self.roots.values() for node in nodes(root))
 
     def touch(self, leaf: Node | None) -> list[Node]:
-        """Mark the path to `leaf` as used now; its nodes."""
+        """Mark the path to `leaf` as used now. Returns its nodes."""
         self._clock += 1
         path = [] if leaf is None else leaf.path()
         for node in path:
@@ -60,8 +60,8 @@ class Store:
         share: Share,
         layout: Layout,
     ) -> Node | None:
-        """Store a path as far as its share holds it, evicting others for it; its last node, if
-        any is kept."""
+        """Store a path as far as its share permits, evicting others for it. Returns the last node
+        that is stored, if any."""
         if len(ids) == 0:
             return None
         root = self.roots.get(key) or new_root(self.tally)
@@ -91,7 +91,8 @@ class Store:
         return leaf
 
     def offer(self, leaf: Node, at: int, state: Snapshot, *, budget: int, wanted: bool) -> None:
-        """Keep a state inside a message, unless all that could go for it is worth more."""
+        """Store a state inside a message, unless everything that could be evicted for it is worth
+        more."""
         node = attach(leaf, at, state, wanted=wanted)
         if node is None:
             return
@@ -103,7 +104,7 @@ class Store:
             set_snapshot(node, None)
 
     def prune(self, leaf: Node) -> None:
-        """Drop the snapshots that a path has too many of."""
+        """Drop the excess snapshots of a path."""
         self.version += 1
         prune(leaf)
 
@@ -115,7 +116,8 @@ class Store:
         keep: frozenset[Node] = NOTHING,
         below: float = inf,
     ) -> int:
-        """Shrink to so many bytes and buffers, if `keep` and `below` allow; the bytes freed."""
+        """Shrink to this many bytes and buffers, if `keep` and `below` permit. Returns the freed
+        bytes."""
         before = self.tally.nbytes
         if before <= nbytes and self.tally.buffers <= buffers:
             return 0
@@ -136,7 +138,7 @@ class Store:
         self._layouts.clear()
 
     def check_integrity(self) -> None:
-        """Raises `AssertionError` unless the counts and the trees are what they should be."""
+        """Raises `AssertionError` unless the counts and the trees are consistent."""
         total = sum(check(root) for root in self.roots.values())
         if total != self.tally.nbytes:
             raise AssertionError(f"counts {self.tally.nbytes} bytes, holds {total}")

@@ -1,4 +1,4 @@
-"""A radix tree over token ids, and the count of what it holds. Imports no mlx."""
+"""A radix tree over token ids, with counts of its bytes and buffers. Imports no mlx."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from .key import Ids
 
 ID_BYTES = 8
-"""Of a token id."""
+"""Bytes of a token id."""
 
 
 class Part(Protocol):
@@ -28,7 +28,7 @@ class Part(Protocol):
         """Device buffers that it holds."""
 
     def slice(self, start: int, stop: int) -> Part:
-        """Tokens `start .. stop` of it, as a payload of its own."""
+        """Tokens `start .. stop`, as a separate payload."""
 
 
 class State(Protocol):
@@ -42,7 +42,7 @@ class State(Protocol):
 
     @property
     def inside(self) -> bool:
-        """Not at the end of a message."""
+        """Whether it is not at the end of a message."""
 
 
 @dataclass(slots=True)
@@ -71,21 +71,23 @@ class Node:
     segment: Part | None
     tally: Tally
     complete: bool
-    """A path may resume at any token of it: implies the same for all its ancestors."""
+    """Whether a path may resume at any of its tokens. If so, the same is true for all its
+    ancestors."""
     snapshot: State | None = None
-    """State at `stop`, where not every layer can be cut. `set_snapshot` changes it."""
+    """State at `stop`, if not every layer can be cut. `set_snapshot` changes it."""
     children: dict[int, Node] = field(default_factory=dict)
-    """By their first token."""
+    """Children by their first token."""
     used: int = 0
-    """The prefix cache's clock at the last use: bytes taken in so far, plus one per use."""
+    """The prefix cache's clock at the last use: bytes stored so far, plus one per use."""
     hits: int = 0
-    """How often a row was restored through it; starts at 1 where it continued a stored path."""
+    """Number of rows restored through it. Starts at 1 if it continued a stored path."""
     generated: bool = False
-    """Its tokens are a reply's: a prompt that leaves it has spelt the reply another way."""
+    """Whether its tokens are from a reply. A prompt that leaves it has tokenized the reply
+    differently."""
     resumed: int = 0
-    """How often a row was resumed from its snapshot, or would have been had there been one."""
+    """Number of rows that resumed from its snapshot, or would have if there had been one."""
     sessions: set[str] = field(default_factory=set)
-    """Sessions whose newest path leads through it."""
+    """Sessions whose newest path includes it."""
 
     @property
     def stop(self) -> int:
@@ -107,11 +109,11 @@ class Node:
 
     @property
     def guessed(self) -> bool:
-        """Its snapshot is a guess: nobody is known to have needed one there."""
+        """Whether its snapshot is a guess that no row has needed yet."""
         return self.snapshot is not None and self.snapshot.inside and not self.resumed
 
     def path(self) -> list[Node]:
-        """From the first node below the root down to this one."""
+        """Nodes from the first one below the root down to this one."""
         found: list[Node] = []
         node: Node | None = self
         while node is not None and node.parent is not None:
@@ -122,17 +124,18 @@ class Node:
 
 @dataclass(frozen=True)
 class Walk:
-    """How far some tokens follow the tree."""
+    """How far a token sequence follows the tree."""
 
     steps: tuple[tuple[Node, int], ...]
-    """Nodes along the way, each with the number of its tokens that agree (all but the last's)."""
+    """Nodes along the path, each with the number of its tokens that match (all except for the
+    last)."""
     shared: int
     diverged_at: int | None
-    """First position that differs from the closest stored path; `None`: none does."""
+    """First position that differs from the closest stored path. `None`: none does."""
     stored_token: int | None
-    """What stands there in the stored path."""
+    """The token at that position of the stored path."""
     branch: int = 0
-    """`diverged_at`, where another prompt goes on there; 0 where at most a reply does."""
+    """`diverged_at`, if another prompt continues there. 0 if at most a reply does."""
 
 
 def new_root(tally: Tally | None = None) -> Node:
@@ -141,7 +144,7 @@ def new_root(tally: Tally | None = None) -> Node:
 
 
 def walk(root: Node, ids: Ids, limit: int) -> Walk:
-    """Follow at most `limit` tokens. Changes nothing."""
+    """Follow at most `limit` tokens. Read-only."""
     steps: list[tuple[Node, int]] = []
     node, at = root, 0
     while at < limit:
@@ -172,9 +175,10 @@ def common(a: Ids, b: Ids) -> int:
 
 
 def split(node: Node, at: int) -> Node:
-    """Cut a node after `at` of its tokens (0 < at < all); the new upper part.
+    """Split a node after `at` of its tokens (0 < at < all). Returns the new upper part.
 
-    `node` stays the lower part, with snapshot and children. Payload bytes stay the same.
+    `node` remains the lower part, with snapshot and children. The total payload bytes stay the
+    same.
     """
     if node.parent is None or node.segment is None or not 0 < at < len(node.tokens):
         raise ValueError(f"no cut at {at} of {len(node.tokens)} tokens")
@@ -204,7 +208,7 @@ def split(node: Node, at: int) -> Node:
 
 
 def add(parent: Node, tokens: Ids, segment: Part, *, complete: bool) -> Node:
-    """Hang a new leaf below `parent`, which must have no child with the same first token."""
+    """Add a new leaf below `parent`, which must have no child with the same first token."""
     if int(tokens[0]) in parent.children:
         raise ValueError("a child with this first token exists")
     stop = parent.stop
@@ -216,7 +220,8 @@ def add(parent: Node, tokens: Ids, segment: Part, *, complete: bool) -> Node:
 
 
 def remove(leaf: Node) -> None:
-    """Take a leaf out of its tree and drop its payload: a `Match` may still refer to the node."""
+    """Remove a leaf from its tree and drop its payload, because a `Match` may still refer to the
+    node."""
     if leaf.parent is None or leaf.children:
         raise ValueError("only a leaf can be removed")
     del leaf.parent.children[int(leaf.tokens[0])]
@@ -225,7 +230,7 @@ def remove(leaf: Node) -> None:
 
 
 def set_snapshot(node: Node, state: State | None) -> None:
-    """Put a state at the node's end, or drop the one that is there."""
+    """Set or drop the state at the node's end."""
     node.tally.remove(node)
     node.snapshot = state
     node.tally.add(node)
@@ -241,7 +246,7 @@ def nodes(root: Node) -> Iterator[Node]:
 
 
 def check(root: Node) -> int:
-    """Bytes of the tree. Raises `AssertionError` where a promise of `Node` is broken."""
+    """Bytes of the tree. Raises `AssertionError` if an invariant of `Node` is broken."""
     total = 0
     for node in nodes(root):
         parent = node.parent

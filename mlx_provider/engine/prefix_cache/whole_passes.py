@@ -1,8 +1,8 @@
-"""What a reproducible model's engine takes from the prefix cache: what a prefill would compute.
+"""The prefix cache policy of a reproducible model: stores only what a prefill would compute.
 
-Kernels round by the width of a pass, so a prefix counts only as far as whole passes have computed
-it, counted from the prompt's beginning. What a prompt's last pass computed is not kept, and nothing
-of a reply, whose tokens came one by one.
+Kernels round by the width of a pass, so only prefixes of whole passes count, from the beginning of
+the prompt. The last pass of a prompt is not stored, and neither is a reply, whose tokens ran one by
+one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .policy import PrefixCachePolicy
 
 
 class WholePasses(PrefixCachePolicy):
-    """The policy of an engine whose passes are fixed."""
+    """The policy of an engine with fixed passes."""
 
     def __init__(
         self,
@@ -32,27 +32,27 @@ class WholePasses(PrefixCachePolicy):
         make_cache: Callable[[], list[Any]],
         shapes: FixedShapes,
     ) -> None:
-        """`kv`: another one for all that may compute other bits."""
+        """`kv`: must differ between all configurations that may compute different bits."""
         super().__init__(cache, model, f"{kv}, whole passes of {shapes.tokens}", make_cache)
         self._shapes = shapes
         self._grid = shapes.tokens
         self._exact = True
 
     def keep_prefill(self, job: PrefillJob) -> None:
-        """Store what whole passes have computed."""
+        """Store the tokens that whole passes have computed."""
         whole = self._shapes.whole(job.done)
         if job.cache is not None and whole:
             beyond = job.done > whole
             self._insert(job.request, job.ids[:whole], job.cache, job.snapshots, beyond=beyond)
 
     def keep_row(self, row: Row, tokens: Sequence[int], cache: list[Any]) -> None:
-        """Nothing: its prompt was stored when it joined."""
+        """Stores nothing: the prompt was stored when the row joined."""
 
     def _match(self, key: CacheKey, ids: Ids) -> Match:
         found = usable = super()._match(key, ids)
         while at := usable.length % self._shapes.tokens:
             usable = self._cache.match(key, ids, limit=usable.length - at)
-        # the longest one tells where the prompt leaves the stored path
+        # the longest stored path shows where the prompt leaves it
         return replace(
             usable,
             shared=found.shared,
@@ -65,7 +65,7 @@ class WholePasses(PrefixCachePolicy):
         return self._shapes.whole(done)
 
     def _plan_snapshots(self, job: PrefillJob, start: int, branch: int = 0) -> None:
-        """At ends of passes: none ends for the sake of a snapshot."""
+        """Plan snapshots at the ends of passes. No pass ends for a snapshot."""
         if self._strictest is Kind.APPEND:
             return
         prompt, grid = job.request.prompt, self._shapes.tokens
@@ -78,5 +78,5 @@ class WholePasses(PrefixCachePolicy):
         return {self._shapes.whole(at) for at in ends_of(prompt)} | {self._last(prompt)}
 
     def _last(self, prompt: Prompt) -> int:
-        """Where the next turn of a conversation, or the same prompt, resumes."""
+        """The position where the next turn of a conversation, or the same prompt, resumes."""
         return self._shapes.whole(len(prompt.tokens) - 1)

@@ -11,7 +11,7 @@ from .layer_kinds import CHUNKED
 
 
 def window_attributes(layer: Any, at: int | None) -> dict[str, Any]:
-    """Attributes of a window after `at` tokens, cut to what the next one can see, oldest first."""
+    """Attributes of a window after `at` tokens, cut to what the next token sees, oldest first."""
     own = dict(vars(layer))
     if layer.keys is None:
         return own
@@ -27,10 +27,9 @@ def window_attributes(layer: Any, at: int | None) -> dict[str, Any]:
 def _shortened(own: Mapping[str, Any], behind: int) -> dict[str, Any]:
     """A window without its newest `behind` tokens, which its last pass has appended in order.
 
-    `RotatingKVCache._update_concat` (mlx-lm 0.32.2) keeps what the first of them can see: all but
-    the oldest token of a full window. In the state before the pass a blank stands for that one;
-    whatever comes next drops or overwrites it unseen.
-    Raises `ValueError` where more is gone.
+    `RotatingKVCache._update_concat` (mlx-lm 0.32.2) keeps everything that the first of them sees,
+    which is all except the oldest token of a full window. Zeros replace that token in the earlier
+    state; the next update drops or overwrites them unseen. Raises `ValueError` if more is missing.
     """
     offset = own["offset"] - behind
     if own.keys() == CHUNKED:
@@ -46,15 +45,15 @@ def _shortened(own: Mapping[str, Any], behind: int) -> dict[str, Any]:
 
 
 def _blank_first(array: Any, keep: int) -> Any:
-    """With a token of zeros before the oldest one that may go."""
+    """The array with a token of zeros before the oldest token that may be dropped."""
     blank = mx.zeros((*array.shape[:-2], 1, array.shape[-1]), dtype=array.dtype)
     return mx.concatenate([array[..., :keep, :], blank, array[..., keep:, :]], axis=2)
 
 
 def _in_order(array: Any, own: Mapping[str, Any]) -> Any:
-    """One array of a rotating cache: the `keep` first tokens, then the newest, in order."""
+    """An array of a rotating cache in order: the first `keep` tokens, then the newest."""
     index, keep, size = own["_idx"], own["keep"], own["max_size"]
-    if index < own["offset"] and index < array.shape[2]:  # wrapped: the oldest lies at `index`
+    if index < own["offset"] and index < array.shape[2]:  # wrapped: the oldest token is at `index`
         pieces = [array[..., :keep, :], array[..., index:, :], array[..., keep:index, :]]
         array = mx.concatenate(pieces, axis=2)
     else:

@@ -1,4 +1,4 @@
-"""The thread that owns every change of the disk tier's folder."""
+"""The thread that makes all changes in the disk tier's folder."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .files import BadFile, Header, HostArray
 log = logging.getLogger(__name__)
 
 LOOK = 2.0
-"""Seconds between two looks for what other engines have written, where nothing else is to do."""
+"""Seconds between checks for files of other engines while the thread is idle."""
 
 
 class Writer:
-    """Its methods queue a job and return at once; `news` gets (name of a file gone, bytes done)
-    and `found` what other processes have written."""
+    """Its methods queue a job and return at once. `news` gets (name of a removed file, bytes
+    written), and `found` gets the files of other processes."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Writer:
         found: queue.SimpleQueue[Header],
         known: Iterable[str] = (),
     ) -> None:
-        """`known`: names of files that need not be told."""
+        """`known`: names of files that need no report."""
         self._folder = folder
         self._limit = limit
         self._versions = versions
@@ -49,14 +49,15 @@ class Writer:
     def write(
         self, header: Header, arrays: Sequence[HostArray], size: int, path: Sequence[str]
     ) -> None:
-        """`path`: the files before it, which are of more use."""
+        """`path`: the files before it, which are worth more."""
         self._jobs.put((self._do_write, header, arrays, size, tuple(path)))
 
     def remove(self, name: str) -> None:
         self._jobs.put((self._do_remove, name))
 
     def touch(self, names: Sequence[str]) -> None:
-        """Mark a path as used, its first file as the newest: the tail goes first."""
+        """Mark a path as used, with its first file as the newest, so that the tail is removed
+        first."""
         if names:
             self._jobs.put((self._do_touch, tuple(names)))
 
@@ -64,7 +65,7 @@ class Writer:
         self._jobs.put((self._do_clear,))
 
     def flush(self) -> None:
-        """Wait until every job queued so far is done; any thread."""
+        """Wait until all jobs queued so far are done. Any thread."""
         done = threading.Event()
         self._jobs.put((done.set,))
         while not done.wait(LOOK) and self._thread.is_alive():
@@ -88,7 +89,8 @@ class Writer:
             return (self._do_look,)
 
     def _do_look(self) -> None:
-        """Tell of files that other processes have written. Those of other versions are theirs."""
+        """Report files that other processes have written. Files of other versions are left
+        alone."""
         changed = self._folder.stat().st_mtime_ns
         if changed == self._seen:
             return
@@ -132,7 +134,7 @@ class Writer:
             path.unlink(missing_ok=True)
 
     def _shrink(self) -> None:
-        """Remove the files longest unused until the folder is within its bound."""
+        """Remove the least recently used files until the folder is within its limit."""
         found = [(of.st_mtime_ns, of.st_size, path) for path, of in self._files()]
         total = sum(size for _, size, _ in found)
         for _, size, path in sorted(found):
@@ -143,11 +145,11 @@ class Writer:
             total -= size
 
     def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
-        """What can be a file of ours; folders, pipes and the like are left alone."""
+        """Possible files of the disk tier. Folders, pipes and similar entries are left alone."""
         for path in self._folder.glob(f"*{files.SUFFIX}"):
             try:
                 found = path.lstat()
-            except FileNotFoundError:  # another process was faster
+            except FileNotFoundError:  # another process removed it
                 continue
             if stat.S_ISREG(found.st_mode):
                 yield path, found

@@ -1,1 +1,1 @@
-"""What the next step does, and what it will cost. Imports no mlx."""
+"""What the next step runs, and its expected cost. Imports no mlx."""

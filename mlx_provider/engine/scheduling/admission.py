@@ -1,4 +1,4 @@
-"""Which rows fit into the memory. Answers questions, and changes nothing. Imports no mlx."""
+"""Decides which rows fit into memory. Read-only. Imports no mlx."""
 
 from __future__ import annotations
 
@@ -15,43 +15,44 @@ class Limits:
     max_rows: int
     max_queue: int
     stall_target: float
-    """Seconds that a token of rows which decode may take on average, beside a prompt."""
+    """Seconds that a token of decoding rows may take on average beside a prompt."""
     max_chunk: int
     output_reserve: int
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Bytes that a request needs, and bytes that there are."""
+    """The bytes that a request needs, and the bytes that are available."""
 
     row_bytes: Callable[[int], int]
-    """Cache bytes of one row of that many tokens."""
+    """Cache bytes of one row with this many tokens."""
     available: Callable[[], int]
-    """Bytes for live rows in all: what weights and the rows of other engines leave."""
+    """Bytes for all live rows: those that weights and the rows of other engines leave."""
     reclaim: Callable[[int], None]
-    """Unload idle models and shrink the prefix cache, so that live rows may hold this many bytes.
-    The one field that is an act."""
+    """Unload idle models and shrink the prefix cache, so that live rows may use this many bytes.
+    The only field that changes something."""
     alone: Callable[[], int]
-    """Bytes for live rows if no other model were in memory."""
+    """Bytes for live rows if no other model were loaded."""
     others_go_on: Callable[[], bool] = lambda: False
-    """Whether other engines hold memory that will come back without any of this one's."""
+    """Whether other engines hold memory that they will free without any action of this one."""
     beside: Callable[[], int] = lambda: 0
-    """Bytes that requests hold for a while beside their rows: images on their way to the model."""
+    """Bytes that requests use for a while besides their rows: images before they reach the
+    model."""
     passing: Callable[[int, int], int] = lambda tokens, rows: 0
-    """Bytes of a pass while it runs: of so many rows, and of a prompt of so many tokens."""
+    """Bytes of a running pass of this many prompt tokens and rows."""
 
 
 class Admission:
-    """Bytes that are set aside for rows. Every method only reads, so any thread may ask."""
+    """Bytes to reserve for rows. Every method is read-only, so any thread may call it."""
 
     def __init__(self, limits: Limits, budget: Budget) -> None:
         self.limits = limits
         self.budget = budget
 
     def check(self, request: Request, queued: int) -> None:
-        """Whether a request may queue behind so many others.
+        """Check whether a request may queue behind `queued` others.
 
-        Raises `Overloaded` when the queue is full, `BadRequest` when the request can never fit.
+        Raises `Overloaded` if the queue is full, and `BadRequest` if the request can never fit.
         """
         if not 0 < len(request.rows) <= self.limits.max_rows:
             raise BadRequest(
@@ -68,7 +69,7 @@ class Admission:
             )
 
     def reservation(self, rows: Iterable[Row]) -> int:
-        """Bytes to set aside for rows: what they hold, a reserve of output, and their passes."""
+        """Bytes to reserve for rows: their caches, an output reserve, and their passes."""
         rows = list(rows)
         if not rows:
             return 0
@@ -76,29 +77,29 @@ class Admission:
         return held + self.budget.passing(max(map(self._tokens_to_run, rows)), len(rows))
 
     def fits(self, need: int, beside: int) -> bool:
-        """Whether live rows may hold so many bytes now, next to `beside` of images."""
+        """Whether live rows may use `need` bytes now, next to `beside` bytes of images."""
         return need + beside <= self.budget.available()
 
     def may_wait(self, row: Row, active_rows: int) -> bool:
-        """Whether a row that has outgrown the memory can go on later."""
+        """Whether a row that has outgrown the memory can continue later."""
         if self.reservation([row]) > self.budget.alone():
             return False
         return active_rows > 1 or self.budget.others_go_on()
 
     def kv_capacity(self, job: PrefillJob) -> int:
-        """Tokens for which a cache of the prompt's rows is to have capacity."""
+        """Token capacity for the caches of the prompt's rows."""
         return max(map(self._tokens_reserved, job.rows))
 
     def kv_growth(self, job: PrefillJob) -> int:
-        """Tokens by which a row grows once it has outgrown that."""
+        """Growth in tokens of a row beyond that capacity."""
         return kv_growth(*self._first_capacity(job.request))
 
     def outgrown(self, row: Row) -> bool:
-        """Whether a row needs more than was set aside for it when it was admitted."""
+        """Whether a row needs more memory than its reservation at admission."""
         return len(row.tokens) >= self.limits.output_reserve
 
     def _tokens_to_run(self, row: Row) -> int:
-        """Tokens of a row that are a prompt, or may become one again."""
+        """Tokens of a row that are prefilled, or may have to be prefilled again."""
         whole = row.held if self.outgrown(row) else len(row.request.prompt.tokens)
         return min(row.held, whole)
 
@@ -107,6 +108,6 @@ class Admission:
         return kv_capacity(first, longest, row.held + 1)
 
     def _first_capacity(self, request: Request) -> tuple[int, int]:
-        """The first capacity of its rows, in tokens, and the tokens that they can come to."""
+        """The first capacity of its rows in tokens, and their largest length."""
         prompt, most = len(request.prompt.tokens) - request.skipped, request.max_tokens
         return prompt + min(most, self.limits.output_reserve), prompt + most

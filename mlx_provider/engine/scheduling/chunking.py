@@ -1,4 +1,4 @@
-"""How large the next chunk of a prompt is, and what passes take. Imports no mlx."""
+"""Chooses the size of the next chunk, and estimates the time of passes. Imports no mlx."""
 
 from __future__ import annotations
 
@@ -24,55 +24,57 @@ from .plan import (
 )
 
 LONGEST_GAP = 0.75
-"""Seconds that rows which decode wait at most, if smaller chunks lose much of the rate."""
+"""Longest wait of decoding rows in seconds, used if smaller chunks lose much of the rate."""
 IDLE_SECONDS = 0.5
-"""Of one chunk while no row decodes, for which a cancel or a short prompt waits. A device whose
-chunks of that time lose much of its rate takes larger ones."""
+"""Seconds of a chunk while no row decodes. A cancellation or a short prompt waits for it. A device
+that loses much of its rate with such chunks uses larger ones."""
 FAIR = 1.5
-"""Times as long as without a prompt that a token may take on average, whatever the stall target: a
-prompt has at least a third of the device."""
+"""A token may take on average this multiple of its time without a prompt, whatever the stall
+target. So a prompt gets at least a third of the device."""
 BRIEF_STALLS = 3.0
-"""Stall targets within which a whole prompt may precede rows that decode."""
+"""A whole prompt may precede decoding rows within this multiple of the stall target."""
 REST = 1024
-"""Tokens of the passes by which the rest of a prompt is estimated."""
+"""Pass size, in tokens, for the estimate of the rest of a prompt."""
 SCORED_TOKENS = 32
-"""Of a pass at most that gives the logits of each: they take more memory than all else."""
+"""Most tokens of a pass that returns the logits of each token, because these need the most
+memory."""
 
 
 @dataclass(frozen=True)
 class Promise:
-    """What streams and a prompt have of a device, by its curve; seconds of a token of a stream."""
+    """Expected rates of streams and of a prompt on a device, by its curve, in seconds per token of
+    a stream."""
 
     alone: float
-    """Without the prompt,"""
+    """Without the prompt."""
     average: float
-    """beside it,"""
+    """Average beside the prompt."""
     longest: float
-    """and the longest."""
+    """Longest beside the prompt."""
     share: float
-    """Of its rate on an idle device that the prompt has."""
+    """Rate of the prompt, as a share of its rate on an idle device."""
 
 
 class Chunking:
-    """Changes nothing but what `costs` learn."""
+    """Has no state except the measurements in `costs`."""
 
     def __init__(
         self, limits: Limits, costs: Costs, *, grid: int, fixed: FixedShapes | None
     ) -> None:
-        """`grid`: passes of a prompt end at multiples of so many tokens, and at its cuts;
-        `fixed`: what passes look like depends on no clock and no company."""
+        """`grid`: prompt passes end at multiples of this, and at their cuts. `fixed`: pass shapes
+        depend on no clock and on no other request."""
         self.limits = limits
         self.costs = costs
         self.grid = min(grid, limits.max_chunk)
         self.fixed = fixed
         self._as_measured = Costs(costs.curve)
-        """At the pace at which the curve was measured, whatever happens later."""
+        """Costs at the pace of the calibration, which later passes do not change."""
 
     def chunk(
         self, job: PrefillJob, rows: Sequence[Row], alone: float = 0.0, *, mixed: bool = False
     ) -> Chunk:
-        """The next tokens of a prompt, in the pass of the `rows` that decode, or in their own
-        behind it. `alone`: what the pass of the rows takes without them."""
+        """The next tokens of a prompt, in the pass of the decoding `rows` or in a pass behind it.
+        `alone`: seconds of the rows' pass without them."""
         sizes = self._sizes(job, len(rows) if mixed else 0)
         if not rows:
             own = partial(self.own_pass, job)
@@ -88,7 +90,7 @@ class Chunking:
     def _beside(
         self, sizes: Sequence[int], rows: int, keys: int, depth: int, alone: float, *, mixed: bool
     ) -> int:
-        """The size of a chunk behind `depth` tokens, beside rows that hold `keys`."""
+        """The size of a chunk behind `depth` tokens, beside rows that hold `keys` tokens."""
 
         def gap(size: int) -> float:
             if mixed:
@@ -101,12 +103,13 @@ class Chunking:
         )
 
     def _with_repayment(self, gap: float, alone: float) -> float:
-        """Seconds of a step with a chunk and of the steps without one that repay it."""
+        """Seconds of a step with a chunk and of the following steps without one that compensate for
+        it."""
         fair = self.fair(alone)
         return max(gap, fair * (gap - alone) / (fair - alone))
 
     def promise(self, streams: int, held: int, depth: int) -> Promise:
-        """What the stall target gives streams of `held` tokens, and a prompt at `depth`."""
+        """Rates for streams of `held` tokens and a prompt at `depth`, under the stall target."""
         alone = self.costs.pass_of(streams, streams * held)
         most = self.limits.max_chunk
         size = self._beside(
@@ -120,13 +123,13 @@ class Chunking:
         return Promise(alone, min(pause, self.fair(alone)), pause, share)
 
     def fair(self, alone: float) -> float:
-        """Seconds that a token of rows which decode may take on average, beside a prompt. `alone`:
-        what it takes without one."""
+        """Seconds that a token of decoding rows may take on average beside a prompt. `alone`:
+        seconds without a prompt."""
         return max(self.limits.stall_target, FAIR * alone)
 
     def even_chunk(self, job: PrefillJob) -> Chunk:
-        """The next tokens, in a pass of their own: never more than rows that decode may wait for,
-        and always the same, as what is computed depends on where passes end."""
+        """The next tokens in a pass of their own, within the stall target. A prompt always has the
+        same passes, because results depend on where they end."""
         sizes = self._sizes(job, 0)
         few = [n for n in sizes if n <= SCORED_TOKENS] or sizes[:1]
         size = best_size(
@@ -137,41 +140,41 @@ class Chunking:
         return _next(job, size)
 
     def brief(self, job: PrefillJob) -> bool:
-        """Whether rows that decode could wait for the whole prompt."""
+        """Whether decoding rows could wait for the whole prompt."""
         return self.own_pass(job, job.cost) <= BRIEF_STALLS * self.limits.stall_target
 
     def pays_mixed(self, chunk: Chunk, rows: Sequence[Row], alone: float) -> bool:
-        """Whether a chunk takes less in the pass of the rows than in one of its own.
+        """Whether a chunk costs less in the pass of the rows than in its own pass.
 
-        It does, as the weights are read once, unless the rows spill over into one more tile.
+        It does, because the weights are read once, unless the rows then need one more tile.
         """
         count = len(rows)
         tiles = replace(chunk, stop=chunk.start + in_tiles(count + chunk.size) - count)
         return self.seconds(rows, tiles) <= alone + self.own_pass(chunk.job, in_tiles(chunk.size))
 
     def rest(self, job: PrefillJob) -> float:
-        """Seconds of prefill until a prompt needs no more, at half of the depth that is left."""
+        """Seconds of prefill that a prompt still needs, at half of the remaining depth."""
         depth = len(job.tokens) - job.cost // 2
         return job.work * self.costs.pass_of(0, 0, REST, depth) / REST
 
     def own_pass(self, job: PrefillJob, tokens: int) -> float:
-        """Seconds of a pass over the next tokens of a prompt alone."""
+        """Seconds of a pass over only the next tokens of a prompt."""
         return self.costs.pass_of(0, 0, tokens, max(job.done, len(job.tokens) - job.cost))
 
     def seconds(self, rows: Sequence[Row], chunk: Chunk | None = None, passes: int = 1) -> float:
-        """Seconds of the passes of the rows that decode, and of a chunk that is mixed in."""
+        """Seconds of the passes of the decoding rows, and of a mixed chunk."""
         load = self.load(rows, chunk)
         width = self.fixed.rows if self.fixed else -(-len(rows) // passes)
         return passes * self.costs.pass_of(width, load.keys // passes, load.chunk, load.depth)
 
     def load(self, rows: Sequence[Row], chunk: Chunk | None = None) -> Load:
-        """What a pass of the rows that decode, and of a chunk, reads of their caches."""
+        """Cached tokens that a pass of the decoding rows, and of a mixed chunk, reads."""
         size, depth = (0, 0) if chunk is None else (chunk.size, chunk.start)
         return Load(sum(row.held for row in rows), size, depth)
 
     def wider(self, plan: StepPlan, tokens: int) -> float:
-        """Seconds that a step's pass takes longer with so many tokens more, spread over its rows:
-        tokens of one row attend to its cache together."""
+        """Extra seconds of a step's pass with `tokens` more, spread over its rows. Tokens of one
+        row attend to its cache together."""
         if not tokens:
             return 0.0
         chunk = plan.chunk.size if plan.chunk is not None and plan.mixed else 0
@@ -183,7 +186,7 @@ class Chunking:
         return costs.pass_of(most, 0) - costs.pass_of(least, 0) + max(0.0, deeper)
 
     def _sizes(self, job: PrefillJob, rows: int) -> list[int]:
-        """Tokens that the next chunk may have, ascending."""
+        """Allowed sizes of the next chunk, ascending."""
         if self.fixed:
             return [self.fixed.size(job.done, len(job.tokens))]
         cut, total = bisect_right(job.cuts, job.done), len(job.tokens)

@@ -1,4 +1,4 @@
-"""What a forward pass takes: a curve measured at load and refined by passes. Imports no mlx."""
+"""Time of a forward pass: a curve measured at load and refined by passes. Imports no mlx."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 EWMA_DECAY = 0.9
-"""Weight of what was known at each new measurement."""
+"""Weight of the old value at each new measurement."""
 SPIKE = 3.0
-"""Times the expected duration above which a measurement is a disturbance, not a cost."""
+"""A measurement above this multiple of the expected duration is ignored as a disturbance."""
 FARTHEST = 4.0
-"""Times what was measured at load, or a part of it, that passes may refine a slope to."""
+"""Passes may change a slope at most by this factor, up or down, from its measurement at load."""
 
 Points = Sequence[tuple[int, float]]
 """(tokens of a pass, seconds), tokens ascend."""
 
 
 class Load(NamedTuple):
-    """What a pass reads of caches: `keys` for rows that decode, `depth` for a chunk behind it."""
+    """Cached tokens that a pass reads: `keys` for decoding rows, `depth` before its chunk."""
 
     keys: int = 0
     chunk: int = 0
@@ -31,19 +31,19 @@ NO_LOAD = Load()
 
 @dataclass(frozen=True)
 class Curve:
-    """Seconds of one pass, as timed on this device with this model.
+    """Seconds of one pass, measured on this device with this model.
 
     A pass over `tokens` takes `seconds(tokens)`, plus `per_key(tokens)` for each cached token that
-    they attend to. Attention has kernels of its own for few tokens, so it has its own points.
+    they attend to. Attention has separate kernels for few tokens, so it has separate points.
     """
 
     widths: Points
-    """Over short caches; seconds do not fall."""
+    """Over short caches. The seconds do not decrease."""
     depths: Points = ()
-    """Seconds longer for each cached token; empty: not measured."""
+    """Extra seconds per cached token. Empty: not measured."""
 
     def seconds(self, tokens: int) -> float:
-        """Between two measured widths, and beyond the last, along a line."""
+        """Linear between two measured widths and beyond the last one."""
         at = bisect_left(self.widths, (tokens, 0.0))
         if at == 0:
             return self.widths[0][1]
@@ -51,12 +51,12 @@ class Curve:
         return t + (tokens - m) * (t - s) / (m - n)
 
     def per_key(self, tokens: float) -> float:
-        """Seconds for each cached token that `tokens` of one row attend to."""
+        """Seconds per cached token that `tokens` of one row attend to."""
         return sum(part * self.depths[at][1] for at, part in self.parts(tokens))
 
     def parts(self, tokens: float) -> list[tuple[int, float]]:
-        """`per_key` as a sum: positions in `depths`, and how often each counts. Between two points
-        along a line; beyond the last as much as the tokens, which is the most that it may be."""
+        """`per_key` as a weighted sum: indices of `depths` with their weights. Linear between two
+        points; beyond the last point proportional to the tokens, which is the upper limit."""
         if not self.depths:
             return []
         at = bisect_left(self.depths, (tokens, 0.0))
@@ -70,14 +70,15 @@ class Curve:
 
     @classmethod
     def through(cls, short: Points, deep: Points, depth: int) -> Curve:
-        """The curve through measurements over short caches, and of some of these widths over a
-        cache of `depth` tokens."""
+        """The curve through measurements over short caches, and over a cache of `depth` tokens for
+        some widths."""
         flat = [(n, max(s for m, s in short if m <= n)) for n, _ in short]
         beside = dict(short)
         return cls(flat, [(n, max(0.0, s - beside[n]) / depth) for n, s in deep])
 
     def _line(self, at: int) -> tuple[tuple[float, float], tuple[int, float]]:
-        """Two points around the `at`-th width; beyond the last, or with one alone, from nothing."""
+        """The two points around the `at`-th width. Beyond the last width, or with only one, the
+        line starts at zero."""
         if at < len(self.widths):
             return self.widths[at - 1], self.widths[at]
         before = self.widths[-2] if len(self.widths) > 1 else (0, 0.0)
@@ -85,20 +86,21 @@ class Curve:
 
 
 UNMEASURED = Curve(((1, 0.01), (2048, 1.0)))
-"""Taken where nothing was timed: 2,000 tokens a second, a hundred passes at most."""
+"""Default without measurements: 2,000 tokens per second, at most a hundred passes per second."""
 
 
 class Costs:
-    """Seconds of what a step may run, at the device's present pace."""
+    """Expected seconds of passes at the present pace of the device."""
 
     def __init__(self, curve: Curve = UNMEASURED) -> None:
         self.curve = self._first = curve
         self.pace = 1.0
-        """Seconds that pass for each of the curve's: other load, heat, work of the host."""
+        """Factor on the curve's seconds: other load, heat, host work."""
         self._count = 0
 
     def pass_of(self, rows: int, keys: int, chunk: int = 0, depth: int = 0) -> float:
-        """A pass of `rows` that decode and hold `keys` tokens, and of a chunk behind `depth`."""
+        """A pass of `rows` decoding rows that hold `keys` tokens, and of a chunk behind `depth`
+        tokens."""
         curve = self.curve
         attended = keys * curve.per_key(1) if keys else 0.0
         if chunk and depth:
@@ -106,9 +108,9 @@ class Costs:
         return self.pace * (curve.seconds(rows + chunk) + attended)
 
     def measured(self, expected: float, seconds: float, loads: Iterable[Load] = ()) -> None:
-        """Take in how long passes took, of which `expected` was expected.
+        """Update the costs with the measured and the expected seconds of passes.
 
-        What attention over caches was expected to take of it changes the slopes, the rest the pace.
+        The expected share of attention over caches changes the slopes; the rest changes the pace.
         """
         if expected <= 0 or seconds <= 0:
             return
@@ -124,7 +126,7 @@ class Costs:
             self._refine([times ** (share / norm) for share in shares])
 
     def _shares(self, loads: Iterable[Load], expected: float) -> list[float]:
-        """Of the expected seconds, those by each slope."""
+        """The part of the expected seconds that each slope causes."""
         depths = self.curve.depths
         shares = [0.0] * len(depths)
         for load in loads:

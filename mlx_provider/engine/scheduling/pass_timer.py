@@ -1,4 +1,4 @@
-"""Compares what passes take with what they were expected to take. Imports no mlx."""
+"""Compares the time of passes with the expectation. Imports no mlx."""
 
 from __future__ import annotations
 
@@ -6,30 +6,31 @@ from .costs import NO_LOAD, Costs, Load
 
 
 class PassTimer:
-    """The device runs passes one after the other, the next one launched before the last has ended.
+    """The device runs one pass after the other; the next one is launched before the last one ends.
 
-    So what passes between two ends is the time of one pass, or of those that ended together.
+    So the time between two ends is the time of one pass, or of several that ended together.
     """
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
         self._launched: list[tuple[float, Load]] = []
-        """Expected seconds of the passes on the device, and what they read of caches."""
+        """Expected seconds of the passes on the device, and the cached tokens that they read."""
         self._since = 0.0
 
     def launched(self, expected: float, now: float, load: Load = NO_LOAD) -> None:
-        """A pass was handed to the device."""
+        """A pass was launched."""
         if now - self._since > sum(seconds for seconds, _ in self._launched):
-            # ended, nobody knows when: the engine was idle, or another ran, or an image came
+            # unknown end: the engine was idle, another one ran, or an image was embedded
             self._launched.clear()
         if not self._launched:
             self._since = now
         self._launched.append((expected, load))
 
     def ended(self, now: float, *, left: int = 0, usual: bool = True) -> float:
-        """All passes but the `left` newest have ended; times as long as expected, 0: unknown.
+        """All passes except the `left` newest have ended. Returns their time relative to the
+        expectation; 0: unknown.
 
-        `usual`: they tell at which pace the device runs.
+        `usual`: the passes are representative of the pace of the device.
         """
         done = len(self._launched) - left
         ended, seconds = self._launched[:done], now - self._since
@@ -41,5 +42,5 @@ class PassTimer:
         return seconds / expected if expected > 0 else 0.0
 
     def forget(self) -> None:
-        """What is on the device tells nothing about time."""
+        """Ignore the times of the passes on the device."""
         self._launched.clear()

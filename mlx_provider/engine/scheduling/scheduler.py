@@ -1,12 +1,12 @@
-"""The queue, the rows that decode, and what a step runs. Imports no mlx.
+"""The queue, the rows that decode, and the plan of a step. Imports no mlx.
 
-A step asks twice: `admit` lets one prompt in, `plan` says what runs, and changes nothing. Rows that
-decode do so in every step, but for brief prompts that may precede them. One prompt at a time is
-prefilled, the one with the least work left, aged so that a long prompt is never starved. Its chunk
-is mixed into the pass of the rows where it may be. It is the smallest with nearly the best rate
-among those whose step takes at most three quarters of a second. Steps without a chunk follow, until
-a token of the rows has taken no longer than the stall target on average. So streams keep a pace,
-and the prompt has the rest of the device, in passes that are worth it.
+A step calls `admit`, which admits one prompt, then `plan`, which is read-only. Rows decode in every
+step, except when brief prompts may precede them. One prompt at a time is prefilled: the one with
+the least work left, with aging so that a long prompt is never starved. Its chunk shares the pass of
+the rows if possible. The chunk has the smallest size with nearly the best rate, among sizes whose
+step takes at most 0.75 seconds. Steps without a chunk follow until the average time of a token is
+within the stall target. So streams keep a steady pace, and the prompt gets the rest of the device
+in efficient passes.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from .shared_prefix import awaits
 __all__ = ["Budget", "Limits", "Scheduler"]
 
 AGING = 0.1
-"""A second of waiting weighs as much as this many seconds of prefill work."""
+"""One second of waiting counts as this many seconds of prefill work."""
 PATIENCE_SECONDS = 30.0
-"""After which a prompt that does not fit keeps later ones from overtaking it."""
+"""After this time, a prompt that does not fit stops later prompts from overtaking it."""
 
 
 class Scheduler:
-    """Queue, admission and order. `now` is monotonic seconds throughout."""
+    """Queue, admission and order. `now` is in monotonic seconds."""
 
     def __init__(
         self,
@@ -47,25 +47,26 @@ class Scheduler:
         self.chunking = Chunking(limits, costs or Costs(), grid=grid, fixed=fixed)
         self.costs = self.chunking.costs
         self.waiting: list[PrefillJob] = []
-        """Prompts that are queued or in prefill."""
+        """Prompts in the queue or in prefill."""
         self.running: dict[Row, None] = {}
-        """The rows that decode, in the order in which they joined: nobody else keeps a list."""
+        """The rows that decode, in the order in which they joined. This is the only such list."""
         self.reclaimed = 0
-        """Bytes for which others were last asked to make room; whoever reads it may reset it."""
+        """The bytes of the last reclaim request. The reader may reset it."""
         self._owed = 0.0
-        """Seconds that rows which decode have waited for chunks beyond their fair time."""
+        """Seconds that decoding rows have waited for chunks beyond their fair time."""
         self._settled = 0
         """Bytes of live rows for which memory was last reclaimed."""
         self._fitting: int | None = None
-        """The limit within which all rows were last found; they stay so until one outgrows what
-        was set aside for it."""
+        """The limit at which all rows were last found to fit. It holds until a row outgrows its
+        reservation."""
 
     # -- coming and going
 
     def check(self, request: Request, arriving: int = 0) -> None:
-        """Whether a request may queue; reads only, so any thread may ask.
+        """Check whether a request may queue. Read-only, so any thread may call it.
 
-        `arriving`: requests that were let in but are not queued yet. Raises as `Admission.check`.
+        `arriving`: accepted requests that are not queued yet. Raises the errors of
+        `Admission.check`.
         """
         self.admission.check(request, self.queued + arriving)
 
@@ -73,16 +74,16 @@ class Scheduler:
         """Queue a request that passed `check`."""
         if not request.arrived:
             request.arrived = now
-        # time spent before the queue (loading a model, say) gives no precedence in it
+        # time before the queue (for example to load a model) gives no precedence in it
         tokens = request.prompt.tokens if request.inputs is None else request.inputs.tokens[0]
         job = PrefillJob(request, list(request.rows), tokens, arrived=now)
         self.waiting.append(job)
         return job
 
     def admit(self, now: float) -> PrefillJob | None:
-        """Let in the most urgent prompt that fits, unless one that is in prefill goes first.
+        """Admit the most urgent prompt that fits, unless a prompt in prefill goes first.
 
-        Reclaims memory for it, and sets that aside for its rows. `None`: no prompt is let in.
+        Reclaims memory for it and reserves it. `None`: no prompt is admitted.
         """
         for job in self._by_urgency(now):
             if job.restoring:
@@ -98,40 +99,40 @@ class Scheduler:
                     job.aged = now - job.arrived
                     return self.let_in(job)
             if now - job.arrived > PATIENCE_SECONDS:
-                # nobody new overtakes it any more; what was let in must go on, or it never fits
+                # no new prompt overtakes it, but admitted prompts must continue, or it never fits
                 return None
         return None
 
     def let_in(self, job: PrefillJob | None) -> PrefillJob | None:
-        """Memory is set aside for a prompt."""
+        """Reserve memory for a prompt."""
         if job is not None:
             job.admitted = True
             job.request.phase = Phase.PREFILL
         return job
 
     def passed(self, chunk: Chunk) -> None:
-        """A chunk has run, for which the other prompts in prefill have waited."""
+        """A chunk has run. The other prompts in prefill have waited for it."""
         seconds = self.costs.pass_of(0, 0, chunk.size, chunk.start)
         for job in self.waiting:
             if job.admitted and job is not chunk.job:
                 job.aged += seconds
 
     def join(self, job: PrefillJob) -> None:
-        """The prompt is in the cache: its rows may decode, each once it has its first token."""
+        """The prompt is in the cache. Each row may decode once it has its first token."""
         self.waiting.remove(job)
         job.request.phase = Phase.DECODE
 
     def decode(self, row: Row) -> None:
-        """A row decodes from now on."""
+        """The row decodes from now on."""
         self.running[row] = None
 
     def leave(self, rows: Iterable[Row]) -> None:
-        """Rows decode no more."""
+        """The rows no longer decode."""
         for row in rows:
             del self.running[row]
 
     def drop(self, request: Request) -> list[PrefillJob]:
-        """Forget a request wherever it is; the prefills that end so."""
+        """Remove a request in any phase. Returns the prefills that end."""
         request.phase = Phase.DONE
         gone = [job for job in self.waiting if job.request is request]
         self.waiting = [job for job in self.waiting if job.request is not request]
@@ -146,13 +147,13 @@ class Scheduler:
         return [self._again(row, admitted=True) for row in rows]
 
     def preempt(self, row: Row) -> PrefillJob:
-        """Take a row's place in memory; it goes on from its committed tokens when it fits."""
+        """Free a row's memory. The row continues from its committed tokens when it fits again."""
         return self._again(row, admitted=False)
 
     def _again(self, row: Row, *, admitted: bool) -> PrefillJob:
         self.leave([row])
         arrived = row.request.arrived
-        # where passes are fixed, its reply is what passes over rows give, not those over prompts
+        # with fixed passes, the reply must come from decode passes, not from prompt passes
         tokens = row.request.prompt.tokens if self.chunking.fixed else row.all_tokens
         job = PrefillJob(row.request, [row], tokens, arrived, admitted)
         if row.request.kept is not None:
@@ -165,10 +166,10 @@ class Scheduler:
     def plan(
         self, now: float, *, mixes: bool = False, stalled: float = 0.0, passes: int = 1
     ) -> StepPlan:
-        """What the next step runs; changes nothing.
+        """The plan of the next step. Read-only.
 
-        `mixes`: chunks may share the pass of rows that decode; `stalled`: seconds for which those
-        have waited for their token; `passes`: forward passes that one token of each takes.
+        `mixes`: chunks may share the pass of the decoding rows; `stalled`: seconds that these rows
+        have waited for their token; `passes`: forward passes per token of each row.
         """
         sizes, rows = self.chunking, tuple(self.running)
         target = sizes.limits.stall_target
@@ -198,8 +199,8 @@ class Scheduler:
         return StepPlan(rows, chunk, pass_seconds=alone, chunk_seconds=own)
 
     def ran(self, plan: StepPlan) -> None:
-        """A step is on its way. What it takes beyond a fair time is repaid by steps without a
-        chunk, so that a token of the rows takes no longer than that on average."""
+        """A step was launched. Steps without a chunk compensate for its time beyond the fair time,
+        so that the average time of a token stays within that."""
         took = plan.pass_seconds + plan.chunk_seconds + plan.scoring_seconds
         alone = self.chunking.seconds(plan.rows) if plan.mixed else plan.pass_seconds
         fair = self.chunking.fair(alone) if plan.rows else 0.0
@@ -211,25 +212,25 @@ class Scheduler:
         return sorted(self.waiting, key=partial(self._urgency, now))
 
     def _urgency(self, now: float, job: PrefillJob) -> float:
-        """A prompt that is prefilled gets no older: one that comes never waits for all of it."""
+        """A prompt in prefill does not age, so a new prompt never waits for all of it."""
         waited = job.aged if job.admitted else now - job.arrived
         return self.chunking.rest(job) - AGING * waited
 
     def _precedes(self, job: PrefillJob) -> bool:
-        """Whether a prompt goes before rows decode, as long as those wait no longer than they may.
+        """Whether a prompt runs before the rows decode, within the time that these may wait.
 
-        Brief prompts that come together are prefilled together: their rows then decode in the
-        same steps, and not in twice as many.
+        Brief prompts that arrive together are prefilled together. Their rows then decode in the
+        same steps instead of twice as many.
         """
         return self.chunking.brief(job)
 
     # -- memory
 
     def overflowing(self) -> tuple[Row, bool] | None:
-        """The row to preempt, and whether it can go on later: the youngest, once rows have
-        outgrown what there is.
+        """The row to preempt, and whether it can continue later. It is the youngest row, if the
+        rows have outgrown the memory.
 
-        Reclaims memory first. `None`: all fits.
+        Reclaims memory first. `None`: all rows fit.
         """
         budget = self.admission.budget
         limit = budget.available()
@@ -247,7 +248,7 @@ class Scheduler:
         return row, self.admission.may_wait(row, self.active_rows)
 
     def _reclaim(self, need: int) -> None:
-        """Have others make room, so that live rows may hold so many bytes."""
+        """Reclaim memory, so that live rows may use this many bytes."""
         self.reclaimed = need
         self.admission.budget.reclaim(need)
 
@@ -256,9 +257,10 @@ class Scheduler:
         return self.admission.reservation(rows)
 
     def _needed(self, job: PrefillJob) -> tuple[int, int]:
-        """Bytes of live rows with those of a prompt, and of images beside them.
+        """Bytes of live rows including those of a prompt, and bytes of images.
 
-        Images pass, so they keep no prompt out that would run alone: they may be its own.
+        Images are temporary, and may belong to the prompt itself, so they do not block a prompt
+        that would run alone.
         """
         return self.reservation([*self._live(), *job.rows]), self.admission.budget.beside()
 
@@ -266,17 +268,17 @@ class Scheduler:
 
     @property
     def queued(self) -> int:
-        """Requests that were not let in yet."""
+        """Requests that are not admitted yet."""
         return sum(not job.admitted for job in self.waiting)
 
     @property
     def active_rows(self) -> int:
-        """Rows that decode or will, once their prompt is through."""
+        """Rows that decode, or will after their prefill."""
         return len(self.running) + sum(len(job.rows) for job in self.waiting if job.admitted)
 
     @property
     def live_bytes(self) -> int:
-        """Bytes set aside for rows that decode or prefill."""
+        """Reserved bytes of rows that decode or prefill."""
         return self.reservation(self._live())
 
     def _live(self) -> list[Row]:
@@ -287,7 +289,7 @@ class Scheduler:
         return not self.waiting and not self.running
 
     def requests(self) -> list[Request]:
-        """Every request that has not ended, oldest first."""
+        """All requests that have not ended, oldest first."""
         found = dict.fromkeys([job.request for job in self.waiting])
         found |= dict.fromkeys([row.request for row in self.running])
         return sorted(found, key=lambda request: request.arrived)

@@ -1,4 +1,4 @@
-"""A prompt that another one, in prefill now, will soon spare most of its work. Imports no mlx."""
+"""Finds a prompt in prefill that will soon provide most of another prompt. Imports no mlx."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from ..prefix_cache.tree import common
 from ..request import PrefillJob
 
 WORTH_WAITING = 256
-"""Tokens that the other one must be about to provide."""
+"""Least tokens that the other prompt must be about to provide."""
 
 
 def awaits(job: PrefillJob, others: Iterable[PrefillJob]) -> bool:
-    """Whether `job` should not start yet: one that has will leave its prefix in the cache."""
+    """Whether `job` should wait, because a started prompt will store its prefix soon."""
     return any(provides(leader, job) for leader in others if leader.admitted)
 
 

@@ -1,6 +1,6 @@
-"""Sparse prefill: of a long prompt only the tokens that matter, each at its own position.
+"""Sparse prefill: computes only the important tokens of a long prompt, each at its own position.
 
-After SpecPrefill (arXiv 2502.02789): a small model tells how much attention a prompt's tokens get
-from what would follow it, and chunks that get little are left out. It is the operator's choice,
-never a default: what is left out, the model does not know.
+After SpecPrefill (arXiv 2502.02789): a small model estimates how much attention the tokens of a
+prompt get from later tokens, and chunks with little attention are left out. Only the operator can
+enable it: the model does not see the tokens that are left out.
 """

@@ -1,7 +1,7 @@
-"""Passes over tokens of a prompt that do not follow each other, and whether a model can have them.
+"""Passes over prompt tokens that are not consecutive, and a test whether a model supports them.
 
-To the model each token is a row of its own, at its own position; attention alone knows that they
-are one row's. So tokens from anywhere fill one pass, however few of them stood side by side.
+To the model, each token is a row at its own position. Only attention treats the tokens as one row.
+So tokens from any place can fill one pass.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ from ..execution.mixed_chunk import MixedChunk
 from ..execution.solo_rows import decoded, decoding, some_tokens
 
 LENGTH = 12
-"""Tokens of the trial's prompt,"""
+"""Tokens of the trial prompt."""
 MOVED = 70
-"""by how much later its tokens stand in it,"""
+"""Offset of its positions."""
 AT_ONCE = 7
-"""and how many are in the first of two passes."""
+"""Tokens in the first of its two passes."""
 
 MakeCache = Callable[[], list[Any]]
 
 
 def run_alone(model: LoadedModel, chunk: MixedChunk) -> mx.array:
-    """Append a chunk to its row's cache; logits (vocab,) after its last token."""
+    """Append a chunk to its row's cache. Returns logits (vocab,) after its last token."""
     tokens, places = (mx.array(list(each), mx.int32) for each in (chunk.tokens, chunk.positions))
     last = mx.array([len(chunk.tokens) - 1])
     return model.decode(tokens, beside(None, [], [], [chunk.turned]), places, last)[0]
 
 
 def problem(model: LoadedModel, make_cache: MakeCache) -> str:
-    """Why no tokens of this model's prompts can be left out; empty: they can (engine thread)."""
+    """Why the tokens of this model's prompts cannot be left out. Empty: they can. (Engine
+    thread.)"""
     kinds = {type(layer) for layer in make_cache()} - {KVCache}
     if kinds:
         names = ", ".join(sorted(kind.__name__ for kind in kinds))
@@ -48,10 +49,10 @@ def problem(model: LoadedModel, make_cache: MakeCache) -> str:
 
 
 def _trial(model: LoadedModel, make_cache: MakeCache) -> str:
-    """A prompt in which nothing stands before position `MOVED` gives what it gives from 0 on.
+    """A prompt that starts at position `MOVED` must give the same result as one that starts at 0.
 
-    Attention knows how far tokens are apart and no more; what a model makes of anything else, of
-    how many are held or where they stand, shows here.
+    Attention depends only on the distance between tokens. If a model also uses the number of cached
+    tokens or their absolute positions, the results differ.
     """
     tokens = some_tokens(model, LENGTH, 1)
     alone = decoding(model, make_cache, tokens, 0)

@@ -1,4 +1,4 @@
-"""Which tokens of a prompt are kept: those of the chunks with the highest scores. No mlx."""
+"""Selects the prompt tokens to keep: the chunks with the highest scores. Imports no mlx."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 CHUNK = 32
-"""Tokens that are kept or left out together: a single one tells little without its neighbours."""
+"""Tokens that are kept or left out together: a single token means little without its neighbours."""
 SMOOTHING = 13
-"""Tokens over whose scores each one's is averaged."""
+"""Width of the moving average over the scores, in tokens."""
 FIRST = 32
-"""Tokens at the prompt's beginning that are always kept: much of all attention rests on them."""
+"""Tokens at the beginning of the prompt that are always kept, because they get much of the
+attention."""
 LAST = 128
-"""The same at its end, where the question stands and the template opens the reply."""
+"""Tokens at its end that are always kept: the question, and the start of the reply."""
 
 
 class Nonsense(ValueError):
-    """Scores that say nothing."""
+    """Unusable scores."""
 
 
 def kept_places(scores: Any, tokens: int, share: float) -> list[int]:
-    """Ascending places of the tokens to keep: about `share` of them, both ends among them.
+    """Ascending places of the tokens to keep: about `share` of them, including both ends.
 
     scores: (tokens,). Raises `Nonsense`.
     """
@@ -38,7 +39,7 @@ def kept_places(scores: Any, tokens: int, share: float) -> list[int]:
 
 
 def chunk_scores(scores: Any, tokens: int) -> NDArray[np.float64]:
-    """(chunks,): the mean of the smoothed scores, (tokens,), of each. Raises `Nonsense`."""
+    """The mean of the smoothed scores (tokens,) of each chunk, (chunks,). Raises `Nonsense`."""
     found = _checked(scores, tokens)
     smooth = np.convolve(_padded(found, SMOOTHING // 2), np.full(SMOOTHING, 1 / SMOOTHING), "valid")
     starts = np.arange(0, tokens, CHUNK)
@@ -47,7 +48,7 @@ def chunk_scores(scores: Any, tokens: int) -> NDArray[np.float64]:
 
 
 def kept_anyway(tokens: int) -> NDArray[np.bool_]:
-    """(chunks,): which of them are kept whatever their scores."""
+    """The chunks that are kept whatever their scores, (chunks,)."""
     starts = np.arange(0, tokens, CHUNK)
     ends: NDArray[np.bool_] = (starts < FIRST) | (starts + CHUNK > tokens - LAST)
     return ends

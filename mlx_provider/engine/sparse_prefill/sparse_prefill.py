@@ -1,4 +1,4 @@
-"""Who has a prompt thinned out, and what becomes of it. Belongs to the engine thread."""
+"""Decides which prompts are prefilled sparsely, and scores them. Belongs to the engine thread."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from .selection import Nonsense, kept_places
 log = logging.getLogger(__name__)
 
 CACHED = 0.1
-"""Share of a prompt that may be in the prefix cache, and is then not used: with more there, the
-rest is prefilled whole, so that the conversation's next turn finds all of it."""
+"""Above this cached share, the cached prefix is used and the rest is prefilled completely, so that
+the next turn of the conversation finds all of it. Below, the cached prefix is not used."""
 LEAST_PIECE = 16
-"""Tokens that a scorer reads at once, at the least,"""
+"""Least tokens that a scorer reads at once."""
 OTHERS = 64
-"""and pieces that are none of the prompt's: one that takes more comes to no end."""
+"""Allowed scoring pieces beyond those of the prompt. More mean that the scorer does not end."""
 
 
 class SparsePrefill:
-    """Of one engine."""
+    """The sparse prefill of one engine."""
 
     def __init__(
         self,
@@ -35,25 +35,25 @@ class SparsePrefill:
         least: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`share` of the tokens that are kept, of prompts with at least `least`."""
+        """`share`: share of tokens to keep, of prompts with at least `least` tokens."""
         self._scorer = scorer
         self._share = share
         self._least = least
         self._clock = clock
         self._breaker = CircuitBreaker()
-        """Of the scorer."""
+        """For the scorer."""
 
     @property
     def told(self) -> str:
-        """For people."""
+        """A description for people."""
         return f"{self._share:g} of prompts from {self._least} tokens on"
 
     def begin(self, job: PrefillJob) -> None:
-        """Have a prompt scored whose prefill begins, where that may pay. Never raises."""
+        """Start the scoring of a prompt before its prefill, if it may pay off. Never raises."""
         if not job.request.may_skip or len(job.tokens) < self._least:
             return
         if any(row.tokens for row in job.rows):
-            return  # it was prefilled whole before, and is to say the same
+            return  # a prompt that was prefilled completely before must give the same result
         if not self._breaker.closed:
             self._breaker.passed(used=False)
             self._told(job, "the scorer keeps failing")
@@ -70,9 +70,10 @@ class SparsePrefill:
             job.scoring = self._scorer.scoring(list(job.tokens))
 
     def advance(self, job: PrefillJob, seconds: float) -> None:
-        """Score a piece, and more while they fit; with the last one the job knows its tokens.
+        """Score a piece, and more pieces while they fit. After the last piece, the job has its
+        tokens.
 
-        `seconds`: of all of them, and of what is on the device before. Never raises.
+        `seconds`: limit for all pieces and for earlier work on the device. Never raises.
         """
         end = self._clock() + seconds
         with Isolation() as tried:
@@ -84,7 +85,7 @@ class SparsePrefill:
             self._failed(job, tried.fault.summary)
 
     def _advance(self, job: PrefillJob, scoring: Scoring) -> None:
-        """A piece, and its time: the first in a step waits for the rows' pass, too."""
+        """Score and time a piece. The first piece in a step also waits for the pass of the rows."""
         began = self._clock()
         scores = scoring.advance()
         job.piece_seconds = self._clock() - began
@@ -95,7 +96,7 @@ class SparsePrefill:
             self._thin_out(job, scores)
 
     def _whole(self, job: PrefillJob, tokens: int) -> str:
-        """Why all of a long prompt is to be computed; empty: it need not be."""
+        """Why all of a long prompt must be computed. Empty: it need not be."""
         prompt = job.request.prompt
         if prompt.spans or prompt.positions is not None or prompt.rope_delta:
             return "it has media"

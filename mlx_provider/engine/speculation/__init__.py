@@ -1,1 +1,1 @@
-"""Drafts: who gets how many, and what of them held."""
+"""Speculative decoding: how many drafts each row gets, and which of them hold."""

@@ -1,4 +1,4 @@
-"""A row as it will be if its drafts hold: what the sampler and the grammar need to know of it."""
+"""A row as if its drafts were accepted, for the sampler and the grammar."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Mask = NDArray[np.uint32]
 
 
 def ahead(row: Row, drafts: Sequence[int]) -> Row:
-    """A twin that has these tokens, for one draw; `row` itself is not changed."""
+    """A copy of `row` with these tokens, for one draw. `row` does not change."""
     if not drafts:
         return row
     twin = copy.copy(row)
@@ -24,9 +24,10 @@ def ahead(row: Row, drafts: Sequence[int]) -> Row:
 
 
 def masks_ahead(constraint: RowConstraint, drafts: Sequence[int]) -> list[Mask | None]:
-    """Masks before each draft and after the last, as far as the grammar lets drafts through.
+    """Masks before each draft and after the last one, up to the first draft that the grammar
+    rejects.
 
-    Raises what the constraint raises.
+    Raises the errors of the constraint.
     """
     masks = [constraint.mask()]
     later = constraint.fork() if drafts else None
@@ -41,5 +42,5 @@ def masks_ahead(constraint: RowConstraint, drafts: Sequence[int]) -> list[Mask |
 
 
 def allows(mask: Mask | None, token: int) -> bool:
-    """Whether a token may follow."""
+    """Whether the mask allows the token."""
     return mask is None or bool(mask[token // 32] >> np.uint32(token % 32) & 1)

@@ -1,9 +1,9 @@
-"""How many drafts are worth their place in a pass. Imports no mlx.
+"""Decides how many drafts are worth their place in a pass. Imports no mlx.
 
-A draft costs what a wider pass costs, and saves a whole one where it holds. The first is known from
-the curve that was timed at load and from how long passes with drafts took beside it, the second
-from what held of each row's last drafts. Rows whose drafts are not worth it are tried again now and
-then, for which there is an allowance.
+A draft costs the extra time of a wider pass and saves a whole pass if it holds. The cost comes from
+the calibrated curve and from the measured time of passes with drafts, the benefit from the
+acceptance of each row's last drafts. Rows with poor drafts are tried again from time to time,
+within an allowance.
 """
 
 from __future__ import annotations
@@ -15,96 +15,100 @@ from itertools import compress
 from math import log, log1p
 
 MOST_DRAFTS = 7
-"""Drafts of a row in one pass: fused attention takes 8 queries at most (Metal, mlx 0.32.4)."""
+"""Most drafts of a row in one pass: fused attention accepts at most 8 queries (Metal, mlx
+0.32.4)."""
 MARGIN = log(1.08)
-"""What drafting must promise, as the logarithm of a rate: what is known of it is not exact."""
+"""Least expected gain, as the logarithm of a rate, because the estimates are not exact."""
 PACE_SHARE = 0.75
-"""Share of its pace that each row keeps, however much others gain by their drafts."""
+"""Least share of its pace that each row keeps, however much drafts help other rows."""
 MEMORY = 24
-"""Drafts of a row that are remembered: few enough to notice soon that its text has changed."""
+"""Drafts per row that are remembered: few enough to react soon to a change in its text."""
 LASTING = 200
-"""The same of all rows."""
+"""The same for all rows together."""
 DOUBTED = 4.0
-"""The same once a draft has held after many that did not."""
+"""The same once a draft holds after many that did not."""
 BELIEF = 2.0
-"""Drafts that a row is credited with before its first, at what held for other rows."""
+"""Prior weight of a row, in drafts, at the acceptance rate of other rows."""
 HOPE = 0.7
-"""Share of drafts that is expected to hold before anything is known."""
+"""Expected acceptance rate before any measurement."""
 SUREST = 0.99
 GOOD = 0.9
-"""Share that may hold for a row that is tried."""
+"""Assumed acceptance rate of a row that is tried."""
 TRIED = 1
-"""Drafts of a row in such a try: more would tell little more."""
+"""Drafts of a row in a trial. More would show little more."""
 MISSED_PASSES = 3
-"""Passes in a row without a draft that held, after which a row's drafts are tries."""
+"""Passes in sequence without an accepted draft, after which a row gets only trials."""
 AWAITED = 2
-"""Steps until it is known what held in a try: passes are planned before the last one is read."""
+"""Steps until the result of a trial is known, because passes are planned before the last one is
+read."""
 LONGEST_REST = 32
-"""Steps between the tries of a row, at most, where the allowance lets it."""
+"""Most steps between the trials of a row, if the allowance permits."""
 ALLOWANCE = 0.01
-"""Share of the time that tries may take."""
+"""Share of the time that trials may take."""
 SAVED = 6.0
-"""Plain steps that can be saved up for tries, by drafts that hold too, and are given at first."""
+"""Most plain steps that the allowance can hold, also its initial value. Accepted drafts add to
+it."""
 DECAY = 0.8
-"""Weight of known seconds at each new measurement."""
+"""Weight of the old seconds at each new measurement."""
 SPIKE = 3.0
-"""Times what is known, above which a measurement is a disturbance, or was one."""
+"""A measurement above this multiple of the known value is a disturbance."""
 RISE = 1.5
-"""The same of seconds on the host, where others' work disturbs more."""
+"""The same for host time, which other work disturbs more."""
 QUICK = 0.7
-"""Weight of what is known of passes with drafts at each new one."""
+"""Weight of the old value for passes with drafts at each new measurement."""
 FORGOTTEN = 0.9998
-"""Share of what was measured that is left a step later: nobody may have tried it since."""
+"""Decay of measurements per step, because they become out of date."""
 LEAST_TIMES = 0.1
-"""Times its expected duration that a pass with drafts takes at the least: where kernels run while
-they are launched, most of it is over by then."""
+"""Least factor on the expected duration of a pass with drafts. If kernels run while they are
+launched, most of the pass is over by then."""
 
 
 @dataclass
 class Odds:
-    """How often drafts held, of late."""
+    """Recent acceptance rate of drafts."""
 
     memory: int = MEMORY
     held: float = 0.0
     tried: float = 0.0
 
     def learn(self, held: int, tried: int) -> None:
-        """Of drafts in a row, the first `held` did; no draft behind a wrong one was tried."""
+        """Add a result: the first `held` of a row's drafts held. Drafts behind a wrong one do not
+        count."""
         kept = (1 - 1 / self.memory) ** tried
         self.held = kept * self.held + held
         self.tried = kept * self.tried + tried
 
     def doubt(self) -> None:
-        """What was seen counts for little."""
+        """Reduce the weight of the past results."""
         kept = min(1.0, DOUBTED / max(self.tried, DOUBTED))
         self.held, self.tried = kept * self.held, kept * self.tried
 
     def share(self, belief: float) -> float:
-        """Expected share that holds; `belief`: what holds for others."""
+        """Expected acceptance rate. `belief`: the rate of other rows."""
         return min(SUREST, (self.held + BELIEF * belief) / (self.tried + BELIEF))
 
 
 @dataclass
 class RowOdds:
-    """What is known of one row."""
+    """Statistics of one row."""
 
     odds: Odds = field(default_factory=Odds)
     missed: int = 0
-    """Passes in a row for which it had no draft that held."""
+    """Passes in sequence without an accepted draft."""
     rest: int = 0
     """Steps until it may be tried again."""
     worth: float = 0.0
-    """Plain steps that are saved where the draft of its present try holds."""
+    """Plain steps that an accepted draft of its present trial saves."""
 
     @property
     def trusted(self) -> bool:
-        """Whether it may have drafts beyond tries."""
+        """Whether it may have drafts outside trials."""
         return self.missed < MISSED_PASSES
 
     def learn(self, held: int, tried: int) -> None:
         """See `Odds`."""
         if held and not self.trusted:
-            self.odds.doubt()  # its text may be of another kind now
+            self.odds.doubt()  # its text may have changed in kind
         self.odds.learn(held, tried)
         self.missed = 0 if held else self.missed + 1
         self.rest = 0 if self.trusted else min(LONGEST_REST, 2 ** (self.missed - MISSED_PASSES))
@@ -112,12 +116,12 @@ class RowOdds:
 
 @dataclass(frozen=True)
 class Step:
-    """What a step with drafts takes."""
+    """Costs of a step with drafts."""
 
     rows: int
-    """With or without drafts."""
+    """Rows, with or without drafts."""
     seconds: Callable[[int], float]
-    """Of a pass with so many drafts."""
+    """Seconds of a pass with this many drafts."""
     aside: float
     per_draft: float
 
@@ -126,7 +130,7 @@ class Step:
         return self.seconds(0)
 
     def took(self, drafts: int, rounds: int) -> float:
-        """Seconds of a step with so many drafts, of one row at most so many as there are rounds."""
+        """Seconds of a step with `drafts` in total, and at most `rounds` for one row."""
         if not drafts:
             return self.plain
         return self.seconds(drafts) + self.aside + self.per_draft * rounds
@@ -137,27 +141,28 @@ class Step:
 
 @dataclass
 class Policy:
-    """What is known of all rows."""
+    """Statistics of all rows."""
 
     most: int = MOST_DRAFTS
     beside_prompts: bool = False
-    """Whether there may be drafts in a step that prefills: they make its first token come later."""
+    """Whether a step that prefills may have drafts. They delay the first token of the prompt."""
     everyone: Odds = field(default_factory=lambda: Odds(LASTING))
     per_draft: float = 0.0
-    """Seconds that one round of guesses takes."""
+    """Seconds of one drafting round."""
     aside: float = 0.0
-    """Seconds for which the device idles in a step with drafts: tokens are read before it."""
+    """Seconds that the device idles in a step with drafts, because tokens are read first."""
     saved: float = SAVED
-    """Plain steps that tries may cost."""
+    """Allowance for trials, in plain steps."""
     slower: dict[int, float] = field(default_factory=dict)
-    """Times its expected duration that a pass takes, by the bits of the number of its drafts."""
+    """Measured over expected duration of passes, by the bit length of their number of drafts."""
 
     def wanted(
         self, rows: Sequence[RowOdds], others: int, seconds: Callable[[int], float]
     ) -> list[int]:
-        """Drafts for each of the rows, 0 to `most`: those with which rows are fastest.
+        """The number of drafts for each row, 0 to `most`, that makes the rows fastest.
 
-        others: rows that cannot draft; seconds: of a pass with so many tokens more than rows.
+        others: rows that cannot draft; seconds: duration of a pass by the number of its extra
+        tokens.
         """
         measured = self._measured(len(rows), seconds)
         step = Step(len(rows) + others, measured, self.aside, self.per_draft)
@@ -172,11 +177,11 @@ class Policy:
     def promised(
         self, seconds: Callable[[int], float], share: float, *, per_draft: float = 0.0
     ) -> tuple[int, float]:
-        """What drafts would do for a row alone: how many in a pass are best, 0 where none pay, and
-        how many times its plain pace that is.
+        """Expected effect of drafts on a single row: the best number per pass (0: none), and the
+        speed-up.
 
-        seconds: of a pass with so many drafts; share: of the drafts that hold, an assumption;
-        per_draft: seconds that one guess takes.
+        seconds: duration of a pass by its number of drafts; share: assumed acceptance rate;
+        per_draft: seconds of one guess.
         """
         held, step = min(SUREST, share), Step(1, seconds, 0.0, per_draft)
         (drafts,) = self._best([held], step)
@@ -186,7 +191,8 @@ class Policy:
     def _with_tries(
         self, rows: Sequence[RowOdds], shares: Sequence[float], best: list[int], step: Step
     ) -> list[int]:
-        """Beside the best drafts one for each row that is due, if that may pay and is allowed."""
+        """Add one draft for each row with a due trial, if it may pay off and the allowance
+        permits."""
         self._spend((step.seconds_with(best) - step.plain) / step.plain)
         due = [not (count or row.rest) for count, row in zip(best, rows, strict=True)]
         if not any(due):
@@ -202,22 +208,22 @@ class Policy:
         return counts
 
     def _spend(self, price: float) -> None:
-        """Drafts that are thought to pay need no allowance, and leave no debts."""
+        """Reduce the allowance. Drafts that are expected to pay off need none and leave no debt."""
         self.saved = max(self.saved - price, min(self.saved, 0.0))
 
     def _measured(self, rows: int, seconds: Callable[[int], float]) -> Callable[[int], float]:
-        """What passes take, as far as some with about as many drafts were seen."""
+        """Expected duration of passes, corrected by passes with a similar number of drafts."""
         times = [self._slower(bits) for bits in range((self.most * rows).bit_length() + 1)]
         return lambda drafts: seconds(drafts) * times[drafts.bit_length()]
 
     def _slower(self, bits: int) -> float:
-        """Of the passes seen with the most drafts up to so many; 1: none were seen."""
+        """Factor of the measured passes with the most drafts, up to this number. 1: none."""
         return next((self.slower[n] for n in range(bits, 0, -1) if n in self.slower), 1.0)
 
     def _best(self, shares: Sequence[float], step: Step) -> list[int]:
-        """Drafts with which the product of all rows' rates is highest, if that gains enough.
+        """The drafts that maximise the product of all rows' rates, if the gain is sufficient.
 
-        Not the sum of the rates: rows whose drafts do not hold would pay for the others'.
+        A sum would let rows with poor drafts pay for the others.
         """
         counts, rounds, gain, plain = [0] * len(shares), 0, 0.0, step.plain
         best, most = list(counts), step.rows * MARGIN
@@ -239,14 +245,14 @@ class Policy:
         return best
 
     def _afford(self, price: float) -> bool:
-        """Pay so many plain steps for a try, if they have been saved up."""
+        """Pay this many plain steps for a trial, if the allowance permits."""
         if self.saved < min(price, SAVED):
             return False
         self.saved -= price
         return True
 
     def rested(self, rows: Sequence[RowOdds]) -> None:
-        """A step has passed."""
+        """Count a step for the rows that rest."""
         self.saved = min(SAVED, self.saved + ALLOWANCE)
         self.aside *= FORGOTTEN
         self.per_draft *= FORGOTTEN
@@ -256,31 +262,32 @@ class Policy:
             row.rest = max(0, row.rest - 1)
 
     def learn(self, row: RowOdds, drafts: int, held: int) -> None:
-        """Of a row's drafts, so many held; 0 drafts: there were none to be had."""
+        """Add the result of a row's drafts. 0 drafts: the drafter had none."""
         tried = min(max(1, drafts), held + 1)
         row.learn(held, tried)
         self.everyone.learn(held, tried)
         self.saved = min(SAVED, self.saved + held * row.worth)
 
     def timed(self, aside: float, guessing: float, rounds: int) -> None:
-        """A step with drafts left the device idle for `aside` seconds beside `guessing`."""
+        """In a step with drafts, the device idled for `aside` seconds, in addition to
+        `guessing`."""
         self.aside = _followed(self.aside, aside)
         if rounds:
             self.per_draft = _followed(self.per_draft, guessing / rounds)
 
     def passed(self, drafts: int, times: float) -> None:
-        """A pass with so many drafts took so many times as long as was expected."""
+        """A pass with this many drafts took `times` its expected duration."""
         bits = drafts.bit_length()
         known = self._slower(bits)
-        if bits in self.slower:  # the first one may have compiled kernels
+        if bits in self.slower:  # the first pass may have compiled kernels
             known = QUICK * known + (1 - QUICK) * max(LEAST_TIMES, min(times, SPIKE * known))
         self.slower[bits] = known
 
 
 def _price(counts: Sequence[int], best: Sequence[int], step: Step) -> float:
-    """Plain steps that a step with tries takes longer than the best one.
+    """Extra time of a step with trials over the best step, in plain steps.
 
-    Where there would be no drafts otherwise, the device idles before the next step, too.
+    If there would be no drafts otherwise, this includes the idle time of the device.
     """
     longer = step.seconds_with(counts) - step.seconds_with(best)
     return (longer + (0.0 if any(best) else step.aside)) / step.plain

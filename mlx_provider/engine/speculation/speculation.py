@@ -1,4 +1,4 @@
-"""Drafts of the rows of one engine: asked for, handed out, and judged by what held."""
+"""Drafts of the rows of one engine: requests to the drafter, and results."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ from .policy import Policy, RowOdds
 log = logging.getLogger(__name__)
 
 KEPT = 64
-"""States of a row that are kept for a drafter which is not asked: one that is, goes on from where
-it is asked again."""
+"""States per row that are kept for a drafter that is not asked, so that it can continue later."""
 
 
 @dataclass
 class Followed:
-    """A row that may draft."""
+    """A row that may have drafts."""
 
     odds: RowOdds = field(default_factory=RowOdds)
     seen: DraftRow | None = None
-    """As the drafter knows it, from its first drafts on."""
+    """The drafter's view of the row, from its first drafts on."""
     shown: list[mx.array] = field(default_factory=list)
-    """Hidden states, (n, hidden), that the drafter was not shown yet."""
+    """Hidden states, (n, hidden), that the drafter has not received yet."""
     drawn_from: mx.array | None = None
-    """Those of its last pass with drafts, until it is known what held."""
+    """States of its last pass with drafts, until the result is known."""
 
 
 class Speculation:
@@ -49,7 +48,7 @@ class Speculation:
         policy: Policy | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`vocab`: tokens that the model knows; `hidden`, `media`: see `Drafter`."""
+        """`vocab`: size of the model's vocabulary; `hidden`, `media`: see `Drafter`."""
         self._vocab = vocab
         self.hidden = hidden
         self.policy = policy or Policy()
@@ -58,14 +57,15 @@ class Speculation:
         self.clock = clock
         self._rows: dict[Row, Followed] = {}
         self._guessing = 0.0, 0
-        """Seconds of the last guesses, and their rounds; 0 where others were got ready for."""
+        """Seconds of the last drafting, and its rounds. 0 rounds: there was additional
+        preparation."""
         self._breaker = CircuitBreaker()
-        """Of the drafter."""
+        """For the drafter."""
 
     def wanted(self, rows: Sequence[Row], seconds: Callable[[int], float]) -> dict[Row, int]:
-        """Drafts that are worth their place, for rows that may draft and where there are any.
+        """The number of drafts for each row that may and should have some.
 
-        seconds: of a pass with so many tokens more than rows.
+        seconds: duration of a pass by the number of its extra tokens.
         """
         if not self._breaker.closed:
             self._breaker.passed(used=False)
@@ -82,7 +82,7 @@ class Speculation:
         return {row: min(count, most) for row, count, most in found if min(count, most) > 0}
 
     def propose(self, wanted: Mapping[Row, int]) -> dict[Row, Sequence[int]]:
-        """The drafter's guesses; none of whom it has none for. Never raises."""
+        """The drafter's guesses. Rows without a guess are left out. Never raises."""
         began = self.clock()
         rows = [row for row in wanted if row.finish is None]
         asked = [self._asked(row, wanted[row]) for row in rows]
@@ -108,26 +108,27 @@ class Speculation:
         return {row: own for row, own in drafts.items() if own}
 
     def waited(self, seconds: float) -> None:
-        """For so long the device had nothing to do before a pass with drafts."""
+        """The device idled for this long before a pass with drafts."""
         guessing, rounds = self._guessing
         self.policy.timed(max(0.0, seconds - guessing), guessing, rounds)
 
     def passed(self, drafts: int, times: float) -> None:
-        """A pass with so many drafts took so many times as long as was expected."""
+        """A pass with this many drafts took `times` its expected duration."""
         self.policy.passed(drafts, times)
 
     def first_of(self, prompt: Prompt) -> int:
-        """Tokens of a prompt after which the drafter is shown hidden states: text at its end."""
+        """Number of prompt tokens after which the drafter gets hidden states: the text at its
+        end."""
         media = max((span.end for span in prompt.spans), default=0)
         return max(media, len(prompt.tokens) - KEPT) if self.hidden else len(prompt.tokens)
 
     def begin(self, row: Row, hidden: Sequence[mx.array]) -> None:
-        """A row has drawn its first token behind these states, each (n, hidden), of its prompt."""
+        """A row has drawn its first token. `hidden`: states of its prompt, each (n, hidden)."""
         if self._may(row):
             self._rows[row] = Followed(shown=list(hidden))
 
     def show(self, row: Row, hidden: mx.array) -> None:
-        """States (1 + drafts, hidden) from which a row's next tokens are drawn."""
+        """Add the states (1 + drafts, hidden) from which a row's next tokens are drawn."""
         own = self._rows.get(row)
         if own is None:
             return
@@ -137,7 +138,7 @@ class Speculation:
             _keep(own, hidden)
 
     def held(self, row: Row, drafts: int, held: int) -> None:
-        """Of a row's drafts the first `held` did."""
+        """The first `held` of a row's drafts held."""
         row.request.drafted += drafts
         row.request.accepted += held
         own = self._rows.get(row)
@@ -160,14 +161,15 @@ class Speculation:
         return self._media or not request.prompt.spans
 
     def _checked(self, guesses: Sequence[int], count: int) -> list[int]:
-        """As many as were wanted, up to the first that is no token."""
+        """At most `count` guesses, up to the first invalid token."""
         return list(takewhile(self._known, map(int, islice(guesses, count))))
 
     def _known(self, token: int) -> bool:
         return 0 <= token < self._vocab
 
     def _knows(self, row: Row) -> bool:
-        """Whether the drafter has what it needs to guess, or will have once tokens are read."""
+        """Whether the drafter has its inputs for the row, or will have them after tokens are
+        read."""
         own = self._rows[row]
         return not self.hidden or bool(own.shown) or own.drawn_from is not None
 

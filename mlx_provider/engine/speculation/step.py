@@ -1,4 +1,4 @@
-"""Drafts in a step of the engine: asked for, let through by grammars, judged."""
+"""Drafts in a step of the engine: requested, filtered by grammars, judged."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .ahead import masks_ahead
 from .speculation import Speculation
 
 Place = tuple[Row, int]
-"""A row, and how many of its drafts stand before a position."""
+"""A row, and the number of its drafts before a position."""
 Isolated = Callable[[Row, str], Isolation]
 
 
 class DraftStep:
-    """Belongs to the engine thread. Without speculation nobody has drafts."""
+    """Belongs to the engine thread. Without speculation, no row has drafts."""
 
     def __init__(
         self,
@@ -41,11 +41,11 @@ class DraftStep:
 
     @property
     def shows_hidden(self) -> bool:
-        """Whether the drafter must be shown hidden states."""
+        """Whether the drafter needs hidden states."""
         return self._speculation is not None and self._speculation.hidden
 
     def prefilled(self, model: LoadedModel, job: PrefillJob, chunk: PrefillChunk) -> mx.array:
-        """Logits (vocab,) after a chunk; the job keeps the states that a drafter is shown."""
+        """Logits (vocab,) after a chunk. The job keeps the hidden states for the drafter."""
         shown = 0
         if self._speculation is not None:
             shown = chunk.stop - max(chunk.start, self._speculation.first_of(chunk.prompt))
@@ -62,7 +62,7 @@ class DraftStep:
             self._speculation.begin(row, job.hidden)
 
     def wanted(self, plan: StepPlan, *, possible: bool) -> dict[Row, int]:
-        """For whom drafts are worth it in this step, and how many."""
+        """The number of drafts for each row that should have some in this step."""
         if self._speculation is None or not possible:
             return {}
         if plan.chunk is not None and not self._speculation.policy.beside_prompts:
@@ -70,9 +70,9 @@ class DraftStep:
         return self._speculation.wanted(plan.rows, partial(self._wider, plan))
 
     def guessed(self, wanted: Mapping[Row, int], isolated: Isolated) -> Drafts:
-        """What rows may say next, as far as their grammars let it through.
+        """Drafts of the rows, as far as their grammars allow them.
 
-        `isolated`: around a row's own work; whatever that raises ends its request alone.
+        `isolated`: wraps a row's own work. An error in it ends only its request.
         """
         if self._speculation is None or not wanted:
             return NO_DRAFTS
@@ -81,21 +81,21 @@ class DraftStep:
         return {row: drafts for row, drafts in let_through.items() if drafts}
 
     def seconds(self, plan: StepPlan, drafts: Drafts) -> float:
-        """What the pass of a step is expected to take with these drafts."""
+        """Expected seconds of a step's pass with these drafts."""
         return self._wider(plan, sum(map(len, drafts.values())))
 
     def waited(self, seconds: float) -> None:
-        """For so long the device had nothing to do before a pass with drafts."""
+        """The device idled for this long before a pass with drafts."""
         if self._speculation is not None:
             self._speculation.waited(seconds)
 
     def passed(self, drafts: int, times: float) -> None:
-        """A pass with so many drafts took so many times what was expected."""
+        """A pass with this many drafts took `times` its expected duration."""
         if drafts and times and self._speculation is not None:
             self._speculation.passed(drafts, times)
 
     def show(self, forward: Forward) -> None:
-        """Let the drafter have the hidden states that it needs."""
+        """Give the drafter the hidden states that it needs."""
         if forward.hidden is None or self._speculation is None:
             return
         for at, (row, place) in enumerate(places(forward.rows)):
@@ -104,7 +104,7 @@ class DraftStep:
                 self._speculation.show(row, forward.hidden[at:end])
 
     def held(self, row: Row, drafts: int, held: int) -> None:
-        """Of a row's drafts the first `held` did."""
+        """The first `held` of a row's drafts held."""
         if drafts and self._speculation is not None:
             self._speculation.held(row, drafts, held)
             self._recorder.drafts(drafts, held)
@@ -121,7 +121,7 @@ class DraftStep:
 
 
 def places(rows: Sequence[Row]) -> Iterator[Place]:
-    """The positions of a pass: a row with drafts stands there once for each."""
+    """The positions of a pass: one for each row and one for each of its drafts."""
     seen: Counter[Row] = Counter()
     for row in rows:
         yield row, seen[row]

@@ -1,1 +1,1 @@
-"""The parts of a step: what it decides, runs and commits."""
+"""The parts of a step: schedule, run, commit."""

@@ -1,4 +1,4 @@
-"""Commits what a pass gave: tokens become text, rows and requests end, computed KV is kept."""
+"""Commits the result of a pass: tokens become text, rows and requests end, computed KV is kept."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Commit:
     # -- requests
 
     def cancel(self, request: Request) -> None:
-        """End a request wherever it is. What it held is free at once."""
+        """End a request in any phase, and free its resources at once."""
         if self._abandon(request):
             self._state.output.ended(request, "cancelled")
 
@@ -36,11 +36,11 @@ class Commit:
             self._state.output.failed(request, error)
 
     def isolated(self, request: Request, part: str) -> Isolation:
-        """Around a request's own work: whatever that raises ends this request alone."""
+        """Wraps a request's own work. An error in it ends only this request."""
         return Isolation(partial(self.failed_by, request, part))
 
     def fails_next(self, row: Row, part: str) -> Isolation:
-        """Around a row's own work: whatever that raises ends its request with its next token."""
+        """Wraps a row's own work. An error in it ends its request with its next token."""
         return Isolation(partial(_fails, row, part))
 
     def failed_by(self, request: Request, part: str, fault: Fault) -> None:
@@ -48,7 +48,7 @@ class Commit:
         self.fail(request, _error(request, part, fault))
 
     def _abandon(self, request: Request) -> bool:
-        """Whether the request was still going on."""
+        """Returns whether the request was still active."""
         if request.phase is Phase.DONE:
             return False
         self._state.replica.note(Ended(request))
@@ -60,21 +60,21 @@ class Commit:
     # -- tokens
 
     def take(self, reads: Sequence[Read], now: float) -> None:
-        """Take drawn tokens: post their text, and end the rows that are complete."""
+        """Take drawn tokens: post their text, and end complete rows."""
         live = [read for read in reads if read[0].finish is None]
         for row, token, _ in live:
             self._state.output.token(row.request, now)
             row.tokens.append(token)
         outcomes = self._state.replica.outcomes(partial(self._outcomes, live))
         for read, outcome in zip(live, outcomes, strict=True):
-            if outcome.error is not None:  # first: it ends other rows of its request, too
+            if outcome.error is not None:  # first, because it ends other rows of its request, too
                 self.settle(read[0], outcome)
         for read, outcome in zip(live, outcomes, strict=True):
             if outcome is not GOES_ON:
                 self.settle(read[0], outcome)
 
     def _outcomes(self, reads: Sequence[Read]) -> list[Outcome]:
-        """What tokens add to the rows' texts, and whether rows end with them."""
+        """The text that tokens add to rows, and whether rows end."""
         outcomes: list[Outcome] = []
         failed: set[Request] = set()
         for row, token, logprob in reads:
@@ -109,15 +109,15 @@ class Commit:
     # -- endings
 
     def cut(self, row: Row) -> Outcome:
-        """What a row says last that ends for want of memory."""
+        """The last text of a row that ends because memory is full."""
         with self.fails_next(row, "its text"):
             return _last(row, "length")
         return Outcome(error=row.error)
 
     def settle(self, row: Row, outcome: Outcome) -> None:
-        """Act on the outcome of a row's token. A request ends with its last row."""
+        """Apply the outcome of a row's token. A request ends with its last row."""
         request = row.request
-        if row.finish is not None:  # another choice has failed its request
+        if row.finish is not None:  # another choice made its request fail
             return
         if outcome.error is not None:
             self.fail(request, outcome.error)
@@ -132,7 +132,7 @@ class Commit:
             self._state.output.ended(request, outcome.reason)
 
     def release(self, request: Request, rows: Sequence[Row]) -> None:
-        """Free what rows hold: their place in the batch, or their prefill."""
+        """Free the resources of rows: their place in the batch, or their prefill."""
         scheduler = self._state.scheduler
         running = [row for row in rows if row in scheduler.running]
         self.keep(request, running)
@@ -141,16 +141,16 @@ class Commit:
         if not request.unfinished:
             self._state.ended.append(request)
             for job in scheduler.drop(request):
-                job.restart()  # whoever remembers its last passes keeps no cache alive
+                job.restart()  # references to its last passes then keep no cache alive
             request.features = {}
 
     def drop(self, rows: Sequence[Row]) -> None:
-        """Take rows out of the batch, for good or until they have started again."""
+        """Remove rows from the batch, for good or until they have started again."""
         self._state.batch.drop(rows)
         self._state.drafting.forget(rows)
 
     def keep(self, request: Request, running: Sequence[Row]) -> None:
-        """Leave what rows and prefills of a request have computed to the prefix cache."""
+        """Store what rows and prefills of a request have computed in the prefix cache."""
         state = self._state
         if state.prefix_cache is None:
             return
@@ -166,7 +166,7 @@ class Commit:
 
 
 def _last(row: Row, reason: FinishReason, deltas: Sequence[Delta] = ()) -> Outcome:
-    """The end of a row's text behind `deltas`, with the true reason."""
+    """The end of a row's text after `deltas`, with the final reason."""
     last, reason = row.output.finish(reason)
     return Outcome([*deltas, *last, Finish(index=row.index, reason=reason)], reason)
 
@@ -176,12 +176,12 @@ def _fails(row: Row, part: str, fault: Fault) -> None:
 
 
 def _error(request: Request, part: str, fault: Fault) -> MLXProviderError:
-    """What the reader of a request is told when a part of its work has failed."""
+    """The error for the reader of a request after a part of its work failed."""
     if not fault.ours:
         log.error("request %s: %s failed\n%s", request.id, part, fault.trace)
     return fault.of_request(part)
 
 
 def not_kept(request: Request, fault: Fault) -> None:
-    """The prefix cache has failed at what a request computed."""
+    """The prefix cache failed to store what a request computed."""
     log.error("request %s could not be kept in the prefix cache\n%s", request.id, fault.trace)

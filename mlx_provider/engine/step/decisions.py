@@ -1,4 +1,4 @@
-"""What an engine decides beside the record of a step, as values."""
+"""Decisions of an engine outside the record of a step, as values."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ class Submitted:
 
 @dataclass(frozen=True)
 class Ended:
-    """A request ends before its rows do: by its client, its deadline, or a failure."""
+    """A request ends before its rows: by its client, its deadline, or a failure."""
 
     request: Request
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a token does to its row."""
+    """The effect of a token on its row."""
 
     events: Sequence[Event] = ()
-    """For the reader: what the token adds to the text, and the end of the row."""
+    """Events for the reader: the new text, and the end of the row."""
     reason: FinishReason | None = None
-    """Why the row ends; `None`: it goes on."""
+    """Why the row ends. `None`: it continues."""
     error: MLXProviderError | None = None
-    """With which the request fails."""
+    """The error that ends the request."""
 
 
 GOES_ON = Outcome()
-"""Of a token that adds nothing to show yet."""
+"""The outcome of a token that adds no visible text yet."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A row ends for want of memory."""
+    """A row ends because memory is full."""
 
     row: Row
     outcome: Outcome
@@ -50,14 +50,14 @@ class Cut:
 
 @dataclass(frozen=True)
 class Preempted:
-    """A row gives up its place in memory, and waits."""
+    """A row frees its memory and waits."""
 
     row: Row
 
 
 @dataclass(frozen=True)
 class Admitted:
-    """Memory is set aside for a prompt."""
+    """Memory is reserved for a prompt."""
 
     job: PrefillJob
 

@@ -1,7 +1,7 @@
-"""The pass of the rows that decode, and of a chunk that is mixed into it.
+"""The pass of the rows that decode, and of a mixed chunk.
 
-A pass is launched before the tokens of the last one are read, so that the device never waits for
-the host. Drafts alone need those tokens first.
+A pass is launched before the tokens of the last one are read, so that the device does not wait for
+the host. Only drafts need those tokens first.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Decoded:
-    """What a pass of the rows has come to."""
+    """Result of a pass of the rows."""
 
     forward: Forward
     chunk: Chunk | None
-    """The chunk that was mixed in."""
+    """The mixed chunk."""
     reads: Sequence[Read] | None = None
     """Tokens of the last pass, unless they were read before this one was decided."""
     read_at: float = 0.0
     unreadable: Fault | None = None
-    """Why those cannot be read."""
+    """Why those tokens cannot be read."""
 
 
 class Decode:
@@ -109,7 +109,8 @@ class Decode:
             state.batching.passed(len(forward.rows))
 
     def catch_up(self) -> bool:
-        """Take the tokens of the last pass before the next one is launched; whether that worked."""
+        """Take the tokens of the last pass before the next one is launched. Returns whether that
+        worked."""
         state = self._state
         with Isolation() as reading:
             found = state.batch.catch_up()
@@ -129,7 +130,7 @@ class Decode:
         return True
 
     def _draw_next(self, forward: Forward, logits: mx.array) -> None:
-        """Draw after every place of the rows: of those with drafts, as if these held."""
+        """Draw after every place of the rows, as if their drafts held."""
         self._state.drafting.show(forward)
         scheduler = self._state.scheduler
         wanted: Sequence[Place] = list(places(forward.rows))
@@ -143,5 +144,5 @@ class Decode:
                 self._draws.launch(wanted, logits, forward.drafts)
 
     def _replays(self, row: Row) -> bool:
-        """Whether the next token of a row was committed before, and is run again."""
+        """Whether the next token of a row is already committed and runs again."""
         return self._state.fixed is not None and self._state.batch.replays(row)

@@ -1,4 +1,4 @@
-"""Draws the next tokens of rows, behind the masks of their grammars."""
+"""Draws the next tokens of rows, with the masks of their grammars."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Draws:
         self._commit = commit
 
     def launch(self, places: Sequence[Place], logits: mx.array, drafts: Drafts) -> None:
-        """Draw after every place from logits (B, vocab), and let the rows have their tokens."""
+        """Draw after every place from logits (B, vocab), and give the rows their tokens."""
         rows, batch = [row for row, _ in places], self._state.batch
         masks = [self._mask(row, at, drafts) for row, at in places]
         if self._state.fixed is None:
@@ -35,7 +35,7 @@ class Draws:
             batch.drawn([row], self._drawn(logits[i : i + 1], [row], masks[i : i + 1]))
 
     def one(self, row: Row, logits: mx.array) -> Drawn:
-        """The next token of one row, from logits (vocab,); some token where drawing fails."""
+        """The next token of one row, from logits (vocab,). If drawing fails, an arbitrary token."""
         mask = self._mask(row, 0)
         with self._commit.fails_next(row, "its sampling"):
             drawn = self._drawn(logits[None], [row], [mask])
@@ -44,7 +44,7 @@ class Draws:
         return Drawn(mx.zeros(1, mx.int32), None)
 
     def _mask(self, row: Row, at: int, drafts: Drafts = NO_DRAFTS) -> Mask | None:
-        """What the grammar lets through behind so many of the row's drafts."""
+        """The grammar's mask after `at` of the row's drafts."""
         if row.constraint is None:
             return None
         if row in drafts:

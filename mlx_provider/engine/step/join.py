@@ -1,4 +1,4 @@
-"""Lets rows decode whose prompt is in the cache, behind their first token."""
+"""Draws the first tokens after a prefill, and lets the rows decode."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from .recovery import Recovery
 from .state import State
 
 LONG_PREFILL_TOKENS = 2048
-"""After a prefill of so many tokens MLX frees its buffers: decoding needs none of their size."""
+"""After a longer prefill, in tokens, MLX frees its buffers: decoding uses no buffers of their
+size."""
 
 
 class Join:
@@ -60,7 +61,8 @@ class Join:
                 state.drafting.begin(row, job)
 
     def again(self, wanted: Sequence[Place], logits: mx.array) -> tuple[Sequence[Place], mx.array]:
-        """Let rows of a failed step join that hold their committed tokens again; the others."""
+        """Let rows of a failed step join if their committed tokens are in the cache again. Returns
+        the others."""
         suspect, batch = [row.retry_alone for row, _ in wanted], self._state.batch
         for (row, _), own in zip(*only(suspect, wanted, logits), strict=True):
             cache = batch.layout.extract(row)
@@ -79,7 +81,7 @@ class Join:
             self._state.batch.join(row, cache, drawn, committed=True)
 
     def _first_token(self, row: Row, drawn: Drawn) -> bool:
-        """Take a token before the row joins, a step earlier; whether the row goes on."""
+        """Take a token one step before the row joins. Returns whether the row continues."""
         with self._commit.isolated(row.request, "its sampling") as work:
             read = read_drawn(drawn, {row: 0})
         if work.fault is not None:

@@ -1,4 +1,4 @@
-"""A chunk of a prompt, in a pass of its own or behind that of the rows."""
+"""A prompt chunk, in its own pass or in that of the rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Prefilled:
-    """What a chunk's own pass has come to."""
+    """Result of a chunk's own pass."""
 
     job: PrefillJob
     logits: mx.array | None
@@ -46,7 +46,7 @@ class Prefill:
         self._join = join
 
     def run(self, record: StepRecord) -> Prefilled | None:
-        """Run the chunk that has a pass of its own, or a part of the scoring of a prompt."""
+        """Run the chunk with its own pass, or a part of the scoring of a prompt."""
         plan, chunk = record.plan, record.own_pass
         if plan.scored is not None:
             self._score(plan.scored, plan.scoring_seconds)
@@ -60,20 +60,20 @@ class Prefill:
         return Prefilled(chunk.job, None, tried.fault)
 
     def commit(self, prefilled: Prefilled | None) -> None:
-        """Let the rows of a prompt decode that is complete. A failure ends its request alone."""
+        """Let the rows of a complete prompt decode. A failure ends only its request."""
         if prefilled is None:
             return
         job, fault = prefilled.job, prefilled.fault
         if fault is not None:
             self._state.replica.pass_failed(fault)
             self._state.timer.forget()
-            job.cache = None  # corrupted: not for the prefix cache
+            job.cache = None  # corrupted, so it must not reach the prefix cache
             self._commit.failed_by(job.request, "its prefill", fault)
         elif prefilled.logits is not None:
             self._join.whole_prompt(job, prefilled.logits)
 
     def mixed_in(self, chunk: Chunk, logits: mx.array | None) -> None:
-        """A chunk is on its way beside the rows; `logits` (vocab,) follow it if it is the last."""
+        """A chunk was launched with the rows. `logits` (vocab,) follow it if it is the last one."""
         job = chunk.job
         with Isolation() as tried:
             self._passed(chunk)
@@ -88,21 +88,21 @@ class Prefill:
             self._join.whole_prompt(job, logits)
 
     def _score(self, job: PrefillJob, seconds: float) -> None:
-        """Score a part of a prompt, to find out which of its tokens to leave out."""
+        """Score a part of a prompt, to select the tokens to leave out."""
         state = self._state
         if state.sparse_prefill is None or job not in state.scheduler.waiting:
             return
         if job.scoring is None:
             return
         state.sparse_prefill.advance(job, seconds)
-        state.timer.forget()  # whose passes these were nobody can tell
+        state.timer.forget()  # the time of these passes cannot be attributed
         state.behind = []
         if job.scoring is None:
             grow_by(job.held(), state.scheduler.admission.kv_capacity(job))
             state.recorder.skipped(job.request.skipped)
 
     def _run_chunk(self, chunk: Chunk, plan: StepPlan) -> mx.array | None:
-        """Append the chunk to the row's cache; logits (vocab,) if it is the last one."""
+        """Append the chunk to the row's cache. Returns logits (vocab,) if it is the last one."""
         state = self._state
         job, request = chunk.job, chunk.job.request
         prompt, cache = job.prompt, job.held()
@@ -120,19 +120,20 @@ class Prefill:
             logits = state.drafting.prefilled(state.model, job, given)
         last = chunk.stop == len(job.tokens)
         wanted = [logits, *job.hidden] if last else arrays(cache)
-        # a family may run a whole image with its first tokens, others for free
+        # a family may run a whole image with its first tokens, and others without cost
         self._settle(chunk, plan, wanted, wait=last or bool(media), usual=not media)
         return logits if last else None
 
     def _with_logprobs(self, request: Request, chunk: PrefillChunk) -> mx.array:
-        """Append a chunk and post how likely its tokens were; logits (vocab,) after its last."""
+        """Append a chunk and post the log-probabilities of its tokens. Returns logits (vocab,)
+        after its last."""
         found, after = prompt_logprobs(self._state.model, chunk, request, self._state.token_names)
         for row in request.rows:
             self._state.output.post(request, [Delta(index=row.index, logprobs=found)])
         return after
 
     def _run_input(self, chunk: Chunk, plan: StepPlan, inputs: Inputs) -> None:
-        """Append the chunk to the input's cache; the last one makes its vector."""
+        """Append the chunk to the input's cache. The last chunk makes its vector."""
         state, job = self._state, chunk.job
         load = state.scheduler.chunking.load((), chunk)
         state.timer.launched(plan.chunk_seconds, state.clock(), load)
@@ -146,7 +147,7 @@ class Prefill:
             self._next_input(job, inputs)
 
     def _next_input(self, job: PrefillJob, inputs: Inputs) -> None:
-        """Go on with the next input, or end the request."""
+        """Continue with the next input, or end the request."""
         request = job.request
         if inputs.left:
             job.go_on_with(inputs.tokens[inputs.at])
@@ -167,10 +168,11 @@ class Prefill:
         wait: bool,
         usual: bool = True,
     ) -> None:
-        """Let the chunk's own pass run; `usual`: it tells at which pace the device runs."""
+        """Launch the chunk's own pass. `usual`: its time is representative of the pace of the
+        device."""
         state = self._state
         if plan.rows and state.scheduler.running and not wait:
-            # the next token's pass comes behind it without a gap
+            # the pass of the next token follows without a gap
             mx.async_eval(wanted)  # type: ignore[no-untyped-call]
             state.batching.mixed.ran_apart(chunk.job)
             state.behind.append(plan.chunk_seconds)

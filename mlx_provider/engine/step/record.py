@@ -1,4 +1,4 @@
-"""What a step decides, as a value."""
+"""The decisions of a step, as a value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..scheduling.plan import Chunk, StepPlan
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One step. It is complete before any pass of the step runs, and nothing changes it then."""
+    """One step. It is complete before any pass of the step runs, and does not change afterwards."""
 
     now: float
     """When the step began, in monotonic seconds."""
@@ -20,16 +20,16 @@ class StepRecord:
     ended: tuple[Request, ...] = ()
     """Requests that have ended since the last step."""
     cut: tuple[Row, ...] = ()
-    """Rows that ended for want of memory."""
+    """Rows that ended because memory was full."""
     preempted: tuple[Row, ...] = ()
-    """Rows that gave up their place in memory, and wait."""
+    """Rows that freed their memory and wait."""
     admitted: PrefillJob | None = None
     reclaimed: int = 0
-    """Bytes for all rows for which others were asked to make room; 0: none were asked."""
+    """Bytes of all rows for which memory was reclaimed. 0: none."""
     drafts: Drafts = field(default_factory=lambda: NO_DRAFTS)
-    """Tokens that may follow the next one of a row."""
+    """Tokens that may follow the next token of a row."""
     caught_up: bool = False
-    """Tokens of the last pass were read before this one was decided, as drafts need them."""
+    """Tokens of the last pass were read before this step was decided, because drafts need them."""
 
     @property
     def runs(self) -> bool:
@@ -39,16 +39,16 @@ class StepRecord:
 
     @property
     def mixed(self) -> Chunk | None:
-        """The chunk that is in the pass of the rows."""
+        """The chunk in the pass of the rows."""
         return self.plan.chunk if self.plan.mixed else None
 
     @property
     def own_pass(self) -> Chunk | None:
-        """The chunk that has a pass of its own, behind that of the rows."""
+        """The chunk with its own pass, behind that of the rows."""
         return None if self.plan.mixed else self.plan.chunk
 
     def summary(self) -> dict[str, Any]:
-        """JSON-able, without the text of any prompt: for logs, traces and comparisons."""
+        """JSON-able, without prompt text: for logs, traces and comparisons."""
         plan, chunk = self.plan, self.plan.chunk
         of_chunk = None if chunk is None else [chunk.job.request.id, chunk.start, chunk.stop]
         return {

@@ -1,4 +1,4 @@
-"""Goes on after a failure of the device: rows start again, each alone until it has decoded once."""
+"""Recovers from a device failure: rows start again, each alone until it has decoded once."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ class Recovery:
         self._draws = draws
 
     def pass_failed(self, left: list[Row], fault: Fault, *, alone: bool, mixed: bool) -> None:
-        """`left`: rows of the pass that have not ended meanwhile; `alone`: it had but one."""
+        """`left`: rows of the pass that have not ended since. `alone`: it had only one row."""
         if mixed or (left and not alone):
             self.retry(left, fault)
         elif left:
             self._commit.failed_by(left[0].request, "its decode step", fault)
 
     def unreadable(self, fault: Fault) -> None:
-        """The tokens of the last pass cannot be read: the caches of all rows are corrupted."""
+        """The tokens of the last pass cannot be read, so the caches of all rows are corrupted."""
         running = list(self._state.scheduler.running)
         self._state.corrupted = set(running)
         self.retry(running, fault)
 
     def retry(self, rows: Sequence[Row], fault: Fault) -> None:
-        """Start rows whose caches are corrupted again from their committed tokens, each alone."""
+        """Restart rows with corrupted caches from their committed tokens, each alone."""
         state = self._state
         state.replica.pass_failed(fault)
         log.warning(
@@ -56,7 +56,8 @@ class Recovery:
         state.batching.failed()
 
     def prove(self, row: Row, cache: list[Any], drawn: Drawn) -> Drawn | None:
-        """Decode a row of a failed step alone once; if that fails too, the row is what fails."""
+        """Decode a row of a failed step alone once. If that also fails, the row causes the
+        failure."""
         state = self._state
         alone = DecodeBatch(state.model, state.batching.layout("solo"))
         alone.join(row, cache, drawn)

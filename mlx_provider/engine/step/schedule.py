@@ -1,7 +1,7 @@
-"""Decides all of a step before any of it runs.
+"""Decides a whole step before any of it runs.
 
-What changes memory comes first: requests end at their deadlines, rows that have outgrown the memory
-give up their place, one prompt is let in. Then the plan is made, and drafts are asked for.
+Memory changes come first: requests end at their deadlines, rows that have outgrown the memory are
+preempted, one prompt is admitted. Then the plan is made, and drafts are requested.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ class Schedule:
         self._start = start
         self._decode = decode
         self._decoded = False
-        """Rows have decoded since memory was last made for them."""
+        """Rows have decoded since memory was last checked."""
         self._next_deadline = inf
         """No request can expire before this time."""
 
     def queued(self, request: Request) -> None:
-        """A request has come; it may have a deadline."""
+        """A request was queued. It may have a deadline."""
         if request.deadline is not None:
             self._next_deadline = min(self._next_deadline, request.deadline)
 
     def record(self) -> StepRecord:
-        """The next step."""
+        """Decide the next step."""
         record = self._state.replica.record(self._decided)
         self._begin()
         return record
 
     def act(self, opening: Opening) -> None:
-        """Act on what was decided before a record."""
+        """Apply a decision from before a record."""
         match opening:
             case Preempted(row):
                 self._commit.keep(row.request, [row])
@@ -95,8 +95,8 @@ class Schedule:
         )
 
     def _make_room(self) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
-        """Of rows that have outgrown the memory the youngest waits, or ends where it could never
-        go on; those that wait and those that end."""
+        """If rows have outgrown the memory, the youngest waits, or ends if it could never continue.
+        Returns the rows that wait and the rows that end."""
         preempted: list[Row] = []
         cut: list[Row] = []
         while self._decoded and (found := self._state.scheduler.overflowing()) is not None:
@@ -110,7 +110,7 @@ class Schedule:
         self.act(opening)
 
     def _admit(self, now: float) -> PrefillJob | None:
-        """Let one more prompt in."""
+        """Admit one more prompt."""
         admitted = self._state.scheduler.admit(now)
         if admitted is not None:
             self._state.replica.note(Admitted(admitted))
@@ -118,7 +118,7 @@ class Schedule:
         return admitted
 
     def _begin(self) -> None:
-        """Give a cache to each prompt that was let in and has none."""
+        """Give a cache to each admitted prompt without one."""
         ready = [j for j in self._state.scheduler.waiting if j.admitted and not j.restoring]
         for job in [j for j in ready if j.cache is None]:
             self._state.output.started(job.request)
@@ -126,7 +126,7 @@ class Schedule:
                 self._start.begin(job)
 
     def _plan(self, now: float) -> tuple[StepPlan, Mapping[Row, int]]:
-        """What the step runs; the number of drafts that are wanted for each row."""
+        """The plan of the step, and the number of drafts for each row."""
         state = self._state
         plan = state.scheduler.plan(
             now,
@@ -138,7 +138,8 @@ class Schedule:
         return plan, state.drafting.wanted(plan, possible=possible) if plan.rows else {}
 
     def _as_it_stands(self, plan: StepPlan, *, readable: bool) -> StepPlan:
-        """The plan without what ended with the tokens that were read after it was made."""
+        """The plan without rows and chunks that ended with the tokens that were read after it was
+        made."""
         rows = tuple(row for row in plan.rows if row in self._state.scheduler.running)
         if plan.chunk is None or (plan.chunk.due and (readable or not plan.mixed)):
             return replace(plan, rows=rows)

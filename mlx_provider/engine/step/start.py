@@ -23,13 +23,13 @@ class Start:
         self._state = state
 
     def look_up(self, job: PrefillJob) -> None:
-        """Find the longest stored prefix of a prompt that is queued."""
+        """Find the longest stored prefix of a queued prompt."""
         if self._state.prefix_cache is not None and job.uses_prefix_cache:
             with Isolation(partial(_not_cached, job.request)):
                 self._state.prefix_cache.look_up(job)
 
     def begin(self, job: PrefillJob) -> None:
-        """Give a prompt that was let in its row cache, or have the disk do so."""
+        """Give an admitted prompt its row cache, or start a restore from disk."""
         state = self._state
         capacity = len(job.tokens) if job.embeds else state.scheduler.admission.kv_capacity(job)
         if state.prefix_cache is not None and job.uses_prefix_cache:

@@ -1,4 +1,4 @@
-"""What the parts of a step share: the model, its rows, the clock, and where results go."""
+"""Shared state of the parts of a step: the model, its rows, the clock, and the output."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ..token_names import TokenNames
 
 @dataclass(eq=False)
 class State:
-    """Of one engine. It belongs to the engine thread."""
+    """The state of one engine. It belongs to the engine thread."""
 
     model: LoadedModel
     scheduler: Scheduler
@@ -45,7 +45,7 @@ class State:
     fixed: FixedShapes | None
     replica: Replica
     advanced: float = 0.0
-    """When the rows that decode last got a token."""
+    """When the decoding rows last got a token."""
     behind: list[float] = field(default_factory=list)
     """Expected seconds of the chunks that were launched after the last pass of the rows."""
     read_at: float = 0.0
@@ -53,7 +53,7 @@ class State:
     ended: list[Request] = field(default_factory=list)
     """Requests that have ended since the last step was decided."""
     corrupted: set[Row] = field(default_factory=set)
-    """Rows of this step whose caches are not valid."""
+    """Rows of this step whose caches are corrupted."""
 
     @property
     def batch(self) -> DecodeBatch:
