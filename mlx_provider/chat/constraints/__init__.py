@@ -1,1 +1,1 @@
-"""What a reply must look like: schemas, grammars and calls as token masks."""
+"""The required form of a reply: schemas, grammars and calls as token masks."""

@@ -17,7 +17,7 @@ from .tagged import TaggedArgument
 from .trial import MAX_GRAMMAR
 
 MAX_CALLS = 16
-"""Calls of one reply; without a bound a model could go on calling for ever."""
+"""Most calls of one reply. Without a limit, a model could call for ever."""
 
 
 def tool_functions(
@@ -28,8 +28,8 @@ def tool_functions(
 ) -> list[Function]:
     """The tools that may be called; `names`: only these.
 
-    compiles: schema -> what is wrong with it, or an empty string. Parameters of a strict tool
-    are held exactly or refused with `BadRequest`; of others as far as is possible.
+    compiles: maps a schema to its problem, or to an empty string. Parameters of a strict tool are
+    enforced exactly or refused with `BadRequest`; those of others are enforced as far as possible.
     """
     by_name: dict[str, Function] = {}
     noted = warnings if warnings is not None else []
@@ -58,7 +58,7 @@ def _parameters(
     schema = reader.read(function.get("parameters") or {"properties": {}})
     if not isinstance(schema, dict) or schema.get("type", "object") != "object":
         raise BadRequest(f"{reader.where} must be a schema of type object", param=reader.where)
-    # A tool that lists its parameters takes no others, unless it says so.
+    # A tool that lists its parameters accepts no others, unless its schema allows them.
     closed = {"additionalProperties": False} if "properties" in schema else {}
     schema = {"type": "object", **closed, **schema}
     wrong = compiles(schema)
@@ -73,7 +73,7 @@ def _parameters(
 
 @dataclass
 class CallRules:
-    """Rules for calls of some functions in one format; the rule to start from is `calls`."""
+    """Grammar rules for calls of some functions in one format. The start rule is `calls`."""
 
     grammar: CallGrammar
     functions: Sequence[Function]
@@ -85,7 +85,7 @@ class CallRules:
     _size: int = 0
 
     def lark(self) -> str:
-        """All rules, one a line."""
+        """All rules, one per line."""
         grammar = self.grammar
         more = MAX_CALLS - 1 if self.parallel and grammar.between is not None else 0
         between = literal(grammar.between or "", self.split)
@@ -120,7 +120,7 @@ class CallRules:
         return self._separated(f"args_{i}", names, literal(tags.between, self.split))
 
     def _add(self, rules: list[str]) -> None:
-        """Take rules while they can be compiled at all: each may hold the whole schema again."""
+        """Add rules while they can be compiled: each may repeat the whole schema."""
         self.rules += rules
         self._size += sum(map(len, rules))
         if self._size > MAX_GRAMMAR:
@@ -130,7 +130,7 @@ class CallRules:
             )
 
     def _separated(self, rule: str, names: Mapping[str, bool], between: str) -> str:
-        """Arguments with a separator between those that are there."""
+        """Arguments with a separator between those that are present."""
         rest, more = '""', '""'
         for k, (name, needed) in reversed(list(enumerate(names.items()))):
             first, next_one = f"{name} {more}", f"{between} {name} {more}"
@@ -142,18 +142,18 @@ class CallRules:
 
 
 def shown_name(grammar: CallGrammar, name: str) -> str:
-    """A tool's name as it stands in a call; in quotes it is a JSON text."""
+    """A tool's name as it appears in a call. In quotes it is a JSON string."""
     quoted = '"{name}"' in grammar.before
     return json.dumps(name, ensure_ascii=False)[1:-1] if quoted else name
 
 
 def written_as_object(tags: TaggedArguments, parameters: Iterable[str]) -> bool:
-    """Whether calls with these parameters are written with one JSON object all the same."""
+    """Whether calls with these parameters are nevertheless written with one JSON object."""
     return tags.keywords and not all(map(_is_keyword, parameters))
 
 
 def _is_keyword(name: str) -> bool:
-    """Whether a parameter can stand as a keyword of a Python call."""
+    """Whether a parameter can be a keyword of a Python call."""
     return name.isidentifier() and name.isascii() and not keyword.iskeyword(name)
 
 

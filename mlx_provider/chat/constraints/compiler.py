@@ -1,4 +1,4 @@
-"""Structured output: grammars compiled by llguidance, held token by token through bit masks."""
+"""Structured output: grammars compiled by llguidance and enforced token by token with bit masks."""
 
 from __future__ import annotations
 
@@ -27,18 +27,19 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 Mask = NDArray[np.uint32]
-"""Bit `i % 32` of word `i // 32`: whether token `i` may follow. Shape (ceil(vocab / 32),)."""
+"""Bit `i % 32` of word `i // 32`: whether token `i` is allowed. Shape (ceil(vocab / 32),)."""
 MASK_SECONDS = 30
-"""A mask takes milliseconds; nobody else waits longer than this for one that does not come."""
+"""Longest wait for a mask. It usually takes milliseconds; the limit protects other requests."""
 KEPT_LETTERS = 2 * MAX_GRAMMAR
-"""Characters of the grammars that are kept compiled, each of which takes some twenty bytes."""
+"""Most characters of the compiled grammars in the cache. Each character takes about twenty
+bytes."""
 _EMPTY = ("NoExtension", "NoExtensionBias")
 
 
 class Constraint:
-    """The grammar of one choice. Used by one thread at a time, apart from the pool it is given.
+    """The grammar of one choice. Used by one thread at a time, except for its pool.
 
-    pool: computes the next mask there as soon as a token is taken, beside the device's step.
+    pool: computes the next mask as soon as a token is accepted, in parallel with the device's step.
     """
 
     def __init__(
@@ -54,12 +55,12 @@ class Constraint:
         self._eos = eos
         self._pool = pool
         self._packed = packed
-        """The mask of the present state, where it is known."""
+        """The mask of the present state, if it is known."""
         self._ahead: Future[bytes] | None = None
         self._stopped = bool(matcher.is_stopped())
 
     def mask(self) -> Mask:
-        """Tokens that may follow. Raises `GrammarFailed` where the grammar gives up."""
+        """The allowed tokens. Raises `GrammarFailed` if the grammar fails."""
         self._settle()
         if self._packed is None:
             self._packed = self._matcher.compute_bitmask()
@@ -70,9 +71,9 @@ class Constraint:
         return words
 
     def advance(self, token: int) -> None:
-        """Take a token that was drawn.
+        """Accept a drawn token.
 
-        Raises `RequestFailed` for one the grammar forbids, `GrammarFailed` where it gives up.
+        Raises `RequestFailed` for a forbidden token, `GrammarFailed` if the grammar fails.
         """
         self._settle()
         if token in self._eos and self._matcher.is_accepting():
@@ -84,19 +85,19 @@ class Constraint:
         self._moved()
 
     def take_text(self, text: str, tokens: Iterable[int]) -> None:
-        """Take text that was generated before the grammar set in, as far as it fits."""
+        """Accept as much as possible of a text that was generated before the grammar applied."""
         self._settle()
         self._matcher.try_consume_tokens(list(tokens))
         self._moved()
 
     @property
     def finished(self) -> bool:
-        """The reply is complete: nothing but the end may follow."""
+        """Whether the reply is complete: only its end may follow."""
         return self._stopped
 
     @property
     def complete(self) -> bool:
-        """The reply so far is valid as it stands."""
+        """Whether the reply so far is valid."""
         self._settle()
         return bool(self._matcher.is_accepting())
 
@@ -107,7 +108,7 @@ class Constraint:
         return Constraint(matcher, self._vocab_size, self._eos, self._pool, self._packed)
 
     def _settle(self) -> None:
-        """Have the mask that the pool computes."""
+        """Wait for the mask from the pool."""
         if self._ahead is not None:
             try:
                 self._packed = self._ahead.result(MASK_SECONDS)
@@ -119,13 +120,13 @@ class Constraint:
     def _moved(self) -> None:
         self._packed = None
         self._check()
-        # asked here, so that `finished` need not wait for the mask in the pool
+        # read here, so that `finished` need not wait for the mask in the pool
         self._stopped = bool(self._matcher.is_stopped())
         if self._pool is not None and not self._stopped:
             self._ahead = self._pool.submit(self._matcher.compute_bitmask)
 
     def _offers(self, token: int) -> bool:
-        """Whether the mask lets a token through, as far as it is known."""
+        """Whether the mask allows a token, as far as the mask is known."""
         return self._packed is None or bool(self._packed[token // 8] >> token % 8 & 1)
 
     def _check(self) -> None:
@@ -138,7 +139,7 @@ class Constraint:
 
 @dataclass(frozen=True)
 class Structure:
-    """The constraint of a request's first choice, and what it cannot hold."""
+    """The constraint of a request's first choice, and warnings about what it cannot enforce."""
 
     constraint: Constraint | AfterThoughts
     warnings: tuple[str, ...] = ()
@@ -146,7 +147,7 @@ class Structure:
 
 @dataclass(frozen=True)
 class _Compiled:
-    """A grammar at its start. `wrong`: why there is none."""
+    """A grammar in its initial state. `wrong`: why it did not compile."""
 
     wrong: str
     matcher: Any = None
@@ -155,11 +156,11 @@ class _Compiled:
 
 
 class GrammarCompiler:
-    """Grammars over one model's vocabulary; safe from any thread, meant for host threads.
+    """Compiles grammars over one model's vocabulary. Safe from any thread, meant for host threads.
 
-    fast: the model's `tokenizers.Tokenizer`. eos: tokens that end a reply. vocab_size: rows of
-    the output matrix. capacity, letters: grammars that are kept, and characters of all of them.
-    spaces: white space of JSON.
+    fast: the model's `tokenizers.Tokenizer`. eos: tokens that end a reply. vocab_size: rows of the
+    output matrix. capacity, letters: most grammars in the cache, and most characters of all of
+    them. spaces: white space of JSON.
     """
 
     def __init__(
@@ -194,11 +195,11 @@ class GrammarCompiler:
         thoughts: Thoughts | None = None,
         messages: MessageGrammar | None = None,
     ) -> Structure | None:
-        """What holds the reply to the form that the request demands; `None`: any text will do.
+        """The constraint that the request demands of its reply. `None`: any text is allowed.
 
-        calls: how the model writes them. thoughts: how it marks off what it thinks before.
-        messages: how its format addresses thoughts and answers, where it addresses them.
-        Raises `BadRequest` that names the parameter, and for schemas the keyword.
+        calls: the model's call format. thoughts: its thought markers. messages: how its format
+        addresses thoughts and answers, if it addresses them. Raises `BadRequest` that names the
+        parameter, and for schemas the keyword.
         """
         preface = messages.answer if messages else ""
         allowance = Allowance()
@@ -233,7 +234,7 @@ class GrammarCompiler:
         return AfterThoughts.over(constraint, thoughts, self._fast, self._eos, self._vocab_size)
 
     def split(self, text: str) -> list[str | int]:
-        """Text cut at the vocabulary's special tokens; tokens that end a reply are left out."""
+        """Text cut at the vocabulary's special tokens, without tokens that end a reply."""
         pattern, ids = self._specials()
         pieces: list[str | int] = [ids.get(piece, piece) for piece in pattern.split(text) if piece]
         return [piece for piece in pieces if isinstance(piece, str) or piece not in self._eos]
@@ -251,7 +252,7 @@ class GrammarCompiler:
         return self._special
 
     def _made(self, lark: str, allowance: Allowance) -> _Compiled:
-        """A grammar at its start, compiled once; it may be wrong."""
+        """A grammar in its initial state, compiled once. It may be invalid."""
         with self._lock:
             known = self._compiled.get(lark)
             if known is not None:
@@ -271,7 +272,7 @@ class GrammarCompiler:
         return len(self._compiled) > self._capacity or letters > self._letters
 
     def _compile(self, lark: str) -> _Compiled:
-        """Compile a grammar and find what it may begin with; host work."""
+        """Compile a grammar and compute its first mask (host work)."""
         from llguidance import LLMatcher, LLParserLimits
 
         grammar, limits = LLMatcher.grammar_from_lark(lark), LLParserLimits(**LIMITS)
@@ -281,9 +282,9 @@ class GrammarCompiler:
         return _Compiled(wrong, made, packed)
 
     def prepare(self) -> None:
-        """Build the vocabulary now, on a thread of its own; the first grammar waits for it.
+        """Build the vocabulary on a separate thread now. The first grammar waits for it.
 
-        What fails is told to the request that needs it, as without this.
+        If this fails, the request that needs the vocabulary gets the error.
         """
         threading.Thread(target=self._prepared, name="grammar vocabulary", daemon=True).start()
 
@@ -308,7 +309,7 @@ class GrammarCompiler:
 
 
 def first_line(text: str) -> str:
-    """The gist of one of llguidance's messages."""
+    """The main part of one of llguidance's messages."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     shown = next((line for line in reversed(lines) if line.startswith("error:")), "")
     gist = shown or (lines[0] if lines else "unknown error")

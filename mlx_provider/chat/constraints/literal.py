@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 Spaces = Mapping[str, Any]
-"""White space of JSON, as llguidance's `x-guidance` options. It is bounded everywhere: a model that
-pads with white space would never come to an end."""
+"""White space of JSON, as llguidance's `x-guidance` options. It is always bounded, because a model
+that pads with white space would never end its reply."""
 ONE_LINE: Spaces = {
     "whitespace_flexible": False,
     "item_separator": ", ?",
     "key_separator": ": ?",
 }
-"""As `json.dumps` writes it, or without any: at most one space, behind a comma or a colon."""
+"""As `json.dumps` writes it, or without spaces: at most one space after a comma or a colon."""
 INDENTED: Spaces = {"whitespace_pattern": r" |\n( {0,40}|\t{0,10})"}
 """One space or one line end with its indentation, wherever JSON allows white space."""
 _SHOWS_LINES = re.compile(r"\b(?:arguments|tool_calls?)\b[^{}%]{0,80}\btojson\s*\(\s*indent")
@@ -28,7 +28,7 @@ def spaces_of(template: str | None) -> Spaces:
 
 
 Split = Callable[[str], list[str | int]]
-"""Text cut at special tokens: pieces of text, and token ids in place of the special ones."""
+"""Text cut at special tokens: pieces of text, and token ids for the special ones."""
 
 
 def json_rule(schema: Mapping[str, Any], spaces: Spaces) -> str:
@@ -37,7 +37,7 @@ def json_rule(schema: Mapping[str, Any], spaces: Spaces) -> str:
 
 
 def literal(text: str, split: Split) -> str:
-    """Text as a Lark expression, special tokens as such; empty text gives an empty string."""
+    """Text as a Lark expression with special tokens. Empty text gives an empty string."""
     return " ".join(
         f"<[{piece}]>" if isinstance(piece, int) else json.dumps(piece, ensure_ascii=False)
         for piece in split(text)

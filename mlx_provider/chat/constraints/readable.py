@@ -1,4 +1,4 @@
-"""Whether what a grammar would force can be read back by the format's own parser."""
+"""Checks that the format's own parser can read what a grammar would force."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .written import written_call
 
 
 def check_readable(request: GenerateRequest, parser: ToolParser) -> None:
-    """Raise `BadRequest` for a tool that must be callable but whose calls would be lost.
+    """Raise `BadRequest` for a tool that must be callable but whose calls the parser would lose.
 
-    A call with all of its parameters is written by the grammar and read by the parser.
+    The grammar writes a call with all parameters, and the parser reads it.
     """
     names = demanded(request)
     for tool in request.tools:
@@ -45,10 +45,10 @@ def _unreadable(name: str, found: ReadCalls, parser: ToolParser) -> BadRequest:
 
 @dataclass(frozen=True)
 class ReadCalls:
-    """The calls that a parser finds in a text, and what went wrong in it."""
+    """The calls that a parser finds in a text, and its faults."""
 
     calls: tuple[tuple[str, tuple[str, ...]], ...]
-    """Name and parameters of each; no parameters where its arguments are no object."""
+    """Name and parameters of each. No parameters if its arguments are not an object."""
     faults: tuple[str, ...]
 
 

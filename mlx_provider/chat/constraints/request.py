@@ -1,4 +1,4 @@
-"""What a request asks of the form of its reply, as a grammar."""
+"""The form that a request demands of its reply, as a grammar."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from .schema import SchemaReader
 from .trial import MAX_GRAMMAR
 
 Compiles = Callable[[str], str]
-"""Lark text -> what is wrong with it, or an empty string."""
+"""Maps Lark text to its problem, or to an empty string."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """A grammar (Lark, rule `start`) and what of the request it cannot hold."""
+    """A grammar (Lark, rule `start`), and warnings about what it cannot enforce."""
 
     lark: str
     warnings: tuple[str, ...] = ()
     after_lead: bool = False
-    """White space may stand before it, as models write it after their thoughts."""
+    """Whether white space may precede it, as models write it after their thoughts."""
     schema: Mapping[str, Any] = field(default_factory=dict)
     """The schema of a JSON answer."""
 
@@ -39,11 +39,11 @@ def request_form(
     preface: str = "",
     spaces: Spaces = ONE_LINE,
 ) -> Form | None:
-    """The form that a request demands of its reply; `None`: any text will do.
+    """The form that a request demands of its reply. `None`: any text is allowed.
 
-    calls: how the model's tool parser expects them; `None`: as bare JSON objects. preface: what
-    the model's format writes before an answer. spaces: white space of JSON. Raises `BadRequest`
-    that names the parameter, and for schemas the keyword.
+    calls: the call format of the model's tool parser; `None`: bare JSON objects. preface: what the
+    model's format writes before an answer. spaces: white space of JSON. Raises `BadRequest` that
+    names the parameter, and for schemas the keyword.
     """
     names = demanded(request)
     answer = _answer(request, compiles, literal(preface, split), spaces)
@@ -69,9 +69,9 @@ def request_form(
 
 
 def after_message(form: Form, messages: MessageGrammar, split: Split) -> Form:
-    """The form after a thought, for formats that address every message.
+    """The form after an optional thought, for formats that address every message.
 
-    Only where the end of a thought is a special token, which no text contains.
+    Only if the end of a thought is a special token, which no text contains.
     """
     opened, ended = literal(messages.thought, split), split(messages.thought_end)
     if len(ended) != 1 or isinstance(ended[0], str):
@@ -89,12 +89,12 @@ def _may_call(request: GenerateRequest, calls: CallGrammar | None) -> bool:
 
 
 def _answer_or(answer: Form, rules: CallRules, lark: str) -> str:
-    """Either the answer or calls, as the model sees fit."""
+    """Either the answer or calls, as the model chooses."""
     if not (rules.grammar.open + rules.grammar.before).startswith("{"):
         return f"{answer.lark.replace('start: answer', 'start: answer | calls', 1)}\n" + (
             lark.removeprefix("start: calls\n")
         )
-    # Both begin alike: only as one schema can they be told apart later than at the first brace.
+    # Both begin with a brace: only one common schema can distinguish them later.
     key = re.findall(r'"(\w+)"', rules.grammar.before)[-1]
     schemas = [answer.schema, *(called_object(f, key) for f in rules.functions)]
     documents = {f"form{i}": schema for i, schema in enumerate(schemas)}
@@ -107,7 +107,7 @@ def _answer_or(answer: Form, rules: CallRules, lark: str) -> str:
 
 
 def demanded(request: GenerateRequest) -> list[str] | None:
-    """Names of tools one of which must be called; empty: any; `None`: no call is demanded."""
+    """Names of tools, one of which must be called. Empty: any tool. `None`: no call is demanded."""
     choice = request.tool_choice
     if isinstance(choice, str):
         return [] if choice == "required" else None
@@ -204,7 +204,7 @@ def _free_grammar(grammar: Mapping[str, Any], compiles: Compiles, preface: str) 
 
 
 def escaped_slashes(regex: str) -> str:
-    """A regular expression fit to stand between slashes."""
+    """A regular expression with escaped slashes, for use between slashes."""
     out, escaped = [], False
     for letter in regex:
         if letter == "/" and not escaped:

@@ -1,4 +1,4 @@
-"""JSON schemas as the grammar engine takes them; what it cannot hold is refused by name.
+"""Converts JSON schemas for the grammar engine. Unsupported keywords are refused by name.
 
 The lists follow llguidance 1.9.1 (parser/src/json/schema.rs and docs/json_schema.md).
 """
@@ -28,18 +28,18 @@ _REFUSED_FORMATS = frozenset(
     "relative-json-pointer".split()
 )
 _MAX_WARNINGS = 20
-"""Of one schema; a client reads the first ones."""
+"""Most warnings of one schema."""
 
 
 @dataclass
 class SchemaReader:
-    """Reads one schema. `lenient`: what is unsupported is left out and noted, not refused."""
+    """Reads one schema. `lenient`: unsupported keywords are left out and reported, not refused."""
 
     where: str
     """The request part that holds the schema, for messages."""
     lenient: bool = False
     root: str = "#"
-    """Where the schema will stand in the document that is compiled."""
+    """Place of the schema in the document that is compiled."""
     warnings: list[str] = field(default_factory=list)
 
     def read(self, schema: Any) -> Any:
@@ -55,7 +55,7 @@ class SchemaReader:
         if not isinstance(schema, Mapping):
             raise self._error(f"{at} must be a schema: an object or a boolean")
         out: dict[str, Any] = {}
-        # What is said otherwise comes last: it changes what the other keywords gave.
+        # Refused keywords come last, because their replacement changes the result of the others.
         for key, value in sorted(schema.items(), key=lambda entry: entry[0] in _REFUSED):
             if key in _OF_NAMES:
                 out[key] = self._named(value, f"{at}/{key}")
@@ -98,7 +98,7 @@ class SchemaReader:
             self._refuse(f"'format': {value!r}", at, "leave it out or use 'pattern'")
 
     def _rewrite(self, out: dict[str, Any], key: str, value: Any, schema: Any, at: str) -> None:
-        """Say the same in supported keywords where that is possible, else refuse."""
+        """Express a keyword with supported ones if possible, else refuse it."""
         composed = {"anyOf", "oneOf", "allOf", "$ref"} & set(schema)
         if key == "propertyNames" and not {"properties", "patternProperties"} & set(schema):
             rest = self._read(schema.get("additionalProperties", True), f"{at}/{key}")
@@ -128,7 +128,7 @@ def _pointer(name: str) -> str:
 
 
 def _no_effect(key: str, value: Any, schema: Mapping[str, Any]) -> bool:
-    """Whether a keyword that is not supported changes nothing here."""
+    """Whether an unsupported keyword has no effect here."""
     if key == "uniqueItems":
         return value is False or schema.get("maxItems") in (0, 1)
     if key == "propertyNames":
@@ -141,7 +141,7 @@ def _no_effect(key: str, value: Any, schema: Mapping[str, Any]) -> bool:
 
 
 def _allowed_names(value: Any) -> dict[str, Any] | None:
-    """`propertyNames` as a pattern or a list of names; `None`: it says something else."""
+    """`propertyNames` as a pattern or a list of names. `None`: it is neither."""
     if not isinstance(value, Mapping):
         return None
     rules = {k: v for k, v in value.items() if (k, v) != ("type", "string")}
@@ -149,7 +149,7 @@ def _allowed_names(value: Any) -> dict[str, Any] | None:
 
 
 def _is_list_of_names(names: Mapping[str, Any]) -> bool:
-    """Whether a pattern is a text and an `enum` a list, as they have to be."""
+    """Whether a pattern is a string and an `enum` a list, as required."""
     return isinstance(names.get("pattern", ""), str) and isinstance(names.get("enum", []), list)
 
 
@@ -161,7 +161,7 @@ def _only(names: dict[str, Any], rest: Any) -> dict[str, Any]:
 
 
 def _without_boolean_bounds(schema: dict[str, Any]) -> dict[str, Any]:
-    """Draft 4 wrote `exclusiveMinimum: true` beside `minimum`."""
+    """Convert draft 4's `exclusiveMinimum: true` beside `minimum`."""
     for exclusive, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
         flag = schema.get(exclusive)
         if isinstance(flag, bool):

@@ -1,4 +1,4 @@
-"""Arguments that a format writes one by one between tags, each by its own schema."""
+"""Arguments in formats that write each value between tags, with a rule for each schema."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .literal import ONE_LINE, Function, Spaces, Split, json_rule, literal
 from .schema import SchemaReader
 
 _MAX_LISTED = 10_000
-"""Values of one list of choices; a longer one is held as JSON."""
+"""Most values of a list of choices. A longer one is enforced as JSON."""
 _MAX_PATTERN = 2000
-"""Characters of a pattern that is looked into; the time grows with their square."""
+"""Most characters of a pattern that is analysed. The time grows with their square."""
 
 
 @dataclass
@@ -32,7 +32,7 @@ class TaggedArgument:
     warnings: list[str] = field(default_factory=list)
 
     def rules(self, split: Split) -> list[str]:
-        """Key and value with their tags, one rule a line."""
+        """Key and value with their tags, one rule per line."""
         value = resolved(self.schema, self.function.schema)
         if self.tags.text is not None:
             listed = _listed_values(value, self.function.schema)
@@ -61,7 +61,8 @@ class TaggedArgument:
         return literal(self.tags.value_after.replace("{key}", self.name), split)
 
     def _listed(self, values: list[Any], split: Split) -> str:
-        """A key and one of its values, texts apart from others where the format wants that."""
+        """A key and one of its values. Strings are separate from other values if the format
+        requires it."""
         around = self.tags.text or ("", "")
         texts = [value for value in values if isinstance(value, str)]
         others = [json.dumps(value) for value in values if not isinstance(value, str)]
@@ -75,7 +76,7 @@ class TaggedArgument:
         return f"({' | '.join(forms)}) {self._after(split)}"
 
     def _text(self, rule: str, value: Mapping[str, Any], split: Split) -> list[str]:
-        """A text up to the closing tag."""
+        """A string up to the closing tag."""
         before, quote = self.tags.text or ("", "")
         closing = quote + self.tags.value_after.replace("{key}", self.name)
         head = f"{rule}: {self._key(split, text=True)} {literal(before, split)}"
@@ -84,7 +85,7 @@ class TaggedArgument:
         first, *rest = split(closing)
         if isinstance(first, int):
             return [text, f"{head} {terminal} {literal(closing, split)}"]
-        # Lazy: the text ends where the closing tag first appears.
+        # Lazy: the text ends at the first closing tag.
         suffix = json.dumps(first, ensure_ascii=False)
         beyond = literal(closing[len(first) :], split) if rest else ""
         return [
@@ -94,12 +95,12 @@ class TaggedArgument:
         ]
 
     def _without(self, closing: str) -> str:
-        """Holds a text to what the format's parser takes for text."""
+        """Restrict a string to what the format's parser reads as text."""
         barred = "|".join(map(plain_pattern, filter(None, (closing, *self.tags.barred))))
         return f" & ~/(?s:.*)({barred})(?s:.*)/" if barred else ""
 
     def _document(self) -> dict[str, Any]:
-        """The value's schema with what it refers to."""
+        """The value's schema with its definitions."""
         moved = SchemaReader("tools", root="#/$defs/root")
         value = moved.read(self.schema)
         document = value if isinstance(value, dict) else {} if value else {"anyOf": []}
@@ -124,7 +125,7 @@ class TaggedArgument:
 
 
 def _listed_values(schema: dict[str, Any], root: Mapping[str, Any]) -> list[Any] | None:
-    """The values of a list of choices that holds texts; `None`: it is none."""
+    """The values of a list of choices that contains strings. `None`: it is not such a list."""
     values = _choices(schema, root, {})
     if not values or not any(isinstance(value, str) for value in values):
         return None
@@ -134,9 +135,10 @@ def _listed_values(schema: dict[str, Any], root: Mapping[str, Any]) -> list[Any]
 def _choices(
     schema: dict[str, Any], root: Mapping[str, Any], known: dict[int, list[Any] | None]
 ) -> list[Any] | None:
-    """All values of a schema that lists them; `None`: it does not.
+    """All values of a schema that lists them. `None`: it does not.
 
-    known: what was found of the schemas met before, as many may refer to one, or to themselves.
+    known: results for schemas that were visited before, because schemas may share references or
+    refer to themselves.
     """
     if "const" in schema:
         return [schema["const"]]
@@ -163,14 +165,14 @@ def _joined(
 
 
 def plain_pattern(text: str) -> str:
-    """An expression for this text alone, fit to stand between slashes."""
+    """An expression that matches only this text, for use between slashes."""
     return re.sub(r"[!-/:;=?@\[-^`{-~]", r"\\\g<0>", text).replace("\n", "\\n")
 
 
 def whole_text(pattern: str) -> str | None:
     """A schema's `pattern`, which may match anywhere, as an expression for the whole text.
 
-    `None`: it has anchors inside, alternatives at the top, looks around, or is very long.
+    `None`: it has inner anchors, alternatives at the top level or lookarounds, or is very long.
     """
     if len(pattern) > _MAX_PATTERN:
         return None

@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Thoughts:
-    """How a model marks off its thoughts.
+    """How a model marks its thoughts.
 
-    opened: the prompt ends inside a thought. Where it does not, the model may open one itself
-    with `start`, if that is one token of its vocabulary.
+    opened: the prompt ends inside a thought. Otherwise the model may open one itself with `start`,
+    if that is one token of its vocabulary.
     """
 
     start: str
     ends: tuple[str, ...]
     opened: bool
     barred: tuple[str, ...] = ()
-    """Text that would end a thought in another way, such as the opener of a call; not allowed
-    inside thoughts where it is one token."""
+    """Texts that would end a thought differently, such as the opener of a call. They are forbidden
+    inside thoughts if they are one token."""
 
 
 class AfterThoughts:
-    """Lets thoughts pass freely up to their end marker, but not the end of the reply."""
+    """Allows any thought up to its end marker, but not the end of the reply."""
 
     def __init__(
         self,
@@ -44,9 +44,9 @@ class AfterThoughts:
         self._ends = ends
         self._fast = fast
         self._free = free
-        """Every token but those that end a reply."""
+        """Every token except those that end a reply."""
         self._start = start
-        """Token that opens a thought here; `None`: none can be opened any more."""
+        """The token that opens a thought here. `None`: no thought can be opened any more."""
         self._thinking = False
         self._tail: list[int] = []
 
@@ -54,7 +54,7 @@ class AfterThoughts:
     def over(
         cls, inner: Constraint, thoughts: Thoughts, fast: Any, eos: Iterable[int], vocab_size: int
     ) -> AfterThoughts:
-        """Wait for the end of `thoughts`, then hold `inner`."""
+        """Wait for the end of `thoughts`, then enforce `inner`."""
         allowed = np.ones((vocab_size + 31) // 32 * 32, dtype=bool)
         allowed[vocab_size:] = False
         barred = [fast.token_to_id(text) for text in thoughts.barred]
@@ -67,7 +67,7 @@ class AfterThoughts:
         return made
 
     def mask(self) -> NDArray[np.uint32]:
-        """Tokens that may follow. Raises `GrammarFailed` where the grammar gives up."""
+        """The allowed tokens. Raises `GrammarFailed` if the grammar fails."""
         if self._thinking:
             return self._free
         mask = self._inner.mask()
@@ -76,7 +76,7 @@ class AfterThoughts:
         return mask
 
     def advance(self, token: int) -> None:
-        """Take a token that was drawn; raises as `Constraint.advance` does."""
+        """Accept a drawn token. Raises the errors of `Constraint.advance`."""
         if self._thinking:
             self._think(token)
             return
@@ -87,7 +87,7 @@ class AfterThoughts:
             self._inner.advance(token)
 
     def _think(self, token: int) -> None:
-        # The marker may be spread over tokens, and the last of them may reach beyond it.
+        # The marker may extend over several tokens, and the last of them may extend beyond it.
         longest = max(map(len, self._ends), default=0)
         self._tail = [*self._tail, token][-longest - 1 :]
         text = self._fast.decode(self._tail, skip_special_tokens=False)
@@ -102,12 +102,12 @@ class AfterThoughts:
 
     @property
     def finished(self) -> bool:
-        """The reply is complete: nothing but the end may follow."""
+        """Whether the reply is complete: only its end may follow."""
         return not self._thinking and self._inner.finished
 
     @property
     def complete(self) -> bool:
-        """The reply so far is valid as it stands."""
+        """Whether the reply so far is valid."""
         return not self._thinking and self._inner.complete
 
     def fork(self) -> AfterThoughts:

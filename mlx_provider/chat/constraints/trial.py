@@ -1,8 +1,8 @@
-"""A client's grammar is tried in a process of its own before it is compiled here.
+"""Tries a client's grammar in a separate process before the engine compiles it.
 
-llguidance 1.9.1 bounds most of its work, but not all: a chain of references overflows the stack,
-`multipleOf` and intersections may be computed without end (derivre 0.3.13, relevance.rs), and no
-thread can be stopped. What the small process survives within its limits, the engine compiles.
+llguidance 1.9.1 limits most of its work, but not all: a chain of references overflows the stack,
+`multipleOf` and intersections may never end (derivre 0.3.13, relevance.rs), and threads cannot be
+stopped. The engine compiles only grammars that the small process survives within its limits.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from ...bounded_process import BoundedProcesses, ProcessEnded
 from ...errors import BadRequest, RequestFailed
 
 MAX_GRAMMAR = 1_000_000
-"""Characters of one grammar, schemas written out."""
+"""Most characters of one grammar, including its schemas."""
 SECONDS = 1.0
-"""Processor time for one grammar; everyday schemas take some milliseconds."""
+"""Processor time for one grammar. Usual schemas take a few milliseconds."""
 REQUEST_SECONDS = 4.0
-"""Processor time for all grammars of a request; every tool is one."""
+"""Processor time for all grammars of a request. Every tool is one."""
 LIMITS: Mapping[str, int | bool] = MappingProxyType(
     {"max_lexer_states": 100_000, "verbose_errors": False}
 )
-"""Of `llguidance.LLParserLimits`, other than the defaults: each row keeps some 2 kB for each state,
-and errors are told to clients."""
+"""Limits other than the defaults of `llguidance.LLParserLimits`: each row keeps about 2 kB per
+state, and errors are sent to clients."""
 MEMORY = 1 << 30
-"""Bytes of the small process."""
+"""Memory limit of the small process in bytes."""
 CHILD = Path(__file__).with_name("trial_process.py")
 
 _ENDS: Mapping[int, str] = MappingProxyType(
@@ -43,7 +43,7 @@ _ENDS: Mapping[int, str] = MappingProxyType(
 
 @dataclass
 class Allowance:
-    """Processor time that a request's grammars may still take."""
+    """Processor time that the grammars of a request may still use."""
 
     seconds: float = REQUEST_SECONDS
 
@@ -57,7 +57,7 @@ class Allowance:
 
 
 class GrammarTrial:
-    """Tries grammars over one vocabulary; safe from any thread.
+    """Tries grammars over one vocabulary. Safe from any thread.
 
     size: tokens of the vocabulary. names: ids of its special tokens. The process starts with the
     first grammar and ends with this object.
@@ -69,7 +69,8 @@ class GrammarTrial:
         self._processes = BoundedProcesses(CHILD, MEMORY, [json.dumps(dict(LIMITS))])
 
     def wrong(self, lark: str, allowance: Allowance) -> str:
-        """What is wrong with a grammar, or an empty text. Raises what `Allowance.spend` does."""
+        """What is wrong with a grammar, or an empty text. Raises the errors of
+        `Allowance.spend`."""
         if len(lark) > MAX_GRAMMAR:
             return f"it is longer than {MAX_GRAMMAR} characters"
         message = json.dumps({"lark": lark, "seconds": SECONDS}).encode()
@@ -87,7 +88,7 @@ class GrammarTrial:
 
 
 def _reason(ended: ProcessEnded) -> str:
-    """Why a process has ended, as what is wrong with the grammar. Raises `RequestFailed`."""
+    """Why a process has ended, as the problem of the grammar. Raises `RequestFailed`."""
     reason = _ENDS.get(-ended.code) or ended.reason
     if not reason:
         raise RequestFailed(f"the trial of a grammar {ended}") from None

@@ -1,7 +1,7 @@
-"""A process that tries grammars, so that the engine need not: `python trial_process.py LIMITS`.
+"""A process that tries grammars for the engine: `python trial_process.py LIMITS`.
 
-Started by `trial.py`; imports nothing of this package, so that it stays small. It ends by a
-signal of the system's where a grammar takes too much processor time, memory or stack.
+Started by `trial.py`. It imports nothing of this package, so that it stays small. A signal of the
+system ends it if a grammar takes too much processor time, memory or stack.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 BYTES = 256
 CHOICES = 32
-"""Bytes that are drawn at random under a grammar, as errors may show only later."""
+"""Random bytes that are drawn under a grammar, because errors may show only later."""
 STEPS = 200
-"""Bytes that are written at most, those included that leave no choice."""
+"""Most bytes that are written, including those without a choice."""
 SPACES = b" \t\r\n"
-"""Written only where nothing else may be: they would use up the choices."""
+"""Written only if no other byte is allowed, because they would use up the choices."""
 STEP_SECONDS = 0.25
-"""Processor time for all of them; every token of a reply costs more in a real vocabulary."""
+"""Processor time for all of them. A token of a reply costs more in a real vocabulary."""
 STACK = 4 << 20
-"""Bytes of stack, where the threads that compile for the engine have twice as many."""
+"""Bytes of stack. The threads that compile for the engine have twice as many."""
 LEAST_STACK = 1 << 20
-"""glibc gives a thread 2 MiB where the stack of a process has no limit."""
+"""glibc gives a thread 2 MiB if the stack of a process has no limit."""
 
 
 class Vocabulary:
-    """The special tokens of a real vocabulary under their own ids, and single bytes above them.
+    """The special tokens of a real vocabulary under their own ids, and single bytes after them.
 
-    A real vocabulary may have special tokens at any id, those below 256 included.
+    A real vocabulary may have special tokens at any id, including those below 256.
     """
 
     bos_token_id = None
@@ -75,7 +75,7 @@ def tried(lark: str, tokenizer: Any, first_byte: int, limits: Any) -> str:
 
 
 def answer(asked: BinaryIO, said: BinaryIO, limits: Any) -> None:
-    """Try one grammar after another until the input ends; the first message is the vocabulary."""
+    """Try one grammar after another until the input ends. The first message is the vocabulary."""
     vocabulary = Vocabulary(**json.loads(_read(asked)))
     tokenizer = LLTokenizer(TokenizerWrapper(vocabulary), slices=[])
     while message := _read(asked):
@@ -90,7 +90,7 @@ def answer(asked: BinaryIO, said: BinaryIO, limits: Any) -> None:
 
 
 def _read(asked: BinaryIO) -> bytes:
-    """One message; empty: nobody asks any more."""
+    """One message. Empty: the input has ended."""
     size = asked.readline()
     return asked.read(int(size)) if size else b""
 
@@ -99,7 +99,7 @@ def main() -> None:
     stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
     threading.stack_size(LEAST_STACK if stack < 0 else max(LEAST_STACK, min(STACK, stack // 2)))
     space = int(sys.argv[1])
-    with suppress(ValueError, OSError):  # macOS knows the limit, and does not take it
+    with suppress(ValueError, OSError):  # macOS defines the limit, but does not accept it
         resource.setrlimit(resource.RLIMIT_AS, (space, space))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     limits = LLParserLimits(**json.loads(sys.argv[2]))

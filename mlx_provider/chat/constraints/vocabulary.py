@@ -1,4 +1,4 @@
-"""A model's vocabulary as llguidance takes it: the bytes of each token."""
+"""A model's vocabulary for llguidance: the bytes of each token."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 SPACE = "▁"
-"""How SentencePiece writes a space."""
+"""SentencePiece's character for a space."""
 
 
 def grammar_tokenizer(fast: Any, eos: Iterable[int], rows: int) -> LLTokenizer:
     """The vocabulary of `fast`, a `tokenizers.Tokenizer`, for grammars.
 
-    rows: of the output matrix. Special tokens, and added ones in angle brackets, are no text: a
-    grammar has to name them, as llguidance 1.9.1 has it. Where the decoder tells the bytes of
-    each token, they are handed over. Any other tokenizer goes as JSON, which llguidance reads at
-    several times the cost. Raises `ValueError` for what llguidance does not know.
+    rows: rows of the output matrix. Special tokens, and added tokens in angle brackets, are not
+    text: a grammar must name them (as in llguidance 1.9.1). If the decoder gives the bytes of each
+    token, they are passed on. Any other tokenizer is passed as JSON, which llguidance reads at
+    several times the cost. Raises `ValueError` for a tokenizer that llguidance does not support.
     """
     from llguidance import LLTokenizer, TokenizerWrapper
 
@@ -39,21 +39,21 @@ def grammar_tokenizer(fast: Any, eos: Iterable[int], rows: int) -> LLTokenizer:
         special |= {number} if is_marker(token) else set()
         tokens[number] = _added(token.content, spelled)
     vocabulary = _Vocabulary(fast, tokens, sorted(special), ends[0])
-    # The slices, which make masks of JSON strings cheap, are made apart: llguidance holds
-    # Python's lock for each of the two steps, and other threads get their turn between them.
+    # The slices, which make masks of JSON strings cheap, are a separate step: llguidance holds
+    # # Python's lock in each step, and other threads can run in between.
     plain = LLTokenizer(TokenizerWrapper(vocabulary), eos_token=ends, slices=[])
     return plain.with_slices(LLTokenizer.general_slices())
 
 
 def is_marker(token: Any) -> bool:
-    """Whether an added token is no text, but has to be named by a grammar."""
+    """Whether an added token is not text, so that a grammar must name it."""
     content: str = token.content
     return token.special or (content[:1] == "<" and content[-1:] == ">")
 
 
 @dataclass(frozen=True)
 class _Vocabulary:
-    """What `llguidance.TokenizerWrapper` asks for."""
+    """The interface that `llguidance.TokenizerWrapper` needs."""
 
     fast: Any
     tokens: list[bytes]
@@ -68,10 +68,11 @@ class _Vocabulary:
 
 
 def _bytes_of_pieces(fast: Any) -> Callable[[str], bytes] | None:
-    """The bytes of an entry of the vocabulary; `None`: this decoder is not one of the two known.
+    """The bytes of an entry of the vocabulary. `None`: the decoder is neither of the two known
+    ones.
 
-    Byte-level, as GPT-2 has it; or SentencePiece's, whose tokens are text or one byte, where
-    nothing puts a space before a text.
+    These are the byte-level decoder of GPT-2, and SentencePiece's, whose tokens are text or one
+    byte, if no space is added before a text.
     """
     if fast.truncation is not None or fast.padding is not None or fast.decoder is None:
         return None
@@ -87,7 +88,7 @@ def _bytes_of_pieces(fast: Any) -> Callable[[str], bytes] | None:
 
 
 def _added(content: str, spelled: Callable[[str], bytes]) -> bytes:
-    """An added token is written as it is, but for SentencePiece's spaces."""
+    """An added token stands for its own text, except for SentencePiece's spaces."""
     return spelled(content) if spelled is _fallback else content.encode()
 
 
@@ -115,7 +116,7 @@ _BYTES = _characters()
 
 
 def _as_json(fast: Any) -> str:
-    """The tokenizer's file without truncation and padding, which have no place in a grammar."""
+    """The tokenizer's file without truncation and padding, which must not apply to a grammar."""
     text: str = fast.to_str()
     if fast.truncation is None and fast.padding is None:
         return text

@@ -1,4 +1,4 @@
-"""Calls as their grammar writes them."""
+"""Calls in the form that their grammar allows."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .calls import shown_name, written_as_object
 def written_call(
     grammar: CallGrammar, name: str, arguments: Mapping[str, Any], schema: Mapping[str, Any]
 ) -> str:
-    """The text of one call, the only one of its reply.
+    """The text of a reply's only call.
 
-    schema: of the tool's parameters; by it a format tells text from other values.
+    schema: schema of the tool's parameters, by which a format distinguishes text from other values.
     """
     return written_calls(grammar, [(name, arguments, schema)])
 
@@ -26,7 +26,7 @@ def written_calls(
 ) -> str:
     """The text of a reply's calls: name, arguments and schema of each.
 
-    A format that knows one call a reply is repeated, a line each.
+    A format with one call per reply is repeated, one per line.
     """
     texts = [_call(grammar, number, *call) for number, call in enumerate(calls)]
     if grammar.between is None:

@@ -1,1 +1,1 @@
-"""Images and videos: fetched, bounded, decoded as small as the model takes them."""
+"""Images and videos: fetched, limited, and decoded at the size that the model needs."""

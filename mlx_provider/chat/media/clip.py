@@ -1,7 +1,7 @@
-"""A video clip as frames, decoded by a process of its own.
+"""A video clip as frames, decoded in a separate process.
 
-Clips are a stranger's bytes and their decoders are C libraries (FFmpeg, in opencv's wheel, which
-mlx-vlm brings): a process bounds their time and memory, and a crash is that clip's alone.
+Clips are untrusted bytes and their decoders are C libraries (FFmpeg, in opencv's wheel, a
+dependency of mlx-vlm). A process limits their time and memory, and a crash affects only that clip.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 RATE = 2.0
-"""Frames taken from each second: what vision families assume of a list of frames."""
+"""Frames per second, as vision families assume for a list of frames."""
 MEMORY = 4 * 2**30
-"""Bytes that the decoding process may address; on macOS: that may be resident."""
+"""Address space of the decoding process in bytes; on macOS its resident size."""
 REMEDY = "send it shorter, or as frames: {'type': 'video_url', 'video_url': [image URLs]}"
 
 
@@ -39,10 +39,10 @@ class Clip:
 
     data: bytes
     path: str
-    """The part of the request that names it."""
+    """The part of the request with the video."""
 
     def frames(self, policy: MediaPolicy) -> NDArray[np.uint8]:
-        """Frames (count, H, W, 3), two a second. Raises `MediaError` that names the part."""
+        """Frames (count, H, W, 3), two per second. Raises `MediaError` that names the part."""
         suffix = container(self.data)
         if not suffix:
             raise self._error("the data is no MP4, MOV, WebM, MKV or AVI video")
@@ -86,9 +86,9 @@ class Clip:
 
 
 def container(data: bytes) -> str:
-    """The file suffix of a known container, by its first bytes; empty: none.
+    """The file suffix of a known container, by its first bytes. Empty: none.
 
-    FFmpeg also reads playlists and scripts, which name further files and addresses.
+    FFmpeg also reads playlists and scripts, which refer to other files and addresses.
     """
     if data[4:8] == b"ftyp":
         return ".mp4"
@@ -98,15 +98,15 @@ def container(data: bytes) -> str:
 
 
 REFUSED = 3
-"""Exit status of the decoding process where its output is the reason."""
+"""Exit status of the decoding process if its output is the reason."""
 
 
 LOOK = 0.5
-"""Seconds between two looks at whether the engine is still there."""
+"""Seconds between checks whether the engine still runs."""
 
 
 def _outlive_nobody(file: Path, engine: int) -> None:
-    """End, and leave no file, as soon as the engine has ended, however it did."""
+    """End and remove the file as soon as the engine has ended."""
     while os.getppid() == engine:
         time.sleep(LOOK)
     file.unlink(missing_ok=True)
@@ -114,13 +114,13 @@ def _outlive_nobody(file: Path, engine: int) -> None:
 
 
 def _main(path: str, engine: int, max_frames: int, max_pixels: int, max_clip_pixels: int) -> int:
-    """The decoding process: frames to standard output, or the reason why not.
+    """The decoding process: writes frames to standard output, or the reason of a failure.
 
-    The file is removed once it is open. `engine`: the process that waits for the frames.
+    The file is removed after it is opened. `engine`: the process that waits for the frames.
     """
     file = Path(path)
     threading.Thread(target=_outlive_nobody, args=(file, engine), daemon=True).start()
-    if sys.platform == "linux":  # others refuse such a limit or do not keep it
+    if sys.platform == "linux":  # other systems refuse such a limit or do not apply it
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     import cv2
     import numpy as np
@@ -148,7 +148,7 @@ def _main(path: str, engine: int, max_frames: int, max_pixels: int, max_clip_pix
             return _refused(f"it is longer than {max_frames / RATE:g} s, or than its header says")
     if not frames:
         return 1
-    written = io.BytesIO()  # a pipe has no position, for which NumPy asks a file
+    written = io.BytesIO()  # NumPy asks a file for its position, which a pipe does not have
     np.save(written, np.stack(frames)[..., ::-1])  # OpenCV's colours are BGR
     sys.stdout.buffer.write(written.getbuffer())
     return 0

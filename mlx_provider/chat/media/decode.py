@@ -1,7 +1,7 @@
-"""Encoded images to RGB pixels, in as little memory as the codecs allow.
+"""Decodes images to RGB pixels with as little memory as the codecs permit.
 
-Codecs decode a whole picture, or for JPEG an eighth, a quarter or half of its sides. What follows
-(one colour space, eight bits, white behind what is transparent, a smaller size) is done in strips.
+Codecs decode a whole picture, or for JPEG an eighth, a quarter or half of its sides. The other
+steps (colour space, eight bits, white behind transparent pixels, resizing) run in strips.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")
-"""Formats that are decoded; Pillow's others include interpreters of foreign programs (EPS)."""
+"""Supported formats. Pillow's other formats include interpreters of untrusted programs (EPS)."""
 GAP = 2
-"""A picture is first averaged over squares of pixels as long as it stays so many times as wide and
-high as is wanted: resampling the rest gives what resampling all of it would, to the eye."""
+"""A picture is first averaged over squares of pixels, as long as it stays this many times as wide
+and high as the target. Resampling the rest then looks the same as resampling all of it."""
 STRIP = 2**20
-"""Pixels that are converted at once."""
+"""Pixels converted at once."""
 TILE = 2**20
-"""Pixels of a TIFF's largest tile, where the image itself is smaller."""
+"""Pixels of a TIFF's largest tile, if the image itself is smaller."""
 PIXEL_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16N": 2}
 """Bytes of a decoded pixel by Pillow's mode; 4 for the others."""
 CODEC_BYTES = {"WEBP": 12, "AVIF": 12}
-"""Bytes of a pixel that a codec holds beside the decoded one: planes, canvases, a copy."""
+"""Bytes per pixel that a codec uses besides the decoded pixel: planes, canvases, a copy."""
 PROGRESSIVE_BYTES = 6
 """Coefficients of a progressive JPEG, which are kept at full size."""
 
-# What Pillow's decoders raise over bytes that are not what they seem; they have no common base.
+# What Pillow's decoders raise over malformed bytes; these errors have no common base class.
 _BROKEN = (
     OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, AttributeError,
     OverflowError, ZeroDivisionError, MemoryError, RuntimeError, struct.error, zlib.error,
@@ -44,13 +44,13 @@ _BROKEN = (
 
 @dataclass(frozen=True)
 class Picture:
-    """An image whose header was read. Holds its bytes, and no pixel."""
+    """An image whose header was read. Holds its encoded bytes, no pixels."""
 
     data: bytes
     path: str
     width: int
     height: int
-    """As it is looked at: upright."""
+    """Size of the upright image."""
     turn: int = 1
     """EXIF orientation of the decoded pixels."""
     form: str = ""
@@ -58,13 +58,13 @@ class Picture:
     progressive: bool = False
 
     def shrink(self, size: tuple[int, int] | None) -> int:
-        """Side of the squares that become one pixel on the way to `size` (height, width)."""
+        """Side of the squares that become one pixel in scaling to `size` (height, width)."""
         if size is None:
             return 1
         return max(1, min(self.height // (GAP * size[0]), self.width // (GAP * size[1])))
 
     def decoding_bytes(self, size: tuple[int, int] | None = None) -> int:
-        """Most memory that `rgb_pixels` takes, the result left out: an estimate."""
+        """Estimate of the peak memory of `rgb_pixels`, without the result."""
         pixels, n = self.width * self.height, self.shrink(size)
         drafted = _draft(n) if self.form == "JPEG" else 1
         each = PIXEL_BYTES.get(self.mode, 4) + CODEC_BYTES.get(self.form, 0)
@@ -74,7 +74,7 @@ class Picture:
 
 
 def open_picture(data: bytes, path: str, max_pixels: int) -> Picture:
-    """Read the header. Raises `MediaError` that names the part, and the size if too large."""
+    """Read the header. Raises `MediaError` that names the part, and the size if it is too large."""
     from PIL import Image
 
     try:
@@ -180,10 +180,10 @@ def _webp(header: Header, data: bytes, path: str) -> Picture:
 
 
 def _orientation(image: Any, data: bytes) -> int:
-    """EXIF's 1 .. 8. (Pillow turns TIFF images itself as it decodes them.)"""
+    """EXIF's 1 .. 8. (Pillow rotates TIFF images itself when it decodes them.)"""
     from PIL import Image
 
-    # PNG's own `getexif` decodes the image to find what comes after it
+    # PNG's own `getexif` decodes the whole image to find later chunks
     exif = Image.Image.getexif(image)
     late = data.rfind(b"eXIf") if image.format == "PNG" and "exif" not in image.info else -1
     if late >= 4:
@@ -212,12 +212,12 @@ def _turned(image: Any, turn: int) -> Any:
 
 
 def _draft(n: int) -> int:
-    """The part of a factor that a JPEG decoder can do itself."""
+    """The part of a factor that a JPEG decoder can apply itself."""
     return next(part for part in (8, 4, 2, 1) if part <= n)
 
 
 def _small(picture: Picture, n: int) -> Any:
-    """The decoded image in RGB, each n × n pixels averaged to one; incomplete squares are cut."""
+    """The decoded image in RGB, averaged over n × n pixels. Incomplete squares are cut off."""
     image = _identify(picture.data)
     if n > 1 and image.format == "JPEG":
         part = _draft(n)
@@ -260,7 +260,7 @@ def _to_rgb(image: Any, scale: float) -> Any:
 
 
 def _grey_scale(image: Any, rows: int) -> float:
-    """What 16-bit, 32-bit or float grey levels are multiplied by to reach 255."""
+    """Factor that scales 16-bit, 32-bit or float grey levels to 255."""
     if image.mode.startswith("I;16"):
         return 1 / 257
     width, height = image.size

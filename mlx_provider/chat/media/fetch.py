@@ -1,4 +1,4 @@
-"""The bytes behind a media URL: `data:`, `http(s):`, or a local file where allowed."""
+"""The bytes of a media URL: `data:`, `http(s):`, or a local file if allowed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Source:
 
     @property
     def shown(self) -> str:
-        """The URL for messages."""
+        """The URL, shortened for messages."""
         return repr(self.url if len(self.url) <= 120 else self.url[:117] + "...")
 
 
@@ -83,7 +83,7 @@ def _data_url(source: Source, max_bytes: int) -> bytes:
 
 
 def _base64(text: str) -> bytes:
-    """Also with white space, without padding, or in the alphabet of URLs."""
+    """Accepts white space, missing padding, and the URL-safe alphabet."""
     try:
         return binascii.a2b_base64(text, strict_mode=True)  # without a copy of the text
     except (binascii.Error, ValueError):

@@ -1,4 +1,4 @@
-"""Images and videos of a request: fetched, checked, and decoded when a family asks for them."""
+"""Images and videos of a request: fetched, checked, and decoded when a family needs them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["MediaPolicy", "load_media"]
 
 LARGE = 64 * 2**20
-"""Bytes of an image's decoding that are worth the time to return them to the system."""
+"""Bytes of an image's decoding above which free memory is returned to the system."""
 PIXEL = 3
 """Bytes of a pixel that is kept for the model."""
 
@@ -40,13 +40,12 @@ def load_media(
     claim: MediaClaim | None = None,
     max_pixels: int = 0,
 ) -> list[MediaItem]:
-    """One item per reference, in order; sources are fetched side by side, headers read.
+    """One item per reference, in order. Sources are fetched in parallel, and headers are read.
 
-    `claim` is charged with the images as they came and as the model takes them, of `max_pixels` at
-    most; unset: one with a room of its own. Pixels are decoded as they are asked for, which raises
-    `MediaError` for a broken image. Blocks; to be called from a thread without a running event
-    loop. Raises `MediaError` that names the part, and the width × height of an image that is too
-    large.
+    `claim` is charged with the encoded images and with the scaled images of at most `max_pixels`
+    each; unset: a claim with its own limits. Pixels are decoded on demand, which raises
+    `MediaError` for a broken image. Blocks; call it from a thread without a running event loop.
+    Raises `MediaError` that names the part, and the width × height of an image that is too large.
     """
     policy = policy or MediaPolicy()
     claim = claim or MediaRoom(EngineSettings.media_bytes).claim("")
@@ -70,14 +69,14 @@ def _opened(source: Source, data: bytes, clips: Container[str], policy: MediaPol
 
 
 def _pixels(encoded: Encoded, policy: MediaPolicy) -> int:
-    """How many it may decode to, at most."""
+    """Most pixels that it may decode to."""
     if isinstance(encoded, Clip):
         return policy.max_clip_pixels
     return encoded.width * encoded.height
 
 
 def _kept(encoded: Encoded, policy: MediaPolicy, most: int) -> int:
-    """Pixels that are held for the model."""
+    """Pixels that are kept for the model."""
     pixels = _pixels(encoded, policy)
     return pixels if isinstance(encoded, Clip) else min(pixels, most)
 
@@ -137,7 +136,7 @@ def _item(
 
 
 def _clip(clip: Clip, policy: MediaPolicy, claim: MediaClaim) -> MediaItem:
-    """Decoded here: only its frames tell how many they are."""
+    """Decoded at once, because only the frames show their number."""
     need = 2 * PIXEL * policy.max_clip_pixels
     with claim.room.decoding.ask(need, claim.owner):
         frames = clip.frames(policy)
@@ -157,12 +156,12 @@ def _image(picture: Picture, claim: MediaClaim, low: int | None) -> MediaItem:
 
 @dataclass(frozen=True)
 class _Decode:
-    """Pixels of one picture, decoded in turn with all others."""
+    """Pixels of one picture. Pictures are decoded one at a time."""
 
     picture: Picture
     claim: MediaClaim
     low: Size | None = None
-    """Size to which it was asked to be scaled down first."""
+    """Size to which it is scaled down first."""
 
     def __call__(self, size: Size | None, resample: int) -> NDArray[np.uint8]:
         need = self.picture.decoding_bytes(self.low or size)

@@ -1,7 +1,8 @@
-"""Media over http and https: bounded in time, size and redirects, and kept off private hosts.
+"""Fetches media over http and https: limited in time, size and redirects, without access to private
+hosts.
 
-Every hop is resolved once; all its addresses are checked, and the connection goes to a checked
-address, so that a name that answers differently the second time gains nothing.
+Every hop is resolved once. All its addresses are checked, and the connection goes to a checked
+address, so a name that later resolves differently has no effect.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class HostRefused(httpx.TransportError):
 
 
 def system_addresses(host: str, port: int) -> list[str]:
-    """All addresses that the system's resolver knows for a host."""
+    """All addresses of a host by the system's resolver."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 

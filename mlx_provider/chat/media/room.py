@@ -1,4 +1,4 @@
-"""The memory that images of all requests may take together."""
+"""The memory limit for the images of all requests."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from ...errors import MLXProviderError, Overloaded
 
 
 class MediaRoom:
-    """Two bounds: on what is being decoded, and on what requests hold until they have ended.
+    """Two limits: on images that are being decoded, and on images that requests hold until they
+    end.
 
-    They are apart because the first never waits for anybody, while the second is given back by
-    the engine alone. Any thread.
+    They are separate, because the first never waits for another request, while only the engine
+    frees the second. Safe from any thread.
     """
 
     def __init__(self, capacity: int, line: int = 256) -> None:
-        """`line`: requests that may wait; each keeps a thread."""
+        """`line`: requests that may wait. Each occupies a thread."""
         self.line = line
         self.decoding = ByteGate(capacity // 2)
         self._kept = ByteGate(capacity - capacity // 2)
@@ -25,17 +26,17 @@ class MediaRoom:
         return self.decoding.held + self._kept.held
 
     def claim(self, owner: str) -> MediaClaim:
-        """What one request will hold; to be closed."""
+        """The claim of one request. The caller must close it."""
         return MediaClaim(self, self._kept, owner)
 
     def refuse(self, error: MLXProviderError, owner: str | None = None) -> None:
-        """End the waiting of a request, or of all."""
+        """End the wait of one owner's request, or of all."""
         for gate in (self._kept, self.decoding):
             gate.refuse(error, owner)
 
 
 class MediaClaim:
-    """One request's images: as they came, and scaled for the model until its prefill is done."""
+    """One request's images: encoded, and scaled for the model until its prefill ends."""
 
     def __init__(self, room: MediaRoom, kept: ByteGate, owner: str) -> None:
         self.room = room
@@ -49,8 +50,9 @@ class MediaClaim:
         return self._ticket is not None
 
     def take(self, encoded: int, scaled: int) -> None:
-        """Wait for room. Raises `Overloaded` behind too many, else what the wait is ended with."""
-        self.close()  # a prompt that is prepared again begins anew
+        """Wait for memory. Raises `Overloaded` if too many requests wait, else the error that ends
+        the wait."""
+        self.close()  # a prompt that is prepared again starts with an empty claim
         self._encoded = encoded
         if self._kept.waiting >= self.room.line:
             raise Overloaded(f"{self.room.line} requests wait for room for their images, the limit")
@@ -58,11 +60,11 @@ class MediaClaim:
         self._ticket.wait()
 
     def prefilled(self) -> None:
-        """The scaled images are let go."""
+        """Release the scaled images."""
         if self._ticket is not None:
             self._ticket.keep(self._encoded)
 
     def close(self) -> None:
-        """All of it is let go. Idempotent."""
+        """Release everything. Idempotent."""
         if self._ticket is not None:
             self._ticket.close()

@@ -1,4 +1,4 @@
-"""What the header of a WebP file says: Pillow makes two canvases of its size to tell the same."""
+"""Reads the header of a WebP file. Pillow allocates two canvases of its size for the same data."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 CHUNKS = 1000
-"""Chunks of a file that are looked through for its EXIF: frames of an animation come before."""
+"""Chunks of a file that are searched for EXIF data. Frames of an animation come before it."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """Of one file. Sizes are those of its canvas, in pixels."""
+    """The header of one file. Sizes are those of its canvas, in pixels."""
 
     width: int
     height: int
@@ -20,7 +20,7 @@ class Header:
 
 
 def read_header(data: bytes) -> Header | None:
-    """`None`: it is no WebP. Raises `ValueError`, `struct.error` for a malformed one.
+    """`None`: it is not WebP. Raises `ValueError`, `struct.error` for a malformed file.
 
     Layout: RFC 9649, sections 2.4 to 2.7.
     """
@@ -48,7 +48,7 @@ def _exif(data: bytes) -> bytes:
 
 
 def _chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Kind, place and size of the first `CHUNKS`."""
+    """Kind, position and size of the first `CHUNKS`."""
     at = 12
     for _ in range(CHUNKS):
         if at + 8 > len(data):

@@ -1,1 +1,1 @@
-"""Messages of every dialect, in the one form that templates take."""
+"""Converts messages of every dialect into the form that templates accept."""

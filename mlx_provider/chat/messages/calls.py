@@ -30,7 +30,7 @@ def canonical_calls(message: Mapping[str, Any], path: str) -> tuple[dict[str, An
 def check_arguments(messages: Sequence[Any]) -> None:
     """Refuse arguments that unpack to more values than a request may hold.
 
-    They come as texts, in which the bounds on a request's own values see nothing. Raises
+    Arguments are strings, so the limits on a request's own values do not cover them. Raises
     `BadRequest` that names the message.
     """
     values = Values()
@@ -71,7 +71,7 @@ def _call(call: Any, path: str) -> dict[str, Any]:
 def arguments_mapping(arguments: Any) -> dict[str, Any]:
     """Arguments as a mapping that shares nothing with the input.
 
-    Empty arguments give `{}`; what is no JSON object is kept whole under `value`, so that a
+    Empty arguments give `{}`. Anything that is not a JSON object is kept whole under `value`, so a
     malformed call in the history neither fails the request nor loses text.
     """
     if isinstance(arguments, Mapping):

@@ -26,8 +26,8 @@ ROLES = {
     "function": "tool",
 }
 
-# Claude Code puts a line at the head of its system prompt that changes with the first user
-# message; left in place it would keep every session from sharing a prompt prefix.
+# Claude Code begins its system prompt with a line that changes with the first user
+# # message. It would prevent sessions from sharing a prompt prefix.
 _BILLING = re.compile(r"\A(?:x-anthropic-billing-header:[^\n]*(?:\n|\Z))+")
 
 
@@ -62,11 +62,11 @@ class _Turn:
 
 @dataclass(frozen=True)
 class Taken:
-    """Kinds of media that reach the model, and what becomes of the others."""
+    """Kinds of media that the model accepts, and the treatment of the others."""
 
     kinds: frozenset[str]
     refusal: str = ""
-    """Why they are refused; empty: they are left out, and the model is told so in their place."""
+    """Why they are refused. Empty: text replaces them."""
 
 
 def normalise(
@@ -114,9 +114,9 @@ def normalise(
 
 
 def _taken(turns: Sequence[_Turn], taken: Taken) -> tuple[list[_Turn], tuple[str, ...]]:
-    """The turns with a line of text in place of media that the model does not take.
+    """The turns with a line of text in place of media that the model does not accept.
 
-    An agent's images stay in its history, so one that is refused would end its session.
+    An agent's images stay in its history, so refusing one would end its session.
     """
     parts = [part for turn in turns for part in turn.parts]
     unseen = [p for p in parts if isinstance(p, MediaRef) and p.kind not in taken.kinds]
@@ -129,7 +129,7 @@ def _taken(turns: Sequence[_Turn], taken: Taken) -> tuple[list[_Turn], tuple[str
 
 
 def _shown(parts: Sequence[Part], taken: Taken) -> list[Part]:
-    """The parts with a paragraph in place of each that the model does not take."""
+    """The parts, with a paragraph in place of each part that the model does not accept."""
     shown: list[Part] = []
     apart = True
     for part in parts:
@@ -153,7 +153,7 @@ def _omitted(part: MediaRef) -> str:
 
 
 def _read(message: Mapping[str, Any], path: str) -> _Turn | None:
-    """One message as a turn; `None`: a system message of which nothing is left."""
+    """One message as a turn. `None`: a system message without content."""
     if not isinstance(message, Mapping):
         raise BadRequest(f"{path} must be an object with `role` and `content`", param=path)
     role = ROLES.get(message["role"]) if isinstance(message.get("role"), str) else None
@@ -219,7 +219,7 @@ def _without_system(turns: list[_Turn]) -> list[_Turn]:
 
 
 def _user_first(turns: list[_Turn]) -> list[_Turn]:
-    """An assistant that spoke first did so to a user who had said nothing."""
+    """Insert an empty user turn before an assistant turn at the start."""
     at = 1 if turns[0].role == "system" else 0
     roles = [turn.role for turn in turns[at:]]
     if roles[:1] == ["assistant"] and "user" in roles:
@@ -228,7 +228,7 @@ def _user_first(turns: list[_Turn]) -> list[_Turn]:
 
 
 def _move_tool_media(turns: list[_Turn]) -> list[_Turn]:
-    """Media of a run of tool results, in a user turn right after the run."""
+    """Move media of a run of tool results to a user turn right after the run."""
     out: list[_Turn] = []
     moved: list[Part] = []
     for turn in turns:

@@ -14,11 +14,11 @@ Detail = Literal["auto", "low", "high"]
 
 @dataclass(frozen=True)
 class MediaRef:
-    """Where one image, video or sound is to be found; nothing is fetched yet."""
+    """The source of one image, video or sound. Nothing is fetched yet."""
 
     kind: MediaKind
     source: str | tuple[str, ...] | None
-    """A URL or path; the frames of a video; `None`: the client named no source."""
+    """A URL or path; for a video, its frames. `None`: the client gave no source."""
     path: str
     """The part as the client sent it, for messages: `messages[3].content[1]`."""
     detail: Detail = "auto"
@@ -76,7 +76,7 @@ def content_parts(
 
 
 def reasoning_text(message: Mapping[str, Any]) -> str:
-    """Thoughts of an earlier assistant turn, wherever the client keeps them."""
+    """Thoughts of an earlier assistant turn, from any of the fields that clients use."""
     for key in ("reasoning_content", "reasoning", "thinking"):
         value = message.get(key)
         if isinstance(value, str) and value:

@@ -1,4 +1,4 @@
-"""Tools, calls and results as text, for chat templates that have no place for them."""
+"""Tools, calls and results as text, for chat templates that do not support them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def lacks_tools(form: TemplateForm, messages: Messages) -> bool:
 
 
 def described_tools(tools: Tools, parser: ToolParser | None) -> str:
-    """A system message that says which tools there are and how `parser` reads a call of one."""
+    """A system message that describes the tools and the call format of `parser`."""
     if parser is not None and parser.describe is not None:
         return parser.describe(tools)
     grammar = _grammar(parser)
@@ -67,10 +67,10 @@ _EXAMPLE_SCHEMA: dict[str, Any] = {
 def fold_tools(
     messages: Messages, parser: ToolParser | None = None, tools: Tools = ()
 ) -> list[dict[str, Any]]:
-    """Calls in the assistant's text as `parser` reads them, results as the user's text.
+    """Write calls into the assistant's text in the format of `parser`, and results into user text.
 
-    Takes and gives canonical messages (`messages.normalise`); no text is lost. User and assistant
-    alternate afterwards as far as the roles allow.
+    Takes and returns canonical messages (`messages.normalise`); no text is lost. User and assistant
+    alternate afterwards as far as the roles permit.
     """
     schemas = {
         str(_function(tool).get("name")): _function(tool).get("parameters") for tool in tools

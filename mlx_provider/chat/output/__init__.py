@@ -1,1 +1,1 @@
-"""A reply's text as content, thoughts and calls."""
+"""Splits the text of a reply into content, thoughts and calls."""

@@ -1,4 +1,4 @@
-"""White space at the end of an answer that calls may follow."""
+"""White space at the end of an answer before a possible call."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from .turn_layout import trailing
 
 
 class AnswerEdge:
-    """Passes an answer on without the white space at its end, until it is known what follows.
+    """Passes an answer on, but holds back the white space at its end until the next part is known.
 
-    More answer, or the reply's end: it is text. Calls: only what the chat template will not write
-    before them (`joint`) is; should an answer follow them yet, the rest is text, too.
+    Before more answer or the end of the reply, it is text. Before calls, only the part that the
+    chat template does not write there itself (`joint`) is text; if an answer follows after all, the
+    rest is text, too.
     """
 
     def __init__(self, joint: str | None) -> None:
@@ -38,5 +39,5 @@ class AnswerEdge:
 
     @property
     def held(self) -> int:
-        """Characters of which it is not known what they are."""
+        """Number of characters that are held back."""
         return 0 if self._called else len(self._space)

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Detokenizes(Protocol):
-    """What a reply needs of `engine.detokenizer.Detokenizer`."""
+    """The part of `engine.detokenizer.Detokenizer` that a reply needs."""
 
     @property
     def pending(self) -> bool: ...
@@ -30,17 +30,17 @@ class Detokenizes(Protocol):
 
 
 def call_id(number: int) -> str:
-    """Id of the `number`-th call, where a caller gives no ids of its own."""
+    """Id of the `number`-th call, if a caller gives no ids."""
     return f"call_{number}"
 
 
 _OWN_ID = re.compile(r"[A-Za-z0-9_-]{9,40}")
-"""Ids of a model that reach the client: such as every API takes, and not easily guessed, since
-LiteLLM's bridge of the Responses API finds calls of all clients by their ids."""
+"""A model's own ids that reach the client. Every API accepts them, and they are hard to guess:
+LiteLLM's Responses API bridge looks up calls of all clients by id."""
 
 
 class _Draft:
-    """One delta while it is put together."""
+    """A delta under construction."""
 
     def __init__(self) -> None:
         self.content = ""
@@ -60,8 +60,8 @@ class _Draft:
 class Reply:
     """Splits one choice's text into reasoning, content and tool calls.
 
-    What it emits does not depend on how the text is cut into tokens. Nothing is emitted that a
-    marker or a stop string may still swallow; `finish` emits what was held back.
+    The output does not depend on how the text is cut into tokens. Text that may belong to a marker
+    or a stop string is held back; `finish` emits it.
     """
 
     def __init__(
@@ -79,8 +79,8 @@ class Reply:
         taken_ids: Iterable[str] = (),
         layout: TurnLayout = NO_LAYOUT,
     ) -> None:
-        """`ids`: ids for calls to which the model gives none of their own; `taken_ids`: those of
-        the conversation's earlier calls."""
+        """`ids`: ids for calls without an id of the model's own; `taken_ids`: ids of earlier calls
+        in the conversation."""
         self._detokenizer = detokenizer
         self._index, self._ids, self._parallel = index, ids, parallel
         self._taken = set(taken_ids)
@@ -91,17 +91,17 @@ class Reply:
         self._edge = AnswerEdge(layout.before_call) if tool_parser is not None else None
         self._reading = read_reply(self._reader, spec, self._note)
         self.faults: list[str] = []
-        """What went wrong in the parsers; the text concerned is shown as text."""
+        """Faults of the parsers. The text concerned is shown as text."""
         self._drafts: list[_Draft] = [_Draft()]
         self._logprobs: deque[tuple[int, TokenLogprob]] = deque()
         self._fed = self._cut = self._calls = self._whole_calls = 0
         self._ended = False
         self.stopped = False
-        """A stop string has matched; nothing is emitted after it."""
+        """Whether a stop string has matched. Nothing is emitted after it."""
         self.in_reasoning = False
         """Whether the next token belongs to a thought, as far as is known."""
         self.reasoning_tokens = 0
-        """Tokens spent on thoughts, their markers included."""
+        """Tokens of thoughts, including their markers."""
         self._advance()
         self._take_events()
 
@@ -123,7 +123,7 @@ class Reply:
     # ---- input
 
     def push(self, token: int, logprob: TokenLogprob | None = None) -> list[Delta]:
-        """One token. Mostly no delta or one."""
+        """Push one token. Usually returns no delta or one."""
         if self.stopped or self._ended:
             return []
         if self._detokenizer is None:
@@ -146,10 +146,10 @@ class Reply:
         return self._deltas()
 
     def finish(self, reason: FinishReason) -> tuple[list[Delta], FinishReason]:
-        """The last deltas, and why the reply truly ended.
+        """The last deltas, and the final finish reason.
 
-        `tool_calls` where whole calls were emitted and the model ended the reply itself;
-        `length` and `cancelled` stay.
+        `tool_calls` if complete calls were emitted and the model ended the reply itself. `length`
+        and `cancelled` stay.
         """
         if not self._ended:
             self._ended = True
@@ -235,7 +235,8 @@ class Reply:
             draft.calls.append(ToolCallDelta(index=number, arguments=event.text))
 
     def _call_id(self, number: int, written: str) -> str:
-        """The model's own, with which the next prompt goes on as it was written, unless taken."""
+        """The model's own id, unless it is taken, so that the next prompt repeats what the model
+        wrote."""
         fits = _OWN_ID.fullmatch(written) and written not in self._taken
         own = (
             written
@@ -268,7 +269,7 @@ class Reply:
         return self._drafts[-1]
 
     def _resolved(self) -> int:
-        """Characters of the reply of which it is known what they are."""
+        """Number of characters of the reply whose kind is known."""
         held = sum(stops.held for stops in self._filters.values())
         edge = self._edge.held if self._edge is not None else 0
         return self._reader.position - held - edge - self._cut

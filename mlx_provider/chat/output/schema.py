@@ -1,4 +1,4 @@
-"""A finished reply held against its `response_format`, for replies that no grammar held."""
+"""Checks a finished reply against its `response_format`, if no grammar enforced it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from ...errors import BadRequest
 from ..constraints.request import response_schema
 
 _MAX_OPENINGS = 100
-"""Brackets in prose that are tried; every try may read to the text's end."""
+"""Brackets in prose that are tried. Each try may read to the text's end."""
 _FENCE = re.compile(r"```(?:json|JSON)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What a reply holds. `violated`: the schema keyword that it breaks, or an empty string."""
+    """The content of a reply. `violated`: the schema keyword that it violates, or an empty
+    string."""
 
     parsed: Any
     is_valid: bool
@@ -27,8 +28,8 @@ class Checked:
 
 
 def extract_json(text: str) -> Any:
-    """The JSON value that a reply holds: the whole text, a fenced block, or the first object or
-    list in prose; `None` where there is none."""
+    """The JSON value in a reply: the whole text, a fenced block, or the first object or list in
+    prose. `None`: there is none."""
     for candidate in _candidates(text):
         try:
             return json.loads(candidate)
@@ -50,7 +51,7 @@ def _candidates(text: str) -> Iterator[str]:
 
 
 def check_reply(text: str, response_format: Mapping[str, Any] | None) -> Checked:
-    """Hold a reply against the format it was asked for. Raises `BadRequest` for a bad format."""
+    """Check a reply against its requested format. Raises `BadRequest` for an invalid format."""
     schema = response_schema(response_format)
     if schema is None:
         return Checked(None, is_valid=True)
@@ -62,9 +63,9 @@ def check_reply(text: str, response_format: Mapping[str, Any] | None) -> Checked
 
 
 def violation(instance: Any, schema: Any) -> str:
-    """The keyword of a schema that an instance breaks first; empty: none.
+    """The first keyword of a schema that an instance violates. Empty: none.
 
-    Raises `BadRequest` where the schema itself is broken.
+    Raises `BadRequest` if the schema itself is invalid.
     """
     import jsonschema  # type: ignore[import-untyped]
 

@@ -1,4 +1,4 @@
-"""Stop strings on text, however it was tokenised."""
+"""Stop strings in text, independent of its tokens."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 
 class StopText:
-    """Passes text on up to the first stop string; holds back what may begin one.
+    """Passes text on up to the first stop string, and holds back a possible beginning of one.
 
-    Of several stop strings the one that is complete first wins, as if the text had come
-    character by character. Time is linear in the text for each stop string, whatever they hold.
+    Of several stop strings, the one that is complete first wins, as if the text came character by
+    character. Time is linear in the text for each stop string.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -20,7 +20,7 @@ class StopText:
         """The stop string that ended the text."""
 
     def push(self, text: str) -> str:
-        """The part of all text so far that can now be shown; nothing after a match."""
+        """The part of the text so far that can now be shown. Nothing after a match."""
         if not self._stops:
             return text
         if self.matched:
@@ -36,7 +36,7 @@ class StopText:
         return text[:at]
 
     def flush(self) -> str:
-        """What was held back: no stop string can follow."""
+        """The text that was held back, once no stop string can follow."""
         held, self._held = self._held, ""
         for stop in self._stops:
             stop.begun = 0
@@ -49,21 +49,22 @@ class StopText:
 
 
 class _Stop:
-    """One stop string, searched for as Knuth, Morris and Pratt do.
+    """One stop string, searched with the Knuth-Morris-Pratt algorithm.
 
-    Its table reaches only as far as text has matched, so that a stop string costs nothing until
-    a reply begins to write it.
+    Its table grows only as far as text has matched, so a stop string costs nothing until a reply
+    begins to match it.
     """
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.begun = 0
-        """Characters of it that the text ends with."""
+        """Length of its prefix that is a suffix of the text."""
         self._borders = array("L", (0, 0))
-        """By length of a beginning: of its own beginnings the longest that it also ends with."""
+        """For each prefix length: the length of the longest proper prefix that is also a suffix."""
 
     def feed(self, text: str) -> int:
-        """Take more text; how much of it completes the stop string, 0: it is not complete."""
+        """Push more text. Returns the number of its characters that complete the stop string. 0:
+        incomplete."""
         wanted, begun = self.text, self.begun
         if not begun and wanted[0] not in text:
             return 0

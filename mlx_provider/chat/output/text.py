@@ -1,4 +1,4 @@
-"""How the text of one reply falls into thoughts, answer and tool calls."""
+"""Splits the text of one reply into thoughts, answer and tool calls."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from .turn_layout import NO_LAYOUT, TurnLayout, beginning, leading, trailing
 
 @dataclass(frozen=True)
 class ReplyFormat:
-    """The formats that one reply may use."""
+    """The formats of one reply."""
 
     tool_parser: ToolParser | None = None
     tools: Tools = ()
     reasoning_parser: ReasoningParser | None = None
     reasoning_open: bool | None = False
-    """Whether the prompt ended inside a thought; None: nobody knows."""
+    """Whether the prompt ended inside a thought. None: unknown."""
     layout: TurnLayout = NO_LAYOUT
-    """White space that the chat template will write around the reply's texts."""
+    """White space that the chat template writes around the reply's texts."""
 
 
 Note = Callable[[str, str], None]
-"""Takes one line about a parser that failed, and the traceback."""
+"""Receives a line about a parser that failed, and the traceback."""
 
 
 def read_reply(reader: TextReader, spec: ReplyFormat, note: Note) -> Reading[None]:
-    """Read a whole reply and report what it holds to `reader`; faults of parsers go to `note`."""
+    """Read a whole reply and report its parts to `reader`. Faults of parsers go to `note`."""
     tools = spec.tools if spec.tool_parser else None
     thoughts, calls = spec.reasoning_parser, spec.tool_parser
     if thoughts is not None and thoughts.whole is not None:
@@ -44,7 +44,8 @@ def read_reply(reader: TextReader, spec: ReplyFormat, note: Note) -> Reading[Non
 def _whole(
     read: Whole, parser: str, reader: TextReader, tools: Tools | None, note: Note
 ) -> Reading[None]:
-    """What a parser that fails leaves unread is content."""
+    """Read with a parser for whole replies. Text that it leaves unread after a failure is
+    content."""
     with Isolation(generator=True) as isolation:
         yield from read(reader, tools)
     if isolation.fault is None:
@@ -61,7 +62,7 @@ _NO_CALLS = ToolParser(name="", start="", end="")
 
 @dataclass
 class _Marked:
-    """Reads replies whose thoughts and calls stand between markers."""
+    """Reads replies with markers around thoughts and calls."""
 
     reader: TextReader
     spec: ReplyFormat
@@ -71,7 +72,7 @@ class _Marked:
     held: str = ""
     """White space that belongs to the answer only if more answer follows."""
     owed: int = 0
-    """Closers that may still come for openers inside a thought; they are no text."""
+    """Expected closers for openers inside a thought. They are not text."""
     dropping: bool = False
     openers: tuple[str, ...] = field(init=False)
     closers: tuple[str, ...] = field(init=False)
@@ -92,7 +93,7 @@ class _Marked:
             self.held = ""
 
     def thought(self, text: str) -> None:
-        """Thoughts are shown without the white space before their closer."""
+        """Emit a thought without the white space before its closer."""
         text = self.held + text
         shown = text.rstrip()
         self.held = text[len(shown) :]
@@ -116,7 +117,7 @@ class _Marked:
             pass
 
     def begin(self) -> Reading[None]:
-        """The reply's first white space is dropped before a call or a thought."""
+        """Drop the reply's first white space before a call or a thought."""
         space = yield from self.reader.space()
         self.held = beginning(space, self.spec.layout.turn_open)
         if not (yield from self.reader.peek()):
@@ -125,7 +126,7 @@ class _Marked:
         yield from self.try_first()
 
     def wait(self) -> Reading[None]:
-        """Hold unmarked text until a marker or the end tells what it is."""
+        """Hold unmarked text back until a marker or the end shows its kind."""
         reader, thoughts = self.reader, self.thoughts
         space = yield from reader.space()
         self.held = beginning(space, self.spec.layout.turn_open)
@@ -152,7 +153,7 @@ class _Marked:
             self.held = ""
 
     def answer(self) -> Reading[bool]:
-        """Read the answer up to its next marker; False: the reply has ended."""
+        """Read the answer up to its next marker. False: the reply has ended."""
         reader = self.reader
         markers = (*self.openers, *self.closers, *self.thoughts.hidden, *self.calls)
         found = yield from reader.pass_until(markers, self.content)
@@ -214,7 +215,7 @@ class _Marked:
                 self.thought(reader.skip(len(found)))
 
     def breaks_thought(self, marker: str) -> Reading[bool]:
-        """Whether `marker`, here, opens a call (no parser reads it)."""
+        """Whether `marker` opens a call here, without running a parser."""
         reader, follows = self.reader, self.breaks[marker]
         if not follows:
             return True
@@ -226,7 +227,7 @@ class _Marked:
         return bool(following) and following in follows
 
     def close_thought(self) -> Reading[None]:
-        """After a thought: repeated closers and the line ends before the answer are no text."""
+        """After a thought, skip repeated closers and the line ends before the answer."""
         reader = self.reader
         reader.answer()
         self.held = ""
@@ -243,14 +244,14 @@ class _Marked:
     # ---- calls
 
     def try_first(self) -> Reading[bool]:
-        """Read a call whose opener counts only here, where an answer begins."""
+        """Read a call whose opener counts only at the beginning of an answer."""
         if not self.parser.first:
             return False
         found = yield from self.reader.at(*self.parser.first)
         return bool(found) and (yield from self.block(found, self.content))
 
     def block(self, marker: str, emit: Emit) -> Reading[bool]:
-        """Read a block of calls at `marker`; False: it was text, which `emit` was given."""
+        """Read a block of calls at `marker`. False: it was text, which went to `emit`."""
         reader, parser = self.reader, self.parser
         start, before = reader.position, reader.calls
         scan = self.isolated(scan_block(parser, reader, self.spec.tools))
@@ -269,7 +270,7 @@ class _Marked:
         return True
 
     def isolated(self, scan: Reading[None]) -> Reading[None]:
-        """A parser's fault costs its call alone: the text is shown."""
+        """Run a scan. If the parser fails, only this call is lost, and its text is shown."""
         failure: Exception | None = None
         with Isolation(generator=True) as isolation:
             try:

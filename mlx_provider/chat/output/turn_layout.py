@@ -1,8 +1,8 @@
 """White space that a chat template writes around an assistant's thoughts, answer and calls.
 
-A reply goes back into the next prompt. What the template will write by itself must not be part of
-the texts that a client gets, and what it will not write must be: then the next prompt begins with
-the tokens that were computed, and the prefix cache holds all of them.
+A reply becomes part of the next prompt. White space that the template writes by itself must not be
+in the texts for the client; other white space must be. Then the next prompt begins with the
+computed tokens, and the prefix cache covers all of them.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ...records import ReasoningParser, ToolParser
 
 THOUGHT, ANSWER = "xTHOUGHTx", "xANSWERx"
 PAD = " "
-"""Shows whether a template keeps white space of the texts; line ends alone many remove."""
+"""Shows whether a template keeps white space of the texts. Many templates remove only line ends."""
 
 
 @dataclass(frozen=True)
 class TurnLayout:
-    """White space at five places. None: the template removes what is there, or nobody knows."""
+    """White space at five places. None: the template removes it there, or it is unknown."""
 
     thought_open: str | None = None
     """Between a thought's opener and the thought."""
@@ -54,38 +54,38 @@ NO_LAYOUT = TurnLayout()
 
 
 def leading(space: str, joint: str | None) -> str:
-    """What of the white space before a text is the text's own."""
+    """The part of the white space before a text that belongs to the text."""
     return "" if joint is None or not space.startswith(joint) else space[len(joint) :]
 
 
 def beginning(space: str, joint: str | None) -> str:
-    """What of the white space with which a reply begins is the answer's own.
+    """The part of the white space at the beginning of a reply that belongs to the answer.
 
-    All of it where it is other than the template's.
+    All of it if it differs from the template's.
     """
     return space.removeprefix(joint or "")
 
 
 def trailing(space: str, joint: str | None) -> str:
-    """What of the white space behind a text is the text's own."""
+    """The part of the white space after a text that belongs to the text."""
     return "" if joint is None or not space.endswith(joint) else space[: len(space) - len(joint)]
 
 
 Render = Callable[[list[dict[str, Any]]], str]
-"""(messages) -> the chat template's text. May raise anything."""
+"""(messages) -> the chat template's text. May raise any error."""
 
 
 def layout_of(
     render: Render, thoughts: ReasoningParser | None, calls: ToolParser | None
 ) -> TurnLayout:
-    """The layout that a template shows when it renders a turn with a thought and a call."""
+    """The layout of a template, measured by rendering a turn with a thought and a call."""
     around = _measured(lambda pad: _joints(render(_turns(pad)), thoughts, calls))
     before = _measured(lambda pad: TurnLayout(turn_open=_turn_open(render, pad)))
     return replace(around, turn_open=before.turn_open)
 
 
 def _measured(show: Callable[[str], TurnLayout]) -> TurnLayout:
-    """`show` takes the white space around each text. None of its faults is anybody's."""
+    """Measure with `show`, which takes the white space around each text. Its errors are ignored."""
     shown: list[TurnLayout] = []
     for pad in ("", PAD):
         with Isolation():
@@ -106,7 +106,7 @@ def _measured(show: Callable[[str], TurnLayout]) -> TurnLayout:
 
 
 def _turn_open(render: Render, pad: str) -> str | None:
-    """The white space that alone stands between a prompt and an answer to it."""
+    """The white space between a prompt and an answer, if nothing else is between them."""
     asked = {"role": "user", "content": "x"}
     prompt = render([asked])
     whole = render([asked, {"role": "assistant", "content": f"{pad}{ANSWER}{pad}"}, asked])
@@ -141,7 +141,7 @@ def _joints(text: str, thoughts: ReasoningParser | None, calls: ToolParser | Non
 
 
 def _between(text: str, left: Sequence[str], right: Sequence[str]) -> str | None:
-    """The white space that alone stands between one of `left` and one of `right`."""
+    """The white space between one of `left` and one of `right`, if nothing else is between them."""
     if not left or not right:
         return None
     before, after = ("|".join(map(re.escape, words)) for words in (left, right))
@@ -150,7 +150,7 @@ def _between(text: str, left: Sequence[str], right: Sequence[str]) -> str | None
 
 
 def _exact(plain: str | None, padded: str | None, *, before: bool) -> str | None:
-    """The white space of a place where the template keeps that of the text, too."""
+    """The white space of a place, if the template also keeps that of the text."""
     if plain is None:
         return None
     kept = plain + PAD if before else PAD + plain
