@@ -19,7 +19,7 @@ def main(
     build: BuildService | None = None,
     fixed: Mapping[str, Any] = MappingProxyType({}),
 ) -> int:
-    """Parse the command line and serve; the exit code. `fixed`: see `run.serve`."""
+    """Parse the command line and serve. Returns the exit code. `fixed`: see `run.serve`."""
     from .run import ServeOptions, serve
 
     parser = options_parser("python -m mlx_provider.server", __doc__)
@@ -29,7 +29,7 @@ def main(
 
 
 def options_parser(prog: str, description: str | None) -> argparse.ArgumentParser:
-    """Of what an operator chooses for a server."""
+    """A parser for the operator's options of a server."""
     parser = argparse.ArgumentParser(prog=prog, description=description)
     parser.add_argument("--host", help="address to listen on; default with --port: 127.0.0.1")
     parser.add_argument("--port", type=int, help="port to listen on; default with --host: 8080")
@@ -49,7 +49,7 @@ def options_parser(prog: str, description: str | None) -> argparse.ArgumentParse
 
 
 def run_process(fixed: Mapping[str, Any] = MappingProxyType({})) -> None:
-    """All of this process. `fixed`: see `run.serve`."""
+    """The whole life of this process. `fixed`: see `run.serve`."""
     from ..upstream.lean_packages import lean_packages
 
     lean_packages()  # before anything imports them

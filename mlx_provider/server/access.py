@@ -1,4 +1,4 @@
-"""Who may talk to the engine over TCP: programs that mean to, and that hold its key."""
+"""Access control of the engine over TCP: refuses web pages and clients without its key."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ JSON = "application/json"
 
 
 class Gate:
-    """ASGI middleware: what is refused whatever the request says.
+    """ASGI middleware that refuses requests by their headers.
 
-    A web page of any origin can make its visitor's browser send requests to loopback: browsers
-    declare the page's `Origin`, cannot declare JSON without asking first, and name the host that
-    the page was loaded from. Our clients send no `Origin`.
+    A web page of any origin can make its visitor's browser send requests to loopback. Browsers then
+    send the page's `Origin`, must ask before they send JSON, and name the host of the page. Our
+    clients send no `Origin`.
     """
 
     def __init__(
         self, app: ASGIApp, key: str | None, hosts: Iterable[str], open_paths: Iterable[str] = ()
     ) -> None:
-        """`key`: needed of every request, but for `open_paths`; `None`: of none. `hosts`: names
-        by which clients may address this server, besides plain IP addresses."""
+        """`key`: required for every request except on `open_paths`; `None`: not required. `hosts`:
+        host names by which clients may address this server, besides plain IP addresses."""
         self._app = app
         self._expected = None if key is None else f"Bearer {key}".encode()
         self._open = frozenset(open_paths)
@@ -69,7 +69,7 @@ class Gate:
 
 
 def own_names(host: str) -> set[str]:
-    """Names by which others may know a machine that listens on `host`."""
+    """Names by which other machines may know a machine that listens on `host`."""
     machine = socket.gethostname()
     return {"localhost", host, machine, f"{machine.partition('.')[0]}.local"}
 
@@ -94,7 +94,7 @@ def _media_type(headers: Headers) -> str:
 
 
 def _is_address(name: str) -> bool:
-    # A page's name that was rebound to this machine is a name, never an address.
+    # A page's host name that was rebound to this machine is a name, never an address.
     try:
         ipaddress.ip_address(name)
     except ValueError:

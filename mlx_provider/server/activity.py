@@ -1,4 +1,4 @@
-"""Who uses the engine: attached clients, open requests, and when the last one left."""
+"""Counts attached clients and open requests, and the time since the last one left."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ..protocol.event_queue import EventQueue
 from ..protocol.events import Failed
 
 UNREAD_TOTAL = 2**29
-"""Bytes that the replies of all requests may hold for their readers."""
+"""Most bytes of unread replies of all requests."""
 
 
 class Activity:
-    """Counted in the event loop only."""
+    """Used only in the event loop."""
 
     def __init__(self) -> None:
         self._attached = 0
@@ -25,7 +25,7 @@ class Activity:
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """While a client holds its attach connection."""
+        """Count a client while it holds its attach connection."""
         self._attached += 1
         try:
             yield
@@ -35,13 +35,13 @@ class Activity:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """While a body is read, which may take longer than an idle engine lives."""
+        """Count a body while it is read, which may take longer than the idle limit."""
         with self.attached():
             yield
 
     @contextmanager
     def serving(self, queue: EventQueue) -> Iterator[None]:
-        """While a request runs, from its submission to its last byte."""
+        """Count a request from its submission to its last byte."""
         self._open.add(queue)
         try:
             yield
@@ -51,7 +51,7 @@ class Activity:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """While the tokens of a request are counted."""
+        """Count a request while its tokens are counted."""
         self._counting += 1
         try:
             yield
@@ -61,7 +61,7 @@ class Activity:
 
     @property
     def requests(self) -> int:
-        """Requests that run, or are counted."""
+        """Requests that run or are counted."""
         return len(self._open) + self._counting
 
     @property
@@ -74,7 +74,7 @@ class Activity:
         return 0.0 if self._attached or self.requests else time.monotonic() - self._since
 
     def relieve(self) -> None:
-        """Where readers leave too much unread, the slowest ones lose their replies."""
+        """If readers leave too much unread, end the replies of the slowest ones."""
         unread = sum(queue.unread for queue in self._open)
         for queue in sorted(self._open, key=lambda queue: -queue.unread):
             if unread <= UNREAD_TOTAL:

@@ -32,18 +32,18 @@ from .out_of_date import OutOfDate
 from .rank_group import RankGroup
 
 HEARTBEAT = 10.0
-"""Seconds between two empty lines to an attached client, so that a vanished one is noticed."""
+"""Seconds between two empty lines to an attached client, which detect a lost connection."""
 KINDS: tuple[type[ModelRequest], ...] = (GenerateRequest, EmbedRequest)
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class EngineApp:
-    """Endpoints over one service.
+    """Endpoints of one service.
 
-    `blas` replaces what the service says of it. `key` and `hosts`: of an engine on TCP, see
-    `access.Gate`; without a key it listens on its owner's socket. `body_bytes`: of all bodies
-    that are read or prepared at once. `out_of_date`: knows what has changed since the start.
-    `ranks`: of a service that leads some.
+    `blas` replaces the value of the service. `key` and `hosts`: for an engine on TCP, see
+    `access.Gate`; without a key it listens on its owner's socket. `body_bytes`: limit for all
+    bodies that are read or prepared at once. `out_of_date`: reports changes since the start.
+    `ranks`: the ranks that the service leads, if any.
     """
 
     def __init__(
@@ -65,7 +65,8 @@ class EngineApp:
         self.handover = Handover(self.activity, out_of_date, remote=key is not None, lost=self.lost)
         self._identity = {} if key else identity()
         self.stopping = anyio.Event()
-        """Set when the process ends: attached clients are let go, nothing new is accepted."""
+        """Set when the process ends: attached clients are disconnected, and no request is
+        accepted."""
         self.asgi = Starlette(
             routes=self._routes(remote=key is not None),
             middleware=[Middleware(Gate, key=key, hosts=hosts)] if key else [],
@@ -90,20 +91,20 @@ class EngineApp:
         ]
 
     def stop(self) -> None:
-        """Accept nothing new; let attached clients and those go whose bodies wait for room."""
+        """Accept nothing new. Disconnect attached clients, and end bodies that wait for memory."""
         self.stopping.set()
         self._bodies.close()
 
     def lost(self) -> MLXProviderError | None:
-        """The error of a rank that is lost: nothing is served any more."""
+        """The error of a lost rank. No request is served after it."""
         return self._ranks.error
 
     def _why(self) -> MLXProviderError:
-        """Why nothing is taken any more."""
+        """Why no request is accepted."""
         return self.lost() or EngineUnavailable("the engine is stopping")
 
     def state(self) -> Health:
-        """What `/health` answers."""
+        """The answer of `/health`."""
         own: dict[str, object] = {
             "identity": self._identity,
             "out_of_date": self.handover.out_of_date(),

@@ -1,4 +1,4 @@
-"""Bodies of requests: bounded in bytes, in values and in time, while they are read."""
+"""Reads request bodies, limited in bytes, values and time."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from ..byte_gate import ByteGate, Ticket
 from ..errors import BadRequest, BodyTooLarge, EngineUnavailable, RequestTimedOut
 
 SMALL = 2**20
-"""Bytes of a body that does not wait behind large ones."""
+"""Largest body in bytes that does not wait behind large ones."""
 SMALL_ROOM = 64 * 2**20
-"""Bytes of small bodies at once."""
+"""Bytes of small bodies in memory at once."""
 MAX_VALUES = 2**21
-"""JSON values of one body: each takes some hundred bytes once it is parsed, `{},` in the body 3."""
+"""JSON values of one body. Each needs about a hundred bytes once parsed, but only 3 in the body
+(`{},`)."""
 SILENCE = 60.0
-"""Seconds without a byte after which a body is given up."""
+"""Seconds without a byte after which a body is abandoned."""
 DRAIN_SECONDS = 5.0
-"""Seconds in which the rest of a body that is too large is thrown away.
+"""Seconds for discarding the rest of a body that is too large.
 
-A connection that is closed over unread bytes is reset, and the answer lost with it.
+A connection that is closed with unread bytes is reset, and the answer is lost with it.
 """
 
 
 @dataclass(frozen=True)
 class Body:
-    """A whole body, and what it holds of the bound on all of them."""
+    """A complete body, and its share of the limit on all bodies."""
 
     data: bytearray
     ticket: Ticket
@@ -41,7 +42,7 @@ class Body:
 
 @dataclass
 class _Room:
-    """What a body that is read holds."""
+    """The memory of a body that is read."""
 
     gate: ByteGate
     ticket: Ticket
@@ -51,10 +52,10 @@ class _Room:
 
 
 class Bodies:
-    """The bodies of one engine, of which so many bytes are in memory at once.
+    """The bodies of one engine, limited in their total bytes.
 
-    One whose length is not announced counts as what has come of it, rounded up: as a small one at
-    first, then as twice as much each time. One such body at a time grows beyond a small one.
+    A body without an announced length counts with its bytes so far, rounded up: first as a small
+    body, then as twice as much each time. Only one such body at a time grows beyond a small one.
     """
 
     def __init__(self, limit: int) -> None:
@@ -64,7 +65,7 @@ class Bodies:
         self._growing = anyio.Lock()
 
     async def read(self, scope: Scope, receive: Receive) -> Body:
-        """Wait for room, then read. The ticket is the caller's to close.
+        """Wait for memory, then read. The caller must close the ticket.
 
         Raises `BodyTooLarge`, `RequestTimedOut`, `BadRequest`, and `ClientDisconnect`.
         """
@@ -86,7 +87,7 @@ class Bodies:
         return Body(data, room.ticket)
 
     async def _grow(self, room: _Room, reading: AsyncExitStack, size: int) -> None:
-        """Room for `size` bytes of a body that goes on; its turn lasts until it is read."""
+        """Reserve `size` bytes for a body that continues. Its turn lasts until it is read."""
         if size <= room.ticket.size:
             return
         wanted = min(2 * size, self._limit)
@@ -100,7 +101,7 @@ class Bodies:
         room.gate, room.ticket = self._large, ticket
 
     def close(self) -> None:
-        """End the waiting of everyone."""
+        """End all waits."""
         stopping = EngineUnavailable("the engine is stopping")
         for gate in (self._small, self._large):
             gate.refuse(stopping)
@@ -108,7 +109,7 @@ class Bodies:
     async def _read(
         self, receive: Receive, grow: Callable[[int], Awaitable[None]] | None
     ) -> bytearray:
-        """`grow`: is told the length before more is kept than there is room for."""
+        """`grow`: gets the length before more is kept than is reserved."""
         data, values, more = bytearray(), Values(), True
         while more:
             piece, more = await _piece(receive)
@@ -149,7 +150,7 @@ async def _drain(receive: Receive, more: bool = True) -> None:
 
 
 def _length(headers: Headers) -> int | None:
-    """The announced length. Raises `BadRequest` where it is no number."""
+    """The announced length. Raises `BadRequest` if it is not a number."""
     given = headers.get("content-length")
     if given is None or "transfer-encoding" in headers:
         return None

@@ -1,9 +1,9 @@
-"""Connections of the HTTP server that take their place without using it are closed.
+"""Closes connections that occupy a place without using it.
 
-uvicorn limits neither the time of a request's head or body nor that of a reader, and counts
-connections only to answer 503. This adapter adds both to `H11Protocol` and `ServerState` as they
-are in uvicorn 0.33 to 0.54 (`protocols/http/h11_impl.py`, `server.py`). It relies on the calls of
-`connection_made`, `data_received`, `on_response_complete` and `connection_lost`, and on the
+uvicorn does not limit the time of a request's head or body, nor that of a reader, and its limit of
+connections only answers 503. This adapter adds these limits to `H11Protocol` and `ServerState` as
+they are in uvicorn 0.33 to 0.54 (`protocols/http/h11_impl.py`, `server.py`). It relies on the calls
+of `connection_made`, `data_received`, `on_response_complete` and `connection_lost`, and on the
 attributes `cycle`, `flow`, `transport`, `timeout_keep_alive_task` and `connections`.
 """
 
@@ -25,12 +25,12 @@ from .open_files import open_files
 log = logging.getLogger(__name__)
 
 ACCEPTED_AT_ONCE = 16
-"""Connections that asyncio accepts before anything else happens. Some four times as many are open
-before the first of them is closed here, so few: once no file can be opened, asyncio (CPython 3.11,
-`selector_events.py`, `_accept_connection`) logs as many tracebacks a second."""
+"""Connections that asyncio accepts in one turn. About four times as many may be open before the
+first one is closed here, so the number is small: if no file can be opened, asyncio (CPython 3.11,
+`selector_events.py`, `_accept_connection`) logs as many tracebacks per second."""
 LINGERING = 32
-"""Refused connections that are kept at most, so that their clients can read why: one that is
-closed over unread bytes of a request is reset, and the answer is lost."""
+"""Most refused connections that stay open so that their clients can read the reason. A connection
+that is closed with unread bytes of a request is reset, and the answer is lost."""
 
 
 def accepted_at_once() -> int:
@@ -40,45 +40,46 @@ def accepted_at_once() -> int:
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """What one connection, and all of them, may take.
+    """Limits of one connection, and of all of them.
 
-    Seconds pass only while the event loop runs, so a busy engine blames no client for its own
-    delays.
+    Time counts only while the event loop runs, so the delays of a busy engine do not count against
+    its clients.
     """
 
     arrival: float = 20.0
     """Seconds for the head of a request, and again for its body."""
     rate: int = 2**14
-    """Bytes of a head or body that earn it one second more."""
+    """Bytes of a head or body that extend its time by one second."""
     slow_body: float = 2.0
-    """Seconds after which a body still on its way makes room for a new client."""
+    """Seconds after which an incomplete body may be closed for a new client."""
     unread: float = 600.0
-    """Seconds in which a reader must take at least something of what is written for it."""
+    """Seconds in which a reader must read at least something."""
     connections: int = 1024
-    """Open connections; fewer where the process may open few files: half of them are for others."""
+    """Open connections. Fewer if the process may open few files: half of them are for other
+    uses."""
     tick: float = 1.0
-    """Seconds between two looks."""
+    """Seconds between two checks."""
 
 
 class WatchedState(ServerState):
-    """uvicorn's state, with the order in which connections make room for new ones.
+    """uvicorn's state, with the order in which connections are closed for new ones.
 
-    A connection with a reply under way, which an attached client's is, too, never does.
+    A connection with an unfinished reply, which includes an attached client's, is never closed.
     """
 
     def __init__(self, limits: ConnectionLimits) -> None:
         super().__init__()
         self.limits = limits
         self._silent: dict[WatchedProtocol, None] = {}
-        """Without a first request, the oldest first."""
+        """Connections without a first request, oldest first."""
         self._idle: dict[WatchedProtocol, None] = {}
-        """Between two requests."""
+        """Connections between two requests."""
         self._sending: dict[WatchedProtocol, None] = {}
-        """In the body of a request."""
+        """Connections in the body of a request."""
         self._refused: dict[WatchedProtocol, None] = {}
 
     def entered(self, protocol: WatchedProtocol) -> None:
-        """A new connection: another makes room for it, or it is refused."""
+        """A connection was opened. It replaces another one, or is refused."""
         self._silent[protocol] = None
         if len(self.connections) <= self._most():
             return
@@ -92,18 +93,18 @@ class WatchedState(ServerState):
         """A connection may have begun or ended a request."""
         group = self._group(protocol)
         if group is not None and protocol in group:
-            return  # in its old place, however many bytes have come
+            return  # keeps its place, however many bytes have come
         self.left(protocol)
         if group is not None:
             group[protocol] = None
 
     def left(self, protocol: WatchedProtocol) -> None:
-        """A connection has ended, or makes room no more."""
+        """A connection has ended, or may no longer be closed for others."""
         for group in (self._silent, self._idle, self._sending, self._refused):
             group.pop(protocol, None)
 
     def tick(self, seconds: float) -> None:
-        """Close what has run out of time; `seconds` have passed since the last call."""
+        """Close connections that have run out of time, `seconds` after the last call."""
         late = [protocol for protocol in self._watched() if protocol.waited(seconds)]
         for protocol in late:
             self._drop(protocol)
@@ -129,7 +130,7 @@ class WatchedState(ServerState):
         return self._sending if protocol.cycle.more_body else None
 
     def drop_all(self) -> None:
-        """Close every connection, whatever it is doing."""
+        """Close every connection in any state."""
         for protocol in self._watched():
             self._drop(protocol)
 
@@ -138,10 +139,10 @@ class WatchedState(ServerState):
         return [*open_ones, *self._refused]
 
     def _least_useful(self) -> Iterator[WatchedProtocol]:
-        # The newest of the silent ones is the one that asks for room.
+        # The newest silent connection is the one that needs a place.
         if len(self._silent) > 1:
             yield next(iter(self._silent))
-        # One whose reply is not written out yet still has a reader.
+        # A reply in the write buffer still has a reader.
         yield from (p for p in self._idle if not p.transport.get_write_buffer_size())
         yield from (p for p in self._sending if p.seconds >= self.limits.slow_body)
 
@@ -150,14 +151,14 @@ class WatchedState(ServerState):
 
 
 class WatchedProtocol(H11Protocol):
-    """One connection and how long its client has kept it waiting."""
+    """One connection, and the time that its client has made the server wait."""
 
     server_state: WatchedState
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self.seconds = 0.0
-        """How long the head or body that is due has been on its way."""
+        """Seconds since the expected head or body began."""
         self._received = 0
         self._refused = False
         self._part: tuple[object, bool] | None = None
@@ -166,16 +167,16 @@ class WatchedProtocol(H11Protocol):
 
     @property
     def between_requests(self) -> bool:
-        """Whether no request has begun, or the last was answered."""
+        """Whether no request has begun, or the last one was answered."""
         return self.cycle is None or self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a place."""
+        """Register the connection."""
         super().connection_made(transport)
         self.server_state.entered(self)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of a head or a body."""
+        """Count the bytes of a head or a body."""
         if self._refused:
             return
         self._received += len(data)
@@ -188,19 +189,19 @@ class WatchedProtocol(H11Protocol):
         self._moved()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Leave the place to others."""
+        """Remove the connection."""
         self.server_state.left(self)
         super().connection_lost(exc)
 
     def refuse(self) -> None:
-        """Answer, before any question, that there is no room."""
+        """Answer before any request that there are too many connections."""
         full = Overloaded("the engine has as many connections as it takes: try again")
         self._refused = True
         self.transport.write(_whole(full))
         self.transport.write_eof()
 
     def waited(self, seconds: float) -> bool:
-        """Whether its client is out of time, `seconds` after the last look."""
+        """Whether its client has run out of time, `seconds` after the last check."""
         limits = self.server_state.limits
         self._await_arrival(seconds)
         self._await_reader(seconds)
@@ -219,9 +220,9 @@ class WatchedProtocol(H11Protocol):
             self.seconds += seconds
 
     def _due(self) -> tuple[object, bool] | None:
-        """What the client has to send: the head after, or the body of, which request."""
+        """What the client must send next: the head after, or the body of, which request."""
         if self.between_requests:
-            # uvicorn's own timer runs from a reply to the next byte.
+            # uvicorn's own timer runs from a reply to the next byte
             return (self.cycle, True) if self.timeout_keep_alive_task is None else None
         return (self.cycle, False) if self.cycle.more_body and not self.flow.read_paused else None
 
@@ -232,7 +233,7 @@ class WatchedProtocol(H11Protocol):
 
 
 def _whole(error: Overloaded) -> bytes:
-    """An HTTP answer as bytes, for a connection that no request has come over."""
+    """An HTTP answer as bytes, for a connection without a request."""
     answer = error_response(error, {"connection": "close"})
     head = b"".join(b"%b: %b\r\n" % field for field in answer.raw_headers)
     return b"HTTP/1.1 %d Too Many Requests\r\n%b\r\n%b" % (error.status, head, bytes(answer.body))

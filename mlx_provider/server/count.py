@@ -1,4 +1,4 @@
-"""`POST /v1/count`: how many tokens a request's prompt has, without running it."""
+"""`POST /v1/count`: counts the prompt tokens of a request without running it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..serving.interface import Service
 from .incoming import Incoming
 
 COUNTING = 4
-"""Prompts that are counted at once; further ones wait."""
+"""Prompts that are counted at once. Others wait."""
 
 
 class Count:
-    """ASGI endpoint: a request as for `/v1/generate` in, `{"prompt_tokens": N}` out."""
+    """ASGI endpoint. Takes a request as for `/v1/generate` and returns `{"prompt_tokens": N}`."""
 
     def __init__(self, service: Service, incoming: Incoming) -> None:
         self._service = service

@@ -1,4 +1,4 @@
-"""The key of an engine that listens on TCP: given, or made and kept for its owner alone."""
+"""The key of an engine that listens on TCP: given, or generated and stored for its owner only."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ LONGEST = 4096
 def engine_key(file: Path | None, environ: Mapping[str, str] = os.environ) -> tuple[str, str]:
     """The key, and where a person finds it.
 
-    From `file` where one is named, else from `MLX_PROVIDER_API_KEY`, else from the owner's key
-    file, which is made where there is none. Raises `BadRequest` for a file that others can read,
-    `EngineUnavailable` where none can be made.
+    From `file` if given, else from `MLX_PROVIDER_API_KEY`, else from the owner's key file, which is
+    created if missing. Raises `BadRequest` for a file that others can read, `EngineUnavailable` if
+    no key file can be created.
     """
     if file is not None:
         return read_key(file), str(file)
@@ -33,16 +33,16 @@ def engine_key(file: Path | None, environ: Mapping[str, str] = os.environ) -> tu
 
 
 def own_key_file(environ: Mapping[str, str] = os.environ, name: str = "engine.key") -> Path:
-    """Where a key of this user lies unless told."""
+    """The default key file of this user."""
     base = environ.get("XDG_CONFIG_HOME") or "~/.config"
     return Path(base).expanduser() / "mlx-provider" / name
 
 
 def kept_key(file: Path, remedy: str = "name a file that holds one") -> str:
-    """The key in a file of this user, which is made where there is none.
+    """The key in a file of this user, which is created if missing.
 
-    Raises `BadRequest` for a file that others can read, `EngineUnavailable` with the remedy where
-    none can be made.
+    Raises `BadRequest` for a file that others can read, `EngineUnavailable` with the remedy if it
+    cannot be created.
     """
     try:
         return _made(file)
@@ -52,7 +52,7 @@ def kept_key(file: Path, remedy: str = "name a file that holds one") -> str:
 
 
 def read_key(file: Path) -> str:
-    """The key in a file. Raises `BadRequest` for one that others can read, or that holds none."""
+    """The key in a file. Raises `BadRequest` for a file that others can read, or without a key."""
     try:
         key = read_trusted(file, LONGEST, closed_to=0o077).decode("ascii", "replace").strip()
     except OSError as error:
@@ -66,11 +66,11 @@ def _made(file: Path) -> str:
     if file.exists():
         return read_key(file)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor, draft = tempfile.mkstemp(dir=file.parent)  # the owner's alone
+    descriptor, draft = tempfile.mkstemp(dir=file.parent)  # readable only by the owner
     try:
         with os.fdopen(descriptor, "w") as opened:
             opened.write(secrets.token_urlsafe(32) + "\n")
-        # Of several processes one comes first, and never with half a key.
+        # Of several processes, one comes first, and the file never has a partial key.
         with suppress(FileExistsError):
             os.link(draft, file)
     finally:

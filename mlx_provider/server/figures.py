@@ -1,4 +1,4 @@
-"""`GET /v1/figures`: what the engine does now, once or as often as is asked, until it ends."""
+"""`GET /v1/figures`: live statistics of the engine, once or as a stream."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .generate import NDJSON
 FASTEST, SLOWEST = 0.2, 60.0
 """Seconds between two lines."""
 STREAMS = 16
-"""That are open at once: each costs a snapshot a line."""
+"""Streams that are open at once. Each costs a snapshot per line."""
 
 
 class FiguresRoute:
-    """The endpoint. Nothing is made where nobody looks."""
+    """The endpoint. Statistics are computed only for requests."""
 
     def __init__(self, service: Service, stopping: anyio.Event) -> None:
         self._service = service
@@ -41,7 +41,7 @@ class FiguresRoute:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """One stream more, until it ends however it does."""
+        """Count a stream until it ends."""
         self._streams += 1
         try:
             yield
@@ -57,7 +57,7 @@ class FiguresRoute:
 
 
 class _Watched(StreamingResponse):
-    """Counted from its head on: a body that nobody begins to read would never be."""
+    """Counted when its head is sent, because a body that is never read would never be counted."""
 
     def __init__(self, route: FiguresRoute, lines: AsyncIterator[bytes]) -> None:
         super().__init__(lines, media_type=NDJSON)
@@ -69,7 +69,7 @@ class _Watched(StreamingResponse):
 
 
 def _seconds(given: str) -> float:
-    """Raises `BadRequest` for what is none, or out of bounds."""
+    """The seconds in `given`. Raises `BadRequest` if it is not a number or out of bounds."""
     try:
         every = float(given)
     except ValueError:

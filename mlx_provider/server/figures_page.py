@@ -1,4 +1,5 @@
-"""The figures of an engine as one page on loopback: no framework, nothing from elsewhere."""
+"""The statistics of an engine as a web page on loopback, without a framework or external
+resources."""
 
 from __future__ import annotations
 
@@ -28,13 +29,13 @@ PAGE = "figures_page.html"
 
 
 class FiguresPage:
-    """Anybody on this machine may have the page; figures are for who has the key.
+    """The page is open to everyone on this machine; the statistics need the key.
 
-    The key stands in the fragment of the page's address, which a browser sends to nobody.
+    The key is in the fragment of the page's address, which a browser never sends.
     """
 
     def __init__(self, client: HttpClient, every: float) -> None:
-        """`every`: seconds between two looks."""
+        """`every`: seconds between two updates."""
         self.key = secrets.token_urlsafe(24)
         self._client = client
         self._every = every
@@ -62,14 +63,15 @@ class FiguresPage:
 
 
 async def _passed_on(line: bytes, lines: Iterator[bytes]) -> AsyncIterator[bytes]:
-    with suppress(MLXProviderError):  # the page sees that its reply has ended, and asks again
+    with suppress(MLXProviderError):  # the page notices the end of its reply and asks again
         while line:
             yield line + b"\n"
             line = await anyio.to_thread.run_sync(next, lines, b"", abandon_on_cancel=True)
 
 
 def _policy(page: str) -> str:
-    """Its own script and style by their hashes, its own figures, and nothing else."""
+    """A policy that allows only the page's own script and style (by hash) and its own
+    statistics."""
     return "; ".join(
         [
             "default-src 'none'",
@@ -85,7 +87,7 @@ def _policy(page: str) -> str:
 
 
 def _hash_of(element: str, page: str) -> str:
-    """Raises `ValueError` for a page without this element."""
+    """The hash of an element. Raises `ValueError` for a page without it."""
     found = re.search(rf"<{element}>(.*?)</{element}>", page, re.DOTALL)
     if found is None:
         raise ValueError(f"the page has no {element}")

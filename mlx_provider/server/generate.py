@@ -1,4 +1,4 @@
-"""`POST` of a request to a model: from its body to the last line of its events."""
+"""`POST` of a request to a model: from its body to its last event."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from .access import error_response
 from .incoming import Incoming
 
 SUBMITTING = 1024
-"""Requests that may be in `submit` (validation, templates, a model that loads) at once."""
+"""Requests in `submit` at once (validation, templates, loading of a model)."""
 LARGE = 4 * 2**20
-"""Bytes of a body that are worth the time to return them to the system."""
+"""Bytes of a body above which free memory is returned to the system."""
 NDJSON = "application/x-ndjson"
 
 
 class Generate:
-    """ASGI endpoint. One instance per kind of request; a `_Reply` per request."""
+    """ASGI endpoint. One instance per kind of request, and a `_Reply` per request."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Generate:
         kind: type[ModelRequest],
         why: Callable[[], MLXProviderError],
     ) -> None:
-        """`kind`: what a body holds. `why`: nothing is taken once it is stopping."""
+        """`kind`: type of the body. `why`: the error for requests after the stop."""
         self._why = why
         self._kind = kind
         self._service = service
@@ -55,7 +55,7 @@ class Generate:
             return
         large = ticket.size > LARGE
         reply = _Reply(self._service, self._limiter, self._stopping, self._why, request, ticket)
-        del request  # its images and texts are let go as soon as they are prepared
+        del request  # frees its images and texts as soon as they are prepared
         with self._incoming.activity.serving(reply.queue):
             await reply.run(scope, receive, send)
         if large:
@@ -83,7 +83,7 @@ class _Reply:
         self._refused = False
 
     async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer; a client that disconnects cancels the request wherever it is."""
+        """Answer the request. If the client disconnects, the request is cancelled in any phase."""
         failure: MLXProviderError | None = None
         try:
             async with anyio.create_task_group() as watchers:
@@ -92,7 +92,7 @@ class _Reply:
                 try:
                     await self._stream(await self._accept(), send)
                 except MLXProviderError as error:
-                    # its frames hold the whole request, and this one would hold them
+                    # its frames hold the whole request, and this frame would hold them
                     failure = error.with_traceback(None)
                 watchers.cancel_scope.cancel()
         finally:
@@ -111,14 +111,16 @@ class _Reply:
         self._submitting.cancel()
 
     async def _accept(self) -> Accepted:
-        """Submit in a thread; given up when the engine stops (the thread then cleans up)."""
+        """Submit in a thread. Abandoned when the engine stops; the thread then cleans up."""
         with self._submitting:
             try:
                 return await anyio.to_thread.run_sync(
                     self._submit, limiter=self._limiter, abandon_on_cancel=True
                 )
             except MLXProviderError:
-                if not self.queue.ended:  # else the engine's end has ended it, which is the reason
+                if (
+                    not self.queue.ended
+                ):  # otherwise the end of the engine ended it, which is the reason
                     raise
         raise self._why()
 
@@ -136,16 +138,17 @@ class _Reply:
             raise
 
     def _leave(self) -> None:
-        """Whatever the engine still does for this request ends, even while `submit` runs on."""
+        """End everything that the engine still does for this request, even if `submit` still
+        runs."""
         unsent, self._unsent = self._unsent, None
-        if unsent is not None:  # never submitted: its id may be another's
+        if unsent is not None:  # never submitted, so another request may have its id
             unsent[1].close()
         elif not self._refused and not self.queue.ended:
             self.queue.put([Failed.of(RequestFailed.cancelled())])
             self._service.cancel(self._id)
 
     async def _stream(self, accepted: Accepted, send: Send) -> None:
-        """Write one line per wake-up; `send` waits for a slow reader while events are joined."""
+        """Write one line per wake-up. While `send` waits for a slow reader, events are joined."""
         head = Response(status_code=200, media_type=NDJSON)
         del head.headers["content-length"]
         await send({"type": "http.response.start", "status": 200, "headers": head.raw_headers})

@@ -1,8 +1,8 @@
-"""An engine ends for a newer one as soon as that interrupts no request.
+"""Replaces the engine with a newer one without interrupting a request.
 
-`POST /v1/stop` asks for it. An engine whose plugins were edited, installed or removed does it by
-itself when the next request comes: it refuses that request as not taken, and the client sends it
-to the engine that it then starts.
+`POST /v1/stop` asks for it. An engine whose plugins were edited, installed or removed starts it by
+itself at the next request: it refuses that request as not accepted, and the client sends it to the
+engine that it then starts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ OTHERS = "it is replaced for the first client of the new version"
 
 
 class StopRequest(BaseModel):
-    """Why the engine should end, and when: at once, without requests, or without others, too."""
+    """Why the engine should end, and when: at once, without requests, or also without other
+    clients."""
 
     model_config = ConfigDict(extra="forbid")
     reason: str = Field(max_length=10_000)
@@ -39,7 +40,7 @@ class StopRequest(BaseModel):
 
 
 class Handover:
-    """Ends the process when asked to, as soon as what it was told to wait for is so."""
+    """Ends the process on request, as soon as the condition of the request is true."""
 
     def __init__(
         self,
@@ -49,8 +50,8 @@ class Handover:
         remote: bool = False,
         lost: Callable[[], MLXProviderError | None] = lambda: None,
     ) -> None:
-        """`remote`: clients of other machines could not start another engine. `lost`: tells the
-        error after which nothing is served."""
+        """`remote`: clients on other machines could not start another engine. `lost`: returns the
+        error of a lost rank."""
         self._lost = lost
         self._activity = activity
         self._out_of_date = out_of_date
@@ -58,12 +59,12 @@ class Handover:
         self._asked: dict[str, StopRequest] = {}
         self._noticed: list[str] = []
         self.ending = False
-        """Nothing more is taken."""
+        """Whether new requests are refused."""
         self.stop: Callable[[], None] = lambda: None
-        """Ends the process; set by the server that runs it."""
+        """Ends the process. The server that runs it sets this."""
 
     async def __call__(self, request: Request) -> Response:
-        """What becomes of the wish: `{"ends": bool, "clients": int, "requests": int}`."""
+        """The response: `{"ends": bool, "clients": int, "requests": int}`."""
         try:
             asked = StopRequest.model_validate_json(await request.body())
         except ValidationError as error:
@@ -81,9 +82,9 @@ class Handover:
         return JSONResponse({"ends": ends, **self._told()})
 
     def admit(self, scope: Scope) -> None:
-        """Before each request. Raises `EngineUnavailable` where another engine is to serve it.
+        """Called before each request. Raises `EngineUnavailable` if another engine must serve it.
 
-        Only who can start one is sent to another.
+        Only clients that can start another engine are refused.
         """
         if (error := self._lost()) is not None:
             raise error
@@ -96,12 +97,12 @@ class Handover:
         raise EngineUnavailable("the engine gives way to a new one")
 
     def out_of_date(self) -> list[str]:
-        """What has changed since the engine was started, and what becomes of it."""
+        """Changes since the engine was started, and their effect."""
         changes = self._changes()
         return [*changes, self._outlook(changes)] if changes else []
 
     def due(self, others: int = 0) -> bool:
-        """Whether the engine should end. `others`: clients that count as nobody."""
+        """Whether the engine should end. `others`: clients that do not count."""
         if "now" in self._asked:
             return True
         if self._activity.requests:
@@ -114,7 +115,7 @@ class Handover:
         return [] if self._out_of_date is None else self._out_of_date.changes()
 
     def _notice(self) -> list[str]:
-        """What has changed; told in the log as often as that is something else."""
+        """The changes. Each new list of changes is logged once."""
         changes = self._changes()
         if changes != self._noticed:
             self._noticed = changes
@@ -124,7 +125,7 @@ class Handover:
         return changes
 
     def _renews(self, changes: list[str]) -> bool:
-        """Whether an engine in the place of this one would be of use to its clients."""
+        """Whether a new engine could serve the clients of this one."""
         known = None if self._remote else self._out_of_date
         return known is not None and known.replaceable(changes)
 

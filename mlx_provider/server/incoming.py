@@ -1,4 +1,4 @@
-"""Requests as they come in: read within bounds, parsed, and marked with where they come from."""
+"""Reads requests within limits, parses them, and marks their origin."""
 
 from __future__ import annotations
 
@@ -22,25 +22,26 @@ from .body import Bodies
 
 T = TypeVar("T", bound=ModelRequest)
 AT_ONCE = 2**16
-"""Bytes of a body that take less time to parse than a thread to begin."""
+"""Bytes of a body that are parsed faster than a thread starts."""
 
 
 @dataclass(frozen=True)
 class Incoming:
-    """The way in of one app."""
+    """The entry of requests into one app."""
 
     activity: Activity
     bodies: Bodies
     remote: bool
-    """Requests come over a network, and say so to the service."""
+    """Whether requests come over a network. The service is informed."""
     admit: Callable[[Scope], None]
-    """Raises where another engine is to serve the request."""
+    """Raises if another engine must serve the request."""
 
     async def read(self, scope: Scope, receive: Receive, kind: type[T]) -> tuple[T, Ticket]:
-        """A request of this kind, and what it holds of the room for bodies: the caller's to close.
+        """A request of this kind, and its ticket for the memory of bodies, which the caller must
+        close.
 
         It counts as admitted until the caller's next `await`. Raises `BadRequest` that names the
-        first field at fault, and what `Bodies.read` and `admit` raise.
+        first invalid field, and the errors of `Bodies.read` and `admit`.
         """
         with ExitStack() as undo:
             with self.activity.reading():
@@ -55,14 +56,14 @@ class Incoming:
 
 
 async def _parsed(kind: type[T], data: bytearray) -> T:
-    """A large body is parsed in a thread, so that the streams of others go on."""
+    """Parse a body. Large bodies are parsed in a thread, so that other streams continue."""
     if len(data) <= AT_ONCE:
         return parse_request(kind, data)
     return await anyio.to_thread.run_sync(parse_request, kind, data)
 
 
 def parse_request(kind: type[T], body: bytes | bytearray) -> T:
-    """The request in a JSON body. Raises `BadRequest` that names the first field at fault."""
+    """The request in a JSON body. Raises `BadRequest` that names the first invalid field."""
     try:
         return kind.model_validate(_json(body))
     except ValidationError as error:
@@ -70,8 +71,9 @@ def parse_request(kind: type[T], body: bytes | bytearray) -> T:
 
 
 def _json(body: bytes | bytearray) -> object:
-    """Bounds can be checked before fields are. A million objects would have Python look for garbage
-    a dozen times meanwhile, for seconds in which no other thread runs."""
+    """Parse JSON, so that limits can be checked before fields. The garbage collector is off,
+    because a million objects would trigger it a dozen times, and no other thread runs in these
+    seconds."""
     collects = gc.isenabled()
     gc.disable()
     try:

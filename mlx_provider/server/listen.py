@@ -17,29 +17,29 @@ BACKLOG = 2048
 
 @dataclass(frozen=True)
 class Listener:
-    """A bound socket and how clients find it."""
+    """A bound socket and its address for clients."""
 
     socket: socket.socket
     address: str
-    """`unix:/path` or `http://host:port`, as a client's `api_base` takes it."""
+    """`unix:/path` or `http://host:port`, in the form of a client's `api_base`."""
     path: Path | None = None
     identity: tuple[int, int] | None = None
-    """Device and inode of the socket file, where there is one."""
+    """Device and inode of the socket file, if there is one."""
 
     def findable(self) -> bool:
         """Whether new clients can still reach this socket."""
         return self.path is None or _identity(self.path) == self.identity
 
     def remove(self) -> None:
-        """Remove the socket file, unless another engine has put its own there."""
+        """Remove the socket file, unless it belongs to another engine by now."""
         if self.path is not None and self.findable():
             self.path.unlink(missing_ok=True)
 
 
 def listen_unix(path: Path) -> Listener:
-    """Listen on an owner-only unix socket in place of a stale one.
+    """Listen on an owner-only unix socket. Replaces a stale one.
 
-    The caller holds the engine lock, so that whatever lies there belongs to nobody.
+    The caller holds the engine lock, so an existing socket has no owner.
     """
     if path.exists() and not stat.S_ISSOCK(path.lstat().st_mode):
         raise EngineUnavailable(f"{path} is in the way and is no socket: remove it")
@@ -55,9 +55,9 @@ def listen_unix(path: Path) -> Listener:
 
 
 def listen_tcp(host: str, port: int) -> Listener:
-    """Listen on host and port (0: any free one).
+    """Listen on host and port (0: any free port).
 
-    Raises `EngineUnavailable` that names the port and what to do.
+    Raises `EngineUnavailable` that names the port and the remedy.
     """
     try:
         family, kind, _, _, address = socket.getaddrinfo(
@@ -65,7 +65,7 @@ def listen_tcp(host: str, port: int) -> Listener:
         )[0]
     except OSError as error:
         raise EngineUnavailable(f"host {host!r} is not an address: {error.strerror}") from None
-    # asyncio switches Nagle's delay off (40 ms a reply) only where the protocol is stated
+    # asyncio disables Nagle's delay (40 ms per reply) only if the protocol is given
     listener = socket.socket(family, kind, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

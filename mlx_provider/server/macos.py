@@ -1,6 +1,6 @@
-"""What a Mac asks of a process that computes for long: no sleep meanwhile, memory when it is short.
+"""macOS services for long computations: prevention of idle sleep, and memory pressure.
 
-Nothing here has run on a Mac; the calls are those of Apple's documentation.
+Nothing here has run on a Mac; the calls follow Apple's documentation.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ PRESSURE = b"kern.memorystatus_vm_pressure_level"
 NORMAL, CRITICAL = 1, 4
 """Levels of `PRESSURE`; 2 is a warning."""
 AGAIN_SECONDS = 10.0
-"""Time from one eviction under memory pressure to the next."""
+"""Seconds between two evictions under memory pressure."""
 
 
 class StayAwake:
-    """Keeps the machine from idle sleep while requests run."""
+    """Prevents idle sleep of the machine while requests run."""
 
     def __init__(self, program: Path = CAFFEINATE) -> None:
         self._program = program
         self._process: subprocess.Popen[bytes] | None = None
 
     def update(self, *, busy: bool) -> None:
-        """Take or release the assertion. It also ends when this process does (`-w`).
+        """Acquire or release the assertion. It also ends with this process (`-w`).
 
         A program that has ended by itself is started again.
         """
@@ -44,7 +44,7 @@ class StayAwake:
 
 
 class MemoryPressure:
-    """Tells when the prefix cache must give memory back to other programs."""
+    """Detects when the prefix cache must return memory to other programs."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class MemoryPressure:
         self._next = 0.0
 
     def share_to_keep(self) -> float | None:
-        """Share of the prefix cache that may stay; `None`: nothing has to go now."""
+        """Share of the prefix cache to keep. `None`: keep all for now."""
         level = self._level()
         if level <= NORMAL:
             self._next = 0.0
@@ -68,7 +68,7 @@ class MemoryPressure:
 
 
 def pressure_level() -> int:
-    """The kernel's level of memory pressure; `NORMAL` where there is none to ask."""
+    """The kernel's level of memory pressure. `NORMAL` if the system has none."""
     if sys.platform != "darwin":
         return NORMAL
     found = ctypes.c_int(NORMAL)

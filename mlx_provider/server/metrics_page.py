@@ -1,4 +1,4 @@
-"""Metrics of an engine on a port of their own: that of the owner listens on no port at all."""
+"""Metrics of an engine on a separate port, because the owner's engine listens on no port."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ mlx_provider_up {up}
 
 
 class MetricsPage:
-    """`/metrics`, asked of the engine at every scrape; starts none and keeps none awake."""
+    """`/metrics`, read from the engine at every scrape. It never starts an engine or keeps one
+    running."""
 
     def __init__(self, client: HttpClient, key: str | None, hosts: Iterable[str]) -> None:
-        """`key`: needed of every request; `None`: of none. `hosts`: see `access.Gate`."""
+        """`key`: required for every request; `None`: not required. `hosts`: see `access.Gate`."""
         self._client = client
         self.asgi = Starlette(
             routes=[Route("/metrics", self._metrics)],
@@ -38,7 +39,7 @@ class MetricsPage:
     async def _metrics(self, request: Request) -> Response:
         try:
             told = await anyio.to_thread.run_sync(self._client.metrics)
-        except EngineUnavailable:  # it comes with the next request, and goes when it is idle
+        except EngineUnavailable:  # an engine starts with the next request and ends when it is idle
             return _page(b"", up=0)
         return _page(told, up=1)
 

@@ -1,4 +1,4 @@
-"""How many files the process may have open: each connection is one."""
+"""The limit of open files of the process. Each connection is one."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import sys
 from ..errors import EngineUnavailable
 
 LEAST = 48
-"""Files for the engine's own, a model's, and a few connections."""
+"""Files for the engine, a model, and a few connections."""
 WANTED = 2048
 
 
 def open_files() -> int:
-    """How many the process may have open now. Importing mlx-lm (0.32, utils.py) sets it anew."""
+    """The present limit. The import of mlx-lm (0.32, utils.py) changes it."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
 def raise_file_limit() -> None:
-    """Let the process open `WANTED` files, or as many as it may.
+    """Raise the limit to `WANTED` files, or as far as allowed.
 
-    Raises `EngineUnavailable` where these are fewer than `LEAST`.
+    Raises `EngineUnavailable` if the result is below `LEAST`.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = WANTED if hard == resource.RLIM_INFINITY else min(WANTED, hard)

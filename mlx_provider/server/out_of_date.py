@@ -1,4 +1,4 @@
-"""What an engine process was started from, and what of that is no longer what is on disk."""
+"""Detects changes on disk since the engine process started."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ..registry.sources import times
 OWN = "mlx-provider"
 PACKAGES = (OWN, "mlx", "mlx-lm", "mlx-vlm", "transformers")
 TOLD = 5
-"""Files that are named of one plugin."""
+"""Files that are named per plugin."""
 
 
 class OutOfDate:
-    """Made before the plugins are imported; asked in the event loop.
+    """Create it before the plugins are imported. Used in the event loop.
 
-    A question costs a `stat` of each watched file and of each folder that Python imports from.
+    A check costs a `stat` of each watched file and of each folder in Python's import path.
     """
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
@@ -34,16 +34,16 @@ class OutOfDate:
         self._times = [times(point) for _, point in self._points]
 
     def changes(self) -> list[str]:
-        """In words, one thing each; none where an engine that starts now would be the same."""
+        """One text per change. Empty if an engine that starts now would be the same."""
         folders = _folders()
         if folders != self._folders:
             self._folders, self._now = folders, self._installed(self._began)
         return [*self._differ(), *self._edited()]
 
     def replaceable(self, changes: list[str]) -> bool:
-        """Whether an engine that starts now is of use to the clients that this one has.
+        """Whether an engine that starts now could serve the present clients.
 
-        One of another version would not be: they are of this one, until they start again.
+        An engine of another version could not: the clients have this version until they restart.
         """
         return bool(changes) and self._now.get(OWN) == self._began.get(OWN)
 
@@ -61,7 +61,7 @@ class OutOfDate:
                 yield f"plugin {plugin.name}: edited {_files([*dict.fromkeys(changed)])}"
 
     def _in_use(self) -> list[tuple[Plugin, EntryPoint]]:
-        """Plugins of third parties; ours change with the version of this package."""
+        """Third-party plugins. Built-in ones change with the version of this package."""
         wanted = selection(self._environ)
         return [
             (plugin, point)
@@ -70,19 +70,21 @@ class OutOfDate:
         ]
 
     def _installed(self, before: Mapping[str, str]) -> dict[str, str]:
-        """Plugins and the packages below them, by name."""
+        """Versions of plugins and of the packages that they need, by name."""
         found = {
             f"plugin {plugin.name}": f"{plugin.distribution} {plugin.version}"
             for plugin, _ in self._in_use()
         }
         for name in PACKAGES:
-            if number := installed_version(name) or before.get(name):  # while pip replaces it
+            if number := installed_version(name) or before.get(
+                name
+            ):  # not installed while pip replaces it
                 found[name] = number
         return found
 
 
 def _folders() -> dict[str, int]:
-    """When something was put into, or taken from, a folder that Python imports from."""
+    """Modification times of the folders in Python's import path."""
     found = {}
     for path in sys.path:
         try:
@@ -93,7 +95,7 @@ def _folders() -> dict[str, int]:
 
 
 def _files(paths: list[str]) -> str:
-    """Without their folders, which are nobody's business but the owner's."""
+    """File names without their folders, which only the owner may see."""
     names = [f"{Path(path).parent.name}/{Path(path).name}" for path in paths]
     more = len(names) - TOLD
     return ", ".join(names[:TOLD]) + (f" and {more} more" if more > 0 else "")

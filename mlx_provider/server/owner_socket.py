@@ -1,4 +1,4 @@
-"""A unix socket that only its owner's processes get through."""
+"""A unix socket that accepts only processes of its owner."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import sys
 
 log = logging.getLogger(__name__)
 
-# <sys/un.h> of macOS; Python names neither
+# from <sys/un.h> of macOS; Python defines neither
 SOL_LOCAL, LOCAL_PEERCRED = 0, 1
 
 
 class OwnerSocket(socket.socket):
     """Accepts connections of processes of this user, and of root.
 
-    The modes of socket and folder keep others out already; this does not depend on them, since
-    what comes over this socket may have code run.
+    The modes of socket and folder already exclude other users. This check does not depend on them,
+    because requests over this socket may run code.
     """
 
     def accept(self) -> tuple[socket.socket, object]:
-        """The next connection. Raises `ConnectionAbortedError` for one of another user, over
-        which asyncio goes to the next (3.11, `selector_events._accept_connection`)."""
+        """The next connection. Raises `ConnectionAbortedError` for one of another user; asyncio
+        then continues with the next one (3.11, `selector_events._accept_connection`)."""
         connection, address = super().accept()
         peer = peer_uid(connection)
         if peer in (0, os.getuid()):
@@ -34,7 +34,7 @@ class OwnerSocket(socket.socket):
 
 
 def peer_uid(connection: socket.socket) -> int | None:
-    """The user whose process is at the other end of a unix socket; `None`: it cannot be known."""
+    """The user of the process at the other end of a unix socket. `None`: unknown."""
     try:
         if sys.platform == "darwin":
             credentials = connection.getsockopt(SOL_LOCAL, LOCAL_PEERCRED, 76)

@@ -1,4 +1,4 @@
-"""One engine process from its first request to its last."""
+"""Runs one engine process from its first request to its last."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ from .macos import MemoryPressure, StayAwake
 logger = logging.getLogger(__name__)
 
 KEEP_ALIVE = 75
-"""Seconds an unused connection is kept: more than our clients' 30, who then close first."""
+"""Seconds that an unused connection is kept. Longer than our clients' 30, so the clients close
+first."""
 CLOSE_LIMIT = 2.0
 """Seconds for the service to end its requests before the server ends them itself."""
 WRITE_LIMIT = 3
-"""Seconds for open replies to be written out at the end."""
+"""Seconds for open replies to be written at the end."""
 WATCH = 0.5
 DRAIN_POLL = 0.05
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 class LoopDelivery:
-    """`Deliver`: a whole engine step crosses to the event loop in one call."""
+    """`Deliver`: passes a whole engine step to the event loop in one call."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -42,12 +43,14 @@ class LoopDelivery:
     def __call__(self, put: Put) -> None:
         try:
             self._loop.call_soon_threadsafe(put)
-        except RuntimeError:  # the loop has ended: nobody reads, but nobody waits for ever either
+        except (
+            RuntimeError
+        ):  # the loop has ended, so there is no reader, and no waiting thread either
             put()
 
 
 class EngineServer(uvicorn.Server):
-    """uvicorn with an orderly end: requests in flight end in a typed error, not in a cut."""
+    """uvicorn with an orderly end: requests in flight end with a typed error."""
 
     def __init__(
         self,
@@ -58,7 +61,7 @@ class EngineServer(uvicorn.Server):
         limits: ConnectionLimits | None = None,
         drain: float = 0.0,
     ) -> None:
-        """`drain`: seconds that requests in flight may take to end once it is stopped."""
+        """`drain`: seconds that requests in flight may take to end after the stop."""
         super().__init__(
             uvicorn.Config(
                 app.asgi,
@@ -83,7 +86,8 @@ class EngineServer(uvicorn.Server):
         app.handover.stop = self._stop
 
     async def run_until_stopped(self, idle_limit: float | None) -> None:
-        """Serve until a signal, `idle_limit` seconds without clients, or a lost socket file."""
+        """Serve until a signal, until `idle_limit` seconds without clients, or until the socket
+        file is gone."""
         loop = asyncio.get_running_loop()
         watches = [loop.create_task(w) for w in (self._watch(idle_limit), self._watch_clients())]
         try:
@@ -93,22 +97,22 @@ class EngineServer(uvicorn.Server):
                 watch.cancel()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, then say so."""
+        """Listen, then report it."""
         await super().startup(sockets)
-        # asyncio takes one number for both: how many may queue here, and how many it accepts
-        # before anything else happens.
+        # asyncio has one number for two limits: the length of this queue, and the connections that
+        # # it accepts in one turn
         self._listener.socket.listen(BACKLOG)
         self._ready()
 
     async def _drained(self) -> None:
-        """Wait for the requests in flight: as long as was granted, until a second signal."""
+        """Wait for the requests in flight, up to the drain time or a second signal."""
         for _ in range(round(self._drain / DRAIN_POLL)):
             if not self._app.activity.requests or self._hurry or self._app.lost():
                 return
             await asyncio.sleep(DRAIN_POLL)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Refuse new requests, end the open ones with a typed error, write out, close."""
+        """Refuse new requests, end the open ones with a typed error, write replies, close."""
         self._listener.remove()
         for server in self.servers:
             server.close()
@@ -116,14 +120,14 @@ class EngineServer(uvicorn.Server):
         if (lost := self._app.lost()) is not None:
             self._app.activity.fail_open(lost)
         self._app.stop()
-        if lost is None:  # else its thread may wait for ever for what other ranks do not send
+        if lost is None:  # otherwise its thread may wait forever for messages of other ranks
             with anyio.move_on_after(CLOSE_LIMIT):
                 await anyio.to_thread.run_sync(self._service.close, abandon_on_cancel=True)
-            await asyncio.sleep(0)  # what `close` posted from its own thread is delivered first
+            await asyncio.sleep(0)  # deliver what `close` posted from its own thread first
         stopped = EngineUnavailable("the engine was stopped while it held this request")
         self._app.activity.fail_open(stopped)
-        # Who reads or writes too slowly is disconnected before uvicorn cancels its request, for
-        # which it (0.33 to 0.54, `run_asgi`) would log a traceback each.
+        # Slow clients are disconnected before uvicorn cancels their requests, because uvicorn
+        # # (0.33 to 0.54, `run_asgi`) would then log a traceback for each.
         last = asyncio.get_running_loop().call_later(WRITE_LIMIT, self.server_state.drop_all)
         await super().shutdown(sockets)
         last.cancel()
@@ -132,8 +136,8 @@ class EngineServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """SIGTERM and SIGINT stop the server; uvicorn would raise them again at the end.
 
-        Not by `loop.add_signal_handler`: it sends the signal through the pipe that wakes the loop,
-        and one that meets a full pipe, while a busy loop has not read it, is lost.
+        This does not use `loop.add_signal_handler`: it sends the signal through the pipe that wakes
+        the loop. If that pipe is full because a busy loop has not read it, the signal is lost.
         """
         before = {number: signal.signal(number, self._stop) for number in STOPPING}
         try:
@@ -143,20 +147,21 @@ class EngineServer(uvicorn.Server):
                 signal.signal(number, handler)
 
     def give_up(self) -> None:
-        """Nothing can be served any more: every request is told why, and the process ends."""
+        """Serve no more requests: all requests get the reason, and the process ends."""
         if (lost := self._app.lost()) is not None:
             self._app.activity.fail_open(lost)
         self._stop()
 
     def _stop(self, *signalled: object) -> None:
-        """Takes effect with the next turn of uvicorn's main loop; nothing is taken until then."""
+        """Takes effect in the next turn of uvicorn's main loop. No request is accepted until
+        then."""
         self._app.handover.ending = True
-        self._listener.remove()  # who comes now waits for the next engine
+        self._listener.remove()  # new clients now wait for the next engine
         self._hurry = self.should_exit
         self.should_exit = True
 
     async def _watch_clients(self) -> None:
-        """Nothing is held for clients that bring nothing or take nothing."""
+        """Close connections of inactive clients, and end replies that are not read."""
         tick = self.server_state.limits.tick
         while True:
             await asyncio.sleep(tick)
@@ -164,7 +169,7 @@ class EngineServer(uvicorn.Server):
             self._app.activity.relieve()
 
     async def _watch(self, idle_limit: float | None) -> None:
-        """An engine that nobody uses, or that nobody can find any more, ends."""
+        """End the engine if it is idle, or if clients can no longer find it."""
         activity, awake, pressure = self._app.activity, StayAwake(), MemoryPressure()
         while True:
             await asyncio.sleep(WATCH if idle_limit is None else min(WATCH, idle_limit / 4))

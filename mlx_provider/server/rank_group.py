@@ -1,4 +1,4 @@
-"""What the server knows of the ranks behind its service."""
+"""The server's view of the ranks of its service."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from ..protocol.health import RankStatus
 
 @dataclass(eq=False)
 class RankGroup:
-    """One group, for as long as it lives. Any thread."""
+    """One group during its life. Safe from any thread."""
 
     last_fault: RankStatus | None = None
-    """Why the group before this one ended."""
+    """Why the previous group ended."""
     statuses: Callable[[], list[RankStatus]] = list
-    """Of every rank; set once they have met."""
+    """Returns the status of every rank. Set once they have met."""
     serving: Callable[[], None] = lambda: None
     """Called once requests are answered."""
     refused: Callable[[MLXProviderError], None] = lambda error: None
-    """Called with the error with which the start failed."""
+    """Called with the error of a failed start."""
     error: MLXProviderError | None = None
-    """With which the group has ended, if it has."""
+    """The error that ended the group, if it has ended."""
     _on_loss: Callable[[], object] = lambda: None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def lose(self, error: MLXProviderError) -> None:
-        """A rank is lost: every request is told, then the process ends. The first error counts."""
+        """A rank is lost: every request gets the error, then the process ends. Only the first error
+        counts."""
         with self._lock:
             if self.error is not None:
                 return
@@ -36,7 +37,7 @@ class RankGroup:
         call()
 
     def on_loss(self, call: Callable[[], object]) -> None:
-        """Have `call` run once a rank is lost; at once where one is."""
+        """Run `call` once a rank is lost; at once if one is already lost."""
         with self._lock:
             self._on_loss, lost = call, self.error is not None
         if lost:

@@ -36,8 +36,9 @@ from .process import EngineServer, LoopDelivery
 from .rank_group import RankGroup
 
 SWITCH = 0.0005
-"""Seconds after which a thread that prepares a prompt gives way to the engine thread. A decode step
-of 14 ms took 24 ms beside such a thread with this value, and 45 ms with Python's own of 5 ms."""
+"""Switch interval of Python threads in seconds, for the engine thread beside threads that prepare
+prompts. Beside such a thread, a decode step of 14 ms took 24 ms with this value, and 45 ms with
+Python's default of 5 ms."""
 log = logging.getLogger(__name__)
 
 BuildService = Callable[[EngineSettings, Deliver], Service]
@@ -45,16 +46,16 @@ BuildService = Callable[[EngineSettings, Deliver], Service]
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Where to listen. Without `host` and `port`: this user's unix socket."""
+    """Where to listen. Default without `host` and `port`: this user's unix socket."""
 
     host: str | None = None
     port: int | None = None
     api_key_file: Path | None = None
-    """Holds the key that every client on TCP needs; unset: see `engine_key`."""
+    """File with the key that every client on TCP needs. Unset: see `engine_key`."""
     drain: float = 0.0
-    """Seconds that requests in flight may take to end once it is stopped; on TCP alone."""
+    """Seconds that requests in flight may take to end after the stop. Only on TCP."""
     lock_fd: int | None = None
-    """The engine lock, taken by the client that starts this process on demand."""
+    """The engine lock of the client that starts this process on demand."""
     ready_fd: int | None = None
     """Where to report that the engine listens, or why not."""
     ranks: RankGroup | None = None
@@ -70,10 +71,10 @@ def serve(
     build: BuildService | None = None,
     fixed: Mapping[str, Any] = MappingProxyType({}),
 ) -> int:
-    """Run an engine process until it is stopped; the exit code.
+    """Run an engine process until it is stopped. Returns the exit code.
 
-    `fixed`: other values of `FixedSettings`. A failure to start is one line on stderr and exit
-    code 1, never a traceback.
+    `fixed`: other values of `FixedSettings`. A failure to start is one line on stderr and exit code
+    1, never a traceback.
     """
     try:
         settings = replace(engine_settings(), **fixed)
@@ -98,10 +99,10 @@ def serve(
 
 
 def end_process(code: int) -> NoReturn:
-    """End with what `serve` returned, at once.
+    """End the process at once with the result of `serve`.
 
-    A thread that still loads a model cannot be interrupted, and the teardown of MLX may abort;
-    everything worth keeping has been written by now.
+    A thread that still loads a model cannot be interrupted, and the teardown of MLX may abort. All
+    data is already written.
     """
     logging.shutdown()
     sys.stdout.flush()
@@ -110,7 +111,7 @@ def end_process(code: int) -> NoReturn:
 
 
 def chat_service(settings: EngineSettings, deliver: Deliver) -> Service:
-    """The real service. Raises `NotInstalled` where MLX is missing."""
+    """The service that runs models. Raises `NotInstalled` if MLX is missing."""
     prepare_mlx()
     from ..serving.service import ChatService
 
@@ -118,7 +119,8 @@ def chat_service(settings: EngineSettings, deliver: Deliver) -> Service:
 
 
 def prepare_mlx() -> None:
-    """What must come before the first import of MLX. Raises `NotInstalled` where it is missing."""
+    """Settings that must precede the first import of MLX. Raises `NotInstalled` if it is
+    missing."""
     preload()
     enlarge()
     keep_freed()
@@ -207,13 +209,13 @@ def _ready(options: ServeOptions, listener: Listener, app: EngineApp, told: str)
 
 
 def _say(line: str) -> None:
-    """One line for a person, whatever the log level."""
+    """Print one line for a person, at any log level."""
     sys.stderr.write(printable(line) + "\n")
     sys.stderr.flush()
 
 
 def _report(options: ServeOptions, line: bytes) -> None:
-    """Tell the starting client, which may be gone by now."""
+    """Report to the starting client, which may have ended."""
     if options.ready_fd is None:
         return
     try:

@@ -1,4 +1,4 @@
-"""A small server beside the engine, for a page or metrics, on a port of its own."""
+"""A small server next to the engine, for a page or metrics, on a separate port."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from .listen import listen_tcp
 
 @contextmanager
 def run_side_server(app: ASGIApp, host: str, port: int) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Its address, and what serves until SIGINT or SIGTERM. Raises `EngineUnavailable`."""
+    """Yields its address, and a function that serves until SIGINT or SIGTERM. Raises
+    `EngineUnavailable`."""
     listener = listen_tcp(host, port)
     config = uvicorn.Config(
         app,
