@@ -1,18 +1,18 @@
-"""A LiteLLM proxy of this user's, and the programs of others that are started on it.
+"""A LiteLLM proxy of this user, and the clients that start on it.
 
-| module | is about |
+| module | content |
 |---|---|
-| `config` | what a proxy's configuration says, as a mapping and as a file for people |
-| `proxy` | the proxy's process |
-| `engine` | the engine behind it: warmed up, ended |
-| `start` | both, started side by side |
-| `models` | which models there are, and what of their context fits into memory |
-| `recommended` | which ones suit this machine |
-| `standing` | a gateway that stays: started, found again, ended |
+| `config` | the configuration of a proxy, as a mapping and as a file for people |
+| `proxy` | the process of the proxy |
+| `engine` | the engine behind it: warm-up and end |
+| `start` | starts both in parallel |
+| `models` | available models, and the part of their context that fits into memory |
+| `recommended` | recommended models for this machine |
+| `standing` | the persistent gateway: starts it, finds it, ends it |
 | `kept` | its folder, key, record and lock |
-| `login_item` | what starts it at login |
-| `profile` | a client's files, variables and command, from its record |
+| `login_item` | starts it at login |
+| `profile` | files, variables and command of a client, from its record |
 | `foreground` | a client in the terminal: signals, exit code |
-| `apart` | engine and proxy of one command alone |
-| `session` | all of these together, one line a phase |
+| `apart` | a separate engine and proxy for one command |
+| `session` | the launch of one client, from start to end |
 """

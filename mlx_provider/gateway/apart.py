@@ -1,4 +1,4 @@
-"""A gateway apart from the user's own: engine and proxy of one command, which end with it."""
+"""A separate gateway: engine and proxy of one command, which end with it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .engine import end_engine
 from .proxy import Proxy, require_proxy, start_proxy
 
 IDLE_SECONDS = 30
-"""After which the engine ends by itself, should its command be killed."""
+"""Seconds until the engine ends by itself if its command is killed."""
 START_LIMIT = 20.0
 POLL = 0.1
 
 
 @dataclass(frozen=True)
 class Apart:
-    """A proxy that was started, and the engine that it will use, which the first request starts."""
+    """A started proxy, and the engine that it uses. The first request starts the engine."""
 
     proxy: Proxy
     engine: EngineClient
@@ -41,15 +41,15 @@ def gateway_apart(
     *,
     idle_seconds: int = IDLE_SECONDS,
 ) -> Iterator[Apart]:
-    """Start a proxy for `config`; end it and its engine with the block, whatever ends that.
+    """Start a proxy for `config`; end it and its engine with the block.
 
-    Does not wait for the proxy. The runtime and state folders are its own: an engine of the user is
-    neither used nor ended, and no prefix of an earlier run is found or kept. Raises `NotInstalled`
-    or `EngineUnavailable` where it cannot start.
+    Does not wait for the proxy. The gateway has its own runtime and state folders, so it neither
+    uses nor ends an engine of the user, and keeps no prefix of an earlier run. Raises
+    `NotInstalled` or `EngineUnavailable` if it cannot start.
     """
     require_proxy()
     with ExitStack() as ending:
-        folder = Path(tempfile.mkdtemp(prefix="mlxp-"))  # short: a socket's path is
+        folder = Path(tempfile.mkdtemp(prefix="mlxp-"))  # short: the path of a socket is limited
         ending.callback(shutil.rmtree, folder, ignore_errors=True)
         own = {
             PREFIX + "DISK_CACHE_BYTES": "0",
@@ -69,7 +69,7 @@ def gateway_apart(
 
 
 def _end_for_good(engine: EngineClient, lock: Path) -> None:
-    """End the engine, also one that has just been started and does not listen yet."""
+    """End the engine, also if it has just been started and does not listen yet."""
     deadline = time.monotonic() + START_LIMIT
     while time.monotonic() < deadline:
         end_engine(engine)

@@ -12,9 +12,9 @@ from typing import Any
 from ..safe_open import create_own
 
 TIMEOUT = 3600
-"""Seconds for a request: a prompt of 100,000 tokens may take half of that on a small machine."""
+"""Seconds for a request. A prompt of 100,000 tokens may take half of that on a small machine."""
 PING = 10
-"""Seconds between signs of life while a prompt is computed."""
+"""Seconds between keep-alive signals during a prefill."""
 CLAIMED = (
     "supports_function_calling",
     "supports_parallel_function_calling",
@@ -22,7 +22,7 @@ CLAIMED = (
     "supports_response_schema",
     "supports_prompt_caching",
 )
-"""What every model of ours can do: the engine enforces the formats of calls and schemas."""
+"""Features of every model. The engine enforces the formats of calls and schemas."""
 
 
 @dataclass(frozen=True)
@@ -30,20 +30,20 @@ class Served:
     """One model behind a proxy."""
 
     name: str
-    """What clients ask for."""
+    """The name that clients use."""
     model: str
-    """What follows `mlx/`: a Hub id, a folder, `demo`."""
+    """The part after `mlx/`: a Hub id, a folder, `demo`."""
     context: int
     """Tokens of prompt and answer."""
     output: int
-    """Tokens of an answer at most."""
+    """Most tokens of an answer."""
     images: bool = False
     thinks: bool = False
     own_context: int | None = None
-    """The model's own context, where it is another one."""
+    """The model's own context, if it differs."""
 
     def litellm_params(self) -> dict[str, Any]:
-        """Of one entry; a client that sets no `max_tokens` gets no answer without end."""
+        """Parameters of one entry. They limit the answer for a client that sets no `max_tokens`."""
         return {
             "model": f"mlx/{self.model}",
             "max_tokens": self.output,
@@ -67,7 +67,7 @@ class Served:
         return info
 
     def entries(self, names: tuple[str, ...]) -> list[dict[str, Any]]:
-        """The model under its own name and under these, which may hold `*`."""
+        """The model under its own name and under these names, which may contain `*`."""
         return [
             {
                 "model_name": name,
@@ -79,7 +79,7 @@ class Served:
 
 
 AGENTS = ("claude-*", "gpt-*")
-"""Names by which agents ask for models of their makers: for titles, summaries, subagents."""
+"""Names by which agents request models of their vendors: for titles, summaries, subagents."""
 ANYTHING = ("*",)
 
 
@@ -89,9 +89,9 @@ def served_config(served: Served, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def proxy_config(name: str, model: str, **litellm_params: Any) -> dict[str, Any]:
-    """A proxy's config: clients say `name`, the engine serves `mlx/<model>`.
+    """A proxy's config. Clients use `name`, the engine serves `mlx/<model>`.
 
-    The master key is not in it: the proxy takes that from `LITELLM_MASTER_KEY`.
+    It has no master key: the proxy reads that from `LITELLM_MASTER_KEY`.
     """
     return {
         "model_list": [
@@ -123,7 +123,7 @@ def _settings(*, ping: bool) -> dict[str, Any]:
 
 
 def write_config(config: Mapping[str, Any], folder: Path) -> Path:
-    """The config as a file in `folder`. JSON is YAML, so that no YAML writer is needed."""
+    """Write the config as a file in `folder`. JSON is valid YAML, so no YAML writer is needed."""
     path = folder / "config.yaml"
     with os.fdopen(create_own(path), "w") as file:
         file.write(json.dumps(config, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""The engine behind a proxy: have it started and a model loaded, or ended."""
+"""The engine behind a proxy: starts it, loads a model, or ends it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ END_LIMIT = 10.0
 
 
 def warm_up(engine: EngineClient, model: str, context: int | None = None) -> None:
-    """One token from the model: the first request starts the engine process.
+    """Generate one token with the model. The first request starts the engine process.
 
-    `context`: as the operator's `context_length`, so that the same entry is loaded as will serve.
-    Raises what the load raises.
+    `context`: the operator's `context_length`, so that the same entry is loaded as later. Raises
+    the errors of the load.
     """
     messages = [{"role": "user", "content": "Hi"}]
     options = ModelOptions(context_length=context)
@@ -34,7 +34,7 @@ def warm_up(engine: EngineClient, model: str, context: int | None = None) -> Non
 
 
 def warm_up_in_thread(engine: EngineClient, model: str, context: int | None = None) -> Future[None]:
-    """The same meanwhile; the future raises what it raises."""
+    """`warm_up` in a thread. The future raises its errors."""
     pool = ThreadPoolExecutor(1, thread_name_prefix="warm-up")
     future = pool.submit(warm_up, engine, model, context)
     pool.shutdown(wait=False)
@@ -42,7 +42,7 @@ def warm_up_in_thread(engine: EngineClient, model: str, context: int | None = No
 
 
 def answered(engine: EngineClient, request: GenerateRequest) -> Usage:
-    """Have a request answered to its end. Raises errors of `mlx_provider.errors`."""
+    """Run a request to its end. Raises errors of `mlx_provider.errors`."""
     generation, usage = engine.submit(request), Usage(prompt_tokens=0, completion_tokens=0)
     try:
         while events := generation.get():
@@ -56,7 +56,7 @@ def answered(engine: EngineClient, request: GenerateRequest) -> Usage:
 
 
 def end_engine(engine: EngineClient) -> None:
-    """End the engine process and wait for it. Does nothing where none runs."""
+    """End the engine process and wait for it. Does nothing if none runs."""
     try:
         pid = engine.health().pid
     except EngineUnavailable:
@@ -72,7 +72,7 @@ def end_engine(engine: EngineClient) -> None:
 
 
 def end_idle_engine(environ: Mapping[str, str], reason: str) -> str:
-    """End this user's engine once no request runs; what becomes of it, in a line."""
+    """End this user's engine once no request runs. Returns a line about the result."""
     engine = HttpClient(Address("http://engine", os.fspath(runtime(environ).socket)))
     try:
         pid = engine.health().pid
@@ -96,10 +96,10 @@ def _gone(pid: int) -> bool:
 
 
 def _ended(pid: int) -> bool:
-    """Whether the process runs no more, though its parent may not have noticed.
+    """Whether the process has ended, even if its parent has not waited for it.
 
-    The client that started an engine waits for it in a thread. Where that client ended first, its
-    engine is left to process 1, and that of a container need not wait for anybody.
+    The client that started an engine waits for it in a thread. If that client ends first, process 1
+    becomes the parent, and in a container it may not wait.
     """
     try:
         os.kill(pid, 0)

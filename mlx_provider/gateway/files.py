@@ -1,4 +1,4 @@
-"""`config.yaml` and `.env` of a proxy that its operator goes on with by hand."""
+"""`config.yaml` and `.env` of a proxy that its operator manages."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ PATIENCE = (
     "# Seconds. After five later answers a proxy goes its own way for a minute; 0.1 unless told.",
     "REDIS_SOCKET_TIMEOUT=2",
 )
-"""Of LiteLLM (1.106.2, `constants.py`) with its Redis."""
+"""Settings of LiteLLM (1.106.2, `constants.py`) for its Redis."""
 BATCH = 1000
-"""Entries of a config from which on LiteLLM asks its Redis about all of them for every request
-(`DEFAULT_MAX_REDIS_BATCH_CACHE_SIZE`), rather than once a second."""
+"""With at least this many entries in a config, LiteLLM asks its Redis about all of them at every
+request instead of once per second (`DEFAULT_MAX_REDIS_BATCH_CACHE_SIZE`)."""
 NOTES = {
     "api_key": "in .env, one for each engine",
     "max_tokens": "of an answer, where a client does not say",
@@ -39,11 +39,11 @@ NOTES = {
     "retry_policy": "an engine that is full, ends or is gone: the next one is asked",
     "redis_url": "what several proxies share: sessions, engines that are out, what runs where",
 }
-"""What a reader of the file wants to know of a setting, where it stands first."""
+"""Comments in the file, at the first use of each setting."""
 
 
 def config_text(served: Served, fleet: Fleet | None = None) -> str:
-    """The file for people: YAML, with a few comments."""
+    """The file for people: YAML with a few comments."""
     what = "a local model" if fleet is None else f"a model on {len(fleet.engines)} engines"
     head = [f"# A LiteLLM proxy for {what}. Start it: {START}"]
     config = served_config(served, AGENTS) if fleet is None else fleet_config(served, fleet)
@@ -52,7 +52,8 @@ def config_text(served: Served, fleet: Fleet | None = None) -> str:
 
 
 def env_text(fleet: Fleet | None = None) -> str:
-    """A fresh master key, which LiteLLM does not start without; of a fleet, what it reads."""
+    """A fresh master key, which LiteLLM needs to start, and for a fleet the variables of its
+    config."""
     lines = [
         f"LITELLM_MASTER_KEY={master_key()}",
         "# Else each start asks the network for prices.",
@@ -78,7 +79,7 @@ def _many(fleet: Fleet) -> list[str]:
 def write_pair(
     folder: Path, served: Served, fleet: Fleet | None = None, *, force: bool
 ) -> list[Path]:
-    """Write both files, `.env` for this user alone. Raises `BadRequest` for one that exists."""
+    """Write both files, `.env` only for this user. Raises `BadRequest` for a file that exists."""
     contents = {ENV: env_text(fleet), CONFIG: config_text(served, fleet)}
     paths = [folder / name for name in contents]
     there = [str(path) for path in paths if path.exists() or path.is_symlink()]
@@ -92,7 +93,7 @@ def write_pair(
 def _write(path: Path, content: str, mode: int) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)  # a new file, so that nobody holds the old one open
+        path.unlink(missing_ok=True)  # a new file, so that no process holds the old one open
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(content)

@@ -1,7 +1,7 @@
-"""The configuration of a LiteLLM proxy in front of several engines on other machines.
+"""The configuration of a LiteLLM proxy for several engines on other machines.
 
-LiteLLM's router does the work (1.106.2, `router.py`): it chooses, retries, pins
-sessions and leaves what fails. `litellm/fleet.py` tells it what belongs together.
+LiteLLM's router does the work (1.106.2, `router.py`): it selects engines, retries, pins sessions
+and skips engines that fail. `litellm/fleet.py` tells it which entries belong together.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from ..errors import BadRequest
 from .config import AGENTS, Served, served_config
 
 OUT = 10
-"""Seconds for which an engine that did not answer is asked nothing."""
+"""Seconds without requests to an engine that did not answer."""
 REDIS = "REDIS_URL"
 MANY = 1_000_000
-"""Refusals of one request for its own sake, which say nothing against an engine."""
+"""Refusals of a request for reasons in the request, which do not count against an engine."""
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """What stands behind a proxy. Raises `BadRequest` for an address or a name that is none."""
+    """The engines and models behind a proxy. Raises `BadRequest` for an invalid address or name."""
 
     engines: tuple[str, ...]
     """Addresses: `http(s)://host:port`."""
     fallbacks: tuple[str, ...] = ()
-    """LiteLLM's names of other models, in the order in which they take over."""
+    """LiteLLM's names of fallback models, in order."""
     redis: str | None = None
-    """Where several proxies share what they know."""
+    """The Redis that several proxies share."""
 
     def __post_init__(self) -> None:
         for address in self.engines:
@@ -54,12 +54,12 @@ class Fleet:
 
     @property
     def keys(self) -> dict[str, str]:
-        """The variable that holds an engine's key: the engine."""
+        """The engine for each variable that holds an engine's key."""
         return {f"ENGINE_{n}_KEY": address for n, address in enumerate(self.engines, 1)}
 
 
 def fleet_config(served: Served, fleet: Fleet, names: tuple[str, ...] = AGENTS) -> dict[str, Any]:
-    """A proxy's config for one model on several engines, without any key."""
+    """A proxy's config for one model on several engines, without keys."""
     config = served_config(served, names)
     config["model_list"] = [
         _on_engine(entry, address, variable)
@@ -71,10 +71,10 @@ def fleet_config(served: Served, fleet: Fleet, names: tuple[str, ...] = AGENTS) 
 
 
 def _on_engine(entry: Mapping[str, Any], address: str, variable: str) -> dict[str, Any]:
-    """An entry of a model, as this engine serves it.
+    """An entry of a model for this engine.
 
-    With an id of its own: two proxies must mean the same engine by it, and LiteLLM's default is
-    made from the key, too.
+    It has an id of its own, because two proxies must use the same id for an engine, and LiteLLM's
+    default depends on the key, too.
     """
     place = {"api_base": address, "api_key": f"os.environ/{variable}"}
     own = {"id": f"{entry['model_name']} on {urlsplit(address).netloc}"}
@@ -90,10 +90,10 @@ def _other(name: str) -> dict[str, Any]:
 
 
 def _router(fleet: Fleet) -> dict[str, Any]:
-    """How LiteLLM's router treats engines.
+    """The settings of LiteLLM's router for engines.
 
-    A request that was refused because its engine is full, ends or is gone is asked of each other
-    one; its other errors are its own. Only who does not answer is left alone for a while.
+    A request that is refused because its engine is full, ends or is gone is sent to each other
+    engine; other errors are returned. Only an engine that does not answer is skipped for a while.
     """
     others = len(fleet.engines) - 1
     settings: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""A program in the terminal's foreground: what it is sent, and how it ends."""
+"""A program in the terminal's foreground: its signals and its exit code."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class Ended(KeyboardInterrupt):
-    """A signal that ends this process was received before there was a program to hand it to.
+    """A signal to end this process came before there was a program to receive it.
 
-    Like Ctrl-C it passes whatever holds back the errors of a request or a plugin.
+    Like Ctrl-C, it passes through handlers of errors of a request or a plugin.
     """
 
     def __init__(self, number: int) -> None:
@@ -41,8 +41,9 @@ def _raise(number: int, frame: FrameType | None) -> None:
 def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run a program on this process's own terminal, and wait for it.
 
-    Its exit code; 128 and the number for one that a signal ended, as a shell has it. What would end
-    this process goes to the program, which decides. Raises `OSError` where it cannot start.
+    Returns its exit code, or 128 plus the number of the signal that ended it, as in a shell.
+    Signals that would end this process go to the program, which decides. Raises `OSError` if it
+    cannot start.
     """
     received: list[int] = []
     process: subprocess.Popen[bytes] | None = None
@@ -55,7 +56,7 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     before = {number: signal.signal(number, hand_on) for number in PASSED_ON}
     try:
         process = subprocess.Popen([*command], env=dict(environment))
-        for number in received:  # between the two lines above
+        for number in received:  # received between the two lines above
             process.send_signal(number)
         code = process.wait()
     finally:
@@ -65,7 +66,7 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 TYPED = (signal.SIGINT, signal.SIGQUIT)
-"""What a terminal sends to the whole group in its foreground, the program among it."""
+"""Signals that a terminal sends to its whole foreground group, which includes the program."""
 
 
 def _in_foreground() -> bool:

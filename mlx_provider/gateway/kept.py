@@ -1,4 +1,4 @@
-"""Files of the gateway that stays: key, record and lock, in a folder of this user alone."""
+"""Files of the persistent gateway: key, record and lock, in a folder of this user only."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from .config import Served
 from .proxy import master_key
 
 PORT = 4100
-"""Of the proxy by default. Not LiteLLM's own 4000: where that is in use, LiteLLM takes a random
-port without an error (1.106.2, `proxy_cli.py`)."""
+"""Default port of the proxy. Not LiteLLM's own 4000: if that is in use, LiteLLM takes a random port
+without an error (1.106.2, `proxy_cli.py`)."""
 LARGEST = 2**16
-"""Bytes of a file that is read."""
+"""Most bytes of a file that is read."""
 SIGN_LIMIT = 5.0
 """Seconds from the lock to the process id in it."""
 POLL = 0.1
@@ -32,7 +32,7 @@ KEY = re.compile(r"sk-[!-~]{16,}")
 
 @dataclass(frozen=True)
 class Record:
-    """What the gateway serves, and where."""
+    """The model that the gateway serves, and its address."""
 
     served: Served
     port: int
@@ -54,8 +54,8 @@ class Running:
 
 
 class Kept:
-    """The folder of the gateway that stays. Every method raises `EngineUnavailable` with a remedy
-    for what is no folder or file of this user alone."""
+    """The folder of the persistent gateway. Every method raises `EngineUnavailable` with a remedy
+    if a folder or file is not exclusive to this user."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self.folder = state_folder(environ) / "gateway"
@@ -64,7 +64,7 @@ class Kept:
         self._record = self.folder / "record.json"
 
     def prepare(self) -> None:
-        """Make the folder, or close it to other users."""
+        """Create the folder, or remove the access of other users."""
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             state = self.folder.lstat()
@@ -77,7 +77,7 @@ class Kept:
     def key(self) -> tuple[str, bool]:
         """The proxy's master key, and whether it is new.
 
-        It is made once. One that other users could read is replaced.
+        It is generated once. A key that other users could read is replaced.
         """
         try:
             kept = self._read_key()
@@ -100,7 +100,7 @@ class Kept:
         return text if closed and KEY.fullmatch(text) else None
 
     def record(self) -> Record | None:
-        """What was served last; `None` where nothing was, or a damaged file says so."""
+        """The last record. `None` if there is none, or if the file is damaged."""
         try:
             return RECORD.validate_json(read_own(self._record, LARGEST))
         except (FileNotFoundError, ValidationError):
@@ -109,7 +109,7 @@ class Kept:
             raise _unusable(self._record, error) from None
 
     def write(self, record: Record | None) -> None:
-        """Keep what is served now; `None` forgets it."""
+        """Store the record. `None` deletes it."""
         try:
             if record is None:
                 self._record.unlink(missing_ok=True)
@@ -119,9 +119,9 @@ class Kept:
             raise _unusable(self._record, error) from None
 
     def try_lock(self) -> EngineLock | None:
-        """The lock, for the proxy to inherit; `None`: a gateway runs, or starts.
+        """The lock, for the proxy to inherit. `None`: a gateway runs or starts.
 
-        No process id of an earlier gateway stands in it any more.
+        The process id of an earlier gateway is removed from it.
         """
         lock = EngineLock.try_take(self.lock)
         if lock is not None:
@@ -130,7 +130,8 @@ class Kept:
         return lock
 
     def running(self) -> Running | None:
-        """The gateway that holds the lock, so that no other process is taken for it."""
+        """The process that holds the lock, so that no other process can be mistaken for the
+        gateway."""
         deadline = time.monotonic() + SIGN_LIMIT
         while is_held(self.lock):
             pid, record = holder(self.lock), self.record()

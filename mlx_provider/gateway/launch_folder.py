@@ -1,7 +1,7 @@
-"""The folder of one launch, whose path is the same at the next launch.
+"""The folder of one launch, with the same path at the next launch.
 
-Agents write the path of their settings into their system prompts: a new path would be a new prompt,
-of which the prefix cache holds next to nothing.
+Agents write the path of their settings into their system prompts. A new path would be a new prompt,
+of which the prefix cache holds almost nothing.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from ..client.runtime_folder import EngineLock
 from ..config import runtime
 
 LONGEST_NAME = 60
-"""Characters of a model's name in the path."""
+"""Most characters of a model's name in the path."""
 
 
 def first_folder(client: str, model: str, environ: Mapping[str, str]) -> Path:
-    """Where a launch puts its files, unless another launch of this client and model runs."""
+    """The folder of a launch, unless another launch of this client and model runs."""
     name = re.sub(r"[^A-Za-z0-9._-]", "-", f"{client}-{model}")
     return runtime(environ).folder / "launch" / name[: len(client) + 1 + LONGEST_NAME]
 
 
 @contextmanager
 def launch_folder(client: str, model: str, environ: Mapping[str, str]) -> Iterator[Path]:
-    """An empty folder of this user's alone, which goes with the block.
+    """An empty folder of this user only, which is removed with the block.
 
-    The first of its names that no other launch holds. The kernel lets go of the lock of a launch
-    that was killed; what that launch has left is removed. Raises `EngineUnavailable` where the
-    runtime folder cannot be used.
+    It has the first name that no other launch holds. The kernel releases the lock of a launch that
+    was killed; the files of that launch are removed. Raises `EngineUnavailable` if the runtime
+    folder cannot be used.
     """
     runtime_folder.prepare(runtime(environ))
     first = first_folder(client, model, environ)

@@ -1,6 +1,6 @@
-"""What starts the gateway at login: a launchd agent on a Mac, a user unit of systemd on Linux.
+"""Starts the gateway at login: a launchd agent on a Mac, a systemd user unit on Linux.
 
-Both run `mlx-provider up`, which serves again what was served last.
+Both run `mlx-provider up`, which serves the last model again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..safe_open import create_own
 
 LABEL = "mlx-provider"
 KEPT = (*OTHERS, "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME")
-"""Variables that a login does not set, and by which the gateway would find other things."""
+"""Variables that a login does not set, but that select other files for the gateway."""
 SECRETS = (*SECRET, f"{PREFIX}API_KEY")
 WANTS = "default.target"
 
@@ -32,10 +32,10 @@ class LoginItem:
     path: Path
     content: bytes
     link: Path | None = None
-    """As `systemctl --user enable` makes it."""
+    """As created by `systemctl --user enable`."""
 
     def write(self) -> None:
-        """Raises `EngineUnavailable` where the file cannot be written."""
+        """Raises `EngineUnavailable` if the file cannot be written."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with os.fdopen(create_own(self.path), "wb") as file:
@@ -48,7 +48,7 @@ class LoginItem:
             raise EngineUnavailable(f"{self.path} cannot be written: {error.strerror}") from None
 
     def remove(self) -> bool:
-        """Whether there was one. Raises `EngineUnavailable` where it cannot be removed."""
+        """Returns whether there was one. Raises `EngineUnavailable` if it cannot be removed."""
         there = self.path.exists()
         try:
             for path in (self.link, self.path):
@@ -62,7 +62,7 @@ class LoginItem:
 def login_item(
     log: Path, environ: Mapping[str, str] = os.environ, system: str = sys.platform
 ) -> LoginItem:
-    """The item of this user on this system. `log`: where a Mac puts what `up` tells."""
+    """The item of this user on this system. `log`: file for the output of `up` on a Mac."""
     command = [sys.executable, "-P", "-m", "mlx_provider.cli", "up"]
     kept = {
         name: value
@@ -79,22 +79,22 @@ def login_item(
 
 
 def _plist(command: list[str], variables: Mapping[str, str], log: Path) -> bytes:
-    """launchd.plist(5). What `up` prints holds the key: it goes nowhere."""
+    """launchd.plist(5). The output of `up` contains the key, so it is discarded."""
     return plistlib.dumps(
         {
             "Label": LABEL,
             "ProgramArguments": command,
             "EnvironmentVariables": dict(variables),
             "RunAtLoad": True,
-            "AbandonProcessGroup": True,  # engine and proxy go on after `up`
-            "ProcessType": "Interactive",  # else they would run with less of the machine
+            "AbandonProcessGroup": True,  # engine and proxy continue after `up`
+            "ProcessType": "Interactive",  # otherwise they would get fewer resources
             "StandardErrorPath": os.fspath(log),
         }
     )
 
 
 def _unit(command: list[str], variables: Mapping[str, str]) -> str:
-    """systemd.service(5). What `up` prints holds the key: it goes nowhere."""
+    """systemd.service(5). The output of `up` contains the key, so it is discarded."""
     run = " ".join(_quoted(word) for word in command)
     stop = " ".join(_quoted(word) for word in [*command[:-1], "down"])
     lines = [
@@ -114,9 +114,9 @@ def _unit(command: list[str], variables: Mapping[str, str]) -> str:
 
 
 def _quoted(word: str) -> str:
-    """In quotes as systemd.syntax(7) has them, with `%` for itself.
+    """Quoted as in systemd.syntax(7), with `%` escaped.
 
-    A `$` stands for itself in a program's path and in a variable, where alone it may occur.
+    A `$` needs no escape in a program's path and in a variable, which are its only places here.
     """
     escaped = re.sub(r'(["\\])', r"\\\1", word).replace("%", "%%")
     return '"' + escaped.replace("\n", "\\n") + '"'

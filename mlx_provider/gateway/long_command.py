@@ -1,4 +1,4 @@
-"""A command that takes minutes: it says that it runs and where it is, and a signal ends it soon."""
+"""A command that takes minutes: it reports its progress, and a signal ends it quickly."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from types import FrameType
 from .foreground import PASSED_ON, Ended
 
 EVERY = 10.0
-"""Seconds from one sign of life to the next."""
+"""Seconds between two reports."""
 UNNOTICED = 1.5
-"""Seconds that the main thread may leave a signal unnoticed: Python runs handlers between its own
-instructions, so that a long call into MLX or BLAS delays them."""
+"""Seconds that the main thread may leave a signal unhandled. Python runs handlers between its own
+instructions, so a long call into MLX or BLAS delays them."""
 SHOWN = 4
-"""Functions that a sign of life names at most."""
+"""Most functions that a report names."""
 
 
 @contextmanager
 def long_command(
     package: str, tell: Callable[[str], None] | None, *, every: float | None = None
 ) -> Iterator[None]:
-    """Run the block in the main thread; signals of `PASSED_ON` raise `Ended` there, once.
+    """Run the block in the main thread. Signals of `PASSED_ON` raise `Ended` there, once.
 
-    Later signals are ignored, so that a second Ctrl-C does not interrupt the clean-up. Where the
-    main thread does not notice the first one, the process exits without a clean-up.
-    `tell` gets one line each `every` seconds (unset: `EVERY`), with the functions of `package`
-    that run; `None`: the caller shows progress in another way.
+    Later signals are ignored, so that a second Ctrl-C does not interrupt the clean-up. If the main
+    thread does not handle the first one, the process exits without a clean-up. `tell` gets one line
+    every `every` seconds (unset: `EVERY`), with the running functions of `package`; `None`: the
+    caller shows progress itself.
     """
     noticed, done = threading.Event(), threading.Event()
 
@@ -58,13 +58,13 @@ def long_command(
         done.set()
         signal.set_wakeup_fd(wakeup)
         sink.close()
-        if not noticed.is_set():  # else the process is about to end
+        if not noticed.is_set():  # otherwise the process is about to end
             for number, handler in before.items():
                 signal.signal(number, handler)
 
 
 def _watch(received: socket.socket, noticed: threading.Event) -> None:
-    """Wait for the number of a signal, which the interpreter writes as it arrives."""
+    """Wait for the number of a signal, which the interpreter writes when it arrives."""
     with received:
         while numbers := received.recv(1):
             if numbers[0] in PASSED_ON and not noticed.wait(UNNOTICED):
@@ -78,7 +78,7 @@ def _pulse(package: str, tell: Callable[[str], None], every: float, done: thread
 
 
 def _place(package: str) -> str:
-    """The innermost functions of the package in the main thread, from the outside in."""
+    """The innermost functions of the package in the main thread, outermost first."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 (documented)
     names: list[str] = []
     while frame is not None and len(names) < SHOWN:

@@ -1,4 +1,4 @@
-"""Which models there are for an agent, and how much of their context fits into memory."""
+"""Models for an agent, and the part of their context that fits into memory."""
 
 from __future__ import annotations
 
@@ -16,34 +16,35 @@ from .config import Served
 from .recommended import table
 
 LEAST_CONTEXT = 16_384
-"""Tokens below which agents get nowhere: their first requests alone have 7,000 to 21,000."""
+"""Fewest tokens that are useful for agents: their first requests alone have 7,000 to 21,000."""
 MOST_CONTEXT = 131_072
-"""Tokens above which nobody waits for a prompt; `--context` may ask for more."""
+"""Most tokens by default, because longer prompts take too long. `--context` may request more."""
 DEMO_OUTPUT = 256
-"""Tokens after which an answer of theirs ends: to an agent they say nothing of sense."""
+"""Most tokens of an answer of a demo model, which cannot help an agent."""
 BYTES_PER_TOKEN = 4.5
-"""Of an agent's first request, by vocabularies that make few tokens of English and code."""
+"""Bytes per token of an agent's first request, for vocabularies that encode English and code
+well."""
 DEMO_BYTES_PER_TOKEN = 1.8
 MEMORY_SHARE = 0.9
-"""Of the memory limit, for weights and requests; the rest is for the passes over them."""
+"""Share of the memory limit for weights and requests. The rest is for the passes."""
 ANSWER_SHARE = 4
-"""The part of a context that one answer may take at most."""
+"""The largest fraction (1/n) of a context for one answer."""
 MOST_OUTPUT = 32_000
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model, and what of it fits into this machine's memory."""
+    """A model, and the part of its context that fits into this machine's memory."""
 
     model: str
-    """What follows `mlx/`."""
+    """The part after `mlx/`."""
     weights: int
     """Bytes."""
     context: int
-    """Tokens of prompt and answer; 0: the weights alone do not fit."""
+    """Tokens of prompt and answer. 0: the weights alone do not fit."""
     own_context: int | None
     here: bool
-    """Needs no download."""
+    """Whether it needs no download."""
     images: bool = False
     thinks: bool = False
     family: str = ""
@@ -80,7 +81,7 @@ def size(number: int) -> str:
 
 
 def alias(model: str) -> str:
-    """The name that clients say: of a Hub id without its owner, of a folder its last part."""
+    """The name for clients: of a Hub id the part after its owner, of a folder its last part."""
     name = Path(model.partition("@")[0]).expanduser().name
     return name or model
 
@@ -98,9 +99,9 @@ def device_memory() -> int:
 def candidate(
     model: str, registry: PluginRegistry, memory: int, wanted: int | None = None
 ) -> Candidate:
-    """What is known of a model, here or on the Hub; nothing of its weights is read.
+    """Data of a model, here or on the Hub, without its weights.
 
-    `wanted`: a context that the user has asked for. Raises `ModelNotFound`, `UnsupportedModel`,
+    `wanted`: a context that the user has requested. Raises `ModelNotFound`, `UnsupportedModel`,
     `BadRequest`.
     """
     model = model.removeprefix("mlx/")
@@ -121,7 +122,7 @@ def candidate(
 
 
 def needs(found: Checkpoint) -> Footprint:
-    """Its memory; what a stranger's config does not tell, the engine finds out when it loads."""
+    """Its memory. If the config does not describe it, the engine measures it at load."""
     try:
         return footprint(found.config, found.weight_bytes)
     except BadRequest:
@@ -139,7 +140,7 @@ def _context(model: str, need: Footprint, memory: int, own: int | None, wanted: 
 
 
 def require_prompt_fits(found: Candidate, client: Client) -> None:
-    """Raise `BadRequest` with the figures where not even the client's first prompt fits."""
+    """Raise `BadRequest` with the figures if not even the client's first prompt fits."""
     each = DEMO_BYTES_PER_TOKEN if found.model in DEMOS else BYTES_PER_TOKEN
     tokens = int(client.prompt_bytes / each)
     if found.context <= tokens:
@@ -152,9 +153,9 @@ def require_prompt_fits(found: Candidate, client: Client) -> None:
 
 
 def require_fit(found: Candidate, memory: int, wanted: int | None = None) -> None:
-    """Raise `BadRequest` with the figures where agents get nowhere with this model.
+    """Raise `BadRequest` with the figures if the model leaves too little context for agents.
 
-    `wanted`: a context that the user has asked for, which may be small.
+    `wanted`: a context that the user has requested, which may be small.
     """
     figures = (
         f"{size(found.weights)} of weights leave room for a context of {found.context:,} "
@@ -173,7 +174,8 @@ def require_fit(found: Candidate, memory: int, wanted: int | None = None) -> Non
 def chosen(
     model: str | None, registry: PluginRegistry, memory: int, wanted: int | None = None
 ) -> Candidate:
-    """The model that the user names, else `automatic`. Raises as `candidate` and `require_fit`."""
+    """The model that the user names, else `automatic`. Raises the errors of `candidate` and
+    `require_fit`."""
     found = (
         automatic(registry, memory, wanted)
         if model is None
@@ -184,7 +186,7 @@ def chosen(
 
 
 def candidates_here(registry: PluginRegistry, memory: int) -> list[Candidate]:
-    """Those in the local Hub cache that are whole, served by a family, and fit; best first."""
+    """Complete models in the local Hub cache that a family serves and that fit, best first."""
     return sorted(_usable(registry, memory), key=lambda each: -each.weights)
 
 
@@ -193,7 +195,7 @@ def _usable(registry: PluginRegistry, memory: int) -> Iterator[Candidate]:
         try:
             found = candidate(name, registry, memory) if _is_whole(name) else None
         except MLXProviderError:
-            continue  # no language model, or of an architecture that nobody serves
+            continue  # not a language model, or of an architecture without a family
         if found is not None and found.fits:
             yield found
 
@@ -205,9 +207,9 @@ def _is_whole(name: str) -> bool:
 
 
 def recommended(registry: PluginRegistry, memory: int) -> dict[str, int]:
-    """Hub ids of our table and of families, whose weights leave room: bytes; largest first.
+    """Hub ids of our table and of families whose weights fit, with their bytes, largest first.
 
-    Their real figures come from `candidate`, which asks the Hub.
+    Their exact figures come from `candidate`, which asks the Hub.
     """
     named = [(each.name, each.weights) for each in table()[1]]
     families = registry.model_families.values()
@@ -217,6 +219,6 @@ def recommended(registry: PluginRegistry, memory: int) -> dict[str, int]:
 
 
 def automatic(registry: PluginRegistry, memory: int, wanted: int | None = None) -> Candidate:
-    """The best model on this machine, where nobody can be asked; else the shipped one."""
+    """The best model on this machine, without asking the user; else the shipped one."""
     found = candidates_here(registry, memory)
     return candidate(found[0].model if found else "demo", registry, memory, wanted)

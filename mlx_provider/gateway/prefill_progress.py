@@ -1,4 +1,4 @@
-"""How far an agent's first prompt is, for the terminal that the agent runs in."""
+"""Shows the progress of an agent's first prompt in its terminal."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from ..protocol.figures import Figures, RequestFigures
 
 THREAD = "prefill-progress"
 EVERY = 0.5
-"""Seconds between two looks."""
+"""Seconds between two updates."""
 LEAST = 1000
-"""Tokens of a prompt that is told of; what agents ask before it, such as for a title, has fewer."""
+"""Fewest tokens of a prompt that is shown. Earlier requests of agents, for example for a title,
+have fewer."""
 
 
 @contextmanager
 def prefill_shown(
     figures: Callable[[], Figures], screen: TextIO, every: float = EVERY
 ) -> Iterator[None]:
-    """Meanwhile tell `screen` of the first prompt, if it is a terminal."""
+    """Show the progress of the first prompt on `screen` during the block, if it is a terminal."""
     if not screen.isatty():
         yield
         return
@@ -39,7 +40,7 @@ def prefill_shown(
 
 
 class PrefillProgress:
-    """Tokens done of the first prompt, on a line that is written over and in the end cleared."""
+    """Computed tokens of the first prompt, on a line that is overwritten and finally cleared."""
 
     def __init__(self, figures: Callable[[], Figures], screen: TextIO) -> None:
         self._figures = figures
@@ -47,7 +48,7 @@ class PrefillProgress:
         self._told = ""
 
     def run(self, over: threading.Event, every: float) -> None:
-        """Until the prompt is computed, the engine is gone, or `over`."""
+        """Run until the prompt is computed, the engine is gone, or `over` is set."""
         while not over.wait(every):
             try:
                 found = self._first()
@@ -74,7 +75,7 @@ class PrefillProgress:
             self._write("\r\x1b[K" if self._is_line_mode() else title(""))
 
     def _is_line_mode(self) -> bool:
-        """Whether no program draws on the whole screen, where a line would spoil the picture."""
+        """Whether no program draws on the whole screen, which a line would damage."""
         try:
             return bool(termios.tcgetattr(self._screen.fileno())[3] & termios.ICANON)
         except termios.error:
@@ -94,5 +95,5 @@ def told(request: RequestFigures) -> str:
 
 
 def title(text: str) -> str:
-    """What sets a terminal's title (xterm's control sequence OSC 2)."""
+    """The control sequence for a terminal's title (xterm's OSC 2)."""
     return f"\x1b]2;{text}\x07"

@@ -17,18 +17,18 @@ from ..records import Client, Gateway, Profile
 DIRECT = ("NO_PROXY", "no_proxy")
 LOOPBACK = "127.0.0.1,localhost"
 HIDDEN_KEY = "sk-..."
-"""What stands for the key where a profile is shown."""
+"""The replacement for the key in a profile that is shown."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a client is run with."""
+    """The process of a client."""
 
     command: tuple[str, ...]
     added: Mapping[str, str]
-    """Variables that the user's environment does not have so."""
+    """Variables that differ from the user's environment."""
     hidden: tuple[str, ...]
-    """Names of the user's variables that are left out."""
+    """Names of the user's variables that are removed."""
     files: Mapping[str, str]
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
@@ -57,10 +57,10 @@ def prepare(
     environ: Mapping[str, str] = os.environ,
     program: str | None = None,
 ) -> Prepared:
-    """Ask the record for its profile. Writes nothing.
+    """Get the profile from the record. Writes nothing.
 
-    `program`: unset: the command's bare name. Raises `PluginError` for a profile that fails, that
-    would put the key where `ps` shows it, or whose files would lie elsewhere.
+    `program`: unset: the bare name of the command. Raises `PluginError` for a profile that fails,
+    that would show the key in `ps`, or whose files would be outside its folder.
     """
     profile = _asked(client, gateway)
     command = (program or client.command, *profile.arguments, *arguments)
@@ -86,12 +86,12 @@ def _asked(client: Client, gateway: Gateway) -> Profile:
 
 
 def direct(environ: Mapping[str, str]) -> dict[str, str]:
-    """Loopback is reached without a proxy of the user's."""
+    """Variables by which loopback is reached without the user's proxy."""
     return {name: ",".join(filter(None, (environ.get(name), LOOPBACK))) for name in DIRECT}
 
 
 def write_files(prepared: Prepared, folder: Path) -> None:
-    """The profile's files below `folder`, for this user alone."""
+    """Write the profile's files in `folder`, only for this user."""
     for name, content in prepared.files.items():
         path = folder / name
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -101,7 +101,7 @@ def write_files(prepared: Prepared, folder: Path) -> None:
 
 
 def shown(prepared: Prepared, gateway: Gateway) -> list[str]:
-    """All of it as lines for people, without the key."""
+    """The profile as lines for people, without the key."""
     lines = [f"{name}={value}" for name, value in prepared.added.items()]
     lines += [f"unset {name}" for name in prepared.hidden]
     for name, content in prepared.files.items():

@@ -21,14 +21,14 @@ from ..errors import EngineUnavailable, NotInstalled
 from ..safe_open import create_own
 
 START_LIMIT = 120.0
-"""Seconds until a proxy counts as failed: LiteLLM's imports alone take ten on a slow machine."""
+"""Seconds until a start counts as failed. LiteLLM's imports alone take ten on a slow machine."""
 STOP_LIMIT = 10.0
 POLL = 0.1
 COMMAND = (sys.executable, "-P", "-m", "litellm.proxy.proxy_cli")
 NEEDED = ("fastapi", "orjson", "apscheduler")
-"""Packages of LiteLLM's `proxy` extra without which it does not start."""
+"""Packages of LiteLLM's `proxy` extra that it needs to start."""
 FOREIGN = ("LITELLM_", "DATABASE_", "REDIS_", "STORE_MODEL_IN_DB", "CONFIG_FILE_PATH", "WORKER_")
-"""Starts of variables by which the caller's environment would change the proxy."""
+"""Prefixes of variables in the caller's environment that would change the proxy."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Proxy:
     log: Path
 
     def stop(self) -> None:
-        """End the proxy and its workers: politely, then by force. Idempotent."""
+        """End the proxy and its workers, first with SIGTERM, then with SIGKILL. Idempotent."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             if self.process.poll() is not None:
                 break
@@ -52,7 +52,7 @@ class Proxy:
                 continue
 
     def wait_ready(self) -> None:
-        """Return once the proxy answers. Raises `EngineUnavailable` with the log's last lines."""
+        """Wait until the proxy answers. Raises `EngineUnavailable` with the log's last lines."""
         deadline = time.monotonic() + START_LIMIT
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
@@ -69,7 +69,7 @@ class Proxy:
 
 
 def is_ready(url: str) -> bool:
-    """Whether a proxy answers there."""
+    """Whether a proxy answers at this address."""
     try:
         return httpx.get(f"{url}/health/readiness", trust_env=False).is_success
     except httpx.HTTPError:
@@ -85,12 +85,11 @@ def start_proxy(
     key: str | None = None,
     lock: EngineLock | None = None,
 ) -> Proxy:
-    """Start a proxy for `config`; does not wait.
+    """Start a proxy for `config`. Does not wait.
 
-    `port`: `None` takes a free one. `key`: the master key; `None` makes a fresh strong one.
-    `lock`: of a proxy that stays: it holds the lock until it ends, and runs in the config's folder.
-    Raises `NotInstalled` where LiteLLM's proxy is not
-    installed, `EngineUnavailable` where the port is in use.
+    `port`: `None` takes a free one. `key`: the master key; `None` generates one. `lock`: for a
+    persistent proxy, which holds the lock until it ends and runs in the config's folder. Raises
+    `NotInstalled` if LiteLLM's proxy is not installed, `EngineUnavailable` if the port is in use.
     """
     require_proxy()
     port = free_port() if port is None else port
@@ -101,7 +100,7 @@ def start_proxy(
     own = {name: value for name, value in environ.items() if not name.startswith(FOREIGN)}
     own |= {
         "LITELLM_MASTER_KEY": key,
-        "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it asks the network at every start
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # otherwise it downloads the table at every start
         "LITELLM_LOG": "ERROR",
         "DISABLE_ADMIN_UI": "True",
         "NO_DOCS": "True",
@@ -113,7 +112,7 @@ def start_proxy(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C reaches this process alone, which ends the proxy
+            start_new_session=True,  # Ctrl-C then reaches only this process, which ends the proxy
             env=own,
             cwd=None if lock is None else config.parent,
             pass_fds=() if lock is None else (lock.descriptor,),
@@ -124,12 +123,12 @@ def start_proxy(
 
 
 def master_key() -> str:
-    """A fresh key, as strong as LiteLLM wants it and fit for a shell's quotes and for `.env`."""
+    """A new strong key that needs no quotes in a shell or in `.env`."""
     return f"sk-{secrets.token_urlsafe(32)}"
 
 
 def require_proxy() -> None:
-    """Raises `NotInstalled` that names the extra where LiteLLM's proxy cannot start."""
+    """Raises `NotInstalled` that names the extra if LiteLLM's proxy cannot start."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise NotInstalled(
@@ -139,13 +138,13 @@ def require_proxy() -> None:
 
 
 def free_port() -> int:
-    """A TCP port on loopback that nobody listens on at this moment."""
+    """A TCP port on loopback without a listener at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def port_taken(port: int) -> bool:
-    """Whether somebody listens on this loopback port."""
+    """Whether a process listens on this loopback port."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -1,4 +1,4 @@
-"""Models that suit this machine, by its memory and chip. Imports nothing heavy."""
+"""Models for this machine, by its memory and chip. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ..installed import installed_version
 
 TABLE = Path(__file__).with_name("recommended.toml")
 WIDE = {"Pro", "Max", "Ultra"}
-"""Of Apple's chips, those with 150 to 800 GB/s; the plain ones have 68 to 153."""
+"""Apple's chips with 150 to 800 GB/s; the others have 68 to 153."""
 MOST_READ = 3_000_000_000
-"""Bytes of weights for a token: above this, a chip with little bandwidth answers slowly."""
+"""Bytes of weights per token. Above this, a chip with little bandwidth answers slowly."""
 CUDA = "mlx-cuda-13"
 LIMIT = 5.0
-"""Seconds for a program that tells of the machine."""
+"""Time limit in seconds for programs that describe the machine."""
 Run = Callable[[Sequence[str]], str]
 
 
@@ -33,21 +33,21 @@ class Recommended:
     weights: int
     """Bytes."""
     read: int
-    """Bytes of weights that one token needs."""
+    """Bytes of weights that one token reads."""
     memory: int
-    """GB of a machine on which it leaves room for a context."""
+    """Memory in GB of a machine on which it leaves enough for a context."""
     why: str
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What decides."""
+    """The relevant properties of a machine."""
 
     chip: str
     memory: int
-    """Bytes, for CPU and GPU together or of the GPU."""
+    """Bytes, shared by CPU and GPU or of the GPU alone."""
     wide: bool
-    """Whether its memory is fast for weights of any size."""
+    """Whether its memory is fast enough for weights of any size."""
     gpu: bool = True
 
     @property
@@ -56,15 +56,15 @@ class Machine:
 
 
 def table() -> tuple[date, list[Recommended]]:
-    """The day of the recommendations, and all of them, best first."""
+    """The date of the recommendations, and all of them, best first."""
     read = tomllib.loads(TABLE.read_text(encoding="utf-8"))
     return read["date"], [Recommended(**each) for each in read["model"]]
 
 
 def two_for(machine: Machine, models: Sequence[Recommended]) -> list[Recommended]:
-    """The best that fits, and one beside it; fewer where fewer fit.
+    """The best model that fits, and a second one; fewer if fewer fit.
 
-    With little bandwidth the second one is small; without a GPU both read little for a token.
+    With little bandwidth, the second one is small. Without a GPU, both read few weights per token.
     """
     fitting = [each for each in models if each.memory * 1e9 <= machine.memory]
     first = [each for each in fitting if machine.gpu or each.read <= MOST_READ][:1]
@@ -73,7 +73,8 @@ def two_for(machine: Machine, models: Sequence[Recommended]) -> list[Recommended
 
 
 def this_machine(run: Run | None = None, system: str = platform.system()) -> Machine:
-    """By what the system tells. `run`: the output of a program, empty where it fails."""
+    """The machine by the reports of the system. `run`: returns the output of a program, or an empty
+    text."""
     run = run or _output
     host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if system == "Darwin":

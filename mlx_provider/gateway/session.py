@@ -1,4 +1,4 @@
-"""A gateway for one program: engine, proxy and profile, from the start to the end of it."""
+"""A gateway for one program: engine, proxy and profile, from its start to its end."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .proxy import Proxy, free_port, master_key, require_proxy, start_proxy
 from .start import Tell, own_engine, start_both
 
 PROFILE = "profile"
-"""The client's part of the folder of a launch."""
+"""The client's subfolder in the folder of a launch."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What to start, on which model."""
+    """The client and model to start."""
 
     client: Client
     served: Served
@@ -33,11 +33,12 @@ class Launch:
     environ: Mapping[str, str]
 
     def run(self, tell: Tell) -> int:
-        """Start what is not running, run the client, end the proxy; the client's exit code.
+        """Start engine and proxy if necessary, run the client, end the proxy. Returns the client's
+        exit code.
 
-        The engine is this user's and ends by itself, as with any other client of it. Of folder and
-        proxy nothing is left, whatever ends this. Raises `NotInstalled`, `EngineUnavailable` and
-        what loading the model raises; `foreground.Ended` for a signal before the client runs.
+        The engine is this user's and ends by itself when it is idle. Folder and proxy are always
+        removed. Raises `NotInstalled`, `EngineUnavailable` and the errors of loading the model;
+        `foreground.Ended` for a signal before the client runs.
         """
         program = executable(self.client, self.environ)
         require_proxy()
@@ -60,7 +61,7 @@ class Launch:
                 raise EngineUnavailable(f"{program} cannot be run: {error.strerror}") from None
 
     def _start(self, engine: EngineClient, folder: Path, ending: ExitStack, tell: Tell) -> Proxy:
-        """Engine and proxy, side by side; both are ready."""
+        """Start engine and proxy in parallel. Both are then ready."""
 
         def start() -> Proxy:
             config = write_config(served_config(self.served, ANYTHING), folder)
@@ -71,7 +72,7 @@ class Launch:
         return start_both(self.served, engine, start, tell)
 
     def preview(self) -> list[str]:
-        """What `run` would run the client with, line by line. Starts and writes nothing."""
+        """The command that `run` would run, line by line. Starts and writes nothing."""
         folder = first_folder(self.client.name, self.served.name, self.environ) / PROFILE
         url = f"http://127.0.0.1:{free_port()}"
         gateway = gateway_for(self.served, url, master_key(), folder)
@@ -79,7 +80,7 @@ class Launch:
 
 
 def gateway_for(served: Served, url: str, key: str, folder: Path) -> Gateway:
-    """What a client is told."""
+    """The gateway for a client's profile."""
     return Gateway(
         url=url,
         key=key,

@@ -1,4 +1,4 @@
-"""The gateway that stays: started, found again, ended."""
+"""The persistent gateway: starts it, finds it, ends it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from .proxy import START_LIMIT, STOP_LIMIT, Proxy, is_ready, require_proxy, star
 from .start import Tell, own_engine, start_both
 
 FIRST_LIMIT = 120.0
-"""Seconds for one token of a model that is loaded."""
+"""Seconds for one token of a loaded model."""
 
 
 def start(kept: Kept, record: Record, environ: Mapping[str, str], tell: Tell) -> bool:
-    """Start proxy and engine, which go on after this process. Both are ready then.
+    """Start proxy and engine, which continue after this process. Both are then ready.
 
-    False where another process came first. Where this fails, no proxy is left, and the record is
-    as before. Raises `NotInstalled`, `EngineUnavailable` and what loading the model raises;
+    False if another process was first. On failure, no proxy is left, and the record is unchanged.
+    Raises `NotInstalled`, `EngineUnavailable` and the errors of loading the model;
     `foreground.Ended` for a signal.
     """
     require_proxy()
@@ -56,7 +56,8 @@ def start(kept: Kept, record: Record, environ: Mapping[str, str], tell: Tell) ->
 
 
 def _attach(proxy: Proxy, record: Record) -> None:
-    """One token through the proxy: from then on the engine has a client and does not end idle."""
+    """Generate one token through the proxy. From then on the engine has a client and does not end
+    when idle."""
     body = {
         "model": record.served.name,
         "messages": [{"role": "user", "content": "Hi"}],
@@ -77,9 +78,9 @@ def _attach(proxy: Proxy, record: Record) -> None:
 
 
 def await_ready(kept: Kept, running: Running) -> None:
-    """Return once a gateway that another process has started answers.
+    """Wait until a gateway that another process has started answers.
 
-    Raises `EngineUnavailable` where it does not, or ends.
+    Raises `EngineUnavailable` if it does not answer, or ends.
     """
     deadline = time.monotonic() + START_LIMIT
     while not is_ready(running.record.url):
@@ -93,7 +94,7 @@ def await_ready(kept: Kept, running: Running) -> None:
 
 
 def stop(kept: Kept, running: Running, environ: Mapping[str, str], tell: Tell) -> None:
-    """End proxy and engine. Raises `EngineUnavailable` where the proxy does not end."""
+    """End proxy and engine. Raises `EngineUnavailable` if the proxy does not end."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(running.pid, number)

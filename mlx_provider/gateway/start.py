@@ -1,4 +1,4 @@
-"""Engine and proxy, started side by side."""
+"""Starts engine and proxy in parallel."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .engine import warm_up_in_thread
 from .proxy import Proxy
 
 Tell = Callable[[str, str], None]
-"""(phase, what) for the user's eyes."""
+"""(phase, message) for the user."""
 
 
 def own_engine(environ: Mapping[str, str], ending: ExitStack) -> EngineClient:
-    """This user's engine, which its first request starts; `ending` closes the connection."""
+    """This user's engine. Its first request starts it; `ending` closes the connection."""
     connections = Connections(environ)
     ending.callback(connections.close)
     return connections.client(None, None)
@@ -27,9 +27,9 @@ def own_engine(environ: Mapping[str, str], ending: ExitStack) -> EngineClient:
 def start_both(
     served: Served, engine: EngineClient, start: Callable[[], Proxy], tell: Tell
 ) -> Proxy:
-    """Load the model in an engine while `start` starts the proxy; both are ready then.
+    """Load the model in an engine while `start` starts the proxy. Both are then ready.
 
-    Raises what the load and the proxy raise.
+    Raises the errors of the load and of the proxy.
     """
     begun = time.monotonic()
     options = served.model_info().get("mlx", {})
@@ -43,7 +43,7 @@ def start_both(
 
 
 def _engine_line(engine: EngineClient, served: Served) -> str:
-    """Which process serves the model, by whom."""
+    """A line with the process and the family that serve the model."""
     health: Health = engine.health()
     status = next((each for each in health.models if each.model == served.model), None)
     by = f", family {status.family} of plugin {status.plugin}" if status else ""
