@@ -1,6 +1,6 @@
 """Caches of one row: one entry per layer, in mlx-lm's classes.
 
-The engine joins rows, cuts them and keeps them by these classes, for text and vision models alike.
+The engine joins, cuts and stores rows by these classes, for text and vision models alike.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ __all__ = ["KVCache", "RotatingKVCache", "StateCache", "appended", "row_cache", 
 
 
 def text_cache(model: Any) -> list[Any]:
-    """A fresh cache for one row of a model of mlx-lm."""
+    """A fresh cache for one row of an mlx-lm model."""
     return list(make_prompt_cache(model))
 
 
 def row_cache(language_model: Any) -> list[Any]:
-    """A fresh cache for one row of a text model of mlx-vlm."""
+    """A fresh cache for one row of the text model of an mlx-vlm model."""
     if not hasattr(language_model, "make_cache"):
         return [KVCache() for _ in language_model.layers]
     return [_lm_class(entry) for entry in language_model.make_cache()]

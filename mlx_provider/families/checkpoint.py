@@ -1,4 +1,5 @@
-"""What a model folder says of itself: `config.json`, `generation_config.json`, its files."""
+"""Reads the description of a model from its folder: `config.json`, `generation_config.json`, its
+files."""
 
 from __future__ import annotations
 
@@ -15,15 +16,15 @@ from ..records import LoadOptions, SamplingDefaults
 from ..safe_open import read_bounded
 
 LARGEST_JSON = 2**25
-"""Bytes of a JSON file that describes a model; none known has a hundredth."""
+"""Most bytes of a JSON file that describes a model. No known file has a hundredth of it."""
 DEFAULT_CONTEXT = 4096
-"""Context length of a model whose config names none."""
+"""Context length of a model whose config has none."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; empty when there is no such file.
+    """A JSON object from a file; empty if there is no such file.
 
-    Raises `BadRequest`, also for one of more than 200 levels, which `from_json` refuses.
+    Raises `BadRequest`, also for more than 200 levels, which `from_json` refuses.
     """
     try:
         content = from_json(read_bounded(path, LARGEST_JSON))
@@ -37,7 +38,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def context_length(text: Mapping[str, Any], options: LoadOptions) -> int:
-    """Tokens of the longest prompt plus reply: the operator's choice, else the config's."""
+    """Most tokens of prompt and reply: the operator's choice, else the config's."""
     return options.context_length or named_context(text) or DEFAULT_CONTEXT
 
 
@@ -49,7 +50,7 @@ def named_context(text: Mapping[str, Any]) -> int | None:
 
 
 def named_template(folder: Path) -> str:
-    """The chat template of a folder, by the files that may hold it; empty where none does."""
+    """The chat template of a folder, from the files that may hold it; empty if there is none."""
     try:
         return read_bounded(folder / "chat_template.jinja", LARGEST_JSON).decode()
     except FileNotFoundError:
@@ -66,10 +67,10 @@ def named_template(folder: Path) -> str:
 
 
 def sampling_defaults(generation: Mapping[str, Any]) -> SamplingDefaults:
-    """generation_config.json as defaults; `do_sample: false` means greedy.
+    """generation_config.json as defaults. `do_sample: false` means greedy.
 
-    A file that names some of them leaves the others as transformers has them: temperature 1. What
-    no request could ask for is left out.
+    A file with some of the values leaves the others at the defaults of transformers: temperature 1.
+    Values outside the limits of a request are left out.
     """
     top_k = _within(generation.get("top_k"), -1, 10**6)
     named = SamplingDefaults(
@@ -88,7 +89,8 @@ def sampling_defaults(generation: Mapping[str, Any]) -> SamplingDefaults:
 
 
 def _within(value: object, least: float, most: float) -> float | None:
-    """A number of a file within the bounds of a request's; `None`: it is none, as NaN is."""
+    """A number of a file within the limits of a request. `None`: it is not a valid number, for
+    example NaN."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return value if number and least <= value <= most else None  # type: ignore[operator,return-value]
 

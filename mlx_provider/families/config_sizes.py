@@ -1,7 +1,7 @@
-"""Sizes that a `config.json` names, compared with the weights before any class is built of them.
+"""Compares sizes in a `config.json` with the weights before any class is built from them.
 
-A class of mlx-lm or mlx-vlm makes its layers in a Python loop: a number that nobody checked keeps
-the engine's thread busy for hours.
+A class of mlx-lm or mlx-vlm makes its layers in a Python loop. An unchecked number could keep the
+engine's thread busy for hours.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import UnsupportedModel
 
 MOST_LAYERS = 10_000
-"""Of any model; the largest known has 126."""
+"""Most layers of any model. The largest known model has 126."""
 LAYERS = frozenset(
     {
         *("num_hidden_layers", "num_layers", "n_layers", "n_layer", "depth", "encoder_layers"),
@@ -20,9 +20,9 @@ LAYERS = frozenset(
         *("num_nextn_predict_layers", "num_mtp_modules", "num_hidden_groups"),
     }
 )
-"""Keys of how many layers there are, each with one tensor at least."""
+"""Keys of layer counts. Each layer has at least one tensor."""
 LISTS = frozenset({"layer_types", "layers_block_type", "hybrid_override_pattern", "depths"})
-"""Keys that name every layer."""
+"""Keys of lists with an entry per layer."""
 WIDTHS = frozenset(
     {
         *("hidden_size", "hidden_dim", "dim", "d_model", "n_embd", "embed_dim", "vocab_size"),
@@ -31,15 +31,15 @@ WIDTHS = frozenset(
         *("num_experts", "num_local_experts", "n_routed_experts", "head_dim", "rank", "r"),
     }
 )
-"""Keys of what is, or divides, a side of a matrix."""
+"""Keys of sizes that are, or divide, a side of a matrix."""
 
 
 def check_sizes(
     config: Mapping[str, Any], tensors: int | None = None, values: int | None = None
 ) -> None:
-    """Raise `UnsupportedModel` that names the key of a size which no such weights can have.
+    """Raise `UnsupportedModel` that names the key of a size that is impossible with the weights.
 
-    `tensors`, `values`: upper bounds of what the weight files hold; `None`: not known.
+    `tensors`, `values`: upper limits of the content of the weight files; `None`: unknown.
     """
     layers = MOST_LAYERS if tensors is None else min(MOST_LAYERS, tensors)
     for key, value in _named(config):
@@ -60,7 +60,7 @@ def _too_large(key: str, size: int, most: int, what: str) -> UnsupportedModel:
 
 
 def _named(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Keys and values of a config and of the configs inside it."""
+    """Keys and values of a config and of its nested configs."""
     todo: list[Mapping[str, Any]] = [config]
     while todo:
         for key, value in todo.pop().items():

@@ -1,7 +1,7 @@
-"""How a folder says that texts become vectors: the files of sentence-transformers (5.x).
+"""Reads how texts become vectors from the files of sentence-transformers (5.x).
 
-`modules.json` lists what follows the model, `1_Pooling/config.json` says which states are taken,
-`config_sentence_transformers.json` holds the texts that stand before an input.
+`modules.json` lists the modules after the model, `1_Pooling/config.json` selects the states,
+`config_sentence_transformers.json` has the texts before an input.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from ..safe_open import read_bounded
 from .checkpoint import LARGEST_JSON, read_json
 
 MODES: Mapping[str, Pooling] = {"lasttoken": "last", "mean_tokens": "mean", "cls_token": "cls"}
-"""Names of the modes that are served, without the `pooling_mode_` before them."""
+"""Supported modes by their names without the prefix `pooling_mode_`."""
 FLAG = "pooling_mode_"
 FOLLOWS = ("Transformer", "Pooling", "Normalize")
-"""Modules that are served; the model itself is the first."""
+"""Supported modules. The model itself is the first."""
 WIDTHS = ("hidden_size", "n_embd", "d_model", "hidden_dim")
 SIDES = "its tokens attend to both sides, which the model that serves it does not"
 NO_STATES = "the states below its output matrix were not found"
 
 
 def embedding_of(folder: Path, config: Mapping[str, Any]) -> Embedding:
-    """What a folder says; broken files are a reason not to embed. `config`: its text model's."""
+    """The embedding of a folder. Broken files are a reason not to embed. `config`: that of its text
+    model."""
     try:
         return _read(folder, config)
     except BadRequest as error:
@@ -59,7 +60,7 @@ def _read(folder: Path, config: Mapping[str, Any]) -> Embedding:
 
 
 def _width(config: Mapping[str, Any]) -> int:
-    """Dimensions of a state; 0: not in the config."""
+    """Dimensions of a state. 0: not in the config."""
     return next((config[name] for name in WIDTHS if type(config.get(name)) is int), 0)
 
 
@@ -77,7 +78,7 @@ def _modules(path: Path) -> list[str]:
 
 
 def _pooling(config: Mapping[str, Any]) -> tuple[Pooling | None, str]:
-    """The mode of `1_Pooling/config.json`, and why it cannot be served."""
+    """The mode of `1_Pooling/config.json`, and why it is not supported."""
     named = config.get("pooling_mode")
     flags = [name for name, on in config.items() if name.startswith(FLAG) and on is True]
     modes = [named] if isinstance(named, str) else [each.removeprefix(FLAG) for each in flags]

@@ -1,7 +1,7 @@
-"""What a model takes of memory, read from its `config.json` alone: before a download or a load.
+"""Estimates the memory of a model from its `config.json` alone, before a download or a load.
 
-It names no family: it reads the field names that configs share. What a config leaves to its
-class's defaults is asked of transformers' configuration class of the same `model_type`.
+It names no family: it reads the field names that configs share. Missing fields come from
+transformers' configuration class of the same `model_type`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from ..isolation import Isolation
 from .config_sizes import check_sizes
 
 STEP = 256
-"""Tokens of which a row's room is a multiple (mlx_lm/models/cache.py 0.32.2, `KVCache.step`)."""
+"""A row's capacity in tokens is a multiple of this (mlx_lm/models/cache.py 0.32.2,
+`KVCache.step`)."""
 STATE_BYTES = 4
-"""Of a value of a gated delta rule's or a state space's state: float32 in mlx-lm and mlx-vlm."""
+"""Bytes per value of a state of a gated delta rule or a state space: float32 in mlx-lm and
+mlx-vlm."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 _FULL = ("full_attention", "attention", "global", "hybrid", "*")
@@ -30,25 +32,25 @@ Fields = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes of a loaded model and of what a request adds."""
+    """Bytes of a loaded model and of a request."""
 
     weights: int
     kv_per_token: int
-    """Of the layers that keep every token, together."""
+    """Bytes per token of all layers that keep every token."""
     per_row: int
-    """Windows, each taken as full, and recurrent states: whatever the length of a request."""
+    """Full windows and recurrent states, independent of the length of a request."""
 
 
 def footprint(
     config: Mapping[str, Any], weight_bytes: int, *, dtype: str | None = None
 ) -> Footprint:
-    """The footprint of a model with this `config.json`, whose weights take `weight_bytes`.
+    """The footprint of a model with this `config.json` and with `weight_bytes` of weights.
 
-    `dtype`: what weights are loaded in, where it is not the config's own. Counts as the engine's
-    `MemoryProfile` does, with two exceptions: multi-head latent attention is taken to keep its
-    latent alone (too little for the older of mlx-lm's classes, which keep whole heads), and a
-    recurrent layer whose state no known field describes counts as attention (mostly too much).
-    Raises `BadRequest` where layers or heads are named nowhere, or more than can be.
+    `dtype`: dtype of the loaded weights, if it is not the config's own. Counts like the engine's
+    `MemoryProfile`, with two exceptions. Multi-head latent attention counts only its latent, which
+    is too little for older classes of mlx-lm that keep whole heads. A recurrent layer whose state
+    no known field describes counts as attention, which is usually too much. Raises `BadRequest` if
+    the counts of layers or heads are missing, or too large.
     """
     check_sizes(config)
     text = _completed(config)
@@ -65,11 +67,10 @@ def footprint(
 
 
 def context_that_fits(footprint: Footprint, memory: int, limit: int | None) -> int:
-    """Tokens that one request may have, its answer included; 0: none fits.
+    """The most tokens of one request, including its answer. 0: none fits.
 
-    `memory`: bytes that the weights and the request may take together. `limit`: the model's own
-    context. The result is at most `limit`; below it, it is a multiple of 256, the unit in which
-    rows get their memory.
+    `memory`: bytes for the weights and the request together. `limit`: the model's own context. The
+    result is at most `limit`; below it, it is a multiple of 256, the unit of row memory.
     """
     longest = sys.maxsize if limit is None else limit
     left = memory - footprint.weights - footprint.per_row
@@ -81,7 +82,7 @@ def context_that_fits(footprint: Footprint, memory: int, limit: int | None) -> i
 
 
 def text_fields(config: Mapping[str, Any]) -> Fields:
-    """The part of a config that describes the language model, with what stands above it."""
+    """The part of a config for the language model, with the outer fields."""
     for name in ("text_config", "llm_config", "language_config"):
         inner = config.get(name)
         if isinstance(inner, Mapping):
@@ -101,9 +102,9 @@ def _completed(config: Mapping[str, Any]) -> Fields:
 
 
 def _windowed_layers(text: Fields) -> Fields:
-    """Every which layer keeps all tokens, where a config names a window and no layers.
+    """Find the layers that keep all tokens if a config has a window but no list of layers.
 
-    Asked of its class; one that has no such rule is taken to keep all tokens in every layer.
+    The configuration class decides. Without a rule there, every layer counts as keeping all tokens.
     """
     if not _number(text, "sliding_window") or _named_kinds(text) or _period(text):
         return {}
@@ -113,9 +114,10 @@ def _windowed_layers(text: Fields) -> Fields:
 
 
 def _derived(text: Fields) -> Fields:
-    """All that the configuration class of the `model_type` makes of a config; nothing without one.
+    """All fields that the configuration class of the `model_type` derives from a config. Empty
+    without a class.
 
-    What it is not made for it refuses by errors of many kinds.
+    A class raises many kinds of errors for unexpected configs.
     """
     from transformers import CONFIG_MAPPING
 
@@ -127,7 +129,7 @@ def _derived(text: Fields) -> Fields:
 
 
 def _number(fields: Fields, *names: str) -> int:
-    """The first of several names that has a positive whole number; 0: none."""
+    """The first of several fields with a positive integer. 0: none."""
     for name in names:
         found = fields.get(name)
         if isinstance(found, int) and not isinstance(found, bool) and found > 0:
@@ -154,9 +156,9 @@ def _heads(text: Fields) -> int:
 
 
 def _kinds(text: Fields) -> Iterator[str]:
-    """`full`, `window`, `state`, `both` (attention and a state) or nothing, layer by layer.
+    """`full`, `window`, `state`, `both` (attention and a state) or nothing, per layer.
 
-    Layers that read another one's keys and values are left out.
+    Layers that read another layer's keys and values are left out.
     """
     named = _named_kinds(text)
     own = _layers(text) - _number(text, "num_kv_shared_layers", "num_kv_reuse_layers")
@@ -167,23 +169,23 @@ def _kinds(text: Fields) -> Iterator[str]:
 
 
 def _named_kinds(text: Fields) -> Sequence[str]:
-    """By the config's own list of layers; empty where it has none."""
+    """Kinds by the config's own list of layers. Empty if it has none."""
     for name in ("layer_types", "layers_block_type", "hybrid_override_pattern"):
         listed = text.get(name)
         if isinstance(listed, (list, str)) and listed:
-            # a list may tell of layers of experts and plain MLPs, too, which keep nothing
+            # a list may include layers of experts and plain MLPs, which store nothing
             return [_kind(str(each)) for each in listed]
     return []
 
 
 def _kind(name: str) -> str:
-    """Unknown names (a layer of experts, a plain MLP) keep nothing."""
+    """Unknown names (a layer of experts, a plain MLP) store nothing."""
     groups = (("full", _FULL), ("window", _WINDOW), ("state", _STATE))
     return next((kind for kind, names in groups if name in names), "")
 
 
 def _kind_by_rule(text: Fields, layer: int) -> str:
-    """By the rule that a config gives in place of a list."""
+    """The kind of a layer by the rule of a config without a list."""
     rest = "state" if _state_bytes(text, 2) is not None else "window"
     for name in ("full_attn_idxs", "attn_layer_indices", "full_attn_layers"):
         indices = text.get(name)
@@ -208,7 +210,7 @@ def _period(text: Fields) -> int:
 
 
 def _attends(text: Fields) -> bool:
-    """Whether layers with a state have attention beside it."""
+    """Whether layers with a state also have attention."""
     return bool(_heads(text)) and not _number(text, "decay_low_rank_dim", "state_size")
 
 
@@ -220,7 +222,7 @@ def _window(text: Fields) -> int:
 
 
 def _kept(text: Fields, *, full: bool) -> tuple[int, int]:
-    """Values per token that an attention layer keeps: keys, and values."""
+    """Values per token that an attention layer stores: keys, and values."""
     if rank := _number(text, "kv_lora_rank"):
         return rank, _number(text, "qk_rope_head_dim")
     heads = _number(text, "num_key_value_heads", "num_kv_heads", "n_kv_heads") or _heads(text)
@@ -241,10 +243,10 @@ def _hidden(text: Fields) -> int:
 
 
 def _state_bytes(text: Fields, value: int) -> int | None:
-    """Of one recurrent layer; `None`: no field tells.
+    """Bytes of one recurrent layer. `None`: no field describes it.
 
-    Shapes are those of the caches in mlx-lm 0.32.2: a gated delta rule and the convolution before
-    it, a state space likewise, or a convolution alone.
+    Shapes are those of the caches in mlx-lm 0.32.2: a gated delta rule with a convolution before
+    it, a state space likewise, or only a convolution.
     """
     for of in (_delta_rule, _keyed_delta_rule, _state_space, _selective, _decayed, _convolution):
         if (found := of(text, value)) is not None:

@@ -19,22 +19,22 @@ QUANTISED = (
     "QuantizedSwitchLinear",
     "QuantizedMultiLinear",
 )
-"""Layers of mlx, mlx-lm 0.32.2 and mlx-vlm 0.7.10, each beside its plain form, which has a weight
-and perhaps a bias. Layers that are more than that, or have a `global_scale`, stay quantised."""
+"""Layers of mlx, mlx-lm 0.32.2 and mlx-vlm 0.7.10 with their plain forms, which have a weight and
+optionally a bias. Layers with other parts, or with a `global_scale`, stay quantised."""
 
 
 def expand(model: Any, dtype: str) -> None:
-    """Spread quantised layers out and cast floating weights to `dtype`; evaluates nothing.
+    """Dequantise quantised layers and cast floating weights to `dtype`. Evaluates nothing.
 
-    What a model keeps in a wider dtype by itself (mlx-lm's `cast_predicate`) is not narrowed.
-    mlx-lm's `dequantize_model` would not do: it leaves mlx-vlm's layers out, drops a
-    `global_scale`, and rounds to the dtype of the scales.
+    Weights that a model keeps in a wider dtype itself (mlx-lm's `cast_predicate`) are not narrowed.
+    mlx-lm's `dequantize_model` is not suitable: it skips mlx-vlm's layers, drops a `global_scale`,
+    and rounds to the dtype of the scales.
     """
     kind = getattr(mx, dtype)
     layers = [(name, layer) for name, layer in model.named_modules() if _plain_form(layer)]
     model.update_modules(tree_unflatten([(name, _spread(layer, kind)) for name, layer in layers]))
     keeps = getattr(model, "cast_predicate", None)
-    cast: dict[int, tuple[mx.array, mx.array]] = {}  # a tied matrix stays one
+    cast: dict[int, tuple[mx.array, mx.array]] = {}  # a tied matrix stays one array
 
     def wanted(name: str, value: mx.array) -> mx.array:
         narrows = value.dtype.size > kind.size
@@ -46,7 +46,7 @@ def expand(model: Any, dtype: str) -> None:
 
 
 def _plain_form(layer: nn.Module) -> type[nn.Module] | None:
-    """The class of a quantised layer that is spread out, if there is one."""
+    """The plain class of a quantised layer, if it can be dequantised."""
     kind = type(layer)
     scaled_again = layer.get("global_scale") is not None
     if kind.__name__ not in QUANTISED or "scales" not in layer or scaled_again:
@@ -60,7 +60,7 @@ def _spread(layer: Any, dtype: mx.Dtype) -> nn.Module:
     kind = _plain_form(layer)
     assert kind is not None  # noqa: S101  (the caller has asked)
     plain: Any = nn.Module.__new__(kind)
-    nn.Module.__init__(plain)  # the class's own would draw random weights
+    nn.Module.__init__(plain)  # the constructor of the class would draw random weights
     scales: Any = _wide(layer.scales, dtype)
     biases = _wide(layer.get("biases"), dtype)
     plain.weight = mx.dequantize(
@@ -72,7 +72,7 @@ def _spread(layer: Any, dtype: mx.Dtype) -> nn.Module:
 
 
 def _wide(factors: mx.array | None, dtype: mx.Dtype) -> mx.array | None:
-    """Scales or biases, so that the product is not rounded to a narrower dtype."""
+    """Scales or biases in a dtype in which the product is not rounded to a narrower one."""
     if factors is None or not mx.issubdtype(factors.dtype, mx.floating):
         return factors
     return factors.astype(dtype)

@@ -1,4 +1,4 @@
-"""`ModelInfo` of a loaded model: what its folder, its weights and its tokenizer say together."""
+"""The `ModelInfo` of a loaded model, from its folder, its weights and its tokenizer."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def describe(
 ) -> ModelInfo:
     """`ModelInfo` of a loaded folder. `more` replaces or adds fields (media, pixels ...).
 
-    `stop_tokens`: further ones than the files name; `variant`: what besides its files changes the
-    model's KV.
+    `stop_tokens`: stop tokens that the files do not list; `variant`: changes of the model's KV that
+    its files do not show.
     """
     generation = read_json(folder / "generation_config.json")
     text = config.get("text_config") or config
@@ -57,7 +57,7 @@ def stop_ids(
     generation: Mapping[str, Any],
     tokenizer: HFTokenizer,
 ) -> frozenset[int]:
-    """Every token that ends a reply, by any of the model's files."""
+    """Every token that ends a reply, from all files of the model."""
     found: set[int] = set()
     own = getattr(tokenizer.backend, "eos_token_id", None)
     for named in (config.get("eos_token_id"), text.get("eos_token_id"), own):
@@ -72,7 +72,7 @@ def _ids(named: Any) -> set[int]:
 
 
 def weights_bytes(model: Any) -> int:
-    """Bytes of all parameters; a tied matrix counts once."""
+    """Bytes of all parameters. A tied matrix counts once."""
     once = {id(value): value for _, value in tree_flatten(model.parameters())}
     return sum(int(value.nbytes) for value in once.values())
 

@@ -1,7 +1,7 @@
-"""Logits where they are wanted: the output matrix is applied to no other token.
+"""Applies the output matrix only to the tokens whose logits are wanted.
 
-Upstream's models apply it to every token of a call. It is as large as several layers, and a chunk
-of a prompt wants it after its last token alone, if at all.
+Upstream's models apply it to every token of a call. It is as large as several layers, and a prompt
+chunk needs it only after its last token, if at all.
 """
 
 from __future__ import annotations
@@ -17,33 +17,34 @@ import mlx.nn as nn
 from .trial import failure
 
 NAMES = ("language_model", "model", "backbone", "transformer")
-"""What upstream's models call the part below their output matrix, from the outside in."""
+"""Upstream's names of the part below the output matrix, from the outside in."""
 CLOSE = 0.05
-"""Difference of logits, as a share of the largest, that another order of summation may make."""
+"""Largest logit difference from another order of summation, as a share of the largest logit."""
 
 Path = tuple[str, ...]
 Keep = Callable[[mx.array], mx.array]
-"""Hidden states (B, length, hidden) -> those whose logits are wanted, of three dimensions."""
+"""Maps hidden states (B, length, hidden) to those whose logits are wanted, in three dimensions."""
 
 
 def last_token(hidden: mx.array) -> mx.array:
-    """Of every row, the last position alone."""
+    """The last position of every row."""
     return hidden[:, -1:]
 
 
 def rows_at(logits_at: mx.array | None) -> Keep:
-    """Of a call with one token a row, these rows; `None`: all."""
+    """These rows of a call with one token per row. `None`: all."""
     return lambda hidden: hidden if logits_at is None else hidden[logits_at]
 
 
 class Shown:
-    """Keeps positions as another `Keep` does, and shows their hidden states, or other ones."""
+    """Keeps positions like another `Keep`, and stores their hidden states, or those of other
+    positions."""
 
     def __init__(self, keep: Keep, show: Keep | None = None) -> None:
         self._keep = keep
         self._show = show or keep
         self.hidden = mx.zeros((0, 0, 0))
-        """Of the last call, what `show` keeps."""
+        """The states of the last call that `show` selects."""
 
     def __call__(self, hidden: mx.array) -> mx.array:
         self.hidden = self._show(hidden)
@@ -51,10 +52,10 @@ class Shown:
 
 
 def find_backbone(model: Any, call: Callable[[Any], mx.array]) -> Path | None:
-    """Attributes that lead to the part of `model` below its output matrix, found by trying.
+    """Find the attributes that lead to the part of `model` below its output matrix, by trial.
 
-    call: a model -> logits (1, some tokens, vocab) of always the same tokens. `None`: there is no
-    part whose states give the same logits, and `narrowed` narrows what the whole model returns.
+    call: maps a model to logits (1, some tokens, vocab) of fixed tokens. `None`: no part has states
+    that give the same logits; `narrowed` then narrows the output of the whole model.
     """
     whole = last_token(call(model))
 
@@ -73,9 +74,9 @@ def _close(found: mx.array, whole: mx.array) -> bool:
 
 
 def narrowed(model: Any, path: Path | None, keep: Keep) -> Callable[..., mx.array]:
-    """`model`, to be called as it is, with logits of the kept positions alone.
+    """A callable like `model` that returns only logits of the kept positions.
 
-    A twin that shares every part of it: the model itself is not changed.
+    It is a copy that shares all parts of the model, which itself does not change.
     """
     if path is None:
         return lambda *args, **kwargs: keep(model(*args, **kwargs))
@@ -91,7 +92,7 @@ def _twin(model: Any, path: Path, keep: Keep) -> Any:
 
 
 class _Kept:
-    """A part of a model whose output is narrowed."""
+    """A part of a model with narrowed output."""
 
     def __init__(self, part: Any, keep: Keep) -> None:
         self._part = part

@@ -1,6 +1,6 @@
-"""Whether upstream has a class for an architecture; for a family's `matches`.
+"""Checks whether upstream has a class for an architecture, for a family's `matches`.
 
-Nothing of mlx-vlm is imported for it, and of mlx-lm the one module that is asked for.
+It imports nothing of mlx-vlm, and of mlx-lm only the requested module.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def known_to_mlx_lm(config: Mapping[str, Any]) -> bool:
 
 
 def known_to_mlx_vlm(config: Mapping[str, Any]) -> bool:
-    """Whether mlx-vlm has a folder for this `config.json`, which need not mean that it loads."""
+    """Whether mlx-vlm has a folder for this `config.json`. It may still fail to load."""
     kind = str(config.get("model_type", "")).lower().replace("-", "_")
     spec = PathFinder.find_spec("mlx_vlm") if kind else None
     places = (spec.submodule_search_locations or []) if spec else []

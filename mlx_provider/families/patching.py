@@ -1,7 +1,7 @@
-"""A family's own function in the place of one of upstream's, for the models that call it.
+"""Replaces a function of upstream by a family's own, for the models that call it.
 
 `patch(modules, name, make)`: `make(original)` is called wherever one of the modules calls `name`.
-Modules are shared by all models of an architecture, so the result must be right for any of them.
+Modules are shared by all models of an architecture, so the result must be correct for any of them.
 `Unpatched(model)`: while entered, the modules of `model` have upstream's functions.
 """
 

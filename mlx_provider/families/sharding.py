@@ -1,10 +1,10 @@
-"""A text model split over ranks: each computes with its share of heads, channels and columns.
+"""Splits a text model over ranks. Each rank computes with its share of heads, channels and columns.
 
-`shard(language_model, group, kind)`, once, before any weight is evaluated. Where upstream's class
-has a `shard` of its own that is called, and its head counts are checked, which it cuts without a
-look at the remainder. Any other is split here, if all of its layers are made of parts known below.
-What does not split so is split layer by layer where upstream's class has a pipeline: ranks then
-work one after another, so that is the second choice.
+Call `shard(language_model, group, kind)` once, before any weight is evaluated. If upstream's class
+has its own `shard`, that is called after a check of the head counts, which it divides without
+regard to the remainder. Any other class is split here, if all its layers consist of the parts
+below. A model that cannot be split so is split by layers if upstream's class has a pipeline. Ranks
+then work one after another, so this is the second choice.
 
 | part | by its modules | split by |
 |---|---|---|
@@ -13,8 +13,8 @@ work one after another, so that is the second choice.
 | MLP | `gate_proj`, `up_proj`, `down_proj` | inner columns |
 | experts | `switch_mlp`, perhaps a shared expert | inner columns of every expert |
 
-Embedding, norms, routers and output matrix stay whole. With fewer KV heads than ranks, ranks that
-have the queries of one KV head have a copy of it, as mlx-lm 0.32.2 does in its own `shard`.
+Embedding, norms, routers and output matrix stay whole. With fewer KV heads than ranks, all ranks
+with the queries of one KV head have a copy of it, as in mlx-lm 0.32.2's own `shard`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HEADS = ("n_heads", "num_heads", "num_attention_heads")
 KV_HEADS = ("n_kv_heads", "num_kv_heads", "num_key_value_heads")
 STATE_HEADS = ("num_k_heads", "num_v_heads")
 RATIOS = ("num_key_value_groups", "repeats", "n_rep")
-"""What upstream's classes call heads, those of keys and values, those of a recurrent state, and
+"""Upstream's names for heads, for those of keys and values, for those of a recurrent state, and for
 queries per KV head."""
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 DELTA = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "conv1d", "out_proj")
@@ -52,7 +52,8 @@ BY_HEADS, BY_LAYERS = "heads", "layers"
 
 
 def parted(options: LoadOptions) -> bool:
-    """Whether the model is split. Raises `UnsupportedModel` for what a split model cannot have."""
+    """Whether the model is split. Raises `UnsupportedModel` for options that a split model cannot
+    have."""
     group = options.group
     if group is None or group.size() == 1:
         return False
@@ -66,10 +67,10 @@ def parted(options: LoadOptions) -> bool:
 
 
 def shard(language_model: Any, group: Any, kind: str) -> str:
-    """Leave this rank's share in the model; evaluates nothing. `kind`: its type, for messages.
+    """Keep only this rank's share in the model. Evaluates nothing. `kind`: its type, for messages.
 
     Returns `BY_HEADS` or `BY_LAYERS` and logs it, with the layers of this rank. Raises
-    `UnsupportedModel` for what cannot be split, or not by so many ranks.
+    `UnsupportedModel` for a model that cannot be split, or not by so many ranks.
     """
     put_back = restorer(language_model)
     if not (undivided := _problem(_by_heads, language_model, group)):
@@ -86,8 +87,8 @@ def shard(language_model: Any, group: Any, kind: str) -> str:
 
 
 def restorer(model: Any) -> Callable[[], None]:
-    """Gives every module of `model` its children and attributes back, as they are here: a split
-    that fails leaves some changed."""
+    """Returns a function that restores the children and attributes of all modules of `model`,
+    because a split that fails may have changed some."""
     modules = model.modules() if isinstance(model, nn.Module) else []
     before = [(part, dict(part), dict(vars(part)), type(part)) for part in modules]
 
@@ -103,10 +104,10 @@ def restorer(model: Any) -> Callable[[], None]:
 
 
 def _problem(split: Callable[[Any, Any], None], model: Any, group: Any) -> str:
-    """Why this split failed; empty: it works."""
+    """Why this split failed. Empty: it works."""
     try:
         split(model, group)
-    except ZeroDivisionError:  # by the KV heads that are left, in upstream's `shard`
+    except ZeroDivisionError:  # upstream's `shard` divides by the remaining KV heads
         return f"its KV heads do not divide by {group.size()}"
     except (ValueError, AssertionError) as error:
         return str(error)
@@ -137,13 +138,14 @@ def refused(kind: str, ranks: int, reason: str) -> UnsupportedModel:
 
 
 def settle(model: Any) -> None:
-    """Evaluate weights one by one: of what a rank cuts, no more than one is there as a whole."""
+    """Evaluate weights one by one, so that at most one complete weight is in memory on each
+    rank."""
     for _, value in tree_flatten(model.parameters()):
         mx.eval(value)
 
 
 class Summed(nn.Module):
-    """A part whose results are sums over columns, of which each rank has some."""
+    """A part whose results are sums over columns that are distributed over ranks."""
 
     def __init__(self, part: nn.Module, group: Any) -> None:
         super().__init__()
@@ -203,7 +205,7 @@ def _inside(part: nn.Module) -> set[str]:
 
 
 def _has_weights(value: Any) -> bool:
-    """Modules keep options, too, where they are lists or mappings."""
+    """Modules also store options, which may be lists or mappings."""
     return any(isinstance(leaf, mx.array) for _, leaf in tree_flatten(value))
 
 
@@ -246,7 +248,7 @@ def _repeat_heads(linear: Any, heads: int, times: int) -> None:
 
 
 def _split_delta(layer: Any, name: str, part: Any, group: Any) -> None:
-    """As mlx-lm 0.32.2 splits its own (`shard`)."""
+    """Split like mlx-lm 0.32.2's own `shard`."""
     ranks, keys = group.size(), part.key_dim
     for heads in STATE_HEADS:
         _divides(getattr(part, heads), ranks, heads)
@@ -290,7 +292,7 @@ def _split_in_place(expert: Any, name: str, group: Any) -> None:
         way = JOINED if own == "down_proj" else SPREAD
         _check(expert[own], own, way, group.size())
         shard_inplace(expert[own], way, group=group)
-    if "bias" in expert.down_proj:  # every rank adds it
+    if "bias" in expert.down_proj:  # otherwise every rank would add it
         expert.down_proj.bias = expert.down_proj.bias / group.size()
 
 
@@ -303,7 +305,7 @@ _WAYS: tuple[tuple[tuple[str, ...], tuple[str, ...], Way], ...] = (
     (("switch_mlp",), (*SHARED, *ROUTING), _split_experts),
     (MLP, (), _split_mlp),
 )
-"""Modules that tell a part, what else it may have, and how it is split."""
+"""The modules that identify a part, its optional modules, and its split function."""
 
 
 def _replace(part: Any, name: str, way: str, group: Any) -> None:
@@ -312,7 +314,7 @@ def _replace(part: Any, name: str, way: str, group: Any) -> None:
 
 
 def _check(linear: Any, name: str, way: str, ranks: int) -> None:
-    """Each of its arrays divides; of quantised ones, columns do so in whole groups."""
+    """Check that each array divides. Columns of quantised arrays must divide in whole groups."""
     if way == SPREAD:
         return _divides(linear.weight.shape[-2], ranks, f"rows of `{name}`")
     _divides(linear.weight.shape[-1], ranks, f"columns of `{name}`")

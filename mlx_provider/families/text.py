@@ -1,4 +1,4 @@
-"""One loaded text model over mlx-lm, for the families that read text alone."""
+"""A loaded text model of mlx-lm, for families that take only text."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from .tokenizer import HFTokenizer
 
 @dataclass(frozen=True)
 class TextModel:
-    """See `mlx_provider.LoadedModel`; positions are those of plain text."""
+    """See `mlx_provider.LoadedModel`. Positions are those of plain text."""
 
     model: Any
     tokenizer: HFTokenizer
     info: ModelInfo
     kv_layouts: Sequence[str]
     backbone: logits.Path | None = None
-    """The part below the output matrix, where one was found."""
+    """The part below the output matrix, if one was found."""
 
     def prepare(
         self,
@@ -114,11 +114,11 @@ def load_text(
     change: Callable[[Any], None] | None = None,
     variant: str = "",
 ) -> TextModel:
-    """Load weights and tokenizer; batch layouts are those that attention can be routed for.
+    """Load weights and tokenizer. The batch layouts are those for which attention can be routed.
 
-    `classes`: the model's and its arguments' class by config, where they are not mlx-lm's own.
-    `change`: what a family does to the model; `variant`: how that changes its KV.
-    Raises `UnsupportedModel` and `BadRequest`.
+    `classes`: classes of the model and its arguments by config, if they are not mlx-lm's own.
+    `change`: the family's changes to the model; `variant`: their effect on its KV. Raises
+    `UnsupportedModel` and `BadRequest`.
     """
     split = parted(options)
     loaded = mlx_lm.load(
@@ -151,7 +151,7 @@ def load_text(
     )
     bounded = tokenizer.within(info.context_length)
     backbone = logits.find_backbone(loaded.model, _some_logits)
-    if backbone is None:  # what is shown in their place are logits
+    if backbone is None:  # otherwise logits would be shown in place of states
         info = replace(info, embedding=replace(info.embedding, refusal=NO_STATES))
     return TextModel(loaded.model, bounded, info, ("grouped", "merged", "solo"), backbone)
 

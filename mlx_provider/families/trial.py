@@ -1,4 +1,4 @@
-"""Trying, while a model is loaded, what it may not be able to do."""
+"""Tries at load features that a model may not support."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from ..isolation import Isolation
 
 
 def failure(trial: Callable[[], str]) -> str:
-    """What `trial` finds wrong, or what stopped it, in one line; empty: nothing is wrong.
+    """The problem that `trial` finds, or the error that stopped it, in one line. Empty: no problem.
 
-    A model's code may raise anything. Here that is an answer, and loading goes on.
+    A model's code may raise anything. Here that is a result, and loading continues.
     """
     with Isolation() as tried:
         return trial()

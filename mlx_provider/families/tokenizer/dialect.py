@@ -1,4 +1,4 @@
-"""Which messages a chat template takes, found by rendering a few short conversations at load."""
+"""Finds which messages a chat template accepts, by rendering short conversations at load."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .template_probe import called_once
 from .template_renderer import accepted
 
 WORD = "Zyzzyva"
-"""Text that no template writes by itself."""
+"""Text that no template writes itself."""
 Message = Mapping[str, Any]
 
 
 def dialect(tokenizer: HFTokenizer) -> dict[str, Any]:
-    """Fields of `ModelInfo` that say what messages and tools must look like.
+    """Fields of `ModelInfo` that describe the required form of messages and tools.
 
-    Raises `UnsupportedModel` for a template that exceeds its bounds.
+    Raises `UnsupportedModel` for a template that exceeds its limits.
     """
     return {
         "template": tokenizer.form,
@@ -28,7 +28,7 @@ def dialect(tokenizer: HFTokenizer) -> dict[str, Any]:
 
 
 def wants_turns(tokenizer: HFTokenizer) -> bool:
-    """Whether the template raises for two messages of one role after another."""
+    """Whether the template raises for two consecutive messages of one role."""
     user, reply = _said("user"), _said("assistant")
     pairs = [([user], [user, user]), ([user, reply, user], [user, reply, reply, user])]
     return any(
@@ -38,10 +38,10 @@ def wants_turns(tokenizer: HFTokenizer) -> bool:
 
 
 def has_system_role(tokenizer: HFTokenizer) -> bool:
-    """Whether a system message is shown, also where a tool's result comes last.
+    """Whether a system message is shown, also if a tool result comes last.
 
-    Some templates raise for it, others drop it; one kind writes it beside the last message, where
-    that is a user's.
+    Some templates raise for it, others drop it. One kind writes it into the last message, if that
+    is a user's.
     """
     conversations: list[list[Message]] = [[_said("user")]]
     if tokenizer.form.takes_calls:
@@ -63,7 +63,7 @@ def refuses_late_system(tokenizer: HFTokenizer) -> bool:
 
 
 def shows_tool_media(tokenizer: HFTokenizer, image: str) -> bool:
-    """Whether an image in a tool result is written as `image`, as one of the user's is."""
+    """Whether an image in a tool result is written as `image`, like one in a user message."""
     function = {"name": "look", "arguments": {}}
     listed = [{"id": "call_look", "type": "function", "function": function}]
     call = {"role": "assistant", "content": None, "tool_calls": listed}

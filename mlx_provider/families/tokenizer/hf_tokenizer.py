@@ -29,7 +29,7 @@ from .token_bound import characters_per_token
 from .turns import Turns
 
 OTHER_USER = "\N{SOFT HYPHEN}"
-"""A message that begins like nobody's."""
+"""The beginning of a message that no real message shares."""
 CHANGES_MARKS = (
     "the chat template changes private characters: control tokens in the text of users and tools "
     "are written with \\u escapes"
@@ -44,7 +44,7 @@ NO_CALLS = "the chat template takes no tool calls or results: they are written a
 
 
 def common_length(a: Sequence[Any], b: Sequence[Any]) -> int:
-    """Length of the common beginning of two texts, or of two lists of tokens."""
+    """Length of the common prefix of two texts, or of two lists of tokens."""
     pairs = enumerate(zip(a, b, strict=False))
     return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
 
@@ -61,26 +61,26 @@ class Rendered:
 class HFTokenizer:
     """Encode, decode and render. Safe from any thread.
 
-    `backend` is a transformers tokenizer (of a processor: the nested one); `renderer` is an object
-    with `apply_chat_template`, where the template is no text but trusted Python code (mlx-lm's).
-    A template that is text is rendered in a bounded process. `reserved`: texts that no client may
+    `backend` is a transformers tokenizer (of a processor: the nested one). `renderer` is an object
+    with `apply_chat_template`, if the template is not text but trusted Python code (mlx-lm's). A
+    template that is text is rendered in a limited process. `reserved`: texts that no client may
     produce by typing them, besides the control tokens.
 
-    What a client sends never becomes a control token: `rendered` hides it, and `tokens` spells
-    it in letters.
+    Text of a client never becomes a control token: `rendered` hides it, and `tokens` spells it in
+    letters.
     """
 
     def __init__(self, backend: Any, renderer: Any = None, reserved: Sequence[str] = ()) -> None:
         self._backend = backend
         self._renderer = renderer
         self._reserved = tuple(reserved)
-        # a fast tokenizer must not be used by two threads at once: "Already borrowed"
+        # two threads must not use a fast tokenizer at once: "Already borrowed"
         self.lock = Turns()
         self.context: int | None = None
-        """Tokens that no text may have."""
+        """Most tokens of a text."""
 
     def within(self, context_length: int) -> HFTokenizer:
-        """The same tokenizer; texts that have more tokens than this raise `ContextTooLong`."""
+        """The same tokenizer, with `ContextTooLong` for texts with more tokens than this."""
         bounded = copy.copy(self)
         bounded.context = context_length
         return bounded
@@ -101,14 +101,14 @@ class HFTokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """The template's source, where it is text; the one for tools, where there are several."""
+        """The template's source, if it is text; the one for tools, if there are several."""
         return self._source([{}])
 
     @cached_property
     def form(self) -> TemplateForm:
-        """The form in which the chat template takes messages and tools.
+        """The form in which the chat template accepts messages and tools.
 
-        Raises `UnsupportedModel` for a template that exceeds its bounds.
+        Raises `UnsupportedModel` for a template that exceeds its limits.
         """
         if self._renderer is None and self._source([]) is None:
             return TemplateForm()
@@ -134,7 +134,7 @@ class HFTokenizer:
         return tuple(note for note, applies in found if applies)
 
     def _refusal(self) -> str:
-        """Why the template renders not even a user's message; "": it does, or there is none."""
+        """Why the template does not even render a user's message. "": it does, or there is none."""
         if self._renderer is None and self._source([]) is None:
             return ""
         try:
@@ -147,7 +147,8 @@ class HFTokenizer:
         return ""
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        """Token ids. Raises `ContextTooLong` as soon as more are certain than `within` allows."""
+        """Token ids. Raises `ContextTooLong` once it is certain that there are more than `within`
+        allows."""
         if len(text) <= PIECE:
             return self._encode(text, special=special)
         self._refuse_by_length(text)
@@ -161,7 +162,7 @@ class HFTokenizer:
         return tokens + around[1]
 
     def _added(self, *, special: bool) -> tuple[list[int], list[int]] | None:
-        """Tokens put before and after every text; `None`: that cannot be told."""
+        """Tokens before and after every text. `None`: unknown."""
         bare, whole = (self._encode("a", special=each) for each in (False, special))
         for at in range(len(whole) - len(bare) + 1):
             if whole[at : at + len(bare)] == bare:
@@ -190,9 +191,9 @@ class HFTokenizer:
         return LongText(self.fast, self._encode)
 
     def encode_plain(self, text: str, *, before: str = "", special: bool = False) -> list[int]:
-        """Tokens of a client's text behind `before`, which alone may hold control tokens.
+        """Tokens of a client's text after `before`, which may hold control tokens.
 
-        Raises `BadRequest` where it cannot be told what `special` adds.
+        Raises `BadRequest` if the tokens that `special` adds are unknown.
         """
         hidden = hide(self.control, Hidden((), (), {"text": text}), taken=before)
         tokens = self.tokens(before + hidden.variables["text"], hidden)
@@ -213,20 +214,21 @@ class HFTokenizer:
             return str(self._backend.decode(list(tokens), skip_special_tokens=skip_special))
 
     def tokens(self, text: str, hidden: Hidden) -> list[int]:
-        """Tokens of a text rendered from hidden input, without any special ones added."""
+        """Tokens of a text rendered from hidden input, without added special tokens."""
         if not hidden.marks and not self.control.reachable:
             return self.encode(text, special=False)
         return self.encode_with_offsets(text, hidden).ids
 
     def encode_with_offsets(self, text: str, hidden: Hidden) -> Encoded:
-        """The same with the character where each token begins. Raises as `encode` does."""
+        """Like `tokens`, with the character at which each token begins. Raises the errors of
+        `encode`."""
         found, spans = self._located(text)
         if not hidden.marks and not self.control.reachable:
             return Encoded(found, [start for start, _ in spans])
         return spelt(self.fast, self.control, text, hidden.marks, found, spans)
 
     def _located(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Tokens without any special ones added, and the characters of each: (first, end)."""
+        """Tokens without added special tokens, and the characters of each: (first, end)."""
         tokens: list[int] = []
         spans: list[tuple[int, int]] = []
         self._refuse_by_length(text)
@@ -250,7 +252,7 @@ class HFTokenizer:
         generation_prompt: bool = True,
         probe: Probe = "no",
     ) -> str:
-        """The chat template's text. Raises `BadRequest` with the template's own complaint.
+        """The chat template's text. Raises `BadRequest` with the template's own message.
 
         A value of None in a message reaches the template.
         """
@@ -269,7 +271,7 @@ class HFTokenizer:
         )
 
     def _source(self, tools: Messages) -> str | None:
-        """The template's source; some models have another one for requests with tools."""
+        """The template's source. Some models have a separate template for requests with tools."""
         found = getattr(self._backend, "chat_template", None)
         if isinstance(found, Mapping):
             found = (found.get("tool_use") if tools else None) or found.get("default")
@@ -302,8 +304,8 @@ class HFTokenizer:
     ) -> tuple[Hidden, str]:
         """A client's input with its control tokens hidden, and the text rendered from it.
 
-        A mark that does not arrive, because the template changes it or leaves its string out,
-        gives way to an escape. `escaped`: see `hide`.
+        If a mark does not arrive, because the template changes it or leaves its string out, an
+        escape replaces it. `escaped`: see `hide`.
         """
         given = Hidden(messages, tools, variables)
         hidden = self._hide(given, escaped if self._keeps_marks else None)
@@ -315,7 +317,8 @@ class HFTokenizer:
         return hidden, text
 
     def render(self, messages: Messages, tools: Messages, variables: Variables) -> Rendered:
-        """Render and tokenise; snapshot points: the ends of the first two messages and the last."""
+        """Render and tokenise. Snapshot points are the ends of the first two messages and of the
+        last."""
         hidden, text = self.rendered(messages, tools, variables)
         encoded = self.encode_with_offsets(text, hidden)
         prefixes = [*self._prefixes(hidden), self.system_part(hidden, text)]
@@ -325,10 +328,10 @@ class HFTokenizer:
         return Rendered(hidden.reveal(text), encoded.ids, tuple(points))
 
     def system_part(self, hidden: Hidden, text: str) -> str:
-        """What a prompt's text has in common with that of another user; "" without a system part.
+        """The part of a prompt's text that it shares with that of another user. "" without a system
+        part.
 
-        Some templates write the system part into the user's message, which has then no end of
-        its own.
+        Some templates write the system part into the user's message, so it has no end of its own.
         """
         messages = hidden.messages
         if len(messages) < 2 or messages[0]["role"] != "system":
@@ -339,7 +342,8 @@ class HFTokenizer:
         return text[: common_length(text, theirs or "")]
 
     def _prefixes(self, hidden: Hidden) -> list[str]:
-        """Texts that a later prompt may begin with: its first messages, all but the reply."""
+        """Possible beginnings of a later prompt: the first messages, and everything except the
+        reply."""
         found = []
         count = len(hidden.messages)
         for cut in sorted({min(1, count), min(2, count), count}):

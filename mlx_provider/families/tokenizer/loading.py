@@ -1,4 +1,4 @@
-"""The tokenizer of a checkpoint folder, with the chat template that belongs to it."""
+"""Loads the tokenizer of a checkpoint folder, with its chat template."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .hf_tokenizer import HFTokenizer
 
 
 def load_tokenizer(folder: Path, options: LoadOptions, nested: Any = None) -> HFTokenizer:
-    """The folder's tokenizer; `nested`: a processor's, already loaded.
+    """The folder's tokenizer. `nested`: that of a processor, already loaded.
 
-    Raises `UnsupportedModel` where it has no fast form.
+    Raises `UnsupportedModel` if it has no fast form.
     """
     from transformers import AutoTokenizer
 

@@ -1,7 +1,8 @@
-"""Long texts cut where a tokenizer cuts them itself, so that the tokens stay the same.
+"""Cuts long texts at positions where a tokenizer separates them itself, so that the tokens do not
+change.
 
-A text of megabytes that is encoded at once takes some hundred times its size in memory and keeps
-every other user of the tokenizer waiting.
+To encode megabytes of text at once takes about a hundred times its size in memory, and blocks all
+other users of the tokenizer.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from ...errors import BadRequest
 PIECE = 2**15
 """Characters of one piece."""
 NEAR = 256
-"""Characters on either side of a cut by which it is judged."""
+"""Characters on either side of a cut that are examined."""
 TRIES = 16
-"""Places tried for one cut before the piece is made longer."""
+"""Positions tried for one cut before the piece is extended."""
 UNDIVIDED = 2**20
-"""Characters of the longest piece: some hundred MB while it is encoded."""
+"""Characters of the longest piece. It takes some hundred MB while it is encoded."""
 
-# Where words end in most texts: between a letter and what is none, a space and what is none.
+# Word ends in most texts: between a letter and a non-letter, a space and a non-space.
 _PLACES = re.compile(
     r"(?<=[^\W\d_])(?=[\W\d_])|(?<=[\W\d_])(?=[^\W\d_])|(?<=\S)(?=\s)|(?<=\s)(?=\S)"
 )
@@ -34,20 +35,20 @@ class Encode(Protocol):
 
 
 class LongText:
-    """Cuts texts for one tokenizer. `encode` is safe from any thread, and so is this."""
+    """Cuts texts for one tokenizer. Safe from any thread if `encode` is."""
 
     def __init__(self, fast: Any, encode: Encode) -> None:
         self._fast = fast
         self._encode = encode
 
     def pieces(self, text: str) -> Iterator[tuple[int, str]]:
-        """The text in pieces and where each begins. Raises `BadRequest` where it has no place.
+        """The text in pieces, with the start of each. Raises `BadRequest` if no cut is possible.
 
-        A cut is made where the characters around it (`NEAR` on either side) have the same tokens
-        together and apart, and either the pre-tokeniser splits them there and nowhere else than
-        it would apart, or no entry of the vocabulary holds both neighbours of the cut. The model
-        joins nothing across words, nor what no entry holds: no token changes, as long as the
-        pre-tokeniser and added tokens look no further than that.
+        A cut is made if the characters around it (`NEAR` on either side) have the same tokens
+        together and separately. In addition, the pre-tokeniser must split them there, and otherwise
+        only where it splits them separately, or no entry of the vocabulary contains both neighbours
+        of the cut. The model joins nothing across words or beyond vocabulary entries, so no token
+        changes, if the pre-tokeniser and added tokens look no further.
         """
         start = 0
         while len(text) - start > PIECE:
@@ -59,7 +60,7 @@ class LongText:
         yield start, text[start:]
 
     def _cut(self, text: str, start: int) -> int | None:
-        """The end of the piece that begins at `start`; `None`: it is the last one."""
+        """The end of the piece that begins at `start`. `None`: it is the last piece."""
         for first in range(start + PIECE // 2, min(len(text), start + UNDIVIDED), PIECE):
             for tried, place in enumerate(_PLACES.finditer(text, first, first + PIECE)):
                 if self._splits(text, place.start()):
@@ -95,7 +96,7 @@ class LongText:
         return text if normaliser is None else str(normaliser.normalize_str(text))
 
     def _never_joined(self, left: str, right: str) -> bool:
-        """Whether both sides are one word, in which the model joins nothing at the cut."""
+        """Whether both sides are one word in which the model joins nothing at the cut."""
         whole = self._normal(left + right)
         if self._words(left + right) != [whole] or whole != self._normal(left) + self._normal(
             right
@@ -105,6 +106,6 @@ class LongText:
 
     @cached_property
     def _pairs(self) -> frozenset[str]:
-        """Every two characters that stand side by side in an entry of the vocabulary."""
+        """All pairs of adjacent characters in entries of the vocabulary."""
         entries = self._fast.get_vocab(with_added_tokens=False)
         return frozenset(a + b for entry in entries for a, b in pairwise(entry))

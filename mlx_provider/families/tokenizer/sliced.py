@@ -1,4 +1,4 @@
-"""A search in a text of megabytes, in slices: one call of `re` lets no other thread run."""
+"""Searches megabytes of text in slices, because one call of `re` blocks all other threads."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import re
 from collections.abc import Iterator
 
 SLICE = 2**18
-"""Characters that are searched in some milliseconds."""
+"""Characters that are searched in a few milliseconds."""
 
 
 def starts(pattern: re.Pattern[str], text: str, longest: int) -> Iterator[int]:
-    """Where matches begin, ascending, of a pattern that looks at `longest` characters at most.
+    """Ascending start positions of matches, for a pattern that reads at most `longest` characters.
 
-    A match that crosses the end of a slice may be found twice or hide one that begins within it:
-    exact for patterns that consume nothing, and for whether there is a match at all.
+    A match across the end of a slice may be found twice or hide one that begins within it. The
+    result is exact for patterns that consume nothing, and for whether there is a match at all.
     """
     for begin in range(0, len(text), SLICE):
         end = begin + SLICE

@@ -1,4 +1,4 @@
-"""Messages and tools in the form that a chat template takes."""
+"""Converts messages and tools into the form that a chat template accepts."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 from ...records import TemplateForm
 
 SHORT_ID = 9
-"""Length of a call id, where a template demands one."""
+"""Length of a call id, if a template requires one."""
 LETTERS = string.ascii_letters + string.digits
 BLANK_LINE = "\n\n"
 Message = Mapping[str, Any]
 
 
 def fit_messages(messages: Sequence[Message], form: TemplateForm) -> list[dict[str, Any]]:
-    """Canonical messages (`chat.messages.normalise`) as `form` has them. Changes no input."""
+    """Canonical messages (`chat.messages.normalise`) in the form `form`. Changes no input."""
     ordered = _with_ids(messages) if form.short_ids else messages
     ordered = list(_with_names(ordered)) if form.named_ids else ordered
     ordered = ordered if form.parallel_calls else _one_by_one(ordered)
@@ -32,12 +32,12 @@ def fit_messages(messages: Sequence[Message], form: TemplateForm) -> list[dict[s
 
 
 def fit_tools(tools: Sequence[Message], form: TemplateForm) -> list[dict[str, Any]]:
-    """Tools of a request (OpenAI form) with the fields that `form` demands."""
+    """Tools of a request (OpenAI form) with the fields that `form` requires."""
     return [_tool(tool, form) for tool in tools]
 
 
 def short_id(call_id: str) -> str:
-    """Nine letters and digits: the id itself where it has that form, else a digest of it."""
+    """Nine letters and digits: the id itself if it has that form, else a digest of it."""
     if len(call_id) == SHORT_ID and all(character in LETTERS for character in call_id):
         return call_id
     digest = int.from_bytes(hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).digest())
@@ -45,7 +45,7 @@ def short_id(call_id: str) -> str:
 
 
 def call_ids(messages: Sequence[Message]) -> frozenset[str]:
-    """Ids of the assistant's calls, as they came and as `short_ids` has them."""
+    """Ids of the assistant's calls, in their original form and as `short_ids` converts them."""
     turns = (message for message in messages if message.get("role") == "assistant")
     calls = (call for turn in turns for call in turn.get("tool_calls") or ())
     ids = [str(call["id"]) for call in calls if call.get("id") is not None]
@@ -101,7 +101,7 @@ def _call(call: Message, form: TemplateForm) -> dict[str, Any]:
 
 
 def _with_ids(messages: Sequence[Message]) -> list[Message]:
-    """Calls and results without an id get one by their place."""
+    """Give calls and results without an id one by their position."""
     numbered: list[Message] = []
     count, waiting = 0, list[str]()
     for message in messages:
@@ -120,7 +120,7 @@ def _with_ids(messages: Sequence[Message]) -> list[Message]:
 
 
 def _with_names(messages: Sequence[Message]) -> Iterator[Message]:
-    """Calls whose ids hold their names, and results with the ids of their calls."""
+    """Calls with ids that contain their names, and results with the ids of their calls."""
     count, waiting = 0, list[tuple[Any, str]]()
     for message in messages:
         if calls := message.get("tool_calls"):
@@ -140,7 +140,8 @@ def _with_names(messages: Sequence[Message]) -> Iterator[Message]:
 
 
 def _users_in_results(messages: Sequence[Message]) -> list[Message]:
-    """A user's text at the end of the result before it; of a call without one, as its result."""
+    """Move a user's text to the end of the result before it, or make it the result of a call
+    without one."""
     joined: list[Message] = []
     for message in messages:
         last: Message = joined[-1] if joined else {}
@@ -158,7 +159,7 @@ def _users_in_results(messages: Sequence[Message]) -> list[Message]:
 
 
 def _one_by_one(messages: Sequence[Message]) -> list[Message]:
-    """Each call of a turn as a turn of its own, before its result."""
+    """Each call of a turn as a separate turn before its result."""
     ordered: list[Message] = []
     at = 0
     while at < len(messages):
@@ -208,7 +209,8 @@ def _tool(tool: Message, form: TemplateForm) -> dict[str, Any]:
 
 
 def _schema(schema: Any, form: TemplateForm, *, described: bool = False) -> Any:
-    """A schema with all that `form` demands, at any depth. `described`: it is a parameter's."""
+    """A schema with all fields that `form` requires, at any depth. `described`: it is a
+    parameter's."""
     if isinstance(schema, (list, tuple)):
         return [_schema(each, form) for each in schema]
     if not isinstance(schema, Mapping):

@@ -17,7 +17,7 @@ from .template_renderer import accepted
 
 Message = dict[str, Any]
 Render = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]], str]
-"""(messages, tools) -> the prompt. Raises `BadRequest` where the template refuses them."""
+"""(messages, tools) -> the prompt. Raises `BadRequest` if the template refuses them."""
 
 NAME, ABOUT, KEY = "find_zyzzyva", "xWEEVILx", "leaf"
 ASKED, SAID, THOUGHT, ANSWERED, AGAIN = "xASKx", "xSAYx", "xTHINKx", "xANSWERx", "xAGAINx"
@@ -40,10 +40,10 @@ TOOL: Message = {
 
 
 def template_form(render: Render) -> TemplateForm:
-    """The form of the template behind `render`.
+    """The form of the template of `render`.
 
-    Raises what `render` raises, but for `BadRequest`, by which a template refuses one form;
-    `TemplateLimit` passes.
+    Raises the errors of `render`, including `TemplateLimit`, except for `BadRequest`, by which a
+    template refuses one form.
     """
     probe = _Probe(render, _parts_only(render))
     form = _with_tools(probe, replace(TemplateForm(), parts_only=probe.parts_only))
@@ -57,7 +57,7 @@ def _user(text: Any) -> Message:
 
 
 def _parts_only(render: Render) -> bool:
-    """Whether a text is lost as a string and arrives as a part."""
+    """Whether a text is lost as a string but arrives as a part."""
     plain = _Probe(render, parts_only=False).text([_user(ASKED)], TemplateForm()) or ""
     parts = _Probe(render, parts_only=True).text([_user(ASKED)], TemplateForm(parts_only=True))
     return ASKED not in plain and ASKED in (parts or "")
@@ -71,13 +71,13 @@ class _Probe:
     def text(
         self, messages: Sequence[Message], form: TemplateForm, tools: Sequence[Message] = ()
     ) -> str | None:
-        """What the template writes; `None`: it refuses."""
+        """The template's text. `None`: it refuses."""
         fitted = fit_messages(messages, form), fit_tools(tools, form)
         return accepted(lambda: self.render(*fitted))
 
 
 def _with_tools(probe: _Probe, form: TemplateForm) -> TemplateForm:
-    """What tools must look like, and when all of one arrives."""
+    """The required form of tools, and whether a tool arrives completely."""
     alone = [_user(ASKED)]
     if _shown(probe, form, alone):
         asked, shows = alone, form.shows_tools
@@ -119,7 +119,7 @@ def _changed(parameters: Mapping[str, Any]) -> Message:
 
 
 def _with_calls(probe: _Probe, form: TemplateForm) -> TemplateForm:
-    """How turns with calls must look; `takes_calls` only where nothing of them is lost."""
+    """The required form of turns with calls. `takes_calls` only if nothing of them is lost."""
     tools = [TOOL] if form.shows_tools == "always" else []
     prompt = probe.text([_user(ASKED)], form, tools) or ""
 
@@ -170,7 +170,8 @@ def _call_form(
 ) -> TemplateForm | None:
     """The first form in which a call and its result arrive.
 
-    One whose text begins with the prompt comes first: a reply's tokens are then found again.
+    A form whose text begins with the prompt is preferred, because a reply's tokens are then found
+    again.
     """
     turn = _turn(1)
     fits = [each for each in _call_forms(form) if arrives(each, turn, ())]
@@ -210,11 +211,11 @@ def called_once() -> list[Message]:
 
 
 _NEXT: list[Message] = [{"role": "assistant", "content": ANSWERED}, _user(AGAIN)]
-"""How a conversation goes on."""
+"""The continuation of a conversation."""
 
 
 def _arrived(text: str | None, prompt: str, words: Sequence[str], calls: int) -> bool:
-    """Whether a text holds all the words, each call's name, and nothing in a form of Python's."""
+    """Whether a text holds all the words, each call's name, and nothing in Python syntax."""
     if text is None or any(word not in text for word in (ASKED, *words)):
         return False
     if text.count(NAME) < prompt.count(NAME) + calls:
@@ -224,7 +225,7 @@ def _arrived(text: str | None, prompt: str, words: Sequence[str], calls: int) ->
 
 
 def _roles_in_parts(probe: _Probe, form: TemplateForm) -> Iterator[str]:
-    """Roles of which two parts of text both arrive, and not as data."""
+    """Roles whose text parts both arrive, and not as data."""
     parts = [{"type": "text", "text": text} for text in PARTS]
     asked, answer = _user(ASKED), {"role": "assistant", "content": parts}
     conversations = {
@@ -241,4 +242,4 @@ def _roles_in_parts(probe: _Probe, form: TemplateForm) -> Iterator[str]:
 
 
 _AS_DATA = ("'type'", '"type"')
-"""Of a part that a template takes for text."""
+"""Signs that a template writes a part as text."""

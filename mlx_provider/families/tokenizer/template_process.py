@@ -1,8 +1,8 @@
-"""A process that renders chat templates, so that the engine need not: `python template_process.py`.
+"""A process that renders chat templates for the engine: `python template_process.py`.
 
-A chat template is a program of whoever published the model. Here it runs in a sandbox of Jinja's,
-with bounds on processor time, memory and output. Imports nothing of this package, so that it
-starts fast. The environment is that of transformers 5.23 (`utils/chat_template_utils.py`,
+A chat template is a program of the model's publisher. Here it runs in Jinja's sandbox, with limits
+on processor time, memory and output. This module imports nothing of this package, so that it starts
+fast. The environment is that of transformers 5.23 (`utils/chat_template_utils.py`,
 `_cached_compile_jinja_template`); a test compares the two.
 """
 
@@ -25,19 +25,19 @@ from jinja2.filters import FILTERS as DEFAULT_FILTERS
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 LARGEST = 1 << 26
-"""Characters, or items, of one value that an operator may make."""
+"""Most characters, or items, of one value that an operator creates."""
 DIGITS = 4
-"""Of a width in a format: `%10000d` is refused."""
+"""Most digits of a width in a format: `%10000d` is refused."""
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names under which templates read the thoughts of an earlier turn."""
 
 
 class TooLarge(Exception):
-    """The text exceeds its bound."""
+    """The text exceeds its limit."""
 
 
 class Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks what a model wrote, for training; here its body is just written."""
+    """`{% generation %}` marks a model's text for training. Here only its body is written."""
 
     tags = {"generation"}  # noqa: RUF012  (as the base class has it)
 
@@ -47,7 +47,7 @@ class Generation(jinja2.ext.Extension):
 
 
 class Environment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, in which no operator or method makes a value of gigabytes."""
+    """Jinja's sandbox, in which no operator or method creates a value of gigabytes."""
 
     intercepted_binops = frozenset({"+", "*", "%", "**"})
 
@@ -64,7 +64,7 @@ class Environment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        """Methods of a text that pad it, and its `format`, are given no large width."""
+        """Refuse large widths in methods of a text that pad it, and in its `format`."""
         owner = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)
         if isinstance(owner, str):
             _check_widths(owner, [*args, *kwargs.values()])
@@ -72,7 +72,7 @@ class Environment(ImmutableSandboxedEnvironment):
 
 
 class Namespace(jinja2.utils.Namespace):
-    """`namespace`, which takes no name that begins with an underscore, as upstream's does."""
+    """`namespace`, which refuses names that begin with an underscore, like upstream's."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         attributes = dict(*args[1:], **kwargs)
@@ -86,7 +86,7 @@ class Namespace(jinja2.utils.Namespace):
 
 
 class Dictionary:
-    """`dict`, of which a template gets no class."""
+    """`dict` without access to its class."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -115,7 +115,7 @@ def _check_product(many: Any, times: Any) -> None:
 
 
 def _check_widths(form: str, values: Any) -> None:
-    """Refuse numbers by which a text could be padded, within a format and among its values."""
+    """Refuse numbers that could pad a text, within a format and among its values."""
     run = 0
     for character in form if "%" in form or "{" in form else "":
         run = run + 1 if character.isdigit() else 0
@@ -130,7 +130,7 @@ def _check_numbers(values: Any) -> None:
 
 
 def _padding(name: str) -> Any:
-    """A filter of Jinja's that pads, given no large width."""
+    """A padding filter of Jinja that refuses large widths."""
     pad = DEFAULT_FILTERS[name]
 
     def padded(value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -178,7 +178,7 @@ def environment() -> Environment:
 
 
 def rendered(template: Any, asked: dict[str, Any]) -> str:
-    """The text of one conversation. Raises whatever the template raises, and `TooLarge`."""
+    """The text of one conversation. Raises the errors of the template, and `TooLarge`."""
     messages = [_aliased(message) for message in asked["messages"]]
     tools = asked["tools"]
     prompt = asked["generation_prompt"]
@@ -202,12 +202,12 @@ def rendered(template: Any, asked: dict[str, Any]) -> str:
         return text(tools)
     try:
         return text(None)
-    except TypeError:  # some templates iterate over tools that there are not
+    except TypeError:  # some templates iterate over missing tools
         return text([])
 
 
 def _aliased(message: dict[str, Any]) -> dict[str, Any]:
-    """A message with its thoughts under the names by which templates ask for them."""
+    """A message with its thoughts under the names that templates read."""
     thought = next((message[key] for key in REASONING if message.get(key) is not None), None)
     if thought is None:
         return message
@@ -215,7 +215,7 @@ def _aliased(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def answer(templates: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
-    """The text, or what is wrong and in which line of the template; and the seconds spent."""
+    """The text, or the error with its line in the template; and the seconds spent."""
     signal.setitimer(signal.ITIMER_PROF, asked["seconds"])
     began = time.process_time()
     answered = _answered(templates, asked)
@@ -252,7 +252,7 @@ def _line(error: Exception) -> int | None:
 
 
 def compiled(made: Environment, source: str, seconds: float) -> Any:
-    """A template, or one that raises what is wrong with its source."""
+    """A template, or one that raises the error of its source."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         return made.from_string(source)
@@ -271,13 +271,13 @@ class _Broken:
 
 
 def read(source: BinaryIO) -> dict[str, Any] | None:
-    """One message; `None`: nobody asks any more."""
+    """One message. `None`: the input has ended."""
     size = source.readline()
     return json.loads(source.read(int(size))) if size else None
 
 
 def serve(asked: BinaryIO, said: BinaryIO) -> None:
-    """Take templates and render them until the input ends."""
+    """Read templates and render them until the input ends."""
     made, templates = environment(), {}
     while (message := read(asked)) is not None:
         if "source" in message:
@@ -291,7 +291,7 @@ def serve(asked: BinaryIO, said: BinaryIO) -> None:
 
 def main() -> None:
     space = int(sys.argv[1])
-    with suppress(ValueError, OSError):  # macOS knows the limit, and does not take it
+    with suppress(ValueError, OSError):  # macOS defines the limit, but does not accept it
         resource.setrlimit(resource.RLIMIT_AS, (space, space))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     serve(sys.stdin.buffer, sys.stdout.buffer)

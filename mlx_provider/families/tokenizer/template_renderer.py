@@ -1,4 +1,4 @@
-"""Chat templates, rendered in a bounded process."""
+"""Renders chat templates in a limited process."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from ...bounded_process import BoundedProcesses, ProcessEnded
 from ...errors import BadRequest, RequestFailed, UnsupportedModel, for_another
 
 SECONDS = 4.0
-"""Processor time for one rendering, or for all probes of a template; a prompt of 100,000 tokens
-takes some milliseconds."""
+"""Processor time for one rendering, or for all probes of a template. A prompt of 100,000 tokens
+takes a few milliseconds."""
 CHARACTERS = 4_000_000
-"""That a template may write beside what it is given ..."""
+"""Characters that a template may write besides its input."""
 TIMES = 4
-"""... and how often it may write all of that."""
+"""Number of times that it may write its input."""
 MEMORY = 2 << 30
-"""Bytes of one of its processes."""
+"""Memory limit of one of its processes in bytes."""
 PROGRAM = Path(__file__).with_name("template_process.py")
 REMEMBERED = 100_000
-"""Characters of a probe's text that is kept."""
+"""Most characters of a probe's text in the cache."""
 Probe = Literal["no", "cached", "fresh"]
-"""Whether a rendering is a probe at load, and whether an earlier rendering will do."""
+"""Whether a rendering is a probe at load, and whether a cached one is sufficient."""
 
 
 class TemplateLimit(UnsupportedModel):
-    """The template exceeds a bound on time, memory or output: no other input would mend that."""
+    """The template exceeds a limit on time, memory or output. No other input would help."""
 
 
 @cache
 def _processes() -> BoundedProcesses:
-    """Shared by all models of this process: a template leaves nothing behind for another."""
+    """Shared by all models of this process, because a template leaves no state behind."""
     return BoundedProcesses(PROGRAM, MEMORY)
 
 
 def accepted(render: Callable[[], str]) -> str | None:
-    """The text of a rendering; `None`: the template refuses this input.
+    """The text of a rendering. `None`: the template refuses this input.
 
     Raises `TemplateLimit`, after which no other input is tried.
     """
@@ -54,7 +54,7 @@ def accepted(render: Callable[[], str]) -> str | None:
 
 
 class _Probes:
-    """The probes of one template: within `SECONDS` of processor time together."""
+    """The probes of one template, within `SECONDS` of processor time in total."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -65,7 +65,7 @@ class _Probes:
     def answer(
         self, asked: dict[str, Any], ask: Callable[[float], dict[str, Any]], *, cached: bool
     ) -> dict[str, Any]:
-        """The answer of `ask`, which is given the seconds that are left. Raises `TemplateLimit`."""
+        """The answer of `ask`, which gets the remaining seconds. Raises `TemplateLimit`."""
         key = hashlib.sha256(_json(asked)).digest()
         with self._lock:
             if self._refused is not None:
@@ -87,15 +87,15 @@ class _Probes:
 
 @lru_cache(maxsize=4)
 def _probes_of(source: str) -> _Probes:
-    """Shared by the thread that tries a template before the load, and the load itself."""
+    """Shared by the thread that tries a template before the load, and by the load itself."""
     return _Probes()
 
 
 @dataclass(frozen=True)
 class TemplateRenderer:
-    """One chat template; safe from any thread.
+    """One chat template. Safe from any thread.
 
-    `special_tokens`: variables `bos_token` and the like.
+    `special_tokens`: variables such as `bos_token`.
     """
 
     source: str
@@ -110,9 +110,9 @@ class TemplateRenderer:
         generation_prompt: bool,
         probe: Probe = "no",
     ) -> str:
-        """The text of a conversation; keys whose value is None reach the template.
+        """The text of a conversation. Keys with the value None reach the template.
 
-        Raises `BadRequest` with the template's complaint and its line, `TemplateLimit`.
+        Raises `BadRequest` with the template's message and its line, `TemplateLimit`.
         """
         given = _json({"messages": messages, "tools": tools})
         asked = {
@@ -138,7 +138,7 @@ class TemplateRenderer:
         )
 
     def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """What the process answers. Raises `TemplateLimit`."""
+        """The answer of the process. Raises `TemplateLimit`."""
         key = hashlib.sha256(self.source.encode("utf-8", "surrogatepass")).hexdigest()
         setup = _json({"template": key, "source": self.source, "seconds": SECONDS})
         try:

@@ -1,4 +1,4 @@
-"""A folder's chat template on trial, before the engine thread loads the model."""
+"""Tries a folder's chat template before the engine thread loads the model."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ FILES = ("tokenizer_config.json", "special_tokens_map.json")
 
 @dataclass(frozen=True)
 class _Described:
-    """The part of a transformers tokenizer that a template sees, from the files alone."""
+    """The part of a transformers tokenizer that a template needs, from the files alone."""
 
     chat_template: str
     special_tokens_map: Mapping[str, str]
 
 
 def try_template(folder: Path) -> None:
-    """Run the probes of a template, which the load finds done. Blocks for seconds at most.
+    """Run the probes of a template, so that the load finds their results. Blocks for a few seconds
+    at most.
 
-    A mistaken guess at the special tokens costs time alone: the load then probes again.
-    Raises `UnsupportedModel` for a template that exceeds its bounds.
+    A wrong guess of the special tokens costs only time, because the load then probes again. Raises
+    `UnsupportedModel` for a template that exceeds its limits.
     """
     source = named_template(folder)
     if source:
@@ -33,7 +34,7 @@ def try_template(folder: Path) -> None:
 
 
 def _special_tokens(folder: Path) -> dict[str, str]:
-    """As `special_tokens_map` of transformers: `bos_token` and the like, as text."""
+    """Like `special_tokens_map` of transformers: `bos_token` and others, as text."""
     found: dict[str, str] = {}
     for name in FILES:
         given = read_json(folder / name)

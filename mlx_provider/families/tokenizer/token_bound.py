@@ -1,4 +1,4 @@
-"""How few tokens a text can have, without encoding it. Holds for tokenizers 0.23."""
+"""A lower limit for the tokens of a text, without encoding it. Valid for tokenizers 0.23."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 from tokenizers import pre_tokenizers
 
 COMPOSED = 4
-"""Most characters that become one by NFC or NFKC: the longest canonical decomposition of a
+"""Most characters that NFC or NFKC composes into one: the longest canonical decomposition of a
 character has four, and no character decomposes into none."""
 SHORTENS_NOTHING = ("NFD", "NFKD", "Lowercase", "Prepend", "ByteLevel")
-"""Normalisers that make at least one character of each."""
+"""Normalisers that make at least one character of each character."""
 KEEPS_ALL = ("ByteLevel", "Metaspace", "Digits", "UnicodeScripts", "FixedLength")
 """Pre-tokenisers that drop no character."""
 
 
 def characters_per_token(fast: Any) -> int | None:
-    """Most characters of a text, beyond ASCII ones too, that one token can stand for.
+    """The most characters of a text, beyond ASCII ones too, for one token.
 
-    `None`: a token may stand for any number of them, as far as can be told: something is dropped,
-    squeezed, or made one unknown token. `fast`: a `tokenizers.Tokenizer`.
+    `None`: unlimited or unknown, because characters are dropped, squeezed, or joined into one
+    unknown token. `fast`: a `tokenizers.Tokenizer`.
     """
     normaliser, words = _state(fast.normalizer), _state(fast.pre_tokenizer)
     shrinks = _shrinks(normaliser)
@@ -40,7 +40,7 @@ def _state(part: Any) -> dict[str, Any] | None:
 
 
 def _shrinks(normaliser: dict[str, Any] | None) -> int | None:
-    """Most characters that become one; `None`: unknown."""
+    """Most characters that become one. `None`: unknown."""
     if normaliser is None:
         return 1
     kind = normaliser["type"]
@@ -70,7 +70,7 @@ def _keeps_all(words: dict[str, Any] | None) -> bool:
 
 
 def _covers_all(fast: Any) -> bool:
-    """Whether every character becomes part of a token, unknown ones each of their own."""
+    """Whether every character becomes part of a token, and each unknown one a separate token."""
     model = fast.model
     if type(model).__name__ != "BPE":
         return False

@@ -1,4 +1,4 @@
-"""A lock in turn."""
+"""A fair lock."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections import deque
 
 
 class Turns:
-    """Threads get it in the order in which they ask.
+    """Threads get it in the order of their requests.
 
-    `threading.Lock` goes to whoever asks first once it is free: mostly to the thread that has
-    just let go of it and asks again for its next piece.
+    `threading.Lock` goes to the first thread that asks once it is free. That is usually the thread
+    that has just released it and asks again for its next piece.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""Any model of mlx-vlm through its front door: its processor, embeddings and language model.
+"""Any model of mlx-vlm through its public calls: its processor, embeddings and language model.
 
-For a family that knows nothing of a model but how mlx-vlm calls it. Nothing of a request is read
-from the model object or left there.
+For a family that knows only how mlx-vlm calls a model. Nothing of a request is read from the model
+object or stored there.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def load_with_processor(folder: Path, options: LoadOptions) -> tuple[Any, Any]:
 def model_inputs(
     processor: Any, text: str, images: list[Any], image_token: int | None
 ) -> dict[str, np.ndarray]:
-    """What the processor makes of a rendered prompt, as numpy arrays. Raises `ValueError`."""
+    """The processor's output for a rendered prompt, as numpy arrays. Raises `ValueError`."""
     made = library().prepare_inputs(
         processor,
         images=images or None,
@@ -51,7 +51,7 @@ def model_inputs(
 
 
 def prompt_features(model: Any, inputs: Mapping[str, np.ndarray]) -> dict[str, mx.array]:
-    """Embeddings of a whole prompt and what else its prefill needs.
+    """Embeddings of a whole prompt, and the other inputs of its prefill.
 
     `inputs`: the processor's arrays. `inputs_embeds` is (1, length, hidden); the others are
     arguments of `language_logits`.

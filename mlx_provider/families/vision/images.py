@@ -1,4 +1,4 @@
-"""Still images of a request: their size, and their pixels within a bound."""
+"""Still images of a request: their size, and their pixels within a limit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...records import MediaItem
 
 
 def image_size(item: MediaItem) -> tuple[int, int]:
-    """Height and width of a still image. Raises `MediaError` for anything else."""
+    """Height and width of a still image. Raises `MediaError` for other media."""
     if item.kind != "image":
         raise MediaError("this model takes images but no video")
     if len(item.shape) != 3 or item.shape[-1] != 3 or 0 in item.shape:
@@ -21,7 +21,7 @@ def image_size(item: MediaItem) -> tuple[int, int]:
 def as_image(item: MediaItem, max_pixels: int) -> NDArray[np.uint8]:
     """Pixels (H, W, 3) of a still image, scaled down to `max_pixels`.
 
-    Raises `MediaError` for anything else.
+    Raises `MediaError` for other media.
     """
     height, width = image_size(item)
     if height * width <= max_pixels:

@@ -26,15 +26,15 @@ def vision_info(
     default_context: int = DEFAULT_CONTEXT,
     notes: tuple[str, ...] | None = None,
 ) -> ModelInfo:
-    """`ModelInfo` of a vision model. `image`: what its template writes for one; `variant`: what
-    besides its files changes its KV.
+    """`ModelInfo` of a vision model. `image`: its template's text for an image; `variant`: changes
+    of its KV that its files do not show.
 
-    `default_context`: the context length where config and operator name none. `notes`: in place
-    of the tokenizer's.
+    `default_context`: the context length if config and operator give none. `notes`: replaces the
+    tokenizer's.
     """
     config = read_json(folder / "config.json")
     text = config.get("text_config") or config
-    # `n_ctx` is the last name looked for
+    # `n_ctx` is the last name in the search
     context = context_length({"n_ctx": default_context, **text}, options)
     return describe(
         folder,

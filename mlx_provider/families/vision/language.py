@@ -1,4 +1,4 @@
-"""What comes out of a text model of mlx-vlm: hidden states as logits."""
+"""Converts hidden states of mlx-vlm's text model to logits."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Weights of a vision model by mlx-vlm, as a library: its classes, without its server.
+"""Loads weights of a vision model with the classes of mlx-vlm, without its server.
 
-Models are called below `LanguageModel.__call__`, which keeps positions of the last request on the
-model object (mlx_vlm/models, 0.7.10, `_rope_deltas` and `_position_ids`); positions come from the
+Models are called below `LanguageModel.__call__`, which stores positions of the last request on the
+model object (mlx_vlm/models, 0.7.10, `_rope_deltas` and `_position_ids`). Positions come from the
 caller.
 """
 
@@ -28,14 +28,13 @@ from ..sharding import parted, settle, shard
 def load_model(
     folder: Path, options: LoadOptions, *, patch: AbstractContextManager[Any] | None = None
 ) -> Any:
-    """The mlx-vlm model of a checkpoint folder, weights in memory, read once.
+    """The mlx-vlm model of a checkpoint folder, with its weights in memory, read once.
 
-    Weights that the class does not know by design (an MTP head) are never materialised: the
-    files are mapped lazily and `sanitize` drops them. Nor are those of other parts than the text
-    model where `options.modality` is `text`. Over ranks, each has its share of the text model, and
-    the first alone the other parts. `patch` is active while loading.
-    Raises `UnsupportedModel`, or `BadRequest` (no weights, weights that do not fit the config,
-    code that was not allowed).
+    Weights that the class intentionally does not support (an MTP head) are never materialised: the
+    files are mapped lazily and `sanitize` drops them. The same is true for parts other than the
+    text model if `options.modality` is `text`. Each rank has its share of the text model, and only
+    the first one has the other parts. `patch` is active while loading. Raises `UnsupportedModel`,
+    or `BadRequest` (no weights, weights that do not fit the config, code that was not allowed).
     """
     split = parted(options)
     config = read_json(folder / "config.json")
@@ -69,7 +68,7 @@ def load_model(
 
 
 def _drop_other_parts(model: Any) -> None:
-    """As mlx-vlm does itself for a checkpoint that has no weights of a part (utils.py,
+    """Like mlx-vlm itself for a checkpoint without the weights of a part (utils.py,
     `_drop_modules_without_weights`)."""
     for name, part in list(model.items()):
         if name != "language_model" and isinstance(part, nn.Module):
@@ -77,7 +76,7 @@ def _drop_other_parts(model: Any) -> None:
 
 
 class Elsewhere(nn.Module):
-    """A part that rank 0 runs for all: here it has no weights."""
+    """A part that rank 0 runs for all ranks. Here it has no weights."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("this part of the model is on rank 0, which sends what it makes")
@@ -100,7 +99,7 @@ def _with_adapter(model: Any, adapter: Path) -> Any:
 
 
 def _check_adapter(adapted: Any, adapter: Path) -> None:
-    """Upstream (trainer/peft/utils.py 0.7.10) drops what the model has no place for."""
+    """Check that no tensor is lost: upstream (trainer/peft/utils.py 0.7.10) drops unknown ones."""
     known = {name for name, _ in tree_flatten(adapted.parameters())}
     files = (str(path) for path in adapter.glob("*.safetensors"))
     lost = {str(name) for file in files for name in mx.load(file)} - known

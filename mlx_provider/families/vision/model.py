@@ -1,4 +1,4 @@
-"""What the vision families share: one loaded model, prompts with media spans, embeddings."""
+"""Common parts of the vision families: a loaded model, prompts with media spans, embeddings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Piece:
     stop: int
     features: VisionFeatures | None = None
     offset: int = 0
-    """First row of `features` that belongs here."""
+    """First row of `features` that belongs to this piece."""
 
 
 def pieces(chunk: PrefillChunk, stop: int | None = None) -> list[Piece]:
@@ -71,12 +71,12 @@ def embeddings(
 
 
 def media_rows(part: Piece, rows: mx.array) -> mx.array:
-    """The rows of a span's features that fall into this piece."""
+    """The rows of a span's features that belong to this piece."""
     return rows[part.offset : part.offset + part.stop - part.start]
 
 
 class VisionModel:
-    """Common part of a `LoadedModel` over mlx-vlm; families add the device methods."""
+    """The common part of a `LoadedModel` over mlx-vlm. Families add the device methods."""
 
     kv_layouts: Sequence[str] = ("merged", "solo")
     feature_types: Sequence[type[Any]] = (VisionFeatures,)

@@ -1,7 +1,7 @@
-"""A model that sees patches of any grid, with rotary positions on three axes, by mlx-vlm.
+"""An mlx-vlm model over patches of any grid, with rotary positions on three axes.
 
-Its text model takes explicit `position_ids`, so nothing is read from or left on the model object,
-and features for its first layers (deepstack) of exactly the media tokens of a chunk.
+Its text model takes explicit `position_ids`, so nothing is read from or stored on the model object,
+and features for its first layers (deepstack) for exactly the media tokens of a chunk.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class PatchVisionModel(VisionModel):
         return head(self.model.language_model, self._states(chunk))[0]
 
     def _states(self, chunk: PrefillChunk) -> mx.array:
-        """Appends the chunk; (1, length, hidden)."""
+        """Append the chunk. Returns (1, length, hidden)."""
         language = self.model.language_model
         parts = pieces(chunk)
         hidden: mx.array = language.model(
@@ -109,9 +109,9 @@ class PatchVisionModel(VisionModel):
 
 
 def _deepstack(chunk: PrefillChunk, parts: Sequence[Any]) -> dict[str, Any]:
-    """Deepstack features of exactly the media tokens of this chunk, as the text model takes them.
+    """Deepstack features of exactly the media tokens of this chunk, for the text model.
 
-    Upstream's `_deepstack_process` finds the rows by `numpy.where` on the mask of the batch.
+    Upstream's `_deepstack_process` finds the rows with `numpy.where` on the mask of the batch.
     """
     media = [part for part in parts if part.features is not None and part.features.deepstack]
     if not media:

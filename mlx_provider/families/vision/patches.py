@@ -1,4 +1,4 @@
-"""Images and frames of any size as patches, a strip at a time."""
+"""Converts images and frames of any size to patches, in strips."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .prompt import Block, Placed
 LOW_DETAIL_PIXELS = 512 * 512
 """Pixels of an image sent with OpenAI's `detail: low`."""
 STRIP = 2**18
-"""Pixels that are cut into patches at once."""
+"""Pixels that are converted to patches at once."""
 Pixels = NDArray[np.uint8]
 Cut = Callable[[Pixels], Iterator[NDArray[np.float32]]]
 
@@ -30,16 +30,16 @@ Cut = Callable[[Pixels], Iterator[NDArray[np.float32]]]
 class Patches:
     """Input of the vision tower for one block.
 
-    Pixels are kept as bytes: cut into patches they take eight times as much, so that is done
-    right before the tower runs, a strip at a time.
+    Pixels are stored as bytes, because patches take eight times as much. They are converted in
+    strips right before the tower runs.
     """
 
     grid: tuple[int, int, int]
     """Patches in time, height and width, before merging."""
     merge: int
-    """Patches that become one token, per side."""
+    """Patches per side that become one token."""
     pixels: OnDemand[Pixels]
-    """(frames,) height, width, 3, of which this block is `cut`."""
+    """(frames,) height, width, 3. This block is the part `cut` of it."""
     cut: Cut
 
     @property
@@ -58,16 +58,17 @@ class Patches:
 
 @dataclass(frozen=True)
 class PatchTexts:
-    """How a family's template and tokenizer write images and frames: one token each, but `time`."""
+    """The texts for images and frames in a family's template and tokenizer: one token each, except
+    for `time`."""
 
     image: str
-    """Stands for an image's patches."""
+    """Represents an image's patches."""
     frames: str
-    """Stands for those of a group of frames."""
+    """Represents the patches of a group of frames."""
     start: str
     end: str
     time: str
-    """Before a group of frames; `{seconds}` is when it was seen."""
+    """Precedes a group of frames; `{seconds}` is its time."""
 
     @property
     def group(self) -> str:
@@ -76,16 +77,16 @@ class PatchTexts:
 
     @property
     def all(self) -> tuple[str, ...]:
-        """Texts that users may not produce by typing them."""
+        """Texts that users must not produce by typing them."""
         return (self.image, self.frames, self.start, self.end)
 
 
 class PatchProcessors(Protocol):
-    """How a family scales media and cuts them; a module may be one.
+    """A family's functions to scale and cut media. A module may implement it.
 
-    Processors have `patch_size`, `merge_size`, `min_pixels` and `max_pixels`, those of frames
-    `temporal_patch_size` and `fps`, too. Scales are heights and widths; an aspect ratio that the
-    model does not take raises `ValueError`.
+    Processors have `patch_size`, `merge_size`, `min_pixels` and `max_pixels`, those of frames also
+    `temporal_patch_size` and `fps`. Scales are heights and widths. An aspect ratio that the model
+    does not support raises `ValueError`.
     """
 
     def image_processor(self, folder: Path, /) -> Any: ...
@@ -102,7 +103,7 @@ class PatchProcessors(Protocol):
 
 
 class PatchMedia:
-    """Images and frames to patches, by the processors of a family."""
+    """Converts images and frames to patches with the processors of a family."""
 
     def __init__(self, folder: Path, texts: PatchTexts, processors: PatchProcessors) -> None:
         self.texts = texts
@@ -130,10 +131,10 @@ class PatchMedia:
         return Placed(self.texts.image, (block,))
 
     def _image_strips(self, pixels: Pixels) -> Iterator[NDArray[np.float32]]:
-        """Patches of whole rows of patches: their order is the image's."""
+        """Patches in whole rows of patches, in the order of the image."""
         height, width, _ = pixels.shape
         grain = self.images.patch_size * self.images.merge_size
-        # no strip so flat that upstream would refuse it as an image
+        # no strip is so flat that upstream would refuse it as an image
         rows = max(STRIP // width, width // 100, 1)
         rows = -(-rows // grain) * grain
         tops = [*range(0, max(1, height - rows + 1), rows), height]
@@ -150,7 +151,7 @@ class PatchMedia:
         pixels = OnDemand(lambda: item.scaled(*scaled))
         blocks, text = [], []
         for group in range(-(-count // span)):
-            # the mean time of the group's frames, at the rate the processor samples
+            # the mean time of the group's frames, at the sampling rate of the processor
             seconds = (group * span + (span - 1) / 2) / videos.fps
             cut = partial(self._video_group, group)
             blocks.append(self._block(item, pixels, cut, grid, group))
@@ -171,6 +172,6 @@ class PatchMedia:
         group: int,
     ) -> Block:
         made = Patches(grid, self.images.merge_size, pixels, cut)
-        # size and group are part of the key: one file at two sizes is two sets of features
+        # size and group are part of the key: one file at two sizes has two sets of features
         key = f"{item.content_hash}:{grid[1]}x{grid[2]}:{group}"
         return Block(made.tokens, key, made, pixels)

@@ -1,7 +1,7 @@
-"""Rotary positions on three axes, time, height and width (M-RoPE), given explicitly.
+"""Explicit rotary positions on three axes: time, height and width (M-RoPE).
 
-Text advances all axes by one. Upstream's own index of them is not used: it is of one request, and
-kept on the model object.
+Text advances all axes by one. Upstream's own position index is not used, because it belongs to one
+request and is stored on the model object.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ...records import MediaSpan, PrefillChunk
 def rotary_positions(
     length: int, spans: Sequence[MediaSpan]
 ) -> tuple[NDArray[np.int32] | None, int]:
-    """M-RoPE positions (3, length) and what to add to a token's index after the prompt.
+    """M-RoPE positions (3, length), and the offset to a token's index after the prompt.
 
-    Text advances all three axes by one; a media span advances by its longest side.
-    `None` where there is no media: positions are then 0 .. length - 1. A span's `inputs` tell its
-    `grid`, patches in time, height and width, and how many per side become one token, `merge`.
+    Text advances all three axes by one; a media span advances by its longest side. `None` without
+    media: positions are then 0 .. length - 1. The `inputs` of a span have its `grid`, patches in
+    time, height and width, and `merge`, the patches per side of one token.
     """
     if not spans:
         return None, 0

@@ -1,7 +1,7 @@
-"""From messages and media to tokens: template, media placeholders, spans, snapshot points.
+"""Converts messages and media to tokens: template, media placeholders, spans, snapshot points.
 
-A family says which tokens of the rendered template stand for media and what replaces each.
-The same text typed by a user stays text, as every control token does.
+A family defines the tokens of the rendered template that represent media, and their replacements.
+The same text typed by a user stays text, like every control token.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Placed:
-    """What replaces one media placeholder: text with one media token per block."""
+    """The replacement of one media placeholder: text with one media token per block."""
 
     text: str
     blocks: tuple[Block, ...]
@@ -40,11 +40,11 @@ class MediaMarks:
     """How a family's template and tokenizer write media."""
 
     placeholders: Mapping[str, str]
-    """Text the template writes for one item, by kind of media."""
+    """The template's text for one item, by kind of media."""
     tokens: frozenset[int]
-    """Ids of media tokens: each stands for one block before expansion."""
+    """Ids of media tokens. Each represents one block before expansion."""
     reserved: tuple[str, ...]
-    """Texts of tokens that users may not produce by typing them, added tokens or not."""
+    """Texts of tokens that users must not produce by typing them, added tokens or not."""
     place: Callable[[MediaItem], Placed]
     """Preprocess one item, pixels preferably in `Block.ready`. Raises `MediaError`."""
 
@@ -64,7 +64,8 @@ def build_prompt(
     media: Sequence[MediaItem],
     variables: Mapping[str, Any],
 ) -> Prompt:
-    """Render, expand and tokenise. Raises `BadRequest` (template, or media it did not place)."""
+    """Render, expand and tokenise. Raises `BadRequest` (template, or media that it did not
+    place)."""
     hidden, text = tokenizer.rendered(messages, tools, variables)
     filled, blocks = _fill(text, marks, media)
     # a template writes its own BOS, so the tokenizer must not add another
@@ -85,15 +86,15 @@ def build_prompt(
 def message_ends(tokens: Sequence[int], stop_tokens: frozenset[int]) -> tuple[int, ...]:
     """Token counts at the end of the first two messages and of the last one.
 
-    The first ones hold what later conversations share: a system part, a document. Templates
-    close every turn with a token that also ends a reply.
+    The first ones hold the part that later conversations share: a system part, a document.
+    Templates close every turn with a token that also ends a reply.
     """
     ends = [i + 1 for i, token in enumerate(tokens) if token in stop_tokens]
     return tuple(sorted({*ends[:2], *ends[-1:]}))
 
 
 def _fill(text: str, marks: MediaMarks, media: Sequence[MediaItem]) -> tuple[str, list[Block]]:
-    """Put every item's own text in place of its placeholder."""
+    """Replace each placeholder by the text of its item."""
     kinds = {placeholder: kind for kind, placeholder in marks.placeholders.items()}
     pattern = "|".join(map(re.escape, sorted(kinds, key=len, reverse=True)))
     found = list(re.finditer(pattern, text)) if pattern else []

@@ -1,11 +1,11 @@
-"""Text of clients never becomes a control token.
+"""Prevents that text of clients becomes a control token.
 
-`marks` replaces characters of control tokens in a client's strings before the template is
-rendered. `spelling` spells the marked text in letters when the rendered text is tokenized.
+`marks` replaces characters of control tokens in a client's strings before the template is rendered.
+`spelling` spells the marked text in letters when the rendered text is tokenized.
 
-transformers 5.23 has `sanitize_control_tokens`. It leaves keys of mappings, tokens that a template
-joins from parts, tokens that a normalizer makes, and vocabularies that hold control tokens; it
-gives no offsets, renders in this process, and is not in the lowest version that we admit.
+transformers 5.23 has `sanitize_control_tokens`. It does not cover keys of mappings, tokens that a
+template joins from parts, tokens that a normalizer makes, and vocabularies with control tokens. It
+gives no offsets, renders in this process, and is missing in the lowest supported version.
 """
 
 from .control_tokens import ControlTokens

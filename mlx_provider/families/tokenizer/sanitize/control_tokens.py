@@ -1,7 +1,7 @@
-"""Which texts a tokenizer reads as control tokens, and where a client's text holds one.
+"""Finds the texts that a tokenizer reads as control tokens, and their positions in a client's text.
 
-Every added token is one, special or not, but for what some tokenizers keep there as plain
-vocabulary: white space, letters, tags of HTML.
+Every added token counts, special or not, except for plain vocabulary that some tokenizers store
+there: white space, letters, HTML tags.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from .joins import Edges
 SPACE_SIGN = "▁"
 """SentencePiece's sign for a space."""
 UNKNOWN = "\U0010fffd"
-"""A character that no vocabulary has."""
+"""A character that no vocabulary contains."""
 CHANGES_CASE = re.compile("lower|upper|title|capitalize|swapcase")
-"""In a template: filters and methods that make a control token of a text that was none."""
+"""Filters and methods in a template that can turn other text into a control token."""
 HTML_TAG = re.compile(
     "</?(?:h[1-6]|[bius]|em|strong|su[bp]|code|blockquote|table|caption|t(?:[rhd]|head|body|foot))>"
 )
 
 
 def is_vocabulary(token: Any, template: str) -> bool:
-    """Whether an added token (`tokenizers.AddedToken`) is text: a word, white space, one sign,
-    or a tag of HTML that the template neither opens nor closes."""
+    """Whether an added token (`tokenizers.AddedToken`) is text: a word, white space, one sign, or
+    an HTML tag that the template neither opens nor closes."""
     shown = token.content.replace(SPACE_SIGN, " ").strip()
     pair = (shown.replace("</", "<"), shown.replace("</", "<").replace("<", "</"))
     tag = HTML_TAG.fullmatch(shown) is not None and not any(each in template for each in pair)
@@ -37,10 +37,10 @@ def is_vocabulary(token: Any, template: str) -> bool:
 
 
 class ControlTokens:
-    """The control tokens of a tokenizer (`tokenizers.Tokenizer`) under a chat template.
+    """The control tokens of a tokenizer (`tokenizers.Tokenizer`) with a chat template.
 
-    `reserved`: further texts that stand for something else than themselves (media).
-    `template`: the chat template's source; `None`: it is not known.
+    `reserved`: further texts with a special meaning (media). `template`: the chat template's
+    source; `None`: unknown.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class ControlTokens:
         self._longest = max(map(len, self.texts), default=1)
         self._edges = Edges(self.texts, template)
         self.reachable = _reachable(fast, self.content, self.normalized)
-        """Text that does not hold a control token as it stands may still give one's id."""
+        """Whether text without a literal control token may still encode to the id of one."""
         self._normalizer = fast.normalizer
 
     def touched(self, text: str) -> bool:
@@ -71,9 +71,10 @@ class ControlTokens:
         return next(within, None) is not None or next(self._edges.of(text), None) is not None
 
     def breaks(self, text: str) -> array[int]:
-        """Characters without which `text` gives no control token, alone or within a template.
+        """Indices, ascending, of characters to hide so that `text` gives no control token, alone or
+        within a template.
 
-        Their indices, ascending; a text of megabytes may be nothing else.
+        A text of megabytes may consist only of such characters.
         """
         places = array("Q", starts(self._find_all, text, self._longest))
         for place in self._edges.of(text):
@@ -83,12 +84,12 @@ class ControlTokens:
         return places
 
     def keeps(self, mark: str) -> bool:
-        """Whether the tokenizer's normalizer leaves a character as it is."""
+        """Whether the tokenizer's normalizer leaves a character unchanged."""
         return self._normalizer is None or mark in self._normalizer.normalize_str(mark)
 
 
 def pattern_of(texts: Sequence[str]) -> str:
-    """A regular expression for the longest of `texts`; common beginnings are compared once."""
+    """A regular expression for the longest of `texts`. Common prefixes are compared once."""
     tree: dict[str, Any] = {}
     for text in texts:
         node = tree

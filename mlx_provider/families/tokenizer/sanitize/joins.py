@@ -1,8 +1,8 @@
-"""Control tokens of which a client sends parts, and the chat template the rest.
+"""Control tokens that a client's text and the chat template form together.
 
-A template joins the parts of a message without anything between them, and may put names between
-signs (`<` name `>`): neither string holds a control token, their join does. Or it takes a mode's
-switch out of a message (`/think`), and what stood around it is joined.
+A template joins the parts of a message without a separator, and may put names between signs (`<`
+name `>`). Neither string holds a control token, but the result does. A template may also remove a
+mode switch from a message (`/think`), which joins the text around it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..sliced import starts
 
 
 class Edges:
-    """Where strings of a client end or begin within one of the sorted `texts`."""
+    """Positions at which strings of a client end or begin within one of the sorted `texts`."""
 
     def __init__(self, texts: Sequence[str], template: str | None) -> None:
         self._texts = texts
@@ -43,7 +43,7 @@ class Edges:
             self._completions -= written.names
 
     def of(self, text: str) -> Iterator[int]:
-        """Indices of the characters to take out."""
+        """Indices of the characters to hide."""
         yield from self._around_cuts(text)
         core = text.rstrip()
         if core and self._is_begun(core):
@@ -55,7 +55,7 @@ class Edges:
                 yield start
 
     def _around_cuts(self, text: str) -> Iterator[int]:
-        """Beginnings of control tokens in a text of which the template takes something out."""
+        """Beginnings of control tokens in a text from which the template removes something."""
         if next(starts(self._cut, text, self._longest_cut), None) is not None:
             found = self._cut_or_first.finditer(text)
             yield from (match.start() for match in found if match[1])
@@ -73,7 +73,7 @@ class Edges:
     def _parts(
         self, literals: Iterable[str], texts: Sequence[str], *, from_end: bool
     ) -> Iterator[str]:
-        """Ends of literals that begin one of the texts, or beginnings that end one."""
+        """Suffixes of literals that begin one of the texts, or prefixes that end one."""
         for literal in literals:
             for n in range(1, min(self._reach, len(literal)) + 1):
                 part = literal[-n:] if from_end else literal[:n]
@@ -82,7 +82,7 @@ class Edges:
 
 
 def _begins(texts: Sequence[str], part: str) -> bool:
-    """Whether one of the sorted texts begins with `part` and goes on."""
+    """Whether one of the sorted texts begins with `part` and is longer."""
     at = bisect_right(texts, part)
     return at < len(texts) and texts[at].startswith(part)
 
@@ -98,7 +98,7 @@ def _is_sign(part: str) -> bool:
 def _completions(
     texts: Iterable[str], opens: Callable[[str], bool], closes: Callable[[str], bool]
 ) -> Iterator[str]:
-    """What makes a control token between an opening and a closing part of it."""
+    """The text that completes a control token between an opening and a closing part."""
     for text in texts:
         starts = [n for n in range(1, len(text)) if opens(text[:n])]
         ends = [n for n in range(2, len(text)) if closes(text[n:])] if starts else []
@@ -108,15 +108,15 @@ def _completions(
 @dataclass(frozen=True)
 class _Written:
     texts: list[str]
-    """What it writes, as it stands and trimmed."""
+    """The texts that it writes, unchanged and trimmed."""
     names: frozenset[str]
-    """Names that it looks up or compares: what it writes of these, it means."""
+    """Names that it looks up or compares. If it writes one of these, it is intended."""
     removed: frozenset[str]
-    """What it replaces in texts, or parts them at to join them again."""
+    """Texts that it replaces, or at which it splits a text to join it again."""
 
 
 def _written(template: str) -> _Written | None:
-    """What stands in a template; `None`: it cannot be read."""
+    """The literals of a template. `None`: it cannot be parsed."""
     try:
         tokens = [(kind, text) for _, kind, text in jinja2.Environment().lex(template)]  # noqa: S701
     except jinja2.TemplateSyntaxError:

@@ -1,8 +1,8 @@
-"""Control tokens in a client's strings, hidden from the chat template and the tokenizer.
+"""Hides control tokens in a client's strings from the chat template and the tokenizer.
 
-One character of each is replaced by a private one that occurs nowhere in the input. It has the
-same length, no case, is no white space and passes JSON, so that a template handles the string as
-it would any other; after rendering, the tokenizer finds the template's own control tokens alone.
+One character of each is replaced by a private one that occurs nowhere in the input. It has the same
+length, no case, is not white space and passes JSON, so a template processes the string like any
+other. After rendering, the tokenizer finds only the template's own control tokens.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ MARKS = (
     *(range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFD)),
     range(0xA000, 0xA48D),
 )
-"""Private characters; Yi syllables, for normalizers that drop those."""
+"""Private characters, and Yi syllables for normalizers that drop those."""
 
 JOINED = 4096
-"""Replacements whose parts are held at once: a part takes some hundred bytes."""
+"""Replacements whose parts are in memory at once. A part takes about a hundred bytes."""
 
 Messages = Sequence[Mapping[str, Any]]
 Variables = Mapping[str, Any]
@@ -31,25 +31,25 @@ Variables = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Hidden:
-    """What a template gets, and the characters that its text stands for."""
+    """The input of a template, and the characters that its marks replace."""
 
     messages: Messages
     tools: Messages
     variables: Variables
     marks: Mapping[str, str] = field(default_factory=dict)
-    """Private character -> the client's."""
+    """Private character -> the client's character."""
 
     def reveal(self, text: str) -> str:
         return with_signs(text, self.marks)
 
     def mended(self, text: str) -> str:
-        """A rendered text whose marks may have been written as JSON in ASCII."""
+        """A rendered text in which marks in ASCII JSON form are restored."""
         for mark in self.marks:
             text = text.replace(json.dumps(mark)[1:-1], mark)
         return text
 
     def lost(self, text: str) -> frozenset[str]:
-        """Characters whose mark did not arrive in a rendered text."""
+        """Characters whose mark is missing in a rendered text."""
         return frozenset(char for mark, char in self.marks.items() if mark not in text)
 
 
@@ -60,10 +60,10 @@ def hide(
     escaped: Container[str] | None = (),
     taken: str = "",
 ) -> Hidden:
-    """Input in which no string of the client's holds a control token.
+    """Input in which no string of the client holds a control token.
 
-    `escaped`: characters to write as `\\uXXXX` in place of a mark, which shows; `None`: all.
-    `taken`: text whose characters are no marks, besides those of the input.
+    `escaped`: characters to write as a visible `\\uXXXX` instead of a mark; `None`: all. `taken`:
+    text whose characters cannot be marks, besides those of the input.
     """
     strings = _strings(given)
     touched = {text for text in strings if control.touched(text)}
@@ -74,7 +74,7 @@ def hide(
     plain = letters if escaped is None else {c for c in letters if c in escaped}
     free = filter(control.keeps, free_marks("\0".join([taken, *strings])))
     marks = dict(zip(free, sorted(letters - plain), strict=False))
-    # whatever is left without a mark is written as JSON writes it
+    # characters without a mark get their JSON escape
     signs = {c: f"\\u{ord(c):04x}" for c in letters} | {c: mark for mark, c in marks.items()}
 
     def change(text: str) -> str:
@@ -90,7 +90,7 @@ def revealed(hidden: Hidden, signs: Mapping[str, str]) -> Hidden:
 
 
 def with_signs(text: str, signs: Mapping[str, str]) -> str:
-    """The text with characters replaced; no sign may be one of them."""
+    """The text with characters replaced. No sign may be one of these characters."""
     for char, sign in signs.items():
         text = text.replace(char, sign)
     return text
@@ -106,7 +106,7 @@ def _changed(given: Hidden, change: Callable[[str], str], marks: Mapping[str, st
 
 
 def free_marks(text: str) -> Iterator[str]:
-    """Characters that occur in `text` neither as they are nor as JSON writes them."""
+    """Characters that do not occur in `text`, neither literally nor as JSON escapes."""
     present = {*text}
     escaped = {match[0].lower() for match in re.finditer(r"(?i)\\u[0-9a-f]{4}", text)}
     for mark in map(chr, chain(*MARKS)):
@@ -115,7 +115,7 @@ def free_marks(text: str) -> Iterator[str]:
 
 
 def _message(message: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
-    """Roles and the names of fields are ours: normalised, never the client's."""
+    """Roles and field names are normalised, so they are never the client's text."""
     return {k: v if k == "role" else _mapped(v, change) for k, v in message.items()}
 
 

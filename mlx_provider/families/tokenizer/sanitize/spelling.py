@@ -1,9 +1,9 @@
-"""Tokens of a rendered text whose hidden strings are spelt in letters.
+"""Tokenizes a rendered text with its hidden strings spelled in letters.
 
-The tokenizer itself says where the template's control tokens are. What stands between two of
-them and holds hidden characters is encoded anew, by a tokenizer that shares the model and knows
-no control token. A private added token before each such piece puts it after a token, as in the
-prompt: some tokenizers write a space at the beginning of a text.
+The tokenizer itself finds the template's control tokens. Text with hidden characters between two of
+them is encoded again, with a tokenizer that shares the model but has no control tokens. A private
+added token precedes each such piece, so that it follows a token, as in the prompt: some tokenizers
+write a space at the beginning of a text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .marks import free_marks, with_signs
 
 @dataclass(frozen=True)
 class Encoded:
-    """Token ids, and the character where each begins."""
+    """Token ids, and the character at which each begins."""
 
     ids: list[int]
     starts: list[int]
@@ -38,7 +38,7 @@ class _Piece:
     start: int
     stop: int
     after: int | None
-    """Id of the control token before; `None`: the beginning of the text."""
+    """Id of the control token before it. `None`: the beginning of the text."""
 
 
 def spelt(
@@ -49,15 +49,15 @@ def spelt(
     found: Sequence[int],
     spans: Sequence[tuple[int, int]],
 ) -> Encoded:
-    """The tokens of `text` with the marks in it turned back into letters.
+    """The tokens of `text` with its marks replaced by the original letters.
 
-    `found`, `spans`: ids and characters of the tokens as the whole tokenizer sees them.
+    `found`, `spans`: ids and characters of the tokens of the complete tokenizer.
     """
     own = [i for i, token in enumerate(found) if token in control.content]
     real = [i for i in own if _is_written(text[slice(*spans[i])], control.content[found[i]])]
     pieces = [*_pieces(found, spans, real, len(text))]
     where = [piece.start for piece in pieces]
-    # an id that the template did not write comes from letters which a normalizer changed
+    # an id that the template did not write comes from letters that a normalizer changed
     odd = [spans[i][0] for i in set(own) - set(real)]
     at = [*odd, *(match.start() for match in re.finditer(any_of(marks), text))]
     wanted = [pieces[n] for n in sorted({bisect_right(where, i) - 1 for i in at})]
@@ -69,7 +69,7 @@ def spelt(
 
 
 def _is_written(part: str, content: str) -> bool:
-    """Whether a part of the text is a token as it stands, with white space that it swallowed."""
+    """Whether a part of the text is literally a token, with the white space that it absorbs."""
     return not part.replace(content, "", 1).replace(SPACE_SIGN, " ").strip()
 
 
@@ -100,7 +100,7 @@ def _joined(
 
 
 class Letters:
-    """The tokenizer without control tokens, for texts that hold no character but `text`'s."""
+    """The tokenizer without control tokens, for texts with only the characters of `text`."""
 
     def __init__(self, fast: Any, control: ControlTokens, text: str) -> None:
         from tokenizers import AddedToken, Tokenizer
@@ -112,7 +112,7 @@ class Letters:
             self._plain.normalizer = fast.normalizer
         if fast.pre_tokenizer is not None:
             self._plain.pre_tokenizer = fast.pre_tokenizer
-        # a token that is found after normalising leaves what follows another beginning
+        # text after a token that is found after normalising begins differently
         free = [*islice(filter(control.keeps, free_marks(text)), 2)]
         if len(free) < 2:
             raise BadRequest("the text holds every private character of Unicode", param="messages")
@@ -145,18 +145,19 @@ class Letters:
         return made
 
     def _before(self, piece: _Piece) -> str:
-        """What puts a piece after a token; one found after normalising begins its own text."""
+        """The prefix that puts a piece after a token. One found after normalising begins its own
+        text."""
         if piece.after is None:
             return ""
         return self._anchor + self._normal * (piece.after in self._control.normalized)
 
     def _allowed(self, token: int) -> list[int]:
-        """The token, or where the vocabulary itself has a control token, its letters."""
+        """The token, or its letters if the vocabulary itself has a control token."""
         return self._parted(self._model.id_to_token(token)) if token in self._forbidden else [token]
 
     def _parted(self, piece: str) -> list[int]:
         ids = [token.id for token in self._model.tokenize(piece)]
         if self._forbidden.isdisjoint(ids):
             return ids
-        # a single sign that is nothing but a control token has no other spelling
+        # a single sign that is only a control token has no other spelling
         return self._parted(piece[:1]) + self._parted(piece[1:]) if len(piece) > 1 else []

@@ -1,4 +1,4 @@
-"""Whether a chat template writes hidden characters as they are; asked once, with a probe."""
+"""Checks once, with a probe, whether a chat template writes hidden characters unchanged."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from .control_tokens import ControlTokens
 from .marks import Hidden, hide, revealed, with_signs
 
 DIGIT = "7"
-"""Like a mark it has no case and passes every escape."""
+"""Like a mark, it has no case and passes every escape."""
 
 
 def keeps_marks(
     control: ControlTokens, taken: str, render: Callable[[Hidden], str], form: TemplateForm
 ) -> bool:
-    """Whether every mark stands in the text where a digit in its place would.
+    """Whether every mark appears in the text where a digit in its place would.
 
-    `taken`: see `hide`. A template that refuses every probe is taken to keep them: a mark that
-    does not arrive is noticed in the request, too. Raises `TemplateLimit`.
+    `taken`: see `hide`. A template that refuses every probe counts as keeping marks; a missing mark
+    is also detected in the request. Raises `TemplateLimit`.
     """
     for probe in _probes(control.texts, form):
         hidden = hide(control, probe, taken=taken)
         digits = dict.fromkeys(hidden.marks, DIGIT)
         plain = revealed(hidden, digits)
-        with Isolation() as trying:  # a template may know neither tools nor a system part
-            # twice: a template may write the time
+        with Isolation() as trying:  # a template may support neither tools nor a system part
+            # twice, because a template may write the time
             return any(with_signs(render(hidden), digits) == render(plain) for _ in range(2))
         if trying.fault is not None and isinstance(trying.fault.error, TemplateLimit):
             raise trying.fault.error
