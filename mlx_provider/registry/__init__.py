@@ -1,4 +1,4 @@
-"""Installed plugins, and what they bring."""
+"""Installed plugins and their records."""
 
 from .discovery import SELECTION, installed
 from .names import canonical

@@ -1,4 +1,4 @@
-"""Records of one kind, each with the plugin it came from."""
+"""Records of one kind, each with the plugin that yields it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ R = TypeVar("R", ModelFamily, ToolParser, ReasoningParser, Kernels, Drafter, Cli
 
 
 class Catalog(Generic[R]):
-    """Records by name. A third party may replace one of ours; two strangers may not clash."""
+    """Records by name. A third party may replace a built-in record, but two third parties must not
+    conflict."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
         """For people: `model family`, `tool parser`, `reasoning parser`, `kernels`, `drafter`,
         `client`."""
         self._owned: dict[str, tuple[R, Plugin]] = {}
-        """By canonical name."""
+        """Records by canonical name."""
 
     def check(self, records: Sequence[R], plugin: Plugin) -> None:
-        """Raise `PluginError` where a record's name, or a stranger's alias, is somebody else's."""
+        """Raise `PluginError` if a record's name, or a third party's alias, belongs to another
+        plugin."""
         for record in records:
             owned = self._owned.get(canonical(record.name))
             if owned is not None and (not owned[1].ours or plugin.ours):
@@ -40,7 +42,7 @@ class Catalog(Generic[R]):
         )
 
     def add(self, records: Sequence[R], plugin: Plugin) -> dict[str, Plugin]:
-        """Take checked records in; returns the former owner of each name that was replaced."""
+        """Add checked records. Returns the former owner of each name that was replaced."""
         replaced = {
             r.name: self._owned[canonical(r.name)][1]
             for r in records
@@ -53,7 +55,8 @@ class Catalog(Generic[R]):
         return {record.name: record for record, _ in self._owned.values()}
 
     def spellings(self) -> dict[str, R]:
-        """By name and alias. A name goes before an alias, a third party's alias before ours."""
+        """Records by name and alias. A name has precedence over an alias, a third party's alias
+        over a built-in one."""
         found = self.names()
         for record, _ in self.preferred():
             for alias in getattr(record, "aliases", ()):
@@ -62,7 +65,7 @@ class Catalog(Generic[R]):
         return found
 
     def named(self, name: str, param: str) -> R:
-        """The record that people mean by `name`. Raises `BadRequest`, with names near to it."""
+        """The record with this name. Raises `BadRequest`, with similar names."""
         known = self.spellings()
         for spelling, record in known.items():
             if canonical(spelling) == canonical(name):
@@ -75,7 +78,7 @@ class Catalog(Generic[R]):
         )
 
     def preferred(self) -> Iterator[tuple[R, Plugin]]:
-        """Third parties' records first, then ours; each in the order their plugin chose."""
+        """Third parties' records first, then built-in ones, each in the order of its plugin."""
         yield from sorted(self._owned.values(), key=lambda owned: owned[1].ours)
 
 

@@ -1,4 +1,4 @@
-"""Take a plugin's commands into the command line."""
+"""Adds a plugin's commands to the command line."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 def adopt(cli: typer.Typer, hooks: pluggy.HookRelay) -> None:
     """Add the commands of a plugin's `mlx_register_commands` to `cli`; on any error, none.
 
-    They are defined on an app of their own first and built once, so that a signature that
-    typer cannot read fails here and not when somebody asks for `--help`.
-    Raises `PluginError` for a name in use, and whatever the plugin raises.
+    They are defined on a separate app and built once, so that a signature that typer cannot read
+    fails here, not at `--help`. Raises `PluginError` for a name in use, and any error of the
+    plugin.
     """
     scratch = typer.Typer()
     hooks.mlx_register_commands(cli=scratch)
@@ -32,9 +32,9 @@ def adopt(cli: typer.Typer, hooks: pluggy.HookRelay) -> None:
 
 
 def names(app: typer.Typer) -> set[str]:
-    """Names of the commands and groups of `app`, none of which is built: that takes time.
+    """Names of the commands and groups of `app`, without building them, which takes time.
 
-    As `typer.main.get_group_from_info` names them (typer 0.29).
+    Named as in `typer.main.get_group_from_info` (typer 0.29).
     """
     found = {
         command.name or get_command_name(command.callback.__name__)

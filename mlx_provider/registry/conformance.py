@@ -1,4 +1,4 @@
-"""What `pytest --mlx-conformance` has found of an installed plugin, kept for whoever uses it."""
+"""Stored results of `pytest --mlx-conformance` for an installed plugin."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from .plugin import Plugin
 
 FORMAT = 1
 LONGEST = 4 * 2**20
-"""Bytes of a record."""
+"""Most bytes of a record."""
 SOFTWARE = ("mlx", "mlx-lm", "mlx-vlm", "llguidance")
-"""What a plugin computes and writes with, beside ourselves."""
+"""Software that a plugin's results depend on, besides this package."""
 NAMED = 5
-"""Failed checks that are named in one line."""
+"""Failed checks that one line names."""
 Outcome = Literal["passed", "failed", "skipped"]
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One check of one thing that a plugin brings."""
+    """One check of one record of a plugin."""
 
     subject: str
     """`plugin`, or kind and name of a record: `tool parser angle`."""
     variant: str
-    """Of a model: its checkpoint and format; else empty."""
+    """Checkpoint and format of a model; else empty."""
     check: str
     outcome: Outcome
     told: str = ""
@@ -50,13 +50,13 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class ConformanceRecord:
-    """One run over one plugin."""
+    """One run of the checks for one plugin."""
 
     plugin: str
     distribution: str
     version: str
     software: Mapping[str, str]
-    """Versions of ourselves and of what is below us, by name."""
+    """Versions of this package and of the packages below it, by name."""
     device: str
     date: str
     """ISO 8601, UTC."""
@@ -65,12 +65,12 @@ class ConformanceRecord:
     results: Sequence[CheckResult]
 
     def of(self, outcome: Outcome) -> list[CheckResult]:
-        """Results of one kind, in order."""
+        """Results with this outcome, in order."""
         return [each for each in self.results if each.outcome == outcome]
 
     @property
     def told(self) -> str:
-        """One line for people, without whether it still holds."""
+        """One line for people, without its validity."""
         failed, count = self.of("failed"), len(self.results)
         made = f"{self.date[:10]}, mlx {self.software.get('mlx', 'none')} on {self.device}"
         skipped = f", {len(self.of('skipped'))} skipped" if self.of("skipped") else ""
@@ -81,7 +81,7 @@ class ConformanceRecord:
         return f"{len(failed)} of {count} checks FAILED{skipped} ({made}): {names}{more}"
 
     def write(self) -> Path:
-        """Keep it in place of the plugin's last one. Raises `OSError`."""
+        """Store it in place of the plugin's last record. Raises `OSError`."""
         path = record_path(self.distribution, self.plugin)
         text = json.dumps({"format": FORMAT, **asdict(self)}, indent=1)
         replace_own(path, text.encode())
@@ -89,13 +89,13 @@ class ConformanceRecord:
 
 
 def record_path(distribution: str, plugin: str) -> Path:
-    """Where a plugin's record is kept."""
+    """The path of a plugin's record."""
     name = f"{quote(distribution, safe='')}+{quote(plugin, safe='')}.json"
     return state_folder() / "conformance" / name
 
 
 def record_of(plugin: Plugin) -> ConformanceRecord | None:
-    """The last one of an installed plugin; `None`: there is none that can be read."""
+    """The last record of an installed plugin. `None`: there is no readable record."""
     try:
         data = read_own(record_path(plugin.distribution, plugin.name), LONGEST)
         return _read(json.loads(data))
@@ -111,7 +111,7 @@ def _read(fields: dict[str, Any]) -> ConformanceRecord:
 
 
 def stale(record: ConformanceRecord, plugin: Plugin) -> str:
-    """Why a record says nothing of what is installed here; empty: it does."""
+    """Why a record is not valid for the installed software. Empty: it is valid."""
     if record.version != plugin.version:
         return f"of version {record.version}, not {plugin.version}"
     here = software()
@@ -124,7 +124,7 @@ def stale(record: ConformanceRecord, plugin: Plugin) -> str:
 
 
 def for_people(plugin: Plugin) -> str:
-    """One line for people; empty: nobody has run the checks."""
+    """One line for people. Empty: the checks have not run."""
     record = record_of(plugin)
     if record is None:
         return ""
@@ -133,7 +133,7 @@ def for_people(plugin: Plugin) -> str:
 
 
 def for_programs(plugin: Plugin) -> dict[str, Any] | None:
-    """For programs; `None`: nobody has run the checks."""
+    """For programs. `None`: the checks have not run."""
     record = record_of(plugin)
     if record is None:
         return None
@@ -148,14 +148,14 @@ def for_programs(plugin: Plugin) -> dict[str, Any] | None:
 
 
 def software() -> dict[str, str]:
-    """Versions of what is installed here, by name."""
+    """Versions of the installed software, by name."""
     found = {name: installed_version(name) for name in SOFTWARE}
     own = {PROJECT.replace("_", "-"): __version__}
     return own | {name: number for name, number in found.items() if number}
 
 
 def source_digest(plugin: Plugin) -> str:
-    """Of the Python files of a plugin's package: another one after every edit."""
+    """Digest of the Python files of a plugin's package. It changes with every edit."""
     digest = hashlib.sha256()
     for path in sorted(_sources(plugin)):
         digest.update(f"{path.name} ".encode() + path.read_bytes())

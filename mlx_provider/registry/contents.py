@@ -1,4 +1,4 @@
-"""Load one plugin and take out what it brings, checked."""
+"""Loads one plugin and checks its records."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ CALLABLES: dict[type, tuple[str, ...]] = {
     Drafter: ("refuses", "start"),
     Client: ("profile",),
 }
-"""Fields that the core calls: checked here, not when the first request needs them."""
+"""Fields that the core calls. They are checked here, not when the first request needs them."""
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What one plugin brings."""
+    """The content of one plugin."""
 
     manager: pluggy.PluginManager
-    """Holds this plugin alone, so that its hooks cannot disturb another's."""
+    """Holds only this plugin, so that its hooks cannot affect another's."""
     api: int
-    """Version of the seam that it was written for."""
+    """Version of the plugin API that it was written for."""
     hooks: tuple[str, ...]
     model_families: tuple[ModelFamily, ...]
     tool_parsers: tuple[ToolParser, ...]
@@ -53,7 +53,7 @@ class Contents:
 
     @property
     def patches(self) -> tuple[UpstreamPatch, ...]:
-        """What of upstream it replaces; each once."""
+        """The parts of upstream that it replaces, each once."""
         found = [patch for family in self.model_families for patch in family.patches]
         found += [patch for kernels in self.kernels for patch in kernels.patches]
         return tuple(dict.fromkeys(found))
@@ -62,8 +62,8 @@ class Contents:
 def load(entry_point: EntryPoint) -> Contents:
     """Import a plugin and run its hooks.
 
-    Raises whatever the plugin raises, `pluggy.PluginValidationError` for an unknown hook or
-    argument, and `PluginError` for another API version, no hook at all or a wrong record.
+    Raises any error of the plugin, `pluggy.PluginValidationError` for an unknown hook or argument,
+    and `PluginError` for another API version, no hook at all or a wrong record.
     """
     module = entry_point.load()
     api = _api(module)
@@ -88,7 +88,7 @@ def load(entry_point: EntryPoint) -> Contents:
 
 
 def _api(module: Any) -> int:
-    """What a module states. Raises `PluginError` for a version that is not supported."""
+    """The API version of a module. Raises `PluginError` for an unsupported version."""
     wanted = getattr(module, "mlx_provider_api", hookspecs.API_VERSION)
     if type(wanted) is not int:
         raise PluginError(f"mlx_provider_api is {wanted!r}, not a whole number")

@@ -1,4 +1,4 @@
-"""Which entry points are loaded, and in what order."""
+"""Selects the entry points to load, and their order."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from ..hookspecs import PROJECT
 from .plugin import FIRST_PARTY, Plugin
 
 SELECTION = "MLX_PROVIDER_PLUGINS"
-"""Unset: every installed plugin; empty: none; else a comma-separated list of names."""
+"""Unset: every installed plugin. Empty: none. Else a comma-separated list of names."""
 
 
 def installed() -> list[tuple[Plugin, EntryPoint]]:
-    """Every installed plugin, not yet loaded: ours first, then by distribution and name."""
+    """Every installed plugin, not loaded yet: built-in ones first, then by distribution and
+    name."""
     points = list(entry_points(group=PROJECT))
     known = {id(point.dist): _distribution(point.dist) for point in points}
     found = [(Plugin(point.name, *known[id(point.dist)]), point) for point in points]
@@ -21,7 +22,7 @@ def installed() -> list[tuple[Plugin, EntryPoint]]:
 
 
 def selection(environ: Mapping[str, str]) -> frozenset[str] | None:
-    """The names that `MLX_PROVIDER_PLUGINS` asks for; `None`: all."""
+    """The names in `MLX_PROVIDER_PLUGINS`. `None`: all."""
     given = environ.get(SELECTION)
     if given is None:
         return None
@@ -29,12 +30,12 @@ def selection(environ: Mapping[str, str]) -> frozenset[str] | None:
 
 
 def missing(name: str) -> Plugin:
-    """Stands in the list for a name that `MLX_PROVIDER_PLUGINS` asks for in vain."""
+    """A placeholder for a name in `MLX_PROVIDER_PLUGINS` that is not installed."""
     return Plugin(name, "", "", error=f"{SELECTION} names it, but no such plugin is installed")
 
 
 def _distribution(dist: Distribution | None) -> tuple[str, str]:
-    """Its name and version; each look at one of them reads its metadata anew."""
+    """Its name and version. Each access to one of them reads its metadata again."""
     if dist is None:
         return "", ""
     metadata = dist.metadata

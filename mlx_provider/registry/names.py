@@ -1,4 +1,4 @@
-"""Names as people write them: case, hyphens, underscores and dots make no difference."""
+"""Names without regard to case, hyphens, underscores and dots."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _MARKS = re.compile(r"[-_. ]")
 
 
 def canonical(name: str) -> str:
-    """What `My-Format`, `my_format` and `myformat` have in common."""
+    """The common form of `My-Format`, `my_format` and `myformat`."""
     return _MARKS.sub("", name).lower()
 
 
 def near(name: str, known: Iterable[str]) -> list[str]:
-    """Known names that `name` may be a slip of, the nearest first."""
+    """Known names that are similar to `name`, the most similar first."""
     spelt: dict[str, str] = {}
     for each in known:
         spelt.setdefault(canonical(each), each)

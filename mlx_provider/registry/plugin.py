@@ -1,4 +1,4 @@
-"""What is known of one installed plugin."""
+"""Data about one installed plugin."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FIRST_PARTY = "mlx-provider"
 
 @dataclass(frozen=True)
 class Plugin:
-    """One entry point: where it comes from, what it brings, and why it is off, if it is."""
+    """One entry point: its origin, its records, and why it is off, if it is."""
 
     name: str
     distribution: str
@@ -22,15 +22,15 @@ class Plugin:
     records: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Names of its records by kind (`model family`, `tool parser`, `kernels` ...)."""
     patches: tuple[UpstreamPatch, ...] = ()
-    """What of upstream it replaces."""
+    """The parts of upstream that it replaces."""
     error: str | None = None
-    """Why nothing of this plugin is in use."""
+    """Why the plugin is not in use."""
     notes: tuple[str, ...] = ()
-    """What went wrong or was replaced later, while the rest of the plugin stays in use."""
+    """Later faults and replacements, while the rest of the plugin stays in use."""
 
     @property
     def key(self) -> str:
-        """Tells this plugin from another distribution's plugin of the same name."""
+        """Distinguishes this plugin from one of another distribution with the same name."""
         return f"{self.distribution}:{self.name}"
 
     @property

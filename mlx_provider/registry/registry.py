@@ -1,4 +1,4 @@
-"""Find plugins, keep the broken ones out, and answer which of them serves what."""
+"""Finds plugins, excludes broken ones, and selects the plugin for each use."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ D = TypeVar("D", ToolParser, ReasoningParser)
 
 
 class PluginRegistry:
-    """The plugins of this process; `discover` makes one, after which it only gathers notes."""
+    """The plugins of this process. `discover` creates a registry; later only notes are added."""
 
     def __init__(self) -> None:
         self._plugins: dict[str, Plugin] = {}
@@ -53,9 +53,9 @@ class PluginRegistry:
 
     @classmethod
     def discover(cls, environ: Mapping[str, str] = os.environ) -> PluginRegistry:
-        """Load the installed plugins that `MLX_PROVIDER_PLUGINS` allows, ours first.
+        """Load the installed plugins that `MLX_PROVIDER_PLUGINS` allows, built-in ones first.
 
-        A plugin that fails is skipped whole and listed with its error; this never raises.
+        A plugin that fails is skipped completely and listed with its error. Never raises.
         """
         registry = cls()
         wanted = selection(environ)
@@ -71,7 +71,7 @@ class PluginRegistry:
 
     @property
     def plugins(self) -> list[Plugin]:
-        """Every plugin that was asked for, working or not, in load order."""
+        """Every requested plugin, working or not, in load order."""
         return list(self._plugins.values())
 
     @property
@@ -101,42 +101,44 @@ class PluginRegistry:
         return self._clients.names()
 
     def sources(self, plugin: Plugin) -> str:
-        """Digest of a third party's source files as they were loaded; empty for ours."""
+        """Digest of a third party's source files when they were loaded. Empty for built-in
+        plugins."""
         return self._digests.get(plugin.key, "")
 
     def computing(self, family: Plugin) -> str:
-        """Digests of third parties' sources on which the KV of a plugin's models depends."""
+        """Digests of third parties' sources that the KV of a plugin's models depends on."""
         kernels = [each for each in self.plugins if each.records.get(self._kernels.kind)]
         plugins = {each.key: each for each in (family, *kernels)}.values()
         return " ".join(filter(None, (self.sources(each) for each in plugins)))
 
     def client(self, name: str) -> Client:
-        """By name or alias, however it is spelt. Raises `BadRequest`."""
+        """By name or alias in any spelling. Raises `BadRequest`."""
         return self._clients.named(name, "client")
 
     def drafter(self, name: str) -> Drafter:
-        """By name, however it is spelt. Raises `BadRequest`."""
+        """By name in any spelling. Raises `BadRequest`."""
         return self._drafters.named(name, "drafter")
 
     def automatic_drafters(self) -> list[Drafter]:
-        """Those to try where the operator names none, best first; a third party's before ours."""
+        """Drafters to try if the operator names none, best first, and third parties' before
+        built-in ones."""
         found = [drafter for drafter, _ in self._drafters.preferred() if drafter.automatic]
         return sorted(found, key=lambda drafter: -drafter.automatic)
 
     def tool_parser(self, name: str) -> ToolParser:
-        """By name or alias, however it is spelt. Raises `BadRequest`."""
+        """By name or alias in any spelling. Raises `BadRequest`."""
         return self._tool_parsers.named(name, "tool_parser")
 
     def reasoning_parser(self, name: str) -> ReasoningParser:
-        """By name or alias, however it is spelt. Raises `BadRequest`."""
+        """By name or alias in any spelling. Raises `BadRequest`."""
         return self._reasoning_parsers.named(name, "reasoning_parser")
 
     def family_for(self, config: Mapping[str, Any]) -> tuple[ModelFamily, Plugin]:
         """The family with the highest priority for a `config.json`, and its plugin.
 
-        At equal priority a third party goes before ours; where two of them do, both are noted. A
-        `matches` that raises or returns no number is no match, and is noted on its plugin.
-        Raises `UnsupportedModel`.
+        At equal priority, a third party has precedence; two such third parties are noted. A
+        `matches` that raises or returns no number is no match, and is noted on its plugin. Raises
+        `UnsupportedModel`.
         """
         claims = self._claims(config)
         if not claims:
@@ -146,20 +148,21 @@ class PluginRegistry:
         return family, self._plugins[owner.key]
 
     def rivals(self, config: Mapping[str, Any]) -> str:
-        """Which third parties claim a `config.json` alike, in one line; empty: none do."""
+        """Third parties with equal claims to a `config.json`, in one line. Empty: there are
+        none."""
         return _rivals(self._claims(config), f"model_type {config.get('model_type')!r}")
 
     def detect_tool_parser(self, template: str) -> ToolParser | None:
         """The highest-ranking tool parser that recognises a chat template.
 
-        At equal rank a third party's goes before ours.
+        At equal rank, a third party's has precedence.
         """
         return self._detect(self._tool_parsers, template)
 
     def fallback_tool_parser(self, part: Literal["read", "write"]) -> ToolParser | None:
-        """The highest-ranking tool parser with that part where a template shows no known format.
+        """The highest-ranking tool parser with that part, for templates without a known format.
 
-        At equal rank a third party's goes before ours.
+        At equal rank, a third party's has precedence.
         """
         found = (each for each, _ in self._tool_parsers.preferred() if each.fallback == part)
         return max(found, key=lambda each: each.rank, default=None)
@@ -167,15 +170,15 @@ class PluginRegistry:
     def detect_reasoning_parser(self, template: str) -> ReasoningParser | None:
         """The highest-ranking reasoning parser that recognises a chat template.
 
-        At equal rank a third party's goes before ours.
+        At equal rank, a third party's has precedence.
         """
         return self._detect(self._reasoning_parsers, template)
 
     def kernels_for(self, device: str, precision: str) -> tuple[str, list[Replacement]] | None:
         """Name and replacements of the highest-ranking kernels for a device and a precision.
 
-        At equal rank a third party's go before ours. Those that fail are noted on their plugin,
-        and the next are asked.
+        At equal rank, a third party's have precedence. If kernels fail, this is noted on their
+        plugin, and the next ones are tried.
         """
         preferred = sorted(self._kernels.preferred(), key=lambda owned: -owned[0].rank)
         fitting = [each for each in preferred if self._fits(*each, device, precision)]
@@ -190,7 +193,7 @@ class PluginRegistry:
         return None
 
     def register_commands(self, cli: typer.Typer) -> None:
-        """Let every plugin add commands; one that raises or takes a name in use adds none."""
+        """Let every plugin add commands. One that raises or uses an existing name adds none."""
         from .commands import adopt
 
         for key, manager in self._managers.items():
@@ -211,7 +214,7 @@ class PluginRegistry:
             log.warning("plugin %s skipped: %s\n%s", plugin, told, trace)
 
     def _admit(self, plugin: Plugin, contents: Contents) -> None:
-        """Check everything, then commit: a plugin is in entirely or not at all."""
+        """Check everything, then commit: a plugin is added completely or not at all."""
         self._families.check(contents.model_families, plugin)
         self._tool_parsers.check(contents.tool_parsers, plugin)
         self._reasoning_parsers.check(contents.reasoning_parsers, plugin)
@@ -262,7 +265,7 @@ class PluginRegistry:
         return fits
 
     def _note_shared_names(self) -> None:
-        """Two distributions may name their plugins alike, and then are selected together."""
+        """Note plugins of two distributions with the same name, which are selected together."""
         found = list(self._plugins.values())
         for plugin in found:
             for other in found:
@@ -280,7 +283,7 @@ class PluginRegistry:
                     self._note(owner.key, told)
 
     def _claims(self, config: Mapping[str, Any]) -> list[tuple[ModelFamily, Plugin]]:
-        """The families of the highest priority for a config, the one that is used first."""
+        """The families of the highest priority for a config, in the order of precedence."""
         found = [
             (self._priority(family, owner, config), family, owner)
             for family, owner in self._families.preferred()
@@ -337,7 +340,7 @@ def _replacements(kernels: Kernels) -> list[Replacement]:
 
 
 def _rivals(claims: list[tuple[R, Plugin]], what: str) -> str:
-    """What is told of third parties that claim the same alike; empty: at most one does."""
+    """A note about third parties with equal claims. Empty: there is at most one."""
     strangers = {owner.key: (record.name, owner) for record, owner in claims if not owner.ours}
     if len(strangers) < 2:
         return ""

@@ -1,4 +1,4 @@
-"""Source files of plugins: their times, which tell an edit, and a digest of their content."""
+"""Source files of plugins: their times, which show an edit, and a digest of their content."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from itertools import islice
 from pathlib import Path
 
 SUFFIXES = (".py", ".jinja", ".jinja2", ".lark", ".metal", ".so", ".dylib")
-"""Files that are source: not what a plugin may write beside itself while it runs."""
+"""Suffixes of source files. A plugin may write other files beside them while it runs."""
 MAX_FILES = 2000
-"""Files of one plugin that are looked at."""
+"""Most files of one plugin that are examined."""
 
 
 def times(point: EntryPoint) -> dict[str, tuple[int, int]]:
-    """Each source file of a plugin, with its time in nanoseconds and its size in bytes."""
+    """The source files of a plugin, with modification time in nanoseconds and size in bytes."""
     found = {}
     for path in _files(point):
         try:
@@ -30,13 +30,13 @@ def times(point: EntryPoint) -> dict[str, tuple[int, int]]:
 
 
 def digest(point: EntryPoint) -> str:
-    """Of the content of all source files of a plugin; the same wherever they lie."""
+    """Digest of the content of all source files of a plugin, independent of their location."""
     parts = sorted((Path(path).name, _content(path)) for path in _files(point))
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 
 def _files(point: EntryPoint) -> Iterator[str]:
-    """The module of an entry point, or all of the package that it stands in; imports nothing."""
+    """The module of an entry point, or all files of its package. Imports nothing."""
     spec = _package(point.module)
     if spec is None or spec.origin is None:
         return iter(())
@@ -45,7 +45,7 @@ def _files(point: EntryPoint) -> Iterator[str]:
 
 
 def _package(module: str) -> ModuleSpec | None:
-    """The outermost package of a module that has files of its own."""
+    """The outermost package of a module that has files."""
     first, *rest = module.split(".")
     try:
         spec = importlib.util.find_spec(first)

@@ -1,4 +1,4 @@
-"""Texts in the records of plugins: replies are searched for them, and grammars made of them."""
+"""Checks texts in the records of plugins, which are used in searches of replies and in grammars."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PARTS: dict[object, type[Part]] = {
     "MessageGrammar | None": MessageGrammar,
     "TaggedArguments | None": TaggedArguments,
 }
-"""Records within records, by how the field is annotated."""
+"""Records within records, by the annotation of the field."""
 
 
 def _text(value: object) -> bool:
@@ -47,14 +47,14 @@ TEXTS: dict[object, tuple[Callable[[object], bool], str]] = {
     "tuple[str, ...]": (_texts, "a tuple of texts"),
     "tuple[str, str] | None": (lambda value: value is None or _pair(value), "two texts or None"),
 }
-"""What a field may hold, and how that is called."""
+"""Allowed content of a field, with its description."""
 
 
 def check_texts(
     record: ToolParser | ReasoningParser | Kernels | Drafter | Client | UpstreamPatch | Part,
     where: str,
 ) -> None:
-    """Raise `PluginError` for what is no text: it would fail in the middle of a reply."""
+    """Raise `PluginError` for a field that is not text, because it would fail during a reply."""
     for field in fields(record):
         value = getattr(record, field.name)
         if field.type in PARTS and value is not None:
