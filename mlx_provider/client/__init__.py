@@ -1,4 +1,4 @@
-"""Reach an engine: in this process, on this machine, or elsewhere, through one interface."""
+"""Connects to an engine in this process, on this machine, or elsewhere, with one interface."""
 
 from .generation import EngineClient, Generation
 

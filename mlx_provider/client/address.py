@@ -1,4 +1,4 @@
-"""Where an engine is: `http(s)://host:port` or `unix:/path/to.sock`."""
+"""The address of an engine: `http(s)://host:port` or `unix:/path/to.sock`."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from ..errors import BadRequest
 
 @dataclass(frozen=True)
 class Address:
-    """An engine's address as httpx wants it."""
+    """An engine's address in the form that httpx needs."""
 
     url: str
-    """Base URL; over a unix socket only a label."""
+    """Base URL. For a unix socket, only a label."""
     socket: str | None = None
-    """Path of the unix socket, where it is one."""
+    """Path of the unix socket, if it is one."""
 
     def __str__(self) -> str:
         return f"unix:{self.socket}" if self.socket else self.url
 
 
 def parse_address(api_base: str) -> Address:
-    """The address that `api_base` names; a trailing `/v1` is ignored.
+    """The address in `api_base`. A trailing `/v1` is ignored.
 
-    Raises `BadRequest` naming the two forms.
+    Raises `BadRequest` that names the two forms.
     """
     if api_base.startswith("unix:"):
         path = api_base.removeprefix("unix:").removeprefix("//")

@@ -1,4 +1,5 @@
-"""The connections of one client: one that shows that both sides live, and one for each request."""
+"""The connections of one client: a control connection that detects the end of either side, and one
+per request."""
 
 from __future__ import annotations
 
@@ -20,15 +21,15 @@ from .stream_connection import FAILURES, Endpoint, StreamConnection
 from .wire import EventLines, parse_health
 
 ATTACH_SECONDS = 60.0
-"""Limit for a listening engine to say who it is."""
+"""Seconds for a listening engine to send its identity."""
 
 
 @dataclass
 class Attachment:
-    """A long-lived connection: the engine knows that its client lives, and the reverse."""
+    """A long-lived connection by which engine and client each detect the end of the other."""
 
     health: Health
-    """State of the engine when it was reached."""
+    """State of the engine at the connection."""
     connection: StreamConnection
     gone: threading.Event = field(default_factory=threading.Event)
     """Set once either side has ended it."""
@@ -50,11 +51,11 @@ class Attachment:
 
 
 class ControlConnection:
-    """Nothing is connected before the first call. Every public method: any thread."""
+    """Nothing is connected before the first call. Every public method is safe from any thread."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.attaching = threading.Lock()
-        """Held by the one thread that connects or starts the engine."""
+        """Held by the one thread that connects to the engine or starts it."""
         self.attachment: Attachment | None = None
         self._endpoint = endpoint
         self._lock = threading.Lock()
@@ -63,7 +64,7 @@ class ControlConnection:
         self._replies: WeakSet[ReplyEvents] = WeakSet()
 
     def attach(self) -> Attachment:
-        """Connect and learn who the engine is. Raises `NotTaken` where nobody listens."""
+        """Connect and read the identity of the engine. Raises `NotTaken` if no process listens."""
         connection = self._asked("GET", "/v1/attach", seconds=ATTACH_SECONDS)
         with self._guarded(connection):
             line = next(_lines(connection), b"")
@@ -72,7 +73,7 @@ class ControlConnection:
         return self.attachment
 
     def send(self, path: str, body: bytes) -> Generation:
-        """Send a request, wait until it is accepted. Raises typed errors and `NotTaken`."""
+        """Send a request and wait until it is accepted. Raises typed errors and `NotTaken`."""
         connection = self._asked("POST", path, body)
         with self._guarded(connection):
             lines = EventLines()
@@ -87,7 +88,7 @@ class ControlConnection:
         return Generation(events[0], reply, reply.close)
 
     def ask(self, method: str, path: str, ok: tuple[int, ...] = (200,), body: bytes = b"") -> bytes:
-        """One short question. Raises typed errors and `NotTaken`."""
+        """Send one short request. Raises typed errors and `NotTaken`."""
         connection = self._asked(method, path, body, ok)
         with self._guarded(connection):
             answer = b"".join(connection.pieces())
@@ -95,7 +96,7 @@ class ControlConnection:
         return answer
 
     def lines(self, path: str) -> Iterator[bytes]:
-        """The lines of a reply that goes on, without newlines. Reading raises typed errors."""
+        """The lines of a streamed reply, without newlines. Reading raises typed errors."""
         try:
             connection = self._asked("GET", path)
         except NotTaken as failure:
@@ -124,7 +125,7 @@ class ControlConnection:
         ok: tuple[int, ...] = (200,),
         seconds: float | None = None,
     ) -> StreamConnection:
-        """A connection with a reply whose head is good; `seconds`: limit of each wait."""
+        """A connection with a successful reply head. `seconds`: limit of each wait."""
         with self._lock:
             self._refuse_closed()
         connection = self._endpoint.connect()
@@ -140,7 +141,7 @@ class ControlConnection:
 
     @contextmanager
     def _guarded(self, connection: StreamConnection) -> Iterator[None]:
-        """Trouble with a connection becomes one of our errors, and closes it."""
+        """Convert connection errors to ours, and close the connection."""
         try:
             yield
         except BaseException as error:

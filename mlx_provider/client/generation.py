@@ -1,4 +1,4 @@
-"""The one interface to an engine, in this process or elsewhere."""
+"""The interface of an engine, in this process or elsewhere."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .reply_events import ReplyEvents
 
 
 class Generation:
-    """A request that was accepted: read its events, or close it to cancel.
+    """An accepted request: read its events, or close it to cancel.
 
-    Reading: `get` blocks a thread, `aget` suspends a task; both return the events that
-    arrived since the last call, and an empty list once `Done` or `Failed` has been read.
-    Dropping the object cancels the request, too.
+    `get` blocks a thread, `aget` suspends a task. Both return the events that arrived since the
+    last call, and an empty list once `Done` or `Failed` has been read. Deleting the object also
+    cancels the request.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Generation:
         return await self._events.aget(timeout)
 
     def close(self) -> None:
-        """Cancel what is left of the request. Idempotent, never blocks, any thread."""
+        """Cancel the rest of the request. Idempotent, never blocks, safe from any thread."""
         if self._events.ended:
             self._finalizer.detach()
         self._finalizer()
@@ -55,16 +55,16 @@ class EngineClient(Protocol):
         """
 
     def count(self, request: GenerateRequest) -> int:
-        """Tokens of the prompt that `submit` would make of it, see `serving.interface.Service`.
+        """Number of tokens of the prompt that `submit` would use, see `serving.interface.Service`.
 
-        Blocks and raises as `submit`.
+        Blocks and raises like `submit`.
         """
 
     def health(self) -> Health:
         """Raises `EngineUnavailable`."""
 
     def figures(self) -> Figures:
-        """What the engine does now; starts none. Raises `EngineUnavailable`."""
+        """Live statistics. Starts no engine. Raises `EngineUnavailable`."""
 
     def close(self) -> None:
-        """Let go of the engine; what runs is cancelled."""
+        """Disconnect from the engine. Running requests are cancelled."""

@@ -34,14 +34,15 @@ LATER = "it ends when it is idle, or with `mlx-provider engine restart`"
 APART = f"{PREFIX}RUNTIME_DIR gives each its own engine"
 
 When = Literal["now", "idle", "alone"]
-"""`idle`: no request runs; `alone`: and no other client is there."""
+"""`idle`: when no request runs. `alone`: when also no other client is connected."""
 
 
 class HttpClient:
-    """`EngineClient` over HTTP. One thread watches the connection that shows both sides alive.
+    """`EngineClient` over HTTP. One thread watches the connection that detects the end of either
+    side.
 
-    Safe from any thread and across `fork`: a child opens connections of its own. Only
-    `submit`, `health` and their like block; reading a `Generation` in an event loop does not.
+    Safe from any thread and across `fork`: a child opens its own connections. Only `submit`,
+    `health` and similar methods block; reading a `Generation` in an event loop does not.
     """
 
     def __init__(
@@ -51,15 +52,15 @@ class HttpClient:
         start: Callable[[], None] | None = None,
         identity: Callable[[], Mapping[str, str]] | None = None,
     ) -> None:
-        """`start` makes sure that an engine listens; `None`: the engine is somebody else's.
+        """`start` ensures that an engine listens. `None`: the engine is not managed here.
 
-        `identity`: what an engine started now would be; one that is something else gives way.
-        `None`: only another version of this package does.
+        `identity`: the identity of an engine that would be started now; a running engine with
+        another one is replaced. `None`: only another version of this package is replaced.
         """
         self._identity = identity
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         headers |= dict([STARTS_ENGINES]) if start else {}
-        # Loading the certificate store takes 20 ms, which only https needs.
+        # Loading the certificate store takes 20 ms, and only https needs it.
         tls = httpx.create_ssl_context() if address.url.startswith("https:") else None
         self._endpoint = Endpoint(address, headers, tls)
         self._start = start
@@ -70,14 +71,14 @@ class HttpClient:
     def submit(self, request: ModelRequest) -> Generation:
         """Send the request and block until it is accepted.
 
-        Raises the engine's typed error, `EngineUnavailable` where no engine can be reached
-        or started, `EngineDied` where it ended meanwhile.
+        Raises the engine's typed error, `EngineUnavailable` if no engine can be reached or started,
+        `EngineDied` if it ended in the meantime.
         """
         body = request_body(request)
         return patiently(lambda: self._sent(lambda control: control.send(request.path, body)))
 
     def count(self, request: GenerateRequest) -> int:
-        """Tokens of its prompt. Blocks and raises as `submit`."""
+        """Tokens of its prompt. Blocks and raises like `submit`."""
         body = request_body(request)
         reply = patiently(
             lambda: self._sent(lambda control: control.ask("POST", "/v1/count", body=body))
@@ -85,43 +86,45 @@ class HttpClient:
         return int(json.loads(reply)["prompt_tokens"])
 
     def health(self) -> Health:
-        """State of the engine; starts none. Raises `EngineUnavailable`."""
+        """State of the engine. Starts none. Raises `EngineUnavailable`."""
         return parse_health(self._ask("GET", "/health", ok=(200, 503)))
 
     def metrics(self) -> bytes:
-        """Prometheus text exposition; starts no engine."""
+        """Prometheus text exposition. Starts no engine."""
         return self._ask("GET", "/metrics")
 
     def figures(self) -> Figures:
-        """What the engine does now; starts none."""
+        """Live statistics. Starts no engine."""
         return parse_figures(self._ask("GET", "/v1/figures"))
 
     def watch(self, every: float) -> Iterator[bytes]:
-        """The same as a line of JSON every so many seconds, until the engine ends; starts none.
+        """The statistics as a line of JSON every `every` seconds, until the engine ends. Starts
+        none.
 
-        Reading raises typed errors, `EngineDied` where it is cut off; see `wire.parse_figures`.
+        Reading raises typed errors, `EngineDied` if the stream is cut off; see
+        `wire.parse_figures`.
         """
         return self._control.lines(f"/v1/figures?stream={every:g}")
 
     def cache_report(self) -> dict[str, Any]:
-        """Prefix cache of each model; starts no engine."""
+        """Prefix cache of each model. Starts no engine."""
         report: dict[str, Any] = json.loads(self._ask("GET", "/cache"))
         return report
 
     def cache_clear(self) -> None:
-        """Empty every prefix cache; starts no engine."""
+        """Empty every prefix cache. Starts no engine."""
         self._ask("DELETE", "/cache")
 
     def stop(self, reason: str, when: When) -> bool:
-        """Ask the engine to end; whether it does so at once.
+        """Ask the engine to end. Returns whether it does so at once.
 
-        Starts no engine. Raises `EngineUnavailable` where none runs.
+        Starts no engine. Raises `EngineUnavailable` if none runs.
         """
         self.health()
         return _gives_way(self._control, reason, when)
 
     def close(self) -> None:
-        """Cancel what runs and close the connections; a later call opens new ones."""
+        """Cancel running requests and close the connections. A later call opens new ones."""
         control, self._control = self._control, ControlConnection(self._endpoint)
         control.close()
 
@@ -153,7 +156,7 @@ class HttpClient:
     def _started(
         self, control: ControlConnection, start: Callable[[], None], ending: int | None = None
     ) -> Attachment:
-        """A new engine. `ending`: the process that gives way, which listens a moment longer."""
+        """A new engine. `ending`: the process that it replaces, which listens a little longer."""
 
         def attached() -> Attachment:
             start()
@@ -174,9 +177,9 @@ class HttpClient:
     def _up_to_date(
         self, control: ControlConnection, attachment: Attachment, start: Callable[[], None]
     ) -> Attachment:
-        """The engine, or a new one in the place of one that is out of date and disturbs nobody.
+        """The engine, or a new one if it is out of date and serves no other client.
 
-        Raises `EngineUnavailable` where one of another version goes on.
+        Raises `EngineUnavailable` if one of another version continues.
         """
         health = attachment.health
         changed = differences(health.identity, self._identity()) if self._identity else {}
@@ -186,7 +189,7 @@ class HttpClient:
             return attachment
         if OWN in changed and is_left_behind():
             raise _other_version(attachment, LEFT_BEHIND)
-        # Another Python, or other settings, may be wanted by others as much as ours are by us.
+        # Other clients may need another Python or other settings as much as this one needs its own.
         newer = OWN in changed and PYTHON not in changed
         if _gives_way(control, told(changed), "idle" if newer else "alone"):
             attachment.end()
@@ -217,9 +220,9 @@ def _other_version(attachment: Attachment, remedy: str) -> EngineUnavailable:
 
 
 def _gives_way(control: ControlConnection, reason: str, when: When) -> bool:
-    """Ask the engine to end; whether it does so at once."""
+    """Ask the engine to end. Returns whether it does so at once."""
     body = json.dumps({"reason": reason[:10_000], "when": when}).encode()
     try:
         return bool(json.loads(control.ask("POST", "/v1/stop", body=body))["ends"])
-    except (NotTaken, EngineUnavailable):  # it is gone, or of a version that cannot be asked
+    except (NotTaken, EngineUnavailable):  # it is gone, or its version does not support the request
         return False

@@ -1,6 +1,6 @@
-"""What an engine process was started as, so that a client can see that it wants another one.
+"""The identity of an engine process, by which a client detects that it needs another one.
 
-What is on disk, plugins above all, the engine itself watches: it knows what it has imported.
+The engine itself watches files on disk, especially plugins, because it knows its imports.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ NOT_THE_ENGINES = {
     *(PREFIX + name for name in ("API_KEY", "IDLE_TIMEOUT", "RUNTIME_DIR", "TRANSPORT")),
     *LIMITS,
 }
-"""Variables that are secret, that do not change what a running engine does for a client, or that
-the engine sets itself."""
+"""Secret variables, those without effect for the clients of a running engine, and those that the
+engine sets itself."""
 OTHERS = (
     "CUDA_VISIBLE_DEVICES",
     "HF_ENDPOINT",
@@ -33,14 +33,14 @@ OTHERS = (
     "HF_TOKEN",
     "PYTHONPATH",
 )
-"""Variables of others by which an engine finds models, devices and code."""
+"""Variables of other packages by which an engine finds models, devices and code."""
 MLX, WINDOW = "MLX_", "_SLIDING_WINDOW"
-"""Begin of MLX's own variables, and of ours; end of those that change what a model attends to."""
+"""Prefix of MLX's own variables, and suffix of variables that change what a model attends to."""
 SECRET = ("HF_TOKEN",)
 
 
 def identity(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Version, Python and settings, by name; of a secret a digest."""
+    """Version, Python and settings, by name. Secrets appear as digests."""
     python = f"{sys.prefix} ({platform.python_version()})"
     names = [n for n in environ if n.startswith(MLX) or n.endswith(WINDOW) or n in OTHERS]
     return {OWN: __version__, PYTHON: python} | {
@@ -51,7 +51,7 @@ def identity(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def differences(theirs: Mapping[str, str], ours: Mapping[str, str]) -> dict[str, str]:
-    """What is not the same, in words, by name; empty where the other side does not say."""
+    """The differences as text, by name. Empty if the other side sends none."""
     if not theirs:
         return {}
     names = sorted(name for name in {*theirs, *ours} if theirs.get(name) != ours.get(name))
@@ -63,7 +63,8 @@ def told(changed: Mapping[str, str]) -> str:
 
 
 def is_left_behind() -> bool:
-    """Whether another version is installed by now, so that no engine of this one can be started."""
+    """Whether another version is now installed, so that no engine of this version can be
+    started."""
     return installed_version(OWN) not in ("", __version__)
 
 

@@ -11,7 +11,7 @@ from .generation import Generation
 
 
 class InProcessClient:
-    """`EngineClient` over a service object: the same objects, no JSON between."""
+    """`EngineClient` over a service object: the same objects, without JSON."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -24,7 +24,7 @@ class InProcessClient:
         self.close = service.close
 
     def submit(self, request: ModelRequest) -> Generation:
-        """Block until the request is accepted; raises the service's errors."""
+        """Block until the request is accepted. Raises the service's errors."""
         queue = EventQueue()
         accepted = self._service.submit(request, queue)
         return Generation(accepted, queue, partial(self._service.cancel, accepted.id))

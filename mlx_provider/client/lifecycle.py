@@ -1,4 +1,4 @@
-"""The engine process of this machine and user: started by the first client that needs it."""
+"""The engine process of this machine and user. The first client that needs it starts it."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ START_LIMIT = 180.0
 """Seconds until a start counts as failed: Python, MLX and the plugins, on a slow busy machine."""
 POLL = 0.05
 READY = b"ready\n"
-"""What a started engine writes to its starter once it listens; an `ErrorBody` else."""
+"""The report of a started engine to its starter once it listens; else an `ErrorBody`."""
 LARGEST_LOG = 8 * 2**20
-"""Bytes above which the log is set aside (as `engine.log.1`) before the next start."""
+"""A larger log, in bytes, is renamed to `engine.log.1` before the next start."""
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "mlx_provider.server")
 
 
 class LocalEngine:
-    """Starts the engine process when none runs. Safe from any thread and any process."""
+    """Starts the engine process if none runs. Safe from any thread and any process."""
 
     def __init__(
         self,
@@ -42,9 +42,9 @@ class LocalEngine:
         self._start_limit = start_limit
 
     def ensure(self) -> None:
-        """Return once an engine process listens on the socket; start it if need be.
+        """Wait until an engine process listens on the socket. Starts it if necessary.
 
-        Raises `EngineUnavailable` (or the error with which the engine ended) otherwise.
+        Raises `EngineUnavailable`, or the error with which the engine ended.
         """
         prepare(self._runtime)
         try:
@@ -85,7 +85,7 @@ class LocalEngine:
         finally:
             os.close(tell)
             os.close(log)
-        # Waits for the child as long as this process lives, so that it never stays a zombie.
+        # Waits for the child as long as this process lives, so that it never becomes a zombie.
         threading.Thread(target=process.wait, daemon=True, name="engine reaper").start()
         try:
             self._await_report(process, hear, begin)
@@ -141,7 +141,7 @@ def _open_log(path: Path) -> int:
 
 
 def _tail(log: Path, begin: int, lines: int = 5) -> str:
-    """The last lines of this start; the frames of a traceback stay in the log."""
+    """The last lines of this start, without the frames of a traceback."""
     with os.fdopen(open_own_file(log, os.O_RDONLY), "rb") as file:
         file.seek(begin)
         text = file.read(2**20).decode(errors="replace")

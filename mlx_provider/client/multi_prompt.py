@@ -1,4 +1,4 @@
-"""Several requests as one generation: the prompts of one call of `/completions`."""
+"""Runs several requests as one generation: the prompts of one call of `/completions`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .generation import EngineClient, Generation
 
 
 def submit_all(client: EngineClient, requests: Sequence[GenerateRequest]) -> Generation:
-    """Have all requests accepted and read them as one.
+    """Submit all requests and read them as one.
 
-    The choices of request i follow those of the requests before it; usage is summed; where a
-    request has `echo`, each of its choices begins with its prompt. A request that is refused
-    or fails ends the others. Raises as `EngineClient.submit`, naming the prompt at fault.
+    The choices of request i follow those of the requests before it. Usage is summed. If a request
+    has `echo`, each of its choices begins with its prompt. A request that is refused or fails ends
+    the others. Raises like `EngineClient.submit`, and names the prompt at fault.
     """
     if len(requests) == 1 and not requests[0].echo:
         return client.submit(requests[0])
@@ -48,7 +48,7 @@ def _close(parts: Sequence[Generation]) -> None:
 
 
 class _Merge:
-    """Renumbers the choices of each part and joins the ends, in a thread of its own."""
+    """Renumbers the choices of each part and joins the ends, in a separate thread."""
 
     def __init__(self, requests: Sequence[GenerateRequest], parts: Sequence[Generation]) -> None:
         self._parts = parts
@@ -64,7 +64,7 @@ class _Merge:
         }
 
     def begin(self) -> Generation:
-        """The one generation; closing or dropping it ends every part."""
+        """The joint generation. Closing or deleting it ends every part."""
         merged = Generation(
             _accepted([part.accepted for part in self._parts]),
             self._queue,
@@ -89,7 +89,7 @@ class _Merge:
             return [event.model_copy(update={"index": index, "content": content})]
         if isinstance(event, Finish):
             index = first + event.index
-            echo = self._echoes.pop(index, "")  # of a choice that said nothing
+            echo = self._echoes.pop(index, "")  # of a choice without text
             end = event.model_copy(update={"index": index})
             return [Delta(index=index, content=echo), end] if echo else [end]
         if isinstance(event, Done):

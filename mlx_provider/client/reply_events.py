@@ -1,4 +1,4 @@
-"""The events of one reply: their reader, a thread or an event loop, reads the connection."""
+"""The events of one reply. Their reader, a thread or an event loop, reads the connection."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from .stream_connection import PIECE, StreamConnection
 from .wire import EventLines
 
 READ_AHEAD = 2**18
-"""Bytes of unread events above which an event loop leaves the rest with the engine, which joins
-what waits there."""
+"""Above this many bytes of unread events, an event loop stops reading. The engine then joins the
+waiting events."""
 EMPTY = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-"""What a socket raises that has nothing yet."""
+"""Errors of a socket without data."""
 
 
 class ReplyEvents:
-    """Read as `protocol.event_queue.EventQueue`: with `get`, or with `aget` in one event loop.
+    """Read like `protocol.event_queue.EventQueue`: with `get`, or with `aget` in one event loop.
 
-    `close` is safe from any thread. The reader closes the socket where there is one, `close`
-    otherwise: a number that the system gives to another file meanwhile is never read.
+    `close` is safe from any thread. The reader closes the socket if there is one, otherwise `close`
+    does. So a file descriptor that the system has reused is never read.
     """
 
     def __init__(self, stream: StreamConnection, lines: EventLines, first: list[Event]) -> None:
-        """`first`: the events that have arrived already."""
+        """`first`: the events that have already arrived."""
         self._stream = stream
         self._connection = stream.socket
         self._lines = lines
         self._events: list[Event] = []
         self._unread = 0
         self._lock = threading.RLock()
-        """Of reading and closing: a garbage collection may close, in any thread."""
+        """For reading and closing. A garbage collection may close in any thread."""
         self._reading = False
         self._closed = False
         self._ended = False
@@ -79,9 +79,9 @@ class ReplyEvents:
         return events
 
     def close(self) -> None:
-        """Let go of the reply, so that the engine ends the request. Idempotent, never blocks.
+        """Release the reply, so that the engine ends the request. Idempotent, never blocks.
 
-        Ignored in a forked child: the connection is its parent's.
+        Ignored in a forked child: the connection belongs to its parent.
         """
         if os.getpid() != self._pid:
             return
@@ -100,7 +100,7 @@ class ReplyEvents:
     # -- a thread
 
     def _wait(self, seconds: float | None) -> None:
-        """Read what comes within so many seconds."""
+        """Read the data that arrives within `seconds`."""
         with self._lock:
             if self._closed:
                 self._end(RequestFailed.cancelled())
@@ -133,9 +133,9 @@ class ReplyEvents:
         self._go_on()
 
     async def _arrival(self, loop: asyncio.AbstractEventLoop, seconds: float | None) -> None:
-        """Until there is something to read, so many seconds at most.
+        """Wait until there is data to read, at most `seconds`.
 
-        By a timer: `asyncio.timeout` takes as long as all else that is done for an event.
+        This uses a timer, because `asyncio.timeout` takes as long as all other work for an event.
         """
         if self._readable:
             return
@@ -155,7 +155,7 @@ class ReplyEvents:
             while _buffered(self._connection) and not self._ended:
                 self._feed(self._connection.recv(PIECE))
         except EMPTY:
-            pass  # what was read before is told all the same
+            pass  # events that were read before are still delivered
         except OSError as error:
             self._lost(error)
         if self._ended:
@@ -166,7 +166,7 @@ class ReplyEvents:
         self._wake()
 
     def _go_on(self) -> None:
-        """Read on where the reader has caught up."""
+        """Continue reading if the reader has caught up."""
         if self._paused and self._loop is not None:
             self._paused = False
             self._loop.add_reader(self._connection.fileno(), self._arrived)
@@ -174,7 +174,8 @@ class ReplyEvents:
                 self._arrived()
 
     def _unwatch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Before the socket is closed: a loop knows it by a number that another may get."""
+        """Called before the socket is closed: a loop knows it by its file descriptor, which may be
+        reused."""
         with self._lock:
             if self._loop is loop:
                 loop.remove_reader(self._connection.fileno())
@@ -183,10 +184,10 @@ class ReplyEvents:
             self._connection.close()
 
     def _leave(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Have the loop let go of it, from any thread."""
+        """Make the loop stop watching it, from any thread."""
         try:
             loop.call_soon_threadsafe(self._left, loop)
-        except RuntimeError:  # it was closed, and watches nothing any more
+        except RuntimeError:  # the loop was closed and watches nothing
             self._connection.close()
 
     def _left(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -205,7 +206,7 @@ class ReplyEvents:
         return bool(self._events) or self._ended
 
     def _feed(self, data: bytes) -> None:
-        """Bytes of the connection; none: its end."""
+        """Bytes of the connection. Empty: its end."""
         if not data:
             self._lost(None)
             return
@@ -230,7 +231,7 @@ class ReplyEvents:
         self._events += events
 
     def _lost(self, error: Exception | None) -> None:
-        """The connection ended, or breaks; past the last event nobody minds."""
+        """The connection ended or failed. After the last event, this does not matter."""
         if self._closed:
             self._end(RequestFailed.cancelled())
         elif error is None:
@@ -253,5 +254,5 @@ def _settle(woken: asyncio.Future[None]) -> None:
 
 
 def _buffered(connection: object) -> int:
-    """Bytes that TLS has read, of which the event loop is not told."""
+    """Bytes that TLS has read, of which the event loop does not know."""
     return connection.pending() if isinstance(connection, ssl.SSLSocket) else 0

@@ -1,7 +1,7 @@
-"""When a request is sent again: whoever got it was no engine yet, or no longer, and took nothing.
+"""Decides when a request is sent again: if no running engine has accepted it.
 
-Three signs tell so. Nobody listens; the engine refuses because it is ending; the connection is
-lost at once, before any answer. All else is the request's own end, which is never repeated.
+There are three signs. No process listens; the engine refuses because it is ending; the connection
+is lost at once, before any answer. All other failures end the request, which is never repeated.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ T = TypeVar("T")
 PAUSES = (0.0, 0.2, 1.0)
 """Seconds before each further try."""
 GOING_DOWN = 0.25
-"""Seconds within which a connection lost before any answer means: the engine was just ending."""
+"""If a connection is lost within this many seconds before any answer, the engine was ending."""
 
 
 class NotTaken(Exception):
-    """The engine did not take the request, which may be sent again; `error` says why."""
+    """The engine did not accept the request, which may be sent again. `error` gives the reason."""
 
     def __init__(self, error: EngineUnavailable) -> None:
         super().__init__(error.message)
@@ -34,19 +34,19 @@ def unreachable(address: Address, error: Exception) -> NotTaken:
 
 
 def refused(error: MLXProviderError) -> Exception:
-    """The engine answered so; one that is ending does it with exactly this class."""
+    """The error for a refusal by the engine. An ending engine uses exactly this class."""
     return NotTaken(error) if type(error) is EngineUnavailable else error
 
 
 def lost(error: Exception, unanswered: float | None) -> Exception:
-    """A connection broke, `unanswered` seconds after it was made; `None`: after an answer."""
+    """A connection failed `unanswered` seconds after it was made. `None`: after an answer."""
     died = EngineDied(f"the engine ended while it held this request: {error}")
     going_down = unanswered is not None and unanswered < GOING_DOWN
     return NotTaken(died) if going_down else died
 
 
 def patiently(work: Callable[[], T]) -> T:
-    """Try again while an engine is found that is just ending; its end takes a few seconds."""
+    """Retry while an engine is ending, which takes a few seconds."""
     for pause in PAUSES:
         try:
             return work()
@@ -56,7 +56,7 @@ def patiently(work: Callable[[], T]) -> T:
 
 
 def last_try(work: Callable[[], T]) -> T:
-    """The last try: what was not taken now is an error."""
+    """The last try: a request that is not accepted now is an error."""
     try:
         return work()
     except NotTaken as failure:

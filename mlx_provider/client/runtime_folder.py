@@ -1,4 +1,4 @@
-"""The owner-only folder where clients and engine of one user meet, and its lock."""
+"""The owner-only folder where clients find the engine of one user, and its lock."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ..errors import EngineUnavailable
 from ..safe_open import open_own, read_bounded
 
 LONGEST_SOCKET_PATH = 103
-"""Bytes that every system takes in a unix socket's address (macOS 103, Linux 107)."""
+"""Longest address of a unix socket in bytes on any system (macOS 103, Linux 107)."""
 
 
 def prepare(runtime: Runtime) -> None:
-    """Create the runtime folder, or check that nobody else can reach into it.
+    """Create the runtime folder, or check that no other user can access it.
 
     Raises `EngineUnavailable` that names the folder and the remedy.
     """
@@ -31,7 +31,7 @@ def prepare(runtime: Runtime) -> None:
 
 
 def inspect(runtime: Runtime) -> bool:
-    """Whether the folder is there; makes nothing. Raises as `prepare` would."""
+    """Whether the folder exists. Creates nothing. Raises like `prepare`."""
     _refuse_long(runtime)
     folder = runtime.folder
     try:
@@ -49,7 +49,7 @@ def inspect(runtime: Runtime) -> bool:
 
 
 def _refuse_closed(folder: Path) -> None:
-    """A folder that is not there can be made where its nearest parent may be written to."""
+    """Check that a missing folder can be created: its nearest parent must be writable."""
     nearest = next(parent for parent in folder.absolute().parents if parent.exists())
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise _unusable(folder, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
@@ -84,7 +84,7 @@ def _refuse_foreign(folder: Path, link: os.stat_result, target: os.stat_result) 
 
 
 def open_own_file(path: Path, flags: int) -> int:
-    """Descriptor of a file of this folder. Raises `EngineUnavailable` for what is none."""
+    """Descriptor of a file of this folder. Raises `EngineUnavailable` if it is not one."""
     try:
         return open_own(path, flags)
     except OSError as error:
@@ -95,10 +95,10 @@ def open_own_file(path: Path, flags: int) -> int:
 
 
 class EngineLock:
-    """Held by the one engine process of a runtime folder, from before its start to its end.
+    """Held by the engine process of a runtime folder, from before its start to its end.
 
-    The lock belongs to the open file: a client takes it and hands the descriptor to the
-    process that it starts, so there is no moment in which a second one could be started.
+    The lock belongs to the open file. A client acquires it and passes the descriptor to the process
+    that it starts, so a second engine can never start in between.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -114,14 +114,14 @@ class EngineLock:
             os.close(descriptor)
             return None
         if not _is_file(descriptor, path):
-            # Removed between open and lock: a lock on a file that nobody can find holds nothing.
+            # Removed between open and lock: a lock on an unlinked file protects nothing.
             os.close(descriptor)
             return cls.try_take(path)
         return cls(descriptor)
 
     @classmethod
     def inherited(cls, descriptor: int) -> EngineLock:
-        """The lock that the starting client took; not passed on to children."""
+        """The lock of the starting client. Child processes do not inherit it."""
         os.set_inheritable(descriptor, False)
         return cls(descriptor)
 
@@ -131,12 +131,12 @@ class EngineLock:
         os.pwrite(self.descriptor, f"{pid or os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
-        """Let go; a child that inherited the descriptor keeps the lock."""
+        """Release the lock. A child that inherited the descriptor keeps it."""
         os.close(self.descriptor)
 
 
 def holder(path: Path) -> str:
-    """The process id that the lock's holder signed with, or `unknown`."""
+    """The process id in the lock file, or `unknown`."""
     try:
         return read_bounded(path, 100).decode(errors="replace").strip() or "unknown"
     except OSError:
@@ -144,7 +144,7 @@ def holder(path: Path) -> str:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process holds the engine's lock; makes no file."""
+    """Whether a process holds the engine's lock. Creates no file."""
     if not path.exists():
         return False
     lock = EngineLock.try_take(path)

@@ -1,7 +1,7 @@
-"""One HTTP request over a connection of its own, with blocking calls. HTTP itself is h11's.
+"""One HTTP request over its own connection, with blocking calls. h11 implements HTTP.
 
-Not httpx: in an event loop it takes 250 µs of CPU for each event of a stream, this 160 µs (a
-message of one token, 300 a second). In a thread both take the same.
+httpx is not used: in an event loop it takes 250 µs of CPU for each event of a stream, this module
+160 µs (a message of one token, 300 per second). In a thread both take the same.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from .retry import unreachable
 from .wire import error_of
 
 CONNECT_SECONDS = 5.0
-"""Limit for a connection to be made. Replies have none: a model may load for minutes."""
+"""Limit for making a connection. Replies have no limit: a model may load for minutes."""
 PIECE = 2**16
-"""Bytes read from the socket at once."""
+"""Bytes that are read from the socket at once."""
 FAILURES = (OSError, h11.RemoteProtocolError)
-"""What a broken connection raises."""
+"""Errors of a broken connection."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An engine's address, and what every request to it needs."""
+    """An engine's address, and the common parts of all requests to it."""
 
     address: Address
     headers: Mapping[str, str]
     tls: ssl.SSLContext | None = None
 
     def connect(self) -> StreamConnection:
-        """A new connection. Raises `NotTaken` where nobody listens."""
+        """A new connection. Raises `NotTaken` if no process listens."""
         try:
             connection = _connected(self.address)
             if self.tls is not None:
@@ -52,12 +52,12 @@ class Endpoint:
 
 
 class StreamConnection:
-    """A connection that carries one request and its reply."""
+    """A connection for one request and its reply."""
 
     def __init__(self, connection: socket.socket, endpoint: Endpoint) -> None:
         self.socket = connection
         self.status = 0
-        """Of the reply, once its head has arrived."""
+        """Status of the reply, once its head has arrived."""
         self._endpoint = endpoint
         self._http = h11.Connection(h11.CLIENT)
         self._began = time.monotonic()
@@ -65,7 +65,7 @@ class StreamConnection:
 
     @property
     def unanswered(self) -> float | None:
-        """Seconds without an answer so far; `None` where there was one."""
+        """Seconds without an answer so far. `None`: there was an answer."""
         return None if self.status else time.monotonic() - self._began
 
     def request(self, method: str, path: str, body: bytes = b"") -> None:
@@ -83,7 +83,7 @@ class StreamConnection:
                 raise h11.RemoteProtocolError("the reply was cut off")
 
     def pieces(self) -> Iterator[bytes]:
-        """The body as it arrives. Raises one of `FAILURES` where it is cut off."""
+        """The body as it arrives. Raises one of `FAILURES` if it is cut off."""
         piece, ended = self._body()
         while not ended:
             yield piece
@@ -91,7 +91,7 @@ class StreamConnection:
         yield piece
 
     def error(self) -> MLXProviderError:
-        """The typed error that a refusal holds."""
+        """The typed error of a refusal."""
         body = bytearray()
         with suppress(*FAILURES):
             for piece in self.pieces():
@@ -99,24 +99,24 @@ class StreamConnection:
         return error_of(self.status, self._path, bytes(body))
 
     def received(self, data: bytes) -> tuple[bytes, bool]:
-        """What bytes of the connection add to the body, and whether the body has ended.
+        """New bytes of the body, and whether the body has ended.
 
-        `data`: empty where the engine has closed. Raises `h11.RemoteProtocolError` for a body that
-        is cut off, and for what is not HTTP.
+        `data`: bytes of the connection; empty if the engine has closed it. Raises
+        `h11.RemoteProtocolError` for a body that is cut off, and for data that is not HTTP.
         """
         self._http.receive_data(data)
         return self._body()
 
     def shut(self) -> None:
-        """End a connection that another thread reads, which then closes it.
+        """End a connection that another thread reads. That thread then closes it.
 
-        Not by TLS's own `shutdown`, after which that thread would read what is encrypted.
+        This does not use TLS's own `shutdown`, after which that thread would read encrypted data.
         """
         with suppress(OSError):  # the engine was first
             socket.socket.shutdown(self.socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Let go of the socket. Idempotent."""
+        """Close the socket. Idempotent."""
         self.socket.close()
 
     def _body(self) -> tuple[bytes, bool]:
@@ -126,7 +126,8 @@ class StreamConnection:
         return b"".join(pieces), event is not h11.NEED_DATA
 
     def _send(self, head: h11.Request, body: bytes) -> None:
-        """An engine that refuses a request may not read it to its end: its answer tells."""
+        """Send a request. An engine that refuses it may not read it completely; its answer gives
+        the reason."""
         with suppress(OSError):
             self.socket.sendall(self._http.send(head) or b"")
             self.socket.sendall(self._http.send(h11.Data(data=body)) or b"")
@@ -164,7 +165,7 @@ def _connected(address: Address) -> socket.socket:
 
 
 def _notice_a_lost_machine(connection: socket.socket) -> None:
-    """Within half a minute after the engine's machine has vanished from the network."""
+    """Detect within half a minute that the engine's machine has vanished from the network."""
     if sys.platform == "darwin":
         idle = socket.TCP_KEEPALIVE
     else:
