@@ -1,1 +1,1 @@
-"""What ties chat and engine: models in memory, and requests from their arrival to their rows."""
+"""Connects chat and engine: models in memory, and requests from their arrival to their rows."""

@@ -1,4 +1,4 @@
-"""Names and options of a model: which weights they mean, and how a request sees these."""
+"""Maps names and options of a model to its weights, and to the view of a request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .weights import Weights
 from .weights_key import WeightsKey
 
 MAX_VIEWS = 64
-"""Names and choices of options that are remembered for one model."""
+"""Names and combinations of options that are stored for one model."""
 
 
 class Aliases:
@@ -31,10 +31,10 @@ class Aliases:
     def __init__(self, registry: PluginRegistry) -> None:
         self._registry = registry
         self._own_context: dict[Path, int] = {}
-        """Context lengths of folders that were loaded, by the model's own limit."""
+        """Own context lengths of folders that were loaded."""
 
     def check(self, options: ModelOptions) -> None:
-        """Before anything is loaded for a wrong option. Raises `BadRequest`."""
+        """Check options before anything is loaded. Raises `BadRequest`."""
         try:
             if options.tool_parser:
                 self._registry.tool_parser(options.tool_parser)
@@ -48,9 +48,9 @@ class Aliases:
         check_sparse_prefill(options)
 
     def key(self, folder: Path, options: ModelOptions, *, may_lengthen: bool) -> WeightsKey:
-        """Which weights; a context longer than the model's own may be a matter of its family.
+        """The key of the weights. The family may depend on a context longer than the model's own.
 
-        `may_lengthen`: to such a context. Raises `Forbidden`, `BadRequest`.
+        `may_lengthen`: whether such a context is allowed. Raises `Forbidden`, `BadRequest`.
         """
         key = WeightsKey.of(folder, options)
         if options.context_length is None:
@@ -66,9 +66,9 @@ class Aliases:
         return replace(key, context_length=options.context_length)
 
     def misjudged(self, key: WeightsKey, weights: Weights, options: ModelOptions) -> bool:
-        """Whether these are not the weights that `key` should have named.
+        """Whether `key` should have named other weights than these.
 
-        Only the loaded model tells its own context length for certain.
+        Only the loaded model has its exact context length.
         """
         if key.context_length is not None:
             return False
@@ -76,12 +76,12 @@ class Aliases:
         return own < (options.context_length or 0)
 
     def kind(self, options: ModelOptions) -> str:
-        """Which engine of the weights."""
+        """The kind of engine on the weights."""
         kinds = [engine_kind(options), draft_kind(options), sparse_kind(options)]
         return " ".join(filter(None, kinds))
 
     def view(self, weights: Weights, name: str, options: ModelOptions) -> ModelView:
-        """The same one for the same name and options, as long as the weights stay."""
+        """The view for a name and options. It is the same one as long as the weights stay."""
         chosen = (
             name,
             self.kind(options),
@@ -129,7 +129,7 @@ class Aliases:
 
 
 def _too_long(options: ModelOptions) -> Forbidden:
-    """Each longer context makes other weights of a model."""
+    """Each longer context needs separate weights of a model."""
     return Forbidden(
         f"context_length {options.context_length} is beyond the model's own: grant it where the "
         "engine runs, in its owner's models file (MLX_PROVIDER_MODELS_FILE)",

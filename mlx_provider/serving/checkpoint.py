@@ -1,4 +1,4 @@
-"""What a checkpoint's small files tell of a model before it is loaded, or downloaded."""
+"""Data of a model from the small files of its checkpoint, before a load or a download."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from .hub import TEMPLATE, TEMPLATES, local_folder, outline
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What is known of a model without loading it."""
+    """The data of a model that is not loaded."""
 
     config: Mapping[str, Any]
     weight_bytes: int
     chat_template: str
     here: bool
-    """On this machine."""
+    """Whether it is on this machine."""
 
 
 def checkpoint(model: str) -> Checkpoint:
-    """Of a model on this machine, or on the Hub, of which the small files are read.
+    """The data of a model on this machine, or on the Hub, of which the small files are read.
 
-    Raises as `folder_of` does.
+    Raises the errors of `folder_of`.
     """
     folder = local_folder(model)
     if folder is not None:
@@ -37,7 +37,7 @@ def checkpoint(model: str) -> Checkpoint:
 
 
 def _template(folder: Path) -> str:
-    """The chat template's text; empty where there is none, or several by name."""
+    """The chat template's text. Empty if there is none, or if there are several by name."""
     try:
         return (folder / TEMPLATE).read_text(encoding="utf-8")
     except OSError:

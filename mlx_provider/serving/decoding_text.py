@@ -1,4 +1,4 @@
-"""How the rows of a model decode, in words."""
+"""Describes how the rows of a model decode."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from ..engine.scheduling.chunking import Chunking
 from ..protocol.health import FixedPasses, ModelStatus
 
 STREAMS, HELD, DEPTH = 4, 8_000, 16_000
-"""Streams, tokens of each, and tokens of a prompt that is half computed beside them."""
+"""Streams, tokens of each, and depth of a prompt beside them."""
 
 
 def decoding(model: ModelStatus) -> str:
-    """How its rows decode, as the engine says."""
+    """How its rows decode, by the status of the engine."""
     if model.reproducible is not None:
         return fixed_passes(model.reproducible)
     return batching(model.kv_layout, model.mixed_prefill, model.noise_floor)
 
 
 def fixed_passes(passes: FixedPasses) -> str:
-    """What a reproducible model costs."""
+    """The cost of a reproducible model."""
     rows = (
         f"rows decode {passes.rows} to a pass, filled up ({passes.cost:.1f} times the time of one)"
         if passes.rows > 1
@@ -38,7 +38,7 @@ def batching(layout: str, mixed_prefill: bool, noise_floor: float) -> str:
 
 
 def beside_a_prompt(chunking: Chunking) -> str:
-    """What the stall target gives streams and a long prompt on this device."""
+    """The rates of streams and a long prompt on this device, under the stall target."""
     found = chunking.promise(STREAMS, HELD, DEPTH)
     return (
         f"{STREAMS} streams of {HELD:,} tokens beside a prompt at token {DEPTH:,}: by the stall "

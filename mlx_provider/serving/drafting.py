@@ -1,4 +1,4 @@
-"""Which drafter guesses ahead for a model: the operator's, or the best that can."""
+"""Selects the drafter of a model: the operator's, or the best one that supports the model."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ log = logging.getLogger(__name__)
 
 OFF, AUTO = "off", "auto"
 UNNAMED = (OFF, AUTO)
-"""What an operator says who names no drafter."""
+"""Values of the option that name no drafter."""
 BLIND = "the model does not show its hidden states"
 
 
 def draft_kind(options: ModelOptions) -> str:
-    """What engines of the same weights are told apart by, beside their KV cache."""
+    """Distinguishes engines of the same weights, in addition to their KV cache."""
     if options.drafter in UNNAMED and not options.draft_model:
         return "" if options.drafter == AUTO else OFF
     return f"{options.drafter} {options.draft_model or ''}"
 
 
 def check_drafts(options: ModelOptions) -> None:
-    """Before anything is loaded for the sake of a wrong option. Raises `BadRequest`."""
+    """Check options before anything is loaded. Raises `BadRequest`."""
     if options.reproducible and (options.drafter not in UNNAMED or options.draft_model):
         raise wrong_option("drafter", "passes of a reproducible model have no room for drafts")
     if options.draft_model is not None and not _folder(options.draft_model).is_dir():
@@ -45,13 +45,13 @@ def check_drafts(options: ModelOptions) -> None:
 
 @dataclass(frozen=True)
 class Drafts:
-    """Who guesses ahead for a model."""
+    """The drafter of a model."""
 
     speculation: Speculation | None = None
     drafter: str = ""
-    """Its name; empty: nobody."""
+    """Its name. Empty: none."""
     nbytes: int = 0
-    """What it has loaded, and may come to keep of rows."""
+    """Bytes that it has loaded, and may store for rows."""
 
 
 def drafts_of(
@@ -63,10 +63,10 @@ def drafts_of(
     *,
     whole: bool = True,
 ) -> Drafts:
-    """With the drafter that the operator names, else with the best that can (engine thread).
+    """The drafter that the operator names, else the best that supports the model (engine thread).
 
-    room: bytes that it may take; `whole`: the model is on this machine alone. Raises `BadRequest`
-    where the named one cannot.
+    room: bytes that it may use; `whole`: the model is not split over machines. Raises `BadRequest`
+    if the named one does not support the model.
     """
     if options.drafter == OFF:
         return Drafts()
@@ -86,7 +86,7 @@ def drafts_of(
 
 
 class Unfit(Exception):
-    """A drafter cannot guess for a model."""
+    """A drafter does not support a model."""
 
 
 def _first(
@@ -108,7 +108,7 @@ def _first(
 
 
 def _why(drafter: Drafter, fault: Fault) -> str:
-    """Why nobody drafts with it, in words; the error itself is left to the traceback."""
+    """Why a drafter is not used, as text. Details of the error stay in the traceback."""
     if isinstance(fault.error, MLXProviderError):
         return f"drafter {drafter.name} is not used: {fault.error.message}"
     cause = f"a fault of {fault.origin or 'its plugin'}"
@@ -118,14 +118,14 @@ def _why(drafter: Drafter, fault: Fault) -> str:
 
 
 def _loudness(given: DraftOptions) -> int:
-    """Who has given a model to draft with wants to know why it does not."""
+    """The log level: an operator who gave a draft model needs to know why it is not used."""
     return logging.INFO if given.model is None else logging.WARNING
 
 
 def _started(
     drafter: Drafter, folder: Path, model: LoadedModel, given: DraftOptions, options: ModelOptions
 ) -> Drafts:
-    """Raises `Unfit`, what `check_folder` raises, and what the drafter does."""
+    """Start a drafter. Raises `Unfit`, the errors of `check_folder`, and those of the drafter."""
     if problem := _problem(drafter, folder, model, given):
         raise Unfit(problem)
     if given.model is not None:

@@ -1,4 +1,5 @@
-"""From a client's texts to the engine's inputs: their tokens, and what is made of their states."""
+"""Converts a client's texts to the engine's inputs: their tokens, and the pooling of their
+states."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from .validate import within_vocabulary
 
 @dataclass
 class NoText:
-    """What a row says that never decodes."""
+    """Output of a row that never decodes."""
 
     stopped: bool = False
     reasoning_tokens: int = 0
@@ -43,7 +44,7 @@ def make_embedding(
 ) -> Prepared:
     """Tokenise (host work, any thread).
 
-    `check_wanted` is asked before each text; `arrived`: monotonic time. Raises `BadRequest` that
+    `check_wanted` is called before each text; `arrived`: monotonic time. Raises `BadRequest` that
     names the part, `ContextTooLong`.
     """
     how, pooling = _way(view)
@@ -75,7 +76,8 @@ def make_embedding(
 
 
 def _way(view: ModelView) -> tuple[Embedding, Pooling]:
-    """Raises `BadRequest` where the model has none, or nobody says which."""
+    """The embedding and its pooling. Raises `BadRequest` if the model cannot embed, or if its
+    pooling is unknown."""
     how = view.info.embedding
     refusal = how.refusal
     if not isinstance(view.model, ShowsHidden):

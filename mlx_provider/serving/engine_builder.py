@@ -1,4 +1,4 @@
-"""An engine on the weights of a model: probed, measured, and started."""
+"""Builds an engine on the weights of a model: probe, measurement, start."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from .weights import EngineInstance, Weights
 log = logging.getLogger(__name__)
 
 NOT_EVERYWHERE = ("bfloat16", "float16")
-"""Dtypes in which not every device runs every layer (experts on a CPU, mlx 0.32.4)."""
+"""Dtypes in which some devices cannot run every layer (experts on a CPU, mlx 0.32.4)."""
 
 
 class EngineBuilder:
-    """The engine thread's."""
+    """Belongs to the engine thread."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class EngineBuilder:
         self._measurements = Measurements.chosen(settings.measurements)
 
     def start(self, weights: Weights, kind: str, options: ModelOptions) -> None:
-        """Probe the model and start its engine of one kind, unless it is there.
+        """Probe the model and start its engine of one kind, unless it exists.
 
         Raises errors of `mlx_provider.errors`.
         """
@@ -157,7 +157,7 @@ class EngineBuilder:
         return drafts_of(self._registry, weights.folder, weights.model, options, room, whole=whole)
 
     def _heterogeneous(self, weights: Weights, make_cache: MakeCache) -> Heterogeneous | None:
-        """What the ranks have in common, where they keep heterogeneous parts of a row."""
+        """Common limits of the ranks, if they keep different parts of a row."""
         if self._ranks.size == 1:
             return None
         return compare_parts(weights.model, make_cache, self._ranks.replication)
@@ -171,7 +171,7 @@ class EngineBuilder:
         layouts: Sequence[str],
         heterogeneous: Heterogeneous | None,
     ) -> Measured:
-        """What was measured in the same circumstances before, else what is measured here."""
+        """Stored measurements for the same circumstances, else new ones."""
         replication = self._ranks.replication
         known = replication.decide("known", partial(self._measurements.find, key), _dumped, _read)
         if known is not None:
@@ -187,7 +187,7 @@ class EngineBuilder:
         return measured
 
     def _keep_learned(self, key: str, measured: Measured, costs: Costs) -> None:
-        """Passes over deep caches have refined what was measured at load."""
+        """Store the measurements, refined by passes over deep caches."""
         if costs.curve != measured.curve and not self._ranks.replication.follows:
             self._measurements.keep(key, replace(measured, curve=costs.curve))
 
@@ -196,19 +196,19 @@ class EngineBuilder:
         return Limits(s.max_rows, s.max_queue, s.stall_target, s.max_chunk, s.output_reserve)
 
     def _shared_limits(self) -> Limits:
-        """Those of rank 0's settings."""
+        """The limits in rank 0's settings."""
         return self._ranks.replication.decide(
             "limits", self._limits, asdict, lambda told: Limits(**told)
         )
 
 
 def engine_name(weights: Weights, kind: str) -> str:
-    """By which the ranks name an engine."""
+    """The ranks' name for an engine."""
     return f"{weights.number} {kind}"
 
 
 def _log_started(weights: Weights, instance: EngineInstance, kv: str) -> None:
-    """How rows decode, and why not better."""
+    """Log how rows decode, and why not in a better way."""
     found, fixed = instance.probe, instance.reproducible
     for note in (*weights.info.notes, *instance.notes):
         log.warning("%s: %s", weights.name, note)

@@ -1,4 +1,4 @@
-"""What a model's folder says of it before it is loaded."""
+"""Data from a model's folder, before it is loaded."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ..registry import PluginRegistry
 from .hub import local_folder
 
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
-"""Without one of these a checkpoint cannot be shown images, whatever its config names."""
+"""Without one of these files, a checkpoint cannot accept images, whatever its config lists."""
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What a client would like to know beforehand; `None`: not known."""
+    """Data of a model for clients. `None`: unknown."""
 
     context_length: int | None = None
     vision: bool | None = None
@@ -24,7 +24,7 @@ class ModelFacts:
 
 
 def facts_of(model: str, registry: Callable[[], PluginRegistry]) -> ModelFacts:
-    """Of a model that is on this machine; nothing of any other, nor of a folder that is none."""
+    """The data of a model on this machine. Empty for other models and for invalid folders."""
     try:
         folder = local_folder(model)
         if folder is None:

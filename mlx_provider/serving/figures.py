@@ -1,5 +1,5 @@
-"""What the engine does now, read in the thread of whoever asks; the engine thread only answers
-for the tree of prefixes, between two steps."""
+"""Live statistics, collected in the thread of the caller. The engine thread only reports the tree
+of prefixes, between two steps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .in_flight import Entry
 from .weights import EngineInstance, Weights
 
 WINDOW = 10.0
-"""Seconds of the last steps that are told."""
+"""Seconds of recent steps that are included."""
 STEPS_TOLD = 120
 LOOKUPS_TOLD = 12
 STATES: dict[Phase, RequestState] = {
@@ -51,7 +51,7 @@ def take(
     chosen_limit: int | None,
     media: int,
 ) -> Figures:
-    """All of it. `media`: bytes of images on their way."""
+    """All statistics. `media`: bytes of images that requests hold."""
     now = time.monotonic()
     engines = [(each, kind, run) for each in weights for kind, run in list(each.engines.items())]
     seen = [found for _, _, run in engines for found in run.engine.recent.lookups.items()]
@@ -85,7 +85,7 @@ def _request(entry: Entry, now: float) -> RequestFigures | None:
         return RequestFigures(id=entry.id, model=name, state="preparing", age=age, queued=age)
     request, model = active.request, active.lease.view.weights.name
     state = STATES.get(request.phase)
-    if state is None:  # it has ended, and is about to be forgotten
+    if state is None:  # it has ended, and its entry is about to be removed
         return None
     return RequestFigures(
         id=entry.id,
@@ -157,7 +157,7 @@ def _lookup(found: LookedUp, now: float) -> Lookup:
 
 
 def _reason(found: LookedUp) -> MissReason:
-    """By which most of the tokens were lost that might have been there."""
+    """The reason why most of the reusable tokens were lost."""
     lost = {name: tokens for name, tokens in found.lost.items() if name in REASONS and tokens}
     return REASONS[max(lost, key=lost.__getitem__)] if lost else ""
 

@@ -1,4 +1,4 @@
-"""A model folder is looked over before a family, or a library, reads its files."""
+"""Checks a model folder before a family or a library reads its files."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ DESCRIPTIONS = (
     "video_preprocessor_config.json",
     INDEX,
 )
-"""JSON objects that libraries read by themselves."""
+"""JSON objects that libraries read themselves."""
 ADAPTER = "adapter_config.json"
 
 
 def check_folder(folder: Path, adapter: Path | None = None) -> None:
-    """Raise `BadRequest` that names the file, or `UnsupportedModel` that names the key, which
-    would keep its reader busy for ever or break it: deep JSON, layers without weights."""
+    """Check for content that would block or break a reader: deep JSON, layers without weights.
+    Raises `BadRequest` that names the file, or `UnsupportedModel` that names the key."""
     for name in DESCRIPTIONS:
         read_json(folder / name)
     check_sizes(read_json(folder / "config.json"), *extent(folder))

@@ -1,4 +1,4 @@
-"""The figures of the engine in Prometheus' words, made when somebody scrapes."""
+"""Statistics of the engine as Prometheus gauges, computed at each scrape."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Sample = tuple[tuple[str, ...], float]
 
 
 class Gauges(Collector):
-    """What is gone is in no scrape: nothing is kept between two."""
+    """Keeps no state between scrapes, so a removed object disappears from the next one."""
 
     def __init__(self, figures: Callable[[], Figures | None]) -> None:
-        """`figures`: those of now; `None`: there are none to be had."""
+        """`figures`: returns the present statistics, or `None` if they are not available."""
         self._figures = figures
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing, so that registering asks nobody for figures."""
+        """Empty, so that registration does not collect statistics."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -40,7 +40,7 @@ class Gauges(Collector):
 
 
 def _numbers(figures: Figures) -> Iterator[tuple[str, str, float]]:
-    """Name, text and value of those without labels."""
+    """Name, help text and value of gauges without labels."""
     engines, memory, cache = figures.engines, figures.memory, figures.prefix_cache
     yield "requests_queued", "Requests that wait now.", sum(each.queued for each in engines)
     yield "requests_running", "Requests that run now.", sum(each.rows for each in engines)
@@ -54,7 +54,7 @@ def _numbers(figures: Figures) -> Iterator[tuple[str, str, float]]:
 
 
 def _requests(figures: Figures) -> list[Sample]:
-    # a model that is not here yet may have any name that a client chose
+    # a model that is not loaded yet may have any name that a client chose
     named = {each.model for each in figures.engines}
     counted = Counter(
         (each.model if each.model in named else "", each.state) for each in figures.requests

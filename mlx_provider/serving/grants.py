@@ -1,11 +1,11 @@
-"""What the engine's owner grants: options per model, and the folders that others may name.
+"""The grants of the engine's owner: options per model, and the folders that others may name.
 
     origin    model                                     options
     owner     anything                                  all
     client    Hub ids; folders of the file or a root    all: the gateway's config set them
     remote    as client                                 all but `OWNERS_ALONE`
 
-The owner's file is TOML: a table per model, named as requests name it, of `ModelOptions`.
+The owner's file is TOML: a table of `ModelOptions` per model, under its name in requests.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from .hub import DEMOS, cache_root
 T = TypeVar("T", bound=ModelRequest)
 LARGEST_FILE = 2**20
 REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(@[\w-][\w.-]*)?")
-"""A Hub id; `..` and what begins with a dot is none."""
+"""A Hub id. Parts that begin with a dot, such as `..`, do not match."""
 
 
 class Grants:
-    """Decides once per request, before anything of its model is looked at. Any thread."""
+    """Decides once per request, before its model is examined. Safe from any thread."""
 
     def __init__(
         self, roots: Sequence[Path] = (), granted: Mapping[str, ModelOptions] | None = None
@@ -41,10 +41,10 @@ class Grants:
         self._granted = granted or {}
 
     def admitted(self, request: T) -> T:
-        """The request with the owner's options for its model in it.
+        """The request with the owner's options for its model.
 
-        Raises `Forbidden` that names an option which the sender may not set, `ModelNotFound`
-        with one message for all folders that are not the sender's to name, there or not.
+        Raises `Forbidden` that names an option which the sender may not set, and `ModelNotFound`
+        with the same message for all folders that the sender may not name, existing or not.
         """
         if request.origin == "remote":
             _refuse_owners_options(request.options)
@@ -61,7 +61,7 @@ class Grants:
         return request.model_copy(update={"options": options})
 
     def may_lengthen(self, request: ModelRequest) -> bool:
-        """Whether its context may be beyond the model's own, which makes other weights."""
+        """Whether its context may be longer than the model's own, which needs separate weights."""
         granted = self._granted.get(request.model)
         return request.origin != "remote" or (
             granted is not None and granted.context_length is not None
@@ -78,9 +78,10 @@ class Grants:
             )
 
     def _under_a_root(self, model: str) -> bool:
-        """Whether the name is that of a model's folder under a root, links resolved.
+        """Whether the name is that of a model's folder under a root, with links resolved.
 
-        Where the engine was started from, and which users there are, is nobody's business.
+        Relative names and names of users are not expanded, because that would reveal data about the
+        machine.
         """
         if not model.startswith(("/", "~/")):
             return False
@@ -90,18 +91,18 @@ class Grants:
 
 
 def names_repository(request: ModelRequest) -> bool:
-    """Whether the model's name is a Hub id alone, whatever folder the engine was started from."""
+    """Whether the name must be a Hub id, even if a folder has the same name."""
     return request.origin != "owner" and REPOSITORY.fullmatch(request.model) is not None
 
 
 def namespace(request: ModelRequest) -> str:
-    """Whose prefixes a request shares: one tenant's, on this machine or on others."""
+    """The namespace of a request's prefixes: one per tenant, and separate for remote requests."""
     tenant = request.tenant or ""
     return f"remote:{tenant}" if request.origin == "remote" else tenant
 
 
 def read_grants(file: Path) -> dict[str, ModelOptions]:
-    """The owner's file. Raises `BadRequest` that names the file, the model and the option."""
+    """Read the owner's file. Raises `BadRequest` that names the file, the model and the option."""
     try:
         tables = tomllib.loads(read_trusted(file, LARGEST_FILE, closed_to=0o022).decode())
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Where a model's folder is: shipped, on disk, in the local Hub cache, or on the Hub."""
+"""Finds a model's folder: shipped, on disk, in the local Hub cache, or on the Hub."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DEMOS = {"demo": "model", "demo-hybrid": "hybrid"}
-"""Models of this package, by name: their folders."""
+"""Folders of the models of this package, by name."""
 REACH = 0.8
-"""Seconds in which the Hub must answer before it counts as out of reach."""
+"""Seconds in which the Hub must answer before it counts as unreachable."""
 GGUF = ".gguf"
 TEMPLATE = "chat_template.jinja"
 TEMPLATES = ("chat_template.json", "tokenizer_config.json")
-"""Files that may hold a chat template under that name."""
+"""JSON files that may hold a chat template."""
 PATTERNS = ["*.json", "*.safetensors", "*.py", "*.model", "*.tiktoken", "*.txt", "*.jinja"]
 
 
 def folder_of(model: str, *, repository: bool = False) -> Path:
     """The folder of `model`: one of `DEMOS`, a path, or a Hub repository `owner/name[@revision]`.
 
-    `repository`: the last of these alone, though a folder has the same name.
-    Downloads what is not on this machine. Raises `ModelNotFound` that lists what is, in under
-    a second when the Hub is out of reach; `BadRequest` for a folder that is no model.
+    `repository`: only a repository, even if a folder has the same name. Downloads a model that is
+    not on this machine. Raises `ModelNotFound` with a list of local models, in under a second if
+    the Hub is unreachable; `BadRequest` for a folder without a model.
     """
     return local_folder(model, repository=repository) or download(model)
 
 
 def local_folder(model: str, *, repository: bool = False) -> Path | None:
-    """The same without a download; `None`: a repository that is not on this machine."""
+    """Like `folder_of` without a download. `None`: a repository that is not on this machine."""
     if model in DEMOS:
         return Path(__file__).parents[1] / "demo" / DEMOS[model]
     path = Path(model).expanduser()
@@ -60,7 +60,7 @@ def local_folder(model: str, *, repository: bool = False) -> Path | None:
 
 
 def is_repository(model: str) -> bool:
-    """Whether a name may be one of the Hub, `owner/name[@revision]`."""
+    """Whether a name has the form of a Hub id, `owner/name[@revision]`."""
     return not model.startswith(("/", "~", ".")) and model.count("/") == 1
 
 
@@ -71,18 +71,19 @@ def _repository(model: str) -> tuple[str, str | None]:
 
 @dataclass(frozen=True)
 class Outline:
-    """What the Hub says of a repository before anything of it is downloaded."""
+    """Data of a repository from the Hub, before a download."""
 
     config: Mapping[str, Any]
     weight_bytes: int
     chat_template: str = ""
-    """Empty where there is none, or several by name."""
+    """Empty if there is none, or if there are several by name."""
 
 
 def outline(model: str) -> Outline:
-    """Of a repository `owner/name[@revision]`: small answers, of which nothing is kept.
+    """The outline of a repository `owner/name[@revision]`, from small responses that are not
+    stored.
 
-    Raises `ModelNotFound`, in under a second when the Hub is out of reach.
+    Raises `ModelNotFound`, in under a second if the Hub is unreachable.
     """
     from huggingface_hub import constants
 
@@ -102,7 +103,7 @@ def outline(model: str) -> Outline:
 
 
 def _whole(repo: str, address: str) -> httpx.Response:
-    """An answer that holds what was asked for."""
+    """A response that is checked for success."""
     answer = _answer(repo, address)
     if not answer.is_success:
         raise ModelNotFound(
@@ -112,7 +113,7 @@ def _whole(repo: str, address: str) -> httpx.Response:
 
 
 def _object(repo: str, answer: httpx.Response) -> dict[str, Any]:
-    """The JSON object of an answer."""
+    """The JSON object of a response."""
     try:
         content = from_json(answer.content)
     except ValueError as error:
@@ -134,12 +135,12 @@ def _is_weights(name: str) -> bool:
 
 
 def _of_files(folder: Path) -> Path:
-    """The folder; refused where a pipe or device would keep a reader of the model for ever."""
+    """The folder. Refused if a pipe or device would block a reader of the model forever."""
     for path in (path for pattern in PATTERNS for path in folder.glob(pattern)):
         try:
             kind = path.stat().st_mode
         except OSError:
-            continue  # a link to nowhere, which no reader waits for
+            continue  # a broken link, which blocks no reader
         if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
             raise BadRequest(f"{path} is no regular file: remove it", param="model")
     return folder
@@ -164,9 +165,9 @@ def _cached(repo: str, revision: str | None) -> Path | None:
 
 
 def download(model: str) -> Path:
-    """The folder of a repository, with what the Hub has of it now; only what is new is fetched.
+    """The folder of a repository in its present version on the Hub. Only new files are fetched.
 
-    Raises `ModelNotFound`, and `BadRequest` for one that holds no weights for MLX.
+    Raises `ModelNotFound`, and `BadRequest` for a repository without weights for MLX.
     """
     import httpx
     from huggingface_hub import constants, snapshot_download
@@ -185,7 +186,7 @@ def download(model: str) -> Path:
 
 
 def _answer(repo: str, address: str) -> httpx.Response:
-    """Fail fast where the Hub cannot be reached or does not have the repository."""
+    """Fail fast if the Hub is unreachable or does not have the repository."""
     import httpx
     from huggingface_hub import get_token
 
@@ -217,13 +218,13 @@ def _no_gguf(name: str) -> BadRequest:
 
 
 def not_gguf(name: str) -> str:
-    """What to do about weights in GGUF, which is no format of MLX."""
+    """The remedy for weights in GGUF, which is not a format of MLX."""
     base = re.sub(r"[-.](gguf|i?q\d\w*)\b", "", name.rpartition("/")[2], flags=re.IGNORECASE)
     return f"GGUF is not served: take an MLX version, such as mlx-community/{base}-4bit"
 
 
 def known() -> str:
-    """What could be named instead."""
+    """The models that a request could name instead."""
     names = sorted(cached_models())
     listed = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
     return f"; on this machine: {listed or 'none'}; `demo` always works"

@@ -16,12 +16,12 @@ from .weights import EngineInstance
 
 @dataclass(frozen=True)
 class Active:
-    """A request's place on its model. The methods are the engine thread's."""
+    """A request that runs on a model. The methods belong to the engine thread."""
 
     request: Request
-    """The engine's own."""
+    """The engine's request."""
     lease: Lease
-    """Its hold on the model."""
+    """Its lease of the model."""
     instance: EngineInstance
     """Its engine."""
 
@@ -30,53 +30,54 @@ class Active:
         self.instance.engine.cancel(self.request)
 
     def fail(self, error: MLXProviderError) -> None:
-        """Its reader is told."""
+        """End it with an error for its reader."""
         self.instance.engine.fail(self.request, error)
 
 
 @dataclass(eq=False)
 class Entry:
-    """One request: whom it answers, and what it holds until its end."""
+    """One request: its reader, and the resources that it holds until its end."""
 
     id: str
     queue: EventQueue
     media: MediaClaim
     model: str
-    """As it was asked for."""
+    """The model's name in the request."""
     arrived: float
     """Monotonic seconds."""
     active: Active | None = None
-    """`None` while it is prepared."""
+    """`None` during its preparation."""
 
     def check_wanted(self) -> None:
-        """Raises `RequestFailed` where nobody waits for its events any more."""
+        """Raises `RequestFailed` if nothing waits for its events any more."""
         if self.queue.ended:
             raise RequestFailed.cancelled()
 
     def let_go(self) -> None:
-        """Give back its room for images and its model. Idempotent."""
+        """Release its image memory and its model. Idempotent."""
         self.media.close()
         if self.active is not None:
             self.active.lease.end()
 
 
 class InFlight:
-    """Any thread; one lock for all entries and for what engines are about to get."""
+    """Safe from any thread. One lock covers all entries and the requests on their way to
+    engines."""
 
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
         self._lock = threading.Lock()
 
     def arrive(self, entry: Entry) -> None:
-        """An id is one request's: whoever cancels by it means that one. Raises `BadRequest`."""
+        """Add an entry. Raises `BadRequest` if its id is in use, because clients cancel by id."""
         with self._lock:
             if self._entries.setdefault(entry.id, entry) is not entry:
                 raise BadRequest("another request with this id is being served", param="id")
 
     def enter(self, entry: Entry, request: Request, lease: Lease) -> Active:
-        """Let a request in: the engine has room for it, and it is on its way there.
+        """Admit a request. The engine can accept it, and it is on its way there.
 
-        Raises what the scheduler's `check` raises, `RequestFailed` where nobody wants it.
+        Raises the errors of the scheduler's `check`, and `RequestFailed` if nothing waits for it.
         """
         instance = lease.view.instance
         with self._lock:
@@ -87,12 +88,12 @@ class InFlight:
             return entry.active
 
     def reached(self, active: Active) -> None:
-        """The engine thread has it."""
+        """The engine thread has the request."""
         with self._lock:
             active.instance.arriving -= 1
 
     def cancel(self, name: str) -> Entry | None:
-        """The request of this id; one that is still prepared will not be let in."""
+        """Cancel the request of this id. One that is still in preparation will not be admitted."""
         with self._lock:
             entry = self._entries.get(name)
             if entry is not None and entry.active is None:
@@ -100,30 +101,30 @@ class InFlight:
             return entry
 
     def of(self, request: Request) -> tuple[Entry, Active] | None:
-        """The entry of an engine's request, where it was not forgotten."""
+        """The entry of an engine's request, if it still exists."""
         entry = self._entries.get(request.id)
         if entry is None or entry.active is None or entry.active.request is not request:
             return None
         return entry, entry.active
 
     def active(self) -> list[Active]:
-        """Every request that was let in."""
+        """Every admitted request."""
         with self._lock:
             return [each.active for each in self._entries.values() if each.active is not None]
 
     def all(self) -> list[Entry]:
-        """Every request, oldest first, without keeping anybody from coming or going."""
+        """Every request, oldest first. Does not block arrivals or ends."""
         return sorted(self._entries.values(), key=lambda entry: entry.arrived)
 
     def leave(self, entry: Entry) -> None:
-        """It has ended, and lets go of what it holds."""
+        """The request has ended. Releases its resources."""
         with self._lock:
             if self._entries.get(entry.id) is entry:
                 del self._entries[entry.id]
         entry.let_go()
 
     def clear(self) -> list[Entry]:
-        """Forget all that were let in, which is for the caller to end; others end by themselves."""
+        """Remove all admitted requests, which the caller must end. Others end by themselves."""
         with self._lock:
             gone = [entry for entry in self._entries.values() if entry.active is not None]
             for entry in gone:

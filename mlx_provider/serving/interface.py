@@ -1,4 +1,4 @@
-"""What a transport needs of the part that serves requests; `ChatService` is the real one."""
+"""The interface of a transport to the part that serves requests. `ChatService` implements it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ Put = Callable[[], None]
 """Puts the events of one engine step into the queues of their requests."""
 
 Deliver = Callable[[Put], None]
-"""Has `put` run once, where it wakes readers most cheaply; on the engine thread, never blocks."""
+"""Runs `put` once where it wakes readers most cheaply. Called on the engine thread, never
+blocks."""
 
 
 def deliver_now(put: Put) -> None:
@@ -27,29 +28,29 @@ class Service(Protocol):
     """Serves requests. Every method is safe from any thread."""
 
     def submit(self, request: ModelRequest, queue: EventQueue) -> Accepted:
-        """Validate, render, tokenise, let in; its events then arrive in `queue`.
+        """Validate, render, tokenise, admit. The events of the request then arrive in `queue`.
 
         Blocks (host work, model load). Raises the errors of `mlx_provider.errors`.
         """
 
     def count(self, request: GenerateRequest) -> int:
-        """Tokens of the prompt that `submit` would make of it; at least so many, where they are
-        more than the model's context.
+        """Number of tokens of the prompt that `submit` would use; a lower limit if that exceeds the
+        model's context.
 
-        Blocks and raises as `submit`; nothing is let in.
+        Blocks and raises like `submit`. Nothing is admitted.
         """
 
     def cancel(self, request_id: str) -> None:
-        """End a request wherever it is, in `submit`, too. Unknown ids are ignored; never blocks."""
+        """End a request in any phase, also during `submit`. Ignores unknown ids; never blocks."""
 
     def health(self) -> Health:
-        """State of engine and models; never blocks on the engine thread."""
+        """State of engine and models. Never blocks on the engine thread."""
 
     def metrics(self) -> bytes:
-        """Prometheus text exposition. Blocks as `figures` does."""
+        """Prometheus text exposition. Blocks like `figures`."""
 
     def figures(self) -> Figures:
-        """What runs now; waits a moment for the engine thread, never for a model to load."""
+        """Live statistics. Waits briefly for the engine thread, never for the load of a model."""
 
     def cache_report(self) -> dict[str, Any]:
         """Prefix cache of each model: entries, bytes, hit rate."""
@@ -58,7 +59,7 @@ class Service(Protocol):
         """Empty every prefix cache."""
 
     def cache_shrink(self, share: float) -> None:
-        """Keep that share of the prefix cache's bytes; never blocks."""
+        """Keep this share of the prefix cache's bytes. Never blocks."""
 
     def close(self) -> None:
-        """End what runs with an error, stop the engine thread, free the models."""
+        """End running requests with an error, stop the engine thread, free the models."""

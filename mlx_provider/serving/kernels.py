@@ -1,4 +1,4 @@
-"""Which kernels a loaded model computes with: chosen once, by device and precision."""
+"""Selects the kernels of a loaded model once, by device and precision."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ log = logging.getLogger(__name__)
 
 
 def device_kind() -> str:
-    """`cpu`, `metal` or `cuda`: where this process computes."""
+    """`cpu`, `metal` or `cuda`: the device of this process."""
     if mx.default_device().type == mx.DeviceType.cpu:
         return "cpu"
     return "metal" if mx.metal.is_available() else "cuda"
 
 
 def equip(loaded: LoadedModel, registry: PluginRegistry) -> str | None:
-    """Let `loaded` compute with the kernels that fit it best (engine thread); their name.
+    """Install the best kernels for `loaded` (engine thread). Returns their name.
 
-    `None`: there are none, and upstream's own functions are called. Kernels that fail here are told
-    in the log, and nothing of them stays.
+    `None`: there are none, and upstream's own functions are called. Kernels that fail here are
+    logged and removed completely.
     """
     model: Any = getattr(loaded, "model", None)
     if not isinstance(model, nn.Module):
@@ -52,7 +52,7 @@ def equip(loaded: LoadedModel, registry: PluginRegistry) -> str | None:
 
 
 def install(name: str, replacements: Iterable[Replacement], model: nn.Module) -> None:
-    """Put replacements into the modules that `model`'s layers call them from. Idempotent."""
+    """Put replacements into the modules from which `model`'s layers call them. Idempotent."""
     for each in replacements:
         patch(
             _modules(each, model), each.name, functools.partial(_made, each), key=(name, each.name)
@@ -66,7 +66,7 @@ def remove(name: str, replacements: Iterable[Replacement], model: nn.Module) -> 
 
 
 def _made(each: Replacement, original: Function) -> Function | None:
-    """`None` for another function of that name."""
+    """`None` for a different function of that name."""
     if (getattr(original, "__module__", ""), getattr(original, "__name__", "")) != (
         each.module,
         each.name,

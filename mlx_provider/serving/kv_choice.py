@@ -1,4 +1,4 @@
-"""How the operator wants a model's KV cache kept, and whether the model can have it so."""
+"""The operator's choice of a KV cache, and whether the model supports it."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ MakeCache = Callable[[], list[Any]]
 
 
 GROUPS = (64, 32)
-"""Values that share a scale: the first that divides the size of every head."""
+"""Values per scale. The first that divides the size of every head is used."""
 
 
 def kv_kind(options: ModelOptions) -> str:
-    """How the KV cache is kept."""
+    """The kind of the KV cache."""
     return f"{options.kv_bits} bits" if options.kv_bits else ""
 
 
 def engine_kind(options: ModelOptions) -> str:
-    """Requests of one kind share a model's engine, and the prefix cache's keys."""
+    """Requests of one kind share a model's engine and the prefix cache's keys."""
     kinds = (kv_kind(options), "reproducible" if options.reproducible else "")
     return ", ".join(filter(None, kinds))
 
@@ -39,9 +39,9 @@ def engine_kind(options: ModelOptions) -> str:
 def cache_maker(
     model: LoadedModel, bits: int | None, replication: Replication = ONE_PROCESS
 ) -> MakeCache:
-    """What makes row caches of so many bits (every rank's engine thread).
+    """A function that makes row caches with so many bits (engine thread of every rank).
 
-    Raises `BadRequest` where no group divides the heads.
+    Raises `BadRequest` if no group divides the heads.
     """
     if bits is None:
         return model.make_cache
@@ -64,7 +64,7 @@ def tried(
     replication: Replication = ONE_PROCESS,
     heterogeneous: Heterogeneous | None = None,
 ) -> Probe:
-    """What the probe finds with such caches (engine thread); see `probe`.
+    """Result of the probe with such caches (engine thread), see `probe`.
 
     Raises `BadRequest` that names the option with which the model does not run.
     """
@@ -82,7 +82,7 @@ def _quantised(model: LoadedModel, bits: int, group: int) -> list[Any]:
 
 
 def _head_sizes(model: LoadedModel) -> set[int]:
-    """Values per head that the layers keep which would be quantised."""
+    """Values per head in the layers that would be quantised."""
     cache = model.make_cache()
     tokens = [token % model.info.vocab_size for token in range(1, TRIAL_TOKENS + 1)]
     model.prefill(PrefillChunk(Prompt(tokens), 0, TRIAL_TOKENS, cache))

@@ -1,4 +1,4 @@
-"""The newest answer of the engine thread, for whoever must not wait for it long."""
+"""The newest answer of the engine thread, for callers that must not wait long."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ T = TypeVar("T")
 
 
 class Latest(Generic[T]):
-    """One question at a time is on its way. Any thread; who races with another asks once more."""
+    """One request to the engine thread at a time. Safe from any thread; concurrent callers may
+    cause a second request."""
 
     def __init__(self, ask: Callable[[], Future[T]], first: T) -> None:
-        """`first`: what is told before there is any answer."""
+        """`first`: the result before the first answer."""
         self._ask = ask
         self._told = first
         self._asked: Future[T] | None = None
 
     def get(self, patience: float) -> T:
-        """The answer, or the last one where it takes longer than `patience` seconds."""
+        """The answer, or the previous one if it takes longer than `patience` seconds."""
         try:
             asked = self._asked = self._asked or self._ask()
         except EngineDied:  # it is shutting down
             return self._told
         try:
             self._told = asked.result(patience)
-        except (NotYet, EngineDied, CancelledError):  # where it died, another one is asked next
+        except (NotYet, EngineDied, CancelledError):  # if it died, the next call asks a new one
             return self._told
         finally:
             if asked.done():

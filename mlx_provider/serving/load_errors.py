@@ -19,16 +19,16 @@ log = logging.getLogger(__name__)
 
 
 def stranger_of(plugin: Plugin) -> str:
-    """Name and version of a third party's plugin; empty for one of ours."""
+    """Name and version of a third party's plugin. Empty for a built-in one."""
     return "" if plugin.ours else str(plugin)
 
 
 def load_error(
     fault: Fault | None, name: str, family: str, *, trusted: bool, stranger: str
 ) -> MLXProviderError:
-    """What went wrong with a model, by the option at fault where one is.
+    """The error for a fault of a model, which names the option that caused it, if any.
 
-    `stranger`: the third party's plugin that serves it, which is to be mended.
+    `stranger`: the third party's plugin that serves it and must be repaired.
     """
     if fault is None:
         return LoadFailed(f"{name} could not be loaded by family {family!r}")
@@ -41,12 +41,12 @@ def load_error(
         return wrong_option("trust_remote_code", f"{name} brings code of its own: {error}")
     if known is not None:
         return for_another(known)
-    found = fault.origin  # a drafter or kernels may be another's
+    found = fault.origin  # the fault may be in a drafter or kernels of another plugin
     where = "" if found is None else f", {found.called} failed"
     message = f"{name} could not be loaded by family {family!r}{where}: {fault.summary}"
     at_fault = stranger if found is None or found.ours else f"{found.plugin} ({found.distribution})"
     if at_fault and fault.lasting:
         return PluginError(f"plugin {at_fault}: {message}; {LOG}")
-    if isinstance(error, RecursionError):  # of a library that reads a deep tokenizer.json
+    if isinstance(error, RecursionError):  # from a library that reads a deep tokenizer.json
         return BadRequest(message, param="model")
     return LoadFailed(message)

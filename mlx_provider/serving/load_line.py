@@ -1,4 +1,4 @@
-"""The requests that wait for a model, oldest first."""
+"""The queue of requests that wait for a model, oldest first."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from .memory_ledger import HoldsMemory
 from .residents import Hold, Residents
 
 RETRY_AFTER = 5.0
-"""Seconds that a refused request is told to stay away."""
+"""Seconds after which a refused request should retry."""
 
 T = TypeVar("T", bound=HoldsMemory)
 
 
 @dataclass(frozen=True)
 class LoadPlan(Generic[T]):
-    """How a model that is not in memory would load."""
+    """How to load a model that is not in memory."""
 
     name: str
     nbytes: int
-    """Bytes that it is expected to take."""
+    """Expected bytes."""
     load: Callable[[], T]
     """Blocks; raises errors of `mlx_provider.errors`."""
 
 
 @dataclass(eq=False)
 class Ticket(Generic[T]):
-    """A request's place in line."""
+    """The place of a request in the queue."""
 
     who: str
     key: Hashable
@@ -40,22 +40,22 @@ class Ticket(Generic[T]):
     keep_alive: float | None
     since: float
     until: float
-    """When it has waited long enough, unless its own model is loading."""
+    """End of its waiting time, unless its own model is loading."""
     deadline: float
     hold: Hold[T] | None = None
     error: MLXProviderError | None = None
     reserved: frozenset[Hashable] = frozenset()
-    """Models that are to get idle for it."""
+    """Models that accept no new requests, so that they become idle for it."""
 
     def pause(self, now: float, turn: float) -> float | None:
-        """Seconds after which to look again without a notification."""
+        """Seconds until the next check without a notification."""
         times = (self.deadline, self.until, self.since + turn)
         soonest = min((at for at in times if at > now), default=inf)
         return None if soonest == inf else soonest - now
 
 
 class Line(Generic[T]):
-    """Has no lock: its owner makes every call under its own."""
+    """Has no lock: its owner makes every call under its own lock."""
 
     def __init__(self) -> None:
         self._tickets: list[Ticket[T]] = []
@@ -74,21 +74,21 @@ class Line(Generic[T]):
         insort(self._tickets, ticket, key=lambda each: each.since)
 
     def leave(self, ticket: Ticket[T]) -> bool:
-        """Whether it was in line."""
+        """Remove a ticket. Returns whether it was in the queue."""
         if ticket not in self._tickets:
             return False
         self._tickets.remove(ticket)
         return True
 
     def refuse(self, tickets: Iterable[Ticket[T]], error: MLXProviderError) -> None:
-        """They leave with an error; their threads are to be notified."""
+        """Remove tickets with an error. The caller must notify their threads."""
         for ticket in tickets:
             ticket.error = error
             self._tickets.remove(ticket)
 
 
 def too_large(name: str, nbytes: int, limit: int) -> LoadFailed:
-    """A model does not fit even if nothing else is in memory."""
+    """The error for a model that does not fit even if nothing else is in memory."""
     return LoadFailed(
         f"{name} has {nbytes} bytes of weights; the memory limit leaves {limit} for them: raise "
         "MLX_PROVIDER_MEMORY_LIMIT, or serve a smaller model"
@@ -96,7 +96,7 @@ def too_large(name: str, nbytes: int, limit: int) -> LoadFailed:
 
 
 def in_use(ticket: Ticket[T], residents: Residents[T]) -> MemoryInUse:
-    """A request has waited in vain."""
+    """The error for a request that has waited too long."""
     ledger, used = residents.ledger, sum(bool(each.holds) for each in residents)
     takes = ledger.of(ticket.key) or ticket.plan.nbytes
     pinned = sum(ledger.of(each.key) for each in residents if each.keep_alive.pinned)

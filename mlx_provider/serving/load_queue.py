@@ -1,14 +1,14 @@
-"""Requests get the models that they need: at once, or in one line until there is memory.
+"""Gives requests the models that they need, at once or after a wait in one queue for memory.
 
 A request holds a model from before its prompt is rendered until its last event. A model without
-holds is idle; the longest unused one leaves when another model, or rows of another, need its
-memory. A request that does not fit waits in one line, oldest first, for a bounded time. The first
-in line, once it has waited for `TURN` seconds, reserves models: these take no new requests, so
-that one of them gets idle.
+holds is idle. The least recently used idle model leaves if another model, or rows of another, need
+its memory. A request that does not fit waits in one queue, oldest first, for a limited time. After
+`TURN` seconds, the first in the queue reserves models: these accept no new requests, so that one of
+them becomes idle.
 
-No request waits for ever: a hold names the bytes of its request's rows before the request is
-queued, and weights never take what the largest of them needs. So one of the queued requests can
-always run, and requests in line hold nothing.
+No request waits forever: a hold states the bytes of its request's rows before the request is
+queued, and weights never take the memory for the largest of them. So one of the queued requests can
+always run, and requests in the queue hold nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .memory_ledger import HoldsMemory, MemoryLedger
 from .residents import Hold, Leaving, Resident, Residents
 
 TURN = 3.0
-"""Seconds in line after which the first request reserves the models that are to make room."""
+"""Seconds in the queue after which the first request reserves models that must leave."""
 REST = 10.0
 """Seconds without use after which an idle model leaves so that more rows of others run at once."""
 
@@ -34,7 +34,7 @@ T = TypeVar("T", bound=HoldsMemory)
 
 
 class LoadQueue(Generic[T]):
-    """Safe from any thread; one lock for all of it, which is not held while anything loads."""
+    """Safe from any thread. One lock covers everything; it is not held during a load."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class LoadQueue(Generic[T]):
         turn: float = TURN,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`unload` blocks; `patience`: seconds in line."""
+        """`unload` blocks; `patience`: most seconds in the queue."""
         self._ledger = ledger
         self._patience = patience
         self._turn = turn
@@ -55,10 +55,10 @@ class LoadQueue(Generic[T]):
         self._line: Line[T] = Line()
         self._reserved: frozenset[Hashable] = frozenset()
         self._starved: set[Hashable] = set()
-        """Models none of whose rows can go on beside the weights of others."""
+        """Models whose rows cannot continue with the weights of other models in memory."""
         self._work = LoadWork(self._residents, self._line, self._changed, self._advance, unload)
         self._expiry: threading.Timer | None = None
-        """Until the first idle model has stayed long enough."""
+        """Until the first idle model expires."""
         self._closed: MLXProviderError | None = None
 
     # -- holds
@@ -74,11 +74,11 @@ class LoadQueue(Generic[T]):
         since: float | None = None,
         deadline: float = inf,
     ) -> Hold[T]:
-        """The model, loaded if need be, and `rows` bytes beside all weights (blocks).
+        """The model, loaded if necessary, and `rows` bytes in addition to all weights (blocks).
 
-        `keep_alive`: see `KeepAlive`. `since`: when the request came, its place in line.
-        `deadline`: its own end. Raises what `plan` and loading raise, `LoadFailed` for a model
-        that never fits, `MemoryInUse` after waiting in vain.
+        `keep_alive`: see `KeepAlive`. `since`: arrival of the request, which sets its place in the
+        queue. `deadline`: its own deadline. Raises the errors of `plan` and of the load,
+        `LoadFailed` for a model that never fits, `MemoryInUse` after the longest wait.
         """
         with self._changed:
             if (hold := self._at_once(key, rows, keep_alive)) is not None:
@@ -104,7 +104,8 @@ class LoadQueue(Generic[T]):
                     self._advance()
 
     def covers(self, hold: Hold[T], rows: int) -> bool:
-        """Whether so many bytes for rows fit beside all weights; they will from then on."""
+        """Whether this many bytes for rows fit in addition to all weights. If so, they are
+        reserved."""
         with self._changed:
             if rows > self._ledger.free:
                 return False
@@ -112,7 +113,7 @@ class LoadQueue(Generic[T]):
             return True
 
     def withdraw(self, who: str) -> None:
-        """The requests in line by this name have been cancelled."""
+        """Requests in the queue with this name were cancelled."""
         with self._changed:
             gone = [ticket for ticket in self._line if ticket.who == who]
             if gone:
@@ -134,11 +135,11 @@ class LoadQueue(Generic[T]):
     # -- for the engine thread
 
     def make_way(self, key: Hashable, rows: int, others: int, *, stuck: bool) -> Leaving[T]:
-        """Idle models to unload so that rows of `key` have `rows` bytes and others `others`.
+        """Idle models to unload, so that rows of `key` have `rows` bytes and others `others`.
 
-        The caller unloads them and then calls `left`. While running rows will free memory at their
-        end, only models leave that nobody has used for `REST` seconds. `stuck`: no row of `key`
-        runs; if no idle model helps, the other models take no new requests.
+        The caller unloads them and then calls `left`. If running rows will free memory at their
+        end, only models that were unused for `REST` seconds leave. `stuck`: no row of `key` runs;
+        if no idle model helps, the other models accept no new requests.
         """
         with self._changed:
             free = self._ledger.free
@@ -155,18 +156,18 @@ class LoadQueue(Generic[T]):
             return leaving
 
     def left(self, resident: Resident[T]) -> None:
-        """A model of `make_way` is unloaded: its bytes are free."""
+        """A model of `make_way` is unloaded, and its bytes are free."""
         self._work.left(resident)
 
     def grown(self, key: Hashable) -> None:
-        """A model in memory takes other bytes than before."""
+        """The size of a model in memory has changed."""
         with self._changed:
             resident = self._residents.get(key)
             if resident is not None and resident.model is not None:
                 self._ledger.correct(key, resident.model)
 
     def others_go_on(self, key: Hashable) -> bool:
-        """Whether other models are in use whose requests will end without a byte of `key`'s."""
+        """Whether other models are in use whose requests will end without memory of `key`."""
         with self._changed:
             return any(
                 each.holds
@@ -177,12 +178,13 @@ class LoadQueue(Generic[T]):
     # -- state
 
     def models(self) -> list[T]:
-        """Those that can be used now."""
+        """The models that can be used now."""
         with self._changed:
             return [model for _, model in self._residents.usable()]
 
     def forget(self) -> list[T]:
-        """The engine thread is gone, and every model with it: those that could be used."""
+        """Remove all models, because the engine thread has died. Returns those that could be
+        used."""
         with self._changed:
             self._work.generation += 1
             gone = self._residents.detach(self._residents)
@@ -193,7 +195,7 @@ class LoadQueue(Generic[T]):
         return [model for _, model in gone]
 
     def close(self, error: MLXProviderError) -> None:
-        """Refuse the requests in line and all that come."""
+        """Refuse all queued and future requests."""
         with self._changed:
             self._closed = error
             self._line.refuse(self._line, error)
@@ -236,7 +238,8 @@ class LoadQueue(Generic[T]):
         return ticket.hold
 
     def _advance(self) -> None:
-        """Serve each request in line that can be served, and make room for the first other."""
+        """Serve each request in the queue that can be served, and free memory for the first other
+        one."""
         first: Ticket[T] | None = None
         self._reserved = frozenset()
         for ticket in self._line:
@@ -259,7 +262,7 @@ class LoadQueue(Generic[T]):
         return self._residents.to_reserve(self._lack(ticket), ticket.key, ticket.reserved)
 
     def _lack(self, ticket: Ticket[T]) -> int:
-        """Bytes that are to get free for a ticket."""
+        """Bytes that must become free for a ticket."""
         if ticket.key in self._residents:
             return ticket.rows - self._ledger.free
         return ticket.plan.nbytes + max(ticket.rows, self._residents.rows()) - self._ledger.free
@@ -269,7 +272,7 @@ class LoadQueue(Generic[T]):
             return
         resident = self._residents.get(ticket.key)
         if resident is not None and resident.model is None:
-            return  # it is just leaving
+            return  # it is leaving
         leaving = self._residents.idle(self._lack(ticket), ticket.key)
         if leaving is None or not (resident is None or leaving):
             return
@@ -279,7 +282,7 @@ class LoadQueue(Generic[T]):
         self._work.start(self._residents.detach(leaving), ticket.key, plan)
 
     def _await_expiry(self) -> None:
-        """See that idle models leave when they have stayed long enough."""
+        """Schedule the end of idle models at their expiry."""
         soonest = self._residents.next_expiry()
         if self._expiry is not None:
             self._expiry.cancel()

@@ -1,4 +1,4 @@
-"""Unloading and loading, in a thread of its own: a cancelled request delays no other."""
+"""Unloads and loads in a separate thread, so that a cancelled request delays no other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T", bound=HoldsMemory)
 
 
 class LoadWork(Generic[T]):
-    """One at a time: models leave, then one loads."""
+    """One task at a time: models leave, then one loads."""
 
     def __init__(
         self,
@@ -29,19 +29,19 @@ class LoadWork(Generic[T]):
         advance: Callable[[], None],
         unload: Callable[[T], None],
     ) -> None:
-        """`changed` guards residents and line; `advance` (under it) serves the line again."""
+        """`changed` guards residents and line. `advance` (under it) serves the queue again."""
         self._residents = residents
         self._line = line
         self._changed = changed
         self._advance = advance
         self._unload = unload
         self.key: Hashable | None = None
-        """The model for which others leave, and which loads."""
+        """The model that loads, or for which others leave."""
         self.generation = 0
-        """Of the engine thread: a model that loaded on an earlier one is gone."""
+        """Generation of the engine thread. A model that loaded on an earlier one is gone."""
 
     def start(self, leaving: Leaving[T], key: Hashable, plan: LoadPlan[T] | None) -> None:
-        """`plan`: `None` where the model itself is in memory, and its rows need more."""
+        """`plan`: `None` if the model is in memory and its rows need more."""
         self.key = key
         arguments = (leaving, key, plan)
         threading.Thread(target=self._run, args=arguments, name="mlx-load", daemon=True).start()
@@ -76,7 +76,7 @@ class LoadWork(Generic[T]):
                 self._changed.notify_all()
 
     def _load(self, key: Hashable, plan: LoadPlan[T], generation: int) -> Leaving[T]:
-        """What has to leave because the model took more than was expected."""
+        """The models that must leave because the model took more than expected."""
         model: T | None = None
         error: MLXProviderError = LoadFailed(f"{plan.name} could not be loaded")
         try:
@@ -112,11 +112,11 @@ class LoadWork(Generic[T]):
             if ticket.key == key:
                 ticket.plan = replace(ticket.plan, nbytes=model.nbytes)
         others = self._residents.idle(self._residents.rows() - ledger.free, key)
-        if others is None:  # it comes back when there is memory for what it takes
+        if others is None:  # it loads again when there is enough memory
             return [(resident, model)]
         leaving = self._residents.detach(others)
         self._residents.arrived(resident, model)
-        self._advance()  # before anybody takes it for idle
+        self._advance()  # before it counts as idle
         return leaving
 
     def _refuse(self, key: Hashable, error: MLXProviderError) -> None:

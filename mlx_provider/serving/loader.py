@@ -1,4 +1,4 @@
-"""From a folder to weights in memory, and back: what the device had before is free again."""
+"""Loads weights from a folder into memory, and unloads them completely."""
 
 from __future__ import annotations
 
@@ -43,14 +43,15 @@ log = logging.getLogger(__name__)
 _OPTIONS = TypeAdapter(LoadOptions)
 
 BACK = 0.9
-"""Share of its bytes that an unloaded model must give back, or it is told."""
+"""Share of its bytes that an unloaded model must free. Less is logged."""
 
 LARGE_VOCABULARY = 1 << 15
-"""Rows from which a vocabulary for grammars is built at load; a smaller one takes milliseconds."""
+"""From this size, the vocabulary for grammars is built at load. A smaller one takes
+milliseconds."""
 
 
 class Loader:
-    """Loads by the family of a plugin. Its engine-thread methods are named so."""
+    """Loads with the family of a plugin. Methods for the engine thread say so."""
 
     def __init__(
         self,
@@ -64,8 +65,8 @@ class Loader:
         wired: WiredWeights,
         ranks: Ranks = WHOLE,
     ) -> None:
-        """`limit`: bytes that all models and rows may take. `shrink_prefix_cache` (engine thread):
-        leave the room that weights have reserved."""
+        """`limit`: bytes for all models and rows. `shrink_prefix_cache` (engine thread): free the
+        bytes that weights have reserved."""
         self._registry = registry
         self._worker = worker
         self._feature_bytes = feature_bytes
@@ -75,12 +76,12 @@ class Loader:
         self._wired = wired
         self._ranks = ranks
         self._loads = 0
-        """By which the ranks name a model."""
+        """The ranks' number for a model."""
 
     def plan(self, key: WeightsKey, options: ModelOptions, name: str) -> LoadPlan[Weights]:
-        """What loading will take. Raises `BadRequest` for a folder that no family serves.
+        """The expected memory of a load. Raises `BadRequest` for a folder that no family serves.
 
-        `name`: as the model was asked for, by which other machines find it.
+        `name`: the model's name in the request, by which other machines find it.
         """
         check_folder(key.folder, key.adapter)
         family, plugin = self._family(key)
@@ -109,11 +110,11 @@ class Loader:
         return self._registry.family_for(read_json(key.folder / "config.json"))
 
     def unload(self, weights: Weights) -> None:
-        """Blocks until the weights are gone."""
+        """Blocks until the weights are freed."""
         self._worker.call(partial(self.unload_here, weights)).result()
 
     def unload_here(self, weights: Weights) -> None:
-        """Let go of a model and see that its bytes come back (engine thread)."""
+        """Release a model and check that its bytes are freed (engine thread)."""
         self._ranks.replication.announce("unload", lambda: {"model": weights.number})
         before = mx.get_active_memory()
         self._stop(weights)
@@ -142,7 +143,7 @@ class Loader:
         name: str,
     ) -> Weights:
         began = time.monotonic()
-        try_template(key.folder)  # on this thread: other models go on meanwhile
+        try_template(key.folder)  # on this thread, so that other models continue
         load = partial(self._load_here, key, family, plugin, options, name)
         weights = self._worker.call(load).result()
         log.info(
@@ -152,11 +153,11 @@ class Loader:
         return weights
 
     def load_share(self, told: Mapping[str, Any]) -> Weights:
-        """This rank's share of what rank 0 loads (engine thread).
+        """Load this rank's share of the model that rank 0 loads (engine thread).
 
-        Raises `MLXProviderError`, of which every rank knows.
+        Raises `MLXProviderError`, which every rank receives.
         """
-        self._loads = told["model"] - 1  # what failed on rank 0 or here has a number, too
+        self._loads = told["model"] - 1  # a load that failed has a number, too
         options = replace(_OPTIONS.validate_python(told["options"]), group=self._ranks.group)
         with Isolation() as finding:
             key = key_here(told)
@@ -179,7 +180,7 @@ class Loader:
         self._shrink_prefix_cache()
         self._loads += 1
         self._ranks.replication.announce("load", partial(_told, self._loads, name, key, options))
-        self._ranks.loaded(key.folder, None)  # a load runs passes, in which all must take part
+        self._ranks.loaded(key.folder, None)  # a load runs passes, which need all ranks
         before = mx.get_active_memory()
         made = _tried(key.folder, family, plugin, options)
         with Isolation() as trying:
@@ -223,7 +224,7 @@ def _grammar_of(made: LoadedModel, pool: Executor | None) -> GrammarCompiler:
 
 
 def _told(number: int, name: str, key: WeightsKey, options: LoadOptions) -> dict[str, Any]:
-    """What other ranks are to load."""
+    """The load order for the other ranks."""
     return {
         "model": number,
         "name": name,
@@ -253,6 +254,6 @@ def _tried(
 
 
 def _collect() -> None:
-    """Give back what nobody refers to, rings of references included."""
+    """Free unreferenced objects, including reference cycles."""
     gc.collect()
     mx.clear_cache()

@@ -1,4 +1,4 @@
-"""What was measured of models on this device, kept in a file for the next load."""
+"""Stores measurements of models on this device in a file for the next load."""
 
 from __future__ import annotations
 
@@ -28,37 +28,38 @@ from .weights import Weights
 log = logging.getLogger(__name__)
 
 LARGEST = 2**20
-"""Bytes of the file."""
+"""Most bytes of the file."""
 ENTRIES = 64
-"""Models and kinds of KV cache in it; the oldest goes first."""
+"""Most models and kinds of KV cache in it. The oldest entry is dropped first."""
 UPSTREAM = ("mlx", "mlx-lm", "mlx-vlm")
 FORMAT = 4
-"""Of what is measured and how; another one is another measurement."""
+"""Version of the measurements and their method. Entries of other versions are not used."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Of one model with one kind of KV cache."""
+    """The measurements of one model with one kind of KV cache."""
 
     probe: Probe
     curve: Curve
     passes: PassBytes | None = None
     """`None`: they failed, and are tried again."""
     folder: str = ""
-    """The model's, for people."""
+    """The model's folder, for people."""
     kind: str = ""
-    """How its KV cache is kept; empty: as it is."""
+    """The kind of its KV cache. Empty: not quantised."""
     software: str = ""
-    """By which it was measured."""
+    """The software that measured it."""
 
     @property
     def lasts(self) -> bool:
-        """Whether the same would be measured again: nothing failed that may work another time."""
+        """Whether a new measurement would give the same result: nothing failed that may work
+        later."""
         return self.probe.conclusive and self.curve != UNMEASURED
 
     @property
     def sound(self) -> bool:
-        """Whether it can be what this version has written."""
+        """Whether this version can have written it."""
         points = (*self.curve.widths, *self.curve.depths)
         numbers = [self.probe.noise_floor, *(number for point in points for number in point)]
         numbers += vars(self.passes).values() if self.passes is not None else ()
@@ -75,31 +76,31 @@ MEASURED = TypeAdapter(Measured | None)
 
 
 class Measurements:
-    """Belongs to the engine thread; other processes may share the file."""
+    """Belongs to the engine thread. Other processes may share the file."""
 
     def __init__(self, file: Path | None) -> None:
-        """`None`: nothing is kept."""
+        """`None`: nothing is stored."""
         self._file = file
 
     @classmethod
     def chosen(cls, setting: str, environ: Mapping[str, str] = os.environ) -> Measurements:
-        """By `EngineSettings.measurements`."""
+        """The measurements for `EngineSettings.measurements`."""
         if setting == "auto":
             return cls(state_folder(environ) / "measurements.json")
         return cls(None if setting == "off" else Path(setting).expanduser())
 
     def find(self, key: str) -> Measured | None:
-        """What was kept under a key of `circumstances`."""
+        """The stored measurement for a key of `circumstances`."""
         found = self._read().get(key)
         return found if found is not None and found.sound else None
 
     def of(self, folder: Path) -> list[Measured]:
-        """What was kept of a model, oldest first, whatever the circumstances were."""
+        """All stored measurements of a model, oldest first, in any circumstances."""
         kept = self._read().values()
         return [each for each in kept if each.folder == str(folder.resolve()) and each.sound]
 
     def keep(self, key: str, measured: Measured) -> None:
-        """For the next load. A file that cannot be written is told in the log and no more."""
+        """Store a measurement. If the file cannot be written, this is only logged."""
         if self._file is None or not measured.lasts:
             return
         entries = self._read()
@@ -111,7 +112,7 @@ class Measurements:
             log.warning("what was measured is not kept in %s: %s", self._file, error.strerror)
 
     def _read(self) -> dict[str, Measured]:
-        """All entries; none of a file that is missing, broken, too large, or another user's."""
+        """All entries. None of a file that is missing, broken, too large, or another user's."""
         if self._file is None:
             return {}
         try:

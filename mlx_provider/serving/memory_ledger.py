@@ -1,4 +1,4 @@
-"""Who holds how many bytes of the memory limit: weights, live rows, images, the prefix cache."""
+"""Accounts of the memory limit: weights, live rows, images, the prefix cache."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from typing import Protocol
 
 OTHERS_SHARE = 1 / 3
-"""Share of what weights leave that the prefix cache never takes, unless the operator sets its size:
-for the next requests, and so that other programs stay in memory."""
+"""Share of the memory without weights that the prefix cache never uses, unless the operator sets
+its size. It is for the next requests, and keeps other programs in memory."""
 
 
 class HoldsMemory(Protocol):
-    """What the ledger asks of a model in memory."""
+    """The ledger's interface to a model in memory."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the weights, as measured."""
+        """Measured bytes of the weights."""
 
     @property
     def live_bytes(self) -> int:
-        """Bytes set aside for the rows that run on it."""
+        """Reserved bytes of the rows that run on it."""
 
 
 @dataclass
@@ -32,9 +32,10 @@ class _Account:
 
 
 class MemoryLedger:
-    """One account for each model, from before its load until its weights are gone. Any thread.
+    """One account per model, from before its load until its weights are freed. Safe from any
+    thread.
 
-    Weights come first. Live rows get what weights leave, and the prefix cache what both leave.
+    Weights come first. Live rows get the rest, and the prefix cache the rest of that.
     """
 
     def __init__(
@@ -44,8 +45,8 @@ class MemoryLedger:
         media: Callable[[], int] = lambda: 0,
         prefix_bytes: int | None = None,
     ) -> None:
-        """`limit`: bytes for all holders. `media`: bytes of images that requests hold now.
-        `prefix_bytes`: size of the prefix cache that the operator set."""
+        """`limit`: bytes for all accounts. `media`: bytes of images that requests hold now.
+        `prefix_bytes`: the operator's size of the prefix cache."""
         self._limit = limit
         self.media = media
         self._prefix_bytes = prefix_bytes
@@ -55,26 +56,26 @@ class MemoryLedger:
     # -- weights
 
     def reserve(self, key: Hashable, nbytes: int) -> None:
-        """Set aside what a model is expected to take. Raises `ValueError` for a second account."""
+        """Reserve the expected bytes of a model. Raises `ValueError` for a second account."""
         with self._lock:
             if key in self._accounts:
                 raise ValueError(f"{key} has an account already")
             self._accounts[key] = _Account(nbytes)
 
     def correct(self, key: Hashable, model: HoldsMemory) -> None:
-        """Count what a model takes by measurement. Raises `ValueError` without an account."""
+        """Use the measured bytes of a model. Raises `ValueError` without an account."""
         with self._lock:
             if key not in self._accounts:
                 raise ValueError(f"{key} has no account")
             self._accounts[key] = _Account(model.nbytes, model)
 
     def release(self, key: Hashable) -> None:
-        """A model is gone, or was never loaded. Idempotent."""
+        """A model was unloaded, or never loaded. Idempotent."""
         with self._lock:
             self._accounts.pop(key, None)
 
     def of(self, key: Hashable) -> int:
-        """Bytes of one model's weights; 0 without an account."""
+        """Bytes of one model's weights. 0 without an account."""
         with self._lock:
             return self._accounts[key].nbytes if key in self._accounts else 0
 
@@ -82,24 +83,24 @@ class MemoryLedger:
 
     @property
     def limit(self) -> int:
-        """Bytes for all holders."""
+        """Bytes for all accounts."""
         return self._limit()
 
     @property
     def free(self) -> int:
-        """Bytes that weights leave; below zero where a model took more than was expected."""
+        """Bytes that weights leave. Negative if a model took more than expected."""
         with self._lock:
             return self._limit() - sum(each.nbytes for each in self._accounts.values())
 
     def live(self, apart: Hashable = None) -> int:
-        """Bytes set aside for the rows of all models, or of all but `apart`."""
+        """Reserved bytes of the rows of all models, or of all except `apart`."""
         with self._lock:
             accounts = list(self._accounts.items())
         return sum(a.model.live_bytes for key, a in accounts if a.model and key != apart)
 
     def prefix_budget(self) -> int:
-        """Bytes that weights, live rows and images leave to the prefix cache; it gives the others
-        what they need when a request is admitted or a model loads."""
+        """Bytes that weights, live rows and images leave to the prefix cache. It shrinks when a
+        request is admitted or a model loads."""
         free, chosen = max(0, self.free), self._prefix_bytes
         if chosen is None:
             chosen = free - int(OTHERS_SHARE * free)

@@ -1,4 +1,4 @@
-"""The models of this process: found by name, loaded on demand, shared by all their aliases."""
+"""The models of this process, found by name, loaded on demand, and shared by all their aliases."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from .weights import EngineInstance, Weights
 from .wired_weights import WiredWeights
 
 MASK_THREADS = 2
-"""Threads that compute grammar masks beside the device's step."""
+"""Threads that compute grammar masks in parallel with the device's step."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,12 @@ class Lease(AbstractContextManager["Lease"]):
     _queue: LoadQueue[Weights]
 
     def covers(self, rows: int) -> bool:
-        """Whether weights leave so many bytes for the request's rows, and will."""
+        """Whether weights leave this many bytes for the request's rows. If so, they are
+        reserved."""
         return self._queue.covers(self._hold, rows)
 
     def end(self) -> None:
-        """Idempotent; any thread."""
+        """Idempotent. Safe from any thread."""
         self._hold.release()
 
     def __exit__(
@@ -88,7 +89,7 @@ class ModelCache:
         self.ledger = MemoryLedger(
             lambda: limit - pool, media=media, prefix_bytes=settings.prefix_bytes
         )
-        # one rank would find on its disk what another does not
+        # ranks would find different files on their disks
         folder = settings.disk_cache if ranks.size == 1 else None
         self.prefixes = Prefixes(
             self.ledger,
@@ -126,11 +127,11 @@ class ModelCache:
         repository: bool = False,
         may_lengthen: bool = True,
     ) -> Lease:
-        """The model, loaded if need be, and `rows` bytes beside all weights (blocks).
+        """The model, loaded if necessary, and `rows` bytes in addition to all weights (blocks).
 
-        `repository`: its name is not a folder's. `may_lengthen`: to a context beyond its own.
-        See `LoadQueue.acquire`. Raises what finding or loading raises, `BadRequest` for options
-        that the model cannot have.
+        `repository`: its name is not that of a folder. `may_lengthen`: to a context longer than its
+        own. See `LoadQueue.acquire`. Raises the errors of finding and loading it, and `BadRequest`
+        for options that the model does not support.
         """
         self._aliases.check(options)
         self._ranks.check(options)
@@ -166,11 +167,11 @@ class ModelCache:
         self.queue.withdraw(who)
 
     def views(self) -> list[ModelView]:
-        """Every name and choice of options under which models in memory were asked for."""
+        """All names and options under which models in memory were requested."""
         return [view for weights in self.queue.models() for view in list(weights.views.values())]
 
     def statuses(self) -> list[ModelStatus]:
-        """Each of them, for people."""
+        """The status of each view, for people."""
         found = (view.status for view in self.views())
         return [status for status in found if status is not None]
 
@@ -179,7 +180,7 @@ class ModelCache:
         return [each for weights in self.queue.models() for each in list(weights.engines.values())]
 
     def close(self) -> None:
-        """Write what is queued for the disk, end the threads."""
+        """Write the queue to disk, and end the threads."""
         self.queue.close(EngineDied("the engine is shutting down"))
         for instance in self.engines():
             instance.learned()
@@ -190,7 +191,7 @@ class ModelCache:
         mx.set_cache_limit(self._pool_before)
 
     def forget(self) -> None:
-        """Drop every model (their engine thread is gone)."""
+        """Remove every model, because their engine thread has died."""
         self.prefixes.forget()
         self._wired.forget()
         for weights in self.queue.forget():

@@ -1,4 +1,4 @@
-"""A model as a request sees it: weights under one name, with one choice of options."""
+"""A model as a request sees it: weights with one name and one set of options."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from ..records import LoadedModel, ModelInfo, ReasoningParser, ToolParser
 from .weights import EngineInstance, Weights, weights_gone
 
 WARMED = 4096
-"""Namespaces that are known to have their warm prompts; the oldest gets them again."""
+"""Namespaces that already have their warm prompts. The oldest one gets them again."""
 
 
 @dataclass(eq=False)
 class ModelView:
-    """It keeps no weights alive once these are unloaded."""
+    """Does not keep weights alive after they are unloaded."""
 
     name: str
     weights: Weights
     kind: str
-    """Of its engine."""
+    """The kind of its engine."""
     info: ModelInfo
-    """The model's, with the context length that the operator chose."""
+    """The model's info, with the operator's context length."""
     tool_parser: ToolParser | None
     reasoning_parser: ReasoningParser | None
     any_parser: ToolParser | None
     """Reads calls of a model whose template shows no known format."""
     forced_parser: ToolParser | None
-    """Format of calls that such a model is made to write."""
+    """The call format that such a model is forced to write."""
     layout: TurnLayout = NO_LAYOUT
     """White space that the chat template writes around an assistant's texts."""
     _warmed: dict[tuple[str, int], None] = field(default_factory=dict)
-    """Namespaces to which the operator's warm prompts were sent, oldest first."""
+    """Namespaces that got the operator's warm prompts, oldest first."""
 
     @property
     def model(self) -> LoadedModel:
@@ -44,7 +44,7 @@ class ModelView:
 
     @property
     def instance(self) -> EngineInstance:
-        """Raises `EngineDied` once the weights are gone."""
+        """Raises `EngineDied` if the weights are gone."""
         instance = self.weights.engines.get(self.kind)
         if instance is None:
             raise weights_gone()
@@ -59,7 +59,7 @@ class ModelView:
         return self.weights.grammar
 
     def to_warm(self, namespace: str, prompts: Iterable[Any]) -> bool:
-        """Whether these prompts are to be sent for a namespace: the first time that it asks."""
+        """Whether to send these prompts for a namespace: only at its first request."""
         sent = (namespace, hash(tuple(map(repr, prompts))))
         if sent in self._warmed:
             return False
@@ -70,7 +70,7 @@ class ModelView:
 
     @property
     def status(self) -> ModelStatus | None:
-        """`None` once the weights are gone."""
+        """`None` if the weights are gone."""
         info, instance = self.info, self.weights.engines.get(self.kind)
         if instance is None:
             return None

@@ -1,4 +1,4 @@
-"""Models on this machine: those of the Hub cache, and the folders of LM Studio."""
+"""Models on this machine: in the Hub cache, and in the folders of LM Studio."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
     from huggingface_hub import HFCacheInfo
 
 LM_STUDIO = (".lmstudio/models", ".cache/lm-studio/models")
-"""Below the home folder, today's and that of earlier versions; in each `publisher/model`."""
+"""Folders in the home folder, of this and of earlier versions, with `publisher/model` in each."""
 
 
 @dataclass(frozen=True)
 class OnDisk:
-    """One model."""
+    """One model on disk."""
 
     name: str
-    """What follows `mlx/`: a repository, or a folder's path."""
+    """The part after `mlx/`: a repository, or a folder's path."""
     size: int
-    """Bytes, of all its revisions."""
+    """Bytes of all its revisions."""
     fault: str = ""
-    """Why it cannot be loaded; empty where its files are whole."""
+    """Why it cannot be loaded. Empty if its files are complete."""
 
 
 def models_on_disk() -> list[OnDisk]:
-    """All of them; reads names and sizes, and no weights."""
+    """All models on disk. Reads names and sizes, but no weights."""
     return [
         *sorted(_of_hub(), key=_by_name),
         *sorted(_of_lm_studio(), key=_by_name),
@@ -85,9 +85,9 @@ def _of_lm_studio() -> Iterator[OnDisk]:
 
 
 def remove(model: str) -> int:
-    """Take a repository, or one `@revision` of it, out of the Hub cache; the bytes that were freed.
+    """Remove a repository, or one `@revision` of it, from the Hub cache. Returns the freed bytes.
 
-    Raises `BadRequest` for what is no part of that cache, `ModelNotFound` for what is not there.
+    Raises `BadRequest` for a name outside of that cache, `ModelNotFound` for one that is not there.
     """
     if model in DEMOS or not is_repository(model):
         raise BadRequest(
@@ -130,7 +130,7 @@ def _repository_folder(name: str) -> Path:
 
 
 def _size(folder: Path) -> int:
-    """Bytes of its files, of which several names are one."""
+    """Bytes of its files. Files with several names count once."""
     files = {(s.st_dev, s.st_ino): s.st_size for s in _states(folder)}
     return sum(files.values())
 

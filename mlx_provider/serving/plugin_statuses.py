@@ -1,4 +1,4 @@
-"""What `/health` tells of this process's plugins."""
+"""The status of this process's plugins in `/health`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from ..registry.conformance import for_people, record_path
 
 
 class PluginStatuses:
-    """Records of conformance are read anew where they were written anew. Any thread."""
+    """Conformance records are read again when they change. Safe from any thread."""
 
     def __init__(self, registry: PluginRegistry) -> None:
         self._registry = registry
         self._told: dict[str, tuple[int, str]] = {}
-        """By plugin: when its record was written (ns), and what it says."""
+        """By plugin: the time of its record (ns), and its text."""
 
     def all(self) -> list[PluginStatus]:
         """Every plugin, in the registry's order."""

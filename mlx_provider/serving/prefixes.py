@@ -31,11 +31,11 @@ NO_FIGURES = PrefixCacheFigures()
 
 @dataclass(frozen=True)
 class DiskSettings:
-    """Of the disk tier."""
+    """Settings of the disk tier."""
 
     folder: Path
     nbytes: int | None
-    """Its bound; 0: there is none, `None`: by what is free."""
+    """Its limit. 0: no disk tier; `None`: by the free space."""
     bits: int | None = None
 
     @classmethod
@@ -64,15 +64,15 @@ class Prefixes:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the prefix cache holds."""
+        """Bytes of the prefix cache."""
         return self._cache.nbytes if self._cache is not None else 0
 
     def figures(self) -> PrefixCacheFigures:
-        """Live statistics; never waits long for the engine thread."""
+        """Live statistics. Never waits long for the engine thread."""
         return NO_FIGURES if self._cache is None else self._latest.get(FIGURES_WAIT)
 
     def report(self) -> dict[str, Any]:
-        """What it holds and how often it was of use (blocks)."""
+        """Its content and hits (blocks)."""
         kept = self._cache
         return {} if kept is None else self._worker.call(kept.report).result()
 
@@ -82,23 +82,23 @@ class Prefixes:
             self._worker.call(self.clear_here).result()
 
     def shrink_to(self, share: float) -> None:
-        """Keep that share of its bytes, soon; never blocks."""
+        """Soon keep this share of its bytes. Never blocks."""
         if self._cache is not None and self._worker.alive:
             self._worker.call(partial(self._shrink_here, share))
 
     def close(self) -> None:
-        """Write what is queued for the disk (blocks)."""
+        """Write the queue to disk (blocks)."""
         if self._cache is not None and self._worker.alive:
             self._worker.call(self._cache.close).result()
 
     def forget(self) -> None:
-        """Its engine thread is gone."""
+        """Its engine thread has died."""
         self._cache = None
 
     # -- engine thread
 
     def cache(self) -> PrefixCache:
-        """Made on the engine thread, which owns it."""
+        """Created on the engine thread, which owns it."""
         if self._cache is None:
             budget = self._ledger.prefix_budget
             shared = self._replication.reading("prefix budget", budget)
@@ -123,12 +123,14 @@ class Prefixes:
             self._cache.clear()
 
     def shrink(self) -> None:
-        """Leave the bytes that weights have reserved."""
-        if not self._replication.follows:  # else by rank 0's memory, which has told what goes
+        """Free the bytes that weights have reserved."""
+        if (
+            not self._replication.follows
+        ):  # otherwise rank 0's memory decides, which has reported what to evict
             self.evict_to(self._ledger.prefix_budget())
 
     def evict_to(self, nbytes: int) -> None:
-        """Keep at most so many bytes."""
+        """Keep at most this many bytes."""
         if self._cache is not None:
             self._replication.announce("evict", lambda: {"to": nbytes})
             if self._cache.evict_to(nbytes):

@@ -1,4 +1,4 @@
-"""From a client's request to the engine's: prompt, grammar, sampling, rows."""
+"""Converts a client's request to the engine's: prompt, grammar, sampling, rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .validate import checked, room_for
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request that may be queued, and what its client is told."""
+    """A request that may be queued, and messages for its client."""
 
     request: Request
     accepted: Accepted

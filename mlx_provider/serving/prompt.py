@@ -1,4 +1,4 @@
-"""A request's prompt: messages in the form of the model's template, or raw text, as tokens."""
+"""A request's prompt as tokens: messages in the form of the model's template, or raw text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .model_view import ModelView
 log = logging.getLogger(__name__)
 
 LONG_TEXT = 1 << 20
-"""Characters of a text that may be why a template exceeds its bounds."""
+"""A text with more characters may be the reason why a template exceeds its limits."""
 FOLDED = "the model's chat template does not take these tool messages: they are written as text"
 LEFT_OUT = "the model's chat template has no place for text beside tool calls: it is left out"
 DESCRIBED = "the model's chat template does not show these tools: a system message describes them"
@@ -38,7 +38,7 @@ DESCRIBED = "the model's chat template does not show these tools: a system messa
 
 @dataclass(frozen=True)
 class Rendered:
-    """A prompt and what was noticed on the way."""
+    """A prompt with its warnings."""
 
     prompt: Prompt
     warnings: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ class Rendered:
 def prepare(view: ModelView, request: GenerateRequest, claim: MediaClaim | None = None) -> Rendered:
     """Render and tokenise (host work, any thread). Raises `BadRequest` that names the part.
 
-    `claim`: is charged with the request's images; unset: nobody shares their room.
+    `claim`: is charged with the request's images; unset: a claim with its own limits.
     """
     if (request.messages is None) == (request.prompt is None):
         raise BadRequest("give either messages or a prompt", param="messages")
@@ -63,7 +63,8 @@ def prepare(view: ModelView, request: GenerateRequest, claim: MediaClaim | None 
 
 @dataclass(frozen=True)
 class _AsText:
-    """Which parts of a request are written as text, for want of a place in the template."""
+    """The parts of a request that are written as text, because the template has no place for
+    them."""
 
     tools: bool
     history: bool
@@ -76,10 +77,10 @@ class _AsText:
 def _rendered(
     view: ModelView, request: GenerateRequest, normalised: Normalised, media: list[MediaItem]
 ) -> tuple[Prompt, str, tuple[str, ...]]:
-    """The prompt, the beginning of its reply, and what the client should know.
+    """The prompt, the beginning of its reply, and warnings for the client.
 
-    What the template refuses is written as text. Raises its first complaint where that does not
-    help either.
+    Parts that the template refuses are written as text. Raises its first error if that does not
+    help.
     """
     refused: BadRequest | None = None
     for as_text in _attempts(view, request):
@@ -103,7 +104,7 @@ def _rendered(
 
 
 def _refuse_long_text(view: ModelView, normalised: Normalised) -> None:
-    """Raises `ContextTooLong` where one text of the request is too long, whatever the template."""
+    """Raises `ContextTooLong` if one text of the request is too long with any template."""
     texts = (m["content"] for m in normalised.messages if isinstance(m.get("content"), str))
     longest = max(texts, key=len, default="")
     if len(longest) >= LONG_TEXT:
@@ -121,7 +122,7 @@ def _log_once(model: str, warning: str, complaint: str) -> None:
 
 
 def _attempts(view: ModelView, request: GenerateRequest) -> list[_AsText]:
-    """By the template's form first, then with more and more written as text."""
+    """Attempts to render: first by the template's form, then with more and more parts as text."""
     form, tools = view.model.info.template, bool(_tools(request))
     history = has_tools([m for m in request.messages or [] if isinstance(m, Mapping)])
     lacks = tools and lacks_tools(form, request.messages or [])
@@ -157,7 +158,7 @@ def _attempt(
 
 
 def _tools(request: GenerateRequest) -> list[dict[str, Any]]:
-    """A field that is null is one that is not given."""
+    """Tools without fields that are null."""
     if request.tool_choice == "none":
         return []
     return [
@@ -178,14 +179,15 @@ def _no_prompt(view: ModelView, given: object) -> PluginError:
 
 
 def _unread(info: ModelInfo, variables: Mapping[str, Any]) -> list[str]:
-    """Warnings of variables that a model's template does not read."""
+    """Warnings about variables that a model's template does not read."""
     template = info.chat_template
     names = [name for name in variables if template and name not in template]
     return [f"{name} has no effect: the model's chat template does not read it" for name in names]
 
 
 def _finish_inputs(view: ModelView, prompt: Prompt) -> None:
-    """Spare the engine thread the host work on media whose features it does not have."""
+    """Do the host work on media here, not on the engine thread, if their features are not
+    cached."""
     for span in prompt.spans:
         if span.ready is not None and span.content_hash not in view.engine.features:
             span.ready()
@@ -194,9 +196,9 @@ def _finish_inputs(view: ModelView, prompt: Prompt) -> None:
 def split_reply(
     messages: Sequence[Mapping[str, Any]],
 ) -> tuple[Sequence[Mapping[str, Any]], str]:
-    """A last message of the assistant as the beginning of the reply, not a turn of its own.
+    """Split off a last assistant message, which is the beginning of the reply.
 
-    Returns the messages before it and its text. Raises `BadRequest` where there are none.
+    Returns the messages before it and its text. Raises `BadRequest` if there are none before it.
     """
     *before, last = messages
     text = last["content"]
@@ -208,7 +210,7 @@ def split_reply(
 
 
 def _continued(view: ModelView, prompt: Prompt, begun: str) -> Prompt:
-    """The prompt with the reply's beginning after it; a thought that it opens is closed."""
+    """The prompt followed by the beginning of the reply. A thought that it opens is closed."""
     reasoning = view.reasoning_parser
     tail, before = prompt.text.rstrip(), ""
     if reasoning is not None and reasoning.end and tail.endswith(reasoning.openers() or "\0"):
@@ -220,7 +222,7 @@ def _continued(view: ModelView, prompt: Prompt, begun: str) -> Prompt:
 def normalised_messages(
     view: ModelView, request: GenerateRequest, about_tools: str = ""
 ) -> Normalised:
-    """Canonical messages, as far as this model's template takes them.
+    """Canonical messages in the form that this model's template accepts.
 
     `about_tools`: a system message that describes the tools.
     """
@@ -238,7 +240,7 @@ def normalised_messages(
 
 
 def taken_media(info: ModelInfo, options: ModelOptions) -> Taken:
-    """Kinds of media that the model takes, by its family and by its operator."""
+    """Kinds of media that the model accepts, by its family and its operator."""
     as_text = options.modality == "text"
     kinds = frozenset() if as_text else info.media
     if (options.on_ignored_params or ("refuse" if as_text else "tell")) == "tell":
@@ -262,7 +264,7 @@ def _media(
 
 
 def prompt_text(view: ModelView, prompt: Prompt) -> str:
-    """The prompt as text, also where it came as token ids."""
+    """The prompt as text, also if it came as token ids."""
     return prompt.text or view.model.tokenizer.decode(prompt.tokens, skip_special=False)
 
 

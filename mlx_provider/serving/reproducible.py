@@ -1,4 +1,4 @@
-"""What `reproducible: true` makes of a model's engine, and what of it is told."""
+"""The engine settings for `reproducible: true`, and their description."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .kv_choice import MakeCache
 
 @dataclass(frozen=True)
 class Reproducible:
-    """One engine's passes."""
+    """The fixed passes of one engine."""
 
     shapes: FixedShapes
     cost: float
-    """Times that a row alone waits as long as it would in passes of its own."""
+    """Time of such a pass, as a multiple of a pass with a single row."""
     note: str = ""
     """Why rows do not share passes."""
 
@@ -28,19 +28,19 @@ class Reproducible:
     def of(
         cls, model: LoadedModel, make_cache: MakeCache, found: Probe, limits: Limits
     ) -> Reproducible:
-        """As many rows to a pass as give equal bits there (engine thread)."""
+        """The passes with the most rows that give equal bits (engine thread)."""
         shapes = FixedShapes.within(limits.max_rows, limits.max_chunk)
         exact = exact_rows(model, make_cache, shapes.rows if found.layout == "grouped" else 1)
         return cls(replace(shapes, rows=exact.rows), exact.cost, exact.note)
 
     def limits(self, limits: Limits) -> Limits:
-        """With no longer chunks than there are."""
+        """The limits, with chunks no longer than the fixed ones."""
         return replace(limits, max_chunk=self.shapes.tokens)
 
     def passing(
         self, passes: Callable[[int, int], int], state_bytes: int
     ) -> Callable[[int, int], int]:
-        """Bytes of passes, which are filled up with rows of `state_bytes` each."""
+        """Bytes of passes, padded with rows of `state_bytes` each."""
         rows = self.shapes.rows
         beside = (rows - 1) * state_bytes
         return lambda tokens, live: passes(tokens, max(rows, live)) + beside

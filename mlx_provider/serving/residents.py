@@ -1,4 +1,4 @@
-"""The models in memory: who holds them, which are idle, and which may leave."""
+"""The models in memory: their holds, which are idle, and which may leave."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class Hold(Generic[T]):
     _released: Callable[[Hold[T]], None] = field(repr=False)
 
     def release(self) -> None:
-        """Idempotent; any thread."""
+        """Idempotent. Safe from any thread."""
         self._released(self)
 
 
 @dataclass(eq=False)
 class Resident(Generic[T]):
-    """A model in memory, or one that loads or leaves."""
+    """A model that is in memory, loads, or leaves."""
 
     key: Hashable
     used: float
     model: T | None = None
-    """`None` while it loads, and while it leaves."""
+    """`None` while it loads or leaves."""
     holds: set[Hold[T]] = field(default_factory=set)
     keep_alive: KeepAlive = field(default_factory=KeepAlive)
 
@@ -45,7 +45,7 @@ Leaving = list[tuple[Resident[T], T]]
 
 
 class Residents(Generic[T]):
-    """Has no lock: its owner makes every call under its own."""
+    """Has no lock: its owner makes every call under its own lock."""
 
     def __init__(self, ledger: MemoryLedger, clock: Callable[[], float] = time.monotonic) -> None:
         self.ledger = ledger
@@ -59,7 +59,7 @@ class Residents(Generic[T]):
         return iter(self._by_key.values())
 
     def get(self, key: Hashable) -> Resident[T] | None:
-        """The one of this key, whatever its state."""
+        """The resident of this key in any state."""
         return self._by_key.get(key)
 
     def of(self, key: Hashable) -> Resident[T]:
@@ -67,7 +67,7 @@ class Residents(Generic[T]):
         return self._by_key[key]
 
     def usable(self) -> list[tuple[Resident[T], T]]:
-        """Those that a request can use now."""
+        """The models that a request can use now."""
         return [(each, each.model) for each in self if each.model is not None]
 
     def expect(self, key: Hashable, nbytes: int) -> None:
@@ -76,11 +76,11 @@ class Residents(Generic[T]):
         self._by_key[key] = Resident(key, self._clock())
 
     def arrived(self, resident: Resident[T], model: T) -> None:
-        """It has loaded, and can be used."""
+        """A model has loaded and can be used."""
         resident.model, resident.used = model, self._clock()
 
     def remove(self, resident: Resident[T]) -> None:
-        """Its bytes are free. Idempotent, also where another one of its key has come."""
+        """Free its bytes. Idempotent, also if another resident of its key exists."""
         if self._by_key.get(resident.key) is resident:
             del self._by_key[resident.key]
             self.ledger.release(resident.key)
@@ -88,14 +88,14 @@ class Residents(Generic[T]):
     def hold(
         self, resident: Resident[T], model: T, rows: int, ended: Callable[[Hold[T]], None]
     ) -> Hold[T]:
-        """One more request uses a model; `ended` is called at its end."""
+        """Add a request that uses a model. `ended` is called at its end."""
         hold = Hold(model, resident.key, rows, ended)
         resident.holds.add(hold)
         resident.used = self._clock()
         return hold
 
     def release(self, hold: Hold[T]) -> Resident[T] | None:
-        """The model that has lost this hold; `None`: it was released before."""
+        """The model that loses this hold. `None`: it was already released."""
         resident = self._by_key.get(hold.key)
         if resident is None or hold not in resident.holds:
             return None
@@ -104,9 +104,10 @@ class Residents(Generic[T]):
         return resident
 
     def idle(self, need: int, key: Hashable, before: float = inf) -> list[Resident[T]] | None:
-        """Idle models other than `key` that hold `need` bytes together; `None`: too few do.
+        """Idle models other than `key` that hold `need` bytes in total. `None`: they hold too
+        little.
 
-        The longest unused comes first. `before`: only those that nobody has used since.
+        The least recently used comes first. `before`: only those that were not used since.
         """
         idle = (
             each
@@ -120,9 +121,9 @@ class Residents(Generic[T]):
     def to_reserve(
         self, need: int, key: Hashable, before: frozenset[Hashable]
     ) -> frozenset[Hashable]:
-        """Models to close to newcomers until `need` bytes of them are idle.
+        """Models that must accept no new requests until `need` bytes of them are idle.
 
-        As far as possible those of `before`.
+        Prefers those of `before`.
         """
         others = [
             each for each, _ in self.usable() if each.key != key and not each.keep_alive.pinned
@@ -141,7 +142,7 @@ class Residents(Generic[T]):
         return chosen if need <= 0 else None
 
     def detach(self, residents: Iterable[Resident[T]]) -> Leaving[T]:
-        """Nobody can use them any more; their bytes count until they are gone."""
+        """Remove models from use. Their bytes count until they are freed."""
         leaving: Leaving[T] = []
         for resident in residents:
             if resident.model is not None:
@@ -150,15 +151,16 @@ class Residents(Generic[T]):
         return leaving
 
     def rows(self) -> int:
-        """Bytes that weights must leave: rows that run go on, and each that is queued can begin."""
+        """Bytes that weights must leave: for running rows, and for the start of each queued
+        request."""
         return max(self.ledger.live(), *(hold.rows for each in self for hold in each.holds), 0)
 
     def next_expiry(self) -> float:
-        """When the first idle model has stayed long enough; `inf`: never."""
+        """When the first idle model expires; `inf`: never."""
         idle = (each for each, _ in self.usable() if not each.holds)
         return min((each.keep_alive.ends(each.used) for each in idle), default=inf)
 
     def expired(self) -> list[Resident[T]]:
-        """Idle models that have stayed long enough."""
+        """Idle models that have expired."""
         now = self._clock()
         return [each for each in self if not each.holds and each.keep_alive.ends(each.used) <= now]

@@ -1,4 +1,4 @@
-"""Memory for the rows of one engine, and who gives some back for them."""
+"""Memory for the rows of one engine, and the holders that free some of it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .weights import Weights
 
 @dataclass(frozen=True)
 class RowBudgets:
-    """Makes the `Budget` of each engine from the ledger."""
+    """Creates the `Budget` of each engine from the ledger."""
 
     ledger: MemoryLedger
     queue: LoadQueue[Weights]
     prefixes: Prefixes
     unload: Callable[[Weights], None]
-    """On the engine thread."""
+    """Called on the engine thread."""
 
     def budget(
         self,
@@ -31,7 +31,7 @@ class RowBudgets:
         memory: MemoryProfile,
         passing: Callable[[int, int], int],
     ) -> Budget:
-        """Of the engine of this kind. `passing`: see `Budget`."""
+        """The budget of the engine of this kind. `passing`: see `Budget`."""
         return Budget(
             row_bytes=memory.row_bytes,
             passing=passing,
@@ -49,13 +49,13 @@ class RowBudgets:
         return own + self.ledger.live(apart=weights.key)
 
     def _available(self, weights: Weights, kind: str) -> int:
-        """What weights and the rows of other engines leave."""
+        """Bytes that weights and the rows of other engines leave."""
         return self.ledger.free - self._others(weights, kind)
 
     def _reclaim(self, weights: Weights, kind: str, need: int) -> None:
-        """Unload idle models, then shrink the prefix cache, so that rows may hold `need` bytes."""
+        """Unload idle models, then shrink the prefix cache, so that rows may use `need` bytes."""
         live = weights.engines[kind].engine.scheduler.live_bytes
-        stuck = need <= live or not live  # rows need more than they have, or none can begin
+        stuck = need <= live or not live  # running rows need no more than they have, or no row runs
         others = self._others(weights, kind)
         for resident, model in self.queue.make_way(weights.key, need, others, stuck=stuck):
             self.unload(model)

@@ -1,4 +1,4 @@
-"""What stands behind one choice: its detokenizer, its text state machine, its grammar."""
+"""The parts of one choice: its detokenizer, its text state machine, its grammar."""
 
 from __future__ import annotations
 

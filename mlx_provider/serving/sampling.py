@@ -1,4 +1,4 @@
-"""How a model samples where neither a request nor the model's files say so."""
+"""Sampling defaults of a model, if neither a request nor the model's files set them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import replace
 from ..records import ModelFamily, ModelInfo, SamplingDefaults
 
 ORDINARY = SamplingDefaults(temperature=0.7, top_p=0.95)
-"""Of a model of which nothing is known: at temperature 1 small models answer nonsense."""
+"""Defaults of an unknown model. At temperature 1, small models answer nonsense."""
 
 
 def with_sampling(info: ModelInfo, family: ModelFamily) -> ModelInfo:
-    """With what the family knows to be published, else `ORDINARY`, and a note that tells which."""
+    """The info with the family's published values, else `ORDINARY`, and a note about the source."""
     if info.sampling != SamplingDefaults():
         return info
     published = family.sampling.get(info.model_type)

@@ -1,4 +1,4 @@
-"""From a client's request to its events: a place in flight, a model, an engine, and its end."""
+"""Serves a client's request: a place in flight, a model, an engine, events, and the end."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 
 
 class ChatService:
-    """Serves requests on one engine thread; see `interface.Service`."""
+    """Serves requests on one engine thread, see `interface.Service`."""
 
     def __init__(
         self,
@@ -67,8 +67,8 @@ class ChatService:
         ranks: Ranks = WHOLE,
         thread_died: Callable[[MLXProviderError], MLXProviderError] = lambda error: error,
     ) -> None:
-        """`ranks`: those that its models are split over. `thread_died` is told when the engine
-        thread is gone, at least once, and returns the error for those who wait for it."""
+        """`ranks`: the ranks that its models are split over. `thread_died` is called at least once
+        when the engine thread has died, and returns the error for those who wait for it."""
         self._settings = settings
         file = settings.models_file
         self._grants = Grants(settings.model_roots, read_grants(file) if file else None)
@@ -138,10 +138,10 @@ class ChatService:
     def _prepare(
         self, wire: ModelRequest, entry: Entry, arrived: float, held: ExitStack
     ) -> tuple[Lease, Prepared]:
-        """The request and its model, held in memory with room for the request's rows.
+        """The request and its model, held in memory with bytes reserved for the request's rows.
 
-        What its rows need is known once the prompt is rendered, for which the model must be here.
-        Where other models leave no such room, the request stands in line without holding any.
+        The size of its rows is known only after its prompt is rendered, which needs the model. If
+        other models leave too little memory, the request waits in the queue without a hold.
         """
         find = self._finder(wire, arrived)
         lease = held.enter_context(find())
@@ -156,7 +156,8 @@ class ChatService:
         return lease, prepared
 
     def _finder(self, wire: ModelRequest, arrived: float) -> Callable[..., Lease]:
-        """Finds the model of a request, whose wait ends with the request's time."""
+        """A function that finds the model of a request. It waits at most until the request's
+        deadline."""
         return partial(
             self._models.use, wire.model, wire.options,
             who=wire.id, since=arrived, deadline=arrived + wire.timeout if wire.timeout else inf,
@@ -166,7 +167,7 @@ class ChatService:
     def _warm(
         self, first: GenerateRequest, prompts: Sequence[str | WarmPrompt], view: ModelView
     ) -> None:
-        """Queue the operator's warm prompts once for each who does not see another's prefixes."""
+        """Queue the operator's warm prompts once for each namespace of prefixes."""
         with self._warming:
             if not (prompts and view.to_warm(namespace(first), prompts)):
                 return
@@ -177,14 +178,14 @@ class ChatService:
                 log.warning("a warm prompt of %s is left out: %s", first.model, error.message)
 
     def _enter(self, entry: Entry, request: Request, lease: Lease) -> None:
-        """Let a request in, or refuse it; never waits for the engine thread."""
+        """Admit a request, or refuse it. Never waits for the engine thread."""
         active = self._in_flight.enter(entry, request, lease)
         self._call(partial(self._reached, active))
 
     # -- on the engine thread
 
     def _reached(self, active: Active) -> None:
-        """A request has come to the engine thread."""
+        """A request has reached the engine thread."""
         self._in_flight.reached(active)
         if self._worker.steps(active.instance.engine):
             active.instance.engine.submit(active.request)
@@ -193,14 +194,15 @@ class ChatService:
             self._take([(active.request, [Failed.of(self._cause(error))])])
 
     def _cause(self, error: MLXProviderError) -> MLXProviderError:
-        """The lost rank, where a request finds its engine gone because of that."""
+        """The error of the lost rank, if that is why a request finds its engine gone."""
         death = self._worker.death
         if isinstance(error, EngineDied) and isinstance(death, RankLost):
             return self._thread_died(death)
         return error
 
     def _take(self, posts: list[Post]) -> None:
-        """Events of one step; whoever reads a last one finds that its request has let go."""
+        """Deliver the events of one step. A reader of a last event finds the request's resources
+        free."""
         for request, events in posts:
             found = self._in_flight.of(request)
             if found is None:
@@ -209,7 +211,7 @@ class ChatService:
             entry.media.prefilled()  # its first event is the end of its prefill
             if isinstance(events[-1], Done | Failed):
                 self._in_flight.leave(entry)
-            elif entry.queue.ended:  # it takes nothing more
+            elif entry.queue.ended:  # it accepts no more events
                 active.cancel()
         self._deliver(partial(_put, posts))
 
@@ -217,7 +219,7 @@ class ChatService:
         self._died(self._thread_died(error))
 
     def _died(self, error: MLXProviderError) -> None:
-        """The engine thread is gone: everyone who waits is told, models are loaded anew."""
+        """The engine thread has died: report it to all who wait. Models are loaded again."""
         gone = self._in_flight.clear()
         self._media.refuse(error)
         self._models.forget()
@@ -295,7 +297,7 @@ def _made(wire: ModelRequest, view: ModelView, entry: Entry, arrived: float) -> 
 
 
 def _need(request: Request, view: ModelView) -> int:
-    """Bytes for its rows. Raises `BadRequest` for more than there can be, `Overloaded`."""
+    """Bytes for its rows. Raises `BadRequest` if it can never fit, `Overloaded`."""
     instance = view.instance
     instance.engine.scheduler.check(request, instance.arriving)
     return instance.engine.scheduler.reservation(request.rows)
@@ -307,7 +309,7 @@ def _put(posts: list[Post]) -> None:
 
 
 def _refused(request: ModelRequest, fault: Fault | None) -> MLXProviderError:
-    """The error that the client gets, also for what a template, parser or grammar raised."""
+    """The error for the client, also for errors of a template, parser or grammar."""
     if fault is None:
         return EngineDied("the engine is shutting down")
     told = fault.of_request("its preparation")

@@ -1,4 +1,4 @@
-"""Whether a model's long prompts are thinned out: the operator's choice, and what it needs."""
+"""Sparse prefill of a model's long prompts: the operator's choice, and its requirements."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ..records import Drafting, LoadedModel, ScoresPrompts
 
 NAME = "sparse_prefill"
 LONG = 8192
-"""Tokens from which on a prompt is long."""
+"""Prompts with at least this many tokens are long."""
 
 
 def sparse_kind(options: ModelOptions) -> str:
-    """What engines of the same weights are told apart by."""
+    """Distinguishes engines of the same weights."""
     if options.sparse_prefill is None:
         return ""
     return f"{options.sparse_prefill} of long prompts"
 
 
 def check_sparse_prefill(options: ModelOptions) -> None:
-    """Before anything is loaded for the sake of a wrong option. Raises `BadRequest`."""
+    """Check options before anything is loaded. Raises `BadRequest`."""
     if options.sparse_prefill is None:
         return
     if options.reproducible:
@@ -41,9 +41,10 @@ def sparse_prefill_of(
     drafting: Drafting | None,
     drafter: str,
 ) -> SparsePrefill | None:
-    """What thins long prompts out, if the operator wants it (engine thread).
+    """The sparse prefill of a model, if the operator enables it (engine thread).
 
-    `drafting`: the drafter at work. Raises `BadRequest` where the model or the drafter cannot.
+    `drafting`: the drafter in use. Raises `BadRequest` if the model or the drafter does not support
+    it.
     """
     share = options.sparse_prefill
     if share is None:

@@ -1,4 +1,4 @@
-"""The ranks that a model of this process is split over, as far as serving has to know."""
+"""The ranks that a model of this process is split over, as far as serving needs them."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ from ..protocol.options import ModelOptions
 T = TypeVar("T")
 
 SAMPLES = 16
-"""Places of a weight file whose bytes are compared,"""
+"""Places of a weight file whose bytes are compared."""
 SAMPLE = 4096
-"""and bytes of each."""
+"""Bytes at each place."""
 HEARD_SECONDS = 3.5
-"""Seconds in which the ranks hear of one that could not load its share."""
+"""Seconds in which the ranks learn of a rank that could not load its share."""
 FAILED = 0
-"""Told in place of a digest's first word by a rank that could not load its share."""
+"""Sent instead of a digest's first word by a rank that could not load its share."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """All ranks; of a process that has its models to itself, it alone."""
+    """All ranks. A process that does not share its models has only itself."""
 
     replication: Replication = ONE_PROCESS
     group: Any = None
     """`mlx.core.distributed.Group`"""
     stuck: Callable[[str], None] = lambda reason: None
-    """Ends the group: this rank could not load its share, and the others do not hear of it, as they
-    are in passes of their load."""
+    """Ends the group: this rank could not load its share, and the others cannot receive this,
+    because they are in passes of their load."""
     wait_heard: Callable[[], None] = lambda: None
-    """Until the other ranks have heard all that was told; on rank 0."""
+    """Waits on rank 0 until the other ranks have received all messages."""
     memory_limit: int | None = None
-    """Bytes for models and rows of the rank that has the fewest."""
+    """Bytes for models and rows on the rank that has the fewest."""
 
     @property
     def size(self) -> int:
         return 1 if self.group is None else int(self.group.size())
 
     def share(self, nbytes: int) -> int:
-        """Of bytes that are split over the ranks, those of one."""
+        """The share of one rank in bytes that are split over the ranks."""
         return -(-nbytes // self.size)
 
     def check(self, options: ModelOptions) -> None:
-        """Raises `BadRequest` for what takes all of a model."""
+        """Raises `BadRequest` for options that need a whole model."""
         if self.size == 1:
             return
         for name, wanted in (
@@ -66,9 +66,10 @@ class Ranks:
                 )
 
     def alone(self, make: Callable[[], T], without: T) -> T:
-        """What rank 0 makes of its own; `without`: what others go on with (engine thread).
+        """A result that rank 0 computes alone. `without`: the value on the other ranks (engine
+        thread).
 
-        Raises on every rank what `make` raises on rank 0.
+        Raises the errors of `make` on rank 0 on every rank.
         """
         with Isolation() as making:
             made = without if self.replication.follows else make()
@@ -81,10 +82,11 @@ class Ranks:
         return made
 
     def loaded(self, folder: Path, made: object) -> None:
-        """Every rank has the same weights, or has loaded its share (engine thread, every rank).
+        """Check that every rank has the same weights, or has loaded its share (engine thread, every
+        rank).
 
-        `made`: the model, `None` before it is loaded, or why there is none.
-        Raises `LoadFailed` that names the ranks which have not.
+        `made`: the model, `None` before it is loaded, or the error of its load. Raises `LoadFailed`
+        that names the ranks at fault.
         """
         if self.group is None:
             return
@@ -106,13 +108,13 @@ class Ranks:
             )
 
     def _gathered(self, words: list[int]) -> list[list[int]]:
-        """Of every rank, in order."""
+        """The words of every rank, in order."""
         own = mx.array([words], mx.int32)
         found: list[list[int]] = mx.distributed.all_gather(own, group=self.group).tolist()  # type: ignore[assignment]
         return found
 
     def _told_of_failure(self, folder: Path, error: MLXProviderError) -> list[list[int]]:
-        """As `_gathered`, where every rank has failed; else the group ends."""
+        """Like `_gathered` if every rank has failed; otherwise the group ends."""
         reason = f"{folder.name} could not be loaded: {error.message}"
         timer = threading.Timer(HEARD_SECONDS, self.stuck, (reason,))
         timer.start()
@@ -124,8 +126,8 @@ class Ranks:
             timer.cancel()
 
     def _here(self) -> None:
-        """Rank 0 is at the end of its load, or before it. Collectives of a rank that still loads
-        would be taken for those that follow here."""
+        """Check that rank 0 is before or at the end of its load. Collectives of a rank that still
+        loads would be mixed up with those that follow here."""
         self.replication.decide("compared", lambda: 0, int, int)
 
 
@@ -137,7 +139,7 @@ def _named(ranks: list[int]) -> str:
 
 
 def _words(folder: Path) -> list[int]:
-    """A digest of what a folder's model is, as four positive words."""
+    """A digest of a folder's model, as four positive words."""
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     for file in sorted(folder.glob("*.safetensors")):
         size = file.stat().st_size

@@ -1,4 +1,4 @@
-"""What a request demands of its reply's form, and what keeps each choice to it."""
+"""The form that a request demands of its reply, and its enforcement for each choice."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class Form:
     tool_parser: ToolParser | None
     reasoning_parser: ReasoningParser | None
     reasoning_open: bool
-    """The prompt ends inside a thought."""
+    """Whether the prompt ends inside a thought."""
     structure: Structure | None
     thought_end: str = ""
-    """Text that ends a thought; empty: the model has none that could be forced."""
+    """Text that ends a thought. Empty: the model has none that can be forced."""
     warnings: tuple[str, ...] = ()
     layout: TurnLayout = NO_LAYOUT
     """White space that the chat template writes around the reply's texts."""
 
 
 def form_of(view: ModelView, request: GenerateRequest, text: str) -> Form:
-    """The form of a reply; `text`: the rendered prompt. Host work; raises `BadRequest`."""
+    """The form of a reply. `text`: the rendered prompt. Host work. Raises `BadRequest`."""
     chat = request.messages is not None
     reasoning = view.reasoning_parser if chat else None
     opened = reasoning is not None and _opened(text, reasoning)
@@ -68,7 +68,7 @@ def form_of(view: ModelView, request: GenerateRequest, text: str) -> Form:
 
 
 def _tool_parser(view: ModelView, request: GenerateRequest) -> ToolParser | None:
-    """The model's parser; a model that shows none is read by a general one."""
+    """The model's parser. A model without one gets a general parser."""
     if not request.tools or request.tool_choice == "none":
         return None
     return view.tool_parser or (
@@ -83,7 +83,7 @@ def _demands(request: GenerateRequest) -> bool:
 
 
 def _begins(request: GenerateRequest) -> bool:
-    """Whether the reply is a turn from its start, no continuation of a given text."""
+    """Whether the reply is a whole turn, not the continuation of a given text."""
     messages = request.messages or [{"role": "assistant"}]  # a raw prompt may end anywhere
     return messages[-1].get("role") != "assistant"
 
@@ -91,8 +91,8 @@ def _begins(request: GenerateRequest) -> bool:
 def _opened(text: str, reasoning: ReasoningParser) -> bool:
     """Whether a reply to this prompt begins inside a thought.
 
-    Models of some formats begin so although their template writes no opener; not after a
-    thought that the template has closed.
+    Models of some formats begin so although their template writes no opener, except after a thought
+    that the template has closed.
     """
     if _ends_with(text, reasoning.openers()):
         return True
@@ -106,11 +106,11 @@ def _ends_with(text: str, openers: Sequence[str]) -> bool:
 
 
 FORESEEN = 8
-"""Tokens for which one may look ahead."""
+"""Tokens of look-ahead."""
 
 
 class Unbound:
-    """A reply that nothing holds."""
+    """A reply without a constraint."""
 
     finished = False
 
@@ -126,7 +126,7 @@ class Unbound:
 
 
 class ThinkingBudget:
-    """Ends a thought that has used up its tokens: only the end marker may follow then."""
+    """Ends a thought that has used its token budget: then only the end marker is allowed."""
 
     def __init__(
         self, budget: int, end: Sequence[int], vocab_size: int, inner: RowConstraint | None
@@ -136,12 +136,12 @@ class ThinkingBudget:
         self._words = (vocab_size + 31) // 32
         self._inner = inner
         self._written = 0
-        """Tokens of the marker that are forced and written."""
+        """Tokens of the forced marker that are written."""
         self.reply: Reply | None = None
         """Knows whether the row is inside a thought."""
 
     def mask(self) -> NDArray[np.uint32] | None:
-        """Only the marker's next token while it is forced, else what the grammar allows."""
+        """The marker's next token while it is forced, else the grammar's mask."""
         if self._forcing:
             token = self._end[self._written]
             mask = np.zeros(self._words, dtype=np.uint32)
@@ -163,7 +163,7 @@ class ThinkingBudget:
         return self._inner is not None and self._inner.finished
 
     def fork(self) -> RowConstraint | None:
-        """Where the budget cannot end within a few tokens, what holds the answer."""
+        """A copy of the answer's constraint, if the budget cannot end within a few tokens."""
         if self._forcing or (self._thinking and self._left <= FORESEEN):
             return None
         return Unbound() if self._inner is None else self._inner.fork()

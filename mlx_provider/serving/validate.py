@@ -1,4 +1,4 @@
-"""Checks that need the model: context, token ids, room for the reply."""
+"""Checks that need the model: context, token ids, space for the reply."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..records import ModelInfo, Prompt
 
 
 def checked(request: GenerateRequest, prompt: Prompt, info: ModelInfo) -> None:
-    """Raise `BadRequest` or `ContextTooLong` for what this model cannot serve."""
+    """Raise `BadRequest` or `ContextTooLong` for a request that this model cannot serve."""
     count = len(prompt.tokens)
     if count == 0:
         raise BadRequest("the prompt is empty", param="prompt")
@@ -26,14 +26,14 @@ def checked(request: GenerateRequest, prompt: Prompt, info: ModelInfo) -> None:
 
 
 def room_for(request: GenerateRequest, prompt: Prompt, info: ModelInfo) -> int:
-    """Tokens that each choice may have: what was asked for, clipped to the context's rest."""
+    """Most tokens of each choice: the requested number, clipped to the rest of the context."""
     room = info.context_length - len(prompt.tokens)
     return room if request.max_tokens is None else min(request.max_tokens, room)
 
 
 def within_vocabulary(tokens: Iterable[int], vocab_size: int, param: str) -> None:
     """Raise `BadRequest` for a token id that the model does not have."""
-    # MLX's gather does not check indices: an id out of range would read foreign memory
+    # MLX's gather does not check indices: an invalid id would read other memory
     for token in tokens:
         if not 0 <= token < vocab_size:
             raise BadRequest(

@@ -1,4 +1,4 @@
-"""What a model's weights will be in memory: their dtype, and bytes by the headers of the files."""
+"""The dtype of a model's weights in memory, and their bytes from the headers of the files."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ..families.checkpoint import read_json
 from ..safe_open import read_bounded
 
 FITS = 0.5
-"""Share of the memory limit that expanded weights may take; the rest is for rows and caches."""
+"""Largest share of the memory limit for expanded weights. The rest is for rows and caches."""
 INDEX = "model.safetensors.index.json"
 LARGEST_INDEX = 2**28
 LARGEST_HEADER = 100_000_000
-"""Bytes, the format's own bound (safetensors 0.6, `MAX_HEADER_SIZE`)."""
+"""Largest header in bytes: the format's own limit (safetensors 0.6, `MAX_HEADER_SIZE`)."""
 VALUE_BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E8M0"), 1),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
@@ -28,18 +28,18 @@ VALUE_BYTES = {
     # eight-bit floats become 16-bit weights (mlx-vlm 0.7.10, `fp8.py`)
     **dict.fromkeys(("F8_E4M3", "F8_E5M2"), 2),
 }
-"""Bytes of one value in memory by its dtype in the file."""
+"""Bytes of one value in memory, by its dtype in the file."""
 USUAL_GROUP = 64
-"""Values that share a scale where config.json does not tell (mlx-lm's default)."""
+"""Values per scale if config.json does not say (mlx-lm's default)."""
 PACKED, PER_BYTE = ("U8", "I32", "U32"), 2
-"""Matrices of these dtypes hold 4-bit weights in forms that mlx-lm and mlx-vlm turn into MLX's own
-while they load (AWQ, GPTQ, compressed tensors, blocks of MXFP4)."""
+"""Matrices of these dtypes hold packed 4-bit weights, which mlx-lm and mlx-vlm convert to MLX's
+format while they load (AWQ, GPTQ, compressed tensors, blocks of MXFP4)."""
 
 
 def weights_dtype(chosen: str, expanded_bytes: int, limit: int) -> str | None:
-    """The dtype to load with; `None`: the checkpoint's own.
+    """The dtype to load with. `None`: the checkpoint's own.
 
-    `chosen`: the operator's option. `auto` is float32 on a CPU, where that fits into `limit`.
+    `chosen`: the operator's option. `auto` is float32 on a CPU if that fits into `limit`.
     """
     if chosen not in ("auto", "native"):
         return chosen
@@ -50,14 +50,13 @@ def weights_dtype(chosen: str, expanded_bytes: int, limit: int) -> str | None:
 def weights_estimate(
     folder: Path, adapter: Path | None = None, *, expanded: int | None = None
 ) -> int:
-    """Bytes of the weights of a model folder, and of an adapter's, once they are loaded.
+    """Bytes of the loaded weights of a model folder and of an adapter.
 
-    `expanded`: bytes of a value where weights are loaded in another dtype, quantised ones spread
-    out.
+    `expanded`: bytes per value if weights are loaded in another dtype, with quantised ones
+    dequantised.
 
-    Tensors that loading leaves aside (an MTP head, a tower that a text model has no use for)
-    count, too. A file that is not safetensors counts with its size: loading will say what is
-    wrong with it.
+    Tensors that are not loaded count, too (an MTP head, a tower that a text model does not use). A
+    file that is not safetensors counts with its size; the load reports what is wrong with it.
     """
     own = _tensors(_weight_files(folder))
     added = {} if adapter is None else _tensors(sorted(adapter.glob("*.safetensors")))
@@ -66,13 +65,13 @@ def weights_estimate(
 
 
 def stored_tensors(folder: Path) -> dict[str, int]:
-    """Bytes of all tensors in a model folder by name, those that loading leaves aside, too."""
+    """Bytes of all tensors in a model folder by name, including those that are not loaded."""
     return {name: t.nbytes for name, t in _tensors(sorted(folder.glob("*.safetensors"))).items()}
 
 
 def extent(folder: Path, adapter: Path | None = None) -> tuple[int | None, int | None]:
-    """Tensors in the files, and values at most, whatever they are packed in; `None`: not known,
-    for a file is no safetensors."""
+    """Number of tensors in the files, and most values in any packing. `None`: unknown, because a
+    file is not safetensors."""
     files = [*_weight_files(folder), *([] if adapter is None else adapter.glob("*.safetensors"))]
     found = _tensors(files)
     if not found or any(name in found for name in map(str, files)):
@@ -81,7 +80,7 @@ def extent(folder: Path, adapter: Path | None = None) -> tuple[int | None, int |
 
 
 def broken_files(folder: Path) -> list[str]:
-    """What is wrong with a folder's weight files, a line for each; reads their headers alone."""
+    """The problems of a folder's weight files, one line each. Reads only their headers."""
     found = [f"{name} is missing" for name in _missing(folder)]
     for path in _weight_files(folder):
         try:
@@ -96,7 +95,7 @@ def broken_files(folder: Path) -> list[str]:
 
 
 def _missing(folder: Path) -> list[str]:
-    """Files that the index names and that are not there."""
+    """Files in the index that do not exist."""
     return sorted(name for name in _listed(folder) if not (folder / name).is_file())
 
 
@@ -125,7 +124,7 @@ def _bytes(
 
 
 def _group_sizes(folder: Path) -> Callable[[str], int]:
-    """Values that share a scale, by layer (mlx-lm 0.32.2: `quantization` of config.json)."""
+    """Values per scale, by layer (mlx-lm 0.32.2: `quantization` of config.json)."""
     config = read_json(folder / "config.json")
     chosen = config.get("quantization") or config.get("quantization_config")
     sizes: Mapping[str, Any] = chosen if isinstance(chosen, dict) else {}
@@ -141,7 +140,7 @@ def _group_sizes(folder: Path) -> Callable[[str], int]:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """What the loaders of mlx-lm 0.32.2 and mlx-vlm 0.7.10 (`utils.py`) may read."""
+    """Files that the loaders of mlx-lm 0.32.2 and mlx-vlm 0.7.10 (`utils.py`) may read."""
     found = {*folder.glob("model*.safetensors"), *_indexed(folder)}
     everything = (p for p in folder.glob("*.safetensors") if p.name != "consolidated.safetensors")
     return sorted(found or everything)
@@ -152,7 +151,7 @@ def _indexed(folder: Path) -> list[Path]:
 
 
 def _listed(folder: Path) -> set[str]:
-    """Names in the index; none where there is no index, or a broken one."""
+    """Names in the index. Empty if the index is missing or broken."""
     try:
         return set(map(str, _index(folder)["weight_map"].values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -168,11 +167,11 @@ class _Tensor:
     values: int
     nbytes: int
     unpacked: int | None
-    """Weights in it; `None`: it holds none."""
+    """Weights in it. `None`: it holds none."""
 
 
 def _tensors(files: Iterable[Path]) -> dict[str, _Tensor]:
-    """By name: a tensor that two files hold is loaded once."""
+    """Tensors by name. A tensor in two files is loaded once."""
     found: dict[str, _Tensor] = {}
     for path in files:
         try:

@@ -1,4 +1,4 @@
-"""A model in memory, and the engines that run on its weights."""
+"""A model in memory, and the engines on its weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class EngineInstance:
-    """One engine: the requests of a model that are of one kind (`kv_choice.engine_kind`)."""
+    """One engine, for requests of one kind to a model (`kv_choice.engine_kind`)."""
 
     engine: Engine
     probe: Probe
@@ -31,13 +31,13 @@ class EngineInstance:
     drafter_bytes: int = 0
     """Bytes of the drafter's own weights."""
     learned: Callable[[], None] = lambda: None
-    """Keep what its passes have taught of their costs, for the next load."""
+    """Stores the costs that its passes have refined, for the next load."""
     arriving: int = 0
-    """Requests that are admitted but have not reached the engine thread."""
+    """Admitted requests that have not reached the engine thread."""
 
     @property
     def notes(self) -> list[str]:
-        """Why its rows do not run in the best way there is."""
+        """Why its rows do not run in the best possible way."""
         own = self.reproducible.note if self.reproducible else ""
         return [*self.probe.notes, *([own] if own else [])]
 
@@ -49,48 +49,48 @@ class Weights:
     key: Hashable
     folder: Path
     name: str
-    """Its folder's."""
+    """The name of its folder."""
     family: str
     plugin: str
     info: ModelInfo
     taken: int
-    """Bytes by which loading it has filled the device."""
+    """Bytes that its load has used on the device."""
     features: FeatureCache
     grammar: GrammarCompiler
     _model: LoadedModel | None
     number: int = 0
-    """By which the ranks name it, where it is split over several."""
+    """The ranks' number for it, if it is split."""
     largest: int = 0
-    """Bytes of the parameters of the rank that has most."""
+    """Bytes of the parameters on the rank that has the most."""
     code: str = ""
-    """Digest of the third party's code that computes its KV; empty: it is ours alone."""
+    """Digest of third-party code that computes its KV. Empty: only built-in code."""
     stranger: str = ""
-    """Name and version of the third party's plugin that serves it; empty: it is one of ours."""
+    """Name and version of the third party's plugin that serves it. Empty: a built-in one."""
     engines: dict[str, EngineInstance] = field(default_factory=dict)
     """Engines by kind."""
     views: dict[Any, ModelView] = field(default_factory=dict)
-    """What requests see, by name and options."""
+    """Views of requests, by name and options."""
 
     @property
     def model(self) -> LoadedModel:
-        """Raises `EngineDied` once the weights are gone."""
+        """Raises `EngineDied` if the weights are gone."""
         if self._model is None:
             raise weights_gone()
         return self._model
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes; those of its parameters where these are not all in memory yet."""
+        """Bytes of the model; those of its parameters if these are not all in memory yet."""
         drafters = sum(each.drafter_bytes for each in list(self.engines.values()))
         return max(self.taken, self.info.weights_bytes, self.largest) + drafters
 
     @property
     def live_bytes(self) -> int:
-        """Bytes set aside for rows."""
+        """Reserved bytes of its rows."""
         return sum(each.engine.scheduler.live_bytes for each in list(self.engines.values()))
 
     def drop(self) -> None:
-        """Let go of the weights and of all that stands on them."""
+        """Release the weights and all objects on them."""
         self._model = None
         self.engines.clear()
         self.views.clear()
@@ -98,5 +98,6 @@ class Weights:
 
 
 def weights_gone() -> EngineDied:
-    """While a request holds a model, nothing but the end of the engine thread takes it away."""
+    """The error if the weights are gone. While a request holds a model, only the death of the
+    engine thread removes it."""
     return EngineDied("the engine thread died, and the model with it")

@@ -1,4 +1,4 @@
-"""Which options make other weights of a folder."""
+"""The options that need separate weights of a folder."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .hub import folder_of
 
 @dataclass(frozen=True)
 class WeightsKey:
-    """What makes weights other weights; every name and option beside it shares them."""
+    """The key of weights. All names and options outside of it share them."""
 
     folder: Path
-    """Without links: a Hub id, a path and a link to it are one."""
+    """With links resolved: a Hub id, a path and a link to it are the same."""
     adapter: Path | None
     trust_remote_code: bool
     modality: Literal["auto", "text"]
@@ -27,11 +27,11 @@ class WeightsKey:
     extra: str
     """As JSON."""
     context_length: int | None = None
-    """Only where it is longer than the model's own, which a family may have to prepare for."""
+    """Only if it is longer than the model's own, for which a family may have to prepare."""
 
     @classmethod
     def of(cls, folder: Path, options: ModelOptions) -> WeightsKey:
-        """Raises `BadRequest` where the adapter is no folder."""
+        """Raises `BadRequest` if the adapter is not a folder."""
         return cls(
             folder.resolve(),
             _adapter(options),

@@ -1,10 +1,10 @@
-"""Weights stay resident on Metal.
+"""Keeps weights resident on Metal.
 
-macOS may move buffers of the GPU out of memory, and brings them back before each pass. MLX 0.32.4
-keeps buffers resident up to `set_wired_limit` (backend/metal/resident.cpp), which is 0 by default.
+macOS may move GPU buffers out of memory, and moves them back before each pass. MLX 0.32.4 keeps
+buffers resident up to `set_wired_limit` (backend/metal/resident.cpp), which is 0 by default.
 Published gains of another server: 31 % for prompts on an M3 Ultra, and 0.6 to 64 tokens per second
-for a model near the size of memory. Buffers that come and go must not be wired: that has made Macs
-panic (mlx #3186). With a limit of just the weights' bytes, buffers that come later stay out.
+for a model near the size of memory. Temporary buffers must not be wired, because this has caused
+panics of Macs (mlx #3186). With a limit of exactly the weights' bytes, later buffers stay out.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import mlx.core as mx
 log = logging.getLogger(__name__)
 
 SHARE = 0.65
-"""Share of the machine's memory that may be wired."""
+"""Largest wired share of the machine's memory."""
 LEFT = 8 * 2**30
-"""Bytes that stay unwired in any case."""
+"""Bytes that always stay unwired."""
 
 
 class WiredWeights:
-    """Every method belongs to the engine thread. Without effect where there is no Metal."""
+    """Every method belongs to the engine thread. No effect without Metal."""
 
     def __init__(self, *, on: bool = True) -> None:
         self._most = _most() if on and mx.metal.is_available() else 0
@@ -42,7 +42,7 @@ class WiredWeights:
             self._set()
 
     def forget(self) -> None:
-        """The engine thread has died, and its models with it. Any thread."""
+        """The engine thread has died with its models. Safe from any thread."""
         self._bytes.clear()
 
     def _set(self) -> None:
