@@ -50,7 +50,8 @@ class TaggedArguments:
 class CallGrammar:
     """How one format writes calls: `open before ARGUMENTS after [between before ...] close`.
 
-    In `before`, `{name}` stands for the tool's name and `{digits}` for a number.
+    In `before`, `{name}` stands for the tool's name and `{digits}` for a number. In `before` or
+    `after`, `{id}` stands for the call's id: nine letters and digits.
     """
 
     before: str

@@ -143,6 +143,8 @@ def _section(name: str, section: Section, **fields: object) -> ToolParser:
     )
 
 
+_LIST = CallGrammar.json_list("[TOOL_CALLS]", "")
+_ID_KEY = re.compile(r"[\"']id[\"']\s*:")
 _MISTRAL = ToolParser(
     name="mistral",
     start="[TOOL_CALLS]",
@@ -152,8 +154,14 @@ _MISTRAL = ToolParser(
     detect=lambda template: "[TOOL_CALLS]" in template,
     aliases=("magistral",),
     rank=2,
-    grammar=CallGrammar.json_list("[TOOL_CALLS]", ""),
+    grammar=_LIST,
 )
+
+
+def _shows_ids(template: str) -> bool:
+    """Whether a template writes a list of calls with ids."""
+    listed = "[TOOL_CALLS]" in template and "[ARGS]" not in template
+    return listed and bool(_ID_KEY.search(template))
 
 
 def parsers() -> tuple[ToolParser, ...]:
@@ -193,5 +201,21 @@ def parsers() -> tuple[ToolParser, ...]:
             aliases=("devstral",),
             rank=3,
             grammar=CallGrammar("[TOOL_CALLS]{name}[ARGS]", ""),
+        ),
+        replace(
+            _MISTRAL,
+            name="mistral_ids",
+            detect=_shows_ids,
+            aliases=(),
+            rank=3,
+            grammar=replace(_LIST, after=', "id": "{id}"}'),
+        ),
+        replace(
+            _MISTRAL,
+            name="mistral_call_id",
+            detect=lambda template: "[TOOL_CALLS]" in template and "[CALL_ID]" in template,
+            aliases=(),
+            rank=4,
+            grammar=CallGrammar("[TOOL_CALLS]{name}[CALL_ID]{id}[ARGS]", ""),
         ),
     )

@@ -9,7 +9,7 @@ import pytest
 
 from mlx_provider.chat.constraints.readable import check_readable, read_calls
 from mlx_provider.chat.constraints.tagged import whole_text
-from mlx_provider.chat.constraints.written import written_call
+from mlx_provider.chat.constraints.written import written_call, written_calls
 from mlx_provider.errors import BadRequest
 from mlx_provider.records import CallGrammar, ToolCall, ToolParser
 from mlx_provider.testing.conformance.calls import GREP, MOVE, PING, PUT, TREE, read
@@ -129,6 +129,10 @@ FORMS: list[tuple[str, str]] = [
     ("mistral_args", "[TOOL_CALLS]ping[ARGS]{}[TOOL_CALLS]ping[ARGS]{}"),
     ("mistral", '[TOOL_CALLS][{"name": "ping", "arguments": {}}, '
      '{"name": "ping", "arguments": {}}]'),
+    ("mistral_ids", '[TOOL_CALLS][{"name": "ping", "arguments": {}, "id": "abcDEF123"}, '
+     '{"name": "ping", "arguments": {}, "id": "000000000"}]'),
+    ("mistral_call_id", "[TOOL_CALLS]ping[CALL_ID]abcDEF123[ARGS]{}"
+     "[TOOL_CALLS]ping[CALL_ID]000000000[ARGS]{}"),
     ("qwen3_coder", "<tool_call>\n<function=ping>\n</function>\n</tool_call>"),
     ("qwen3_coder", "<tool_call>\n<function=grep>\n<parameter=pattern>\nabc\n</parameter>\n"
      "<parameter=mode>\nall\n</parameter>\n</function>\n</tool_call>"),
@@ -152,6 +156,14 @@ def test_every_format_takes_its_own_calls(model: Any, name: str, text: str) -> N
     assert not model.accepts(model.started(grammar(name), **given), text.replace("ping", "pong", 1)
                        .replace("grep", "grab", 1))  # fmt: skip
     assert not model.accepts(model.started(grammar(name), **given), "no call")
+
+
+@pytest.mark.parametrize("name", ["mistral_ids", "mistral_call_id"])
+def test_an_id_is_nine_letters_and_digits(model: Any, name: str) -> None:
+    first = model.started(grammar(name), tools=[PING], tool_choice="required")
+    text = written_calls(grammar(name), [("ping", {}, {})], ["abcDEF123"])
+    for made, fits in (("Zz9Zz9Zz9", True), ("", False), ("Zz9Zz9Zz", False), ("Zz9_Zz9Zz", False)):
+        assert model.accepts(first.fork(), text.replace("abcDEF123", made)) == fits
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -22,7 +22,9 @@ from tokenizers import Tokenizer
 import mlx_provider.demo
 import mlx_provider_reasoning_parsers as reasoning_plugin
 import mlx_provider_tool_parsers as tool_plugin
+from mlx_provider.chat.constraints.written import written_calls
 from mlx_provider.chat.messages.normalise import normalise
+from mlx_provider.chat.messages.tools_as_text import fold_tools
 from mlx_provider.chat.output.reply import Reply
 from mlx_provider.chat.output.turn_layout import TurnLayout, layout_of
 from mlx_provider.protocol.events import Delta
@@ -215,7 +217,7 @@ FORMATS = {
             "{{ '[TOOL_RESULTS]' ~ m.tool_call_id ~ '[TOOL_CONTENT]' ~ text ~ '[/TOOL_RESULTS]' }}",
             "",
         ),
-        "mistral",
+        "mistral_call_id",
         end="</s>",
     ),
     "ids behind arguments": Format(
@@ -230,7 +232,7 @@ FORMATS = {
             "'\"}[/TOOL_RESULTS]' }}",
             "",
         ),
-        "mistral",
+        "mistral_ids",
         end="</s>",
         both=False,
     ),
@@ -437,6 +439,18 @@ def test_the_next_prompt_begins_with_what_was_computed(name: str) -> None:
         assert then.startswith(prompt + output + form.end)
         computed = tokenizer.encode(prompt + output + form.end).ids
         assert tokenizer.encode(then).ids[: len(computed) - 1] == computed[:-1]
+
+
+@pytest.mark.parametrize("name", ["ids before arguments", "ids behind arguments"])
+def test_calls_are_written_with_their_ids_as_the_template_writes_them(name: str) -> None:
+    form = FORMATS[name]
+    parser = TOOL_PARSERS[form.tool_parser]
+    made = [call(i) for i in range(2)]
+    given = [(each["function"]["name"], each["function"]["arguments"], {}) for each in made]
+    written = written_calls(parser.call_grammar(), given, [each["id"] for each in made])
+    assert written == outputs(form, "", "", 2)
+    turn = {"role": "assistant", "content": "", "tool_calls": made}
+    assert fold_tools([turn], parser)[0]["content"] == written
 
 
 @pytest.mark.parametrize("name", FORMATS)

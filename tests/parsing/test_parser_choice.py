@@ -53,6 +53,8 @@ def chosen(parsers: Mapping[str, Any], template: str) -> str | None:
         ("<|python_start|> <|python_end|>", "llama4_pythonic", None),
         ("[TOOL_CALLS] [THINK]", "mistral", "mistral"),
         ("[TOOL_CALLS] [ARGS] [THINK]", "mistral_args", "mistral"),
+        ("[TOOL_CALLS][ {{- ', \"id\": \"' + c.id + '\"}' }}", "mistral_ids", None),
+        ("[TOOL_CALLS] [CALL_ID] [ARGS]", "mistral_call_id", None),
         ("<|tool_calls_section_begin|> <|im_middle|> <think>", "kimi_k2", "kimi_k2"),
         ("<|tool_call>call: <|channel>thought", "gemma4", "gemma4"),
         ("<start_function_call>call:", "functiongemma", None),

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from mlx_provider.protocol.sampling import Sampling
+
 TURNS = """\
 {%%- if tools -%%}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{%%- endif -%%}
 {%%- for m in messages -%%}
@@ -58,8 +60,8 @@ NAMED = """\
 """
 """As Kimi K2 writes them: the id holds the tool's name."""
 WRITTEN = {
-    BEFORE: lambda i: f'[TOOL_CALLS]look[CALL_ID]{i}[ARGS]{{"at": "{i} sea"}}',
-    BEHIND: lambda i: f'{{"name": "look", "arguments": {{"at": "{i} sea"}}, "id": "{i}"}}',
+    BEFORE: lambda i, given: f"[TOOL_CALLS]look[CALL_ID]{i}[ARGS]{given}",
+    BEHIND: lambda i, given: f'{{"name": "look", "arguments": {given}, "id": "{i}"}}',
 }
 PARAMETERS = {"type": "object", "properties": {"at": {"type": "string"}}}
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": PARAMETERS}}]
@@ -67,8 +69,8 @@ ASKED = [{"role": "user", "content": "xASKx"}]
 forms = pytest.mark.parametrize("template", [BEFORE, BEHIND], ids=["before", "behind"])
 
 
-def output(template: str, *ids: str) -> str:
-    calls = [WRITTEN[template](each) for each in ids]
+def output(template: str, *ids: str, arguments: str = "") -> str:
+    calls = [WRITTEN[template](i, arguments or f'{{"at": "{i} sea"}}') for i in ids]
     return f"[TOOL_CALLS][{', '.join(calls)}]" if template == BEHIND else "".join(calls)
 
 
@@ -126,6 +128,24 @@ def test_calls_are_counted_where_an_id_holds_the_tools_name(tiny: Any) -> None:
     returned = [f"functions.look:{i}: {c}" for i, c in ((1, f"x{made[1]}x"), (0, f"x{made[0]}x"))]
     assert f"## Return of {returned[0]}<|im_end|>## Return of {returned[1]}" in then
     assert "## Return of functions.look:2: z" in then
+
+
+@forms
+def test_a_forced_call_has_the_models_own_id(tiny: Any, template: str) -> None:
+    model = tiny("qwen3", template)
+    encode = model.served().model.tokenizer.encode_plain
+    (seven,) = encode("7")
+    sampling = Sampling(temperature=0, logit_bias={seven: 100})  # where the grammar leaves a choice
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    given = {"tools": tools, "tool_choice": "required", "parallel_tool_calls": False}
+    first = model.ask(messages=ASKED, max_tokens=200, sampling=sampling, **given)
+    assert (first.only.ids, first.only.calls) == (["777777777"], [["look", "{}"]])
+    prompt = model.prompt_of(messages=ASKED, tools=tools)
+    then = model.prompt_of(messages=history(first.only), tools=tools)
+    computed = encode(prompt + output(template, "777777777", arguments="{}") + "<|im_end|>")
+    assert encode(then)[: len(computed)] == computed
+    second = model.ask(messages=history(first.only), tools=tools, max_tokens=1)
+    assert second.usage.cached_tokens >= first.prompt_tokens + first.usage.completion_tokens - 1
 
 
 @forms

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import BadRequest
+from ...families.tokenizer.template_fit import SHORT_ID
 from ...records.grammar import CallGrammar, TaggedArguments
 from ...records.parameters import listed_parameters
 from .literal import ONE_LINE, Function, Spaces, Split, json_rule, literal
@@ -18,6 +19,8 @@ from .trial import MAX_GRAMMAR
 
 MAX_CALLS = 16
 """Most calls of one reply. Without a limit, a model could call for ever."""
+_NUMBER = " /[0-9]{1,3}/ "
+_ID = f" /[A-Za-z0-9]{{{SHORT_ID}}}/ "
 
 
 def tool_functions(
@@ -94,14 +97,24 @@ class CallRules:
         self.rules = [f"calls: {opened} call{tail} {closed}"]
         self.rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(self.functions))))
         for i, function in enumerate(self.functions):
-            before, after = self._before(function.name), literal(grammar.after, self.split)
+            before, after = self._before(function.name), self._with_ids(grammar.after, self._text)
             self.rules.append(f"call_{i}: {before} {self._arguments(i, function)} {after}")
         return "\n".join(self.rules)
 
     def _before(self, name: str) -> str:
-        before = self.grammar.before.replace("{name}", shown_name(self.grammar, name))
-        pieces = before.split("{digits}")
-        return " /[0-9]{1,3}/ ".join(literal(piece, self.split) for piece in pieces)
+        shown = shown_name(self.grammar, name)
+
+        def numbered(text: str) -> str:
+            pieces = text.split("{digits}")
+            return _NUMBER.join(self._text(piece.replace("{name}", shown)) for piece in pieces)
+
+        return self._with_ids(self.grammar.before, numbered)
+
+    def _with_ids(self, text: str, rule: Callable[[str], str]) -> str:
+        return _ID.join(map(rule, text.split("{id}")))
+
+    def _text(self, text: str) -> str:
+        return literal(text, self.split)
 
     def _arguments(self, i: int, function: Function) -> str:
         tags = self.grammar.tagged

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...families.tokenizer.template_fit import short_id
 from ...records.grammar import CallGrammar, TaggedArguments
 from ...records.parameters import listed_parameters, resolved
 from .calls import shown_name, written_as_object
@@ -22,13 +23,17 @@ def written_call(
 
 
 def written_calls(
-    grammar: CallGrammar, calls: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any]]]
+    grammar: CallGrammar,
+    calls: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any]]],
+    ids: Sequence[str] = (),
 ) -> str:
     """The text of a reply's calls: name, arguments and schema of each.
 
-    A format with one call per reply is repeated, one per line.
+    ids: one for each call. Without them, calls of a format with ids get made-up ones. A format with
+    one call per reply is repeated, one per line.
     """
-    texts = [_call(grammar, number, *call) for number, call in enumerate(calls)]
+    shown = [short_id(each) for each in ids or map(str, range(len(calls)))]
+    texts = [_call(grammar, number, shown[number], *call) for number, call in enumerate(calls)]
     if grammar.between is None:
         return "\n".join(f"{grammar.open}{text}{grammar.close}" for text in texts)
     return grammar.open + grammar.between.join(texts) + grammar.close
@@ -37,13 +42,20 @@ def written_calls(
 def _call(
     grammar: CallGrammar,
     number: int,
+    call_id: str,
     name: str,
     arguments: Mapping[str, Any],
     schema: Mapping[str, Any],
 ) -> str:
-    before = grammar.before.replace("{digits}", str(number))
-    before = before.replace("{name}", shown_name(grammar, name))
-    return before + _body(grammar, arguments, schema) + grammar.after
+    before, after = framed(grammar, number, call_id, name)
+    return before + _body(grammar, arguments, schema) + after
+
+
+def framed(grammar: CallGrammar, number: int, call_id: str, name: str) -> tuple[str, str]:
+    """The text before and after the arguments of a call."""
+    before = grammar.before.replace("{digits}", str(number)).replace("{id}", call_id)
+    after = grammar.after.replace("{id}", call_id)
+    return before.replace("{name}", shown_name(grammar, name)), after
 
 
 def _body(grammar: CallGrammar, arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str:

@@ -101,11 +101,13 @@ def _folded(
     if message.get("role") == "tool":
         return {**kept, "role": "user"}
     kept["content"] = kept.get("content") or ""
-    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    calls = message.get("tool_calls") or ()
     if not calls:
         return kept
-    given = [(c["name"], c["arguments"], schemas.get(c["name"]) or {}) for c in calls]
-    return _joined(kept, {"content": written_calls(grammar, given)})
+    functions = [call["function"] for call in calls]
+    given = [(f["name"], f["arguments"], schemas.get(f["name"]) or {}) for f in functions]
+    ids = [str(call.get("id") or number) for number, call in enumerate(calls)]
+    return _joined(kept, {"content": written_calls(grammar, given, ids)})
 
 
 def _joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:

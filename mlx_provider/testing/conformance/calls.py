@@ -8,6 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from ...chat.constraints.written import framed
 from ...chat.output.reply import Reply
 from ...records import ReasoningParser, ToolParser, value_types
 
@@ -120,14 +121,13 @@ TOOLS: Sequence[dict[str, Any]] = (GREP, PING, PUT, MOVE)
 def pieces(parser: ToolParser) -> list[str]:
     """Text that could mislead the parser of this format."""
     grammar = parser.call_grammar()
-    found = [*parser.visible(), grammar.open, grammar.close, grammar.after]
-    before = grammar.before.replace("{name}", "put").replace("{digits}", "1")
-    found.append(before)
+    before, after = framed(grammar, 1, "abcDEF123", "put")
+    found = [*parser.visible(), grammar.open, grammar.close, after, before]
     if (tags := grammar.tagged) is not None:
         key = f"{tags.key_before}note{tags.key_after}"
-        after = tags.value_after.replace("{key}", "text")
-        found += [key, f"\n{key}", before + key, after, after.strip(), *tags.barred, tags.between]
-        found += [f"{after.strip()} {key}", f"{after.strip()}{grammar.after}"]
+        closed = tags.value_after.replace("{key}", "text")
+        found += [key, f"\n{key}", before + key, closed, closed.strip(), *tags.barred, tags.between]
+        found += [f"{closed.strip()} {key}", f"{closed.strip()}{after}"]
     return [piece for piece in found if piece]
 
 
