@@ -72,7 +72,7 @@ def none_runs(here: Runtime) -> str:
         held = here.lock.exists() and is_held(here.lock)
         return "" if held else f"no engine runs in {here.folder}: the first request starts one"
     if not here.socket.is_socket():
-        raise EngineUnavailable(f"{here.socket} is in the way and is no socket: remove it")
+        raise EngineUnavailable(f"{here.socket} is not a socket: remove it")
     if is_held(here.lock):
         return ""
     if here.listens():

@@ -67,7 +67,7 @@ class Connections:
     def _transport(self) -> str:
         chosen = self._environ.get(TRANSPORT) or "process"
         if chosen not in ("process", "in_process"):
-            raise BadRequest(f"{TRANSPORT}={chosen!r} is none of process, in_process")
+            raise BadRequest(f"{TRANSPORT}={chosen!r} must be process or in_process")
         return chosen
 
     def _make(self, api_base: str | None, api_key: str | None) -> EngineClient:

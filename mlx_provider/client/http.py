@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-LEFT_BEHIND = "start this process again, it is of a version that is installed no more"
+LEFT_BEHIND = "restart this process: its version is no longer installed"
 LATER = "it ends when it is idle, or with `mlx-provider engine restart`"
 APART = f"{PREFIX}RUNTIME_DIR gives each its own engine"
 

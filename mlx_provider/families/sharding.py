@@ -116,7 +116,7 @@ def _problem(split: Callable[[Any, Any], None], model: Any, group: Any) -> str:
 
 def _by_heads(model: Any, group: Any) -> None:
     if not hasattr(model, "layers"):
-        raise ValueError("it has no layers that are known")
+        raise ValueError("it has no known layers")
     if hasattr(model, "shard"):
         _by_upstream(model, group)
         return
@@ -126,7 +126,7 @@ def _by_heads(model: Any, group: Any) -> None:
 
 def _by_layers(model: Any, group: Any) -> None:
     if not isinstance(model, nn.Module):
-        raise ValueError("it is no module")
+        raise ValueError("it is not a module")
     pipelines.split(pipelines.pipelined(model), group)
 
 
@@ -220,7 +220,7 @@ def _stays(layer: Any, name: str, part: Any, group: Any) -> None:
 def _split_attention(layer: Any, name: str, part: Any, group: Any) -> None:
     ranks, heads, kv_heads = group.size(), _count(part, HEADS), _count(part, KV_HEADS)
     if not heads or not kv_heads:
-        raise ValueError(f"`{name}` does not tell its heads")
+        raise ValueError(f"`{name}` has no known head counts")
     _divides(heads, ranks, "heads")
     if kv_heads % ranks and ranks % kv_heads:
         raise ValueError(f"{kv_heads} KV heads do not divide by {ranks}")

@@ -17,7 +17,7 @@ from .proxy import master_key
 CONFIG, ENV = "config.yaml", ".env"
 START = "set -a; . ./.env; set +a; litellm --config config.yaml --host 127.0.0.1"
 PATIENCE = (
-    "# Seconds. After five later answers a proxy goes its own way for a minute; 0.1 unless told.",
+    "# Seconds; default 0.1. After five timeouts a proxy works without Redis for a minute.",
     "REDIS_SOCKET_TIMEOUT=2",
 )
 """Settings of LiteLLM (1.106.2, `constants.py`) for its Redis."""
@@ -26,18 +26,18 @@ BATCH = 1000
 request instead of once per second (`DEFAULT_MAX_REDIS_BATCH_CACHE_SIZE`)."""
 NOTES = {
     "api_key": "in .env, one for each engine",
-    "max_tokens": "of an answer, where a client does not say",
+    "max_tokens": "of an answer, if a client sets none",
     "timeout": "seconds: a long prompt may take minutes",
-    "max_input_tokens": "what fits into this machine's memory",
-    "sse_keepalive_ping_interval_seconds": "signs of life while a prompt is computed",
-    "cancel_on_disconnect": "else a request runs on after its client has left",
-    "custom_provider_map": "replaces, does not add: list every custom provider of yours",
-    "num_retries": "agents retry by themselves",
-    "routing_strategy": "a new session goes where least runs",
-    "optional_pre_call_checks": "and stays there, where its prefix is cached",
-    "cooldown_time": "seconds for which an engine that did not answer is asked nothing",
-    "retry_policy": "an engine that is full, ends or is gone: the next one is asked",
-    "redis_url": "what several proxies share: sessions, engines that are out, what runs where",
+    "max_input_tokens": "the most that fits into this machine's memory",
+    "sse_keepalive_ping_interval_seconds": "keep-alive signals during a prefill",
+    "cancel_on_disconnect": "ends a request when its client disconnects",
+    "custom_provider_map": "replaces the whole list: include your other custom providers",
+    "num_retries": "agents retry themselves",
+    "routing_strategy": "a new session goes to the least busy engine",
+    "optional_pre_call_checks": "and stays on it, because its prefix is cached there",
+    "cooldown_time": "seconds without requests to an engine that did not answer",
+    "retry_policy": "if an engine is full, ends or is gone, the next one is tried",
+    "redis_url": "shared by several proxies: sessions, failed engines, load per engine",
 }
 """Comments in the file, at the first use of each setting."""
 
@@ -56,9 +56,9 @@ def env_text(fleet: Fleet | None = None) -> str:
     config."""
     lines = [
         f"LITELLM_MASTER_KEY={master_key()}",
-        "# Else each start asks the network for prices.",
+        "# Otherwise each start downloads a price list.",
         "LITELLM_LOCAL_MODEL_COST_MAP=True",
-        "# Seconds. With --num_workers, uvicorn kills a worker that imports for longer; else 5.",
+        "# Seconds; default 5. With --num_workers, uvicorn kills a worker that imports for longer.",
         "TIMEOUT_WORKER_HEALTHCHECK=60",
     ]
     for name, address in fleet.keys.items() if fleet else ():
@@ -72,7 +72,7 @@ def _many(fleet: Fleet) -> list[str]:
     entries = len(fleet.engines) * (1 + len(AGENTS))
     if entries < BATCH:
         return []
-    why = f"# The config has {entries} entries: of more than this, all are asked about each time."
+    why = f"# The config has {entries} entries. Above this number, Redis reads all each time."
     return [why, f"DEFAULT_MAX_REDIS_BATCH_CACHE_SIZE={2 * entries}"]
 
 
@@ -84,7 +84,7 @@ def write_pair(
     paths = [folder / name for name in contents]
     there = [str(path) for path in paths if path.exists() or path.is_symlink()]
     if there and not force:
-        raise BadRequest(f"{' and '.join(there)} would be overwritten: add --force to have it so")
+        raise BadRequest(f"{' and '.join(there)} would be overwritten: add --force to allow it")
     for path, content in zip(paths, contents.values(), strict=True):
         _write(path, content, 0o600 if path.name == ENV else 0o644)
     return paths

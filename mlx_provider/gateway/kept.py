@@ -69,7 +69,7 @@ class Kept:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             state = self.folder.lstat()
             if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid():
-                raise EngineUnavailable(f"{self.folder} is no folder of this user: remove it")
+                raise EngineUnavailable(f"{self.folder} is not a folder of this user: remove it")
             self.folder.chmod(0o700)
         except OSError as error:
             raise _unusable(self.folder, error) from None
@@ -139,7 +139,7 @@ class Kept:
                 return Running(int(pid), record)
             if time.monotonic() > deadline:
                 raise EngineUnavailable(
-                    f"a gateway holds {self.lock} that cannot be told from its files: "
+                    f"a gateway holds {self.lock}, but its files do not identify it: "
                     f"end its process (`lsof {self.lock}` names it)"
                 )
             time.sleep(POLL)

@@ -43,7 +43,7 @@ def options_parser(prog: str, description: str | None) -> argparse.ArgumentParse
         "--drain",
         type=float,
         default=0.0,
-        help="seconds that requests may take to end once it is told to stop (on TCP)",
+        help="seconds that requests may take to end after a stop signal (on TCP)",
     )
     return parser
 

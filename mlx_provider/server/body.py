@@ -155,5 +155,5 @@ def _length(headers: Headers) -> int | None:
     if given is None or "transfer-encoding" in headers:
         return None
     if not (given.isascii() and given.isdigit()):
-        raise BadRequest(f"content-length {given!r} is no number")
+        raise BadRequest(f"content-length {given!r} is not a number")
     return int(given)

@@ -109,7 +109,7 @@ class WatchedState(ServerState):
         for protocol in late:
             self._drop(protocol)
         if late:
-            log.info("%d connections that brought or took nothing were closed", len(late))
+            log.info("%d inactive connections were closed", len(late))
 
     def _refuse(self, protocol: WatchedProtocol) -> None:
         self.left(protocol)
@@ -195,7 +195,7 @@ class WatchedProtocol(H11Protocol):
 
     def refuse(self) -> None:
         """Answer before any request that there are too many connections."""
-        full = Overloaded("the engine has as many connections as it takes: try again")
+        full = Overloaded("the engine has too many connections: try again")
         self._refused = True
         self.transport.write(_whole(full))
         self.transport.write_eof()

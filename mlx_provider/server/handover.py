@@ -25,9 +25,9 @@ from .out_of_date import OutOfDate
 log = logging.getLogger(__name__)
 
 STARTS = tuple(each.encode() for each in STARTS_ENGINES)
-NEXT = "it is replaced with the first request that finds no other running"
-REMOTE = "it goes on as it is until whoever runs it starts it again"
-OTHERS = "it is replaced for the first client of the new version"
+NEXT = "it is replaced at the next request, if no other request runs"
+REMOTE = "it continues unchanged until its operator restarts it"
+OTHERS = "it is replaced at the first request of a client of the new version"
 
 
 class StopRequest(BaseModel):
@@ -92,9 +92,9 @@ class Handover:
             changes = self._notice() if STARTS in scope["headers"] else []
             if not self._renews(changes) or self._activity.requests:
                 return
-            log.info("the engine gives way to a new one: %s", "; ".join(changes))
+            log.info("a new engine replaces this one: %s", "; ".join(changes))
             self._end()
-        raise EngineUnavailable("the engine gives way to a new one")
+        raise EngineUnavailable("a new engine replaces this one")
 
     def out_of_date(self) -> list[str]:
         """Changes since the engine was started, and their effect."""

@@ -42,7 +42,7 @@ def listen_unix(path: Path) -> Listener:
     The caller holds the engine lock, so an existing socket has no owner.
     """
     if path.exists() and not stat.S_ISSOCK(path.lstat().st_mode):
-        raise EngineUnavailable(f"{path} is in the way and is no socket: remove it")
+        raise EngineUnavailable(f"{path} is not a socket: remove it")
     path.unlink(missing_ok=True)
     listener = OwnerSocket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)

@@ -17,7 +17,7 @@ from .access import Gate, error_response
 from .app import PROMETHEUS
 
 UP = """\
-# HELP mlx_provider_up Whether an engine answers; there are no other metrics where none does.
+# HELP mlx_provider_up Whether an engine answers; without one there are no other metrics.
 # TYPE mlx_provider_up gauge
 mlx_provider_up {up}
 """

@@ -29,8 +29,8 @@ class OwnerSocket(socket.socket):
         if peer in (0, os.getuid()):
             return connection, address
         connection.close()
-        log.warning("a process of user %s was turned away from the engine's socket", peer)
-        raise ConnectionAbortedError("not the owner's")
+        log.warning("a process of user %s was refused at the engine's socket", peer)
+        raise ConnectionAbortedError("the process belongs to another user")
 
 
 def peer_uid(connection: socket.socket) -> int | None:

@@ -80,7 +80,7 @@ def serve(
         settings = replace(engine_settings(), **fixed)
         log_to_stderr(settings.log_level)
         for name, instead in removed_variables().items():
-            log.warning("%s has no effect any more: %s", name, instead)
+            log.warning("%s no longer has an effect: %s", name, instead)
         logging.getLogger("uvicorn").setLevel("WARNING")
         raise_file_limit()
         quiet_transformers()

@@ -46,9 +46,9 @@ def _numbers(figures: Figures) -> Iterator[tuple[str, str, float]]:
     yield "requests_running", "Requests that run now.", sum(each.rows for each in engines)
     yield "models_loaded", "Models in memory.", len(memory.models)
     yield "active_memory_bytes", "Device memory in use.", memory.active
-    yield "memory_limit_bytes", "What all of it may take.", memory.limit
+    yield "memory_limit_bytes", "Memory limit of the engine.", memory.limit
     yield "prefix_cache_bytes", "Memory that the prefix cache holds.", cache.bytes
-    yield "prefix_cache_budget_bytes", "What the prefix cache may hold now.", cache.budget
+    yield "prefix_cache_budget_bytes", "Present limit of the prefix cache.", cache.budget
     yield "prefix_cache_disk_bytes", "Files of the prefix cache on disk.", cache.disk_bytes
     yield "prefix_cache_entries", "Stored paths.", cache.entries
 
@@ -74,12 +74,12 @@ def _of_drafters(figures: Figures) -> Iterator[Metric]:
             held[each.model, each.drafter] += each.accepted_tokens
     names = ("model", "drafter")
     about = "since the model was loaded."
-    yield _gauge("drafter_tokens_drafted", f"Tokens guessed, {about}", names, drafted.items())
-    yield _gauge("drafter_tokens_accepted", f"Guesses that held, {about}", names, held.items())
+    yield _gauge("drafter_tokens_drafted", f"Draft tokens {about}", names, drafted.items())
+    yield _gauge("drafter_tokens_accepted", f"Accepted draft tokens {about}", names, held.items())
 
 
 def _of_memory(memory: MemoryFigures) -> Iterator[Metric]:
-    text = "Memory by owner; of rows and images, what is set aside for them."
+    text = "Memory by owner; for rows and images the reserved memory."
     owners = [((owner,), nbytes) for owner, nbytes in memory.owners().items()]
     yield _gauge("memory_bytes", text, ("owner",), owners)
     taken: Counter[tuple[str, ...]] = Counter()

@@ -53,7 +53,7 @@ class LoadWork(Generic[T]):
             try:
                 self._unload(model)
             except EngineDied:
-                log.warning("a model has gone with its engine thread")
+                log.warning("a model was lost with its engine thread")
             finally:
                 self.left(resident)
 

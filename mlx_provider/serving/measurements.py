@@ -109,7 +109,7 @@ class Measurements:
         try:
             replace_own(self._file, _FILE.dump_json(newest))
         except OSError as error:
-            log.warning("what was measured is not kept in %s: %s", self._file, error.strerror)
+            log.warning("measurements cannot be stored in %s: %s", self._file, error.strerror)
 
     def _read(self) -> dict[str, Measured]:
         """All entries. None of a file that is missing, broken, too large, or another user's."""

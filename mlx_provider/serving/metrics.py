@@ -39,10 +39,10 @@ class EngineMetrics(Recorder):
         self._cached = self._counter("prompt_tokens_cached", "Prompt tokens from the prefix cache.")
         self._decoded = self._counter("tokens_decoded", "Tokens generated.")
         self._skipped = self._counter(
-            "tokens_skipped", "Prompt tokens that were left out as of little importance."
+            "tokens_skipped", "Prompt tokens that sparse prefill left out."
         )
-        self._drafted = self._counter("tokens_drafted", "Tokens that were guessed ahead.")
-        self._accepted = self._counter("tokens_accepted", "Guessed tokens that held.")
+        self._drafted = self._counter("tokens_drafted", "Draft tokens.")
+        self._accepted = self._counter("tokens_accepted", "Accepted draft tokens.")
         self._evicted = self._counter("prefix_cache_evictions", "Entries the prefix cache dropped.")
         self._first_token = self._histogram(
             "first_token_seconds", "From acceptance to the first token.", FIRST_TOKEN_BUCKETS
@@ -59,7 +59,9 @@ class EngineMetrics(Recorder):
         self._steps = {runs: steps.labels(runs) for runs in ("decode", "chunk", "mixed")}
         self._chunks = self._histogram("chunk_tokens", "Tokens of a prefill chunk.", CHUNK_BUCKETS)
         looked_up = self._counter(
-            "prefix_lookup_tokens", "Prompt tokens by what the prefix cache had of them.", "outcome"
+            "prefix_lookup_tokens",
+            "Prompt tokens by outcome of the prefix cache look-up.",
+            "outcome",
         )
         self._outcomes = {outcome: looked_up.labels(outcome) for outcome in OUTCOMES}
 

@@ -16,8 +16,10 @@ def with_sampling(info: ModelInfo, family: ModelFamily) -> ModelInfo:
         return info
     published = family.sampling.get(info.model_type)
     found = published or ORDINARY
-    by = f"family {family.name} takes the published" if published else "it takes the ordinary"
-    note = f"the model's files name no sampling: {by} {_listed(found)}, unless a request names its"
+    by = f"family {family.name} uses the published" if published else "it uses the default"
+    note = (
+        f"the model's files set no sampling: {by} {_listed(found)}, unless a request sets its own"
+    )
     return replace(info, sampling=found, notes=(*info.notes, note))
 
 

@@ -54,8 +54,8 @@ def sparse_prefill_of(
     if not found.mixes:
         raise wrong_option(NAME, f"it needs rows that share passes; here {_how(found)}")
     if not isinstance(drafting, ScoresPrompts):
-        who = f"drafter {drafter} tells not" if drafter else "nobody tells"
-        raise wrong_option(NAME, f"{who} which tokens matter: name a draft_model")
+        who = f"drafter {drafter} cannot score" if drafter else "no drafter scores"
+        raise wrong_option(NAME, f"{who} prompts: name a draft_model")
     _check_scorer(drafting, found)
     return SparsePrefill(drafting, share=share, least=LONG)
 

@@ -78,7 +78,7 @@ class Ranks:
         if fault is not None:
             raise fault.error
         if problem:
-            raise LoadFailed(f"rank 0 could not go on: {problem}")
+            raise LoadFailed(f"rank 0 failed: {problem}")
         return made
 
     def loaded(self, folder: Path, made: object) -> None:

@@ -105,7 +105,7 @@ def test_a_busy_engine_tells_it_and_is_replaced_when_it_is_idle(
     health = local.client().health()
     assert health.out_of_date == [
         "plugin toy: edited toy/part.py",
-        "it is replaced with the first request that finds no other running",
+        "it is replaced at the next request, if no other request runs",
     ]
     assert served(engine) == first, "a busy engine goes on"
     assert (
@@ -178,7 +178,7 @@ def test_a_remote_engine_only_tells_it(toy: Path, tcp_engine: str) -> None:
     assert served(client) == first
     assert client.health().out_of_date == [
         "plugin toy: edited toy/part.py",
-        "it goes on as it is until whoever runs it starts it again",
+        "it continues unchanged until its operator restarts it",
     ]
     client.close()
 

@@ -112,7 +112,7 @@ def test_a_socket_that_lies(
         assert "was left behind by one that was killed" in command(part).stdout
     path.unlink()
     path.write_text("")
-    with pytest.raises(EngineUnavailable, match="is in the way and is no socket: remove it"):
+    with pytest.raises(EngineUnavailable, match="is not a socket: remove it"):
         command("status")
     path.unlink()
     lock = EngineLock.try_take(local.folder / "engine.lock")

@@ -87,7 +87,7 @@ def test_a_process_that_was_left_behind_takes_nobodys_engine(
     monkeypatch.setattr(http, "__version__", "8")
     monkeypatch.setattr(identity_module, "installed_version", lambda name: "9")
     for _ in range(2):
-        with pytest.raises(EngineUnavailable, match="start this process again"):
+        with pytest.raises(EngineUnavailable, match="restart this process"):
             finished(with_identity({}))
     assert new.health().pid == pid
     monkeypatch.setattr(http, "__version__", "9")

@@ -578,7 +578,7 @@ def test_a_cache_with_too_few_tokens_is_an_error(prefix_cache) -> None:
 def test_a_fresh_cache_of_another_make_is_an_error(prefix_cache) -> None:
     keep(prefix_cache, SyntheticModel("kv"), [1, 2, 3])
     match = prefix_cache.match(KEY, [1, 2, 3], 2)
-    with pytest.raises(ValueError, match="not what was stored"):
+    with pytest.raises(ValueError, match="differs from the stored layer"):
         prefix_cache.restore(match, lambda: [ArraysCache(1), KVCache()])
 
 

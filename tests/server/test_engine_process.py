@@ -48,7 +48,7 @@ def test_a_file_in_the_sockets_place_is_kept(spawn: Spawn) -> None:
     with tempfile.TemporaryDirectory(prefix="mlxp") as name:
         (Path(name) / "engine.sock").write_text("mine")
         engine = spawn(folder=Path(name))
-        assert "is in the way" in engine.line
+        assert "is not a socket: remove it" in engine.line
         assert engine.process.wait(PATIENCE) == 1
         assert (Path(name) / "engine.sock").read_text() == "mine"
 

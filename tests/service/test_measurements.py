@@ -279,7 +279,7 @@ def test_a_path_that_cannot_be_made_is_told_and_no_more(
 ) -> None:
     (tmp_path / "file").write_text("")
     Measurements(tmp_path / "file" / "below").keep("key", MEASURED)
-    assert "is not kept" in caplog.text
+    assert "cannot be stored" in caplog.text
 
 
 def test_the_setting_names_the_file(tmp_path: Path) -> None:

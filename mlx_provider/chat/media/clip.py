@@ -77,7 +77,7 @@ class Clip:
         if process.returncode == REFUSED:
             raise self._error(written.decode())
         if process.returncode != 0:
-            raise self._error("the video is malformed, or no decoder here knows it")
+            raise self._error("the video is malformed, or no decoder supports it")
         frames: NDArray[np.uint8] = np.load(io.BytesIO(written), allow_pickle=False)
         return frames
 

@@ -95,7 +95,7 @@ async def _download(
         if not response.is_success:
             raise source.error(f"{source.shown} answers {response.status_code}")
         if response.headers.get("content-encoding", "identity") != "identity":
-            raise source.error(f"{source.shown} answers compressed, which was not asked for")
+            raise source.error(f"{source.shown} sends a compressed answer, which was not requested")
         too_large = source.error(f"{source.shown} has more than {max_bytes} bytes")
         length = response.headers.get("content-length", "")
         if length.isdigit() and int(length) > max_bytes:
@@ -134,7 +134,7 @@ class _CheckedTransport(httpx.AsyncBaseTransport):
 
     async def _checked(self, host: str, port: int) -> Sequence[str]:
         if not self._policy.allow_private and is_disguised(host):
-            raise HostRefused(f"{host} is an address in disguise; write it in plain form")
+            raise HostRefused(f"{host} is an encoded address; write it in plain form")
         loop = asyncio.get_running_loop()
         addresses = await loop.run_in_executor(self._resolvers, self._resolve, host, port)
         if not addresses:

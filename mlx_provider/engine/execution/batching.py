@@ -72,7 +72,7 @@ class Batching:
     def _go_solo(self) -> None:
         """Decode each row alone until batching is tried again."""
         failures = self._together.failures
-        log.error("decoding together failed %d times: rows decode alone now", failures)
+        log.error("batched decoding failed %d times: rows decode alone now", failures)
         self._go_on_in("solo")
 
     def _go_together(self) -> None:

@@ -68,7 +68,7 @@ def _problem(model: LoadedModel, rows: Sequence[SoloRow], size: int) -> str:
         found = _run(model, several, rows, size)
         for place, (i, own) in enumerate(zip(several, found, strict=True)):
             if not all(map(_same, filled[i], own)):
-                return f"at place {place} of {size} its logits are not those that it gives alone"
+                return f"at place {place} of {size} its logits differ from those alone"
     return ""
 
 

@@ -62,7 +62,7 @@ class MixedBatches:
         """The last pass did not fail."""
         used = any(job is not None for job in self._recent[-1:])
         if self._breaker.passed(used=used):
-            log.info("chunks are mixed into the passes of rows that decode again")
+            log.info("chunks share the passes of rows that decode again")
 
 
 def mixed_chunk(chunk: Chunk) -> MixedChunk:

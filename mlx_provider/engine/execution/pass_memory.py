@@ -112,7 +112,7 @@ def measure(
         if context >= DEPTH + NARROW:
             behind = _taken(model, deep_cache(model, make_cache, DEPTH, NARROW), DEPTH, NARROW)
     if tried.fault is not None:
-        log.warning("what a pass takes could not be measured: %s", tried.fault.summary)
+        log.warning("the memory of a pass could not be measured: %s", tried.fault.summary)
     token = max(0, several - one) / max(1, width - 1)
     pair = max(0, behind - narrow) / (NARROW * DEPTH)
     row: float = one

@@ -62,7 +62,7 @@ def _runs(layer: Any, parts: Sequence[list[Any]]) -> list[list[Any]]:
     if layer is None or not parts or not parts[0]:
         return []
     if not is_of(layer, len(parts[0])):
-        raise ValueError(f"{type(layer).__name__} is not what was stored")
+        raise ValueError(f"{type(layer).__name__} differs from the stored layer")
     return [[part[i] for part in parts] for i in range(len(parts[0]))]
 
 

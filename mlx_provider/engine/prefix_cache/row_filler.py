@@ -42,7 +42,7 @@ class RowFiller:
             if layer is None or not parts:
                 continue
             if not is_of(layer, len(parts)):
-                raise ValueError(f"{type(layer).__name__} is not what was stored")
+                raise ValueError(f"{type(layer).__name__} differs from the stored layer")
             if leaf not in self._buffers:
                 tokens = self._length + slack_of(layer, self._length, self._room)
                 self._buffers[leaf] = [_buffer(part, tokens) for part in parts]

@@ -59,7 +59,7 @@ def _checked(scores: Any, tokens: int) -> NDArray[np.float64]:
     if found.shape != (tokens,):
         raise Nonsense(f"scores of shape {found.shape} for {tokens} tokens")
     if not np.isfinite(found).all():
-        raise Nonsense("scores that are no finite numbers")
+        raise Nonsense("scores that are not finite numbers")
     return found
 
 

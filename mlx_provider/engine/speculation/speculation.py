@@ -94,7 +94,7 @@ class Speculation:
                 if own is not None
             }
         if tried.fault is not None:
-            log.error("the drafter failed; rows go on without\n%s", tried.fault.trace)
+            log.error("the drafter failed; rows continue without drafts\n%s", tried.fault.trace)
             self._breaker.failed()
             self._rows.clear()
             return {}

@@ -202,7 +202,7 @@ class HFTokenizer:
     def _with_special(self, tokens: list[int]) -> list[int]:
         around = self._around
         if around is None:
-            raise BadRequest("this model's tokenizer does not tell which special tokens it adds")
+            raise BadRequest("the special tokens that this model's tokenizer adds are unknown")
         return [*around[0], *tokens, *around[1]]
 
     @cached_property

@@ -97,7 +97,7 @@ class Dictionary:
 
 def _check_name(name: Any) -> None:
     if str(name).startswith("_"):
-        raise SecurityError(f"a namespace takes no name with an underscore first: {name}")
+        raise SecurityError(f"a name in a namespace cannot begin with an underscore: {name}")
 
 
 def _small_power(left: Any, right: Any) -> bool:

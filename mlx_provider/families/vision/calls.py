@@ -26,7 +26,7 @@ def load_with_processor(folder: Path, options: LoadOptions) -> tuple[Any, Any]:
     """Model and processor of a checkpoint. Raises `UnsupportedModel`."""
     model = load_model(folder, options)
     if not hasattr(model, "language_model") or not hasattr(model, "get_input_embeddings"):
-        raise UnsupportedModel(f"{type(model).__module__} generates no text from a chat")
+        raise UnsupportedModel(f"{type(model).__module__} cannot generate text from a chat")
     trust = options.trust_remote_code
     processor = library().load_processor(folder, True, trust_remote_code=trust)
     images = library().load_image_processor(folder, trust_remote_code=trust)
