@@ -223,6 +223,7 @@ sys.exit(code if signal.getsignal(signal.SIGINT) is signal.default_int_handler e
 def test_the_terminal_is_the_clients_and_so_is_ctrl_c() -> None:
     pid, terminal = pty.fork()
     if pid == 0:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a run in the background has it ignored
         os.execv(sys.executable, [sys.executable, "-c", IN_TERMINAL])
     shown = b""
     while b"True" not in shown:

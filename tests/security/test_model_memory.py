@@ -28,8 +28,8 @@ PATIENCE = 120.0
 LIMIT = 14_200_000
 TIGHT = 10_400_000
 """Room for two models and 1,300 tokens, or for one and 7,300."""
-STEP = 5_000_000
-"""Bytes that the passes take by which a model is probed while others are in memory."""
+STEP = 9_000_000
+"""Bytes that a model takes while it is probed and timed, over 5,050 tokens, beside others."""
 PASS = 250_000
 """Bytes of one pass of such requests and its row; chunks are small."""
 
