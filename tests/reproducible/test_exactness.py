@@ -40,7 +40,7 @@ def test_places_alike(load: Callable[..., LoadedModel], family: str) -> None:
 
 @pytest.mark.parametrize(
     ("noise", "fails", "told"),
-    [(1e-6, False, "at place 4 of 5 its logits are not"), (0.0, True, "no such kernel")],
+    [(1e-6, False, "at place 4 of 5 its logits differ"), (0.0, True, "no such kernel")],
 )
 def test_else_each_row_has_a_pass_of_its_own(
     load: Callable[..., LoadedModel], noise: float, fails: bool, told: str
