@@ -17,7 +17,7 @@ from ..engine.prefix_cache.policy import PrefixCachePolicy
 from ..engine.prefix_cache.whole_passes import WholePasses
 from ..engine.request_log import Recorder
 from ..engine.scheduling.chunking import LONGEST_GAP
-from ..engine.scheduling.costs import Costs
+from ..engine.scheduling.costs import Costs, Curve
 from ..engine.scheduling.plan import GRID
 from ..engine.scheduling.scheduler import Limits, Scheduler
 from ..engine.worker import EngineWorker
@@ -117,7 +117,7 @@ class EngineBuilder:
             drafts = self._ranks.alone(partial(self._drafts, weights, options), Drafts())
         guessing = drafts.speculation.drafting if drafts.speculation else None
         sparse = sparse_prefill_of(options, model, make_cache, found, guessing, drafts.drafter)
-        each = measured.passes or measure(model, make_cache, curve, heterogeneous) or PassBytes()
+        each = measured.passes or self._pass_bytes(weights, make_cache, curve, heterogeneous)
         longest = max(limits.stall_target, LONGEST_GAP)
         passes = PassMemory.of(each, curve, longest, limits.max_chunk)
         passing = fixed.passing(passes, found.memory.state_bytes) if fixed else passes
@@ -178,13 +178,26 @@ class EngineBuilder:
             return known
         bits = options.kv_bits
         found = tried(weights.model, make_cache, bits, layouts, replication, heterogeneous)
-        curve = calibrate(weights.model, make_cache, replication)
-        passes = measure(weights.model, make_cache, curve, heterogeneous)
+        with self._budgets.measuring(weights, replication) as reserve:
+            curve = calibrate(weights.model, make_cache, replication, reserve)
+            passes = measure(weights.model, make_cache, curve, heterogeneous, reserve)
         own = Measured(found, curve, passes, str(weights.folder), kv_kind(options), software())
         measured = replication.decide("measured", lambda: own, _dumped, _read) or own
         if not replication.follows:
             self._measurements.keep(key, measured)
         return measured
+
+    def _pass_bytes(
+        self,
+        weights: Weights,
+        make_cache: MakeCache,
+        curve: Curve,
+        heterogeneous: Heterogeneous | None,
+    ) -> PassBytes:
+        """A second attempt to measure passes."""
+        with self._budgets.measuring(weights, self._ranks.replication) as reserve:
+            found = measure(weights.model, make_cache, curve, heterogeneous, reserve)
+        return found or PassBytes()
 
     def _keep_learned(self, key: str, measured: Measured, costs: Costs) -> None:
         """Store the measurements, refined by passes over deep caches."""

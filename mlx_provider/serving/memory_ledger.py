@@ -29,6 +29,8 @@ class _Account:
     nbytes: int
     model: HoldsMemory | None = None
     """`None` while it loads."""
+    measuring: int = 0
+    """Bytes reserved for its measurements."""
 
 
 class MemoryLedger:
@@ -79,6 +81,20 @@ class MemoryLedger:
         with self._lock:
             return self._accounts[key].nbytes if key in self._accounts else 0
 
+    # -- measurements
+
+    def measure(self, key: Hashable, nbytes: int) -> bool:
+        """Reserve bytes for the measurements of a model, in place of those reserved before.
+        Returns whether they are free; if not, the earlier reservation stays."""
+        others = self.live() + self.media()
+        with self._lock:
+            account = self._accounts[key]
+            more = nbytes - account.measuring
+            if more > 0 and more > self._free() - others:
+                return False
+            account.measuring = nbytes
+            return True
+
     # -- what is left
 
     @property
@@ -90,13 +106,16 @@ class MemoryLedger:
     def free(self) -> int:
         """Bytes that weights leave. Negative if a model took more than expected."""
         with self._lock:
-            return self._limit() - sum(each.nbytes for each in self._accounts.values())
+            return self._free()
+
+    def _free(self) -> int:
+        return self._limit() - sum(each.nbytes for each in self._accounts.values())
 
     def live(self, apart: Hashable = None) -> int:
-        """Reserved bytes of the rows of all models, or of all except `apart`."""
+        """Reserved bytes of the rows and measurements of all models, or of all except `apart`."""
         with self._lock:
-            accounts = list(self._accounts.items())
-        return sum(a.model.live_bytes for key, a in accounts if a.model and key != apart)
+            accounts = [a for key, a in self._accounts.items() if key != apart]
+        return sum(a.measuring + (a.model.live_bytes if a.model else 0) for a in accounts)
 
     def prefix_budget(self) -> int:
         """Bytes that weights, live rows and images leave to the prefix cache. It shrinks when a

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
+from ..engine.execution.calibration import Reserve
 from ..engine.memory import MemoryProfile
+from ..engine.replication import Replication
 from ..engine.scheduling.scheduler import Budget
 from .load_queue import LoadQueue
 from .memory_ledger import MemoryLedger
@@ -41,6 +44,26 @@ class RowBudgets:
             others_go_on=partial(self.queue.others_go_on, weights.key),
             beside=self.ledger.media,
         )
+
+    @contextmanager
+    def measuring(self, weights: Weights, replication: Replication) -> Iterator[Reserve]:
+        """Reserves bytes for the measurements of a model until the end of the block."""
+
+        def own(nbytes: int) -> bool:
+            free = self.ledger.measure(weights.key, nbytes)
+            if free:
+                self.prefixes.shrink()
+            return free
+
+        def reserve(nbytes: int) -> bool:
+            most = max(replication.gather(nbytes))  # ranks may keep different parts of a row
+            return replication.decide("free to measure", partial(own, most), bool, bool)
+
+        try:
+            yield reserve
+        finally:
+            if not replication.follows:  # its ledger has no accounts
+                self.ledger.measure(weights.key, 0)
 
     def _others(self, weights: Weights, kind: str) -> int:
         """Bytes of rows of all other engines."""

@@ -10,11 +10,13 @@ import mlx.core as mx
 import pytest
 
 from device_curves import CHIPS, MODELS, Chip, Estimate, Model
-from mlx_provider import ModelInfo, PrefillChunk
+from mlx_provider import ModelInfo, PrefillChunk, Prompt
 from mlx_provider.engine.execution import calibration
 from mlx_provider.engine.execution.calibration import DEEP_WIDTHS, DEPTHS, WIDTHS, calibrate
+from mlx_provider.engine.execution.pass_memory import measure
+from mlx_provider.engine.memory import profile
 from mlx_provider.engine.scheduling.chunking import IDLE_SECONDS
-from mlx_provider.engine.scheduling.costs import UNMEASURED
+from mlx_provider.engine.scheduling.costs import UNMEASURED, Curve
 from mlx_provider.families.text import TextModel
 
 
@@ -54,6 +56,49 @@ def test_what_fails_is_not_measured(qwen3: TextModel) -> None:
         assert all(n < fails_from for n, _ in curve.widths) or curve is UNMEASURED
 
 
+@dataclass
+class Room:
+    """Free memory, of which measurements reserve a part."""
+
+    free: int
+    most: int = 0
+
+    def reserve(self, nbytes: int) -> bool:
+        if nbytes > self.free:
+            return False
+        self.most = max(self.most, nbytes)
+        return True
+
+
+@pytest.mark.parametrize(("tokens", "deepest"), [(8000, 2048), (2048, 1024), (700, 0)])
+def test_passes_stay_within_the_free_memory(
+    qwen3: TextModel, monkeypatch: pytest.MonkeyPatch, tokens: int, deepest: int
+) -> None:
+    """In less memory over a shallower cache, or over none. All that they take is reserved."""
+    model = Timed(qwen3, replace(qwen3.info, context_length=32768))
+    qwen3.prefill(PrefillChunk(Prompt([1]), 0, 1, cache := qwen3.make_cache()))
+    room = Room(tokens * profile(cache, 1).token_bytes)
+    peaks: list[int] = []
+    reset = mx.reset_peak_memory
+    monkeypatch.setattr(
+        mx, "reset_peak_memory", lambda: (peaks.append(mx.get_peak_memory()), reset())
+    )
+    before = mx.get_active_memory()
+    for measured in (
+        lambda: calibrate(model, qwen3.make_cache, reserve=room.reserve),  # type: ignore[arg-type]
+        lambda: measure(model, qwen3.make_cache, UNMEASURED, reserve=room.reserve),  # type: ignore[arg-type]
+    ):
+        reset()
+        peaks.clear()
+        curve = measured()
+        assert max(*peaks, mx.get_peak_memory()) - before <= room.most
+        assert room.most <= room.free
+        if isinstance(curve, Curve):
+            assert len(curve.widths) > 2
+            assert bool(curve.depths) == bool(deepest)
+            assert deepest <= max(model.reached) < 2 * max(deepest, 512)
+
+
 # -- devices that people have, on a clock of their own
 
 BASE = Chip(90e9, products=2.9e12, attention=2.25e12, vector=0.5e12, plateau=40)
@@ -85,7 +130,7 @@ class OnAClock:
     info: Any = field(default_factory=lambda: SimpleNamespace(context_length=40_960, vocab_size=9))
 
     def prefill(self, chunk: PrefillChunk) -> mx.array:
-        width, deep = chunk.stop - chunk.start, chunk.start >= min(DEPTHS)
+        width, deep = chunk.stop - chunk.start, chunk.start >= DEPTHS[0]
         first = (width, deep) not in self.seen
         self.seen.add((width, deep))
         self.now += self.device.seconds(0, 0, width, chunk.start) + FIRST_KERNEL * first
@@ -97,7 +142,7 @@ def test_the_slopes_of_a_deep_cache_are_found_on_every_device(
     chip: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At every width that a chunk may have there."""
-    monkeypatch.setattr(calibration, "DEPTHS", DEPTHS[:1])  # a CPU has a shallower one
+    monkeypatch.setattr(calibration, "SLOW_DEPTHS", DEPTHS[:1])
     for needs in LOADED.values():
         model = OnAClock(device := Estimate(DEVICES[chip], needs))
         monkeypatch.setattr(

@@ -72,3 +72,19 @@ def test_the_prefix_cache_gives_back_a_share(make_service: Any, tiny_class: Any,
     service.cache_shrink(0.0)
     service.cache_report()
     assert prefixes.nbytes == 0
+
+
+def test_measurements_use_what_weights_rows_and_images_leave() -> None:
+    """The prefix cache and other models give way to them."""
+    ledger = MemoryLedger(lambda: 36 * GIGA, media=lambda: GIGA)
+    for name, live in (("model", 0), ("other", 9)):
+        ledger.reserve(name, 6 * GIGA)
+        ledger.correct(name, Busy(live * GIGA))
+    assert not ledger.measure("model", 15 * GIGA)
+    assert ledger.measure("model", 13 * GIGA)
+    assert ledger.measure("model", 14 * GIGA)  # in place of the 13
+    assert not ledger.measure("model", 15 * GIGA)
+    assert ledger.prefix_budget() == 0
+    assert (ledger.live(apart="model"), ledger.live(apart="other")) == (9 * GIGA, 14 * GIGA)
+    assert ledger.measure("model", 0)
+    assert ledger.live() == 9 * GIGA

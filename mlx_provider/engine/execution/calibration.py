@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from ...isolation import Isolation
 from ...records import LoadedModel, PrefillChunk, Prompt
-from ..memory import arrays, leaves
+from ..memory import MemoryProfile, arrays, leaves, profile
 from ..replication import ONE_PROCESS, Replication
 from ..row_cache import grow_by
 from ..scheduling.chunking import LONGEST_GAP
@@ -27,9 +27,13 @@ DEEP_WIDTHS = (1, 4, 8, 16, 64, 128, 256, 1024)
 to 8 tokens (4 if 8 heads share keys). The other kernels take as long for 9 tokens as for 64."""
 FLAT = 64
 """Widest pass, in tokens, with this flat cost."""
-DEPTHS = (8192, 2048)
-"""Depths of the deep cache in tokens. The first one within the context is used; on a CPU only the
-last one."""
+DEPTHS = (8192, 4096, 2048, 1024)
+"""Depths of the deep cache in tokens. The first one within the context and the free memory is
+used."""
+SLOW_DEPTHS = DEPTHS[2:]
+"""The same on a CPU."""
+SHALLOW = 8
+"""A timed pass has at most this fraction (1/n) of the tokens of the deep cache."""
 REPEATS = 2
 """Passes per width. The faster one counts, because the first may compile kernels."""
 DEEP_ENOUGH = 3.5
@@ -44,24 +48,38 @@ WARM, WARM_PASSES = 0.2, 16
 """Most seconds and passes of untimed warm-up: an idle device runs at a lower clock."""
 
 MakeCache = Callable[[], list[Any]]
+Reserve = Callable[[int], bool]
+"""Reserves bytes for measurements, in place of those reserved before. Returns whether they are
+free, the same in all processes."""
+
+
+def unlimited(nbytes: int) -> bool:
+    """The reservation of a process without a memory limit."""
+    return True
 
 
 def calibrate(
-    model: LoadedModel, make_cache: MakeCache, replication: Replication = ONE_PROCESS
+    model: LoadedModel,
+    make_cache: MakeCache,
+    replication: Replication = ONE_PROCESS,
+    reserve: Reserve = unlimited,
 ) -> Curve:
     """Time passes of `model` on the engine thread. Never raises; a pass that fails is not measured.
 
-    `replication`: other processes, which run the same passes as the first process.
+    `replication`: other processes, which run the same passes as the first process. `reserve`: a
+    pass for whose memory it returns `False` is not run.
     """
-    context = model.info.context_length
+    context, depth = model.info.context_length, 0
     # a learned position beyond the context would read memory outside its table
-    depths = DEPTHS if mx.default_device() == mx.gpu else DEPTHS[-1:]
-    depth = next((n for n in depths if n + REPEATS * 2 * FLAT <= context), 0)
-    timing = _Timing(model, make_cache, replication)
+    known = DEPTHS if mx.default_device() == mx.gpu else SLOW_DEPTHS
+    depths = [n for n in known if n + REPEATS * 2 * FLAT <= context]
+    timing = _Timing(model, make_cache, replication, reserve)
     with Isolation() as tried:
-        if depth:
-            timing.warm()
+        timing.warm()
+        if depth := next(filter(timing.fits, depths), 0):
             timing.over(depth)
+        elif depths:
+            log.info("passes over a deep cache are not timed: too little memory is free")
     if tried.fault is not None:
         log.info("passes over a deep cache could not be timed: %s", tried.fault.summary)
     with Isolation() as tried:
@@ -76,10 +94,21 @@ def calibrate(
 class _Timing:
     """Seconds of passes, by width."""
 
-    def __init__(self, model: LoadedModel, make: MakeCache, replication: Replication) -> None:
+    def __init__(
+        self, model: LoadedModel, make: MakeCache, replication: Replication, reserve: Reserve
+    ) -> None:
         self._model = model
         self._make = make
         self._replication = replication
+        self._reserve = reserve
+        self._memory = MemoryProfile(0, 0)
+        self._held = 0
+        """Bytes of the deep cache."""
+        self._released = 0
+        """Bytes that the last passes used at their peak and released."""
+        self._over_empty = self._over_deep = (1, 0)
+        """Width of the widest passes so far over an empty and over the deep cache, and the bytes
+        that they released."""
         self.short: dict[int, float] = {}
         self.deep: dict[int, float] = {}
 
@@ -87,20 +116,30 @@ class _Timing:
         """Run untimed passes until the device reaches its clock."""
         began = time.perf_counter()
         for _ in range(WARM_PASSES):
-            self._timed(self._make(), 0, 1)
+            cache = self._make()
+            self._timed(cache, 0, 1)
+            self._memory = profile(cache, REPEATS)
             if self._first(lambda: time.perf_counter() - began > WARM):
                 break
+
+    def fits(self, depth: int) -> bool:
+        """Reserve the memory of passes over a cache of `depth` tokens, if it is free."""
+        held = self._memory.row_bytes(depth + _behind(depth))
+        return self._reserve(held + self._pass_bytes(1))
 
     def over(self, depth: int) -> None:
         """Time passes over a cache of `depth` tokens, and the same passes over an empty cache."""
         began, start = time.perf_counter(), depth
-        cache = deep_cache(self._model, self._make, depth, REPEATS * sum(DEEP_WIDTHS))
-        for width in DEEP_WIDTHS:
+        self._held = self._memory.row_bytes(depth + _behind(depth))
+        cache = deep_cache(self._model, self._make, depth, _behind(depth))
+        for width in _widths(depth):
             late = start + REPEATS * width > self._model.info.context_length
-            if late or self._first(partial(self._enough, width, began)):
+            if late or self._first(partial(self._enough, width, began)) or not self._room(width):
                 break
             self._time_short(width)
             self.deep[width], start = self._timed(cache, start, width)
+            self._over_deep = width, self._released
+        self._held, self._over_deep = 0, (1, 0)
 
     def _enough(self, width: int, began: float) -> bool:
         """Whether to skip passes of this width and wider ones over the deep cache."""
@@ -115,6 +154,8 @@ class _Timing:
         """Time the passes of these widths that are not timed yet."""
         began = time.perf_counter()
         for width in [n for n in widths if n not in self.short]:
+            if not self._room(width):
+                break
             self._time_short(width)
             if self._first(lambda: time.perf_counter() - began > ENOUGH):
                 break
@@ -123,22 +164,49 @@ class _Timing:
         cache = self._make()
         grow_by(cache, REPEATS * width)
         self.short[width], _ = self._timed(cache, 0, width)
+        self._over_empty = max(self._over_empty, (width, self._released))
 
     def _timed(self, cache: list[Any], start: int, width: int) -> tuple[float, int]:
         """Seconds of the fastest of several passes over `width` tokens, and the end position."""
         prompt = Prompt(spread(self._model, start + REPEATS * width))
         took = []
+        mx.reset_peak_memory()
         for _ in range(REPEATS):
             began = time.perf_counter()
             logits = self._model.prefill(PrefillChunk(prompt, start, start + width, cache))
             mx.eval(logits, arrays(cache))
             took.append(time.perf_counter() - began)
             start += width
+        self._released = mx.get_peak_memory() - mx.get_active_memory()
         return min(took), start
+
+    def _room(self, width: int) -> bool:
+        """Reserve the memory of passes of this width, if it is free."""
+        return self._reserve(self._held + self._pass_bytes(width))
+
+    def _pass_bytes(self, width: int) -> int:
+        """Most bytes of such passes and of their own cache. Scores of attention over an empty cache
+        grow with the square of the width."""
+        (short, over_empty), (deep, over_deep) = self._over_empty, self._over_deep
+        times = width / short
+        released = max(
+            over_empty * max(times, times**2), over_deep * width / deep * (1 + 1 / SHALLOW)
+        )
+        return self._memory.row_bytes(REPEATS * width) + int(released)
 
     def _first(self, own: Callable[[], bool]) -> bool:
         """The decision of the first process, so that all processes run the same passes."""
         return self._replication.decide("timed enough", own, bool, bool)
+
+
+def _widths(depth: int) -> list[int]:
+    """Widths of the passes over a cache of `depth` tokens."""
+    return [n for n in DEEP_WIDTHS if n * SHALLOW <= depth]
+
+
+def _behind(depth: int) -> int:
+    """Tokens of all these passes."""
+    return REPEATS * sum(_widths(depth))
 
 
 def deep_cache(model: LoadedModel, make_cache: MakeCache, depth: int, more: int) -> list[Any]:
@@ -148,16 +216,22 @@ def deep_cache(model: LoadedModel, make_cache: MakeCache, depth: int, more: int)
     grow_by(cache, depth + more)
     model.prefill(PrefillChunk(Prompt(spread(model, 1)), 0, 1, cache))
     for layer in leaves(cache):
-        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
-        if isinstance(keys, mx.array) and isinstance(values, mx.array):
-            layer.update_and_fetch(*(_longer(each, depth - 1) for each in (keys, values)))
+        if all(isinstance(getattr(layer, name, None), mx.array) for name in ("keys", "values")):
+            layer.update_and_fetch(*(_longer(each, depth - 1) for each in _first_token(layer)))
     mx.eval(arrays(cache))
     return cache
 
 
+def _first_token(layer: Any) -> list[mx.array]:
+    """Copies of its keys and values, so that the buffers of the layer are filled in place."""
+    found = [mx.contiguous(each[:, :, :1]) for each in (layer.keys, layer.values)]
+    mx.eval(found)
+    return found
+
+
 def _longer(array: mx.array, tokens: int) -> mx.array:
-    """(1, heads, any, D) repeated or cut to (1, heads, tokens, D)."""
-    return mx.repeat(array[:, :, :1], tokens, axis=2)
+    """(1, heads, 1, D) repeated to (1, heads, tokens, D), without a copy."""
+    return mx.broadcast_to(array, (1, array.shape[1], tokens, array.shape[3]))
 
 
 def spread(model: LoadedModel, count: int) -> Sequence[int]:

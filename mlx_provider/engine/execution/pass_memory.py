@@ -15,11 +15,11 @@ import mlx.core as mx
 from ...isolation import Isolation
 from ...records import LoadedModel, PrefillChunk, Prompt
 from ..heterogeneous import Heterogeneous
-from ..memory import arrays
+from ..memory import arrays, profile
 from ..row_cache import grow_by
 from ..scheduling.costs import Curve
 from ..scheduling.plan import widths, worthwhile
-from .calibration import deep_cache, spread
+from .calibration import Reserve, deep_cache, spread, unlimited
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +31,9 @@ NARROW = 16
 """Tokens of the deep pass that is measured. Fewer may run in kernels that keep no scores (mlx 0.32,
 backend/metal/scaled_dot_product_attention.cpp: `sdpa_vector` takes up to 8)."""
 
-DEPTH = 2048
-"""Cached tokens before the deep pass."""
+DEPTHS = (2048, 512)
+"""Cached tokens before the deep pass. The first depth within the context and the free memory is
+used."""
 
 MakeCache = Callable[[], list[Any]]
 
@@ -95,26 +96,37 @@ def measure(
     make_cache: MakeCache,
     curve: Curve,
     heterogeneous: Heterogeneous | None = None,
+    reserve: Reserve = unlimited,
 ) -> PassBytes | None:
     """Measure the memory peaks of passes of `model` on the engine thread. `None`: they failed.
 
     `heterogeneous`: other processes keep different parts of a row; the largest passes count.
+    `reserve`: a pass for whose memory it returns `False` is not run.
     """
     context = model.info.context_length
-    fitting = [n for n in WIDTHS if curve.seconds(n) <= BRIEF and n <= context]
-    width = fitting[0] if fitting else min(WIDTHS[-1], context)
-    make = partial(_roomy, make_cache, DEPTH + NARROW)
-    one = several = behind = narrow = 0
+    brief = [n for n in WIDTHS if curve.seconds(n) <= BRIEF and n <= context]
+    width = min(WIDTHS[-1], context)
+    one = several = behind = narrow = depth = 0
     with Isolation() as tried:
-        one = _taken(model, make(), 0, 1)
+        one = _taken(model, first := make_cache(), 0, 1)
+        memory = profile(first, 1)
+        del first
+
+        def fits(depth: int, width: int) -> bool:
+            return reserve(memory.row_bytes(depth + width) + width * one)
+
+        depths = [n for n in DEPTHS if n + NARROW <= context]
+        depth = next((n for n in depths if fits(n, NARROW)), 0)
+        width = next((n for n in brief if fits(depth, n)), width)
+        make = partial(_roomy, make_cache, max(depth + NARROW, width))
         several = _taken(model, make(), 0, width)
         narrow = _taken(model, make(), 0, min(NARROW, context))
-        if context >= DEPTH + NARROW:
-            behind = _taken(model, deep_cache(model, make_cache, DEPTH, NARROW), DEPTH, NARROW)
+        if depth:
+            behind = _taken(model, deep_cache(model, make_cache, depth, NARROW), depth, NARROW)
     if tried.fault is not None:
         log.warning("the memory of a pass could not be measured: %s", tried.fault.summary)
     token = max(0, several - one) / max(1, width - 1)
-    pair = max(0, behind - narrow) / (NARROW * DEPTH)
+    pair = max(0, behind - narrow) / (NARROW * depth) if depth else 0.0
     row: float = one
     if heterogeneous is not None:
         row, token, pair = heterogeneous.most([row, token, pair])
