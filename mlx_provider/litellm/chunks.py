@@ -16,7 +16,9 @@ from litellm.types.utils import ChoiceLogprobs, ModelResponseStream, StreamingCh
 from litellm.types.utils import Delta as LiteLLMDelta
 
 from ..protocol.events import Delta, Done, Event, Failed, Finish
-from .replies import AnswerForm, call_pieces, finish_reason, logprobs_of, usage_of
+from ..wire.openai.answer import delta_parts, finish_reason
+from ..wire.openai.form import AnswerForm
+from .replies import logprobs_of, usage_of
 from .text import TextFinish, text_logprobs
 
 
@@ -65,7 +67,7 @@ class ChunkStream:
     def _delta(self, event: Delta) -> Iterator[ModelResponseStream]:
         """One chunk for each kind of output: clients' accumulators take one kind at a time."""
         logprobs = self._logprobs(event)
-        for part in self._parts(event):
+        for part in delta_parts(event, legacy=self._form.legacy):
             choice = self._choice(event.index, part)
             if logprobs is not None:  # assigning to LiteLLM's objects takes microseconds
                 choice.logprobs, logprobs = logprobs, None
@@ -81,15 +83,6 @@ class ChunkStream:
         begins = self._written[event.index]
         self._written[event.index] += sum(len(token.token) for token in event.logprobs)
         return text_logprobs(event.logprobs, begins)
-
-    def _parts(self, event: Delta) -> Iterator[dict[str, Any]]:
-        if event.reasoning:
-            yield {"reasoning_content": event.reasoning}
-        if event.content:
-            yield {"content": event.content}
-        for piece in call_pieces(event.tool_calls):
-            legacy = self._form.legacy
-            yield {"function_call": piece["function"]} if legacy else {"tool_calls": [piece]}
 
     def _finished(self, event: Finish) -> Iterator[ModelResponseStream]:
         reason = finish_reason(event, legacy=self._form.legacy)

@@ -22,10 +22,10 @@ from ..client.generation import EngineClient
 from ..errors import EngineUnavailable, MLXProviderError, Overloaded
 from ..invalid import bad_request
 from ..protocol.requests import GenerateRequest
+from ..wire.openai.prefill_message import split_prefill_mark
 from .bridged import check_messages
 from .errors import PROVIDER
 from .operator import chosen_by, engine_options, operator_options
-from .prefill_message import split_prefill_mark
 from .shape import check_shape, videos_renamed
 
 try:
@@ -126,7 +126,7 @@ def _of_messages(request: Any, model: str) -> Mapping[str, Any]:
 
 def _of_chat(request: Any) -> Mapping[str, Any]:
     """Chat's own form; tools may be those of the Responses API."""
-    messages, continues = split_prefill_mark(videos_renamed(request.messages), route="")
+    messages, continues = split_prefill_mark(videos_renamed(request.messages))
     check_shape({"messages": messages, "tools": request.tools})
     if request.system:
         messages = [{"role": "system", "content": request.system}, *messages]

@@ -10,9 +10,10 @@ from litellm.integrations.custom_logger import CustomLogger
 from litellm.types.utils import CallTypes
 
 from ..errors import BadRequest
+from ..wire.openai.prompts import listed
 from .bridged import carry_refusals, check_messages, check_responses
 from .call import encoded
-from .completions import carry_prompts, listed
+from .carried import carry_prompts, carry_stop
 from .errors import PROVIDER, LiteLLMErrors, is_context_full
 from .fleet import kept_together
 from .heartbeat import alive
@@ -21,9 +22,6 @@ from .routes import deployment_of
 from .shape import check_shape, videos_renamed
 from .unserved import check_served
 from .warned import warning_headers
-
-STOP_LIMIT = 4
-"""LiteLLM cuts longer `stop` lists silently (1.106.2, `validate_openai_optional_params`)."""
 
 HIJACKED_WORDS = (
     "replicate",
@@ -70,7 +68,7 @@ class DeploymentHook(CustomLogger):
             bare = model.removeprefix(PROVIDER + "/")
             if hijacked(bare):
                 kwargs["model"] = f"{PROVIDER}/{encoded(bare)}"
-        _save_stop(kwargs)
+        carry_stop(kwargs)
         return kwargs
 
     async def async_filter_deployments(
@@ -166,10 +164,3 @@ def hijacked(model: str) -> bool:
     return any(word in model for word in HIJACKED_WORDS) or any(
         model in getattr(litellm, name, ()) for name in HIJACKED_LISTS
     )
-
-
-def _save_stop(kwargs: dict[str, Any]) -> None:
-    """Carry a long stop list past the limit, for our provider alone."""
-    stop = kwargs.get("stop")
-    if isinstance(stop, list) and len(stop) > STOP_LIMIT:
-        kwargs["mlx_stop"] = kwargs.pop("stop")

@@ -20,18 +20,16 @@ from ..client.generation import EngineClient
 from ..client.multi_prompt import submit_all
 from .abilities import told
 from .call import Call
-from .completions import best_of
 from .context import show
-from .embeddings import Vectors, embed_request
+from .embeddings import Vectors
 from .errors import LiteLLMErrors
 from .heartbeat import heartbeat
 from .lazy_coroutine import LazyCoroutine
 from .least_busy import uncount
-from .replies import AnswerForm
 from .routes import reads_errors_in_streams
 from .spans import EngineSpans
 from .streams import AsyncReplyStream, Held, RefusedStream, Reply, ReplyStream
-from .translate import generate_requests
+from .translate import answer_form, embeddings, generate_requests
 from .unserved import unserved
 from .warned import keep_warnings
 
@@ -85,8 +83,7 @@ class Provider(CustomLLM):
                 generation,
                 call.deadline,
                 call.model,
-                AnswerForm.of(call),
-                best_of(call),
+                answer_form(call),
                 spans,
                 partial(uncount, call.litellm_params),
             )
@@ -95,7 +92,7 @@ class Provider(CustomLLM):
         """Have the request accepted. Raises LiteLLM's exceptions."""
         with LiteLLMErrors(given["model"]):
             call = _begun(given, "input")
-            request, form = embed_request(call, given["input"])
+            request, form = embeddings(call, given["input"])
             generation = self._connect(call.api_base, call.api_key).submit(request)
             keep_warnings(call.logging, generation.accepted.warnings)
             show(call.model, told(generation.accepted), call.deployment, mode="embedding")

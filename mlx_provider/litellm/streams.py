@@ -18,12 +18,11 @@ from litellm.types.utils import ModelResponseStream
 from ..client.generation import Generation
 from ..errors import EngineDied, RequestTimedOut
 from ..protocol.events import Event
-from .best_of import BestOf
+from ..wire.openai.form import AnswerForm
 from .call import Deadline
 from .chunks import ChunkStream
 from .errors import LiteLLMErrors
 from .messages import Collector
-from .replies import AnswerForm
 from .spans import EngineSpans
 
 
@@ -149,11 +148,10 @@ class Reply(Held):
         deadline: Deadline,
         model: str,
         form: AnswerForm = AnswerForm(),  # noqa: B008  (frozen)
-        best_of: BestOf | None = None,
         spans: EngineSpans | None = None,
         left: Callable[[], None] | None = None,
     ) -> None:
-        collector = Collector(generation.accepted, form, best_of)
+        collector = Collector(generation.accepted, form)
         super().__init__(generation, deadline, model, collector, spans, left)
         self.form = form
 

@@ -15,6 +15,7 @@ from litellm.types.utils import (
 )
 
 from ..protocol.events import TokenLogprob
+from ..wire.openai import answer
 
 TEXT_LISTS = "text_lists"
 """Attribute of our log-probabilities. By name: a module may run twice."""
@@ -70,20 +71,5 @@ def _logprobs(choice: Choices) -> dict[str, Any] | None:
 
 
 def text_logprobs(tokens: Sequence[TokenLogprob], begins: int = 0) -> TextLogprobs | None:
-    """Lists of equal length; `text_offset` counts characters from the choice's beginning, of
-    which `begins` stand before these tokens. `None` where none were asked for."""
-    if not tokens:
-        return None
-    offsets = [begins]
-    for token in tokens:
-        offsets.append(offsets[-1] + len(token.token))
-    lists = {
-        "tokens": [token.token for token in tokens],
-        "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": [
-            None if token.logprob is None else {t.token: t.logprob for t in token.top}
-            for token in tokens
-        ],
-        "text_offset": offsets[:-1],
-    }
-    return TextLogprobs(text_lists=lists)
+    lists = answer.text_logprobs(tokens, begins)
+    return None if lists is None else TextLogprobs(text_lists=lists)

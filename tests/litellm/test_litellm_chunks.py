@@ -4,7 +4,6 @@ import pytest
 
 from mlx_provider.errors import EngineUnavailable, RequestFailed
 from mlx_provider.litellm.chunks import ChunkStream
-from mlx_provider.litellm.replies import AnswerForm
 from mlx_provider.protocol.events import (
     Delta,
     ErrorBody,
@@ -13,6 +12,7 @@ from mlx_provider.protocol.events import (
     TokenLogprob,
     ToolCallDelta,
 )
+from mlx_provider.wire.openai.form import AnswerForm
 
 
 def chunks(events, *, legacy=False):

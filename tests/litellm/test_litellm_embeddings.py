@@ -8,8 +8,8 @@ import litellm
 import pytest
 
 from mlx_provider.errors import BadRequest, ContextTooLong, EngineDied, Overloaded
-from mlx_provider.litellm.embeddings import numbers
 from mlx_provider.protocol.events import Embedded, ErrorBody, Failed
+from mlx_provider.wire.openai.embed import numbers
 
 VECTORS = [[0.5, -0.25], [1.0, 0.0], [0.1, 3e38]]
 

@@ -17,12 +17,12 @@ from mlx_provider.chat.constraints.request import demanded, response_schema
 from mlx_provider.chat.constraints.schema import SchemaReader
 from mlx_provider.errors import LONGEST, BadRequest
 from mlx_provider.litellm.call import Call, Deadline
-from mlx_provider.litellm.constraints import constraint
-from mlx_provider.litellm.parameters import Parameters
 from mlx_provider.litellm.shape import check_shape
 from mlx_provider.litellm.translate import generate_requests
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.server.incoming import parse_request
+from mlx_provider.wire.openai.constraints import constraint
+from mlx_provider.wire.openai.parameters import Parameters
 
 HI = {"role": "user", "content": "x"}
 PART = {"type": "text", "text": "x"}

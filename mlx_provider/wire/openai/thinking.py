@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import BadRequest
-from ..invalid import shown
-from ..protocol.requests import RENDERER_ARGUMENTS
+from ...errors import BadRequest
+from ...invalid import shown
+from ...protocol.requests import RENDERER_ARGUMENTS
 from .parameters import Parameters
 
 

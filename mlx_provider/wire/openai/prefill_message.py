@@ -10,14 +10,14 @@ MARK = "prefix"
 `convert_prefix_message_to_non_prefix_messages`)."""
 
 
-def split_prefill_mark(messages: Sequence[Any], route: str) -> tuple[list[Any], bool]:
+def split_prefill_mark(messages: Sequence[Any], *, always: bool = False) -> tuple[list[Any], bool]:
     """The messages without the mark, and whether the reply continues the last one.
 
-    The reply continues a marked message, and every last one on the Messages API, whose contract
-    that is. Clients of other APIs end a history with an answer and expect the next turn.
+    The reply continues a marked message, and `always` the last one: on the Messages API, whose
+    contract that is. Clients of other APIs end a history with an answer and expect the next turn.
     """
     *before, last = messages
     if not isinstance(last, Mapping) or MARK not in last:
-        return list(messages), route.endswith("/messages")
+        return list(messages), always
     rest = {name: value for name, value in last.items() if name != MARK}
-    return [*before, rest], bool(last[MARK]) or route.endswith("/messages")
+    return [*before, rest], bool(last[MARK]) or always

@@ -7,25 +7,14 @@ could believe to work is ignored with a warning.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..errors import BadRequest
-from ..invalid import shown
+from ...errors import BadRequest
+from ...invalid import shown
 
-TRANSPORT = frozenset(
-    {
-        "stream",
-        "stream_options",
-        "max_retries",
-        "extra_headers",
-        "metadata",
-        "prompt_cache_retention",
-        "allowed_openai_params",
-        "include_server_side_tool_invocations",
-    }
-)
-"""Settled before the handler is called, or bookkeeping that changes no answer."""
+TRANSPORT = frozenset({"stream", "stream_options", "metadata", "prompt_cache_retention"})
+"""Settled elsewhere, or bookkeeping that changes no answer."""
 
 WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
     "context_management": (),
@@ -39,7 +28,9 @@ WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
 
 
 class Parameters:
-    def __init__(self, values: Mapping[str, Any]) -> None:
+    def __init__(self, values: Mapping[str, Any], settled: Iterable[str] = ()) -> None:
+        """`settled`: names that are settled elsewhere, besides `TRANSPORT`."""
+        self._settled = (*TRANSPORT, *settled)
         self._left = {name: value for name, value in values.items() if value is not None}
 
     def take(self, name: str, default: Any = None) -> Any:
@@ -68,7 +59,7 @@ class Parameters:
 
     def ignored(self) -> list[str]:
         """Take parameters without effect. Returns the names that need a warning."""
-        for name in TRANSPORT:
+        for name in self._settled:
             self.take(name)
         return [
             name

@@ -6,8 +6,8 @@ import json
 import re
 from typing import Any
 
-from ..errors import BadRequest
-from ..invalid import shown
+from ...errors import BadRequest
+from ...invalid import shown
 from .parameters import Parameters
 
 EXTENSIONS = ("grammar", "guided_regex", "guided_grammar", "guided_choice", "guided_json")

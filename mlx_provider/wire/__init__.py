@@ -1,0 +1,1 @@
+"""APIs of other servers: their requests as ours, and our events as their replies."""

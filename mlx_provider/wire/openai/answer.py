@@ -1,0 +1,153 @@
+"""The engine's events as parts of OpenAI's replies: messages, log-probabilities, usage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...errors import EngineUnavailable
+from ...protocol.events import Delta, Done, Finish, TokenLogprob, ToolCallDelta
+
+
+@dataclass
+class Answer:
+    """The reply of one choice so far."""
+
+    content: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: dict[int, dict[str, Any]] = field(default_factory=dict)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish: Finish | None = None
+
+    def add(self, delta: Delta) -> None:
+        self.content.append(delta.content)
+        self.reasoning.append(delta.reasoning)
+        self.logprobs.extend(delta.logprobs)
+        for piece in delta.tool_calls:
+            call = self.calls.setdefault(
+                piece.index,
+                {"id": piece.id, "type": "function", "function": {"name": None, "arguments": ""}},
+            )
+            call["id"] = call["id"] or piece.id
+            call["function"]["name"] = call["function"]["name"] or piece.name
+            call["function"]["arguments"] += piece.arguments
+
+    def message(self, *, legacy: bool) -> dict[str, Any]:
+        """The message; `content` is null if there are only calls."""
+        calls = [self.calls[index] for index in sorted(self.calls)]
+        content = "".join(self.content)
+        fields: dict[str, Any] = {"role": "assistant"}
+        fields["content"] = None if calls and not content else content
+        if calls and legacy:
+            fields["function_call"] = calls[0]["function"]
+        elif calls:
+            fields["tool_calls"] = calls
+        if reasoning := "".join(self.reasoning):
+            fields["reasoning_content"] = reasoning
+        return fields
+
+    def reason(self, *, legacy: bool) -> str:
+        return "stop" if self.finish is None else finish_reason(self.finish, legacy=legacy)
+
+
+def usage_of(done: Done, *, timings: bool = False) -> dict[str, Any]:
+    """Token counts. Reused tokens stay below the prompt's: LiteLLM's own tests demand it.
+
+    `timings`: with the engine's times, among the details of the completion: of what stands
+    beside these, nothing gets through LiteLLM's streams (1.106.2, `calculate_usage`).
+    """
+    usage = done.usage
+    times = {"timings": done.timings.model_dump()} if timings else {}
+    cached = max(0, min(usage.cached_tokens, usage.prompt_tokens - 1))
+    skipped = {"skipped_tokens": usage.skipped_tokens} if usage.skipped_tokens else {}
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached, **skipped},
+        "completion_tokens_details": {
+            "reasoning_tokens": usage.reasoning_tokens,
+            "accepted_prediction_tokens": usage.accepted_tokens,
+            "rejected_prediction_tokens": usage.drafted_tokens - usage.accepted_tokens,
+            **times,
+        },
+    }
+
+
+def logprobs_of(tokens: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+    """Chat's form of log-probabilities; `None` where none were asked for."""
+    if not tokens:
+        return None
+    return {
+        "content": [
+            {**_logprob(token), "top_logprobs": [_logprob(other) for other in token.top]}
+            for token in tokens
+        ]
+    }
+
+
+def _logprob(token: TokenLogprob) -> dict[str, Any]:
+    return {"token": token.token, "bytes": token.bytes, "logprob": token.logprob}
+
+
+def text_logprobs(tokens: Sequence[TokenLogprob], begins: int = 0) -> dict[str, Any] | None:
+    """Lists of equal length; `text_offset` counts characters from the choice's beginning, of
+    which `begins` stand before these tokens. `None` where none were asked for."""
+    if not tokens:
+        return None
+    offsets = [begins]
+    for token in tokens:
+        offsets.append(offsets[-1] + len(token.token))
+    return {
+        "tokens": [token.token for token in tokens],
+        "token_logprobs": [token.logprob for token in tokens],
+        "top_logprobs": [
+            None if token.logprob is None else {t.token: t.logprob for t in token.top}
+            for token in tokens
+        ],
+        "text_offset": offsets[:-1],
+    }
+
+
+def finish_reason(finish: Finish, *, legacy: bool) -> str:
+    """OpenAI's word. Raises `EngineUnavailable` where the engine gave up the request itself."""
+    if finish.reason == "cancelled":
+        raise EngineUnavailable("the engine cancelled the request")
+    if legacy and finish.reason == "tool_calls":
+        return "function_call"
+    return finish.reason
+
+
+def delta_parts(event: Delta, *, legacy: bool) -> Iterator[dict[str, Any]]:
+    """One for each kind of output: clients' accumulators take one kind at a time."""
+    if event.reasoning:
+        yield {"reasoning_content": event.reasoning}
+    if event.content:
+        yield {"content": event.content}
+    for piece in call_pieces(event.tool_calls):
+        yield {"function_call": piece["function"]} if legacy else {"tool_calls": [piece]}
+
+
+def call_pieces(deltas: Sequence[ToolCallDelta]) -> list[dict[str, Any]]:
+    """Tool-call pieces for a stream: a head with id and name, then joined arguments.
+
+    The head carries no arguments: LiteLLM's Anthropic bridge would lose them.
+    """
+    pieces: list[dict[str, Any]] = []
+    for delta in deltas:
+        if delta.name is not None:
+            pieces.append(_piece(delta.index, delta.id, delta.name, ""))
+        if not delta.arguments:
+            continue
+        last = pieces[-1] if pieces else None
+        if last and last["index"] == delta.index and last["function"]["name"] is None:
+            last["function"]["arguments"] += delta.arguments
+        else:
+            pieces.append(_piece(delta.index, None, None, delta.arguments))
+    return pieces
+
+
+def _piece(index: int, call_id: str | None, name: str | None, arguments: str) -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
+    return {"index": index, "id": call_id, "type": "function", "function": function}

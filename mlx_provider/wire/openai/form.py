@@ -1,0 +1,27 @@
+"""The form in which a client wants an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from .best_of import BestOf
+from .prompts import best_of
+
+
+@dataclass(frozen=True)
+class AnswerForm:
+    legacy: bool = False
+    """It sends `functions` in place of `tools`."""
+    text: bool = False
+    """It called `/completions`."""
+    timings: bool = False
+    """Usage has the engine's times."""
+    best_of: BestOf | None = None
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], *, text: bool) -> Self:
+        """From a request's parameters. Raises `BadRequest` for a wrong `best_of`."""
+        best = best_of(values) if text else None
+        return cls("functions" in values, text, values.get("timings") is True, best)

@@ -1,0 +1,133 @@
+"""Parameters of chat and text completions to the engine's requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from ...bounds import MAX_NAME
+from ...errors import BadRequest
+from ...invalid import bad_request
+from ...protocol.options import ModelOptions
+from ...protocol.requests import GenerateRequest
+from ...protocol.sampling import Sampling
+from .constraints import constraint
+from .form import AnswerForm
+from .parameters import Parameters
+from .prefill_message import split_prefill_mark
+from .prompts import completions
+from .thinking import template_variables
+
+SAMPLING = tuple(Sampling.model_fields)
+PLAIN = ("n", "min_tokens", "stop_token_ids", "drafts", "sparse_prefill")
+
+
+def generate_requests(
+    params: Parameters,
+    sender: Mapping[str, Any],
+    content: Any,
+    form: AnswerForm,
+    *,
+    continues: bool = False,
+) -> list[GenerateRequest]:
+    """The requests for the engine: one, or one for each prompt of a text completion.
+
+    `sender`: the fields that no parameter sets, such as `model` and `options`. `content`: the
+    messages, or the list of prompts. `continues`: the reply always continues the last message.
+    Raises `BadRequest` that names the parameter at fault.
+    """
+    template, budget = template_variables(params)
+    fields: dict[str, Any] = {
+        "sampling": _given(params, SAMPLING),
+        "template": template,
+        "thinking_budget": budget,
+        "stop": _stop(params),
+        "session": _session(params, sender.get("session")),
+        **_given(params, PLAIN),
+        **_max_tokens(params),
+        **constraint(params),
+    }
+    params.choice("modalities", (["text"],), "this model writes text only")
+    params.choice("audio", (), "this model writes text only")
+    if form.text:
+        each = completions(params, content, form.best_of, fields)
+    else:
+        each = [_chat(params, content, continues=continues)]
+    params.flag("timings")
+    fields["ignored"] = _ignored(params, sender["options"])
+    params.refuse_rest()
+    return [_validated({**sender, **fields, **more}) for more in each]
+
+
+def _validated(fields: dict[str, Any]) -> GenerateRequest:
+    try:
+        return GenerateRequest.model_validate(fields)
+    except ValidationError as error:
+        raise bad_request(error, flat=True) from None
+
+
+def _given(params: Parameters, names: tuple[str, ...]) -> dict[str, Any]:
+    taken = {name: params.take(name) for name in names}
+    return {name: value for name, value in taken.items() if value is not None}
+
+
+def _max_tokens(params: Parameters) -> dict[str, Any]:
+    legacy, current = params.take("max_tokens"), params.take("max_completion_tokens")
+    limit = legacy if current is None else current
+    return {} if limit is None else {"max_tokens": limit}
+
+
+def _stop(params: Parameters) -> Any:
+    stop = params.take("stop", [])
+    return [stop] if isinstance(stop, str) else stop
+
+
+def _ignored(params: Parameters, options: ModelOptions) -> list[str]:
+    """Names that the client is told of. Raises `BadRequest` where the operator wants it so."""
+    ignored = params.ignored()
+    if ignored and options.on_ignored_params == "refuse":
+        raise BadRequest(
+            f"{', '.join(ignored)}: has no effect here, leave it out", param=ignored[0]
+        )
+    return ignored
+
+
+def _session(params: Parameters, known: Any) -> str | None:
+    """Who this request belongs with, by the most particular name that was given."""
+    names = ("prompt_cache_key", "user", "safety_identifier")
+    given = (known, *[params.take(name) for name in names])
+    return next((str(name)[:MAX_NAME] for name in given if name), None)
+
+
+def _chat(params: Parameters, messages: Any, *, continues: bool) -> dict[str, Any]:
+    if not isinstance(messages, list) or not messages:
+        raise BadRequest("messages must be a list of at least one message", param="messages")
+    top, wanted = params.take("top_logprobs"), params.flag("logprobs")
+    if top is not None and not wanted:
+        raise BadRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
+    messages, continues = split_prefill_mark(messages, always=continues)
+    return {
+        "messages": messages,
+        "continues": continues,
+        "logprobs": bool(wanted),
+        "top_logprobs": top or 0,
+        **_tools(params),
+    }
+
+
+def _tools(params: Parameters) -> dict[str, Any]:
+    """Tools and their choice; the older `functions` and `function_call` mean the same."""
+    tools, functions = params.take("tools"), params.take("functions")
+    choice, call = params.take("tool_choice"), params.take("function_call")
+    parallel = params.flag("parallel_tool_calls")
+    if functions is not None:
+        tools = [*(tools or []), *({"type": "function", "function": f} for f in functions)]
+        parallel = False  # the older answer has room for one call
+    if isinstance(call, dict):
+        choice = {"type": "function", "function": {"name": call.get("name")}}
+    elif call is not None:
+        choice = call
+    fields = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": parallel}
+    return {name: value for name, value in fields.items() if value is not None}
