@@ -86,6 +86,8 @@ def own_settings(request: pytest.FixtureRequest) -> Iterator[None]:
         patch.setenv("MLX_PROVIDER_DISK_CACHE_BYTES", "0")  # what one test computes, others compute
         # a busy machine is no defect, as above
         patch.setattr("mlx_provider.gateway.proxy.START_LIMIT", 900.0)
+        # passes of 1,024 tokens take half of a tiny model's load; tests/engine/test_calibration.py
+        patch.setattr("mlx_provider.engine.execution.calibration.DEEP_WIDTHS", (1, 4, 8, 16))
         left_out = set(request.config.getoption("--without-plugin"))
         if left_out:
             kept = entry_points(group="mlx_provider").names - left_out

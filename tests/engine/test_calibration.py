@@ -20,6 +20,12 @@ from mlx_provider.engine.scheduling.costs import UNMEASURED, Curve
 from mlx_provider.families.text import TextModel
 
 
+@pytest.fixture(autouse=True)
+def _widths_of_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests time fewer widths."""
+    monkeypatch.setattr(calibration, "DEEP_WIDTHS", DEEP_WIDTHS)
+
+
 @dataclass
 class Timed:
     """Notes how far prompts reached, and fails where told."""
