@@ -5,19 +5,22 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from mlx_provider import LoadedModel, MediaItem
+import mlx_provider
+from mlx_provider import LoadedModel, LoadOptions, MediaItem
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request, SamplingParams
 from mlx_provider.engine.speculation.speculation import Speculation
 from mlx_provider.records import DraftOptions
-from mlx_provider.testing.driver import Alternating, new_engine, new_request, output_of
+from mlx_provider.testing.driver import Alternating, new_engine, new_request, output_of, run
 from mlx_provider.testing.oracle import Eager
 from mlx_provider_mtp import start
+from mlx_provider_qwen3_5 import load as load_qwen3_5
 
 TinyModels = Callable[..., Any]
 GREEDY = SamplingParams(temperature=0)
@@ -161,6 +164,21 @@ def test_prefix_hits(tiny: TinyModels) -> None:
         requests = served(found.model, arrivals, drafting, prefix_cache=kept)
     check(found.model, arrivals, requests)
     assert all(request.cached for request in requests)
+
+
+def test_most_guesses_of_the_demo_hold() -> None:
+    folder = Path(mlx_provider.__file__).parent / "demo" / "hybrid"
+    model = load_qwen3_5(folder, LoadOptions())
+    messages = [{"role": "user", "content": "Tell me a story."}]
+    request = new_request([1], max_tokens=60)
+    request.prompt = model.prepare(messages, tools=[], media=[], variables={})
+    drafting = start(folder, model, DraftOptions())
+    speculation = Speculation(drafting, vocab=model.info.vocab_size, hidden=True, policy=Eager())
+    engine = new_engine(model, speculation=speculation)
+    engine.submit(request)
+    run(engine)
+    assert request.drafted > 20
+    assert accepted([request]) > 0.9
 
 
 def test_four_bits(tiny: TinyModels) -> None:

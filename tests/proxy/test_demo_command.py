@@ -13,7 +13,6 @@ import typer
 from typer.testing import CliRunner
 
 from mlx_provider.cli.demo import demo
-from mlx_provider.demo.stage import Stage
 
 CODE = "import typer; from mlx_provider.cli.demo import demo; typer.run(demo)"
 
@@ -29,37 +28,6 @@ def environ(tmp_path):
     return {**own, **dead, "HOME": str(tmp_path), "PYTHONPATH": paths, "COLUMNS": "200"}
 
 
-@pytest.fixture
-def staged(proxy, own_engine, monkeypatch):
-    """The tests' own proxy and engine in the place of the demo's; what was begun and ended."""
-    seen = []
-
-    @contextmanager
-    def stage():
-        seen.append("begun")
-        yield Stage(proxy, own_engine)
-        seen.append("ended")
-
-    monkeypatch.setattr("mlx_provider.demo.stage.stage", stage)
-    return seen
-
-
-def test_every_check_passes_and_then_it_ends(staged):
-    app = typer.Typer()
-    app.command()(demo)
-    run = CliRunner().invoke(app, [], env={"COLUMNS": "200"})
-    assert run.exit_code == 0, run.output
-    assert_all_is_well(run.stdout)
-    assert staged == ["begun", "ended"]
-
-
-def assert_all_is_well(told):
-    assert "Your name is Maria." in told
-    assert told.count("\nok ") == 6
-    assert re.search(r"[1-9]\d* of [1-9]\d* guessed tokens held \(demo-hybrid, by mtp\)", told)
-    assert "mlx-provider up demo starts the same to stay" in told
-
-
 def test_from_nothing_but_the_package(environ, tmp_path):
     done = subprocess.run(
         [sys.executable, "-u", "-c", CODE],
@@ -69,7 +37,15 @@ def test_from_nothing_but_the_package(environ, tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert_all_is_well(done.stdout)
+    told = done.stdout
+    assert "Your name is Maria." in told
+    assert told.count("\nok ") == 6
+    # The clock decides whether guesses are worth their time. tests/mtp has a policy without one.
+    held = (
+        r"\d+ of [1-9]\d* guessed tokens held|nothing, as a guess takes longer than it saves here"
+    )
+    assert re.search(rf"guessed ahead  ({held}) \(demo-hybrid, by mtp\)", told)
+    assert "mlx-provider up demo starts the same to stay" in told
     assert list(tmp_path.iterdir()) == []
 
 
