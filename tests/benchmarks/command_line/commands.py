@@ -10,7 +10,7 @@ from .behind_proxy import gateway
 from .checkouts import checkouts
 from .drafting import drafts, sparse, speculation
 from .fleet import fleet, router
-from .inside import grammar, scheduling
+from .inside import gap, grammar, scheduling
 from .ranked import ranks
 from .reuse import budgets, restart, traffic
 from .simulated import fleet_simulation
@@ -25,6 +25,7 @@ for command in (
     budgets,
     restart,
     grammar,
+    gap,
     gateway,
     fleet,
     fleet_simulation,

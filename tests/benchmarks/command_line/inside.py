@@ -39,3 +39,12 @@ def grammar(
     counts = sorted({0, *(constrained or Plan().constrained)})
     plan = Plan(rows, counts, vocabulary, steps, repeats, hidden, layers, dtype)
     running.print_result(measure(plan))
+
+
+def gap() -> None:
+    """The host's work in a step, and how long an imagined device waits for it."""
+    running.preload()
+    from host_gap import Plan
+    from host_gap import bench as measure
+
+    running.print_result(measure(Plan()))

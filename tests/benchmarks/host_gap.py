@@ -1,0 +1,138 @@
+"""Host work between two passes, and how long a device waits for it.
+
+The device is imagined: each pass of the model takes a fixed time on it, a draw takes none. The host
+is real: its time is the CPU time of the engine thread, and it waits where it reads tokens.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from imagined_device import without_device
+from kernel_count import deep_model
+from mlx_provider.engine.engine import Engine
+from mlx_provider.engine.execution.decode_batch import DecodeBatch
+from mlx_provider.engine.request import SamplingParams
+from mlx_provider.testing.driver import new_engine, new_request
+from mlx_provider_bench.report import Result
+
+SAMPLING = {
+    "greedy": SamplingParams(temperature=0),
+    "temperature, top-p": SamplingParams(temperature=0.7, top_p=0.9, seed=1),
+}
+WARM = 8
+"""Steps before those that count."""
+
+
+@dataclass
+class ImaginedDevice:
+    """Runs launched passes one after the other."""
+
+    seconds: float
+    """Time of each pass."""
+    host: Callable[[], float] = time.thread_time
+    waited: float = 0.0
+    """Time that the host has waited for tokens."""
+    busy: float = 0.0
+    """End of the last pass."""
+    drawn: float = 0.0
+    """End of the last pass whose tokens are drawn."""
+    gaps: list[float] = field(default_factory=list)
+    """Seconds without work before each pass."""
+
+    @property
+    def now(self) -> float:
+        return self.host() + self.waited
+
+    def runs(self, batch: Any) -> None:
+        """Run the passes of `batch` from now on."""
+        forward, drawn, read = batch.forward, batch.drawn, batch._read
+
+        def launched(*args: Any) -> Any:
+            made = forward(*args)
+            self.gaps.append(max(0.0, self.now - self.busy))
+            self.busy = max(self.busy, self.now) + self.seconds
+            return made
+
+        def drew(*args: Any) -> None:
+            drawn(*args)
+            self.drawn = max(self.busy, self.now)
+
+        def reads() -> Any:
+            self.waited += max(0.0, self.drawn - self.now)
+            return read()
+
+        batch.forward, batch.drawn, batch._read = launched, drew, reads
+
+
+def decoding(model: Any, rows: int, params: SamplingParams, steps: int) -> Engine:
+    """An engine with rows that decode for at least this many steps."""
+    engine = new_engine(model, max_chunk=64)
+    for at in range(rows):
+        engine.submit(new_request(range(5, 15 + at), max_tokens=steps + 100, params=params))
+    while len(engine.scheduler.running) < rows:
+        engine.step()
+    return engine
+
+
+def gaps(engine: Engine, device: ImaginedDevice, steps: int) -> list[float]:
+    """Seconds that the device waits before each of so many passes."""
+    batch: DecodeBatch = engine.batch
+    device.runs(batch)
+    for _ in range(WARM + steps):
+        engine.step()
+    return device.gaps[WARM:]
+
+
+def host_work(engine: Engine, steps: int) -> dict[str, float]:
+    """Milliseconds of a step on the host, with and without the launch of its pass."""
+    batch: Any = engine.batch
+    forward, launches, whole = batch.forward, [0.0], []
+
+    def launched(*args: Any) -> Any:
+        began = time.thread_time()
+        made = forward(*args)
+        launches.append(time.thread_time() - began)
+        return made
+
+    batch.forward = launched
+    for _ in range(WARM + steps):
+        began = time.thread_time()
+        engine.step()
+        whole.append(time.thread_time() - began)
+    rest = [all_of_it - launch for all_of_it, launch in zip(whole, launches[1:], strict=True)]
+    return {
+        "step": round(1000 * median(whole[WARM:]), 2),
+        "step without launch of its pass": round(1000 * median(rest[WARM:]), 2),
+    }
+
+
+@dataclass(frozen=True)
+class Plan:
+    rows: Sequence[int] = (1, 8, 32)
+    pass_ms: Sequence[float] = (10, 20, 40)
+    steps: int = 40
+
+
+def bench(plan: Plan) -> Result:
+    """Milliseconds, by rows and sampling: a step on the host, the part of it that is not the launch
+    of its pass, and the wait of devices with passes of several lengths."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = deep_model(Path(folder))
+    found: dict[str, dict[str, float]] = {}
+    for rows in plan.rows:
+        for name, params in SAMPLING.items():
+            own = found[f"{rows} rows, {name}"] = host_work(
+                decoding(model, rows, params, plan.steps), plan.steps
+            )
+            for each in plan.pass_ms:
+                engine = decoding(model, rows, params, plan.steps)
+                waits = gaps(engine, ImaginedDevice(each / 1000), plan.steps)
+                own[f"wait before a pass of {each} ms"] = round(1000 * median(waits), 2)
+    return {"benchmark": "gap", **asdict(plan), **without_device("imagined"), "ms": found}
