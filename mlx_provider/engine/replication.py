@@ -44,8 +44,11 @@ class Replica:
         """Tokens (B,) drawn from logits (B, vocab). Raises the errors of `own`."""
         return own()
 
-    def embed(self, model: LoadedModel, own: Callable[[], Features]) -> Features:
-        """Features of one media item. Raises the errors of `own`."""
+    def embed(
+        self, model: LoadedModel, own: Callable[[], Sequence[Features]]
+    ) -> Sequence[Features]:
+        """Features of the media items that a slice of the vision tower completes. Raises the errors
+        of `own`."""
         return own()
 
     def pass_failed(self, fault: Fault) -> None:

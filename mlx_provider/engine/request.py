@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..errors import MLXProviderError
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import Delta, FinishReason, TokenLogprob
-from ..records import Prompt, Scoring
+from ..records import MediaSpan, Prompt, Scoring
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from .inputs import Inputs
+    from .tower import Tower
 
 
 class Phase(enum.Enum):
@@ -267,6 +268,8 @@ class PrefillJob:
     """Positions of the tokens, if some tokens of the prompt were left out."""
     scoring: Scoring | None = None
     """The scoring that selects the tokens to keep. Nothing is prefilled before it ends."""
+    tower: Tower | None = None
+    """The run of the vision tower over its media, once it has begun and until it ends."""
     pieces: int = 0
     """Scored pieces so far."""
     piece_seconds: float = 0.0
@@ -315,6 +318,17 @@ class PrefillJob:
         return all(span.end <= self.done for span in self.request.prompt.spans)
 
     @property
+    def unembedded(self) -> list[MediaSpan]:
+        """The media left to prefill that have no features yet, each once."""
+        known = self.request.features
+        spans = {
+            span.content_hash: span
+            for span in self.request.prompt.spans
+            if span.end > self.done and span.content_hash not in known
+        }
+        return list(spans.values())
+
+    @property
     def prompt(self) -> Prompt:
         """The request's prompt with the committed tokens to run again, or the current input."""
         if self.embeds:
@@ -334,7 +348,7 @@ class PrefillJob:
         if self.restore is not None:
             self.restore.abandon()
             self.restore = None
-        self.scoring, self.pieces = None, 0
+        self.scoring, self.pieces, self.tower = None, 0, None
         if self.request.inputs is not None:
             self.request.inputs.pooled = None
 

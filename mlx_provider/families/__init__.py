@@ -31,6 +31,7 @@ here whatever upstream's model does not do differently:
 | `vision.positions` | rotary positions on three axes (M-RoPE) of prompt, chunk and step |
 | `vision.patches` | images and frames of any size as patches, a strip at a time: `PatchTexts` |
 | `vision.patch_model` | `load_patch_model`: a whole model over patches and such positions |
+| `vision.slices` | `in_slices`: a tower of mlx-vlm a layer at a time |
 | `vision.calls` | any model of mlx-vlm by its front door: processor, embeddings, logits |
 
 A text model mostly needs `load_text` alone, a vision model `load_model`, `MediaMarks` and a class

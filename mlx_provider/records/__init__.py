@@ -12,6 +12,7 @@ from .json_reading import read_json
 from .kernels import Function, Kernels, Replacement
 from .marked import read_marked, report_call
 from .model import (
+    EmbedsInSlices,
     Features,
     LoadedModel,
     LoadOptions,
@@ -44,6 +45,7 @@ __all__ = [
     "Drafter",
     "Drafting",
     "Embedding",
+    "EmbedsInSlices",
     "Emit",
     "Features",
     "Function",

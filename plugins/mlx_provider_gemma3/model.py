@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_provider import LoadOptions, MediaItem, MediaSpan, OnDemand, PrefillChunk
+from mlx_provider import Features, LoadOptions, MediaItem, MediaSpan, OnDemand, PrefillChunk
 from mlx_provider.families.attention import route
 from mlx_provider.families.checkpoint import read_json
 from mlx_provider.families.logits import rows_at
@@ -19,8 +20,9 @@ from mlx_provider.families.tokenizer import load_tokenizer
 from mlx_provider.families.vision.images import image_size
 from mlx_provider.families.vision.info import vision_info
 from mlx_provider.families.vision.language import head
-from mlx_provider.families.vision.model import VisionFeatures, VisionModel
+from mlx_provider.families.vision.model import VisionFeatures, VisionModel, embedded
 from mlx_provider.families.vision.prompt import Block, MediaMarks, Placed, no_media
+from mlx_provider.families.vision.slices import in_slices
 
 from .language import image_rows, load_gemma3, prefill, row_cache, set_window
 from .window import chosen_window
@@ -34,10 +36,14 @@ class GemmaModel(VisionModel):
 
     kv_layouts: Sequence[str] = ("grouped", "merged", "solo")
 
-    def embed(self, span: MediaSpan) -> VisionFeatures:
-        features = VisionFeatures(image_rows(self.model, mx.array(span.inputs.values())))
-        mx.eval(features.rows)
-        return features
+    def embed(self, span: MediaSpan) -> Features:
+        return embedded(self, span)
+
+    def embed_in_slices(self, spans: Sequence[MediaSpan]) -> Iterator[Sequence[VisionFeatures]]:
+        for span in spans:
+            call = partial(image_rows, self.model, mx.array(span.inputs.values()))
+            rows = yield from in_slices([self.model.vision_tower], call)
+            yield [VisionFeatures(rows)]
 
     def make_cache(self) -> list[Any]:
         return row_cache(self.model.language_model)

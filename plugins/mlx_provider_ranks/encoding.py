@@ -211,11 +211,12 @@ class Codec:
         plan, chunk = record.plan, record.plan.chunk
         part = None if chunk is None else [self._encode_job(chunk.job), chunk.start, chunk.stop]
         drafts = [[self._encode_row(row), list(own)] for row, own in record.drafts.items()]
-        return [len(plan.rows), part, plan.mixed, drafts, record.caught_up]
+        embedded = None if plan.embedded is None else self._encode_job(plan.embedded)
+        return [len(plan.rows), part, plan.mixed, drafts, record.caught_up, embedded]
 
     def decode_record(self, encoded: Any) -> StepRecord:
         """Raises `RankLost` where other rows decode here, too."""
-        count, part, mixed, drafts, caught_up = encoded
+        count, part, mixed, drafts, caught_up, embedded = encoded
         rows = tuple(self._scheduler.running) if count else ()
         if len(rows) != count:
             raise RankLost(f"{len(rows)} rows decode here, {count} on rank 0")
@@ -227,7 +228,12 @@ class Codec:
             chunk = Chunk(job, part[1], part[2])
         return StepRecord(
             time.monotonic(),
-            StepPlan(rows, chunk, mixed=mixed),
+            StepPlan(
+                rows,
+                chunk,
+                mixed=mixed,
+                embedded=None if embedded is None else self._decode_job(embedded),
+            ),
             drafts={self._decode_row(row): own for row, own in drafts},
             caught_up=caught_up,
         )

@@ -29,7 +29,9 @@ class Side(Protocol):
     ) -> T: ...
     def announce(self, kind: str, encode: Callable[[], dict[str, Any]]) -> None: ...
     def draw(self, logits: mx.array, own: Callable[[], Drawn]) -> Drawn: ...
-    def embed(self, model: LoadedModel, own: Callable[[], Features]) -> Features: ...
+    def embed(
+        self, model: LoadedModel, own: Callable[[], Sequence[Features]]
+    ) -> Sequence[Features]: ...
     def pass_failed(self, fault: Fault) -> None: ...
 
 
@@ -55,7 +57,9 @@ class RankReplica(Replica):
     def draw(self, logits: mx.array, own: Callable[[], Drawn]) -> Drawn:
         return self._side.draw(logits, own)
 
-    def embed(self, model: LoadedModel, own: Callable[[], Features]) -> Features:
+    def embed(
+        self, model: LoadedModel, own: Callable[[], Sequence[Features]]
+    ) -> Sequence[Features]:
         return self._side.embed(model, own)
 
     def pass_failed(self, fault: Fault) -> None:

@@ -8,7 +8,7 @@ collectives meet in the same order; what only rank 0 computes is added to zeros 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import mlx.core as mx
@@ -112,9 +112,11 @@ class Leading:
         log.error("drawing failed\n%s", trying.fault.trace)
         raise trying.fault.error
 
-    def embed(self, model: LoadedModel, own: Callable[[], Features]) -> Features:
+    def embed(
+        self, model: LoadedModel, own: Callable[[], Sequence[Features]]
+    ) -> Sequence[Features]:
         with Isolation() as trying:
-            made = own()
+            made = list(own())
             found = leaves(made)
             mx.eval(found)
             tree = outline(made, _types(model))
@@ -183,14 +185,17 @@ class Following:
     def draw(self, logits: mx.array, own: Callable[[], Drawn]) -> Drawn:
         return Drawn(_added(_none_drawn(logits), self._group), None)
 
-    def embed(self, model: LoadedModel, own: Callable[[], Features]) -> Features:
+    def embed(
+        self, model: LoadedModel, own: Callable[[], Sequence[Features]]
+    ) -> Sequence[Features]:
         value = self._ears.next("features", self._engine)
         if "outline" not in value:
             raise RequestFailed(f"its image failed on rank 0: {value['failed']}")
         blank = [mx.zeros(shape, getattr(mx, dtype)) for shape, dtype in value["arrays"]]
         found = [_added(each, self._group) for each in blank]
         mx.eval(found)
-        return rebuilt(value["outline"], found, _types(model))
+        made: list[Features] = rebuilt(value["outline"], found, _types(model))
+        return made
 
     def pass_failed(self, fault: Fault) -> None:
         _refuse(fault, "this rank")

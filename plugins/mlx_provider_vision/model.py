@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +29,7 @@ from mlx_provider.families.logits import find_backbone, last_token, narrowed, ro
 from mlx_provider.families.tokenizer import HFTokenizer, Hidden
 from mlx_provider.families.vision.calls import language_logits, model_inputs, prompt_features
 from mlx_provider.families.vision.images import as_image, image_size
+from mlx_provider.families.vision.model import embedded
 from mlx_provider.families.vision.prompt import message_ends
 
 from . import passes
@@ -112,7 +113,19 @@ class AnyVisionModel:
             raise MediaError(f"the model's processor refused the request: {error}") from error
 
     def embed(self, span: MediaSpan) -> Features:
-        return PromptFeatures(prompt_features(self.model, span.inputs()))
+        return embedded(self, span)
+
+    def embed_in_slices(self, spans: Sequence[MediaSpan]) -> Iterator[Sequence[Features]]:
+        for span in spans:
+            made = yield from prompt_features(self.model, self.inputs_of(span))
+            yield [self.features_of(made)]
+
+    def inputs_of(self, span: MediaSpan) -> dict[str, np.ndarray]:
+        """What the processor has made of the media of a span."""
+        return dict(span.inputs())
+
+    def features_of(self, made: dict[str, mx.array]) -> Features:
+        return PromptFeatures(made)
 
     def make_cache(self) -> list[Any]:
         return passes.make_cache(self.model)

@@ -14,7 +14,7 @@ import numpy as np
 
 from mlx_provider import MediaSpan, PrefillChunk
 from mlx_provider.families.caches import StateCache, row_cache
-from mlx_provider.families.vision.calls import has_mrope, language_logits, prompt_features
+from mlx_provider.families.vision.calls import has_mrope, language_logits, text_rows
 from mlx_provider.families.vision.model import embeddings, pieces
 from mlx_provider.families.vision.positions import chunk_positions, step_positions
 
@@ -51,7 +51,7 @@ def prefill_separately(model: Any, chunk: PrefillChunk) -> mx.array:
     ids = mx.array(np.asarray(chunk.prompt.tokens[chunk.start : chunk.stop], np.int32))[None]
     more: dict[str, Any] = {}
     if any(part.features is not None for part in parts):
-        more["inputs_embeds"] = embeddings(chunk, parts, lambda text: _text_rows(model, text))
+        more["inputs_embeds"] = embeddings(chunk, parts, lambda text: text_rows(model, text)[0])
         more["n_to_process"] = chunk.stop - chunk.start
     if has_mrope(model):
         more |= {"position_ids": chunk_positions(chunk), "rope_deltas": mx.zeros((1, 1), mx.int32)}
@@ -67,11 +67,6 @@ def decode_separately(
         more["position_ids"] = step_positions(positions)
         more["rope_deltas"] = mx.zeros((positions.size, 1), mx.int32)
     return language_logits(model, tokens[:, None], cache, more)[:, -1]
-
-
-def _text_rows(model: Any, tokens: mx.array) -> mx.array:
-    rows: mx.array = prompt_features(model, {"input_ids": np.array(tokens)[None]})["inputs_embeds"]
-    return rows[0]
 
 
 def _held(chunk: PrefillChunk) -> int:

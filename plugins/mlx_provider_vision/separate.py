@@ -23,7 +23,7 @@ from mlx_provider import (
 )
 from mlx_provider.families.caches import row_cache
 from mlx_provider.families.logits import rows_at
-from mlx_provider.families.vision.calls import has_mrope, prompt_features
+from mlx_provider.families.vision.calls import has_mrope
 from mlx_provider.families.vision.model import VisionFeatures
 from mlx_provider.families.vision.positions import rotary_positions
 from mlx_provider.families.vision.prompt import message_ends
@@ -109,8 +109,10 @@ class SeparateVisionModel(AnyVisionModel):
         ends = message_ends(tokens, self.info.stop_tokens)
         return Prompt(tokens, hidden.reveal(text), spans, positions, delta, ends)
 
-    def embed(self, span: MediaSpan) -> Features:
-        made = prompt_features(self.model, span.inputs.inputs())
+    def inputs_of(self, span: MediaSpan) -> dict[str, np.ndarray]:
+        return dict(span.inputs.inputs())
+
+    def features_of(self, made: dict[str, mx.array]) -> Features:
         if more := made.keys() - EMBEDDED:
             raise UnsupportedModel(f"its images are more than embeddings: {', '.join(more)}")
         return VisionFeatures(made["inputs_embeds"][0])

@@ -106,10 +106,13 @@ def test_a_system_part_is_of_use_before_any_image(load_generic, ask) -> None:
 def test_an_image_is_reused_from_turn_to_turn(name: str, load_generic, monkeypatch) -> None:
     """A chat that grows by an image and a text: all before is in the prefix cache, as alone."""
     model, seen = load_generic(name), []
-    embed = type(model).embed
-    monkeypatch.setattr(
-        type(model), "embed", lambda self, span: seen.append(span.content_hash) or embed(self, span)
-    )
+    embed = type(model).embed_in_slices
+
+    def noted(self: Any, spans: Any) -> Any:
+        seen.extend(span.content_hash for span in spans)
+        return embed(self, spans)
+
+    monkeypatch.setattr(type(model), "embed_in_slices", noted)
     engine = new_engine(
         model,
         prefix_cache=PrefixCache(budget=lambda: 2**24),

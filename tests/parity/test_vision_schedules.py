@@ -172,9 +172,9 @@ class CountingEmbeds:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def embed(self, span: Any) -> Any:
-        self.embeds += 1
-        return self.inner.embed(span)
+    def embed_in_slices(self, spans: Any) -> Any:
+        self.embeds += len(spans)
+        return self.inner.embed_in_slices(spans)  # type: ignore[attr-defined]
 
 
 def ask(engine: Any, model: LoadedModel, turn: Turn) -> Request:

@@ -72,9 +72,10 @@ def load(folder: Path, options: LoadOptions) -> LoadedModel:
             meet(folder, "decode", tokens.shape[0])
             return super().decode(tokens, *more, **named)
 
-        def embed(self, span: Any) -> Any:
-            meet(folder, "embed")
-            return super().embed(span)
+        def embed_in_slices(self, spans: Any) -> Any:
+            for made in super().embed_in_slices(spans):
+                meet(folder, "embed")
+                yield made
 
     object.__setattr__(made, "__class__", Faulty)
     return made  # type: ignore[no-any-return]

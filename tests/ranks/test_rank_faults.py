@@ -182,7 +182,7 @@ def test_what_fails_on_rank_0_alone_costs_one_request(
 
     error = failing(image, "embed")
     assert isinstance(error, PluginError), error
-    assert "embed failed: ArithmeticError: a scripted fault in embed" in error.message
+    assert "embed_in_slices failed: ArithmeticError: a scripted fault in embed" in error.message
     assert group.ask(model, image).answer()
 
     error = failing("hello", "first draw")

@@ -63,6 +63,10 @@ class StepPlan:
     """The prompt to score behind the rows' pass, before any of it is prefilled."""
     scoring_seconds: float = 0.0
     """Time limit for the scoring in this step. At least one piece runs."""
+    embedded: PrefillJob | None = None
+    """The prompt whose media run through the vision tower behind the rows' pass."""
+    embedding_seconds: float = 0.0
+    """Time limit for the tower in this step. At least one slice of it runs."""
 
 
 def widths(rows: int, most: int) -> list[int]:

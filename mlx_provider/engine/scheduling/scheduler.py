@@ -112,10 +112,18 @@ class Scheduler:
 
     def passed(self, chunk: Chunk) -> None:
         """A chunk has run. The other prompts in prefill have waited for it."""
-        seconds = self.costs.pass_of(0, 0, chunk.size, chunk.start)
+        self._waited_for(chunk.job, self.costs.pass_of(0, 0, chunk.size, chunk.start))
+
+    def _waited_for(self, own: PrefillJob | None, seconds: float) -> None:
         for job in self.waiting:
-            if job.admitted and job is not chunk.job:
+            if job.admitted and job is not own:
                 job.aged += seconds
+
+    def embedded(self, plan: StepPlan, seconds: float) -> None:
+        """The vision tower has run for these seconds. The other prompts in prefill have waited for
+        it, and decoding rows for what exceeds the plan."""
+        self._waited_for(plan.embedded, seconds)
+        self._owed += max(0.0, seconds - plan.embedding_seconds) if self.running else 0.0
 
     def join(self, job: PrefillJob) -> None:
         """The prompt is in the cache. Each row may decode once it has its first token."""
@@ -178,8 +186,11 @@ class Scheduler:
         job = next(ready, None)
         if job is None:
             return StepPlan(rows, pass_seconds=alone)
-        if rows and self._owed and not self._precedes(job):
+        if rows and self._owed and (job.unembedded or not self._precedes(job)):
             return StepPlan(rows, pass_seconds=alone)
+        if job.unembedded:
+            most = sizes.fair(alone) - alone if rows else IDLE_SECONDS
+            return StepPlan(rows, pass_seconds=alone, embedded=job, embedding_seconds=most)
         if job.scoring is not None:
             most = target if rows else IDLE_SECONDS
             return StepPlan(rows, pass_seconds=alone, scored=job, scoring_seconds=most)
@@ -201,7 +212,8 @@ class Scheduler:
     def ran(self, plan: StepPlan) -> None:
         """A step was launched. Steps without a chunk compensate for its time beyond the fair time,
         so that the average time of a token stays within that."""
-        took = plan.pass_seconds + plan.chunk_seconds + plan.scoring_seconds
+        behind = plan.chunk_seconds + plan.scoring_seconds + plan.embedding_seconds
+        took = plan.pass_seconds + behind
         alone = self.chunking.seconds(plan.rows) if plan.mixed else plan.pass_seconds
         fair = self.chunking.fair(alone) if plan.rows else 0.0
         self._owed = max(0.0, self._owed + took - fair) if self.running else 0.0

@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from ...isolation import Fault, Isolation
 from ...protocol.events import Delta, Embedded
-from ...records import MediaSpan, PrefillChunk
+from ...records import PrefillChunk
 from ..execution.mixed_batch import mixed_chunk
 from ..inputs import Inputs
 from ..memory import arrays
@@ -19,6 +19,7 @@ from ..request import PrefillJob, Request
 from ..row_cache import grow_by
 from ..scheduling.plan import Chunk, StepPlan
 from ..sparse_prefill.passes import run_alone
+from ..tower import Tower
 from .commit import Commit
 from .join import LONG_PREFILL_TOKENS, Join
 from .record import StepRecord
@@ -50,6 +51,8 @@ class Prefill:
         plan, chunk = record.plan, record.own_pass
         if plan.scored is not None:
             self._score(plan.scored, plan.scoring_seconds)
+        if plan.embedded is not None:
+            return self._embed(plan.embedded, plan)
         if chunk is None or not chunk.due:  # its request ended, or a failed pass corrupted it
             return None
         inputs = chunk.job.request.inputs
@@ -101,14 +104,43 @@ class Prefill:
             grow_by(job.held(), state.scheduler.admission.kv_capacity(job))
             state.recorder.skipped(job.request.skipped)
 
+    def _embed(self, job: PrefillJob, plan: StepPlan) -> Prefilled | None:
+        """Run a part of the vision tower over the media of a prompt."""
+        state = self._state
+        if job not in state.scheduler.waiting:
+            return None
+        began = state.clock()
+        with Isolation() as tried:
+            self._advance(job, plan.embedding_seconds)
+            state.timer.forget()  # the time of the tower is not that of a pass
+            state.behind = []
+            state.scheduler.embedded(plan, state.clock() - began)
+            return None
+        return Prefilled(job, None, tried.fault)
+
+    def _advance(self, job: PrefillJob, seconds: float) -> None:
+        """Take cached features, and run slices of the tower for the others."""
+        state, features = self._state, job.request.features
+        if job.tower is None:
+            found = {s.content_hash: state.features.get(s.content_hash) for s in job.unembedded}
+            features |= {key: known for key, known in found.items() if known is not None}
+            job.tower = Tower(state.model, job.unembedded, state.clock)
+        waiting = job.tower.waiting
+        if waiting:
+            made = state.replica.embed(state.model, partial(job.tower.run, seconds))
+            for span, each in zip(waiting[: len(made)], made, strict=True):
+                state.features.put(span.content_hash, each)
+                features[span.content_hash] = each
+            del waiting[: len(made)]
+        if not waiting:
+            job.tower = None
+
     def _run_chunk(self, chunk: Chunk, plan: StepPlan) -> mx.array | None:
         """Append the chunk to the row's cache. Returns logits (vocab,) if it is the last one."""
         state = self._state
         job, request = chunk.job, chunk.job.request
         prompt, cache = job.prompt, job.held()
         media = [s for s in prompt.spans if s.start < chunk.stop and s.end > chunk.start]
-        for span in media:
-            self._embed(request, span)
         load = state.scheduler.chunking.load((), chunk)
         state.timer.launched(plan.chunk_seconds, state.clock(), load)
         given = PrefillChunk(prompt, chunk.start, chunk.stop, cache, request.features)
@@ -193,13 +225,3 @@ class Prefill:
         self._state.recorder.tokens(prefilled=chunk.size, cached=0, decoded=0)
         if self._state.prefix_cache is not None and job.uses_prefix_cache:
             self._state.prefix_cache.passed(job, chunk.start)
-
-    def _embed(self, request: Request, span: MediaSpan) -> None:
-        if span.content_hash in request.features:
-            return
-        state = self._state
-        features = state.features.get(span.content_hash)
-        if features is None:
-            features = state.replica.embed(state.model, partial(state.model.embed, span))
-            state.features.put(span.content_hash, features)
-        request.features[span.content_hash] = features

@@ -35,7 +35,7 @@ class StepRecord:
     def runs(self) -> bool:
         """Whether there is anything to run."""
         plan = self.plan
-        return bool(plan.rows) or plan.chunk is not None or plan.scored is not None
+        return bool(plan.rows) or any((plan.chunk, plan.scored, plan.embedded))
 
     @property
     def mixed(self) -> Chunk | None:
@@ -60,6 +60,7 @@ class StepRecord:
             "chunk": of_chunk,
             "mixed": plan.mixed,
             "scored": None if plan.scored is None else plan.scored.request.id,
+            "embedded": None if plan.embedded is None else plan.embedded.request.id,
             "drafts": {_name(row): list(tokens) for row, tokens in self.drafts.items()},
             "reclaimed": self.reclaimed,
         }

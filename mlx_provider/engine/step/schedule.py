@@ -140,7 +140,10 @@ class Schedule:
     def _as_it_stands(self, plan: StepPlan, *, readable: bool) -> StepPlan:
         """The plan without rows and chunks that ended with the tokens that were read after it was
         made."""
-        rows = tuple(row for row in plan.rows if row in self._state.scheduler.running)
+        scheduler = self._state.scheduler
+        rows = tuple(row for row in plan.rows if row in scheduler.running)
+        if plan.embedded not in scheduler.waiting:
+            plan = replace(plan, embedded=None)
         if plan.chunk is None or (plan.chunk.due and (readable or not plan.mixed)):
             return replace(plan, rows=rows)
         return replace(plan, rows=rows, chunk=None, mixed=False)

@@ -7,6 +7,7 @@ object or stored there.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,16 @@ from ...records import LoadOptions
 from ...upstream.mlx_vlm import embedded, has_mrope, language_logits, library
 from ..attention import route
 from .loading import load_model
+from .slices import Slices, in_slices, towers
 
-__all__ = ["has_mrope", "language_logits", "load_with_processor", "model_inputs", "prompt_features"]
+__all__ = [
+    "has_mrope",
+    "language_logits",
+    "load_with_processor",
+    "model_inputs",
+    "prompt_features",
+    "text_rows",
+]
 
 
 def load_with_processor(folder: Path, options: LoadOptions) -> tuple[Any, Any]:
@@ -50,12 +59,16 @@ def model_inputs(
     return {key: np.array(value) for key, value in made.items() if isinstance(value, mx.array)}
 
 
-def prompt_features(model: Any, inputs: Mapping[str, np.ndarray]) -> dict[str, mx.array]:
-    """Embeddings of a whole prompt, and the other inputs of its prefill.
+def prompt_features(model: Any, inputs: Mapping[str, np.ndarray]) -> Slices[dict[str, mx.array]]:
+    """Embeddings of a whole prompt, and the other inputs of its prefill, a slice at a time.
 
     `inputs`: the processor's arrays. `inputs_embeds` is (1, length, hidden); the others are
     arguments of `language_logits`.
     """
-    found = embedded(model, {key: mx.array(value) for key, value in inputs.items()})
-    mx.eval(found)
-    return found
+    arrays = {key: mx.array(value) for key, value in inputs.items()}
+    return in_slices(towers(model), partial(embedded, model, arrays))
+
+
+def text_rows(model: Any, tokens: mx.array) -> mx.array:
+    """Embeddings (1, length, hidden) of tokens (length,) of text."""
+    return embedded(model, {"input_ids": tokens[None]})["inputs_embeds"]

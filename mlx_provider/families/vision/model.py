@@ -9,7 +9,15 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ...records import MediaItem, ModelInfo, PrefillChunk, Prompt, Tokenizer
+from ...records import (
+    EmbedsInSlices,
+    MediaItem,
+    MediaSpan,
+    ModelInfo,
+    PrefillChunk,
+    Prompt,
+    Tokenizer,
+)
 from ..tokenizer import HFTokenizer
 from .prompt import MediaMarks, build_prompt
 
@@ -108,3 +116,9 @@ class VisionModel:
             media=media,
             variables=variables,
         )
+
+
+def embedded(model: EmbedsInSlices, span: MediaSpan) -> Any:
+    """The features of one item, all slices at once."""
+    (features,) = [each for made in model.embed_in_slices([span]) for each in made]
+    return features

@@ -6,15 +6,16 @@ and features for its first layers (deepstack) for exactly the media tokens of a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from ...records import LoadOptions, MediaItem, MediaSpan, PrefillChunk, Prompt
+from ...records import Features, LoadOptions, MediaItem, MediaSpan, PrefillChunk, Prompt
 from .. import attention, recurrent
 from ..caches import row_cache
 from ..checkpoint import read_json
@@ -23,10 +24,11 @@ from ..tokenizer import load_tokenizer
 from .info import vision_info
 from .language import head
 from .loading import load_model
-from .model import VisionFeatures, VisionModel, embeddings, media_rows, pieces
+from .model import VisionFeatures, VisionModel, embedded, embeddings, media_rows, pieces
 from .patches import PatchMedia, PatchProcessors, PatchTexts
 from .positions import chunk_positions, rotary_positions, step_positions
 from .prompt import MediaMarks, no_media
+from .slices import in_slices
 
 
 class PatchVisionModel(VisionModel):
@@ -46,13 +48,16 @@ class PatchVisionModel(VisionModel):
         positions, delta = rotary_positions(len(prompt.tokens), prompt.spans)
         return replace(prompt, positions=positions, rope_delta=delta)
 
-    def embed(self, span: MediaSpan) -> VisionFeatures:
-        tower = self.model.vision_tower
-        pixels = span.inputs.tower_input(tower.patch_embed.proj.weight.dtype)
-        rows, deepstack = tower(pixels, mx.array([span.inputs.grid], dtype=mx.int32))
-        features = VisionFeatures(rows, tuple(deepstack))
-        mx.eval(features.rows, *features.deepstack)
-        return features
+    def embed(self, span: MediaSpan) -> Features:
+        return embedded(self, span)
+
+    def embed_in_slices(self, spans: Sequence[MediaSpan]) -> Iterator[Sequence[VisionFeatures]]:
+        for span in spans:
+            tower = self.model.vision_tower
+            pixels = span.inputs.tower_input(tower.patch_embed.proj.weight.dtype)
+            grid = mx.array([span.inputs.grid], dtype=mx.int32)
+            rows, deepstack = yield from in_slices([tower], partial(tower, pixels, grid))
+            yield [VisionFeatures(rows, tuple(deepstack))]
 
     def make_cache(self) -> list[Any]:
         return row_cache(self.model.language_model)

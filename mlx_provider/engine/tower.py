@@ -1,0 +1,39 @@
+"""A run of the vision tower over the media of one prompt, a slice of layers at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from ..records import EmbedsInSlices, Features, LoadedModel, MediaSpan
+
+
+class Tower:
+    """Belongs to the engine thread. If it is dropped, what it has computed is free."""
+
+    def __init__(
+        self, model: LoadedModel, spans: Sequence[MediaSpan], clock: Callable[[], float]
+    ) -> None:
+        self.waiting = list(spans)
+        """Media without features, in the order in which these come."""
+        self._slices = _slices(model, spans)
+        self._clock = clock
+        self._last = 0.0
+        """Seconds of the last slice that was measured."""
+
+    def run(self, seconds: float) -> list[Features]:
+        """Run at least one slice, and more while they end within `seconds`. Returns the features
+        that are complete."""
+        found = list(next(self._slices))
+        began = now = self._clock()  # the first slice has waited for the rows' pass, too
+        while len(found) < len(self.waiting) and now - began + 2 * self._last <= seconds:
+            found += next(self._slices)
+            before, now = now, self._clock()
+            self._last = now - before
+        return found
+
+
+def _slices(model: LoadedModel, spans: Sequence[MediaSpan]) -> Iterator[Sequence[Features]]:
+    """Without slices of a tower, one is a whole media item."""
+    if isinstance(model, EmbedsInSlices):
+        return model.embed_in_slices(spans)
+    return ([model.embed(span)] for span in spans)

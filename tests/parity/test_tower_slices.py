@@ -1,0 +1,204 @@
+"""A vision tower that runs a slice of layers per step, beside streams."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_provider import LoadedModel, LoadOptions, MediaItem
+from mlx_provider.engine.engine import Engine
+from mlx_provider.engine.request import Phase, Request
+from mlx_provider.families.checkpoint import read_json
+from mlx_provider.families.vision import slices
+from mlx_provider.registry import PluginRegistry
+from mlx_provider.testing.driver import new_engine, new_request, output_of, run
+from mlx_provider.testing.tiny import build
+
+LAYERS = 8
+DEPTH = {"qwen3_vl": "depth", "gemma3": "num_hidden_layers", "qwen2_vl": "depth"}
+LAYER_SECONDS = 0.04
+
+
+def deep(folder: Path, name: str) -> LoadedModel:
+    """A tiny model whose tower has 8 layers."""
+    config = read_json(build(folder / "shallow", name) / "config.json")
+    vision = config["vision_config"] | {DEPTH[name]: LAYERS}
+    build(folder / "deep", name, vision_config=vision)
+    family, _ = PluginRegistry.discover({}).family_for(config)
+    return family.load(folder / "deep", LoadOptions())
+
+
+@pytest.fixture(scope="module", params=sorted(DEPTH))
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return deep(tmp_path_factory.mktemp("tower"), request.param)
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return deep(tmp_path_factory.mktemp("tower"), "qwen3_vl")
+
+
+def picture(seed: int, height: int = 64, width: int = 96) -> MediaItem:
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return MediaItem.of("image", pixels, f"picture {seed}")
+
+
+def asked(model: LoadedModel, images: Sequence[MediaItem], max_tokens: int = 6) -> Request:
+    content = [*({"type": "image"} for _ in images), {"type": "text", "text": "what is this?"}]
+    messages = [{"role": "user", "content": content}]
+    prompt = model.prepare(messages, tools=[], media=images, variables={})
+    request = new_request(prompt.tokens, max_tokens=max_tokens)
+    request.prompt = prompt
+    return request
+
+
+@dataclass
+class Timed:
+    """Each slice of the tower takes 40 ms of a clock that stands still otherwise."""
+
+    inner: Any
+    now: float = 0.0
+    fails_at: int = 0
+    """The slice that raises; 0: none."""
+    ran: list[int] = field(default_factory=list)
+    """The slices that ran, counted from 1 for each image request."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def embed_in_slices(self, spans: Any) -> Iterator[Any]:
+        for at, made in enumerate(self.inner.embed_in_slices(spans), 1):
+            if at == self.fails_at:
+                raise ArithmeticError("a slice failed")
+            self.now += LAYER_SECONDS
+            self.ran.append(at)
+            yield made
+
+
+def beside_a_stream(model: Timed) -> tuple[Engine, Request]:
+    engine = new_engine(model, clock=lambda: model.now)  # type: ignore[arg-type]
+    stream = new_request([30] * 8, max_tokens=60)
+    engine.submit(stream)
+    while len(output_of(stream).tokens) < 3:  # the first ones do not come one by one
+        engine.step()
+    return engine, stream
+
+
+def solo(model: LoadedModel, request: Request) -> Request:
+    """The same request in an engine of its own."""
+    twin = new_request(request.prompt.tokens, max_tokens=request.max_tokens)
+    twin.prompt = request.prompt
+    engine = new_engine(model, layout="solo", max_chunk=4096)
+    engine.submit(twin)
+    run(engine)
+    return twin
+
+
+def test_slices_give_the_features_of_the_whole_tower(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    span = asked(model, [picture(1)]).prompt.spans[0]
+    steps = list(model.embed_in_slices([span]))  # type: ignore[attr-defined]
+    assert len(steps) >= LAYERS
+    assert [len(made) for made in steps] == [0] * (len(steps) - 1) + [1]
+    monkeypatch.setattr(slices, "_layers", lambda part: ())  # the plain call of upstream
+    whole = model.embed(span)
+    assert mx.array_equal(steps[-1][0].rows, whole.rows)
+    for own, theirs in zip(steps[-1][0].deepstack, whole.deepstack, strict=True):
+        assert mx.array_equal(own, theirs)
+
+
+def test_each_slice_is_computed_by_the_step_that_yields_it(qwen: LoadedModel) -> None:
+    """Else the first or the last step would stop the streams for the whole tower."""
+    span = asked(qwen, [picture(1, 512, 512)]).prompt.spans[0]
+    tower = qwen.embed_in_slices([span])  # type: ignore[attr-defined]
+    next(tower)
+    base = mx.get_active_memory()
+    used = []
+    for made in tower:
+        used.append(mx.get_active_memory() - base)
+        if made:
+            break
+    hidden = 1024 * 32 * 4
+    assert max(used[:-1]) < 4 * hidden, "no layer keeps more than what the next ones read"
+
+
+def test_a_stream_goes_on_between_slices(model: LoadedModel) -> None:
+    timed = Timed(model)
+    engine, stream = beside_a_stream(timed)
+    image = asked(model, [picture(1)])
+    engine.submit(image)
+    gaps, tokens = [], len(output_of(stream).tokens)
+    while not image.features:
+        began = timed.now
+        engine.step()
+        gaps.append(round((timed.now - began) / LAYER_SECONDS))
+        tokens += 1
+        assert len(output_of(stream).tokens) == tokens, "one in each step"
+    assert sum(gaps) == len(timed.ran) >= LAYERS
+    assert max(gaps) == 2, "as many layers as fit the stall target of 0.1 s"
+    run(engine)
+    for request in (stream, image):
+        assert output_of(request).tokens == output_of(solo(model, request)).tokens
+
+
+def test_nobody_decodes_so_the_tower_runs_at_once(qwen: LoadedModel) -> None:
+    timed = Timed(qwen)
+    engine = new_engine(timed, clock=lambda: timed.now)  # type: ignore[arg-type]
+    engine.submit(asked(qwen, [picture(1)]))
+    steps = 0
+    while not timed.ran or timed.ran[-1] < LAYERS:
+        engine.step()
+        steps += 1
+    assert steps == 1
+
+
+@pytest.mark.parametrize("ending", ["cancel", "failure"])
+def test_a_tower_that_ends_half_run_touches_no_other_request(
+    qwen: LoadedModel, ending: str
+) -> None:
+    timed = Timed(qwen, fails_at=5 if ending == "failure" else 0)
+    engine, stream = beside_a_stream(timed)
+    image = asked(qwen, [picture(2)])
+    engine.submit(image)
+    while len(timed.ran) < 4:
+        engine.step()
+    (job,) = engine.scheduler.waiting
+    run_of = weakref.ref(job.tower)  # type: ignore[arg-type]
+    assert run_of() is not None
+    if ending == "cancel":
+        engine.cancel(image)
+    else:
+        engine.step()
+    gc.collect()
+    assert image.phase is Phase.DONE
+    assert run_of() is None, "what it had computed is free"
+    run(engine)
+    assert output_of(stream).tokens == output_of(solo(qwen, stream)).tokens
+    timed.fails_at = 0
+    again = asked(qwen, [picture(2)])
+    engine.submit(again)
+    run(engine)
+    assert output_of(again).tokens == output_of(solo(qwen, again)).tokens
+
+
+def test_a_short_prompt_overtakes_a_tower(qwen: LoadedModel) -> None:
+    timed = Timed(qwen)
+    engine, _ = beside_a_stream(timed)
+    image = asked(qwen, [picture(3)])
+    engine.submit(image)
+    engine.step()
+    text = new_request([40] * 4, max_tokens=2)
+    engine.submit(text)
+    while not output_of(text).tokens:
+        engine.step()
+    assert not image.features
+    run(engine)
