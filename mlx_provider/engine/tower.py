@@ -18,13 +18,16 @@ class Tower:
         self._slices = _slices(model, spans)
         self._clock = clock
         self._last = 0.0
-        """Seconds of the last slice that was measured."""
+        """Seconds of the last slice, or the least that it can have taken."""
 
     def run(self, seconds: float) -> list[Features]:
         """Run at least one slice, and more while they end within `seconds`. Returns the features
         that are complete."""
+        called = self._clock()
         found = list(next(self._slices))
-        began = now = self._clock()  # the first slice has waited for the rows' pass, too
+        began = now = self._clock()
+        # the first slice has also waited for the rows' pass, which takes 2 * `seconds` at most
+        self._last = max(self._last, now - called - 2 * seconds)
         while len(found) < len(self.waiting) and now - began + 2 * self._last <= seconds:
             found += next(self._slices)
             before, now = now, self._clock()

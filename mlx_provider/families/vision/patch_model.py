@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,10 @@ from .patches import PatchMedia, PatchProcessors, PatchTexts
 from .positions import chunk_positions, rotary_positions, step_positions
 from .prompt import MediaMarks, no_media
 from .slices import in_slices
+
+PATCHES = 4096
+"""Patches of several images or frames that pass through the tower together. They attend within
+their own image, so more of them keep no device busier and only take more memory."""
 
 
 class PatchVisionModel(VisionModel):
@@ -52,12 +58,13 @@ class PatchVisionModel(VisionModel):
         return embedded(self, span)
 
     def embed_in_slices(self, spans: Sequence[MediaSpan]) -> Iterator[Sequence[VisionFeatures]]:
-        for span in spans:
-            tower = self.model.vision_tower
-            pixels = span.inputs.tower_input(tower.patch_embed.proj.weight.dtype)
-            grid = mx.array([span.inputs.grid], dtype=mx.int32)
-            rows, deepstack = yield from in_slices([tower], partial(tower, pixels, grid))
-            yield [VisionFeatures(rows, tuple(deepstack))]
+        tower = self.model.vision_tower
+        dtype = tower.patch_embed.proj.weight.dtype
+        for some in _together(spans):
+            pixels = mx.concatenate([span.inputs.tower_input(dtype) for span in some])
+            grids = mx.array([span.inputs.grid for span in some], dtype=mx.int32)
+            rows, deepstack = yield from in_slices([tower], partial(tower, pixels, grids))
+            yield _apart(some, rows, deepstack)
 
     def make_cache(self) -> list[Any]:
         return row_cache(self.model.language_model)
@@ -111,6 +118,33 @@ class PatchVisionModel(VisionModel):
         )
         kept = rows_at(logits_at)(states)
         return head(language, kept)[:, -1], kept[:, -1]
+
+
+def _together(spans: Sequence[MediaSpan]) -> Iterator[list[MediaSpan]]:
+    """Runs of items that are as large as one pass of the tower may be, or single larger ones."""
+    some: list[MediaSpan] = []
+    patches = 0
+    for span in spans:
+        own = prod(span.inputs.grid)
+        if some and patches + own > PATCHES:
+            yield some
+            some, patches = [], 0
+        some.append(span)
+        patches += own
+    if some:
+        yield some
+
+
+def _apart(
+    spans: Sequence[MediaSpan], rows: mx.array, deepstack: Sequence[mx.array]
+) -> list[VisionFeatures]:
+    """The features of each item, in arrays of their own: one may be dropped before the others."""
+    ends = [*accumulate(span.end - span.start for span in spans)]
+    layers = [
+        [mx.contiguous(part) for part in mx.split(layer, ends[:-1])] for layer in (rows, *deepstack)
+    ]
+    mx.eval(layers)
+    return [VisionFeatures(own, tuple(deep)) for own, *deep in zip(*layers, strict=True)]
 
 
 def _deepstack(chunk: PrefillChunk, parts: Sequence[Any]) -> dict[str, Any]:
