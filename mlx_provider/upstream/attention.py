@@ -5,6 +5,9 @@ values, cache, scale, mask, ...)` (mlx_lm/models/base.py 0.32.2, mlx_vlm/models/
 `route` puts a wrapper in its place in the modules of one model: where `keys` is a `Parts`
 (several caches, each for a run of rows) every part is attended on its own and the results are
 joined; a part may also be the tokens of one row, each of which the model takes for a row.
+
+On a GPU, many queries over a quantised cache attend to copies of its keys and values, because
+upstream's quantised attention stores every score: queries times keys times heads.
 """
 
 from __future__ import annotations
@@ -24,6 +27,11 @@ __all__ = ["Parts", "Run", "Watched", "route", "routed"]
 NAME = "scaled_dot_product_attention"
 PARAMETERS = ("scale", "mask", "sinks")
 """Of the original, after the cache."""
+FEW = 8
+"""Most queries of one row that attend to quantised keys as they are."""
+FUSED_WIDTHS = (64, 80, 128)
+"""Head sizes with a fused kernel for more queries (mlx 0.32.4, Metal and CUDA,
+`scaled_dot_product_attention.cpp`)."""
 
 
 def route(model: Any) -> bool:
@@ -44,16 +52,35 @@ def routed(original: Function) -> Function:
         named = dict(zip(PARAMETERS, args, strict=False)) | kwargs
         mask = named.pop("mask", None)
         if not isinstance(keys, Parts):
-            found: mx.array = original(queries, keys, values, cache, **named, mask=mask)
-            return found
+            return one(queries, keys, values, cache, mask, named)
         out = []
         for part, run in zip(parts_of(keys, values, mask), keys.runs, strict=True):
             own = part.of(queries), part.keys, part.values, run.cache
-            found = original(*own, **named, mask=part.mask)
+            found = one(*own, part.mask, named)
             out.append(found.swapaxes(0, 2) if run.turned else found)
         return mx.concatenate(out, axis=0)
 
+    def one(
+        queries: mx.array, keys: Any, values: Any, cache: Any, mask: Any, named: dict[str, Any]
+    ) -> mx.array:
+        if isinstance(keys, tuple) and hasattr(cache, "bits") and _fused(queries):
+            keys, values = _dequantised(keys, cache), _dequantised(values, cache)
+            cache = None
+        found: mx.array = original(queries, keys, values, cache, **named, mask=mask)
+        return found
+
     return attend
+
+
+def _fused(queries: mx.array) -> bool:
+    """Whether the device has a kernel for many queries that stores no scores."""
+    *_, count, width = queries.shape
+    return count > FEW and width in FUSED_WIDTHS and mx.default_device() == mx.gpu
+
+
+def _dequantised(stored: tuple[mx.array, mx.array, mx.array], cache: Any) -> mx.array:
+    packed, scales, biases = stored
+    return mx.dequantize(packed, scales, biases, group_size=cache.group_size, bits=cache.bits)
 
 
 Watch = Callable[[mx.array, mx.array, Any, float], None]
