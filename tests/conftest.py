@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
+from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -86,8 +87,10 @@ def own_settings(request: pytest.FixtureRequest) -> Iterator[None]:
         patch.setenv("MLX_PROVIDER_DISK_CACHE_BYTES", "0")  # what one test computes, others compute
         # a busy machine is no defect, as above
         patch.setattr("mlx_provider.gateway.proxy.START_LIMIT", 900.0)
-        # passes of 1,024 tokens take half of a tiny model's load; tests/engine/test_calibration.py
-        patch.setattr("mlx_provider.engine.execution.calibration.DEEP_WIDTHS", (1, 4, 8, 16))
+        # imported here: a process that only hands out tests needs no mlx
+        few_passes = import_module("few_passes")
+        for name, value in few_passes.FEW.items():
+            patch.setattr(few_passes.calibration, name, value)
         left_out = set(request.config.getoption("--without-plugin"))
         if left_out:
             kept = entry_points(group="mlx_provider").names - left_out

@@ -10,9 +10,15 @@ import mlx.core as mx
 import pytest
 
 from device_curves import CHIPS, MODELS, Chip, Estimate, Model
+from few_passes import OF_THE_PRODUCT
 from mlx_provider import ModelInfo, PrefillChunk, Prompt
 from mlx_provider.engine.execution import calibration
-from mlx_provider.engine.execution.calibration import DEEP_WIDTHS, DEPTHS, WIDTHS, calibrate
+from mlx_provider.engine.execution.calibration import (
+    DEEP_WIDTHS,
+    DEPTHS,
+    WIDTHS,
+    calibrate,
+)
 from mlx_provider.engine.execution.pass_memory import measure
 from mlx_provider.engine.memory import profile
 from mlx_provider.engine.scheduling.chunking import IDLE_SECONDS
@@ -21,9 +27,9 @@ from mlx_provider.families.text import TextModel
 
 
 @pytest.fixture(autouse=True)
-def _widths_of_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tests time fewer widths."""
-    monkeypatch.setattr(calibration, "DEEP_WIDTHS", DEEP_WIDTHS)
+def _passes_of_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in OF_THE_PRODUCT.items():
+        monkeypatch.setattr(calibration, name, value)
 
 
 @dataclass

@@ -24,7 +24,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from few_passes import FEW
 from mlx_provider.config import EngineSettings, engine_settings
+from mlx_provider.engine.execution import calibration
 from mlx_provider.engine.scheduling.scheduler import Scheduler
 from mlx_provider.errors import MLXProviderError
 from mlx_provider.isolation import Isolation
@@ -42,6 +44,9 @@ from mlx_provider_ranks.leader import ranks_of
 from mlx_provider_ranks.messages import RankFault
 from rank_group import tell
 from replaced import Replaced, wrap
+
+for name, value in FEW.items():
+    setattr(calibration, name, value)
 
 OTHERWISE: dict[str, Any] = {
     "kv_layout": "solo", "max_chunk": 8, "max_rows": 1, "memory_limit": 1_000_000,

@@ -1,0 +1,8 @@
+"""Few timed passes at the load of a tiny model, whose wide passes take most of its load."""
+
+from __future__ import annotations
+
+from mlx_provider.engine.execution import calibration
+
+FEW = {"DEEP_WIDTHS": (1, 4, 8, 16), "WIDTHS": (1, 4, 8, 16, 64), "WARM_PASSES": 1}
+OF_THE_PRODUCT = {name: getattr(calibration, name) for name in FEW}
