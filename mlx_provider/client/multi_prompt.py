@@ -4,38 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 
 from ..errors import BadRequest
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import Accepted, Delta, Done, Event, Failed, Finish, Timings, Usage
-from ..protocol.requests import GenerateRequest
-from .generation import EngineClient, Generation
+from ..protocol.requests import GenerateRequest, ModelRequest
+from .generation import Generation
+
+Submit = Callable[[ModelRequest], Generation]
+"""`EngineClient.submit`."""
 
 
-def submit_all(client: EngineClient, requests: Sequence[GenerateRequest]) -> Generation:
+def submit_all(submit: Submit, requests: Sequence[ModelRequest]) -> Generation:
     """Submit all requests and read them as one.
 
     The choices of request i follow those of the requests before it. Usage is summed. If a request
     has `echo`, each of its choices begins with its prompt. A request that is refused or fails ends
-    the others. Raises like `EngineClient.submit`, and names the prompt at fault.
+    the others. Raises like `submit`, and names the prompt at fault.
     """
-    if len(requests) == 1 and not requests[0].echo:
-        return client.submit(requests[0])
+    texts = [request for request in requests if isinstance(request, GenerateRequest)]
+    if len(requests) == 1 and not any(request.echo for request in texts):
+        return submit(requests[0])
     parts: list[Generation] = []
     with ExitStack() as undo:
         undo.callback(_close, parts)
-        for request in requests:
-            parts.append(_submit(client, request, len(parts), len(requests)))
+        for request in texts:
+            parts.append(_submit(submit, request, len(parts), len(texts)))
         undo.pop_all()
-    return _Merge(requests, parts).begin()
+    return _Merge(texts, parts).begin()
 
 
-def _submit(client: EngineClient, request: GenerateRequest, index: int, count: int) -> Generation:
+def _submit(submit: Submit, request: GenerateRequest, index: int, count: int) -> Generation:
     try:
-        return client.submit(request)
+        return submit(request)
     except BadRequest as error:
         if count == 1:
             raise

@@ -17,9 +17,9 @@ from ..protocol.events import Accepted, Event
 from ..wire.openai.answer import Answer
 from ..wire.openai.collected import Collected
 from ..wire.openai.form import AnswerForm
+from ..wire.warnings import HEADER, header_text
 from .replies import logprobs_of, usage_of
 from .text import text_logprobs, with_logprobs
-from .warned import HEADER, header_text
 
 
 class Collector:
@@ -66,7 +66,7 @@ def with_headers(
     response: ModelResponse | EmbeddingResponse, warnings: Sequence[str], headers: Mapping[str, str]
 ) -> dict[str, Any]:
     """Have a response answered with headers, and with one for its warnings; where they stand."""
-    told = {HEADER: header_text("; ".join(warnings))} if warnings else {}
+    told = {HEADER: header_text(warnings)} if warnings else {}
     hidden: dict[str, Any] = response._hidden_params  # noqa: SLF001  (where LiteLLM takes them from)
     known = hidden.get("additional_headers") or {}
     hidden["additional_headers"] = {**known, **headers, **told}

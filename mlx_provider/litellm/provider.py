@@ -76,7 +76,7 @@ class Provider(CustomLLM):
             call = _begun(given, "messages")
             spans = EngineSpans.of(call.litellm_params, call.model)
             requests = generate_requests(call)
-            generation = submit_all(self._connect(call.api_base, call.api_key), requests)
+            generation = submit_all(self._connect(call.api_base, call.api_key).submit, requests)
             keep_warnings(call.logging, generation.accepted.warnings)
             show(call.model, told(generation.accepted), call.deployment)
             return Reply(

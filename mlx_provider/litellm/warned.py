@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..wire.warnings import HEADER, header_text
+
 KEPT = "mlx_warnings"
-HEADER = "x-mlx-warnings"
-"""LiteLLM's proxy puts `llm_provider-` before it."""
-LONGEST = 1000
-"""Characters of its value."""
 
 
 def keep_warnings(logging: Any, warnings: Sequence[str]) -> None:
@@ -24,12 +22,8 @@ def keep_warnings(logging: Any, warnings: Sequence[str]) -> None:
 
 
 def warning_headers(logging: Any) -> dict[str, str] | None:
-    """The headers of the proxy's response; `None`: no warnings."""
+    """The headers of the proxy's response, before which it puts `llm_provider-`; `None`: no
+    warnings."""
     details = getattr(logging, "model_call_details", None) or {}
     found = details.get(KEPT)
-    return {f"llm_provider-{HEADER}": header_text("; ".join(found))} if found else None
-
-
-def header_text(text: str) -> str:
-    """Text for an HTTP header: printable ASCII on one line, cut at `LONGEST`."""
-    return "".join(c if " " <= c <= "~" else "?" for c in text)[:LONGEST]
+    return {f"llm_provider-{HEADER}": header_text(found)} if found else None

@@ -14,6 +14,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import Forbidden, MLXProviderError, Unauthorized, WrongContentType
 from ..protocol.events import ErrorBody
+from ..wire.openai.errors import error_body
+from ..wire.openai.routes import ROUTES
 
 JSON = "application/json"
 
@@ -40,7 +42,8 @@ class Gate:
         if scope["type"] == "http":
             refused = self._refused(scope["method"], scope["path"], Headers(scope=scope))
             if refused is not None:
-                await error_response(refused, {"connection": "close"})(scope, receive, send)
+                answer = error_response(refused, {"connection": "close"}, scope["path"])
+                await answer(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -60,8 +63,10 @@ class Gate:
         return None
 
     def _has_key(self, headers: Headers) -> bool:
-        given = headers.get("authorization", "").encode("latin-1")
-        return self._expected is None or hmac.compare_digest(given, self._expected)
+        given = (headers.get("authorization", ""), f"Bearer {headers.get('x-api-key', '')}")
+        return self._expected is None or any(
+            hmac.compare_digest(each.encode("latin-1"), self._expected) for each in given
+        )
 
     def _known_host(self, header: str) -> bool:
         name = host_of(header)
@@ -80,13 +85,17 @@ def host_of(header: str) -> str:
     return name.strip("[]").rstrip(".").lower()
 
 
-def error_response(error: MLXProviderError, headers: dict[str, str] | None = None) -> JSONResponse:
-    """An error before the first event: its HTTP status and `{"error": ErrorBody}`."""
+def error_response(
+    error: MLXProviderError, headers: dict[str, str] | None = None, path: str = ""
+) -> JSONResponse:
+    """An error before the first event: its HTTP status, and a body in the form of the route's API;
+    on our own routes `{"error": ErrorBody}`."""
     body, more = ErrorBody.of(error).model_dump(), dict(headers or {})
     if body.pop("retry_after") is not None:
         body["retry_after"] = error.retry_after
         more.setdefault("retry-after", str(ceil(error.retry_after or 0)))
-    return JSONResponse({"error": body}, status_code=error.status, headers=more)
+    content = error_body(error) if path in ROUTES else {"error": body}
+    return JSONResponse(content, status_code=error.status, headers=more)
 
 
 def _media_type(headers: Headers) -> str:

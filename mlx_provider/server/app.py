@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Iterable
 from functools import partial
 from typing import Any
@@ -20,14 +21,16 @@ from ..errors import EngineUnavailable, MLXProviderError
 from ..protocol.health import Health
 from ..protocol.requests import EmbedRequest, GenerateRequest, ModelRequest
 from ..serving.interface import Service
+from ..wire.openai.routes import ROUTES
 from .access import Gate, error_response
 from .activity import Activity
 from .body import Bodies
 from .count import Count
 from .figures import FiguresRoute
-from .generate import NDJSON, Generate
+from .generate import Generate, foreign, own
 from .handover import Handover
 from .incoming import Incoming
+from .ndjson import NDJSON
 from .out_of_date import OutOfDate
 from .rank_group import RankGroup
 
@@ -64,6 +67,7 @@ class EngineApp:
         self._ranks = ranks or RankGroup()
         self.handover = Handover(self.activity, out_of_date, remote=key is not None, lost=self.lost)
         self._identity = {} if key else identity()
+        self._started = int(time.time())
         self.stopping = anyio.Event()
         """Set when the process ends: attached clients are disconnected, and no request is
         accepted."""
@@ -79,7 +83,11 @@ class EngineApp:
         answer = partial(Generate, self._service, incoming, self.stopping, why=self._why)
         return [
             *owners,
-            *(Route(kind.path, answer(kind=kind), methods=["POST"]) for kind in KINDS),
+            *(Route(kind.path, answer(read=own(kind)), methods=["POST"]) for kind in KINDS),
+            *(
+                Route(path, answer(read=foreign(read)), methods=["POST"])
+                for path, read in ROUTES.items()
+            ),
             Route("/v1/count", Count(self._service, incoming), methods=["POST"]),
             Route("/v1/attach", self._attach),
             Route("/v1/models", self._models),
@@ -132,7 +140,13 @@ class EngineApp:
 
     async def _models(self, request: Request) -> Response:
         models: list[dict[str, Any]] = [
-            {"id": model.model, "object": "model", "owned_by": model.plugin, **model.model_dump()}
+            {
+                "id": model.model,
+                "object": "model",
+                "created": self._started,
+                "owned_by": model.plugin,
+                **model.model_dump(),
+            }
             for model in self.state().models
         ]
         return JSONResponse({"object": "list", "data": models})
@@ -152,10 +166,10 @@ class EngineApp:
 async def _typed(request: Request, error: Exception) -> Response:
     if not isinstance(error, MLXProviderError):
         raise error
-    return error_response(error)
+    return error_response(error, path=request.url.path)
 
 
 async def _unforeseen(request: Request, error: Exception) -> Response:
     # The traceback goes to the log (the server raises the error again), never to a client.
     hidden = MLXProviderError("internal error of the engine: see `mlx-provider engine logs`")
-    return error_response(hidden, {"connection": "close"})
+    return error_response(hidden, {"connection": "close"}, request.url.path)

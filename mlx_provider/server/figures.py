@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..errors import BadRequest, Overloaded
 from ..serving.interface import Service
-from .generate import NDJSON
+from .ndjson import NDJSON
 
 FASTEST, SLOWEST = 0.2, 60.0
 """Seconds between two lines."""

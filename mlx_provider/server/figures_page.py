@@ -22,7 +22,7 @@ from starlette.routing import Route
 from ..client.http import HttpClient
 from ..errors import MLXProviderError
 from .access import Gate, error_response
-from .generate import NDJSON
+from .ndjson import NDJSON
 
 LOOPBACK = "127.0.0.1"
 PAGE = "figures_page.html"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from functools import partial
 
 import anyio
 import anyio.to_thread
@@ -12,24 +14,56 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ..byte_gate import Ticket
-from ..errors import MLXProviderError, RequestFailed
+from ..client.generation import Generation
+from ..client.multi_prompt import submit_all
+from ..errors import MLXProviderError, RequestFailed, RequestTimedOut
 from ..protocol.event_queue import EventQueue
-from ..protocol.events import EVENT_BATCH, Accepted, Event, Failed
+from ..protocol.events import Event, Failed
+from ..protocol.options import ModelOptions
 from ..protocol.requests import ModelRequest
 from ..serving.interface import Service
 from ..upstream.heap import give_back
+from ..wire.asked import Asked, Read, Reply
+from ..wire.warnings import HEADER, header_text
 from .access import error_response
-from .incoming import Incoming
+from .incoming import Incoming, parse_object
+from .ndjson import asked
 
 SUBMITTING = 1024
 """Requests in `submit` at once (validation, templates, loading of a model)."""
 LARGE = 4 * 2**20
 """Bytes of a body above which free memory is returned to the system."""
-NDJSON = "application/x-ndjson"
+HEARTBEAT = 5.0
+"""Seconds of silence before a heartbeat."""
+
+Reader = Callable[[Incoming, Scope, Receive], Awaitable[tuple[Asked, Ticket]]]
+"""Reads the request of one route."""
+
+
+def own(kind: type[ModelRequest]) -> Reader:
+    """The reader of requests of our own protocol."""
+
+    async def read(incoming: Incoming, scope: Scope, receive: Receive) -> tuple[Asked, Ticket]:
+        request, ticket = await incoming.read(scope, receive, kind)
+        return asked(request), ticket
+
+    return read
+
+
+def foreign(read_body: Read) -> Reader:
+    """The reader of requests of another API."""
+
+    async def read(incoming: Incoming, scope: Scope, receive: Receive) -> tuple[Asked, Ticket]:
+        sender = {"options": ModelOptions(), **incoming.marks}
+        return await incoming.read_as(
+            scope, receive, lambda data: read_body(parse_object(data), sender)
+        )
+
+    return read
 
 
 class Generate:
-    """ASGI endpoint. One instance per kind of request, and a `_Reply` per request."""
+    """ASGI endpoint. One instance per route, and a `_Answer` per request."""
 
     def __init__(
         self,
@@ -37,12 +71,12 @@ class Generate:
         incoming: Incoming,
         stopping: anyio.Event,
         *,
-        kind: type[ModelRequest],
+        read: Reader,
         why: Callable[[], MLXProviderError],
     ) -> None:
-        """`kind`: type of the body. `why`: the error for requests after the stop."""
+        """`why`: the error for requests after the stop."""
         self._why = why
-        self._kind = kind
+        self._read = read
         self._service = service
         self._incoming = incoming
         self._stopping = stopping
@@ -50,56 +84,64 @@ class Generate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            request, ticket = await self._incoming.read(scope, receive, self._kind)
+            asked, ticket = await self._read(self._incoming, scope, receive)
         except ClientDisconnect:
             return
         large = ticket.size > LARGE
-        reply = _Reply(self._service, self._limiter, self._stopping, self._why, request, ticket)
-        del request  # frees its images and texts as soon as they are prepared
-        with self._incoming.activity.serving(reply.queue):
-            await reply.run(scope, receive, send)
+        answer = _Answer(self._service, self._limiter, self._stopping, self._why, asked, ticket)
+        del asked  # frees its images and texts as soon as they are prepared
+        with ExitStack() as serving:
+            for queue in answer.queues:
+                serving.enter_context(self._incoming.activity.serving(queue))
+            await answer.run(scope, receive, send)
         if large:
             await anyio.to_thread.run_sync(give_back)
 
 
-class _Reply:
+class _Answer:
     def __init__(
         self,
         service: Service,
         limiter: anyio.CapacityLimiter,
         stopping: anyio.Event,
         why: Callable[[], MLXProviderError],
-        request: ModelRequest,
+        asked: Asked,
         ticket: Ticket,
     ) -> None:
-        self.queue = EventQueue()
+        self.queues = [EventQueue() for _ in asked.requests]
         self._service = service
         self._limiter = limiter
         self._stopping = stopping
         self._why = why
-        self._id = request.id
-        self._unsent: tuple[ModelRequest, Ticket] | None = (request, ticket)
+        self._ids = [request.id for request in asked.requests]
+        self._reply, self._joined = asked.reply, asked.joined
+        self._unsent: tuple[list[ModelRequest], Ticket] | None = (list(asked.requests), ticket)
         self._submitting = anyio.CancelScope()
-        self._refused = False
+        self._submitted = 0
+        """Requests that the service has or had; one that it refused is not its any more."""
 
     async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the request. If the client disconnects, the request is cancelled in any phase."""
         failure: MLXProviderError | None = None
+        generation: Generation | None = None
         try:
             async with anyio.create_task_group() as watchers:
                 watchers.start_soon(self._watch_client, receive, watchers)
                 watchers.start_soon(self._watch_stop)
                 try:
-                    await self._stream(await self._accept(), send)
+                    generation = await self._accept()
+                    await self._write(generation, send)
                 except MLXProviderError as error:
                     # its frames hold the whole request, and this frame would hold them
                     failure = error.with_traceback(None)
                 watchers.cancel_scope.cancel()
         finally:
             self._leave()
+            if generation is not None:
+                generation.close()
         if failure is not None:
             closing = {"connection": "close"} if self._stopping.is_set() else None
-            await error_response(failure, closing)(scope, receive, send)
+            await error_response(failure, closing, scope["path"])(scope, receive, send)
 
     async def _watch_client(self, receive: Receive, group: TaskGroup) -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -110,32 +152,40 @@ class _Reply:
         await self._stopping.wait()
         self._submitting.cancel()
 
-    async def _accept(self) -> Accepted:
+    async def _accept(self) -> Generation:
         """Submit in a thread. Abandoned when the engine stops; the thread then cleans up."""
         with self._submitting:
             try:
                 return await anyio.to_thread.run_sync(
-                    self._submit, limiter=self._limiter, abandon_on_cancel=True
+                    self._submit_all, limiter=self._limiter, abandon_on_cancel=True
                 )
             except MLXProviderError:
-                if (
-                    not self.queue.ended
-                ):  # otherwise the end of the engine ended it, which is the reason
-                    raise
+                if not self.queues[self._submitted].ended:
+                    raise  # otherwise the end of the engine ended it, which is the reason
         raise self._why()
 
-    def _submit(self) -> Accepted:
+    def _submit_all(self) -> Generation:
         unsent, self._unsent = self._unsent, None
         if unsent is None:
             raise RequestFailed.cancelled()
-        request, ticket = unsent
+        requests, ticket = unsent
         del unsent
+        with ticket:
+            if self._joined:
+                return submit_all(self._submit, requests)
+            return self._submit(requests[0])
+
+    def _submit(self, request: ModelRequest) -> Generation:
+        queue = self.queues[self._submitted]
+        if queue.ended:  # the client left while the prompt before it was prepared
+            raise RequestFailed.cancelled()
+        self._submitted += 1
         try:
-            with ticket:
-                return self._service.submit(request, self.queue)
+            accepted = self._service.submit(request, queue)
         except MLXProviderError:
-            self._refused = True
+            self._submitted -= 1
             raise
+        return Generation(accepted, queue, partial(self._service.cancel, accepted.id))
 
     def _leave(self) -> None:
         """End everything that the engine still does for this request, even if `submit` still
@@ -143,18 +193,42 @@ class _Reply:
         unsent, self._unsent = self._unsent, None
         if unsent is not None:  # never submitted, so another request may have its id
             unsent[1].close()
-        elif not self._refused and not self.queue.ended:
-            self.queue.put([Failed.of(RequestFailed.cancelled())])
-            self._service.cancel(self._id)
+            return
+        for index, queue in enumerate(self.queues):
+            if not queue.ended:
+                queue.put([Failed.of(RequestFailed.cancelled())])
+                if index < self._submitted:
+                    self._service.cancel(self._ids[index])
 
-    async def _stream(self, accepted: Accepted, send: Send) -> None:
-        """Write one line per wake-up. While `send` waits for a slow reader, events are joined."""
-        head = Response(status_code=200, media_type=NDJSON)
-        del head.headers["content-length"]
-        await send({"type": "http.response.start", "status": 200, "headers": head.raw_headers})
+    async def _write(self, generation: Generation, send: Send) -> None:
+        """Write the bytes of each wake-up. While `send` waits for a slow reader, events are
+        joined."""
+        accepted = generation.accepted
+        reply = self._reply(accepted)
+        started = False
         events: list[Event] = [accepted]
         while events:
-            line = EVENT_BATCH.dump_json(events) + b"\n"
-            await send({"type": "http.response.body", "body": line, "more_body": True})
-            events = await self.queue.aget()
+            out = reply.feed(events)
+            if not started and (out or reply.streamed):
+                await send(_start(reply, accepted.warnings))
+                started = True
+            if out:
+                await send({"type": "http.response.body", "body": out, "more_body": True})
+            events = await self._next(generation, reply, send)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _next(self, generation: Generation, reply: Reply, send: Send) -> list[Event]:
+        while True:
+            try:
+                return await generation.aget(HEARTBEAT if reply.heartbeat else None)
+            except RequestTimedOut:
+                beat = {"type": "http.response.body", "body": reply.heartbeat, "more_body": True}
+                await send(beat)
+
+
+def _start(reply: Reply, warnings: list[str]) -> dict[str, object]:
+    head = Response(status_code=200, media_type=reply.media_type)
+    del head.headers["content-length"]
+    if warnings:
+        head.headers[HEADER] = header_text(warnings)
+    return {"type": "http.response.start", "status": 200, "headers": head.raw_headers}

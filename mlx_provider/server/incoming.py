@@ -6,7 +6,8 @@ import gc
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import anyio.to_thread
 from pydantic import ValidationError
@@ -15,11 +16,12 @@ from starlette.types import Receive, Scope
 
 from ..byte_gate import Ticket
 from ..errors import BadRequest
-from ..invalid import bad_request
+from ..invalid import bad_request, shown
 from ..protocol.requests import ModelRequest
 from .activity import Activity
 from .body import Bodies
 
+R = TypeVar("R")
 T = TypeVar("T", bound=ModelRequest)
 AT_ONCE = 2**16
 """Bytes of a body that are parsed faster than a thread starts."""
@@ -37,29 +39,47 @@ class Incoming:
     """Raises if another engine must serve the request."""
 
     async def read(self, scope: Scope, receive: Receive, kind: type[T]) -> tuple[T, Ticket]:
-        """A request of this kind, and its ticket for the memory of bodies, which the caller must
-        close.
+        """A request of this kind. See `read_as`."""
+        request, ticket = await self.read_as(scope, receive, partial(parse_request, kind))
+        return request.model_copy(update=self.marks), ticket
 
-        It counts as admitted until the caller's next `await`. Raises `BadRequest` that names the
-        first invalid field, and the errors of `Bodies.read` and `admit`.
+    @property
+    def marks(self) -> dict[str, Any]:
+        """The fields of every request that its client cannot choose."""
+        return {"origin": "remote"} if self.remote else {}
+
+    async def read_as(
+        self, scope: Scope, receive: Receive, parse: Callable[[bytearray], R]
+    ) -> tuple[R, Ticket]:
+        """A body as `parse` reads it, and its ticket for the memory of bodies, which the caller
+        must close.
+
+        It counts as admitted until the caller's next `await`. Raises the errors of `parse`,
+        `Bodies.read` and `admit`.
         """
         with ExitStack() as undo:
             with self.activity.reading():
                 body = await self.bodies.read(scope, receive)
                 undo.callback(body.ticket.close)
-                request = await _parsed(kind, body.data)
+                parsed = await _parsed(parse, body.data)
             self.admit(scope)
             undo.pop_all()
-        return request.model_copy(
-            update={"origin": "remote"}
-        ) if self.remote else request, body.ticket
+        return parsed, body.ticket
 
 
-async def _parsed(kind: type[T], data: bytearray) -> T:
+async def _parsed(parse: Callable[[bytearray], R], data: bytearray) -> R:
     """Parse a body. Large bodies are parsed in a thread, so that other streams continue."""
     if len(data) <= AT_ONCE:
-        return parse_request(kind, data)
-    return await anyio.to_thread.run_sync(parse_request, kind, data)
+        return parse(data)
+    return await anyio.to_thread.run_sync(parse, data)
+
+
+def parse_object(body: bytes | bytearray) -> dict[str, Any]:
+    """Parse a body that must be an object. Raises `BadRequest`."""
+    value = _json(body)
+    if not isinstance(value, dict):
+        raise BadRequest(f"body: must be an object, got {shown(value)}")
+    return value
 
 
 def parse_request(kind: type[T], body: bytes | bytearray) -> T:

@@ -17,7 +17,8 @@ from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.protocol.events import Accepted, Failed
 from mlx_provider.protocol.health import Health, RankStatus
 from mlx_provider.protocol.requests import GenerateRequest
-from mlx_provider.server.generate import _Reply
+from mlx_provider.server.generate import _Answer
+from mlx_provider.server.ndjson import asked
 from mlx_provider.server.rank_group import RankGroup
 
 from .fake_engine import FakeService
@@ -66,7 +67,7 @@ def test_a_request_that_is_prepared_when_a_rank_is_lost_is_told_so() -> None:
         service, request = Service(EngineSettings()), GenerateRequest(id="1", model="m", prompt="p")
         ticket = ByteGate(1).ask(1)
         stopping, limiter = anyio.Event(), anyio.CapacityLimiter(1)
-        await _Reply(service, limiter, stopping, lambda: lost, request, ticket)._accept()
+        await _Answer(service, limiter, stopping, lambda: lost, asked(request), ticket)._accept()
 
     with pytest.raises(RankLost):
         anyio.run(answer)

@@ -1,0 +1,48 @@
+"""A request in the form of one API, and how its reply is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pydantic_core import to_json
+
+from ..protocol.events import Accepted, Event
+from ..protocol.requests import ModelRequest
+
+
+class Reply(Protocol):
+    """Writes the events of one request."""
+
+    media_type: str
+    heartbeat: bytes
+    """Is sent while there are no events; empty: nothing is."""
+    streamed: bool
+    """Whether the reply begins when the request is accepted."""
+
+    def feed(self, events: Sequence[Event]) -> bytes:
+        """The bytes for some events; a reply that is not streamed has all of them at its end.
+
+        Raises the error of a `Failed` event, unless the reply is streamed, which then tells it.
+        """
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a client asks for."""
+
+    requests: Sequence[ModelRequest]
+    """One, or one for each prompt of a text completion."""
+    reply: Callable[[Accepted], Reply]
+    joined: bool = True
+    """Whether the events are those of one reply, with the echo of its prompts; else a client of
+    ours joins them."""
+
+
+Read = Callable[[dict[str, Any], Mapping[str, Any]], Asked]
+"""(body, sender) -> what it asks for. `sender`: fields that no client sets. Raises `BadRequest`."""
+
+
+def json_bytes(value: Any) -> bytes:
+    return to_json(value, inf_nan_mode="null")

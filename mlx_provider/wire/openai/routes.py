@@ -1,0 +1,58 @@
+"""The routes of OpenAI's API: from a body to what it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from ..asked import Asked, Read
+from .embed import embed_request
+from .form import AnswerForm
+from .parameters import Parameters
+from .prompts import listed
+from .request import generate_requests
+from .stream import Stream
+from .whole import Vectors, Whole
+
+
+def _completion(
+    body: dict[str, Any], sender: Mapping[str, Any], *, text: bool, content: str
+) -> Asked:
+    given = body.pop(content, None)
+    if text:
+        given = listed(given, content)
+    form = AnswerForm.of(body, text=text)
+    streamed, usage = _streamed(body)
+    requests = generate_requests(_parameters(body), _named(body, sender), given, form)
+    if streamed:
+        return Asked(requests, partial(Stream, form=form, usage=usage))
+    return Asked(requests, partial(Whole, form=form))
+
+
+def _embeddings(body: dict[str, Any], sender: Mapping[str, Any]) -> Asked:
+    given = body.pop("input", None)
+    request, form = embed_request(_parameters(body), _named(body, sender), given)
+    return Asked([request], partial(Vectors, form=form))
+
+
+def _parameters(body: Mapping[str, Any]) -> Parameters:
+    return Parameters({name: value for name, value in body.items() if name != "model"})
+
+
+def _named(body: Mapping[str, Any], sender: Mapping[str, Any]) -> dict[str, Any]:
+    return {**sender, "model": body.get("model")}
+
+
+def _streamed(body: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Whether the reply is streamed, and whether with usage."""
+    params = Parameters(body)
+    streamed = params.flag("stream") or False
+    return streamed, params.mapping("stream_options").get("include_usage") is True
+
+
+ROUTES: Mapping[str, Read] = {
+    "/v1/chat/completions": partial(_completion, text=False, content="messages"),
+    "/v1/completions": partial(_completion, text=True, content="prompt"),
+    "/v1/embeddings": _embeddings,
+}

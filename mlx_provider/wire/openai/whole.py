@@ -1,0 +1,93 @@
+"""The engine's events as one `chat.completion`, `text_completion` or list of embeddings."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ...protocol.events import Accepted, Done, Embedded, Event, Failed
+from ..asked import json_bytes
+from .answer import Answer, logprobs_of, text_logprobs, usage_of
+from .collected import Collected
+from .embed import embedding_of
+from .form import AnswerForm
+
+JSON = "application/json"
+
+
+def head(accepted: Accepted, form: AnswerForm, *, chunk: bool = False) -> dict[str, Any]:
+    """The fields that a reply and each of its chunks begin with."""
+    kind = "text_completion" if form.text else "chat.completion" + ".chunk" * chunk
+    return {
+        "id": f"{'cmpl' if form.text else 'chatcmpl'}-{accepted.id}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": accepted.model,
+    }
+
+
+class Whole:
+    """See `asked.Reply`."""
+
+    media_type = JSON
+    heartbeat = b""
+    streamed = False
+
+    def __init__(self, accepted: Accepted, form: AnswerForm) -> None:
+        self._head = head(accepted, form)
+        self._form = form
+        self._collected = Collected(form)
+
+    def feed(self, events: Sequence[Event]) -> bytes:
+        self._collected.feed(events)
+        done = self._collected.done
+        if done is None:
+            return b""
+        choices = [self._choice(*each) for each in enumerate(self._collected.answers())]
+        usage = usage_of(done, timings=self._form.timings)
+        return json_bytes(self._head | {"choices": choices, "usage": usage})
+
+    def _choice(self, index: int, answer: Answer) -> dict[str, Any]:
+        legacy = self._form.legacy
+        message = answer.message(legacy=legacy)
+        if self._form.text:
+            said = {"text": message["content"], "logprobs": text_logprobs(answer.logprobs)}
+        else:
+            said = {"message": message, "logprobs": logprobs_of(answer.logprobs)}
+        return {"index": index, **said, "finish_reason": answer.reason(legacy=legacy)}
+
+
+class Vectors:
+    """See `asked.Reply`."""
+
+    media_type = JSON
+    heartbeat = b""
+    streamed = False
+
+    def __init__(self, accepted: Accepted, form: str) -> None:
+        self._model = accepted.model
+        self._form = form
+        self._found: list[Embedded] = []
+
+    def feed(self, events: Sequence[Event]) -> bytes:
+        for event in events:
+            if isinstance(event, Embedded):
+                self._found.append(event)
+            elif isinstance(event, Failed):
+                raise event.error.exception()
+            elif isinstance(event, Done):
+                return self._body(event)
+        return b""
+
+    def _body(self, done: Done) -> bytes:
+        found = sorted(self._found, key=lambda each: each.index)
+        usage = usage_of(done)
+        return json_bytes(
+            {
+                "object": "list",
+                "model": self._model,
+                "data": [embedding_of(each, self._form) for each in found],
+                "usage": {name: usage[name] for name in ("prompt_tokens", "total_tokens")},
+            }
+        )

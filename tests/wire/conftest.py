@@ -1,0 +1,90 @@
+"""A real engine on TCP with a scripted model, and the official SDKs as its clients."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from mlx_provider.testing.scripted import build, environment
+from mlx_provider.testing.tiny import build as build_tiny
+
+PROGRAM = """
+from mlx_provider.server.__main__ import run_process
+run_process({"body_bytes": 4 * 2**20})
+"""
+SERVER = (sys.executable, "-P", "-c", PROGRAM, "--port", "0")
+KEY = "the-key"
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """LiteLLM's own deprecations are not ours to fix."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.filterwarnings("ignore::UserWarning"))
+            item.add_marker(pytest.mark.filterwarnings("ignore::DeprecationWarning"))
+
+
+@dataclass(frozen=True)
+class Engine:
+    url: str
+    scripted: str
+    """A model that says what it is told."""
+    vectors: str
+    """A model that embeds."""
+    http: httpx.Client
+    """With the key."""
+
+
+@pytest.fixture(scope="session")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    folder = tmp_path_factory.mktemp("wire")
+    roots = folder / "models"
+    roots.mkdir()
+    scripted = build(roots / "scripted", "json", context_length=2048)
+    vectors = build_tiny(roots / "vectors", "qwen3", num_hidden_layers=1)
+    (vectors / "1_Pooling").mkdir()
+    (vectors / "1_Pooling" / "config.json").write_text('{"pooling_mode_lasttoken": true}')
+    environ = environment(folder / "site", {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
+    variables = {"API_KEY": KEY, "MODEL_ROOTS": str(roots)}
+    process = subprocess.Popen(
+        SERVER,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env={**os.environ, **environ, **{f"MLX_PROVIDER_{k}": v for k, v in variables.items()}},
+    )
+    assert process.stderr is not None
+    said = iter(process.stderr.readline, "")
+    url = re.search(r"engine on (\S+)", next(line for line in said if " engine on " in line))
+    assert url is not None
+    reading = threading.Thread(target=process.stderr.read)
+    reading.start()
+    headers = {"authorization": f"Bearer {KEY}"}
+    with httpx.Client(base_url=url[1], headers=headers, trust_env=False, timeout=300) as http:
+        yield Engine(url[1], str(scripted), str(vectors), http)
+    process.terminate()
+    process.wait(300)
+    reading.join()
+    process.stderr.close()
+
+
+@pytest.fixture
+def client(engine: Engine) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(
+        base_url=engine.url + "/v1",
+        api_key=KEY,
+        max_retries=0,
+        http_client=openai.DefaultHttpxClient(trust_env=False),
+    ) as made:
+        yield made

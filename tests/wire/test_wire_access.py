@@ -1,0 +1,67 @@
+"""What the engine's door refuses on the routes of other APIs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from mlx_provider.wire.openai.routes import ROUTES
+
+PATHS = [*ROUTES]
+
+
+def post(engine: Any, path: str, content: bytes = b"{}", **headers: str) -> httpx.Response:
+    kind = {"content-type": "application/json"}
+    return httpx.post(
+        engine.url + path, content=content, headers=kind | headers, trust_env=False, timeout=300
+    )
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_stranger_is_refused_by_the_headers(engine: Any, path: str) -> None:
+    right = {"authorization": "Bearer the-key"}
+    for headers, status in (
+        ({}, 401),
+        ({"authorization": "Bearer the-kex"}, 401),
+        ({"authorization": "the-key"}, 401),
+        ({"x-api-key": ""}, 401),
+        ({"x-api-key": "the-kex"}, 401),
+        ({**right, "origin": "http://localhost"}, 403),
+        ({**right, "host": "page.example"}, 403),
+        ({**right, "content-type": "text/plain"}, 415),
+    ):
+        answer = post(engine, path, **headers)
+        assert answer.status_code == status, headers
+        assert answer.json()["error"]["message"]
+        assert answer.headers["connection"] == "close"
+    for headers in (right, {"x-api-key": "the-key"}):
+        assert post(engine, path, **headers).status_code == 400
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", 400),
+        (b"[]", 400),
+        (b"3", 400),
+        (b"\xff", 400),
+        (b"[" * 100_000, 400),
+        (b'{"model": "m", "messages": [' + b"{}," * 2**17 + b"{}]}", 400),
+        (b" " * (2**22 + 1), 413),
+    ],
+)
+def test_a_body_that_is_no_request(engine: Any, path: str, body: bytes, status: int) -> None:
+    answer = post(engine, path, body, authorization="Bearer the-key")
+    assert answer.status_code == status
+    assert answer.json()["error"]["type"] in ("invalid_request_error", "request_too_large")
+    assert engine.http.get("/health").status_code == 200
+
+
+def test_a_remote_client_cannot_open_other_folders(engine: Any) -> None:
+    for model in ("/etc", "../scripted", engine.scripted + "/../../site"):
+        body = b'{"model": "%s", "prompt": "x"}' % model.encode()
+        answer = post(engine, "/v1/completions", body, authorization="Bearer the-key")
+        assert answer.status_code in (400, 403, 404)

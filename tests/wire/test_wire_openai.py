@@ -1,0 +1,263 @@
+"""OpenAI's routes of an engine, read by OpenAI's SDK and compared with the LiteLLM handler."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import litellm
+import openai
+import pytest
+from openai.types import Completion, Model
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+import mlx_provider.litellm  # noqa: F401  (registers the handler)
+from mlx_provider.testing.scripted import Call, Step, script
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "parameters": {"type": "object", "properties": {"at": {"type": "string"}}},
+    },
+}
+ALL = script(
+    Step("Here it is.", (Call("look", {"at": "a"}), Call("look", {"at": "b"})), think="Hm.")
+)
+CASES: dict[str, dict[str, Any]] = {
+    "thought, text and calls": {"messages": [{"role": "user", "content": ALL}], "tools": [TOOL]},
+    "older functions": {
+        "messages": [{"role": "user", "content": script(Step(calls=(Call("look", {"at": "a"}),)))}],
+        "functions": [TOOL["function"]],
+    },
+    "several choices": {
+        "messages": [{"role": "user", "content": script(Step("one two three"))}],
+        "n": 2,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "max_tokens": 4,
+    },
+    "stop": {
+        "messages": [{"role": "user", "content": script(Step("one two three"))}],
+        "stop": ["two"],
+        "timings": True,
+    },
+    "schema": {
+        "messages": [{"role": "user", "content": "x"}],
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "s", "schema": {"enum": [17]}},
+        },
+    },
+}
+
+
+def events(text: str) -> list[str]:
+    """The data of each event; every event has one line."""
+    frames = [frame for frame in text.split("\n\n") if frame]
+    assert all(frame.startswith("data: ") and "\n" not in frame for frame in frames)
+    return [frame.removeprefix("data: ") for frame in frames]
+
+
+def joined(chunks: list[ChatCompletionChunk]) -> list[dict[str, Any]]:
+    """The choices of a stream."""
+    choices: dict[int, dict[str, Any]] = {}
+    for choice in (each for chunk in chunks for each in chunk.choices):
+        said = choices.setdefault(choice.index, {"content": "", "thought": "", "calls": [], "n": 0})
+        delta = choice.delta.model_dump(exclude_none=True)
+        said["content"] += delta.get("content", "")
+        said["thought"] += delta.get("reasoning_content", "")
+        for piece in [*delta.get("tool_calls", []), *filter(None, [delta.get("function_call")])]:
+            function = piece.get("function", piece)
+            if function.get("name"):
+                said["calls"].append([function["name"], ""])
+            said["calls"][-1][1] += function.get("arguments", "")
+        if choice.logprobs is not None:
+            said["n"] += len(choice.logprobs.content or [])
+        said["reason"] = choice.finish_reason
+    return [choices[index] for index in sorted(choices)]
+
+
+def said_by(reply: Any) -> list[dict[str, Any]]:
+    """The choices of a whole reply, of either door."""
+    choices = []
+    for choice in reply.choices:
+        message = choice.message
+        calls = [call.function for call in message.tool_calls or []]
+        calls += [call for call in [getattr(message, "function_call", None)] if call]
+        logprobs = getattr(choice, "logprobs", None)
+        choices.append(
+            {
+                "content": message.content or "",
+                "thought": getattr(message, "reasoning_content", None) or "",
+                "calls": [[call.name, call.arguments] for call in calls],
+                "n": len(logprobs.content) if logprobs else 0,
+                "reason": choice.finish_reason,
+            }
+        )
+    return choices
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_reply_is_the_same_whole_streamed_and_by_litellm(engine: Any, case: str) -> None:
+    asked = {"model": engine.scripted, "temperature": 0, **CASES[case]}
+    path = "/v1/chat/completions"
+    whole = engine.http.post(path, json=asked).raise_for_status()
+    reply = ChatCompletion.model_validate_json(whole.text)
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    streamed = engine.http.post(path, json=asked | options).raise_for_status()
+    assert streamed.headers["content-type"].startswith("text/event-stream")
+    *chunks, last = events(streamed.text)
+    assert last == "[DONE]"
+    parts = [ChatCompletionChunk.model_validate_json(chunk) for chunk in chunks]
+    assert said_by(reply) == joined(parts)
+    assert parts[-1].choices == []
+    assert parts[-1].usage is not None
+    assert all(part.usage is None for part in parts[:-1])
+    assert len({(part.id, part.created, part.model) for part in parts}) == 1
+    assert [c.delta.role for part in parts for c in part.choices].count("assistant") == len(
+        reply.choices
+    )
+
+    handler = litellm.completion(
+        **{**asked, "model": f"mlx/{engine.scripted}"}, api_base=engine.url, api_key="the-key"
+    )
+    assert said_by(handler) == said_by(reply)
+    usage, other = whole.json()["usage"], handler.usage.model_dump()
+    names = ("prompt_tokens", "completion_tokens", "total_tokens")
+    assert [usage[name] for name in names] == [other[name] for name in names]
+    assert usage["prompt_tokens_details"]["cached_tokens"] >= 0
+    assert ("timings" in usage["completion_tokens_details"]) == ("timings" in asked)
+    if "logprobs" in asked:
+        ours = [c["logprobs"]["content"] for c in whole.json()["choices"]]
+        assert ours == [c.logprobs.model_dump()["content"] for c in handler.choices]
+
+
+def test_the_sdks_own_accumulator(engine: Any, client: openai.OpenAI) -> None:
+    messages: Any = CASES["thought, text and calls"]["messages"]
+    tools: Any = [TOOL]
+    with client.chat.completions.stream(
+        model=engine.scripted, messages=messages, tools=tools
+    ) as stream:
+        reply = stream.get_final_completion()
+    (choice,) = reply.choices
+    assert choice.message.content == "Here it is."
+    arguments = [json.loads(call.function.arguments) for call in choice.message.tool_calls or []]
+    assert arguments == [{"at": "a"}, {"at": "b"}]
+    assert choice.finish_reason == "tool_calls"
+
+
+def test_a_prompt_is_cached_for_the_next_request(engine: Any, client: openai.OpenAI) -> None:
+    text = "a long beginning " * 60 + script(Step("yes"))
+    asked: Any = {"model": engine.scripted, "messages": [{"role": "user", "content": text}]}
+    first = client.chat.completions.create(**asked)
+    again = client.chat.completions.create(**asked)
+    assert first.usage is not None
+    assert again.usage is not None
+    assert again.usage.prompt_tokens_details is not None
+    cached = again.usage.prompt_tokens_details.cached_tokens or 0
+    assert first.usage.prompt_tokens * 0.9 < cached < first.usage.prompt_tokens
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"prompt": ["one", [40, 41]], "n": 2, "logprobs": 2},
+        {"prompt": "one", "echo": True},
+        {"prompt": ["one", "two"], "best_of": 3, "n": 1, "temperature": 1, "seed": 5},
+    ],
+)
+def test_text_completions(engine: Any, more: dict[str, Any]) -> None:
+    asked = {"model": engine.vectors, "temperature": 0, "max_tokens": 3, **more}
+    whole = engine.http.post("/v1/completions", json=asked).raise_for_status()
+    reply = Completion.model_validate_json(whole.text)
+    handler = litellm.text_completion(
+        **{**asked, "model": f"mlx/{engine.vectors}"}, api_base=engine.url, api_key="the-key"
+    )
+    assert all(c.text for c in reply.choices)
+    assert [c.text for c in reply.choices] == [c.text for c in handler.choices]
+    assert [c.index for c in reply.choices] == list(range(len(handler.choices)))
+    for ours, theirs in zip(reply.choices, handler.choices, strict=True):
+        found = theirs.model_dump().get("logprobs") or {}
+        given = ours.logprobs.model_dump() if ours.logprobs else {}
+        assert bool(given) == ("logprobs" in more)
+        for name in given.keys() - {"token_logprobs", "top_logprobs"}:
+            assert given[name] == found[name]
+        # the prompts may share passes or not, which round differently
+        wanted = pytest.approx(found.get("token_logprobs", []), abs=1e-4)
+        assert given.get("token_logprobs", []) == wanted
+        assert list(map(list, given.get("top_logprobs", []))) == list(
+            map(list, found.get("top_logprobs", []))
+        )
+    if "best_of" in more:
+        return
+    streamed = engine.http.post("/v1/completions", json=asked | {"stream": True})
+    *chunks, last = events(streamed.text)
+    assert last == "[DONE]"
+    texts = dict.fromkeys(range(len(reply.choices)), "")
+    for chunk in map(json.loads, chunks):
+        for choice in chunk["choices"]:
+            texts[choice["index"]] += choice["text"]
+            choice["finish_reason"] = choice["finish_reason"] or "stop"  # the SDK's type lacks null
+        Completion.model_validate(chunk)
+    assert list(texts.values()) == [c.text for c in reply.choices]
+
+
+def test_embeddings(engine: Any, client: openai.OpenAI) -> None:
+    given: list[str] = ["one", "two words"]
+    found = client.embeddings.create(model=engine.vectors, input=given)
+    plain = client.embeddings.create(model=engine.vectors, input=given, encoding_format="float")
+    assert [each.embedding for each in found.data] == [each.embedding for each in plain.data]
+    assert found.usage.prompt_tokens == plain.usage.total_tokens > 1
+    handler = litellm.embedding(
+        model=f"mlx/{engine.vectors}", input=given, api_base=engine.url, api_key="the-key"
+    )
+    assert [each["embedding"] for each in handler.data] == [each.embedding for each in plain.data]
+
+
+def test_models(client: openai.OpenAI, engine: Any) -> None:
+    client.embeddings.create(model=engine.vectors, input="x")
+    found = engine.http.get("/v1/models").json()
+    assert all(Model.model_validate(model) for model in found["data"])
+    assert engine.vectors in [model.id for model in client.models.list().data]
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "code", "param"),
+    [
+        ({"temprature": 1}, 400, "invalid_request", "temprature"),
+        ({"temperature": 3}, 400, "invalid_request", "temperature"),
+        ({"stream": 1}, 400, "invalid_request", "stream"),
+        ({"stream_options": []}, 400, "invalid_request", "stream_options"),
+        ({"messages": "x"}, 400, "invalid_request", "messages"),
+        ({"options": {"trust_remote_code": True}}, 400, "invalid_request", "options"),
+        ({"origin": "owner"}, 400, "invalid_request", "origin"),
+        ({"tenant": "other"}, 400, "invalid_request", "tenant"),
+        ({"model": "no/such"}, 404, "model_not_found", None),
+        ({"model": None}, 400, "invalid_request", "model"),
+        ({"messages": [{"role": "user", "content": "ab " * 4000}]}, 400, "context_length_exceeded",
+         "messages"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_error_has_openais_form(
+    engine: Any, fields: dict[str, Any], status: int, code: str, param: str | None, stream: bool
+) -> None:
+    body = {"model": engine.scripted, "messages": [{"role": "user", "content": "x"}]}
+    answer = engine.http.post("/v1/chat/completions", json={**body, "stream": stream, **fields})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (status, code)
+    assert error["type"] == "invalid_request_error"
+    assert error.keys() == {"message", "type", "param", "code"}
+    if code != "model_not_found":
+        assert error["param"] == param
+
+
+def test_what_has_no_effect_is_told_in_a_header(engine: Any) -> None:
+    body = {"model": engine.scripted, "messages": [{"role": "user", "content": "x"}]}
+    more = {"store": True, "metadata": {"a": "b"}, "max_completion_tokens": 1}
+    for stream in (False, True):
+        asked = body | more | {"stream": stream}
+        answer = engine.http.post("/v1/chat/completions", json=asked).raise_for_status()
+        assert "store" in answer.headers["x-mlx-warnings"]
+        assert "metadata" not in answer.headers["x-mlx-warnings"]
