@@ -147,6 +147,25 @@ def test_the_sdks_own_accumulator(engine: Any, client: openai.OpenAI) -> None:
     assert choice.finish_reason == "tool_calls"
 
 
+@pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
+def test_litellms_own_providers(engine: Any, provider: str) -> None:
+    asked: Any = {
+        **CASES["thought, text and calls"],
+        "model": f"{provider}/{engine.scripted}",
+        "api_base": engine.url + "/v1",
+        "api_key": "the-key",
+    }
+    wanted = {"content": "Here it is.", "thought": "Hm.", "n": 0, "reason": "tool_calls"}
+    whole = litellm.completion(**asked)
+    (said,) = said_by(whole)
+    assert wanted.items() <= said.items()
+    chunks = list(litellm.completion(**asked, stream=True))
+    (streamed,) = said_by(litellm.stream_chunk_builder(chunks))
+    assert streamed == said
+    with pytest.raises(litellm.ContextWindowExceededError):
+        litellm.completion(**{**asked, "messages": [{"role": "user", "content": "ab " * 4000}]})
+
+
 def test_a_prompt_is_cached_for_the_next_request(engine: Any, client: openai.OpenAI) -> None:
     text = "a long beginning " * 60 + script(Step("yes"))
     asked: Any = {"model": engine.scripted, "messages": [{"role": "user", "content": text}]}
