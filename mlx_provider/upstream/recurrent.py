@@ -19,7 +19,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from .cache_classes import ArraysCache
+from .cache_classes import ArraysCache, StateCache, StateHistory
 
 ROUTES_ATTRIBUTE = "routes_state_parts"
 MASK = "mask"
@@ -41,7 +41,8 @@ class StateRun:
 class Prefixes:
     """The states of one layer after each token of a row, of which the last may be taken back.
 
-    The layer runs over as many rows as there are tokens, each of which ends a token later.
+    A layer that writes its states through its cache runs once over the tokens. Another one runs
+    over as many rows as there are tokens, each of which ends a token later.
     """
 
     def __init__(self, cache: ArraysCache, tokens: int) -> None:
@@ -49,6 +50,12 @@ class Prefixes:
         """As it was before the tokens."""
         self.tokens = tokens
         self._after: ArraysCache | None = None
+        self._history: StateHistory | None = None
+
+    def history(self) -> StateHistory:
+        """A cache that keeps the states after each token."""
+        self._history = StateHistory(self.cache)
+        return self._history
 
     def rows(self) -> ArraysCache:
         """A cache whose row i takes the first i + 1 tokens."""
@@ -67,6 +74,8 @@ class Prefixes:
 
     def keep(self, tokens: int) -> None:
         """The first `tokens` stay."""
+        if self._history is not None:
+            self.cache.cache = self._history.after(tokens)
         if self._after is not None:
             self.cache.cache = [
                 None if state is None else state[tokens - 1 : tokens] for state in self._after.cache
@@ -101,15 +110,16 @@ def route(run: Callable[[list[Any]], Any], cache: list[Any]) -> None:
     """
     if not any(isinstance(layer, ArraysCache) for layer in _leaves(cache)):
         return
-    found: dict[type, None] = {}
+    found: dict[type, bool] = {}
     run([_watched(layer, found) for layer in cache])
-    for kind in found:
+    for kind, through in found.items():
         if not getattr(kind.__call__, ROUTES_ATTRIBUTE, False):
-            setattr(kind, "__call__", routed(kind.__call__))  # noqa: B010
+            setattr(kind, "__call__", routed(kind.__call__, through=through))  # noqa: B010
 
 
-def routed(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A module's call, with `StateParts` taken part by part."""
+def routed(original: Callable[..., Any], *, through: bool) -> Callable[..., Any]:
+    """A module's call, with `StateParts` taken part by part. `through`: it writes its states with
+    methods of `StateCache`."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -126,7 +136,9 @@ def routed(original: Callable[..., Any]) -> Callable[..., Any]:
             bound.arguments[states] = own.swapaxes(0, 1) if part.turned else own
             bound.arguments[cache] = part.cache
             before = dict(bound.arguments)
-            if part.prefixes is not None:
+            if part.prefixes is not None and through:
+                bound.arguments[cache] = part.prefixes.history()
+            elif part.prefixes is not None:
                 _over_prefixes(part.prefixes, bound.arguments, states, cache)
             found: mx.array = original(*bound.args, **bound.kwargs)
             bound.arguments.update(before)
@@ -149,8 +161,9 @@ def _leaves(cache: Sequence[Any]) -> Iterator[Any]:
         yield from _leaves(layer.caches) if hasattr(layer, "caches") else [layer]
 
 
-def _watched(layer: Any, found: dict[type, None]) -> Any:
-    """The layer's cache, which notes the classes of modules that ask it for a state."""
+def _watched(layer: Any, found: dict[type, bool]) -> Any:
+    """The layer's cache, which notes the classes of modules that ask it for a state, and whether
+    they write states only with methods of `StateCache`."""
     if hasattr(layer, "caches"):
         together = type(layer)()
         together.caches = tuple(_watched(each, found) for each in layer.caches)
@@ -162,8 +175,13 @@ def _watched(layer: Any, found: dict[type, None]) -> Any:
     class Watched(kind):  # type: ignore[misc, valid-type]
         def __getitem__(self, index: int) -> Any:
             if (module := _asking(sys._getframe(1))) is not None:
-                found[module] = None
+                found.setdefault(module, isinstance(self, StateCache))
             return super().__getitem__(index)
+
+        def __setitem__(self, index: int, state: Any) -> None:
+            if (module := _asking(sys._getframe(1))) is not None:
+                found[module] = False
+            super().__setitem__(index, state)
 
     return Watched(len(layer.cache))
 

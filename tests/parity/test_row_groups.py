@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mlx_vlm.models import cache as in_place
 from mlx_vlm.models.base import cache_position_offset
+from mlx_vlm.models.qwen3_5 import language
 
 from mlx_provider import LoadOptions
 from mlx_provider.engine.execution import batch_layout
@@ -29,6 +30,7 @@ from mlx_provider.records import PrefillChunk
 from mlx_provider.testing.driver import new_request
 from mlx_provider.testing.tiny import build
 from mlx_provider.upstream.cache_classes import KVCache
+from mlx_provider_qwen3_5 import load as load_qwen3_5
 
 Tiny = Callable[..., TextModel]
 Event = tuple[Any, ...]
@@ -200,6 +202,8 @@ def test_caches_that_count_in_place_decode_in_groups(tiny: Tiny) -> None:
 
 
 LONG = 2000
+DRAFTED = ((4, 1), (4, 4), (3, 2), (2, 1), (4, 3))
+"""(tokens of a row in a pass, those that stay)"""
 FAMILIES = ("qwen3", "gemma3_text", "qwen3_5_text")
 
 
@@ -342,3 +346,22 @@ def test_rows_whose_drafts_are_a_while_ago_share_a_group_again(tiny: Tiny, monke
     assert sorted(len(group.rows) for group in twins.layout.rows.groups) == [1, 2]
     twins.step(1e-4)
     assert [len(group.rows) for group in twins.layout.rows.groups] == [3]
+
+
+def test_a_recurrent_layer_that_records_its_states_runs_once_over_drafts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not once for each number of them that may stay."""
+    model = load_qwen3_5(build(tmp_path / "m", "qwen3_5"), LoadOptions())
+    asked: list[tuple[int, int]] = []
+    original = language.gated_delta_update
+
+    def noted(q: mx.array, *args: Any, **more: Any) -> Any:
+        asked.append(q.shape[:2])
+        return original(q, *args, **more)
+
+    monkeypatch.setattr(language, "gated_delta_update", noted)
+    twins = Twins(model, GroupedLayout(), {})
+    drafts = [("drafts", row, width, kept) for row in (0, 1) for width, kept in DRAFTED]
+    twins.play([("join", 300, False), *drafts, ("leave", 0), *drafts], 1e-4)
+    assert {shape for shape in asked if 1 < shape[1] < 9} == {(1, 2), (1, 3), (1, 4)}
