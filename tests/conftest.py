@@ -20,7 +20,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 # No test fails by the clock: a busy machine is no defect. Examples are others in each run.
-for profile, examples in (("suite", 20), ("sweep", 200)):
+for profile, examples in (("suite", 12), ("sweep", 200)):
     settings.register_profile(
         profile,
         deadline=None,

@@ -52,7 +52,13 @@ def test_no_width_is_slower_than_without(name: str) -> None:
         assert found.learning <= LEARNED
 
 
-@pytest.mark.parametrize(("share", "other"), [(0.3, 0.3), (0.6, 0.6), (0.95, 0)])
+@pytest.mark.parametrize(
+    ("share", "other"),
+    [
+        *(pytest.param(n, n, marks=pytest.mark.sweep) for n in (0.3, 0.6)),
+        (0.95, 0),
+    ],
+)
 @each_device
 def test_nor_are_sixteen_rows(name: str, share: float, other: float) -> None:
     rows = [steady(share), steady(other)] * 8

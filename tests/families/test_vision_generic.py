@@ -49,7 +49,13 @@ def test_only_models_with_vision_that_mlx_vlm_has(folders) -> None:
     assert matches({"vision_config": {"a": 1}}) == 0
 
 
-@pytest.mark.parametrize("request_name", list(REQUESTS))
+@pytest.mark.parametrize(
+    "request_name",
+    [
+        *("long text", "two images", "same image twice"),
+        *(pytest.param(n, marks=pytest.mark.sweep) for n in ("text", "image", "wide image")),
+    ],
+)
 @pytest.mark.parametrize("name", MODELS)
 def test_one_row_equals_mlx_vlm(name: str, request_name: str, load_generic, ask, folders) -> None:
     parts = REQUESTS[request_name]
