@@ -21,7 +21,7 @@ from ..errors import EngineUnavailable, MLXProviderError
 from ..protocol.health import Health
 from ..protocol.requests import EmbedRequest, GenerateRequest, ModelRequest
 from ..serving.interface import Service
-from ..wire.openai.routes import ROUTES
+from ..wire.openai.routes import GENERATE, ROUTES
 from .access import Gate, error_response
 from .activity import Activity
 from .body import Bodies
@@ -86,9 +86,16 @@ class EngineApp:
             *(Route(kind.path, answer(read=own(kind)), methods=["POST"]) for kind in KINDS),
             *(
                 Route(path, answer(read=foreign(read)), methods=["POST"])
-                for path, read in ROUTES.items()
+                for path, read in GENERATE.items()
             ),
-            Route("/v1/count", Count(self._service, incoming), methods=["POST"]),
+            *(
+                Route(path, Count(incoming, read, reply), methods=["POST"])
+                for path, read, reply in (
+                    ("/v1/count", own(GenerateRequest), self._count),
+                    ("/tokenize", foreign(ROUTES["/tokenize"]), self._tokenize),
+                    ("/detokenize", foreign(ROUTES["/detokenize"]), self._detokenize),
+                )
+            ),
             Route("/v1/attach", self._attach),
             Route("/v1/models", self._models),
             Route("/health", self._health),
@@ -150,6 +157,17 @@ class EngineApp:
             for model in self.state().models
         ]
         return JSONResponse({"object": "list", "data": models})
+
+    def _count(self, request: GenerateRequest) -> dict[str, Any]:
+        return {"prompt_tokens": self._service.count(request)}
+
+    def _tokenize(self, request: GenerateRequest) -> dict[str, Any]:
+        found = self._service.tokenize(request)
+        tokens, longest = list(found.tokens), found.context_length
+        return {"count": len(tokens), "max_model_len": longest, "tokens": tokens}
+
+    def _detokenize(self, request: GenerateRequest) -> dict[str, Any]:
+        return {"prompt": self._service.tokenize(request).text}
 
     async def _metrics(self, request: Request) -> Response:
         metrics = await anyio.to_thread.run_sync(self._service.metrics)

@@ -1,6 +1,9 @@
-"""`POST /v1/count`: counts the prompt tokens of a request without running it."""
+"""Routes that render the prompt of a request without running it."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -9,33 +12,39 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from ..byte_gate import Ticket
+from ..errors import BadRequest
 from ..protocol.requests import GenerateRequest
-from ..serving.interface import Service
+from .generate import Reader
 from .incoming import Incoming
 
 COUNTING = 4
-"""Prompts that are counted at once. Others wait."""
+"""Prompts that are rendered at once. Others wait."""
 
 
 class Count:
-    """ASGI endpoint. Takes a request as for `/v1/generate` and returns `{"prompt_tokens": N}`."""
+    """ASGI endpoint. `answer`: makes the JSON of the reply, in a thread."""
 
-    def __init__(self, service: Service, incoming: Incoming) -> None:
-        self._service = service
+    def __init__(
+        self, incoming: Incoming, read: Reader, answer: Callable[[GenerateRequest], dict[str, Any]]
+    ) -> None:
         self._incoming = incoming
+        self._read = read
+        self._answer = answer
         self._limiter = anyio.CapacityLimiter(COUNTING)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            request, ticket = await self._incoming.read(scope, receive, GenerateRequest)
+            asked, ticket = await self._read(self._incoming, scope, receive)
         except ClientDisconnect:
             return
         with self._incoming.activity.counting():
-            count = await anyio.to_thread.run_sync(
-                self._count, request, ticket, limiter=self._limiter
+            answer = await anyio.to_thread.run_sync(
+                self._answered, asked.requests, ticket, limiter=self._limiter
             )
-        await JSONResponse({"prompt_tokens": count})(scope, receive, send)
+        await JSONResponse(answer)(scope, receive, send)
 
-    def _count(self, request: GenerateRequest, ticket: Ticket) -> int:
+    def _answered(self, requests: Any, ticket: Ticket) -> dict[str, Any]:
         with ticket:
-            return self._service.count(request)
+            if len(requests) != 1:
+                raise BadRequest("prompt must be one text or list of token ids", param="prompt")
+            return self._answer(requests[0])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..protocol.event_queue import EventQueue
@@ -24,6 +25,17 @@ def deliver_now(put: Put) -> None:
     put()
 
 
+@dataclass(frozen=True)
+class PromptTokens:
+    """The prompt that a request has."""
+
+    tokens: Sequence[int]
+    text: str
+    """With its special tokens."""
+    context_length: int
+    """Of the model."""
+
+
 class Service(Protocol):
     """Serves requests. Every method is safe from any thread."""
 
@@ -36,6 +48,12 @@ class Service(Protocol):
     def count(self, request: GenerateRequest) -> int:
         """Number of tokens of the prompt that `submit` would use; a lower limit if that exceeds the
         model's context.
+
+        Blocks and raises like `submit`. Nothing is admitted.
+        """
+
+    def tokenize(self, request: GenerateRequest) -> PromptTokens:
+        """The prompt that `submit` would use.
 
         Blocks and raises like `submit`. Nothing is admitted.
         """

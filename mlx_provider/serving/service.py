@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from importlib.metadata import version
 from math import inf
@@ -37,20 +37,22 @@ from ..protocol.figures import Figures
 from ..protocol.health import Health
 from ..protocol.options import WarmPrompt
 from ..protocol.requests import EmbedRequest, GenerateRequest, ModelRequest
+from ..records import Prompt
 from ..registry import PluginRegistry
 from ..upstream import blas
 from .embedding import make_embedding
 from .figures import take
 from .grants import Grants, names_repository, namespace, read_grants
 from .in_flight import Active, Entry, InFlight
-from .interface import Deliver, deliver_now
+from .interface import Deliver, PromptTokens, deliver_now
 from .metrics import EngineMetrics
 from .model_cache import Lease, ModelCache
 from .model_view import ModelView
 from .plugin_statuses import PluginStatuses
 from .prepared import Prepared, make_prepared
-from .prompt import prepare
+from .prompt import prepare, prompt_text
 from .split import WHOLE, Ranks
+from .validate import within_vocabulary
 from .warm import warm_requests
 
 log = logging.getLogger(__name__)
@@ -106,6 +108,11 @@ class ChatService:
             return self._counted(request)
         raise self._cause(_refused(request, trying.fault))
 
+    def tokenize(self, request: GenerateRequest) -> PromptTokens:
+        with Isolation() as trying:
+            return self._tokenized(request)
+        raise self._cause(_refused(request, trying.fault))
+
     def cancel(self, request_id: str) -> None:
         entry = self._in_flight.cancel(request_id)
         if entry is None:
@@ -117,13 +124,26 @@ class ChatService:
             self._call(entry.active.cancel)
 
     def _counted(self, wire: GenerateRequest) -> int:
+        with self._rendering(wire) as (view, rendered):
+            try:
+                return len(rendered().tokens)
+            except ContextTooLong as error:
+                return max(error.tokens, view.info.context_length)
+
+    def _tokenized(self, wire: GenerateRequest) -> PromptTokens:
+        with self._rendering(wire) as (view, rendered):
+            prompt = rendered()
+            within_vocabulary(prompt.tokens, view.info.vocab_size, "prompt")
+            text = prompt_text(view, prompt)
+            return PromptTokens(prompt.tokens, text, view.info.context_length)
+
+    @contextmanager
+    def _rendering(self, wire: GenerateRequest) -> Iterator[tuple[ModelView, Callable[[], Prompt]]]:
+        """What the request sees of its model, and a function that renders its prompt."""
         request = self._grants.admitted(wire)
         find = self._finder(request, time.monotonic())
         with find() as lease, closing(self._media.claim(wire.id)) as media:
-            try:
-                return len(prepare(lease.view, request, media).prompt.tokens)
-            except ContextTooLong as error:
-                return max(error.tokens, lease.view.info.context_length)
+            yield lease.view, lambda: prepare(lease.view, request, media).prompt
 
     def _accepted(self, wire: ModelRequest, entry: Entry) -> Accepted:
         request = self._grants.admitted(wire)

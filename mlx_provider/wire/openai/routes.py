@@ -15,6 +15,8 @@ from .request import generate_requests
 from .stream import Stream
 from .whole import Vectors, Whole
 
+ALWAYS = ("add_special_tokens", "add_generation_prompt")
+
 
 def _completion(
     body: dict[str, Any], sender: Mapping[str, Any], *, text: bool, content: str
@@ -28,6 +30,20 @@ def _completion(
     if streamed:
         return Asked(requests, partial(Stream, form=form, usage=usage))
     return Asked(requests, partial(Whole, form=form))
+
+
+def _tokenize(body: dict[str, Any], sender: Mapping[str, Any]) -> Asked:
+    """The parameters are those of the request whose prompt is meant, as vLLM has it."""
+    own = Parameters({name: body.pop(name, None) for name in ALWAYS})
+    for name in ALWAYS:
+        own.choice(name, (True,), "the prompt is what a request would have")
+    text = "messages" not in body
+    return _completion(body, sender, text=text, content="prompt" if text else "messages")
+
+
+def _detokenize(body: dict[str, Any], sender: Mapping[str, Any]) -> Asked:
+    body["prompt"] = body.pop("tokens", None)
+    return _completion(body, sender, text=True, content="prompt")
 
 
 def _embeddings(body: dict[str, Any], sender: Mapping[str, Any]) -> Asked:
@@ -51,8 +67,9 @@ def _streamed(body: Mapping[str, Any]) -> tuple[bool, bool]:
     return streamed, params.mapping("stream_options").get("include_usage") is True
 
 
-ROUTES: Mapping[str, Read] = {
+GENERATE: Mapping[str, Read] = {
     "/v1/chat/completions": partial(_completion, text=False, content="messages"),
     "/v1/completions": partial(_completion, text=True, content="prompt"),
     "/v1/embeddings": _embeddings,
 }
+ROUTES: Mapping[str, Read] = {**GENERATE, "/tokenize": _tokenize, "/detokenize": _detokenize}
