@@ -83,7 +83,7 @@ def restart(
     One that another program started with other settings is only ended: that program's next
     request starts it again.
     """
-    from ..client.identity import differences, identity, told
+    from ..client.identity import differences, identity, summary
     from ..client.lifecycle import LocalEngine
 
     _only_here(api_base)
@@ -97,7 +97,7 @@ def restart(
         if other := differences(health.identity, identity()):
             typer.echo(
                 f"engine process {health.pid} has ended. It had other settings than this shell, so "
-                f"the next request starts the new one, with its sender's: {told(other)}"
+                f"the next request starts the new one, with its sender's: {summary(other)}"
             )
             return
     LocalEngine(runtime()).ensure()

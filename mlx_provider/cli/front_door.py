@@ -49,7 +49,7 @@ def _recommend(console: Console) -> None:
 
     machine = this_machine()
     day, models = table()
-    console.print(Text(f"\nmodels for {machine.told} (as of {day})", style="bold"))
+    console.print(Text(f"\nmodels for {machine.label} (as of {day})", style="bold"))
     for each in two_for(machine, models):
         told = f"{each.weights / 1e9:.1f} GB: {each.why}"
         console.print(Text(f"  mlx-provider up {each.name}"))

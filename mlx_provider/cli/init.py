@@ -51,7 +51,7 @@ def init(
     memory = device_memory()
     found = chosen(model, registry, memory, tokens)
     paths = write_pair(folder, found.served(), force=force)
-    typer.echo(f"{found.told}, family {found.family}; {size(memory)} for models")
+    typer.echo(f"{found.summary}, family {found.family}; {size(memory)} for models")
     _tell(paths, folder, START)
 
 

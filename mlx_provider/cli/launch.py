@@ -55,7 +55,7 @@ def launch(
         for line in Launch(chosen, found.served(), context.args, dict(os.environ)).preview():
             typer.echo(line)
         return
-    _tell(console, "model", found.told)
+    _tell(console, "model", found.summary)
     if not found.here:
         found = _downloaded(found, registry, tokens)
     launched = Launch(chosen, found.served(), context.args, dict(os.environ))
@@ -146,7 +146,7 @@ def _asked_model(registry: PluginRegistry, memory: int, console: Console) -> str
 
     here = candidates_here(registry, memory)
     names = [each.model for each in here]
-    lines = [each.told for each in here]
+    lines = [each.summary for each in here]
     for name, weights in recommended(registry, memory).items():
         if name not in names:
             names.append(name)

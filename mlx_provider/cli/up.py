@@ -138,7 +138,7 @@ def _record(
     registry = context.find_object(PluginRegistry) or PluginRegistry.discover()
     memory = device_memory()
     found = chosen(model or (last.served.model if last else None), registry, memory, tokens)
-    _tell("model", found.told)
+    _tell("model", found.summary)
     if not found.here:
         folder_of(found.model)  # by this process, so that its progress is seen
         found = chosen(found.model, registry, memory, tokens)

@@ -20,7 +20,7 @@ from ..protocol.requests import STARTS_ENGINES, GenerateRequest, ModelRequest
 from .address import Address
 from .control_connection import Attachment, ControlConnection
 from .generation import Generation
-from .identity import OWN, PYTHON, differences, is_left_behind, told
+from .identity import OWN, PYTHON, differences, is_left_behind, summary
 from .retry import NotTaken, last_try, patiently
 from .stream_connection import Endpoint
 from .wire import parse_figures, parse_health, request_body
@@ -191,7 +191,7 @@ class HttpClient:
             raise _other_version(attachment, LEFT_BEHIND)
         # Other clients may need another Python or other settings as much as this one needs its own.
         newer = OWN in changed and PYTHON not in changed
-        if _gives_way(control, told(changed), "idle" if newer else "alone"):
+        if _gives_way(control, summary(changed), "idle" if newer else "alone"):
             attachment.end()
             return self._started(control, start, health.pid)
         if OWN in changed:
@@ -199,7 +199,7 @@ class HttpClient:
         log.warning(
             "the running engine (process %d) was started with other settings, which other clients "
             "use: it serves this process, too, until these are gone, or until `mlx-provider engine "
-            "restart`. %s: %s", health.pid, APART, told(changed),
+            "restart`. %s: %s", health.pid, APART, summary(changed),
         )  # fmt: skip
         return attachment
 

@@ -58,7 +58,7 @@ def differences(theirs: Mapping[str, str], ours: Mapping[str, str]) -> dict[str,
     return {n: f"{n}: {theirs.get(n, 'unset')}, here {ours.get(n, 'unset')}" for n in names}
 
 
-def told(changed: Mapping[str, str]) -> str:
+def summary(changed: Mapping[str, str]) -> str:
     return "; ".join(changed.values())
 
 

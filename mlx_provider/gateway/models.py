@@ -54,7 +54,7 @@ class Candidate:
         return self.context >= min(LEAST_CONTEXT, self.own_context or LEAST_CONTEXT)
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """One line for people."""
         where = "" if self.here else ", to be downloaded"
         return f"{self.model}: {size(self.weights)}{where}, context {self.context:,}"

@@ -45,7 +45,7 @@ class PrefillProgress:
     def __init__(self, figures: Callable[[], Figures], screen: TextIO) -> None:
         self._figures = figures
         self._screen = screen
-        self._told = ""
+        self._shown = ""
 
     def run(self, over: threading.Event, every: float) -> None:
         """Run until the prompt is computed, the engine is gone, or `over` is set."""
@@ -55,8 +55,8 @@ class PrefillProgress:
             except MLXProviderError:
                 break
             if found is not None and found.state == "prefill":
-                self._tell(told(found))
-            elif found is not None or self._told:
+                self._tell(progress_line(found))
+            elif found is not None or self._shown:
                 break
         self._clear()
 
@@ -65,13 +65,13 @@ class PrefillProgress:
         return next((each for each in large if each.state in ("prefill", "decode")), None)
 
     def _tell(self, text: str) -> None:
-        if text != self._told:
-            self._told = text
+        if text != self._shown:
+            self._shown = text
             line = f"\r{text}\x1b[K" if self._is_line_mode() else title(f"mlx-provider: {text}")
             self._write(line)
 
     def _clear(self) -> None:
-        if self._told:
+        if self._shown:
             self._write("\r\x1b[K" if self._is_line_mode() else title(""))
 
     def _is_line_mode(self) -> bool:
@@ -85,10 +85,10 @@ class PrefillProgress:
         try:
             os.write(self._screen.fileno(), text.encode())
         except OSError:  # the terminal is gone
-            self._told = ""
+            self._shown = ""
 
 
-def told(request: RequestFigures) -> str:
+def progress_line(request: RequestFigures) -> str:
     """One line for people."""
     done = request.cached_tokens + request.prefilled_tokens
     return f"prompt: {done:,} of {request.prompt_tokens:,} tokens"

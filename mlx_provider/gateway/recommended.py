@@ -51,7 +51,7 @@ class Machine:
     gpu: bool = True
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         return f"{self.chip}, {self.memory / 1e9:.0f} GB"
 
 

@@ -44,7 +44,7 @@ LIMITS = ("max_tokens", "max_input_tokens", "max_output_tokens")
 DEMOS = dict.fromkeys(("demo", "demo-hybrid"), ModelFacts(65_536, vision=True, reasoning=False))
 
 
-def told(accepted: Accepted) -> ModelFacts:
+def model_facts(accepted: Accepted) -> ModelFacts:
     """What an engine tells when it accepts a request."""
     return ModelFacts(accepted.context_length, accepted.vision, accepted.reasoning)
 

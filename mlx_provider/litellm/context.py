@@ -9,8 +9,8 @@ from ..serving.facts import ModelFacts
 from .abilities import LIMITS, enter
 
 
-class Told(int):
-    """A limit that an engine told; any other one under `model_info` is the operator's."""
+class EngineLimit(int):
+    """A limit of an engine; any other one under `model_info` is the operator's."""
 
 
 def show(
@@ -28,8 +28,9 @@ def show(
         return
     enter(model, ModelFacts(None, facts.vision, facts.reasoning), mode)
     for name in LIMITS[1:]:
-        if facts.context_length and (shown.get(name) is None or isinstance(shown[name], Told)):
-            shown[name] = Told(facts.context_length)
+        ours = shown.get(name) is None or isinstance(shown[name], EngineLimit)
+        if facts.context_length and ours:
+            shown[name] = EngineLimit(facts.context_length)
 
 
 def _entry(deployment: str | None) -> dict[str, Any] | None:

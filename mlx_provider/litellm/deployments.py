@@ -12,7 +12,7 @@ from ..errors import BadRequest
 from ..registry import PluginRegistry
 from ..serving.facts import ModelFacts, facts_of
 from .abilities import COSTS, LIMITS, OWN_CONTEXT, enter, known
-from .context import Told
+from .context import EngineLimit
 from .errors import PROVIDER
 from .operator import CONFIGURED, Configured, operator_options
 
@@ -35,7 +35,7 @@ def describe(entry: Any) -> None:
     length = _chosen_context(entry.model_info) or known(model).get(OWN_CONTEXT)
     values = dict.fromkeys(COSTS, 0.0)
     if length is not None:
-        values |= dict.fromkeys(LIMITS[1:], Told(length))
+        values |= dict.fromkeys(LIMITS[1:], EngineLimit(length))
     for name in missing:
         setattr(entry.model_info, name, values.get(name))
 

@@ -18,7 +18,7 @@ from litellm.types.utils import EmbeddingResponse, ModelResponse
 from ..client.connection import connect
 from ..client.generation import EngineClient
 from ..client.multi_prompt import submit_all
-from .abilities import told
+from .abilities import model_facts
 from .call import Call
 from .context import show
 from .embeddings import Vectors
@@ -78,7 +78,7 @@ class Provider(CustomLLM):
             requests = generate_requests(call)
             generation = submit_all(self._connect(call.api_base, call.api_key).submit, requests)
             keep_warnings(call.logging, generation.accepted.warnings)
-            show(call.model, told(generation.accepted), call.deployment)
+            show(call.model, model_facts(generation.accepted), call.deployment)
             return Reply(
                 generation,
                 call.deadline,
@@ -95,7 +95,7 @@ class Provider(CustomLLM):
             request, form = embeddings(call, given["input"])
             generation = self._connect(call.api_base, call.api_key).submit(request)
             keep_warnings(call.logging, generation.accepted.warnings)
-            show(call.model, told(generation.accepted), call.deployment, mode="embedding")
+            show(call.model, model_facts(generation.accepted), call.deployment, mode="embedding")
             left = partial(uncount, call.litellm_params)
             vectors = Vectors(generation.accepted, form)
             return Held(generation, call.deadline, call.model, vectors, left=left)

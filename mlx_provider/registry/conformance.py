@@ -69,7 +69,7 @@ class ConformanceRecord:
         return [each for each in self.results if each.outcome == outcome]
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """One line for people, without its validity."""
         failed, count = self.of("failed"), len(self.results)
         made = f"{self.date[:10]}, mlx {self.software.get('mlx', 'none')} on {self.device}"
@@ -129,7 +129,7 @@ def for_people(plugin: Plugin) -> str:
     if record is None:
         return ""
     why = stale(record, plugin)
-    return f"stale ({why}): {record.told}" if why else record.told
+    return f"stale ({why}): {record.summary}" if why else record.summary
 
 
 def for_programs(plugin: Plugin) -> dict[str, Any] | None:

@@ -79,7 +79,7 @@ class Handover:
         )  # fmt: skip
         if ends:
             self._end()
-        return JSONResponse({"ends": ends, **self._told()})
+        return JSONResponse({"ends": ends, **self._counts()})
 
     def admit(self, scope: Scope) -> None:
         """Called before each request. Raises `EngineUnavailable` if another engine must serve it.
@@ -120,8 +120,8 @@ class Handover:
         if changes != self._noticed:
             self._noticed = changes
             if changes and self._activity.requests:
-                told = "; ".join(changes)
-                log.warning("the engine is out of date: %s: %s", told, self._outlook(changes))
+                listed = "; ".join(changes)
+                log.warning("the engine is out of date: %s: %s", listed, self._outlook(changes))
         return changes
 
     def _renews(self, changes: list[str]) -> bool:
@@ -138,5 +138,5 @@ class Handover:
         self.ending = True
         self.stop()
 
-    def _told(self) -> dict[str, Any]:
+    def _counts(self) -> dict[str, Any]:
         return {"clients": self._activity.clients, "requests": self._activity.requests}

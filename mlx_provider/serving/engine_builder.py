@@ -226,13 +226,13 @@ def _log_started(weights: Weights, instance: EngineInstance, kv: str) -> None:
     for note in (*weights.info.notes, *instance.notes):
         log.warning("%s: %s", weights.name, note)
     how = (
-        fixed_passes(fixed.told)
+        fixed_passes(fixed.summary)
         if fixed
         else batching(found.layout, found.mixes, found.noise_floor)
     )
     drafts = instance.drafter and f", drafts by {instance.drafter}"
     part = instance.engine.sparse_prefill
-    sparse = "" if part is None else f", {part.told}"
+    sparse = "" if part is None else f", {part.summary}"
     chunking = instance.engine.scheduler.chunking
     if not fixed:
         log.info("%s: %s", weights.name, beside_a_prompt(chunking))

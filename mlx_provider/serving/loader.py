@@ -152,22 +152,22 @@ class Loader:
         )  # fmt: skip
         return weights
 
-    def load_share(self, told: Mapping[str, Any]) -> Weights:
+    def load_share(self, order: Mapping[str, Any]) -> Weights:
         """Load this rank's share of the model that rank 0 loads (engine thread).
 
         Raises `MLXProviderError`, which every rank receives.
         """
-        self._loads = told["model"] - 1  # a load that failed has a number, too
-        options = replace(_OPTIONS.validate_python(told["options"]), group=self._ranks.group)
+        self._loads = order["model"] - 1  # a load that failed has a number, too
+        options = replace(_OPTIONS.validate_python(order["options"]), group=self._ranks.group)
         with Isolation() as finding:
-            key = key_here(told)
+            key = key_here(order)
             found = self._family(key)
         if finding.fault is not None:
             error = finding.fault.of_request("finding the model")
             with Isolation():  # the others wait for this rank
-                self._ranks.loaded(Path(told["key"]["folder"]), error)
+                self._ranks.loaded(Path(order["key"]["folder"]), error)
             raise error
-        return self._load_here(key, *found, options, told["name"])
+        return self._load_here(key, *found, options, order["name"])
 
     def _load_here(
         self,
@@ -179,7 +179,9 @@ class Loader:
     ) -> Weights:
         self._shrink_prefix_cache()
         self._loads += 1
-        self._ranks.replication.announce("load", partial(_told, self._loads, name, key, options))
+        self._ranks.replication.announce(
+            "load", partial(_load_order, self._loads, name, key, options)
+        )
         self._ranks.loaded(key.folder, None)  # a load runs passes, which need all ranks
         before = mx.get_active_memory()
         made = _tried(key.folder, family, plugin, options)
@@ -223,7 +225,7 @@ def _grammar_of(made: LoadedModel, pool: Executor | None) -> GrammarCompiler:
     return compiler
 
 
-def _told(number: int, name: str, key: WeightsKey, options: LoadOptions) -> dict[str, Any]:
+def _load_order(number: int, name: str, key: WeightsKey, options: LoadOptions) -> dict[str, Any]:
     """The load order for the other ranks."""
     return {
         "model": number,

@@ -85,7 +85,7 @@ class ModelView:
             mixed_prefill=instance.engine.mixes,
             noise_floor=instance.probe.noise_floor,
             drafter=instance.drafter,
-            reproducible=fixed.told if fixed else None,
+            reproducible=fixed.summary if fixed else None,
             vision="image" in info.media,
             pooling=None if info.embedding.refusal else info.embedding.pooling,
             weights_bytes=info.weights_bytes,

@@ -46,6 +46,6 @@ class Reproducible:
         return lambda tokens, live: passes(tokens, max(rows, live)) + beside
 
     @property
-    def told(self) -> FixedPasses:
+    def summary(self) -> FixedPasses:
         """For people."""
         return FixedPasses(rows=self.shapes.rows, tokens=self.shapes.tokens, cost=self.cost)

@@ -51,18 +51,18 @@ class Reply:
 
     def same_as(self, other: Reply) -> bool:
         """Whether both have the same text and calls; ids of calls differ."""
-        return self.told() == other.told()
+        return self.encoded() == other.encoded()
 
-    def told(self) -> dict[str, Any]:
+    def encoded(self) -> dict[str, Any]:
         """The reply for a transcript."""
-        told: dict[str, Any] = {"text": self.text, "finish": self.finish}
+        encoded: dict[str, Any] = {"text": self.text, "finish": self.finish}
         if self.thought:
-            told["thought"] = self.thought
+            encoded["thought"] = self.thought
         if self.calls:
-            told["calls"] = [{"name": c.name, "arguments": c.arguments} for c in self.calls]
+            encoded["calls"] = [{"name": c.name, "arguments": c.arguments} for c in self.calls]
         if self.failure:
-            told["failure"] = self.failure
-        return told
+            encoded["failure"] = self.failure
+        return encoded
 
 
 class Client:

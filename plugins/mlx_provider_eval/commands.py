@@ -73,7 +73,7 @@ def tools(
     """
     from . import tools as measuring
     from . import tools_report as report
-    from .running import Evaluation, Told, run, show
+    from .running import Evaluation, Report, run, show
     from .scenario import read, shipped
 
     asked = _of_kinds(read(scenarios or shipped()), kind)
@@ -83,7 +83,7 @@ def tools(
         asks=lambda staged: len(asked) * repeat,
         measured=partial(measuring.measured, plan),
         whole=partial(measuring.whole, plan),
-        told=lambda it: Told(report.tables(it), report.guidance(it), report.markdown(it)),
+        report=lambda it: Report(report.tables(it), report.guidance(it), report.markdown(it)),
     )
     result = run(evaluation, _chosen(context, model, option, env, out), out)
     show(evaluation, result, out, as_json=as_json)
@@ -127,7 +127,7 @@ def needle(
     """
     from . import needle as measuring
     from . import needle_report as report
-    from .running import Evaluation, Told, run, show
+    from .running import Evaluation, Report, run, show
 
     plan = measuring.Plan(
         haystack=haystack.value if haystack else "",
@@ -145,7 +145,7 @@ def needle(
         asks=partial(measuring.asks, plan),
         measured=partial(measuring.measured, plan),
         whole=partial(measuring.whole, plan),
-        told=lambda it: Told(report.tables(it), report.guidance(it), report.markdown(it)),
+        report=lambda it: Report(report.tables(it), report.guidance(it), report.markdown(it)),
     )
     result = run(evaluation, _chosen(context, model, option, env, out), out)
     show(evaluation, result, out, as_json=as_json)
@@ -167,7 +167,7 @@ def tool_eval_bench(
     As in: mlx-provider eval tool-eval-bench demo -- --short
     """
     from . import tool_eval_bench as others
-    from .running import Evaluation, Told, run, show
+    from .running import Evaluation, Report, run, show
 
     path = others.program()
     evaluation = Evaluation(
@@ -175,7 +175,7 @@ def tool_eval_bench(
         asks=lambda staged: 1,
         measured=partial(others.measured, path, context.args),
         whole=others.whole,
-        told=lambda it: Told(others.tables(it), (), others.markdown(it)),
+        report=lambda it: Report(others.tables(it), (), others.markdown(it)),
     )
     result = run(evaluation, _chosen(context, [model], option, env, out), out)
     show(evaluation, result, out, as_json=as_json)

@@ -40,7 +40,7 @@ def of_subject(staged: Staged) -> dict[str, Any]:
     """What serves one subject, and how."""
     status, health = staged.status, staged.health()
     return {
-        **staged.subject.told(),
+        **staged.subject.encoded(),
         "device": health.device,
         "family": f"{status.family} of plugin {status.plugin}",
         "model_type": status.model_type,

@@ -154,7 +154,9 @@ def _cell(length: int, depth: int, asked: Sequence[tuple[int, str, Reply]]) -> R
     replies = [reply for _, _, reply in asked]
     found = sum(answer in reply.text for _, answer, reply in asked)
     missed = [
-        {"wanted": answer, **reply.told()} for _, answer, reply in asked if answer not in reply.text
+        {"wanted": answer, **reply.encoded()}
+        for _, answer, reply in asked
+        if answer not in reply.text
     ]
     return {
         "length": length,

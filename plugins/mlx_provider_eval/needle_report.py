@@ -37,8 +37,8 @@ def _is_sparse(subject: Result) -> bool:
 
 
 def _shown(cell: Result) -> str:
-    told = f"{cell['found']}/{cell['asked']}"
-    return f"{told}, {cell['failed']} failed" if cell["failed"] else told
+    score = f"{cell['found']}/{cell['asked']}"
+    return f"{score}, {cell['failed']} failed" if cell["failed"] else score
 
 
 def _rows(subject: Result) -> list[list[Result]]:

@@ -45,10 +45,10 @@ def play(client: Client, scenario: Scenario) -> Played:
     whole = _played(client, scenario, stream=False)
     if not whole.passed or whole.same_as(streamed):
         return whole
-    told = " and ".join(
-        json.dumps(p.replies[-1].told(), ensure_ascii=False) for p in (streamed, whole)
+    both = " and ".join(
+        json.dumps(p.replies[-1].encoded(), ensure_ascii=False) for p in (streamed, whole)
     )
-    fault = Fault("differs by stream", told)
+    fault = Fault("differs by stream", both)
     return Played(fault, whole.step, whole.transcript, whole.replies)
 
 
@@ -67,7 +67,7 @@ def _played(client: Client, scenario: Scenario, *, stream: bool) -> Played:
             break
         messages.append(reply.message())
     if fault is not None:
-        messages.append({"reply": replies[-1].told()})
+        messages.append({"reply": replies[-1].encoded()})
     return Played(fault, len(replies), tuple(messages), tuple(replies))
 
 

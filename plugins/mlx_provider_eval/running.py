@@ -20,7 +20,7 @@ Result = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Told:
+class Report:
     """A result for people."""
 
     tables: Sequence[Table]
@@ -38,7 +38,7 @@ class Evaluation:
     """One subject's result, JSON-able; the callable is called after each answer. One with `skipped`
     says why there is none."""
     whole: Callable[[Sequence[Result]], Result]
-    told: Callable[[Result], Told]
+    report: Callable[[Result], Report]
 
 
 def run(evaluation: Evaluation, chosen: Sequence[Subject], out: Path | None) -> Result:
@@ -50,25 +50,25 @@ def run(evaluation: Evaluation, chosen: Sequence[Subject], out: Path | None) -> 
     with ending() as screen, closing(staging(chosen, screen.tell)) as stages:
         for staged in stages:
             if isinstance(staged, Skipped):
-                found.append({**staged.subject.told(), "skipped": staged.why})
+                found.append({**staged.subject.encoded(), "skipped": staged.why})
             else:
                 with screen.counting(evaluation.asks(staged)) as done:
                     found.append(evaluation.measured(staged, done))
             if out is not None:
                 result = evaluation.whole(found)
-                write(out, evaluation.name, result, evaluation.told(result).markdown)
+                write(out, evaluation.name, result, evaluation.report(result).markdown)
     return evaluation.whole(found)
 
 
 def show(evaluation: Evaluation, result: Result, out: Path | None, *, as_json: bool) -> None:
     """Print on stdout. Exit code 1: nothing was measured."""
-    told = evaluation.told(result)
+    report = evaluation.report(result)
     if as_json:
         typer.echo(json.dumps(result, ensure_ascii=False))
     else:
-        for table in told.tables:
+        for table in report.tables:
             print_table(table)
-        for line in told.guidance:
+        for line in report.guidance:
             typer.echo(line.replace("`", ""))
     for each in result["subjects"]:
         if each.get("skipped"):

@@ -47,7 +47,7 @@ LEAST_WRONG = ("invented argument", "wrong argument", "wrong tool")
 class Fault:
     name: str
     """One of `FAULTS`."""
-    told: str
+    reason: str
 
 
 def judged(reply: Reply, expected: Expected, tools: Mapping[str, Tool]) -> Fault | None:

@@ -33,7 +33,7 @@ class Subject:
     label: str = ""
     """For people: the model, and in what it differs from others that it is compared with."""
 
-    def told(self) -> dict[str, Any]:
+    def encoded(self) -> dict[str, Any]:
         return {
             "model": self.model,
             "options": dict(self.options),

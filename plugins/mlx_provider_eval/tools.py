@@ -109,7 +109,7 @@ def _case(scenario: Scenario, runs: Sequence[Played]) -> Result:
     if failed is not None and failed.fault is not None:
         case |= {
             "fault": failed.fault.name,
-            "why": failed.fault.told,
+            "why": failed.fault.reason,
             "step": failed.step,
             "transcript": list(failed.transcript),
         }

@@ -103,7 +103,7 @@ class LeaderChannel:
     def send(self) -> None:
         """Send what was told with `more`, if anything. Raises `RankLost`."""
         kinds, data = self._kept.taken()
-        self._watch.told(kinds)
+        self._watch.sending(kinds)
         for link in self._links:
             if data and not link.send(data):
                 self._watch.closed(link)
@@ -227,7 +227,7 @@ class FollowerChannel:
         try:
             message = self._link.next()
         except (OSError, BadFrame) as error:
-            self._end(_told(error))
+            self._end(_reason(error))
             raise self._gone().error() from None
         self._heard += 1
         self._since = time.monotonic()
@@ -259,7 +259,7 @@ class FollowerChannel:
             try:
                 silence = self._link.look()
             except (OSError, BadFrame) as error:
-                self._end(_told(error))
+                self._end(_reason(error))
                 return
             if silence > LEADER_PATIENCE:
                 self._end(f"no beat for {LEADER_PATIENCE:g} s")
@@ -268,7 +268,7 @@ class FollowerChannel:
         try:
             self._link.send(frame(message))
         except OSError as error:
-            self._end(_told(error))
+            self._end(_reason(error))
 
     def _end(self, reason: str) -> None:
         """The first reason counts."""
@@ -333,7 +333,7 @@ def _connect(meeting: Meeting, limit: float) -> socket.socket:
         time.sleep(CONNECT_PAUSE)
 
 
-def _told(error: OSError | BadFrame) -> str:
+def _reason(error: OSError | BadFrame) -> str:
     """Whoever reads or sends first notices that the other side is gone."""
     return CLOSED if isinstance(error, ConnectionError) else str(error)
 

@@ -38,7 +38,7 @@ FOUND_LIMIT = 1.0
 LONGEST_REASON = 1000
 
 
-class Told:
+class SentMessages:
     """Numbers, times and kinds of messages that some follower has not heard. Two threads: one
     adds, one reads and prunes."""
 
@@ -80,15 +80,15 @@ class Progress:
         if heard != self.heard:
             self.heard, self.moved = heard, now
 
-    def behind(self, told: Told, now: float) -> float:
+    def behind(self, sent: SentMessages, now: float) -> float:
         """Seconds for which it has heard nothing although there was something."""
-        if self.heard >= told.count or told.kind(self.heard) in LONG_WORK:
+        if self.heard >= sent.count or sent.kind(self.heard) in LONG_WORK:
             return 0.0
-        return now - max(self.moved, told.time(self.heard + 1))
+        return now - max(self.moved, sent.time(self.heard + 1))
 
-    def hangs(self, told: Told) -> bool:
+    def hangs(self, sent: SentMessages) -> bool:
         """Whether it will not come back from what it is at, for which rank 0 may wait as well."""
-        return self.works > WORK_LIMIT and told.kind(self.heard) not in LONG_WORK
+        return self.works > WORK_LIMIT and sent.kind(self.heard) not in LONG_WORK
 
 
 class Watch:
@@ -102,7 +102,7 @@ class Watch:
         self._silence = max(patience - 1, patience / 2)
         now = time.monotonic()
         self._progress = {link: Progress(now) for link in links}
-        self._told = Told()
+        self._sent = SentMessages()
         self._losing = threading.Lock()
         self._found = threading.Event()
         self._stopped = threading.Event()
@@ -118,11 +118,11 @@ class Watch:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def told(self, kinds: Sequence[str]) -> None:
+    def sending(self, kinds: Sequence[str]) -> None:
         """Messages are about to be sent. Whoever leaves after an `end` is not lost."""
         now = time.monotonic()
         for kind in kinds:
-            self._told.add(kind, now)
+            self._sent.add(kind, now)
         if "end" in kinds:
             self._stopped.set()
 
@@ -133,7 +133,7 @@ class Watch:
 
     def heard_all(self) -> bool:
         """Whether nobody has anything left to hear, by the last beats."""
-        return all(each.heard >= self._told.count for each in self._progress.values())
+        return all(each.heard >= self._sent.count for each in self._progress.values())
 
     def lead_lost(self, fault: RankFault) -> None:
         """The leader itself cannot go on: mostly for the sake of another rank, which is named."""
@@ -182,7 +182,7 @@ class Watch:
 
     def _take(self, link: FollowerLink, message: dict[str, Any]) -> None:
         heard, reason = message.get("heard"), message.get("failed")
-        if type(heard) is not int or not 0 <= heard <= self._told.count:
+        if type(heard) is not int or not 0 <= heard <= self._sent.count:
             raise BadFrame(f"heard: {heard!r:.100}")
         works = message.get("works", 0.0)
         if type(works) is not float:
@@ -198,13 +198,13 @@ class Watch:
                 continue
             if now - progress.beat > self._silence:
                 self._lose(link, f"no beat for {self._silence:g} s")
-            elif progress.behind(self._told, now) > self._patience:
+            elif progress.behind(self._sent, now) > self._patience:
                 self._lose(link, f"it lives, but has heard nothing for {self._patience:g} s")
-            elif progress.hangs(self._told):
+            elif progress.hangs(self._sent):
                 self._lose(link, f"it lives, but a pass has not ended for {WORK_LIMIT:g} s")
         serving = [each.heard for link, each in self._progress.items() if link.fault is None]
         if serving:
-            self._told.prune(min(serving))
+            self._sent.prune(min(serving))
 
     def _lose(self, link: FollowerLink, reason: str) -> None:
         """The first reason counts, and the first rank is told of."""

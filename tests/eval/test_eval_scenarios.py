@@ -153,8 +153,8 @@ def test_a_stream_that_says_something_else_is_told() -> None:
     fault = play(Stutters(played), played).fault  # type: ignore[arg-type]
     assert fault is not None
     assert fault.name == "differs by stream"
-    assert "Rome." in fault.told
-    assert "Rome!" in fault.told
+    assert "Rome." in fault.reason
+    assert "Rome!" in fault.reason
 
 
 def test_what_is_demanded_is_sent() -> None:

@@ -74,7 +74,7 @@ WORDS = Expected(text=Text(has=["four", ["door", "gate"]], lacks=["window"]))
 def test_every_fault_has_its_name(reply: Reply, expected: Expected, fault: str | None) -> None:
     found = judged(reply, expected, TOOLS)
     assert (found.name if found else None) == fault
-    assert found is None or (found.name in FAULTS and found.told)
+    assert found is None or (found.name in FAULTS and found.reason)
 
 
 SOURCE = "class A:\n    def b(self): ...\n\nasync def c(): ...\n"

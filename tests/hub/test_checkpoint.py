@@ -117,7 +117,7 @@ def test_the_hub_is_asked_before_a_download(hub: list[str]) -> None:
     room = int(0.9 * 16 * GB) - WEIGHTS
     assert found.context == room // KV // 256 * 256
     assert found.thinks
-    assert found.told == f"maker/model: 4.0 GB, to be downloaded, context {found.context:,}"
+    assert found.summary == f"maker/model: 4.0 GB, to be downloaded, context {found.context:,}"
     assert candidate("maker/model", REGISTRY, 64 * GB).context == MOST_CONTEXT
     with pytest.raises(ModelNotFound):
         candidate("maker/other", REGISTRY, 16 * GB)

@@ -113,10 +113,10 @@ def test_every_follower_hears_every_message_in_order() -> None:
     with group(3) as made:
         one, two = followers(made, 3)
         leader = made.leader()
-        told = [{"kind": "step", "tokens": list(range(n))} for n in range(50)]
-        for message in told:
+        sent = [{"kind": "step", "tokens": list(range(n))} for n in range(50)]
+        for message in sent:
             leader.tell(message)
-        assert [one.hear() for _ in told] == told == [two.hear() for _ in told]
+        assert [one.hear() for _ in sent] == sent == [two.hear() for _ in sent]
         assert one.leader.host == "mac-0"
         assert [each.state for each in leader.statuses()] == ["serving"] * 3
         assert [each.rank for each in leader.statuses()] == [0, 1, 2]
@@ -210,13 +210,13 @@ def test_differences_are_named_on_both_sides() -> None:
                 lambda: FollowerChannel.meet(made.meeting, odd),
             ]
         )
-        with pytest.raises(RanksDiffer) as told:
+        with pytest.raises(RanksDiffer) as sent:
             made.leader()
     line = (
         "ranks differ: mlx: 0.33.0 on rank 2 (mac-2), 0.32.4 on rank 0 (mac-0); "
         "plugin x:y: not installed on rank 2 (mac-2), 1 on rank 0 (mac-0)"
     )
-    assert str(told.value) == line
+    assert str(sent.value) == line
     assert [str(each) for each in joined] == [line, line]
     assert all(isinstance(each, RanksDiffer) for each in joined)
 
@@ -313,34 +313,34 @@ def test_one_that_beats_and_hears_nothing_is_behind() -> None:
 
 
 def test_one_that_loads_may_be_behind() -> None:
-    from mlx_provider_ranks.watch import Progress, Told
+    from mlx_provider_ranks.watch import Progress, SentMessages
 
-    told, progress = Told(), Progress(0.0)
-    assert progress.behind(told, 100.0) == 0
+    sent, progress = SentMessages(), Progress(0.0)
+    assert progress.behind(sent, 100.0) == 0
     for kind, now in (("load", 1.0), ("step", 2.0), ("step", 3.0)):
-        told.add(kind, now)
-    assert progress.behind(told, 11.0) == 10
+        sent.add(kind, now)
+    assert progress.behind(sent, 11.0) == 10
     progress.take(1, 12.0)
-    told.prune(1)
-    assert progress.behind(told, 500.0) == 0
+    sent.prune(1)
+    assert progress.behind(sent, 500.0) == 0
     progress.take(2, 600.0)
-    told.prune(2)
-    assert progress.behind(told, 603.0) == 3
+    sent.prune(2)
+    assert progress.behind(sent, 603.0) == 3
     progress.take(3, 604.0)
-    assert progress.behind(told, 900.0) == 0
+    assert progress.behind(sent, 900.0) == 0
 
 
 def test_one_that_waits_or_loads_does_not_hang() -> None:
-    from mlx_provider_ranks.watch import WORK_LIMIT, Progress, Told
+    from mlx_provider_ranks.watch import WORK_LIMIT, Progress, SentMessages
 
-    told, progress = Told(), Progress(0.0)
-    assert not progress.hangs(told)
+    sent, progress = SentMessages(), Progress(0.0)
+    assert not progress.hangs(sent)
     for heard, kind in enumerate(("load", "step"), 1):
-        told.add(kind, 1.0)
+        sent.add(kind, 1.0)
         progress.take(heard, 2.0, works=0.0)
-        assert not progress.hangs(told), "it waits"
+        assert not progress.hangs(sent), "it waits"
         progress.take(heard, 3.0, works=WORK_LIMIT + 1)
-        assert progress.hangs(told) == (kind == "step")
+        assert progress.hangs(sent) == (kind == "step")
 
 
 def test_one_that_does_not_come_back_from_a_pass_hangs(monkeypatch: pytest.MonkeyPatch) -> None:

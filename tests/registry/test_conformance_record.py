@@ -81,7 +81,7 @@ def test_what_failed_is_named(plugin: Plugin) -> None:
         "family f [tiny, float32]: company"
     )
     good = replace(made(plugin), results=made(plugin).results[:1])
-    assert good.told == f"1 checks passed (2026-11-23, mlx {mlx} on cpu)"
+    assert good.summary == f"1 checks passed (2026-11-23, mlx {mlx} on cpu)"
 
 
 def test_a_record_of_something_else_is_stale(plugin: Plugin, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ class SparsePrefill:
         """For the scorer."""
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """A description for people."""
         return f"{self._share:g} of prompts from {self._least} tokens on"
 
@@ -56,7 +56,7 @@ class SparsePrefill:
             return  # a prompt that was prefilled completely before must give the same result
         if not self._breaker.closed:
             self._breaker.passed(used=False)
-            self._told(job, "the scorer keeps failing")
+            self._prefill_whole(job, "the scorer keeps failing")
             return
         with Isolation() as tried:
             self._begin_scoring(job)
@@ -65,7 +65,7 @@ class SparsePrefill:
 
     def _begin_scoring(self, job: PrefillJob) -> None:
         if why := self._whole(job, len(job.tokens)):
-            self._told(job, why)
+            self._prefill_whole(job, why)
         else:
             job.scoring = self._scorer.scoring(list(job.tokens))
 
@@ -112,7 +112,7 @@ class SparsePrefill:
         self._breaker.passed(used=True)
         job.scoring = None
         if len(kept) == tokens:
-            self._told(job, "all of it is kept")
+            self._prefill_whole(job, "all of it is kept")
             return
         cache = sparse(job.held())
         job.request.kept, job.cache = kept, cache
@@ -123,7 +123,7 @@ class SparsePrefill:
         log.warning("request %s: its prompt is not scored (%s)", job.request.id, told)
         job.scoring = None
         self._breaker.failed()
-        self._told(job, "the scorer failed")
+        self._prefill_whole(job, "the scorer failed")
 
-    def _told(self, job: PrefillJob, why: str) -> None:
+    def _prefill_whole(self, job: PrefillJob, why: str) -> None:
         job.request.prefilling = f"prefilled whole: {why}"

@@ -110,7 +110,7 @@ class Collecting:
             except UnknownPlugin as error:
                 raise pytest.UsageError(str(error)) from None
             self.suites[plugin.key] = Suite(plugin, point, self._lab)
-        self._told: list[str] = []
+        self._summaries: list[str] = []
 
     def _builders(self, name: str) -> Mapping[str, Callable[[Path], object]]:
         found: dict[str, Callable[[Path], object]] = {}
@@ -130,9 +130,9 @@ class Collecting:
         key = dict(report.user_properties).get(PROPERTY)
         if key is None or (report.when != "call" and report.passed):
             return
-        told = "" if report.passed else _told(report)
+        reason = "" if report.passed else _reason(report)
         plugin, subject, variant, check = cast("list[str]", key)
-        self.suites[plugin].take(CheckResult(subject, variant, check, report.outcome, told))
+        self.suites[plugin].take(CheckResult(subject, variant, check, report.outcome, reason))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -140,7 +140,7 @@ class Collecting:
         self._lab.close()
         if hasattr(session.config, "workerinput"):  # the controller of several processes keeps it
             return
-        self._told = [self._kept(suite) for suite in self.suites.values()]
+        self._summaries = [self._kept(suite) for suite in self.suites.values()]
 
     def _kept(self, suite: Suite) -> str:
         if suite.missing:
@@ -151,12 +151,12 @@ class Collecting:
             return f"no record can be kept: {error}"
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        for suite, told in zip(self.suites.values(), self._told, strict=False):
+        for suite, summary in zip(self.suites.values(), self._summaries, strict=False):
             terminalreporter.section(f"{TITLE}: {suite.plugin}")
             for line in table(suite.ordered):
                 failed = "FAILED" in line
                 terminalreporter.write_line(line, red=failed, green=not failed)
-            terminalreporter.write_line(told)
+            terminalreporter.write_line(summary)
 
 
 def table(results: Iterable[CheckResult]) -> list[str]:
@@ -184,7 +184,7 @@ def _line(results: Sequence[CheckResult]) -> str:
     return "; ".join(parts)
 
 
-def _told(report: pytest.TestReport) -> str:
+def _reason(report: pytest.TestReport) -> str:
     """The reason of a failure or a skip, without a traceback."""
     found = report.longrepr
     if isinstance(found, tuple):

@@ -53,10 +53,10 @@ class Step:
 
 def script(*steps: Step) -> str:
     """The steps as text for a user's message."""
-    return BEGIN + json.dumps([_told(step) for step in steps]) + END
+    return BEGIN + json.dumps([_encoded(step) for step in steps]) + END
 
 
-def _told(step: Step) -> dict[str, Any]:
+def _encoded(step: Step) -> dict[str, Any]:
     return {name: value for name, value in asdict(step).items() if value}
 
 

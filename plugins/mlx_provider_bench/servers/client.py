@@ -108,7 +108,7 @@ class Client:
         try:
             with self._http.stream("POST", path, json=body) as reply:
                 if not reply.is_success:
-                    raise RequestFailed(f"HTTP {reply.status_code}: {_told(reply.read())}")
+                    raise RequestFailed(f"HTTP {reply.status_code}: {_error_line(reply.read())}")
                 for piece in read(_lines(reply, began + self._limit)):
                     if piece.text:
                         times.append(time.perf_counter() - began)
@@ -270,13 +270,13 @@ def _chat_pieces(lines: Iterator[str]) -> Iterator[Piece]:
         )
 
 
-def _told(body: bytes) -> str:
+def _error_line(body: bytes) -> str:
     """The first line of an error's message."""
     try:
-        told = json.loads(body)["error"]["message"]
+        message = json.loads(body)["error"]["message"]
     except (ValueError, KeyError, TypeError):
-        told = body.decode(errors="replace")
-    return (str(told).strip().splitlines() or ["nothing"])[0][:300]
+        message = body.decode(errors="replace")
+    return (str(message).strip().splitlines() or ["nothing"])[0][:300]
 
 
 def _event(text: str) -> dict[str, Any]:
