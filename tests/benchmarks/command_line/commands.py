@@ -10,7 +10,7 @@ from .behind_proxy import gateway
 from .checkouts import checkouts
 from .drafting import drafts, sparse, speculation
 from .fleet import fleet, router
-from .inside import gap, grammar, scheduling
+from .inside import gap, grammar, long_prompt, scheduling
 from .ranked import ranks
 from .reuse import budgets, restart, traffic
 from .simulated import fleet_simulation
@@ -26,6 +26,7 @@ for command in (
     restart,
     grammar,
     gap,
+    long_prompt,
     gateway,
     fleet,
     fleet_simulation,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -48,3 +49,14 @@ def gap() -> None:
     from host_gap import bench as measure
 
     running.print_result(measure(Plan()))
+
+
+def long_prompt(
+    tokenizer: Annotated[Path, typer.Argument(help="A tokenizer.json.", exists=True)],
+) -> None:
+    """What rendering and tokenising of a prompt of 400 kB costs other threads."""
+    running.preload()
+    from long_prompt import Plan
+    from long_prompt import bench as measure
+
+    running.print_result(measure(Plan(tokenizer)))
