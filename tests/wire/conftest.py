@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -42,6 +43,8 @@ class Engine:
     """A model that says what it is told."""
     vectors: str
     """A model that embeds."""
+    outside: str
+    """The same in a folder that clients on TCP may not name."""
     http: httpx.Client
     """With the key."""
 
@@ -56,6 +59,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     (vectors / "1_Pooling").mkdir()
     (vectors / "1_Pooling" / "config.json").write_text('{"pooling_mode_lasttoken": true}')
     environ = environment(folder / "site", {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
+    outside = shutil.copytree(vectors, folder / "outside")
     variables = {"API_KEY": KEY, "MODEL_ROOTS": str(roots)}
     process = subprocess.Popen(
         SERVER,
@@ -72,7 +76,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     reading.start()
     headers = {"authorization": f"Bearer {KEY}"}
     with httpx.Client(base_url=url[1], headers=headers, trust_env=False, timeout=300) as http:
-        yield Engine(url[1], str(scripted), str(vectors), http)
+        yield Engine(url[1], str(scripted), str(vectors), str(outside), http)
     process.terminate()
     process.wait(300)
     reading.join()

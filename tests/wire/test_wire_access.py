@@ -60,8 +60,19 @@ def test_a_body_that_is_no_request(engine: Any, path: str, body: bytes, status: 
     assert engine.http.get("/health").status_code == 200
 
 
-def test_a_remote_client_cannot_open_other_folders(engine: Any) -> None:
-    for model in ("/etc", "../scripted", engine.scripted + "/../../site"):
-        body = b'{"model": "%s", "prompt": "x"}' % model.encode()
-        answer = post(engine, "/v1/completions", body, authorization="Bearer the-key")
-        assert answer.status_code in (400, 403, 404)
+FIELDS = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
+    "/v1/completions": {"prompt": "x"},
+    "/v1/embeddings": {"input": "x"},
+    "/tokenize": {"prompt": "x"},
+    "/detokenize": {"tokens": [5]},
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_remote_client_names_models_of_the_roots_alone(engine: Any, path: str) -> None:
+    answers = [
+        engine.http.post(path, json={"model": model, **FIELDS[path]})
+        for model in (engine.vectors, engine.outside)
+    ]
+    assert [answer.status_code for answer in answers] == [200, 404], answers[1].text
