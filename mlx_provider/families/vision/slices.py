@@ -3,19 +3,25 @@
 MLX computes nothing while a model is called, so the whole call is made first, and the outputs of
 its layers are noted. Then these are evaluated one after the other. The graph is that of a plain
 call, and so are the results, bit for bit.
+
+Kernels in NumPy compute while they are called. A layer with them ends the call, and the next slice
+calls the model again: it gets the noted outputs of the layers that have run.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+AT_ONCE = 0.02
+"""Seconds: a layer whose call takes longer has computed its output, not only described it."""
 T = TypeVar("T")
 Slices = Generator[tuple[()], None, T]
 """Yields after each layer, and returns what the call made."""
@@ -24,48 +30,77 @@ Slices = Generator[tuple[()], None, T]
 def in_slices(parts: Sequence[Any], call: Callable[[], T]) -> Slices[T]:
     """Run `call`, and evaluate what the layers of `parts` (modules) make one by one.
 
-    Its result is a tree or has attributes. A model that evaluates by itself takes one slice.
+    Its result is a tree or has attributes.
     """
-    outputs: deque[Any] = deque()
-    with _noted(parts, outputs):
-        made = call()
+    outputs: list[Any] = []
+    made: list[T] = []
+    while not made:
+        with _noted(parts, _Run(outputs)):
+            made.append(call())
+        if not made:
+            yield ()
     if outputs:
         outputs.pop()  # some models do not use the last layer: the result has it where they do
     while outputs:
-        mx.eval(outputs.popleft())
+        mx.eval(_arrays(outputs.pop(0)))
         yield ()
-    mx.eval([a for _, a in tree_flatten(getattr(made, "__dict__", made)) if _is_array(a)])
-    return made
+    (result,) = made
+    mx.eval(_arrays(getattr(result, "__dict__", result)))
+    return result
 
 
-def _is_array(value: Any) -> bool:
-    return isinstance(value, mx.array)
+def _arrays(tree: Any) -> list[mx.array]:
+    return [each for _, each in tree_flatten(tree) if isinstance(each, mx.array)]
+
+
+class _Computed(BaseException):
+    """A layer has computed while it was called."""
+
+
+@dataclass
+class _Run:
+    """One call of the model."""
+
+    outputs: list[Any]
+    """What the layers have made so far, in the order of their calls."""
+    called: int = 0
+
+    def output(self, layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """What the next layer makes. Raises `_Computed`."""
+        at, self.called = self.called, self.called + 1
+        if at < len(self.outputs):
+            return self.outputs[at]
+        began = time.perf_counter()
+        self.outputs.append(layer(*args, **kwargs))
+        if time.perf_counter() - began > AT_ONCE:
+            raise _Computed
+        return self.outputs[at]
 
 
 class _Noted:
-    """A layer that adds each of its outputs to a list."""
+    """A layer that notes its outputs."""
 
-    def __init__(self, layer: nn.Module, outputs: deque[Any]) -> None:
+    def __init__(self, layer: nn.Module, run: _Run) -> None:
         self._layer = layer
-        self._outputs = outputs
+        self._run = run
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._layer, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        made = self._layer(*args, **kwargs)
-        self._outputs.append([a for _, a in tree_flatten(made) if _is_array(a)])
-        return made
+        return self._run.output(self._layer, *args, **kwargs)
 
 
 @contextmanager
-def _noted(parts: Sequence[Any], outputs: deque[Any]) -> Iterator[None]:
-    """Layers note their outputs inside the block."""
+def _noted(parts: Sequence[Any], run: _Run) -> Iterator[None]:
+    """Layers note their outputs inside the block, which a layer may end."""
     found = [each for part in parts if isinstance(part, nn.Module) for each in _layers(part)]
     for module, name, layers in found:
-        module[name] = [_Noted(layer, outputs) for layer in layers]
+        module[name] = [_Noted(layer, run) for layer in layers]
     try:
         yield
+    except _Computed:
+        pass
     finally:
         for module, name, layers in found:
             module[name] = layers

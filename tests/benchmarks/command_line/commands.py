@@ -10,7 +10,7 @@ from .behind_proxy import gateway
 from .checkouts import checkouts
 from .drafting import drafts, sparse, speculation
 from .fleet import fleet, router
-from .inside import gap, grammar, long_prompt, scheduling
+from .inside import gap, grammar, long_prompt, scheduling, tower
 from .ranked import ranks
 from .reuse import budgets, restart, traffic
 from .simulated import fleet_simulation
@@ -27,6 +27,7 @@ for command in (
     grammar,
     gap,
     long_prompt,
+    tower,
     gateway,
     fleet,
     fleet_simulation,

@@ -60,3 +60,11 @@ def long_prompt(
     from long_prompt import bench as measure
 
     running.print_result(measure(Plan(tokenizer)))
+
+
+def tower() -> None:
+    """How long a stream waits for the image of another request, whole and in slices of layers."""
+    running.preload()
+    from tower_stall import bench as measure
+
+    running.print_result(measure())
