@@ -13,6 +13,7 @@ from ..engine.engine import Engine
 from ..engine.execution.calibration import calibrate
 from ..engine.execution.pass_memory import PassBytes, PassMemory, measure
 from ..engine.heterogeneous import Heterogeneous, compare_parts
+from ..engine.prefix_cache.live_rows import LiveRows
 from ..engine.prefix_cache.policy import PrefixCachePolicy
 from ..engine.prefix_cache.whole_passes import WholePasses
 from ..engine.request_log import Recorder
@@ -106,7 +107,10 @@ class EngineBuilder:
         measured = self._measured(weights, key, make_cache, options, layouts, heterogeneous)
         found, curve, limits = measured.probe, measured.curve, self._shared_limits()
         fixed, prefixes = None, self._budgets.prefixes.cache()
-        policy = PrefixCachePolicy(prefixes, model, kv, make_cache, heterogeneous)
+        # sparse prefill moves rows to caches that share nothing
+        shares = found.shares and self._ranks.size == 1 and options.sparse_prefill is None
+        live = LiveRows() if shares else None
+        policy = PrefixCachePolicy(prefixes, model, kv, make_cache, heterogeneous, live)
         drafts = Drafts()
         if options.reproducible:
             fixed = Reproducible.of(model, make_cache, found, limits)

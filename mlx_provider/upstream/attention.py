@@ -21,6 +21,8 @@ import mlx.core as mx
 
 from ..records import Function, Parts, Run, parts_of
 from .patching import namespaces, patch
+from .shared_attention import attend_shared
+from .shared_kv import Shared
 
 __all__ = ["Parts", "Run", "Watched", "route", "routed"]
 
@@ -63,6 +65,8 @@ def routed(original: Function) -> Function:
     def one(
         queries: mx.array, keys: Any, values: Any, cache: Any, mask: Any, named: dict[str, Any]
     ) -> mx.array:
+        if isinstance(keys, Shared):
+            return attend_shared(original, queries, keys, values, cache, named, mask)
         if isinstance(keys, tuple) and hasattr(cache, "bits") and _fused(queries):
             keys, values = _dequantised(keys, cache), _dequantised(values, cache)
             cache = None

@@ -13,12 +13,13 @@ from typing import Any
 import mlx.core as mx
 
 from .cache_classes import ArraysCache, BatchKVCache, BatchRotatingKVCache, KVCache
+from .shared_kv import SharedBatchKV, SharedKV, prefix_of
 from .sparse_cache import SparseKVCache, held
 
 RowCache = list[Any]
 """One entry per layer."""
 Offsets = dict[tuple[int, ...], mx.array]
-PLAIN = (KVCache, SparseKVCache)
+PLAIN = (KVCache, SparseKVCache, SharedKV)
 """Keep every token that they were given."""
 
 
@@ -74,7 +75,8 @@ def _merged(rows: Sequence[Any], offsets: Offsets) -> Any:
         return _cache_list(first, [_merged(each, offsets) for each in inner])
     plain = type(first) in PLAIN and all(row.offset for row in rows)
     batch = _merged_kv(rows) if plain else type(first).merge(rows)
-    if type(batch) in (BatchKVCache, BatchRotatingKVCache):  # others change theirs in place
+    # others change theirs in place
+    if type(batch) in (BatchKVCache, BatchRotatingKVCache, SharedBatchKV):
         counts = tuple(row.offset for row in rows)
         batch.offset = offsets.setdefault(counts, mx.array(counts))
     return batch
@@ -83,10 +85,12 @@ def _merged(rows: Sequence[Any], offsets: Offsets) -> Any:
 def _merged_kv(rows: Sequence[KVCache]) -> BatchKVCache:
     """Rows of at least a token each, with room for the next ones.
 
-    Their offsets are the caller's to set; a row that holds fewer tokens is `skipped` so many.
+    Their offsets are the caller's to set; a row that holds fewer tokens is `skipped` so many. Rows
+    with a shared prefix must all have the same.
     """
-    longest = max(map(held, rows))
-    batch = BatchKVCache([longest - held(row) for row in rows])
+    longest, prefix = max(map(held, rows)), prefix_of(rows[0])
+    paddings = [longest - held(row) for row in rows]
+    batch = BatchKVCache(paddings) if prefix is None else SharedBatchKV(prefix, paddings)
     batch.skipped = [row.offset - held(row) for row in rows]
     room = -(-(longest + 1) // batch.step) * batch.step
     batch.keys = _padded([row.keys for row in rows], rows, longest, room)
@@ -113,7 +117,7 @@ def _row(layer: Any, index: int) -> Any:
         state = type(layer)(len(layer.cache))
         state.cache = [None if a is None else a[index : index + 1] for a in layer.cache]
         return state
-    if type(layer) is BatchKVCache and layer.keys is not None:
+    if type(layer) in (BatchKVCache, SharedBatchKV) and layer.keys is not None:
         return _kv_row(layer, index)
     return layer.extract(index)
 
@@ -121,7 +125,12 @@ def _row(layer: Any, index: int) -> Any:
 def _kv_row(batch: BatchKVCache, index: int) -> KVCache:
     paddings: list[int] = batch.left_padding.tolist()
     start, skipped = paddings[index], getattr(batch, "skipped", {index: 0})[index]
-    row = SparseKVCache(skipped) if skipped else KVCache()
+    prefix = prefix_of(batch)
+    if prefix is not None:
+        row = SharedKV(skipped)
+        row.prefix = prefix
+    else:
+        row = SparseKVCache(skipped) if skipped else KVCache()
     row.keys = batch.keys[index : index + 1, :, start : batch._idx]
     row.values = batch.values[index : index + 1, :, start : batch._idx]
     row.offset = batch._idx - start + skipped

@@ -19,9 +19,12 @@ import mlx.core as mx
 
 from ...isolation import Isolation
 from ...protocol.event_queue import EventQueue
-from ...records import LoadedModel, Prompt
+from ...records import LoadedModel, PrefillChunk, Prompt
+from ...upstream.cache_classes import KVCache
+from ...upstream.shared_attention import FEW
+from ...upstream.shared_kv import divide
 from ..heterogeneous import Heterogeneous
-from ..memory import MemoryProfile, profile
+from ..memory import MemoryProfile, arrays, leaves, profile
 from ..replication import ONE_PROCESS, Replication
 from ..request import Request, Row, RowOutput, SamplingParams
 from . import solo_rows
@@ -38,6 +41,10 @@ DRAFTED = ((1, 2, 0, 1), (3, 1), (0, 1, 2))
 """For the first rows: the number of correct tokens in each pass, followed by wrong ones. 0: the row
 has one token, like others."""
 WRONG = 2
+CHUNK = FEW + 1
+"""Tokens of a chunk after a shared prefix, which sees that and its own tokens in one product."""
+SHARING_STEPS = 2
+"""Tokens that rows with a shared prefix decode."""
 APART = 1
 """The step before which one row of each group leaves. It rejoins after the step."""
 
@@ -59,6 +66,8 @@ class Probe:
     """Whether no layout was rejected because of a failure that may not occur again."""
     drafts: bool = False
     """Whether a row may have several tokens in one pass, of which the last are rejected."""
+    shares: bool = False
+    """Whether rows may attend to a prefix that is in memory once."""
 
 
 def probe(
@@ -93,7 +102,7 @@ def probe(
         if found.problem:
             notes.append(f"layout {name!r} is not used: {found.problem}")
             continue
-        mixed = drafted = UNTRIED
+        mixed = drafted = shared = UNTRIED
         if name == "grouped" and shares:
             mixed = _mixing(model, make_cache, rows, judged, heterogeneous)
             if mixed.problem:
@@ -101,8 +110,13 @@ def probe(
             drafted = judged(rows, partial(_drafted, model, rows, heterogeneous))
             if drafted.problem:
                 notes.append(f"nothing is drafted: {drafted.problem}")
+            if heterogeneous is None and any(type(e) is KVCache for e in leaves(longest)):
+                twins = [rows[0], rows[-1], rows[-1]]
+                shared = judged(twins, partial(_shared, model, make_cache, twins))
+                if shared.problem:
+                    notes.append(f"rows share no prefix: {shared.problem}")
             failed |= mixed.failed | drafted.failed
-        floor = max(found.widest, mixed.widest, drafted.widest)
+        floor = max(each.widest for each in (found, mixed, drafted, shared))
         return Probe(
             name,
             memory,
@@ -111,6 +125,7 @@ def probe(
             floor,
             conclusive=not failed,
             drafts=drafted.passed,
+            shares=shared.passed,
         )
     return Probe("solo", memory, tuple(notes), conclusive=not failed)
 
@@ -205,6 +220,27 @@ def _mixed(
         start = stop
     after += solo_rows.decoded(model, cache, chunked.tokens[start:], start)
     return [*found.values(), after]
+
+
+def _shared(model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow]) -> list[ByStep]:
+    """Logits of the rows, of which the last two are equal and share a prefix."""
+    tokens = rows[-1].tokens
+    start = len(tokens) - CHUNK
+    cache = solo_rows.prefilled(model, make_cache, tokens[:start])
+    for layer in leaves(cache):
+        if type(layer) is KVCache:
+            divide(layer, start // 2)
+    model.prefill(PrefillChunk(Prompt(tokens), start, len(tokens), cache))
+    mx.eval(arrays(cache))
+    layout, found = make_layout("grouped"), dict[Row, list[mx.array]]()
+    for each, own in zip(rows, (rows[0].cache, cache, cache), strict=True):
+        delta = ROPE_DELTAS[0 if each is rows[0] else -1]
+        row = stand_in(each.tokens, delta)
+        layout.add(row, deepcopy(own))
+        found[row] = []
+    for _ in range(SHARING_STEPS):
+        one_step(model, layout, found)
+    return list(found.values())
 
 
 def _drafted(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ...upstream.batch_caches import RowCache, counting_alike, mergeable, merged, rows_of
+from ...upstream.shared_kv import Prefix, prefix_of
 from ..memory import MemoryProfile, leaves, profile
 from ..request import Row
 
@@ -34,14 +35,18 @@ class Group:
     """Layers with equal token counts."""
 
     def nbytes(self, *more: Row) -> int:
-        """Bytes of its cache if these rows joined."""
+        """Bytes of its cache if these rows joined, without a shared prefix."""
         rows = [*self.rows, *more]
-        return len(rows) * self.memory.row_bytes(max(row.held for row in rows))
+        return len(rows) * self.memory.row_bytes(max(map(self._own_tokens, rows)))
 
     def resembles(self, row: Row) -> bool:
         """Whether `row` has a similar length."""
-        lengths = [row.held, *(own.held for own in self.rows)]
+        lengths = [self._own_tokens(each) for each in (row, *self.rows)]
         return max(lengths) <= max(SHORT, MAX_RATIO * min(lengths))
+
+    def _own_tokens(self, row: Row) -> int:
+        prefix = shared_prefix(self.cache)
+        return row.held - (0 if prefix is None else prefix.length)
 
     def caches(self, rows: Sequence[Row]) -> list[RowCache]:
         """Row caches of some of its rows. The cache of the group does not change."""
@@ -73,6 +78,12 @@ def group_of(rows: list[Row], caches: Sequence[RowCache], memory: MemoryProfile)
     return Group(rows, together, memory, counting_alike(leaves(together)))
 
 
+def shared_prefix(cache: RowCache) -> Prefix | None:
+    """The prefix that rows of this cache share with others, in its first layer that has one."""
+    found = (prefix_of(layer) for layer in leaves(cache))
+    return next((prefix for prefix in found if prefix is not None), None)
+
+
 class Joining(Protocol):
     """Rules for sharing groups if processes keep different parts of the rows."""
 
@@ -100,7 +111,12 @@ class Groups:
         merges = mergeable(cache) if self.joining is None else self.joining.mergeable
         may = merges and row not in apart
         open_to = [i for i, g in enumerate(groups) if may and g.rows[0] not in apart]
-        fits = [i for i in open_to if self._admits(groups[i], row)]
+        prefix = shared_prefix(cache)
+        fits = [
+            i
+            for i in open_to
+            if shared_prefix(groups[i].cache) is prefix and self._admits(groups[i], row)
+        ]
         if fits:
             at = min(fits, key=lambda i: abs(groups[i].rows[0].held - row.held))
             groups[at] = groups[at].joined_by(row, cache)

@@ -28,6 +28,7 @@ from .figures import Counters, figures, report
 from .insertion import LivePath
 from .key import CacheKey, Ids, as_ids, key_tokens
 from .layer_kinds import Kind, Unstorable, strictest
+from .live_rows import NONE, Prefixes
 from .match import Match, resume
 from .rebuild import rebuild
 from .segments import RowParts, row_parts
@@ -129,9 +130,15 @@ class PrefixCache:
         return match.version == self._store.version
 
     def restore(
-        self, match: Match, make_cache: Callable[[], list[Any]], *, room: int = 0
+        self,
+        match: Match,
+        make_cache: Callable[[], list[Any]],
+        *,
+        room: int = 0,
+        prefixes: Prefixes = NONE,
     ) -> list[Any]:
         """A fresh row cache with the first `match.length` tokens. `room`: tokens to append soon.
+        `prefixes`: those of them that a row in use shares.
 
         Call it once per row, also for a match of length 0, because it counts the look-up. Raises
         `ValueError` if the match is no longer valid, or if `make_cache` makes a different kind of
@@ -141,7 +148,10 @@ class PrefixCache:
             raise ValueError("the prefix cache has changed since the match")
         cache = make_cache()
         if match.length:
-            rebuild(cache, match.segments, match.snapshot, length=match.length, room=room)
+            rebuild(
+                cache, match.segments, match.snapshot, length=match.length, room=room,
+                prefixes=prefixes,
+            )  # fmt: skip
         elif room:
             grow_by(cache, room)
         self.used(match)

@@ -17,6 +17,7 @@ from .cache import CacheKey, Match, PrefixCache, key_tokens
 from .disk_lookup import DiskLookup
 from .key import Ids, as_ids
 from .layer_kinds import Kind
+from .live_rows import NONE, LiveRows, Prefixes
 from .placement import GRID, ends_of, places
 
 log = logging.getLogger(__name__)
@@ -37,8 +38,11 @@ class PrefixCachePolicy:
         kv: str,
         make_cache: Callable[[], list[Any]],
         heterogeneous: Heterogeneous | None = None,
+        live: LiveRows | None = None,
     ) -> None:
-        """`heterogeneous`: processes that keep different parts of a row."""
+        """`heterogeneous`: processes that keep different parts of a row. `live`: rows share their
+        first tokens with rows in use."""
+        self._live = live
         self._cache = cache
         self._model = model
         self._kv = kv
@@ -97,7 +101,11 @@ class PrefixCachePolicy:
                 match, length=restored.length, shared=max(match.shared, restored.length)
             )
         else:
-            job.cache = self._cache.restore(match, self._make_cache, room=room - match.length)
+            job.cache = self._cache.restore(
+                match, self._make_cache, room=room - match.length, prefixes=self._shared(job, match)
+            )
+        if self._live is not None:
+            self._live.add(self._key(job.request), job.ids, job.cache)
         job.done = match.length
         if len(job.tokens) != len(job.request.prompt.tokens):
             return None
@@ -107,6 +115,12 @@ class PrefixCachePolicy:
         job.request.cached = match.length
         job.request.explanation = self._explained(job, match)
         return match
+
+    def _shared(self, job: PrefillJob, match: Match) -> Prefixes:
+        """What the row of a job can share with a row in use."""
+        if self._live is None or job.ids is None:
+            return NONE
+        return self._live.prefixes(self._key(job.request), job.ids[: match.length])
 
     def _plan_snapshots(self, job: PrefillJob, start: int, branch: int = 0) -> None:
         """Plan the snapshots from `start` on. If a layer has a state, a pass ends at each of

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from ...upstream.shared_kv import Prefix, start
 from ..kv_capacity import whole_steps
 from ..memory import leaves
+from ..row_cache import grow_by
 from .layer_kinds import QUANTISED, ROTATING, Kind, kind
 from .segments import Segment
 from .snapshots import Snapshot
@@ -22,10 +25,12 @@ def rebuild(
     *,
     length: int,
     room: int = 0,
+    prefixes: Mapping[int, Prefix] = MappingProxyType({}),
 ) -> None:
     """Fill a fresh row cache with the segments' first `length` tokens.
 
-    `room`: tokens to append soon; the buffers get capacity for them.
+    `room`: tokens to append soon; the buffers get capacity for them. `prefixes`: the first tokens
+    of some layers, which are not copied.
 
     Raises `ValueError` if segments and snapshot do not cover every layer, or if the fresh cache is
     of another kind than the stored one.
@@ -40,7 +45,11 @@ def rebuild(
             vars(layer).update(attributes)
             fresh += [a for _, a in tree_flatten(attributes) if isinstance(a, mx.array)]
         elif all(leaf in part for part in parts):
-            runs.append((layer, _runs(layer, [part[leaf] for part in parts])))
+            pieces = _runs(layer, [part[leaf] for part in parts])
+            if leaf in prefixes:
+                start(layer, prefixes[leaf])
+                pieces = [_after(run, prefixes[leaf].length) for run in pieces]
+            runs.append((layer, pieces))
         else:
             raise ValueError(f"layer {leaf} cannot be resumed at token {length}")
     mx.eval(fresh, _fill([run for run in runs if run[1]], length, room))
@@ -73,11 +82,25 @@ def is_of(layer: Any, count: int) -> bool:
     return count == (6 if vars(layer).keys() == QUANTISED else 2)
 
 
+def _after(pieces: Sequence[Any], tokens: int) -> list[Any]:
+    """The pieces without the first tokens."""
+    found = []
+    for piece in pieces:
+        size = piece.shape[-2]
+        if size > tokens:
+            found.append(piece[..., tokens:, :] if tokens else piece)
+        tokens = max(0, tokens - size)
+    return found
+
+
 def _fill(layers: Sequence[tuple[Any, list[list[Any]]]], length: int, room: int) -> list[Any]:
     """Give each layer the arrays from its pieces. Returns all these arrays."""
     made: list[Any] = []
     for layer, runs in layers:
-        slack = slack_of(layer, length, room)
+        if not runs[0]:  # all of it is shared
+            grow_by([layer], room)
+            continue
+        slack = slack_of(layer, sum(piece.shape[-2] for piece in runs[0]), room)
         joined = [_joined(run, slack) for run in runs]
         hand_over(layer, joined, length)
         made += joined

@@ -106,7 +106,7 @@ def row_parts(cache: list[Any], length: int) -> RowParts:
         if which is Kind.STATE:
             complete = False
             continue
-        if layer.keys is not None:
+        if layer.keys is not None or layer.offset:
             exact = exact and layer.offset == length
             if layer.offset < length:
                 raise ValueError(f"the cache holds {layer.offset} tokens, not {length}")

@@ -1,0 +1,246 @@
+"""Rows in use share the keys of their common prefix, and get what they get alone."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mlx_provider import LoadedModel, LoadOptions, MediaItem
+from mlx_provider.engine.engine import Engine
+from mlx_provider.engine.execution.batch_layout import GroupedLayout
+from mlx_provider.engine.memory import arrays, leaves
+from mlx_provider.engine.prefix_cache.cache import CacheKey, PrefixCache
+from mlx_provider.engine.prefix_cache.key import as_ids
+from mlx_provider.engine.prefix_cache.live_rows import LiveRows
+from mlx_provider.engine.request import Request
+from mlx_provider.families.checkpoint import read_json
+from mlx_provider.families.text import TextModel
+from mlx_provider.records import Prompt
+from mlx_provider.registry import PluginRegistry
+from mlx_provider.testing.driver import Alternating, new_engine, new_request, output_of, run
+from mlx_provider.testing.tiny import build
+from mlx_provider.upstream.cache_classes import KVCache
+from mlx_provider.upstream.shared_kv import Prefix, SharedBatchKV, arrays_of, prefix_of
+
+FAMILIES = ("qwen3", "gemma3_text", "qwen3_5_text")
+"""One of each kind of cache that has layers with every token."""
+LEAST = 16
+COMMON = [20 + i * i % 300 for i in range(200)]
+REPLY = 24
+Tiny = Callable[..., TextModel]
+
+
+def sharing(model: LoadedModel, **more: Any) -> tuple[Engine, PrefixCache]:
+    cache = PrefixCache(budget=lambda: 2**26)
+    more = {"max_chunk": 64, "scheduler": Alternating, "mixes": True, **more}
+    return new_engine(model, prefix_cache=cache, live=LiveRows(LEAST), **more), cache
+
+
+def branch(i: int, reply: int = REPLY) -> Request:
+    tokens = [*COMMON, *(40 + (i * 31 + j) % 200 for j in range(1 + 7 * i % 23))]
+    request = new_request(tokens, max_tokens=reply, logprobs=1)
+    request.prompt = Prompt(tokens, snapshot_points=(len(COMMON),))
+    return request
+
+
+def decoding(engine: Engine, request: Request, tokens: int = 3) -> None:
+    """Submit a request and run until it has some tokens."""
+    engine.submit(request)
+    for _ in range(200):
+        if len(request.rows[0].tokens) >= tokens:
+            return
+        engine.step()
+    raise AssertionError("it never decodes")
+
+
+def layers(engine: Engine) -> Iterator[Any]:
+    layout = engine.batch.layout
+    assert isinstance(layout, GroupedLayout)
+    for group in layout.rows.groups:
+        yield from leaves(group.cache)
+
+
+def prefixes(engine: Engine) -> set[Prefix]:
+    return {prefix for each in layers(engine) if (prefix := prefix_of(each)) is not None}
+
+
+def check_as_alone(model: LoadedModel, request: Request, *, whole: bool = True) -> None:
+    twin = new_request(
+        request.prompt.tokens, max_tokens=request.max_tokens, logprobs=1, n=len(request.rows)
+    )
+    twin.prompt = request.prompt
+    engine = new_engine(model, layout="solo", max_chunk=4096)
+    engine.submit(twin)
+    run(engine)
+    for row in request.rows:
+        got, want = output_of(request, row.index), output_of(twin, row.index)
+        assert got.tokens == (want.tokens if whole else want.tokens[: len(got.tokens)])
+        for mine, theirs in zip(got.logprobs, want.logprobs, strict=False):
+            assert abs(mine.logprob - theirs.logprob) <= 1e-4
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_in_use_hold_one_prefix(tiny: Tiny, family: str) -> None:
+    model = tiny(family)
+    engine, cache = sharing(model)
+    requests = [branch(i) for i in range(4)]
+    decoding(engine, requests[0])
+    assert not prefixes(engine)  # nobody to share with: one buffer for each layer
+    own = len(COMMON)
+    for request in requests[1:]:
+        decoding(engine, request)
+        assert request.cached >= own - LEAST
+    held = prefixes(engine)
+    each_layer = [each for each in layers(engine) if prefix_of(each) is not None]
+    assert len(each_layer) == len(held), "one prefix a layer, and one group of all rows"
+    assert all(isinstance(each, SharedBatchKV) for each in each_layer)
+    assert all(prefix.length >= own - LEAST for prefix in held)
+    tails = sum(a.nbytes for a in arrays(each_layer))
+    once = sum(prefix.keys.nbytes + prefix.values.nbytes for prefix in held)
+    assert once + tails < 4 * once * 2  # four rows of one step of capacity, and one prefix
+    run(engine)
+    for request in requests:
+        check_as_alone(model, request)
+    cache.check_integrity()
+
+
+def test_a_hit_on_a_shared_prefix_is_no_copy(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts the tokens that are joined into new buffers."""
+    from mlx_provider.engine.prefix_cache import rebuild
+
+    copied = []
+    joined = rebuild._joined
+
+    def counted(pieces: Any, slack: int) -> mx.array:
+        copied.append(sum(piece.shape[-2] for piece in pieces))
+        found: mx.array = joined(pieces, slack)
+        return found
+
+    monkeypatch.setattr(rebuild, "_joined", counted)
+    engine, _ = sharing(tiny("qwen3"))
+    decoding(engine, branch(0))
+    decoding(engine, branch(1))
+    held = prefixes(engine)
+    decoding(engine, branch(2))
+    assert held
+    assert prefixes(engine) == held
+    assert not copied
+    plain = new_engine(tiny("qwen3"), prefix_cache=PrefixCache(budget=lambda: 2**26), max_chunk=64)
+    decoding(plain, branch(0))
+    decoding(plain, branch(1))
+    assert copied
+
+
+def test_rows_share_equal_tokens_of_one_tenant() -> None:
+    live, mine, other = LiveRows(LEAST), CacheKey("model", "kv"), CacheKey("model", "kv", "salt")
+    ids, row = as_ids(COMMON[:60]), KVCache()
+    keys, values = (mx.random.normal((1, 2, 60, 4)) for _ in range(2))
+    row.update_and_fetch(keys, values)
+    live.add(mine, ids, [row])
+    assert not live.prefixes(other, ids)
+    assert not live.prefixes(mine, ids[: LEAST - 1])
+    assert not live.prefixes(mine, as_ids([*ids[: LEAST - 1], *range(50)]))
+    assert type(row) is KVCache
+    parted = as_ids([*ids[:40], 1, 2, 3])
+    prefix = live.prefixes(mine, parted)[0]
+    assert prefix.length == 40
+    assert mx.array_equal(prefix.keys, keys[..., :40, :])
+    assert mx.array_equal(prefix.values, values[..., :40, :])
+    fetched = row.update_and_fetch(keys[..., :1, :], values[..., :1, :])
+    for found, before in zip(fetched, (keys, values), strict=True):
+        assert mx.array_equal(found.whole(), mx.concatenate([before, before[..., :1, :]], axis=2))
+    for stored, before in zip(arrays_of(row), (keys, values), strict=True):
+        for start, stop in ((10, 30), (30, 55), (45, 60)):
+            assert mx.array_equal(stored[..., start:stop, :], before[..., start:stop, :])
+    assert live.prefixes(mine, ids)[0] is prefix
+    shorter = live.prefixes(mine, ids[:30])[0]
+    assert mx.array_equal(shorter.keys, keys[..., :30, :])
+    del row, prefix, shorter
+    gc.collect()
+    assert not live.prefixes(mine, ids)
+
+
+FORKS = st.lists(
+    st.tuples(
+        st.sampled_from(["fork", "fork", "fork", "cancel", "evict", "shrink", "grow"]),
+        st.integers(0, 8),
+        st.integers(0, 6),
+    ),
+    min_size=6,
+    max_size=16,
+)
+
+
+@pytest.mark.parametrize("examples", [3, pytest.param(40, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_storm_of_forks(tiny: Tiny, family: str, examples: int) -> None:
+    """One prompt, many branches; cancels, preemption and eviction between."""
+    model = tiny(family)
+
+    @settings(max_examples=examples, suppress_health_check=list(HealthCheck), deadline=None)
+    @given(storm=FORKS, mixes=st.booleans())
+    def check(storm: list[tuple[str, int, int]], mixes: bool) -> None:
+        room = 2**30
+        engine, cache = sharing(model, mixes=mixes, available=lambda: room)
+        requests: list[Request] = []
+        cancelled: set[str] = set()
+        for what, which, steps in [("fork", 0, 6), *storm]:
+            if what == "fork":
+                requests.append(branch(which))
+                engine.submit(requests[-1])
+            elif what == "cancel":
+                gone = requests[which % len(requests)]
+                engine.cancel(gone)
+                cancelled.add(gone.id)
+            elif what == "evict":
+                cache.evict_to(0)
+            else:
+                room = 700 if what == "shrink" else 2**30
+            for _ in range(steps):
+                engine.step()
+        room = 2**30
+        run(engine)
+        for request in requests:
+            check_as_alone(model, request, whole=request.id not in cancelled)
+        cache.check_integrity()
+
+    check()
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "gemma3"])
+def test_an_image_inside_a_shared_prefix(
+    family: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = build(tmp_path_factory.mktemp("shared") / family, family)
+    chosen, _ = PluginRegistry.discover({}).family_for(read_json(folder / "config.json"))
+    model = chosen.load(folder, LoadOptions())
+    pixels = np.random.default_rng(1).integers(0, 256, (64, 96, 3), dtype=np.uint8)
+    item = MediaItem.of("image", pixels, hashlib.sha256(pixels.tobytes()).hexdigest())
+    engine, _ = sharing(model, mixes=False, max_chunk=256)
+
+    def asked(question: str) -> Request:
+        content = [{"type": "image"}, {"type": "text", "text": f"{'See here. ' * 30}{question}"}]
+        messages = [{"role": "user", "content": content}]
+        prompt: Prompt = model.prepare(messages, tools=[], media=[item], variables={})
+        request = new_request(prompt.tokens, max_tokens=30, logprobs=1)
+        request.prompt = prompt
+        return request
+
+    for question in ("Which is the first?", "How many are there?"):  # where they part is stored
+        engine.submit(asked(question))
+        run(engine)
+    requests = [asked("How much of it?"), asked("Is it red?")]
+    for request in requests:
+        decoding(engine, request)
+    assert min(prefix.length for prefix in prefixes(engine)) > 64
+    run(engine)
+    for request in requests:
+        check_as_alone(model, request)
