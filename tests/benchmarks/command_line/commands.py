@@ -12,7 +12,7 @@ from .drafting import drafts, sparse, speculation
 from .fleet import fleet, router
 from .inside import gap, grammar, long_prompt, scheduling, tower
 from .ranked import ranks
-from .reuse import budgets, restart, traffic
+from .reuse import budgets, restart, shared, traffic
 from .simulated import fleet_simulation
 
 ANOTHER_COMMAND = {"allow_interspersed_args": False, "ignore_unknown_options": True}
@@ -24,6 +24,7 @@ for command in (
     traffic,
     budgets,
     restart,
+    shared,
     grammar,
     gap,
     long_prompt,

@@ -41,3 +41,13 @@ def restart() -> None:
             "fewer_bits": [asdict(each) for each in disk_rounding.run()],
         }
     )
+
+
+def shared() -> None:
+    """Memory and step time of 8 rows with one prefix of 4k and 16k, each with its own or shared."""
+    running.preload()
+    from dataclasses import asdict
+
+    from shared_prefix import run
+
+    running.show({"measured": [asdict(each) for each in run()]})
