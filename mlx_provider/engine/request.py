@@ -60,6 +60,9 @@ class RowConstraint(Protocol):
     def finished(self) -> bool:
         """Whether only the end may follow."""
 
+    def forced(self) -> Sequence[int]:
+        """Next tokens of which each is the only one that `mask` allows there, as far as known."""
+
     def fork(self) -> RowConstraint | None:
         """An independent copy in the same state. `None`: the constraint cannot be copied."""
 

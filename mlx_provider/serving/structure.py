@@ -120,6 +120,10 @@ class Unbound:
     def advance(self, token: int) -> None:
         """Nothing changes."""
 
+    def forced(self) -> Sequence[int]:
+        """No token is forced."""
+        return ()
+
     def fork(self) -> Unbound:
         """It has no state."""
         return self
@@ -161,6 +165,12 @@ class ThinkingBudget:
     @property
     def finished(self) -> bool:
         return self._inner is not None and self._inner.finished
+
+    def forced(self) -> Sequence[int]:
+        """What the answer's grammar forces, outside thoughts."""
+        if self._inner is None or self._forcing or self._thinking:
+            return ()
+        return self._inner.forced()
 
     def fork(self) -> RowConstraint | None:
         """A copy of the answer's constraint, if the budget cannot end within a few tokens."""

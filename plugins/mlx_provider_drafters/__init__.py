@@ -30,6 +30,12 @@ def mlx_drafters() -> Iterator[Drafter]:
         automatic=1,
         serves="any model, by what followed the same words in the prompt or the reply",
     )
+    yield Drafter(
+        "grammar",
+        lambda folder, model, options: "",
+        start_nothing,
+        serves="any model, by the text that a grammar forces and nothing else",
+    )
 
 
 def refuses_model(folder: Path, model: LoadedModel, options: DraftOptions) -> str:
@@ -57,3 +63,9 @@ def start_lookup(folder: Path, model: LoadedModel, options: DraftOptions) -> Dra
     from .lookup import Lookup
 
     return Lookup()
+
+
+def start_nothing(folder: Path, model: LoadedModel, options: DraftOptions) -> Drafting:
+    from .forced_text import ForcedText
+
+    return ForcedText()

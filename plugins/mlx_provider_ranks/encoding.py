@@ -63,6 +63,9 @@ class DecodedConstraint:
     def advance(self, token: int) -> None:
         """Rank 0 does."""
 
+    def forced(self) -> Sequence[int]:
+        return ()
+
     def fork(self) -> RowConstraint | None:
         return None
 

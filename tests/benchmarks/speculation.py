@@ -437,6 +437,9 @@ class Dictated:
     def finished(self) -> bool:
         return self.at >= len(self.text)
 
+    def forced(self) -> Sequence[int]:
+        return ()
+
     def fork(self) -> Dictated:
         return replace(self)
 

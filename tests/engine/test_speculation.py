@@ -292,6 +292,9 @@ class Counting:
         assert token in self.rule(self.taken)
         self.taken += 1
 
+    def forced(self) -> Sequence[int]:
+        return ()
+
     def fork(self) -> Counting:
         return Counting(self.rule, self.taken)
 

@@ -84,6 +84,14 @@ class Constraint:
             raise RequestFailed(self._complaint())
         self._moved()
 
+    def forced(self) -> list[int]:
+        """Tokens that the grammar forces next: the mask allows no other one at their places.
+
+        llguidance forces the tokens into which the tokenizer would split the forced text.
+        """
+        self._settle()
+        return [] if self._stopped else list(self._matcher.compute_ff_tokens())
+
     def take_text(self, text: str, tokens: Iterable[int]) -> None:
         """Accept as much as possible of a text that was generated before the grammar applied."""
         self._settle()

@@ -75,6 +75,10 @@ class AfterThoughts:
             mask[self._start // 32] |= np.uint32(1 << self._start % 32)
         return mask
 
+    def forced(self) -> list[int]:
+        """See `Constraint`. Nothing is forced where a thought is open or may be opened."""
+        return [] if self._thinking or self._start is not None else self._inner.forced()
+
     def advance(self, token: int) -> None:
         """Accept a drawn token. Raises the errors of `Constraint.advance`."""
         if self._thinking:

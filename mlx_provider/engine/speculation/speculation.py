@@ -137,14 +137,16 @@ class Speculation:
         else:
             _keep(own, hidden)
 
-    def held(self, row: Row, drafts: int, held: int) -> None:
-        """The first `held` of a row's drafts held."""
+    def held(self, row: Row, drafts: int, held: int, *, forced: int = 0) -> None:
+        """The first `held` of a row's drafts held. `forced`: of these, its grammar forces the
+        first ones, so that they show nothing about the drafter."""
         row.request.drafted += drafts
         row.request.accepted += held
         own = self._rows.get(row)
         if own is None:
             return
-        self.policy.learn(own.odds, drafts, held)
+        if drafts > forced:
+            self.policy.learn(own.odds, drafts - forced, max(0, held - forced))
         if own.drawn_from is not None:
             _keep(own, own.drawn_from[: held + 1])
             own.drawn_from = None
@@ -153,6 +155,10 @@ class Speculation:
         """These rows decode no more, or start again."""
         for row in rows:
             self._rows.pop(row, None)
+
+    def drafts_for(self, row: Row) -> bool:
+        """Whether a row may have drafts that are not the drafter's."""
+        return self._breaker.closed and row in self._rows and self._may(row)
 
     def _may(self, row: Row) -> bool:
         request = row.request

@@ -17,6 +17,7 @@ from ..request_log import Recorder
 from ..scheduling.plan import StepPlan
 from ..scheduling.scheduler import Scheduler
 from .ahead import masks_ahead
+from .policy import MOST_DRAFTS
 from .speculation import Speculation
 
 Place = tuple[Row, int]
@@ -38,6 +39,8 @@ class DraftStep:
         self._scheduler = scheduler
         self._recorder = recorder
         self._recent = recent
+        self._forced: dict[Row, int] = {}
+        """How many of the drafts of a row its grammar forces: the first ones."""
 
     @property
     def shows_hidden(self) -> bool:
@@ -67,7 +70,13 @@ class DraftStep:
             return {}
         if plan.chunk is not None and not self._speculation.policy.beside_prompts:
             return {}
-        return self._speculation.wanted(plan.rows, partial(self._wider, plan))
+        seconds = partial(self._wider, plan)
+        wanted = self._speculation.wanted(plan.rows, seconds)
+        for row in filter(self._speculation.drafts_for, plan.rows):
+            certain = len(_forced_run(row)) - 1  # the first one is drawn already
+            if certain > 0 and self._speculation.policy.pays(certain, seconds):
+                wanted[row] = max(certain, wanted.get(row, 0))
+        return wanted
 
     def guessed(self, wanted: Mapping[Row, int], isolated: Isolated) -> Drafts:
         """Drafts of the rows, as far as their grammars allow them.
@@ -76,7 +85,10 @@ class DraftStep:
         """
         if self._speculation is None or not wanted:
             return NO_DRAFTS
+        runs = {row: _forced_run(row) for row in wanted if row.finish is None}
         guessed = self._speculation.propose(wanted)
+        guessed |= {row: after_run(run, guessed.get(row, ())) for row, run in runs.items() if run}
+        self._forced = {row: len(run) for row, run in runs.items()}
         let_through = {row: _let_through(row, own, isolated) for row, own in guessed.items()}
         return {row: drafts for row, drafts in let_through.items() if drafts}
 
@@ -106,7 +118,7 @@ class DraftStep:
     def held(self, row: Row, drafts: int, held: int) -> None:
         """The first `held` of a row's drafts held."""
         if drafts and self._speculation is not None:
-            self._speculation.held(row, drafts, held)
+            self._speculation.held(row, drafts, held, forced=self._forced.get(row, 0))
             self._recorder.drafts(drafts, held)
             self._recent.drafted += drafts
             self._recent.accepted += held
@@ -126,6 +138,21 @@ def places(rows: Sequence[Row]) -> Iterator[Place]:
     for row in rows:
         yield row, seen[row]
         seen[row] += 1
+
+
+def after_run(run: Sequence[int], guess: Sequence[int]) -> Sequence[int]:
+    """The forced run, and the rest of a guess that begins with it."""
+    return guess if list(guess[: len(run)]) == list(run) else run
+
+
+def _forced_run(row: Row) -> Sequence[int]:
+    """Tokens that the grammar of a row forces behind its last committed token."""
+    if row.constraint is None:
+        return ()
+    left = min(MOST_DRAFTS, row.request.max_tokens - len(row.tokens) - 1)
+    with Isolation():  # a grammar that fails reports it with its next mask
+        return row.constraint.forced()[: max(0, left)]
+    return ()
 
 
 def _let_through(row: Row, drafts: Sequence[int], isolated: Isolated) -> Sequence[int]:
