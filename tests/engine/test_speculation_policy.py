@@ -197,3 +197,16 @@ def test_a_new_row_is_expected_to_be_like_the_others() -> None:
     for _ in range(200):
         policy.learn(RowOdds(), 7, 7)
     assert policy.wanted([RowOdds()], 0, lambda drafts: 0.01 + 0.002 * drafts) == [7]
+
+
+def test_certain_drafts_of_one_row_pay_only_if_other_rows_lose_less() -> None:
+    policy = Policy()
+
+    def seconds(drafts: int) -> float:
+        return 0.020 * (1 + 0.01 * drafts)
+
+    assert policy.pays(4, 1, seconds)
+    assert policy.pays(4, 8, seconds)
+    assert not policy.pays(4, 30, seconds)
+    policy.timed(0.060, 0.0, 0)
+    assert not policy.pays(1, 1, seconds)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
 from itertools import compress
-from math import exp, log, log1p
+from math import log, log1p
 
 MOST_DRAFTS = 7
 """Most drafts of a row in one pass: fused attention accepts at most 8 queries (Metal, mlx
@@ -188,13 +188,14 @@ class Policy:
         tokens = sum(held**each for each in range(drafts + 1))
         return drafts, tokens * step.plain / step.took(drafts, drafts)
 
-    def pays(self, certain: int, seconds: Callable[[int], float]) -> bool:
-        """Whether one row gains by drafts that hold with certainty.
+    def pays(self, certain: int, rows: int, seconds: Callable[[int], float]) -> bool:
+        """Whether drafts of one row that hold with certainty gain more than all rows lose.
 
-        seconds: duration of a pass by the number of its extra tokens.
+        rows: rows of the pass; seconds: duration of a pass by the number of its extra tokens.
         """
-        step = Step(1, self._measured(1, seconds), self.aside, 0.0)
-        return step.took(certain, 0) * exp(MARGIN) < (1 + certain) * step.plain
+        step = Step(rows, self._measured(rows, seconds), self.aside, 0.0)
+        longer = step.took(certain, 0) / step.plain
+        return log1p(certain) > rows * (log(longer) + MARGIN)
 
     def _with_tries(
         self, rows: Sequence[RowOdds], shares: Sequence[float], best: list[int], step: Step

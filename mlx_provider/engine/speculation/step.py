@@ -74,7 +74,7 @@ class DraftStep:
         wanted = self._speculation.wanted(plan.rows, seconds)
         for row in filter(self._speculation.drafts_for, plan.rows):
             certain = len(_forced_run(row)) - 1  # the first one is drawn already
-            if certain > 0 and self._speculation.policy.pays(certain, seconds):
+            if certain > 0 and self._speculation.policy.pays(certain, len(plan.rows), seconds):
                 wanted[row] = max(certain, wanted.get(row, 0))
         return wanted
 
