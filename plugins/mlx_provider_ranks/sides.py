@@ -110,7 +110,7 @@ class Leading:
         if trying.fault is None:
             raise RankLost("rank 0 could not go on")
         log.error("drawing failed\n%s", trying.fault.trace)
-        raise trying.fault.error
+        raise trying.fault.of_request("its sampling")
 
     def embed(
         self, model: LoadedModel, own: Callable[[], Sequence[Features]]

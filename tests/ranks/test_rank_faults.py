@@ -186,8 +186,8 @@ def test_what_fails_on_rank_0_alone_costs_one_request(
     assert group.ask(model, image).answer()
 
     error = failing("hello", "first draw")
-    assert isinstance(error, RequestFailed), error
-    assert "its sampling failed: ArithmeticError: a scripted" in error.message
+    assert isinstance(error, PluginError), error
+    assert "plugin faulty (faulty 1.0): load.drawn failed: ArithmeticError" in error.message
 
     error = failing("hello", options={"reasoning_parser": "odd_end"})
     assert isinstance(error, RequestFailed), error
