@@ -59,8 +59,8 @@ def test_a_wrong_reuse_shows(subject: Subject, monkeypatch: pytest.MonkeyPatch) 
     store = subject.warm._store
     restore = store.restore
 
-    def spoilt(match: Any, make_cache: Any, *, room: int = 0) -> Any:
-        cache = restore(match, make_cache, room=room)
+    def spoilt(match: Any, *given: Any, **more: Any) -> Any:
+        cache = restore(match, *given, **more)
         if match.length > 100:
             for layer in cache:
                 layer.values = layer.values[..., ::-1]
