@@ -21,6 +21,7 @@ from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.records import CallGrammar, Drafting, LoadedModel
 from mlx_provider.testing.byte_model import ENDS, byte_tokenizer
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
+from mlx_provider.testing.oracle import Oracle
 from mlx_provider.testing.tiny.quantised import quantise
 from mlx_provider_drafters.forced_text import ForcedText
 from mlx_provider_drafters.lookup import Lookup
@@ -93,7 +94,10 @@ def model(request: pytest.FixtureRequest, folder: Callable[..., Path]) -> Loaded
 def test_forced_text_changes_no_token(model: LoadedModel) -> None:
     plain = requests()
     passes(model, plain, None)
-    for drafting in (ForcedText(), Lookup()):
+    often_wrong = Oracle(0.5, VOCAB)
+    for request in plain:
+        often_wrong.learn([*request.prompt.tokens, *output_of(request).tokens])
+    for drafting in (ForcedText(), Lookup(), often_wrong):
         drafted = requests()
         passes(model, drafted, drafting)
         for one, other in zip(plain, drafted, strict=True):
