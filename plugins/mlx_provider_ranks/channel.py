@@ -277,10 +277,9 @@ class FollowerChannel:
                 return
             self._fault = RankFault(rank=0, host=self.leader.host, reason=reason, since=time.time())
         self._link.shut()
-        left = self._left.is_set()
+        if self._lost is not None and not self._left.is_set():
+            self._lost(self._fault)  # before `failed` returns, after which the process ends
         self._left.set()
-        if self._lost is not None and not left:
-            self._lost(self._fault)
 
     def _gone(self) -> RankFault:
         assert self._fault is not None, "set by whoever ends it"  # noqa: S101

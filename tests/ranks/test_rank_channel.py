@@ -157,6 +157,27 @@ def test_one_that_is_busy_notices_that_the_leader_is_gone() -> None:
     follower.close()
 
 
+def test_one_that_fails_leaves_after_its_loss_is_reported() -> None:
+    """Its process ends when `failed` returns, so that a later report would be lost."""
+    ours, theirs = socket.socketpair()
+    begun, may_end, ended = (threading.Event() for _ in range(3))
+
+    def lost(fault: RankFault) -> None:
+        begun.set()
+        assert may_end.wait(LIMIT)
+
+    follower = FollowerChannel(ours, hello(1), hello(0), lost)
+    theirs.close()
+    assert begun.wait(LIMIT)
+    leaving = threading.Thread(target=lambda: (follower.failed("it hears nothing"), ended.set()))
+    leaving.start()
+    assert not ended.wait(0.2)
+    may_end.set()
+    assert ended.wait(LIMIT)
+    leaving.join()
+    follower.close()
+
+
 def test_a_message_of_megabytes_passes() -> None:
     with group() as made:
         (one,) = followers(made, 2)
