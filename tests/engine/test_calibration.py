@@ -82,6 +82,10 @@ class Room:
         return True
 
 
+ROUNDING = 2**17
+"""Bytes by which MLX rounds the buffers of a pass up to whole pages, in all."""
+
+
 @pytest.mark.parametrize(("tokens", "deepest"), [(8000, 2048), (2048, 1024), (700, 0)])
 def test_passes_stay_within_the_free_memory(
     qwen3: TextModel, monkeypatch: pytest.MonkeyPatch, tokens: int, deepest: int
@@ -103,7 +107,7 @@ def test_passes_stay_within_the_free_memory(
         reset()
         peaks.clear()
         curve = measured()
-        assert max(*peaks, mx.get_peak_memory()) - before <= room.most
+        assert max(*peaks, mx.get_peak_memory()) - before <= room.most + ROUNDING
         assert room.most <= room.free
         if isinstance(curve, Curve):
             assert len(curve.widths) > 2
