@@ -8,7 +8,7 @@ from ..records import EmbedsInSlices, Features, LoadedModel, MediaSpan
 
 
 class Tower:
-    """Belongs to the engine thread. If it is dropped, what it has computed is free."""
+    """Belongs to the engine thread. Without references, the memory of its results is free."""
 
     def __init__(
         self, model: LoadedModel, spans: Sequence[MediaSpan], clock: Callable[[], float]
@@ -36,7 +36,7 @@ class Tower:
 
 
 def _slices(model: LoadedModel, spans: Sequence[MediaSpan]) -> Iterator[Sequence[Features]]:
-    """Without slices of a tower, one is a whole media item."""
+    """The slices of the tower. A model without slices has one for each media item."""
     if isinstance(model, EmbedsInSlices):
         return model.embed_in_slices(spans)
     return ([model.embed(span)] for span in spans)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -155,6 +155,17 @@ def run(engine: Engine, max_steps: int = 10_000) -> list[Event]:
             request.events.put(posted)
             events += posted
     raise AssertionError(f"not idle after {max_steps} steps")
+
+
+def steps_of(engine: Engine, requests: Iterable[Request]) -> int:
+    """Serve the requests, and count the steps."""
+    for request in requests:
+        engine.submit(request)
+    count = 0
+    while not engine.idle:
+        engine.step()
+        count += 1
+    return count
 
 
 def alone(model: LoadedModel, request: Request, **more: Any) -> Request:

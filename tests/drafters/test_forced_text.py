@@ -20,7 +20,7 @@ from mlx_provider.families.text import load_text
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.records import CallGrammar, Drafting, LoadedModel
 from mlx_provider.testing.byte_model import ENDS, byte_tokenizer
-from mlx_provider.testing.driver import new_engine, new_request, output_of, run
+from mlx_provider.testing.driver import new_engine, new_request, output_of, run, steps_of
 from mlx_provider.testing.oracle import Oracle
 from mlx_provider.testing.tiny.quantised import quantise
 from mlx_provider_drafters.forced_text import ForcedText
@@ -73,13 +73,7 @@ def passes(model: LoadedModel, asked: Sequence[Request], drafting: Drafting | No
     """Serve the requests, and count the steps."""
     speculation = drafting and Speculation(drafting, vocab=VOCAB, clock=lambda: 0.0)
     engine = new_engine(model, speculation=speculation, clock=lambda: 0.0)
-    for request in asked:
-        engine.submit(request)
-    taken = 0
-    while not engine.idle:
-        engine.step()
-        taken += 1
-    return taken
+    return steps_of(engine, asked)
 
 
 @pytest.fixture(params=["qwen3", "qwen3 bfloat16", "qwen3 4 bit", "qwen3_5_text", "gemma3_text"])

@@ -23,7 +23,7 @@ from mlx_provider.engine.speculation.speculation import Speculation
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.protocol.events import Failed
 from mlx_provider.records import DraftRow
-from mlx_provider.testing.driver import new_engine, new_request, output_of, run
+from mlx_provider.testing.driver import new_engine, new_request, output_of, run, steps_of
 from mlx_provider.testing.oracle import Eager, Oracle
 from mlx_provider.testing.tiny import build
 from references import alone
@@ -137,20 +137,11 @@ def test_a_drafter_that_is_not_ready_for_a_row_is_asked_again_at_the_next_step(
 
 
 def test_right_drafts_save_steps(qwen3: TextModel) -> None:
-    def steps(engine: Engine, requests: Sequence[Request]) -> int:
-        for request in requests:
-            engine.submit(request)
-        count = 0
-        while not engine.idle:
-            engine.step()
-            count += 1
-        return count
-
     requests, plain = asked(), asked()
-    with_drafts = steps(drafted(qwen3, knowing(qwen3, requests, share=1.0)), requests)
+    with_drafts = steps_of(drafted(qwen3, knowing(qwen3, requests, share=1.0)), requests)
     assert_as_alone(qwen3, requests)
     assert all(request.accepted == request.drafted > 12 for request in requests)
-    assert with_drafts < 0.7 * steps(new_engine(qwen3, mixes=True), plain)
+    assert with_drafts < 0.7 * steps_of(new_engine(qwen3, mixes=True), plain)
 
 
 def test_nothing_is_drafted_while_a_prompt_is_prefilled(qwen3: TextModel) -> None:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
-from mlx_provider import LoadedModel, LoadOptions, MediaItem
+from mlx_provider import LoadedModel, MediaItem
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request
-from mlx_provider.families.checkpoint import read_json
 from mlx_provider.families.text import TextModel
 from mlx_provider.families.tokenizer.hf_tokenizer import common_length
-from mlx_provider.registry import PluginRegistry
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
-from mlx_provider.testing.tiny import build
 
 SAMPLED = ("qwen3", "gemma3_text", "qwen3_5_text", "rwkv7")
 """One of each kind of cache; the sweep has the others."""
@@ -94,13 +89,9 @@ def test_prompts_that_part_early(tiny: Callable[..., TextModel], family: str) ->
 
 @pytest.mark.parametrize("family", ["gemma3", "qwen3_5"])
 def test_same_image_other_question_with_words_between(
-    family: str, tmp_path_factory: pytest.TempPathFactory
+    family: str, seeing: Callable[[str], tuple[Any, MediaItem]]
 ) -> None:
-    folder = build(tmp_path_factory.mktemp("branches") / family, family)
-    chosen, _ = PluginRegistry.discover({}).family_for(read_json(folder / "config.json"))
-    model = chosen.load(folder, LoadOptions())
-    pixels = np.random.default_rng(1).integers(0, 256, (64, 96, 3), dtype=np.uint8)
-    item = MediaItem.of("image", pixels, hashlib.sha256(pixels.tobytes()).hexdigest())
+    model, item = seeing(family)
     engine = new_engine(model, prefix_cache=PrefixCache(budget=lambda: 2**26), max_chunk=256)
     text = document(300)
     asked = [

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mlx_provider import LoadedModel, LoadOptions, MediaItem
+from mlx_provider import LoadedModel, MediaItem
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.execution.batch_layout import GroupedLayout
 from mlx_provider.engine.memory import arrays, leaves
@@ -21,12 +19,9 @@ from mlx_provider.engine.prefix_cache.cache import CacheKey, PrefixCache
 from mlx_provider.engine.prefix_cache.key import as_ids
 from mlx_provider.engine.prefix_cache.live_rows import LiveRows
 from mlx_provider.engine.request import Request
-from mlx_provider.families.checkpoint import read_json
 from mlx_provider.families.text import TextModel
 from mlx_provider.records import Prompt
-from mlx_provider.registry import PluginRegistry
 from mlx_provider.testing.driver import Alternating, new_engine, new_request, output_of, run
-from mlx_provider.testing.tiny import build
 from mlx_provider.upstream.cache_classes import KVCache
 from mlx_provider.upstream.shared_kv import Prefix, SharedBatchKV, arrays_of, prefix_of
 
@@ -217,13 +212,9 @@ def test_a_storm_of_forks(tiny: Tiny, family: str, examples: int) -> None:
 
 @pytest.mark.parametrize("family", ["qwen3_5", "gemma3"])
 def test_an_image_inside_a_shared_prefix(
-    family: str, tmp_path_factory: pytest.TempPathFactory
+    family: str, seeing: Callable[[str], tuple[Any, MediaItem]]
 ) -> None:
-    folder = build(tmp_path_factory.mktemp("shared") / family, family)
-    chosen, _ = PluginRegistry.discover({}).family_for(read_json(folder / "config.json"))
-    model = chosen.load(folder, LoadOptions())
-    pixels = np.random.default_rng(1).integers(0, 256, (64, 96, 3), dtype=np.uint8)
-    item = MediaItem.of("image", pixels, hashlib.sha256(pixels.tobytes()).hexdigest())
+    model, item = seeing(family)
     engine, _ = sharing(model, mixes=False, max_chunk=256)
 
     def asked(question: str) -> Request:

@@ -9,6 +9,7 @@ last that holds it.
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from ...upstream.shared_kv import Prefix, divide
 from ..memory import leaves
 from .key import CacheKey, Ids
 from .tree import common
+
+log = logging.getLogger(__name__)
 
 LEAST = 2048
 """Fewest tokens to share. Attention in two parts launches about a dozen kernels more per layer, as
@@ -75,12 +78,14 @@ class LiveRows:
                 best, length, exact = held, usable, usable == whole
         if best is None:
             return NONE
-        with Isolation():  # a failed pass of that row must not fail this one
+        with Isolation() as tried:  # a failed pass of that row must not fail this one
             found = {leaf: _prefix(each, length) for leaf, each in best.items()}
             mx.eval([[each.keys, each.values] for each in found.values()])
             if any(found[leaf] is not each for leaf, each in best.items()):
                 self._remember(key, ids[:length], found)
             return found
+        if tried.fault is not None:
+            log.warning("a prefix in use is not shared: %s", tried.fault.summary)
         return NONE
 
     def _remember(self, key: CacheKey, ids: Ids, held: Mapping[int, KVCache | Prefix]) -> None:

@@ -52,10 +52,10 @@ class Answer:
 
 
 def usage_of(done: Done, *, timings: bool = False) -> dict[str, Any]:
-    """Token counts. Reused tokens stay below the prompt's: LiteLLM's own tests demand it.
+    """Token counts. Cached tokens are fewer than prompt tokens, as LiteLLM's own tests demand.
 
-    `timings`: with the engine's times, among the details of the completion: of what stands
-    beside these, nothing gets through LiteLLM's streams (1.106.2, `calculate_usage`).
+    `timings`: add the engine's times to the details of the completion. LiteLLM's streams drop
+    other new fields of the usage (1.106.2, `calculate_usage`).
     """
     usage = done.usage
     times = {"timings": done.timings.model_dump()} if timings else {}
@@ -76,7 +76,7 @@ def usage_of(done: Done, *, timings: bool = False) -> dict[str, Any]:
 
 
 def logprobs_of(tokens: Sequence[TokenLogprob]) -> dict[str, Any] | None:
-    """Chat's form of log-probabilities; `None` where none were asked for."""
+    """Log-probabilities in the form of chat. `None`: the request wants none."""
     if not tokens:
         return None
     return {
@@ -92,8 +92,11 @@ def _logprob(token: TokenLogprob) -> dict[str, Any]:
 
 
 def text_logprobs(tokens: Sequence[TokenLogprob], begins: int = 0) -> dict[str, Any] | None:
-    """Lists of equal length; `text_offset` counts characters from the choice's beginning, of
-    which `begins` stand before these tokens. `None` where none were asked for."""
+    """Log-probabilities in the form of text completions: lists of equal length. `None`: the request
+    wants none.
+
+    `begins`: characters of the choice before these tokens, for `text_offset`.
+    """
     if not tokens:
         return None
     offsets = [begins]
@@ -111,7 +114,8 @@ def text_logprobs(tokens: Sequence[TokenLogprob], begins: int = 0) -> dict[str, 
 
 
 def finish_reason(finish: Finish, *, legacy: bool) -> str:
-    """OpenAI's word. Raises `EngineUnavailable` where the engine gave up the request itself."""
+    """The finish reason in OpenAI's words. Raises `EngineUnavailable` for a request that the engine
+    cancelled."""
     if finish.reason == "cancelled":
         raise EngineUnavailable("the engine cancelled the request")
     if legacy and finish.reason == "tool_calls":
@@ -120,7 +124,7 @@ def finish_reason(finish: Finish, *, legacy: bool) -> str:
 
 
 def delta_parts(event: Delta, *, legacy: bool) -> Iterator[dict[str, Any]]:
-    """One for each kind of output: clients' accumulators take one kind at a time."""
+    """A delta for each kind of output, because accumulators of clients take one kind at a time."""
     if event.reasoning:
         yield {"reasoning_content": event.reasoning}
     if event.content:

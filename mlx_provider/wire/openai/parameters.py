@@ -1,4 +1,4 @@
-"""The parameters of one request, taken one by one; what nobody took is refused by name.
+"""The parameters of one request, taken one by one. Parameters that are left are refused by name.
 
 A typing error or a parameter of another server must not be ignored silently: the client would
 believe that it works. What has no meaning here and changes no answer is ignored; what a client
@@ -14,7 +14,7 @@ from ...errors import BadRequest
 from ...invalid import shown
 
 TRANSPORT = frozenset({"stream", "stream_options", "metadata", "prompt_cache_retention"})
-"""Settled elsewhere, or bookkeeping that changes no answer."""
+"""Parameters that other code handles, or that change no answer."""
 
 WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
     "context_management": (),
@@ -29,7 +29,7 @@ WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
 
 class Parameters:
     def __init__(self, values: Mapping[str, Any], settled: Iterable[str] = ()) -> None:
-        """`settled`: names that are settled elsewhere, besides `TRANSPORT`."""
+        """`settled`: names that other code handles, besides `TRANSPORT`."""
         self._settled = (*TRANSPORT, *settled)
         self._left = {name: value for name, value in values.items() if value is not None}
 

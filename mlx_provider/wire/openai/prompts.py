@@ -11,7 +11,7 @@ from .best_of import BestOf
 from .parameters import Parameters
 
 COMPLETION_TOKENS = 16
-"""What `/completions` generates unless told, as OpenAI does."""
+"""Default of `max_tokens` in `/completions`, as in OpenAI's API."""
 MAX_CHOICES = 128
 """Prompts times `n` in one request: as many as a single prompt may have."""
 MAX_LOGPROBS = 20

@@ -85,7 +85,7 @@ def _stop(params: Parameters) -> Any:
 
 
 def _ignored(params: Parameters, options: ModelOptions) -> list[str]:
-    """Names that the client is told of. Raises `BadRequest` where the operator wants it so."""
+    """Parameters without effect, for a warning. Raises `BadRequest` where they are refused."""
     ignored = params.ignored()
     if ignored and options.on_ignored_params == "refuse":
         raise BadRequest(
@@ -95,7 +95,7 @@ def _ignored(params: Parameters, options: ModelOptions) -> list[str]:
 
 
 def _session(params: Parameters, known: Any) -> str | None:
-    """Who this request belongs with, by the most particular name that was given."""
+    """The session of the request: the most specific name that it has."""
     names = ("prompt_cache_key", "user", "safety_identifier")
     given = (known, *[params.take(name) for name in names])
     return next((str(name)[:MAX_NAME] for name in given if name), None)

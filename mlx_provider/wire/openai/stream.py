@@ -25,13 +25,13 @@ class Stream:
     streamed = True
 
     def __init__(self, accepted: Accepted, form: AnswerForm, *, usage: bool) -> None:
-        """`usage`: with a last chunk for it, as `stream_options` asks for."""
+        """`usage`: add a last chunk with the usage (`stream_options.include_usage`)."""
         self._form = form
         self._head = head(accepted, form, chunk=True) | ({"usage": None} if usage else {})
         self._usage = usage
         self._spoken: set[int] = set()
         self._written: Counter[int] = Counter()
-        """Characters of each choice of a text whose log-probabilities were told."""
+        """Characters of each choice for which log-probabilities were sent."""
         self._ended = False
 
     def feed(self, events: Sequence[Event]) -> bytes:
