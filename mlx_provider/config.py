@@ -167,17 +167,17 @@ class _Number:
         """Raises `ValueError`."""
         number = _READERS[self.kind](text)
         low = number <= self.least if self.exclusive else number < self.least
-        if low or not number <= _MOST[self.kind]:
+        if low or not number <= _LARGEST[self.kind]:
             raise ValueError(text)
         return number
 
     def __str__(self) -> str:
         least = f"{'above' if self.exclusive else 'of at least'} {self.least:g}"
-        return f"{_WORDS[self.kind]} {least} and at most {_MOST[self.kind]:,}"
+        return f"{_WORDS[self.kind]} {least} and at most {_LARGEST[self.kind]:,}"
 
 
 _COUNT, _BYTES, _SECONDS = _Number("count"), _Number("bytes"), _Number("seconds", 0, exclusive=True)
-_MOST = {"count": 2**31 - 1, "bytes": 2**60, "seconds": 10**9}
+_LARGEST = {"count": 2**31 - 1, "bytes": 2**60, "seconds": 10**9}
 _WORDS = {
     "count": "a whole number",
     "bytes": "a number of bytes (as 512M or 12G)",

@@ -40,5 +40,5 @@ def _watch(process: subprocess.Popen[bytes], limit: int, left: threading.Event) 
 def _resident(pid: int) -> int:
     """Bytes of resident memory; 0: the process has ended."""
     command = ["ps", "-o", "rss=", "-p", str(pid)]
-    told = subprocess.run(command, capture_output=True, check=False).stdout.strip()
-    return int(told or 0) * 1024
+    printed = subprocess.run(command, capture_output=True, check=False).stdout.strip()
+    return int(printed or 0) * 1024

@@ -16,7 +16,7 @@ from gateway import Gateway, model_name
 from installed import Installed
 
 from mlx_provider import records
-from mlx_provider.gateway.prefill_progress import LEAST
+from mlx_provider.gateway.prefill_progress import LEAST_TOKENS
 from mlx_provider.gateway.profile import prepare, write_files
 from mlx_provider.registry import PluginRegistry
 
@@ -122,5 +122,5 @@ def start(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    least = min(LEAST, record.prompt_bytes // TOKEN_BYTES)
+    least = min(LEAST_TOKENS, record.prompt_bytes // TOKEN_BYTES)
     return Running(process, work, output, time.monotonic(), gateway, least)

@@ -90,9 +90,13 @@ def _drafts(running: Stage) -> Table:
     """Drafts of a model with a draft head."""
     drafter, usage = running.drafted()
     held = f"{usage.accepted_tokens} of {usage.drafted_tokens} guessed tokens held"
-    told = held if usage.drafted_tokens else "nothing, as a guess takes longer than it saves here"
+    summary = (
+        held if usage.drafted_tokens else "nothing, as a guess takes longer than it saves here"
+    )
     table = Table.grid(padding=(0, 2))
-    table.add_row(Text("guessed ahead", style="dim"), Text(f"{told} (demo-hybrid, by {drafter})"))
+    table.add_row(
+        Text("guessed ahead", style="dim"), Text(f"{summary} (demo-hybrid, by {drafter})")
+    )
     return table
 
 

@@ -68,6 +68,6 @@ def table(found: Sequence[Finding]) -> Table:
 def verdict(found: Sequence[Finding], model: str | None) -> str:
     """The counts of findings, in a line."""
     count = Counter(each.state for each in found)
-    told = f"\n{count['fail']} fail, {count['warn']} could be better, {count['ok']} are right"
+    summary = f"\n{count['fail']} fail, {count['warn']} could be better, {count['ok']} are right"
     named = "" if model else "; name a model to have it examined, too: `mlx-provider doctor demo`"
-    return told + named
+    return summary + named

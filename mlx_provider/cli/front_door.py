@@ -21,17 +21,17 @@ def show(registry: PluginRegistry) -> None:
     console = Console(highlight=False, soft_wrap=True)
     console.print(Text(f"mlx-provider {__version__}: local MLX models behind LiteLLM\n"))
     here, missing = _clients(registry)
-    for name, told in (
+    for name, summary in (
         ("engine", _engine()),
         ("models", _models()),
         ("proxy", _config()),
         ("agents", _named(here, "none that could be launched")),
     ):
-        console.print(Text(f"{name:<8}", style="dim"), Text(told), sep="")
+        console.print(Text(f"{name:<8}", style="dim"), Text(summary), sep="")
     _recommend(console)
     console.print(Text("\nnext", style="bold"))
-    for command, told in _next(here, missing):
-        console.print(Text(f"  {command:<34}"), Text(told, style="dim"), sep="")
+    for command, summary in _next(here, missing):
+        console.print(Text(f"  {command:<34}"), Text(summary, style="dim"), sep="")
 
 
 def _clients(registry: PluginRegistry) -> tuple[list[str], list[str]]:
@@ -51,9 +51,9 @@ def _recommend(console: Console) -> None:
     day, models = table()
     console.print(Text(f"\nmodels for {machine.label} (as of {day})", style="bold"))
     for each in two_for(machine, models):
-        told = f"{each.weights / 1e9:.1f} GB: {each.why}"
+        summary = f"{each.weights / 1e9:.1f} GB: {each.why}"
         console.print(Text(f"  mlx-provider up {each.name}"))
-        console.print(Text(f"    {told}", style="dim"))
+        console.print(Text(f"    {summary}", style="dim"))
 
 
 def _engine() -> str:

@@ -64,13 +64,13 @@ def _serve(
 
     if keyless and not _loopback(host):
         raise BadRequest(f"on {host} metrics need a key: leave --no-key away", param="no_key")
-    key, told = None, "no key"
+    key, summary = None, "no key"
     if not keyless:
         file = key_file or own_key_file(name="metrics.key")
-        key, told = (read_key(file) if key_file else kept_key(file)), f"key: {file}"
+        key, summary = (read_key(file) if key_file else kept_key(file)), f"key: {file}"
     page = MetricsPage(client, key, own_names(host) | set(engine_settings().allowed_hosts))
     with run_side_server(page.asgi, host, port) as (address, wait):
-        typer.echo(f"metrics on {address}/metrics · {told}")
+        typer.echo(f"metrics on {address}/metrics · {summary}")
         wait()
 
 

@@ -26,8 +26,8 @@ def plugins(
     """List the installed plugins with their hooks, records, errors and what checks have found."""
     registry = context.find_object(PluginRegistry) or PluginRegistry.discover()
     if as_json:
-        told = [asdict(each) | {"conformance": for_programs(each)} for each in registry.plugins]
-        typer.echo(json.dumps(told, indent=2))
+        summary = [asdict(each) | {"conformance": for_programs(each)} for each in registry.plugins]
+        typer.echo(json.dumps(summary, indent=2))
         return
     console = Console(highlight=False, soft_wrap=True)
     if not registry.plugins:

@@ -124,20 +124,20 @@ def _prompt(request: RequestFigures) -> Text:
 
 def _engine(engine: EngineFigures) -> Text:
     kind = f" ({engine.kind})" if engine.kind else ""
-    told = Text.assemble(
+    summary = Text.assemble(
         (plain(f"{engine.model}{kind}"), "bold"),
         f"  {engine.rows} rows, {engine.queued} wait · {engine.layout}"
         f"{', prompts in their pass' if engine.mixes else ''}",
     )
     if engine.steps:
-        told.append(f"\n  steps  {_milli(engine.step_median)} median, ")
-        told.append(f"{_milli(engine.step_longest)} longest\n  chunks ")
-        told.append_text(_chunks(engine.steps[-STEPS:]))
+        summary.append(f"\n  steps  {_milli(engine.step_median)} median, ")
+        summary.append(f"{_milli(engine.step_longest)} longest\n  chunks ")
+        summary.append_text(_chunks(engine.steps[-STEPS:]))
     if engine.drafted_tokens:
         share = engine.accepted_tokens / engine.drafted_tokens
-        told.append(f"\n  drafts {engine.drafter}: {engine.accepted_tokens} of ")
-        told.append(f"{engine.drafted_tokens} held ({share:.0%})")
-    return told
+        summary.append(f"\n  drafts {engine.drafter}: {engine.accepted_tokens} of ")
+        summary.append(f"{engine.drafted_tokens} held ({share:.0%})")
+    return summary
 
 
 def _chunks(steps: Sequence[StepFigures]) -> Text:
@@ -153,30 +153,30 @@ def _chunks(steps: Sequence[StepFigures]) -> Text:
 
 
 def _cache(cache: PrefixCacheFigures) -> Text:
-    told = Text.assemble(
+    summary = Text.assemble(
         ("prefix cache", "bold"),
         f"  {cache.entries} entries, {size(cache.bytes)} of {size(cache.budget)} · "
         f"{cache.hit_rate:.0%} of {cache.prompt_tokens} prompt tokens found",
     )
     for node in cache.tree[:TREE]:
-        told.append(f"\n  {'  ' * min(node.depth, 12)}└ {node.tokens} tokens from {node.start}")
-        told.append(
+        summary.append(f"\n  {'  ' * min(node.depth, 12)}└ {node.tokens} tokens from {node.start}")
+        summary.append(
             f"  {node.hits} hit{'' if node.hits == 1 else 's'}, {size(node.bytes)}", style="dim"
         )
-        told.append("" if node.resumable else ", no state at its end", style="dim")
+        summary.append("" if node.resumable else ", no state at its end", style="dim")
     if cache.nodes > TREE:
-        told.append(f"\n  and {cache.nodes - min(TREE, len(cache.tree))} more", style="dim")
+        summary.append(f"\n  and {cache.nodes - min(TREE, len(cache.tree))} more", style="dim")
     for found in cache.recent[:MISSES]:
-        told.append_text(_lookup(found))
-    return told
+        summary.append_text(_lookup(found))
+    return summary
 
 
 def _lookup(found: Lookup) -> Text:
-    told = Text(f"\n  {found.ago:5.0f} s ago  {plain(found.request)[-12:]}  ")
-    told.append(f"{found.cached_tokens} of {found.prompt_tokens}")
+    summary = Text(f"\n  {found.ago:5.0f} s ago  {plain(found.request)[-12:]}  ")
+    summary.append(f"{found.cached_tokens} of {found.prompt_tokens}")
     style = "yellow" if found.reason else "dim"
     at = f" at token {found.stored_tokens}" if found.reason == "diverged" else ""
-    return told.append(f"  {REASONS[found.reason]}{at}", style=style)
+    return summary.append(f"  {REASONS[found.reason]}{at}", style=style)
 
 
 def _milli(seconds: float) -> str:

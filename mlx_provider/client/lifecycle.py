@@ -145,8 +145,8 @@ def _tail(log: Path, begin: int, lines: int = 5) -> str:
     with os.fdopen(open_own_file(log, os.O_RDONLY), "rb") as file:
         file.seek(begin)
         text = file.read(2**20).decode(errors="replace")
-    told = [s for s in text.splitlines() if s.strip() and not s.startswith((" ", "Traceback"))]
-    return " / ".join(told[-lines:]) or "nothing in the log"
+    summary = [s for s in text.splitlines() if s.strip() and not s.startswith((" ", "Traceback"))]
+    return " / ".join(summary[-lines:]) or "nothing in the log"
 
 
 def _reported(report: bytes) -> Exception:

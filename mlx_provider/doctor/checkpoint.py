@@ -34,12 +34,12 @@ def found(subject: Subject) -> Iterator[Finding]:
         yield Finding("model.found", "ok", f"{subject.model} is in {subject.folder}")
     elif subject.outline is not None:
         weights = size(subject.outline.weight_bytes)
-        told = f"{subject.model} is on the Hub: the first request downloads {weights}"
-        yield Finding("model.found", "note", told)
+        summary = f"{subject.model} is on the Hub: the first request downloads {weights}"
+        yield Finding("model.found", "note", summary)
     else:
-        told = f"{subject.model} is not on this machine, and the Hub is not asked offline"
+        summary = f"{subject.model} is not on this machine, and the Hub is not asked offline"
         remedy = "go online, or name a model that is here (`demo` always is)"
-        yield Finding("model.found", "fail", told, remedy)
+        yield Finding("model.found", "fail", summary, remedy)
 
 
 def files(subject: Subject) -> Iterator[Finding]:
@@ -60,22 +60,24 @@ def memory(subject: Subject) -> Iterator[Finding]:
     own = named_context(text_fields(subject.config))
     taken, limit = expected(subject), room(subject.settings)
     fits = context_that_fits(taken, limit, own)
-    told = (
+    summary = (
         f"weights take {size(taken.weights)} of {size(limit)}, and the KV cache takes "
         f"{taken.kv_per_token:,} bytes per token: a context of {fits:,} tokens fits"
     )
     if taken.weights > limit:
-        told = f"weights take {size(taken.weights)}, but only {size(limit)} is available"
-        yield Finding("model.memory", "fail", told, SMALLER)
+        summary = f"weights take {size(taken.weights)}, but only {size(limit)} is available"
+        yield Finding("model.memory", "fail", summary, SMALLER)
     elif fits < min(AGENT, own or AGENT):
-        yield Finding("model.memory", "warn", f"{told}: too few for coding agents", SMALLER)
+        yield Finding("model.memory", "warn", f"{summary}: too few for coding agents", SMALLER)
     elif own is not None and fits < own:
-        yield Finding("model.memory", "note", f"{told}, and the model supports {own:,}")
+        yield Finding("model.memory", "note", f"{summary}, and the model supports {own:,}")
     else:
-        yield Finding("model.memory", "ok", told)
+        yield Finding("model.memory", "ok", summary)
     if own is not None and own < AGENT:
-        told = f"the model's own context is {own:,} tokens: coding agents need {AGENT:,} and more"
-        yield Finding("model.context", "note", told)
+        summary = (
+            f"the model's own context is {own:,} tokens: coding agents need {AGENT:,} and more"
+        )
+        yield Finding("model.context", "note", summary)
 
 
 def expected(subject: Subject) -> Footprint:

@@ -25,8 +25,8 @@ def configured(subject: Subject) -> Iterator[Finding]:
     found = list(targets(subject.registry.clients.values(), subject.environ, subject.home))
     for each in found:
         if isinstance(each, Unread):
-            told = f"{each.client}: {each.path} cannot be read: {each.why}"
-            yield Finding("clients.file", "note", told)
+            summary = f"{each.client}: {each.path} cannot be read: {each.why}"
+            yield Finding("clients.file", "note", summary)
         else:
             yield from _judged(each, subject)
     if not found:
@@ -37,8 +37,8 @@ def keys(subject: Subject) -> Iterator[Finding]:
     """Keys that hide others."""
     names = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
     if all(subject.environ.get(name) for name in names):
-        told = f"{names[0]} and {names[1]} are both set: Claude Code sends one of them alone"
-        yield Finding("clients.keys", "warn", told, "unset the one that is not the proxy's key")
+        summary = f"{names[0]} and {names[1]} are both set: Claude Code sends one of them alone"
+        yield Finding("clients.keys", "warn", summary, "unset the one that is not the proxy's key")
 
 
 def web_proxies(subject: Subject) -> Iterator[Finding]:
@@ -47,27 +47,29 @@ def web_proxies(subject: Subject) -> Iterator[Finding]:
     given = [name for name in PROXIES if environ.get(name)]
     exempt = f"{environ.get('NO_PROXY', '')},{environ.get('no_proxy', '')}"
     if given and not any(name in exempt for name in ("*", "127.0.0.1", "localhost")):
-        told = f"{', '.join(given)} is set without NO_PROXY for this machine: clients may ask the "
-        told += "web proxy for 127.0.0.1"
+        summary = (
+            f"{', '.join(given)} is set without NO_PROXY for this machine: clients may ask the "
+        )
+        summary += "web proxy for 127.0.0.1"
         remedy = "export NO_PROXY=127.0.0.1,localhost"
-        yield Finding("clients.web_proxy", "warn", told, remedy)
+        yield Finding("clients.web_proxy", "warn", summary, remedy)
 
 
 def _judged(target: Target, subject: Subject) -> Iterator[Finding]:
-    told = f"{target.client} asks {_shown(target.url)} ({target.source})"
+    summary = f"{target.client} asks {_shown(target.url)} ({target.source})"
     try:
         host, port = _address(target.url)
     except ValueError:
         remedy = "write it as http://host:port"
-        yield Finding("clients.address", "warn", f"{told}, which is no address", remedy)
+        yield Finding("clients.address", "warn", f"{summary}, which is no address", remedy)
         return
     if not _is_loopback(host):
-        yield Finding("clients.elsewhere", "note", f"{told}: not this machine")
+        yield Finding("clients.elsewhere", "note", f"{summary}: not this machine")
         return
     if _listens(host, port):
-        yield Finding("clients.address", "ok", f"{told}, where somebody listens")
+        yield Finding("clients.address", "ok", f"{summary}, where somebody listens")
     else:
-        yield Finding("clients.address", "warn", f"{told}, where nobody listens", LAUNCH)
+        yield Finding("clients.address", "warn", f"{summary}, where nobody listens", LAUNCH)
     yield from _context(target, subject)
 
 
@@ -75,15 +77,15 @@ def _context(target: Target, subject: Subject) -> Iterator[Finding]:
     if target.context is None:
         return
     own = named_context(text_fields(subject.config)) if subject.config else None
-    told = f"{target.client} takes the context to be {target.context:,} tokens ({target.source})"
+    summary = f"{target.client} takes the context to be {target.context:,} tokens ({target.source})"
     if own is not None and target.context > own:
         remedy = f"set it to {own:,}, or what of that fits, so that the client compacts in time"
-        told += f", and {subject.model} has {own:,}"
-        yield Finding("clients.context", "warn", told, remedy)
+        summary += f", and {subject.model} has {own:,}"
+        yield Finding("clients.context", "warn", summary, remedy)
     elif target.context < AGENT:
         remedy = f"set it to what the model holds: {AGENT:,} or more"
-        told += ": its own instructions take most of that"
-        yield Finding("clients.context", "warn", told, remedy)
+        summary += ": its own instructions take most of that"
+        yield Finding("clients.context", "warn", summary, remedy)
 
 
 def _address(url: str) -> tuple[str, int]:

@@ -23,8 +23,8 @@ def running(subject: Subject) -> Iterator[Finding]:
     connections = Connections(subject.environ)
     client = connections.client(None, None)
     if not isinstance(client, HttpClient):
-        told = "the engine is a thread of the process that uses it (MLX_PROVIDER_TRANSPORT)"
-        yield Finding("engine.running", "note", told)
+        summary = "the engine is a thread of the process that uses it (MLX_PROVIDER_TRANSPORT)"
+        yield Finding("engine.running", "note", summary)
         return
     try:
         yield from told_of(client.health(), subject)
@@ -33,9 +33,9 @@ def running(subject: Subject) -> Iterator[Finding]:
     except EngineUnavailable as error:
         if is_held(subject.runtime.lock):
             pid = holder(subject.runtime.lock)
-            told = f"engine process {pid} does not answer ({error.message})"
+            summary = f"engine process {pid} does not answer ({error.message})"
             remedy = f"see {subject.runtime.log}, end process {pid}, or wait if it is starting"
-            yield Finding("engine.running", "warn", told, remedy)
+            yield Finding("engine.running", "warn", summary, remedy)
         else:
             yield Finding("engine.running", "ok", "none runs; the first request starts one")
     finally:
@@ -48,26 +48,26 @@ def told_of(health: Health, subject: Subject) -> Iterator[Finding]:
         yield Finding("engine.running", "fail", f"the engine has died: {health.detail}", remedy)
         return
     models = ", ".join(model.model for model in health.models) or "no model"
-    told = f"process {health.pid}, mlx-provider {health.version} on {health.device}: {models}, "
-    yield Finding("engine.running", "ok", told + size(health.active_memory))
+    summary = f"process {health.pid}, mlx-provider {health.version} on {health.device}: {models}, "
+    yield Finding("engine.running", "ok", summary + size(health.active_memory))
     yield from _ranks(health)
     if health.out_of_date:
-        told = f"the engine is out of date: {'; '.join(health.out_of_date)}"
-        yield Finding("engine.out_of_date", "warn", told, RESTART)
+        summary = f"the engine is out of date: {'; '.join(health.out_of_date)}"
+        yield Finding("engine.out_of_date", "warn", summary, RESTART)
     changed = differences(health.identity, identity(subject.environ))
     if changed:
-        told = f"the engine was started with other settings: {'; '.join(changed.values())}"
-        yield Finding("engine.settings", "warn", told, RESTART)
+        summary = f"the engine was started with other settings: {'; '.join(changed.values())}"
+        yield Finding("engine.settings", "warn", summary, RESTART)
 
 
 def _ranks(health: Health) -> Iterator[Finding]:
     for rank in health.ranks:
-        told = f"rank {rank_text(rank)}"
+        summary = f"rank {rank_text(rank)}"
         if rank.state == "serving":
-            yield Finding("engine.ranks", "ok", told)
+            yield Finding("engine.ranks", "ok", summary)
         else:
             remedy = "the group restarts by itself; the lines of `serve` tell more"
-            yield Finding("engine.ranks", "fail", told, remedy)
+            yield Finding("engine.ranks", "fail", summary, remedy)
     if health.rank_fault is not None:
-        told = f"the ranks were last started again for rank {rank_text(health.rank_fault)}"
-        yield Finding("engine.ranks", "note", told)
+        summary = f"the ranks were last started again for rank {rank_text(health.rank_fault)}"
+        yield Finding("engine.ranks", "note", summary)

@@ -26,8 +26,8 @@ def examine(subject: Subject, *, thorough: bool = True) -> list[Finding]:
     with Isolation() as importing:
         from .mlx_checks import CHECKS  # what it imports may be what is broken
     if importing.fault is not None:
-        told = f"no other check can be made: {importing.fault.summary}"
-        return [*found, Finding("versions.imports", "fail", told, base_checks.REINSTALL)]
+        summary = f"no other check can be made: {importing.fault.summary}"
+        return [*found, Finding("versions.imports", "fail", summary, base_checks.REINSTALL)]
     for check in CHECKS:
         if _is_due(check, subject, found, thorough=thorough):
             found += _news(found, run(check, subject))

@@ -52,9 +52,9 @@ class Formats:
     def shown(self, messages: Messages, tools: Messages = (), **variables: Any) -> Shown:
         """As a request's would be. Raises `BadRequest` where the template refuses them."""
         form, parser = self.tokenizer.form, self.tool_parser or self.forced_parser
-        told = described_tools(tools, parser) if tools and lacks_tools(form, messages) else ""
+        summary = described_tools(tools, parser) if tools and lacks_tools(form, messages) else ""
         found = normalise(
-            with_described_tools(messages, told) if told else messages,
+            with_described_tools(messages, summary) if summary else messages,
             hoist_system=refuses_late_system(self.tokenizer),
             system_role=has_system_role(self.tokenizer),
             alternate=wants_turns(self.tokenizer),
@@ -64,9 +64,9 @@ class Formats:
         if folds:
             found = fold_tools(found, parser, tools)
         hidden, text = self.tokenizer.rendered(
-            fit_messages(found, form), [] if told else fit_tools(tools, form), variables
+            fit_messages(found, form), [] if summary else fit_tools(tools, form), variables
         )
-        return Shown(hidden.reveal(text), folds, told)
+        return Shown(hidden.reveal(text), folds, summary)
 
 
 def formats_of(folder: Path, registry: PluginRegistry) -> Formats:

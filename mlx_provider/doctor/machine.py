@@ -23,10 +23,10 @@ from .findings import Finding
 from .subject import Subject
 
 GB, MB = 1e9, 1e6
-LEAST = 4 * 10**9
+LEAST_BYTES = 4 * 10**9
 """Bytes below which hardly a model of use fits."""
-BESIDE_SETTINGS = (SELECTION, TRANSPORT, PREFIX + "RUNTIME_DIR", PREFIX + "API_KEY")
-VARIABLES = frozenset([*(PREFIX + name.upper() for name in SETTINGS), *BESIDE_SETTINGS])
+OTHER_VARIABLES = (SELECTION, TRANSPORT, PREFIX + "RUNTIME_DIR", PREFIX + "API_KEY")
+VARIABLES = frozenset([*(PREFIX + name.upper() for name in SETTINGS), *OTHER_VARIABLES])
 
 
 def size(count: float) -> str:
@@ -43,12 +43,12 @@ def memory(subject: Subject) -> Iterator[Finding]:
     """What weights, requests and MLX's free buffers may take together."""
     limit = memory_limit(subject.settings.memory_limit)
     pool = pool_limit(limit)
-    told = f"{size(limit)} for models and requests, {size(pool)} of it for free buffers"
-    if limit < LEAST:
+    summary = f"{size(limit)} for models and requests, {size(pool)} of it for free buffers"
+    if limit < LEAST_BYTES:
         remedy = f"close other programs, or raise {PREFIX}MEMORY_LIMIT"
-        yield Finding("memory.limit", "warn", f"{told}: few models of use fit", remedy)
+        yield Finding("memory.limit", "warn", f"{summary}: few models of use fit", remedy)
     else:
-        yield Finding("memory.limit", "ok", told)
+        yield Finding("memory.limit", "ok", summary)
 
 
 def wired(subject: Subject) -> Iterator[Finding]:
@@ -84,8 +84,10 @@ def settings(subject: Subject) -> Iterator[Finding]:
             remedy = f"unset it, or set {near[0]}" if near else "unset it"
             yield Finding("settings.names", "warn", f"nobody reads {name}", remedy)
     known = [name for name in given if name in VARIABLES and not name.endswith("_KEY")]
-    told = ", ".join(f"{name}={subject.environ[name]}" for name in known) or "all at their defaults"
-    yield Finding("settings.given", "ok", told)
+    summary = (
+        ", ".join(f"{name}={subject.environ[name]}" for name in known) or "all at their defaults"
+    )
+    yield Finding("settings.given", "ok", summary)
 
 
 def runtime_folder(subject: Subject) -> Iterator[Finding]:
@@ -97,15 +99,15 @@ def runtime_folder(subject: Subject) -> Iterator[Finding]:
         what, _, remedy = error.message.rpartition(": ")
         yield Finding("runtime.folder", "fail", what, remedy)
         return
-    told = f"{folder} is this user's alone" if there else f"{folder} will be made"
-    yield Finding("runtime.folder", "ok", told)
+    summary = f"{folder} is this user's alone" if there else f"{folder} will be made"
+    yield Finding("runtime.folder", "ok", summary)
 
 
 def disk_tier(subject: Subject) -> Iterator[Finding]:
     chosen, wanted = subject.settings.disk_cache, subject.settings.disk_cache_bytes
     if chosen is None or wanted == 0:
-        told = "the prefix cache is not kept on disk"
-        yield Finding("disk.prefix_cache", "note", told)
+        summary = "the prefix cache is not kept on disk"
+        yield Finding("disk.prefix_cache", "note", summary)
         return
     place = _nearest(chosen)
     if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
@@ -113,12 +115,12 @@ def disk_tier(subject: Subject) -> Iterator[Finding]:
         yield Finding("disk.prefix_cache", "fail", f"{chosen} cannot be written to", remedy)
         return
     free, kept, most = shutil.disk_usage(place).free, held(chosen), disk_limit(chosen, wanted)
-    told = f"{chosen}: prefixes take {size(kept)} of {size(most)}, {size(free)} are free"
+    summary = f"{chosen}: prefixes take {size(kept)} of {size(most)}, {size(free)} are free"
     if free < most - kept:
         remedy = f"free some, or lower {PREFIX}DISK_CACHE_BYTES"
-        yield Finding("disk.prefix_cache", "warn", told, remedy)
+        yield Finding("disk.prefix_cache", "warn", summary, remedy)
     else:
-        yield Finding("disk.prefix_cache", "ok", told)
+        yield Finding("disk.prefix_cache", "ok", summary)
 
 
 def download(subject: Subject) -> Iterator[Finding]:
@@ -126,12 +128,12 @@ def download(subject: Subject) -> Iterator[Finding]:
         return
     needed, place = subject.outline.weight_bytes, _nearest(cache_root())
     free = shutil.disk_usage(place).free
-    told = f"{subject.model} takes {size(needed)} to download, {size(free)} are free"
+    summary = f"{subject.model} takes {size(needed)} to download, {size(free)} are free"
     if free < needed:
         remedy = "free some, or set HF_HUB_CACHE to a larger disk"
-        yield Finding("disk.download", "fail", told, remedy)
+        yield Finding("disk.download", "fail", summary, remedy)
     else:
-        yield Finding("disk.download", "ok", told)
+        yield Finding("disk.download", "ok", summary)
 
 
 def owners_file(subject: Subject) -> Iterator[Finding]:
@@ -146,9 +148,9 @@ def owners_file(subject: Subject) -> Iterator[Finding]:
         yield Finding("settings.models_file", "fail", error.message, remedy)
         return
     strange = [each for name, own in granted.items() for each in _strange(subject, name, own)]
-    for told in strange:
+    for summary in strange:
         remedy = "name one that `mlx-provider plugins` lists, or install its plugin"
-        yield Finding("settings.models_file", "fail", f"{file}: {told}", remedy)
+        yield Finding("settings.models_file", "fail", f"{file}: {summary}", remedy)
     if not strange:
         yield Finding("settings.models_file", "ok", f"{file}: {len(granted)} models")
 

@@ -20,14 +20,14 @@ def decoding(subject: Subject) -> Iterator[Finding]:
         return
     kept = last_measured(subject)
     if kept is None:
-        told = f"nothing is measured of it on this machine yet: {MEASURE}"
-        yield Finding("measured.decoding", "note", told)
+        summary = f"nothing is measured of it on this machine yet: {MEASURE}"
+        yield Finding("measured.decoding", "note", summary)
         return
     found = kept.probe
-    told = batching(found.layout, found.mixes, found.noise_floor)
+    summary = batching(found.layout, found.mixes, found.noise_floor)
     if kept.software != software():
-        told += f" (with {kept.software}: it is measured again at the next load)"
-    yield Finding("measured.decoding", "ok", told)
+        summary += f" (with {kept.software}: it is measured again at the next load)"
+    yield Finding("measured.decoding", "ok", summary)
     for note in found.notes:
         yield Finding("measured.notes", "note", note)
     settings = subject.settings
@@ -37,6 +37,8 @@ def decoding(subject: Subject) -> Iterator[Finding]:
     chunking = Chunking(limits, Costs(kept.curve), grid=1, fixed=None)
     yield Finding("measured.prompts", "ok", beside_a_prompt(chunking))
     if found.noise_floor:
-        told = "answers may depend on company within that bound: model_info.mlx.reproducible: true "
-        told += "makes them the same in any, at the price that the engine then tells"
-        yield Finding("measured.reproducible", "note", told)
+        summary = (
+            "answers may depend on company within that bound: model_info.mlx.reproducible: true "
+        )
+        summary += "makes them the same in any, at the price that the engine then tells"
+        yield Finding("measured.reproducible", "note", summary)

@@ -60,13 +60,15 @@ def told_of(health: Health | None, subject: Subject) -> Iterator[Finding]:
 
 
 def _drafter(status: ModelStatus, subject: Subject) -> Finding:
-    told = f"guesses ahead come from {status.drafter}" if status.drafter else "nobody guesses ahead"
+    summary = (
+        f"guesses ahead come from {status.drafter}" if status.drafter else "nobody guesses ahead"
+    )
     drafter = subject.registry.drafters.get(status.drafter)
     found = speculation.head_of_model(subject)
     if found is not None and found.stored and not (drafter and drafter.hidden):
-        told += ": no installed drafter takes the checkpoint's head"
-        return Finding("served.drafter", "note", told)
-    return Finding("served.drafter", "ok", told)
+        summary += ": no installed drafter takes the checkpoint's head"
+        return Finding("served.drafter", "note", summary)
+    return Finding("served.drafter", "ok", summary)
 
 
 def _answered(proxy: Proxy) -> Finding:
@@ -84,10 +86,10 @@ def _answered(proxy: Proxy) -> Finding:
         trust_env=False,  # loopback needs no proxy
     )
     if answer.is_success and answer.json()["usage"]["completion_tokens"] == 1:
-        told = "one token came through LiteLLM, the handler and the engine"
-        return Finding("proxy.token", "ok", told)
-    told = f"the proxy answers {answer.status_code}: {answer.text[:500]}"
-    return Finding("proxy.token", "fail", told, f"{LOGS}, and what else is found here")
+        summary = "one token came through LiteLLM, the handler and the engine"
+        return Finding("proxy.token", "ok", summary)
+    summary = f"the proxy answers {answer.status_code}: {answer.text[:500]}"
+    return Finding("proxy.token", "fail", summary, f"{LOGS}, and what else is found here")
 
 
 def _runs(engine: EngineClient) -> bool:

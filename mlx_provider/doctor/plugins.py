@@ -13,8 +13,8 @@ def installed(subject: Subject) -> Iterator[Finding]:
     plugins = subject.registry.plugins
     for plugin in plugins:
         if plugin.error is not None:
-            told = f"plugin {plugin.name} is off: {plugin.error}"
-            yield Finding(f"plugins.{plugin.name}", "fail", told, _remedy(plugin.distribution))
+            summary = f"plugin {plugin.name} is off: {plugin.error}"
+            yield Finding(f"plugins.{plugin.name}", "fail", summary, _remedy(plugin.distribution))
         for note in plugin.notes:
             remedy = "see `mlx-provider plugins`; update the plugin or leave it out"
             yield Finding(f"plugins.{plugin.name}", "warn", f"{plugin.name}: {note}", remedy)
@@ -31,8 +31,10 @@ def family(subject: Subject) -> Iterator[Finding]:
     if not subject.config:
         return
     found, plugin = subject.registry.family_for(subject.config)
-    told = f"family {found.name} of plugin {plugin.name} serves {subject.config.get('model_type')}"
-    yield Finding("model.family", "ok", told)
+    summary = (
+        f"family {found.name} of plugin {plugin.name} serves {subject.config.get('model_type')}"
+    )
+    yield Finding("model.family", "ok", summary)
     rivals = subject.registry.rivals(subject.config)
     if rivals:
         remedy = "uninstall one, or name the plugins that you want in MLX_PROVIDER_PLUGINS"
@@ -45,20 +47,20 @@ def parsers(subject: Subject) -> Iterator[Finding]:
     if formats is None:
         return
     if formats.template is None:
-        told = "the model has no chat template: only text completions are of use"
+        summary = "the model has no chat template: only text completions are of use"
         remedy = "put the chat_template.jinja of the model's maker into its folder"
-        yield Finding("model.formats", "fail", told, remedy)
+        yield Finding("model.formats", "fail", summary, remedy)
         return
     if formats.tool_parser is None:
         general = formats.any_parser.name if formats.any_parser else "nobody"
-        told = f"the chat template shows no known tool format: calls are read by {general}"
+        summary = f"the chat template shows no known tool format: calls are read by {general}"
         remedy = "name one with model_info.mlx.tool_parser (`mlx-provider plugins` lists them)"
-        yield Finding("model.tool_parser", "warn", told, remedy)
+        yield Finding("model.tool_parser", "warn", summary, remedy)
     else:
         yield Finding("model.tool_parser", "ok", f"calls are read as {formats.tool_parser.name}")
     thoughts = formats.reasoning_parser
-    told = "the model shows no thoughts" if thoughts is None else f"thoughts are {thoughts.name}"
-    yield Finding("model.reasoning_parser", "ok", told)
+    summary = "the model shows no thoughts" if thoughts is None else f"thoughts are {thoughts.name}"
+    yield Finding("model.reasoning_parser", "ok", summary)
 
 
 def _remedy(distribution: str) -> str:

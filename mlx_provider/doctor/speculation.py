@@ -59,13 +59,13 @@ def head(subject: Subject) -> Iterator[Finding]:
     if found.stored:
         yield Finding("speculation.head", "ok", "the checkpoint has a head that guesses ahead")
     elif any(text.get(name) for name in DECLARED):
-        told = "the config tells of a head that guesses ahead, and the checkpoint has none"
+        summary = "the config tells of a head that guesses ahead, and the checkpoint has none"
         remedy = "take a conversion that keeps it (tensors `mtp.*`), or set model_info.mlx: "
         remedy += "{drafter: model, draft_model: <folder>}"
-        yield Finding("speculation.head", "warn", told, remedy)
+        yield Finding("speculation.head", "warn", summary, remedy)
     else:
-        told = "the checkpoint has no head that guesses ahead; what the text repeats is guessed"
-        yield Finding("speculation.head", "ok", told)
+        summary = "the checkpoint has no head that guesses ahead; what the text repeats is guessed"
+        yield Finding("speculation.head", "ok", summary)
 
 
 def gain(subject: Subject) -> Iterator[Finding]:
@@ -75,11 +75,11 @@ def gain(subject: Subject) -> Iterator[Finding]:
         return
     kept = last_measured(subject)
     if kept is None:
-        told = f"what guesses gain here is known once the model was loaded: {MEASURE}"
-        yield Finding("speculation.gain", "note", told)
+        summary = f"what guesses gain here is known once the model was loaded: {MEASURE}"
+        yield Finding("speculation.gain", "note", summary)
     elif not kept.probe.drafts:
-        told = "nothing is guessed ahead: on this device several tokens of a row share no pass"
-        yield Finding("speculation.gain", "note", told)
+        summary = "nothing is guessed ahead: on this device several tokens of a row share no pass"
+        yield Finding("speculation.gain", "note", summary)
     else:
         yield Finding("speculation.gain", "ok", promised(kept, found))
 

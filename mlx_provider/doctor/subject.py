@@ -45,8 +45,8 @@ class System:
 
 def wired_limit() -> int:
     """Mebibytes that macOS lets the GPU wire; 0: its own choice. Reads, and sets nothing."""
-    told = subprocess.run(WIRED, capture_output=True, text=True, timeout=TIME_LIMIT, check=True)
-    return int(told.stdout.strip())
+    answer = subprocess.run(WIRED, capture_output=True, text=True, timeout=TIME_LIMIT, check=True)
+    return int(answer.stdout.strip())
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,8 @@ def plain(subject: Subject) -> Iterator[Finding]:
     turns = [_said("user", "xONEx"), _said("assistant", "xTWOx"), _said("user", "xTHREEx")]
     same = common_length(first, formats.shown(turns).text)
     if same < first.index("xONEx") + len("xONEx"):
-        told = "a later turn writes the first message otherwise: nothing of a prompt is reused"
-        yield Finding("template.prefix", "warn", told, OTHER)
+        summary = "a later turn writes the first message otherwise: nothing of a prompt is reused"
+        yield Finding("template.prefix", "warn", summary, OTHER)
 
 
 def system(subject: Subject) -> Iterator[Finding]:
@@ -86,12 +86,12 @@ def tools(subject: Subject) -> Iterator[Finding]:
     shown = formats.shown([_said("user", "xONEx")], TOOLS)
     lost = _lost(shown.text, SHOWN)
     if lost:
-        told = f"the template does not show tools ({', '.join(lost)} missing)"
+        summary = f"the template does not show tools ({', '.join(lost)} missing)"
         remedy = "agents need a model whose template shows tools: take another one for them"
-        yield Finding("template.tools", "warn", told, remedy)
+        yield Finding("template.tools", "warn", summary, remedy)
     elif shown.described:
-        told = f"the template shows no tools: this system message does\n{shown.described}"
-        yield Finding("template.tools", "note", told)
+        summary = f"the template shows no tools: this system message does\n{shown.described}"
+        yield Finding("template.tools", "note", summary)
     else:
         yield Finding("template.tools", "ok", "tools reach the prompt")
 
@@ -110,9 +110,9 @@ def history(subject: Subject) -> Iterator[Finding]:
     if formats.tokenizer.form.text_with_calls == "dropped":
         yield Finding("template.text_with_calls", "warn", NO_TEXT_BESIDE_CALLS, OTHER)
     if shown.folded:
-        told = "the template takes no calls or results: they are written as text"
+        summary = "the template takes no calls or results: they are written as text"
         remedy = f"an agent's turns do not reach the model in its own form: {OTHER}"
-        yield Finding("template.tool_messages", "warn", told, remedy)
+        yield Finding("template.tool_messages", "warn", summary, remedy)
     elif formats.tool_parser is not None:
         written = shown.text[common_length(prompt, shown.text) :]
         yield _read_back(formats.tool_parser, written)
@@ -132,15 +132,15 @@ def thinking(subject: Subject) -> Iterator[Finding]:
     parser = formats.reasoning_parser
     if parser is None:
         if "reasoning_content" in (formats.template or ""):
-            told = "the template writes thoughts, but no parser knows its format"
+            summary = "the template writes thoughts, but no parser knows its format"
             remedy = "name one with model_info.mlx.reasoning_parser, or write a plugin for it"
-            yield Finding("template.thoughts", "warn", told, remedy)
+            yield Finding("template.thoughts", "warn", summary, remedy)
         return
     if parser.whole is None and parser.start and parser.end:
         yield _thought_read(parser)
     off, on = (formats.shown(asked, enable_thinking=each).text for each in (False, True))
-    told = "can" if on != off else "cannot"
-    yield Finding("template.switch", "ok", f"thinking {told} be switched by enable_thinking")
+    summary = "can" if on != off else "cannot"
+    yield Finding("template.switch", "ok", f"thinking {summary} be switched by enable_thinking")
 
 
 def images(subject: Subject) -> Iterator[Finding]:
@@ -155,8 +155,8 @@ def images(subject: Subject) -> Iterator[Finding]:
     if "xONEx" in seen and len(seen) > len(bare) and not as_data:
         yield Finding("template.images", "ok", "an image has its place in the prompt")
     else:
-        told = "the model sees, but its template has no place for an image"
-        yield Finding("template.images", "fail", told, OTHER)
+        summary = "the model sees, but its template has no place for an image"
+        yield Finding("template.images", "fail", summary, OTHER)
 
 
 def _formats(subject: Subject) -> Formats | None:
@@ -203,8 +203,8 @@ def _read_back(parser: ToolParser, written: str) -> Finding:
     found = _calls([*reply.push_text(written), *reply.finish("stop")[0]])
     name = parser.name
     if reply.faults or found != [("find_zyzzyva", arguments) for arguments in CALLS]:
-        told = f"calls as the template writes them are not read back by {name}: {found}"
-        return Finding("template.round_trip", "fail", told, PARSER)
+        summary = f"calls as the template writes them are not read back by {name}: {found}"
+        return Finding("template.round_trip", "fail", summary, PARSER)
     return Finding("template.round_trip", "ok", f"calls in the history are read back by {name}")
 
 
@@ -232,7 +232,7 @@ def _thought_read(parser: ReasoningParser) -> Finding:
     answer = "".join(delta.content for delta in deltas)
     if "xTHOUGHTx" in thought and "xANSWERx" in answer and "xTHOUGHTx" not in answer:
         return Finding("template.thoughts", "ok", f"thoughts are told apart as {parser.name}")
-    told = f"thoughts are not told from answers by {parser.name}"
+    summary = f"thoughts are not told from answers by {parser.name}"
     return Finding(
-        "template.thoughts", "fail", told, "name another with model_info.mlx.reasoning_parser"
+        "template.thoughts", "fail", summary, "name another with model_info.mlx.reasoning_parser"
     )

@@ -78,12 +78,12 @@ def python(subject: Subject) -> Iterator[Finding]:
     system = subject.system
     series = ".".join(system.python.split(".")[:2])
     oldest, newest = map(Version, PYTHONS)
-    told = f"Python {system.python}"
+    summary = f"Python {system.python}"
     if oldest <= Version(series) <= newest:
-        yield Finding("versions.python", "ok", told)
+        yield Finding("versions.python", "ok", summary)
     else:
         remedy = f"use Python {oldest} to {newest}"
-        yield Finding("versions.python", "fail", f"{told} was never tested", remedy)
+        yield Finding("versions.python", "fail", f"{summary} was never tested", remedy)
     if system.is_mac and system.machine != "arm64":
         yield Finding(
             "versions.machine",
@@ -98,8 +98,8 @@ def operating_system(subject: Subject) -> Iterator[Finding]:
     oldest = {"Darwin": MACOS, "Linux": GLIBC}.get(system.system)
     named = {"Darwin": "macOS", "Linux": "glibc"}.get(system.system, system.system)
     if oldest is None:
-        told = f"MLX has no packages for {named}"
-        yield Finding("versions.system", "fail", told, "use macOS 14 or newer, or Linux")
+        summary = f"MLX has no packages for {named}"
+        yield Finding("versions.system", "fail", summary, "use macOS 14 or newer, or Linux")
     elif not system.release:
         yield Finding("versions.system", "note", f"the version of {named} cannot be told")
     elif Version(system.release) < Version(oldest):
@@ -148,11 +148,13 @@ def _judged(tested: Tested, found: str | None) -> Finding:
     if not found:
         return Finding(name, "fail", f"{tested.package} is not installed", UPGRADE)
     if not SpecifierSet(tested.allowed, prereleases=True).contains(found):
-        told = f"{tested.package} {found} is not {tested.allowed}"
+        summary = f"{tested.package} {found} is not {tested.allowed}"
         wanted = f"pip install '{tested.package}{tested.allowed}'"
-        return Finding(name, "fail", told, wanted)
+        return Finding(name, "fail", summary, wanted)
     series = len(tested.newest.split("."))
     if Version(found).release[:series] > Version(tested.newest).release:
-        told = f"{tested.package} {found} is newer than {tested.newest}, the newest that was tested"
-        return Finding(name, "note", told, f"if something breaks, go back to {tested.newest}")
+        summary = (
+            f"{tested.package} {found} is newer than {tested.newest}, the newest that was tested"
+        )
+        return Finding(name, "note", summary, f"if something breaks, go back to {tested.newest}")
     return Finding(name, "ok", f"{tested.package} {found}")

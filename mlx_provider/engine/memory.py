@@ -85,9 +85,9 @@ def memory_limit(chosen: int | None) -> int:
     """
     if chosen is not None:
         return chosen
-    told = mx.device_info()
+    info = mx.device_info()
     for name in ("max_recommended_working_set_size", "total_memory"):
-        own = told.get(name)
+        own = info.get(name)
         if isinstance(own, int) and own > 0:
             return int(RECOMMENDED_SHARE * own)
     host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -28,8 +28,8 @@ def prompt_logprobs(
     following = list(tokens[chunk.start + 1 : chunk.stop + 1])
     drawn = scored(logits[: len(following)], mx.array(following, dtype=mx.int32), request.rows[0])
     found = read_logprobs(drawn) if following else {}
-    told = [names.described(token, found[at]) for at, token in enumerate(following)]
-    whole = [names.given(tokens[0]), *told] if chunk.start == 0 else told
+    described_tokens = [names.described(token, found[at]) for at, token in enumerate(following)]
+    whole = [names.given(tokens[0]), *described_tokens] if chunk.start == 0 else described_tokens
     ends = chunk.start + 1 + len(following)
     new = max(0, ends - request.prompt_logprobs_sent)
     request.prompt_logprobs_sent += new

@@ -57,5 +57,5 @@ def log_line(request: Request, reason: str, now: float) -> str:
     ]
     if request.drafted:
         parts.append(f"{request.accepted} of {request.drafted} drafts held")
-    told = [f"request {request.id}: {reason}", ", ".join(parts)]
-    return "; ".join([*told, *filter(None, [request.prefilling, request.explanation])])
+    summary = [f"request {request.id}: {reason}", ", ".join(parts)]
+    return "; ".join([*summary, *filter(None, [request.prefilling, request.explanation])])

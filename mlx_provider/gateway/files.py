@@ -16,7 +16,7 @@ from .proxy import master_key
 
 CONFIG, ENV = "config.yaml", ".env"
 START = "set -a; . ./.env; set +a; litellm --config config.yaml --host 127.0.0.1"
-PATIENCE = (
+REDIS_TIMEOUT_LINES = (
     "# Seconds; default 0.1. After five timeouts a proxy works without Redis for a minute.",
     "REDIS_SOCKET_TIMEOUT=2",
 )
@@ -64,7 +64,7 @@ def env_text(fleet: Fleet | None = None) -> str:
     for name, address in fleet.keys.items() if fleet else ():
         lines += [f"# The key of the engine at {address}.", f"{name}="]
     if fleet and fleet.redis:
-        lines += [f"{REDIS}={shlex.quote(fleet.redis)}", *PATIENCE, *_many(fleet)]
+        lines += [f"{REDIS}={shlex.quote(fleet.redis)}", *REDIS_TIMEOUT_LINES, *_many(fleet)]
     return "\n".join(lines) + "\n"
 
 

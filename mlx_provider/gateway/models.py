@@ -15,9 +15,9 @@ from ..serving.hub import DEMOS, cached_models
 from .config import Served
 from .recommended import table
 
-LEAST_CONTEXT = 16_384
+LEAST_CONTEXT_TOKENS = 16_384
 """Fewest tokens that are useful for agents: their first requests alone have 7,000 to 21,000."""
-MOST_CONTEXT = 131_072
+MOST_CONTEXT_TOKENS = 131_072
 """Most tokens by default, because longer prompts take too long. `--context` may request more."""
 DEMO_OUTPUT = 256
 """Most tokens of an answer of a demo model, which cannot help an agent."""
@@ -29,7 +29,7 @@ MEMORY_SHARE = 0.9
 """Share of the memory limit for weights and requests. The rest is for the passes."""
 ANSWER_SHARE = 4
 """The largest fraction (1/n) of a context for one answer."""
-MOST_OUTPUT = 32_000
+MOST_OUTPUT_TOKENS = 32_000
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Candidate:
 
     @property
     def fits(self) -> bool:
-        return self.context >= min(LEAST_CONTEXT, self.own_context or LEAST_CONTEXT)
+        return self.context >= min(LEAST_CONTEXT_TOKENS, self.own_context or LEAST_CONTEXT_TOKENS)
 
     @property
     def summary(self) -> str:
@@ -61,7 +61,7 @@ class Candidate:
 
     @property
     def output(self) -> int:
-        return max(1, min(MOST_OUTPUT, self.context // ANSWER_SHARE))
+        return max(1, min(MOST_OUTPUT_TOKENS, self.context // ANSWER_SHARE))
 
     def served(self) -> Served:
         return Served(
@@ -135,7 +135,7 @@ def _own_context(found: Checkpoint) -> int | None:
 
 
 def _context(model: str, need: Footprint, memory: int, own: int | None, wanted: int | None) -> int:
-    limit = min(own or MOST_CONTEXT, MOST_CONTEXT)
+    limit = min(own or MOST_CONTEXT_TOKENS, MOST_CONTEXT_TOKENS)
     return context_that_fits(need, int(MEMORY_SHARE * memory), wanted or limit)
 
 
@@ -165,7 +165,7 @@ def require_fit(found: Candidate, memory: int, wanted: int | None = None) -> Non
         raise BadRequest(f"{found.model}: {figures}, not of {wanted:,}", param="context")
     if wanted is None and not found.fits:
         raise BadRequest(
-            f"{found.model} does not fit: {figures}; coding agents need {LEAST_CONTEXT:,}. "
+            f"{found.model} does not fit: {figures}; coding agents need {LEAST_CONTEXT_TOKENS:,}. "
             "Choose a smaller model",
             param="model",
         )

@@ -15,7 +15,7 @@ from ..protocol.figures import Figures, RequestFigures
 THREAD = "prefill-progress"
 EVERY = 0.5
 """Seconds between two updates."""
-LEAST = 1000
+LEAST_TOKENS = 1000
 """Fewest tokens of a prompt that is shown. Earlier requests of agents, for example for a title,
 have fewer."""
 
@@ -61,7 +61,7 @@ class PrefillProgress:
         self._clear()
 
     def _first(self) -> RequestFigures | None:
-        large = (each for each in self._figures().requests if each.prompt_tokens >= LEAST)
+        large = (each for each in self._figures().requests if each.prompt_tokens >= LEAST_TOKENS)
         return next((each for each in large if each.state in ("prefill", "decode")), None)
 
     def _tell(self, text: str) -> None:

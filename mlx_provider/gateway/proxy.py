@@ -64,8 +64,8 @@ class Proxy:
 
     def _failed(self, what: str) -> EngineUnavailable:
         lines = self.log.read_text(errors="replace").strip().splitlines()
-        told = " / ".join(line.strip() for line in lines[-5:]) or "nothing in its log"
-        return EngineUnavailable(f"the LiteLLM proxy {what}: {told}")
+        summary = " / ".join(line.strip() for line in lines[-5:]) or "nothing in its log"
+        return EngineUnavailable(f"the LiteLLM proxy {what}: {summary}")
 
 
 def is_ready(url: str) -> bool:

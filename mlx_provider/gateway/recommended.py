@@ -17,7 +17,7 @@ from ..installed import installed_version
 TABLE = Path(__file__).with_name("recommended.toml")
 WIDE = {"Pro", "Max", "Ultra"}
 """Apple's chips with 150 to 800 GB/s; the others have 68 to 153."""
-MOST_READ = 3_000_000_000
+MOST_BYTES_PER_TOKEN = 3_000_000_000
 """Bytes of weights per token. Above this, a chip with little bandwidth answers slowly."""
 CUDA = "mlx-cuda-13"
 LIMIT = 5.0
@@ -67,8 +67,8 @@ def two_for(machine: Machine, models: Sequence[Recommended]) -> list[Recommended
     With little bandwidth, the second one is small. Without a GPU, both read few weights per token.
     """
     fitting = [each for each in models if each.memory * 1e9 <= machine.memory]
-    first = [each for each in fitting if machine.gpu or each.read <= MOST_READ][:1]
-    small = [each for each in fitting if machine.wide or each.weights <= MOST_READ]
+    first = [each for each in fitting if machine.gpu or each.read <= MOST_BYTES_PER_TOKEN][:1]
+    small = [each for each in fitting if machine.wide or each.weights <= MOST_BYTES_PER_TOKEN]
     return [*first, *(each for each in small if each not in first)][:2]
 
 

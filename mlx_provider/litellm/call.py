@@ -13,9 +13,9 @@ from urllib.parse import unquote
 from ..errors import BadRequest, RequestTimedOut
 from ..invalid import shown
 
-MARK = f"mlx{secrets.token_hex(8)}"
+ENCODED_PREFIX = f"mlx{secrets.token_hex(8)}"
 """Begins the ids that `encoded` makes; a client cannot guess it."""
-ENCODED = re.compile(MARK + "((%[0-9A-F]{2})+)")
+ENCODED = re.compile(ENCODED_PREFIX + "((%[0-9A-F]{2})+)")
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Call:
 
 def encoded(model: str) -> str:
     """A model id that no substring test of LiteLLM's dispatch recognises."""
-    return MARK + "".join(f"%{byte:02X}" for byte in model.encode())
+    return ENCODED_PREFIX + "".join(f"%{byte:02X}" for byte in model.encode())
 
 
 def decoded(model: str) -> str:

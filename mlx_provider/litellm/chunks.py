@@ -35,7 +35,7 @@ class ChunkStream:
         self._id = f"chatcmpl-{reply_id}"
         self._model = model
         self._form = form
-        self._beside = TextFinish if form.text else ModelResponseStream
+        self._detail = TextFinish if form.text else ModelResponseStream
         self._written: Counter[int] = Counter()
         """Characters of each choice of a text whose log-probabilities were told."""
         self._created = created
@@ -92,7 +92,7 @@ class ChunkStream:
         other = StreamingChoices(
             index=event.index, finish_reason=reason, delta=LiteLLMDelta(content="")
         )
-        yield self._chunk([self._choice(), other], self._beside)
+        yield self._chunk([self._choice(), other], self._detail)
 
     def _choice(self, index: int = 0, part: dict[str, Any] | None = None) -> StreamingChoices:
         delta = LiteLLMDelta(**(part or {}))

@@ -101,13 +101,13 @@ def _request(entry: Mapping[str, Any], request: Any, form: str) -> GenerateReque
     given: Mapping[str, Any] = {"prompt": request.prompt}
     if request.messages is not None:
         given = _of_messages(request, model) if form == "anthropic" else _of_chat(request)
-    told = {name: value for name, value in given.items() if value or name == "continues"}
+    sent = {name: value for name, value in given.items() if value or name == "continues"}
     try:
         return GenerateRequest(
             model=model,
             origin=chosen_by(entry, model),
             options=engine_options(operator_options({"model_info": entry.get("model_info")})),
-            **told,
+            **sent,
         )
     except ValidationError as error:
         raise bad_request(error, flat=True) from None

@@ -66,8 +66,8 @@ def with_headers(
     response: ModelResponse | EmbeddingResponse, warnings: Sequence[str], headers: Mapping[str, str]
 ) -> dict[str, Any]:
     """Have a response answered with headers, and with one for its warnings; where they stand."""
-    told = {HEADER: header_text(warnings)} if warnings else {}
+    added = {HEADER: header_text(warnings)} if warnings else {}
     hidden: dict[str, Any] = response._hidden_params  # noqa: SLF001  (where LiteLLM takes them from)
     known = hidden.get("additional_headers") or {}
-    hidden["additional_headers"] = {**known, **headers, **told}
+    hidden["additional_headers"] = {**known, **headers, **added}
     return hidden

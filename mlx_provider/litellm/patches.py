@@ -23,7 +23,7 @@ from .deployments import describe
 from .errors import PROVIDER
 from .text import TEXT_LISTS
 
-MARK = "mlx_wrapped"
+WRAPPED = "mlx_wrapped"
 """On a wrapped function. By name: LiteLLM may run a handler's module twice, as two modules."""
 PROXY = "litellm.proxy.proxy_server"
 ADMITTED = ("reasoning_effort", "thinking", "user", "verbosity")
@@ -50,14 +50,14 @@ def install() -> None:
 def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
     """Have calls of `owner.name` go to `around`, which gets the original first. Idempotent."""
     original = getattr(owner, name)
-    if hasattr(original, MARK):
+    if hasattr(original, WRAPPED):
         return
 
     @wraps(original)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         return around(original, *args, **kwargs)
 
-    setattr(wrapped, MARK, True)
+    setattr(wrapped, WRAPPED, True)
     setattr(owner, name, wrapped)
 
 

@@ -103,5 +103,5 @@ class Health(Wire):
     @model_serializer(mode="wrap")
     def _for_any_client(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """An older client of the same protocol, which knows no ranks, meets none where none are."""
-        told: dict[str, Any] = whole(self)
-        return {name: told[name] for name in told if told[name] or name not in NEWER}
+        values: dict[str, Any] = whole(self)
+        return {name: values[name] for name in values if values[name] or name not in NEWER}

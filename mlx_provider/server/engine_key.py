@@ -47,8 +47,8 @@ def kept_key(file: Path, remedy: str = "name a file that holds one") -> str:
     try:
         return _made(file)
     except OSError as error:
-        told = f"no key can be kept in {file} ({error.strerror}): {remedy}"
-        raise EngineUnavailable(told) from None
+        summary = f"no key can be kept in {file} ({error.strerror}): {remedy}"
+        raise EngineUnavailable(summary) from None
 
 
 def read_key(file: Path) -> str:

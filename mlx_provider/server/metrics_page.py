@@ -38,14 +38,14 @@ class MetricsPage:
 
     async def _metrics(self, request: Request) -> Response:
         try:
-            told = await anyio.to_thread.run_sync(self._client.metrics)
+            figures = await anyio.to_thread.run_sync(self._client.metrics)
         except EngineUnavailable:  # an engine starts with the next request and ends when it is idle
             return _page(b"", up=0)
-        return _page(told, up=1)
+        return _page(figures, up=1)
 
 
-def _page(told: bytes, up: int) -> Response:
-    return Response(told + UP.format(up=up).encode(), headers={"content-type": PROMETHEUS})
+def _page(figures: bytes, up: int) -> Response:
+    return Response(figures + UP.format(up=up).encode(), headers={"content-type": PROMETHEUS})
 
 
 async def _typed(request: Request, error: Exception) -> Response:

@@ -7,7 +7,7 @@ import sys
 
 from ..errors import EngineUnavailable
 
-LEAST = 48
+LEAST_FILES = 48
 """Files for the engine, a model, and a few connections."""
 WANTED = 2048
 
@@ -21,13 +21,13 @@ def open_files() -> int:
 def raise_file_limit() -> None:
     """Raise the limit to `WANTED` files, or as far as allowed.
 
-    Raises `EngineUnavailable` if the result is below `LEAST`.
+    Raises `EngineUnavailable` if the result is below `LEAST_FILES`.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = WANTED if hard == resource.RLIM_INFINITY else min(WANTED, hard)
-    if most < LEAST:
+    if most < LEAST_FILES:
         raise EngineUnavailable(
-            f"this process may open {most} files and needs {LEAST}: start it under "
+            f"this process may open {most} files and needs {LEAST_FILES}: start it under "
             f"`ulimit -n {WANTED}`"
         )
     if open_files() < most:

@@ -173,7 +173,7 @@ async def _run(
     idle_limit: float | None,
     listen: Callable[[], Listener],
     make_app: Callable[..., EngineApp] = EngineApp,
-    told: str = "",
+    note: str = "",
 ) -> None:
     out_of_date = OutOfDate()  # before a plugin is imported
     service = build(settings, LoopDelivery(asyncio.get_running_loop()))
@@ -189,7 +189,7 @@ async def _run(
         out_of_date=out_of_date,
         ranks=options.ranks,
     )
-    ready = partial(_ready, options, listener, app, told)
+    ready = partial(_ready, options, listener, app, note)
     server = EngineServer(app, service, listener, ready, drain=options.drain)
     if options.ranks is not None:
         loop = asyncio.get_running_loop()
@@ -197,11 +197,11 @@ async def _run(
     await server.run_until_stopped(idle_limit)
 
 
-def _ready(options: ServeOptions, listener: Listener, app: EngineApp, told: str) -> None:
+def _ready(options: ServeOptions, listener: Listener, app: EngineApp, note: str) -> None:
     state = app.state()
     _say(
         f"mlx-provider {__version__} engine on {listener.address} · process {os.getpid()} · "
-        f"{state.device} · BLAS: {state.blas}{told}"
+        f"{state.device} · BLAS: {state.blas}{note}"
     )
     _report(options, READY)
     if options.ranks is not None:

@@ -39,8 +39,8 @@ def check_drafts(options: ModelOptions) -> None:
     if options.reproducible and (options.drafter not in UNNAMED or options.draft_model):
         raise wrong_option("drafter", "passes of a reproducible model have no room for drafts")
     if options.draft_model is not None and not _folder(options.draft_model).is_dir():
-        told = f"no folder {options.draft_model!r} on the engine's machine"
-        raise wrong_option("draft_model", told)
+        summary = f"no folder {options.draft_model!r} on the engine's machine"
+        raise wrong_option("draft_model", summary)
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ def drafts_of(
     try:
         return _started(drafter, folder, model, given, options)
     except Unfit as error:
-        told = f"{drafter.name} cannot draft for this model: {error}"
-        raise wrong_option("drafter", told) from None
+        summary = f"{drafter.name} cannot draft for this model: {error}"
+        raise wrong_option("drafter", summary) from None
 
 
 class Unfit(Exception):

@@ -61,7 +61,7 @@ def take(
         version=version("mlx-provider"),
         device=device,
         pid=getpid(),
-        requests=[told for entry in entries if (told := _request(entry, now)) is not None],
+        requests=[summary for entry in entries if (summary := _request(entry, now)) is not None],
         engines=[_engine(each.name, kind, run, now) for each, kind, run in engines],
         prefix_cache=cache.model_copy(
             update={"recent": [_lookup(found, now) for found in seen[:LOOKUPS_TOLD]]}

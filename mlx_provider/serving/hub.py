@@ -91,8 +91,10 @@ def outline(model: str) -> Outline:
     if constants.HF_HUB_OFFLINE:
         raise ModelNotFound(f"{repo} is not on this machine, and HF_HUB_OFFLINE is set{known()}")
     asked, end = f"{constants.ENDPOINT}/api/models/{repo}", revision or "main"
-    told = _object(repo, _whole(repo, f"{asked}/revision/{end}?blobs=true"))
-    files = {each.get("rfilename", ""): each.get("size") or 0 for each in told.get("siblings", ())}
+    answer = _object(repo, _whole(repo, f"{asked}/revision/{end}?blobs=true"))
+    files = {
+        each.get("rfilename", ""): each.get("size") or 0 for each in answer.get("siblings", ())
+    }
     _refuse_gguf(repo, files)
 
     def read(name: str) -> httpx.Response:
@@ -176,8 +178,8 @@ def download(model: str) -> Path:
     repo, revision = _repository(model)
     if constants.HF_HUB_OFFLINE:
         raise ModelNotFound(f"{repo} is not on this machine, and HF_HUB_OFFLINE is set{known()}")
-    told = _answer(repo, f"{constants.ENDPOINT}/api/models/{repo}").json()
-    _refuse_gguf(repo, [each.get("rfilename", "") for each in told.get("siblings", ())])
+    answer = _answer(repo, f"{constants.ENDPOINT}/api/models/{repo}").json()
+    _refuse_gguf(repo, [each.get("rfilename", "") for each in answer.get("siblings", ())])
     log.info("downloading %s", repo)
     try:
         return Path(snapshot_download(repo, revision=revision, allow_patterns=PATTERNS))

@@ -42,7 +42,7 @@ class RowBudgets:
             reclaim=partial(self._reclaim, weights, kind),
             alone=lambda: self.ledger.limit - self.ledger.of(weights.key),
             others_go_on=partial(self.queue.others_go_on, weights.key),
-            beside=self.ledger.media,
+            image_bytes=self.ledger.media,
         )
 
     @contextmanager

@@ -332,14 +332,14 @@ def _refused(request: ModelRequest, fault: Fault | None) -> MLXProviderError:
     """The error for the client, also for errors of a template, parser or grammar."""
     if fault is None:
         return EngineDied("the engine is shutting down")
-    told = fault.of_request("its preparation")
+    summary = fault.of_request("its preparation")
     log.log(
         logging.INFO if fault.ours else logging.ERROR,
         "request %s of %.200s refused: %s %s: %.2000s%s",
-        request.id, request.model, told.status, told.code, told.message,
+        request.id, request.model, summary.status, summary.code, summary.message,
         "" if fault.ours else Trace(f"\n{fault.trace}"),
     )  # fmt: skip
-    return told
+    return summary
 
 
 def device_name() -> str:

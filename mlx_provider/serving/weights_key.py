@@ -55,7 +55,7 @@ WEIGHTS_KEY = TypeAdapter(WeightsKey)
 """As JSON."""
 
 
-def key_here(told: Mapping[str, Any]) -> WeightsKey:
+def key_here(message: Mapping[str, Any]) -> WeightsKey:
     """The same model on this machine: at the same path, else by its name."""
-    key = WEIGHTS_KEY.validate_python(told["key"])
-    return key if key.folder.is_dir() else replace(key, folder=folder_of(told["name"]))
+    key = WEIGHTS_KEY.validate_python(message["key"])
+    return key if key.folder.is_dir() else replace(key, folder=folder_of(message["name"]))

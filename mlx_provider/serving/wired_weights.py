@@ -52,8 +52,8 @@ class WiredWeights:
 
 
 def _most() -> int:
-    told = mx.device_info()
+    info = mx.device_info()
     memory, recommended = (
-        int(told.get(name, 0)) for name in ("memory_size", "max_recommended_working_set_size")
+        int(info.get(name, 0)) for name in ("memory_size", "max_recommended_working_set_size")
     )
     return max(0, min(int(SHARE * memory), memory - LEFT, recommended))

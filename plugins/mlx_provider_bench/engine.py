@@ -150,20 +150,20 @@ def bench_stall(setting: Setting) -> Result:
     def streams() -> list[Job]:
         return [Job(text, STREAM) for text in prompts(1, [64] * 4, vocab)]
 
-    def beside() -> list[Job]:
+    def with_prompt() -> list[Job]:
         return [*streams(), Job(prompts(2, [4096], vocab)[0], 4, after=STEADY)]
 
     out: dict[str, Result] = {}
     for _ in range(setting.repeats):
         alone = measure(setting, streams)
-        for name, one in measure(setting, beside).items():
-            found = gaps_beside(one) | {"alone": gaps_alone(alone[name])}
+        for name, one in measure(setting, with_prompt).items():
+            found = gaps_in_prefill(one) | {"alone": gaps_alone(alone[name])}
             if name not in out or found["worst_gap"] < out[name]["worst_gap"]:
                 out[name] = found
     return out
 
 
-def gaps_beside(run: Run) -> Result:
+def gaps_in_prefill(run: Run) -> Result:
     """Gaps of the streams after a long prompt came last, in units of their steps before it."""
     *streams, long = run.jobs
     steady, after = gaps_in_steps(streams, long.submitted)

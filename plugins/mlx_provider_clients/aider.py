@@ -9,7 +9,7 @@ from typing import Any
 
 from mlx_provider import Client, ClientServer, ClientSettings, Gateway, Profile
 
-from .limits import PATIENCE
+from .limits import REPLY_SECONDS
 
 HISTORIES = ("INPUT_HISTORY_FILE", "CHAT_HISTORY_FILE")
 
@@ -45,7 +45,7 @@ def profile(gateway: Gateway) -> Profile:
             "AIDER_SHOW_RELEASE_NOTES": "false",
             "AIDER_SHOW_MODEL_WARNINGS": "false",
             "AIDER_GITIGNORE": "false",
-            "AIDER_TIMEOUT": str(PATIENCE),
+            "AIDER_TIMEOUT": str(REPLY_SECONDS),
         },
         files={"models.json": json.dumps({model: metadata}, indent=2)},
         hidden=("OPENAI_*", "AIDER_*"),

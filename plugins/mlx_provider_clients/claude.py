@@ -8,11 +8,11 @@ from typing import Any
 
 from mlx_provider import Client, ClientServer, ClientSettings, Gateway, Profile
 
-from .limits import PATIENCE
+from .limits import REPLY_SECONDS
 from .nested import mapping
 
 ROLES = ("OPUS", "SONNET", "HAIKU")
-LEAST_WINDOW = 100_000
+LEAST_WINDOW_TOKENS = 100_000
 """A smaller `CLAUDE_CODE_AUTO_COMPACT_WINDOW` is taken for this."""
 LIMITS = (
     "API_TIMEOUT_MS",
@@ -37,9 +37,9 @@ def profile(gateway: Gateway) -> Profile:
         # Else a line that differs from request to request stands at the head of each prompt.
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-        **dict.fromkeys(LIMITS, str(PATIENCE * 1000)),
+        **dict.fromkeys(LIMITS, str(REPLY_SECONDS * 1000)),
     }
-    if gateway.context >= LEAST_WINDOW:
+    if gateway.context >= LEAST_WINDOW_TOKENS:
         environment["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] = str(gateway.context)
     return Profile(
         environment,

@@ -6,7 +6,7 @@ import json
 
 from mlx_provider import Client, Gateway, Profile
 
-from .limits import PATIENCE
+from .limits import REPLY_SECONDS
 
 PROVIDER = "openai-compatible"
 SINCE = "2026-01-01T00:00:00.000Z"
@@ -21,7 +21,7 @@ def profile(gateway: Gateway) -> Profile:
         "baseUrl": f"{gateway.url}/v1",
         "maxTokens": gateway.output,
         "contextWindow": gateway.context,
-        "timeout": PATIENCE * 1000,
+        "timeout": REPLY_SECONDS * 1000,
     }
     entry = {"settings": settings, "updatedAt": SINCE, "tokenSource": "manual"}
     stored = {"version": 1, "lastUsedProvider": PROVIDER, "providers": {PROVIDER: entry}}

@@ -8,7 +8,7 @@ from typing import Any
 
 from mlx_provider import Client, ClientServer, ClientSettings, Gateway, Profile
 
-from .limits import KEY, PATIENCE
+from .limits import KEY, REPLY_SECONDS
 from .nested import count, mapping
 
 PROVIDER = "mlx"
@@ -30,7 +30,7 @@ def profile(gateway: Gateway) -> Profile:
         "base_url": f"{gateway.url}/v1",
         "env_key": KEY,
         "wire_api": "responses",
-        "stream_idle_timeout_ms": PATIENCE * 1000,
+        "stream_idle_timeout_ms": REPLY_SECONDS * 1000,
     }
     lines = [*_toml(settings), "[analytics]", "enabled = false"]
     lines += [f"[model_providers.{PROVIDER}]", *_toml(provider)]

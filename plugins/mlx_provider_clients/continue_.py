@@ -8,7 +8,7 @@ from typing import Any
 
 from mlx_provider import Client, ClientServer, ClientSettings, Gateway, Profile
 
-from .limits import KEY, PATIENCE
+from .limits import KEY, REPLY_SECONDS
 from .nested import count, each, mapping
 
 
@@ -26,7 +26,7 @@ def profile(gateway: Gateway) -> Profile:
             "contextLength": gateway.context,
             "maxTokens": gateway.output,
         },
-        "requestOptions": {"timeout": PATIENCE * 1000},
+        "requestOptions": {"timeout": REPLY_SECONDS * 1000},
     }
     config = {"name": "mlx-provider", "version": "1.0.0", "schema": "v1", "models": [model]}
     path = gateway.folder / "config.yaml"

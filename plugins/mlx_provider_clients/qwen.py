@@ -8,7 +8,7 @@ from typing import Any
 
 from mlx_provider import Client, ClientServer, ClientSettings, Gateway, Profile
 
-from .limits import KEY, PATIENCE
+from .limits import KEY, REPLY_SECONDS
 from .nested import count, mapping
 
 
@@ -21,8 +21,8 @@ def profile(gateway: Gateway) -> Profile:
         "baseUrl": f"{gateway.url}/v1",
         "generationConfig": {
             "contextWindowSize": gateway.context,
-            "timeout": PATIENCE * 1000,
-            "streamIdleTimeoutMs": PATIENCE * 1000,
+            "timeout": REPLY_SECONDS * 1000,
+            "streamIdleTimeoutMs": REPLY_SECONDS * 1000,
             "modalities": {"image": gateway.images},
             "samplingParams": {"max_tokens": gateway.output},
         },

@@ -47,8 +47,10 @@ def load(draft: Path | None, vocab: int, room: int | None = None) -> DraftModel:
         raise BadRequest(NONE_GIVEN, param="draft_model")
     model = load_text(draft, LoadOptions())
     if not longest(model.make_cache()):
-        told = "keeps states, or windows too short, of which the last tokens cannot be taken back"
-        raise BadRequest(f"{draft} cannot draft: its cache {told}", param="draft_model")
+        summary = (
+            "keeps states, or windows too short, of which the last tokens cannot be taken back"
+        )
+        raise BadRequest(f"{draft} cannot draft: its cache {summary}", param="draft_model")
     most = KV_BYTES if room is None else min(KV_BYTES, room // KV_SHARE)
     return DraftModel(model, vocab, kv_bytes=most)
 

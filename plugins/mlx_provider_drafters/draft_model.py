@@ -19,7 +19,7 @@ from mlx_provider.families.text import TextModel
 from mlx_provider.families.trial import failure
 from mlx_provider.records import DraftRow
 
-from .beside import beside
+from .packed_rows import packed_rows
 from .prompt_scoring import PromptScoring, watched
 from .row_context import AHEAD, RowContext, longest
 
@@ -120,10 +120,10 @@ class DraftModel:
             ones = [1] * len(going)
             guesses.append(self._best(going, guesses[-1][: len(going)], ones))
         mx.eval(guesses)
-        told: list[list[int]] = [each.tolist() for each in guesses]  # type: ignore[misc]
+        summary: list[list[int]] = [each.tolist() for each in guesses]  # type: ignore[misc]
         found = {}
         for i, (row, own) in enumerate(ready):
-            drafts = found[id(row)] = [told[at][i] for at in range(row.wanted)]
+            drafts = found[id(row)] = [summary[at][i] for at in range(row.wanted)]
             own.known, own.guessed = len(row.tokens), drafts[:-1]
         return found
 
@@ -146,7 +146,7 @@ class DraftModel:
         places = [range(at, at + count) for at, count in zip(starts, counts, strict=True)]
         positions = mx.array([place for each in places for place in each], dtype=mx.int32)
         ends = mx.array([end - 1 for end in accumulate(counts)], dtype=mx.int32)
-        return self._model.decode(known, beside(caches, counts, positions), positions, ends)
+        return self._model.decode(known, packed_rows(caches, counts, positions), positions, ends)
 
     def _after(self, own: RowContext, tokens: Sequence[int]) -> mx.array:
         """Append a piece of a prompt; logits (vocab,) after it."""

@@ -62,11 +62,11 @@ def talk(turns: int, depth: float, seed: int, length: int) -> Messages:
     dice = _dice(depth, seed, length)
     said = [dice.choice(TALK) for _ in range(turns)]
     place = round(depth * turns)
-    told = [*said[:place], (TOLD.format(name), GREETED.format(name)), *said[place:]]
+    summary = [*said[:place], (TOLD.format(name), GREETED.format(name)), *said[place:]]
     return [
         *(
             {"role": role, "content": text}
-            for turn in told
+            for turn in summary
             for role, text in zip(("user", "assistant"), turn, strict=True)
         ),
         {"role": "user", "content": ASKED},

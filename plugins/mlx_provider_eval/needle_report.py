@@ -53,7 +53,7 @@ def guidance(result: Result) -> list[str]:
     for number, each in enumerate(found):
         first = next(other for other in found if other["model"] == each["model"])
         if first is not each and number:
-            lines.append(_beside(each, first))
+            lines.append(_against(each, first))
     return lines
 
 
@@ -81,7 +81,7 @@ def _never_thinned(subject: Result) -> str:
     )
 
 
-def _beside(subject: Result, first: Result) -> str:
+def _against(subject: Result, first: Result) -> str:
     """Compare another option of a model with the first one."""
     cells = {(cell["length"], cell["depth"]): cell["found"] for cell in first["cells"]}
     shared = [cell for cell in subject["cells"] if (cell["length"], cell["depth"]) in cells]

@@ -83,8 +83,8 @@ def _run(path: str, staged: Staged, arguments: Sequence[str], scratch: Path) -> 
     except (OSError, ValueError):
         staged.require_gateway()
         lines = (scratch / "log").read_text(errors="replace").strip().splitlines()
-        told = " / ".join(lines[-5:]) or "nothing in its log"
-        raise RequestFailed(f"{COMMAND} ended with exit code {code}: {told}") from None
+        summary = " / ".join(lines[-5:]) or "nothing in its log"
+        raise RequestFailed(f"{COMMAND} ended with exit code {code}: {summary}") from None
     return report
 
 

@@ -164,7 +164,7 @@ def _check(head: Head, tensors: Mapping[str, mx.array]) -> None:
     for name in sorted(wanted.keys() | tensors.keys()):
         have = tensors[name].shape if name in tensors else None
         if have != wanted.get(name):
-            told = (
+            summary = (
                 f"mtp.{name} is {have or 'missing'}, and should be {wanted.get(name) or 'absent'}"
             )
-            raise BadRequest(f"the MTP head does not fit its model: {told}", param="drafter")
+            raise BadRequest(f"the MTP head does not fit its model: {summary}", param="drafter")

@@ -69,6 +69,6 @@ def serve_ranks(
         "--api-key-file": api_key_file,
         "--drain": drain or None,
     }
-    told = [(name, str(value)) for name, value in options.items() if value is not None]
-    command = [*GROUP_COMMAND, *(word for pair in told for word in pair)]
+    settings = [(name, str(value)) for name, value in options.items() if value is not None]
+    command = [*GROUP_COMMAND, *(word for pair in settings for word in pair)]
     os.execv(command[0], command)  # this process becomes the supervisor

@@ -199,14 +199,14 @@ class Codec:
             case CaughtUp():
                 return {}
 
-    def decode_opening(self, told: Mapping[str, Any]) -> Opening:
-        match told["kind"]:
+    def decode_opening(self, message: Mapping[str, Any]) -> Opening:
+        match message["kind"]:
             case "preempted":
-                return Preempted(self._decode_row(told["row"]))
+                return Preempted(self._decode_row(message["row"]))
             case "cut":
-                return Cut(self._decode_row(told["row"]), decode_outcome(told["outcome"]))
+                return Cut(self._decode_row(message["row"]), decode_outcome(message["outcome"]))
             case "admitted":
-                return Admitted(self._decode_job(told["job"]))
+                return Admitted(self._decode_job(message["job"]))
             case _:
                 return CaughtUp()
 

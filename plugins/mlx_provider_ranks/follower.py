@@ -85,8 +85,8 @@ class Follower:
             "ended": self._ended,
             **dict.fromkeys(("preempted", "cut", "admitted", "caught up"), self._act),
             "record": self._step,
-            "evict": lambda told: self._models.prefixes.evict_to(told["to"]),
-            "clear": lambda told: self._models.prefixes.clear_here(),
+            "evict": lambda message: self._models.prefixes.evict_to(message["to"]),
+            "clear": lambda message: self._models.prefixes.clear_here(),
         }
 
     def run(self) -> None:
@@ -115,51 +115,53 @@ class Follower:
         self.readings = message.get("readings", self.readings)
         return message
 
-    def _load(self, told: Message) -> None:
+    def _load(self, message: Message) -> None:
         try:
-            weights = self._models.loader.load_share(told)
+            weights = self._models.loader.load_share(message)
         except MLXProviderError as error:
             if isinstance(error, RankLost):
                 raise
-            log.error("%s is not loaded: %s", told["name"], error.message)
+            log.error("%s is not loaded: %s", message["name"], error.message)
             return  # rank 0 knows, and tells who asked
-        self._loaded[told["model"]] = weights
+        self._loaded[message["model"]] = weights
 
-    def _start(self, told: Message) -> None:
-        weights = self._loaded[told["model"]]
-        options = ModelOptions.model_validate(told["options"])
+    def _start(self, message: Message) -> None:
+        weights = self._loaded[message["model"]]
+        options = ModelOptions.model_validate(message["options"])
         try:
-            self._models.builder.start(weights, told["choice"], options)
+            self._models.builder.start(weights, message["choice"], options)
         except MLXProviderError as error:
             if isinstance(error, RankLost):
                 raise
             log.error("%s does not run: %s", weights.name, error.message)
             return  # as on rank 0
-        self._engines[engine_name(weights, told["choice"])] = weights.engines[told["choice"]].engine
+        self._engines[engine_name(weights, message["choice"])] = weights.engines[
+            message["choice"]
+        ].engine
 
-    def _unload(self, told: Message) -> None:
-        weights = self._loaded.pop(told["model"])
+    def _unload(self, message: Message) -> None:
+        weights = self._loaded.pop(message["model"])
         for kind in weights.engines:
             del self._engines[engine_name(weights, kind)]
         self._models.loader.unload_here(weights)
 
-    def _submit(self, told: Message) -> None:
-        request = decode_request(told)
+    def _submit(self, message: Message) -> None:
+        request = decode_request(message)
         self._requests[request.id] = request
-        self._engines[told["engine"]].submit(request)
+        self._engines[message["engine"]].submit(request)
 
-    def _ended(self, told: Message) -> None:
-        request = self._requests.pop(told["id"], None)
+    def _ended(self, message: Message) -> None:
+        request = self._requests.pop(message["id"], None)
         if request is not None:
-            self._engines[told["engine"]].cancel(request)
+            self._engines[message["engine"]].cancel(request)
 
-    def _act(self, told: Message) -> None:
-        engine = self._engines[told["engine"]]
-        engine.act(Codec(engine.scheduler).decode_opening(told))
+    def _act(self, message: Message) -> None:
+        engine = self._engines[message["engine"]]
+        engine.act(Codec(engine.scheduler).decode_opening(message))
 
-    def _step(self, told: Message) -> None:
-        self._record = told
-        self._engines[told["engine"]].step()
+    def _step(self, message: Message) -> None:
+        self._record = message
+        self._engines[message["engine"]].step()
         gone = [name for name, each in self._requests.items() if each.phase is Phase.DONE]
         for name in gone:
             del self._requests[name]

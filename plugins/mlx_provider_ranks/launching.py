@@ -79,8 +79,8 @@ def launch_command(
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in OF_A_MACHINE:
             command += ["--env", f"{name}={environ[name]}"]
-    told = ["--last-fault", fault.model_dump_json()] if fault is not None else []
-    return [*command, "--", *RANK_COMMAND, *told, *serve]
+    last_fault = ["--last-fault", fault.model_dump_json()] if fault is not None else []
+    return [*command, "--", *RANK_COMMAND, *last_fault, *serve]
 
 
 def child_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -109,8 +109,8 @@ def _hosts(hostfile: Path) -> tuple[list[object], str]:
         backend = found.get("backend", "") if isinstance(found, dict) else ""
         names = [host["ssh"] for host in hosts]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        told = f"--hostfile {hostfile}: {error}; `mlx.distributed_config` writes one"
-        raise BadRequest(told, param="hostfile") from None
+        summary = f"--hostfile {hostfile}: {error}; `mlx.distributed_config` writes one"
+        raise BadRequest(summary, param="hostfile") from None
     if len(names) < 2:
         raise BadRequest(f"--hostfile {hostfile}: a group has two ranks at least", param="hostfile")
     return names, backend

@@ -149,11 +149,11 @@ class Supervisor:
     def _accompany(self, process: subprocess.Popen[bytes], attempt: Attempt) -> None:
         """Until the group has ended, or must be killed."""
         begun = time.monotonic()
-        told, next_beat = 0, 0.0
+        reported, next_beat = 0, 0.0
         while process.poll() is None:
             now = time.monotonic()
-            if told < self._signals:
-                told += 1
+            if reported < self._signals:
+                reported += 1
                 attempt.leaving = now + self._drain + STOP_LIMIT - LEAVE_LIMIT
                 _write(process, b"stop\n")
             if now >= next_beat:

@@ -57,9 +57,9 @@ def _header(reader: TextReader, *, begun: bool = False) -> Reading[str | None]:
     yield from reader.space()
     yield from reader.accept("assistant")
     yield from reader.space()
-    told = yield from reader.accept("to=", *(("=",) if begun else ()))
+    recipient = yield from reader.accept("to=", *(("=",) if begun else ()))
     addressee = yield from reader.run(_ADDRESSEE)
-    known = bool(told) or (begun and addressee in ("self", "user", ""))
+    known = bool(recipient) or (begun and addressee in ("self", "user", ""))
     if (known or started) and (yield from reader.accept(MESSAGE)):
         reader.release()
         return addressee or "user"

@@ -48,15 +48,15 @@ def _difference(
 ) -> str:
     tolerance = TOLERANCE[together.info.precision]
     alone = {span.content_hash: separate.embed(span) for span in parts.spans}
-    beside = {span.content_hash: together.embed(span) for span in whole.spans}
-    (embedded,) = (made.arrays["inputs_embeds"][0] for made in beside.values())
+    joint = {span.content_hash: together.embed(span) for span in whole.spans}
+    (embedded,) = (made.arrays["inputs_embeds"][0] for made in joint.values())
     for span in parts.spans:
         if _distance(alone[span.content_hash].rows, embedded[span.start : span.end]) > tolerance:
             return "an image's features depend on what stands beside it"
     first = parts.spans[0]
     cuts = ((first.start + first.end) // 2, len(parts.tokens))
     found = _logits(separate, parts, alone, cuts)
-    if _distance(found, _logits(together, whole, beside, (len(whole.tokens),))) > tolerance:
+    if _distance(found, _logits(together, whole, joint, (len(whole.tokens),))) > tolerance:
         return "its language model reads images otherwise than by their embeddings"
     return ""
 

@@ -134,9 +134,9 @@ def test_bytes_without_end_are_no_answer(sides: Sides) -> None:
 def outlasting(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Streams end when what disturbs them has been answered."""
     disturbing: list[bool] = []
-    begin, disturb = isolation._beside, isolation._once
+    begin, disturb = isolation._disturbed, isolation._once
 
-    def beside(*asked: Any) -> None:
+    def disturbed(*asked: Any) -> None:
         disturbing.append(True)
         begin(*asked)
 
@@ -145,7 +145,7 @@ def outlasting(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         disturbing.clear()
         return found
 
-    monkeypatch.setattr(isolation, "_beside", beside)
+    monkeypatch.setattr(isolation, "_disturbed", disturbed)
     monkeypatch.setattr(isolation, "_once", once)
     fake.may_end = lambda request: not disturbing
 
@@ -178,10 +178,10 @@ def test_a_bad_request_that_came_too_late_proves_nothing(
             return result
 
     monkeypatch.setattr(isolation, "Begun", Told)
-    isolation._beside(found, side, crowd, lambda _: over.wait(60) and "400")
+    isolation._disturbed(found, side, crowd, lambda _: over.wait(60) and "400")
     assert found.notes["answered"] == f"400, {isolation.TOO_LATE}"
     lost = [Answer("", 1, 1, 0, 0, failure="gone")] * 2
-    isolation._beside(found, side, isolation.Crowd(asked, lost, SMALL), lambda _: "400")
+    isolation._disturbed(found, side, isolation.Crowd(asked, lost, SMALL), lambda _: "400")
     assert (found.refused, found.asked, found.reason) == (2, 6, "gone")
 
 

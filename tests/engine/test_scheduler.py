@@ -75,7 +75,7 @@ def test_images_keep_a_row_out_of_a_full_memory_but_never_the_only_one() -> None
     beside = 0
     made = scheduler(memory=200)
     budget = dataclasses.replace(
-        made.admission.budget, beside=lambda: beside, row_bytes=lambda n: n
+        made.admission.budget, image_bytes=lambda: beside, row_bytes=lambda n: n
     )
     made = Scheduler(made.admission.limits, budget)
     first, second = make(80), make(80)

@@ -14,8 +14,8 @@ from huggingface_hub import constants
 from mlx_provider.errors import BadRequest, ModelNotFound, UnsupportedModel
 from mlx_provider.families.estimate import Footprint
 from mlx_provider.gateway.models import (
-    LEAST_CONTEXT,
-    MOST_CONTEXT,
+    LEAST_CONTEXT_TOKENS,
+    MOST_CONTEXT_TOKENS,
     alias,
     automatic,
     candidate,
@@ -118,7 +118,7 @@ def test_the_hub_is_asked_before_a_download(hub: list[str]) -> None:
     assert found.context == room // KV // 256 * 256
     assert found.thinks
     assert found.summary == f"maker/model: 4.0 GB, to be downloaded, context {found.context:,}"
-    assert candidate("maker/model", REGISTRY, 64 * GB).context == MOST_CONTEXT
+    assert candidate("maker/model", REGISTRY, 64 * GB).context == MOST_CONTEXT_TOKENS
     with pytest.raises(ModelNotFound):
         candidate("maker/other", REGISTRY, 16 * GB)
 
@@ -141,7 +141,7 @@ REGISTRY_WITH_DEMO = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "qwen3_vl"
 
 def test_what_does_not_fit_is_told_with_figures(hub: list[str]) -> None:
     found = candidate("maker/model", REGISTRY, 6 * GB)
-    assert 0 < found.context < LEAST_CONTEXT
+    assert 0 < found.context < LEAST_CONTEXT_TOKENS
     with pytest.raises(BadRequest, match=r"4\.0 GB of weights leave room for a context of \d"):
         require_fit(found, 6 * GB)
     wanted = candidate("maker/model", REGISTRY, 16 * GB, 200_000)

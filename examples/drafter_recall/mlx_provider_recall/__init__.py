@@ -18,9 +18,11 @@ def refuses(folder: Path, model: LoadedModel, options: DraftOptions) -> str:
 
 def start(folder: Path, model: LoadedModel, options: DraftOptions) -> Drafting:
     """Nothing to load. Where there is little room, less is remembered."""
-    from .recall import MOST, TOKEN_BYTES, Recall
+    from .recall import MOST_TOKENS, TOKEN_BYTES, Recall
 
-    return Recall(MOST if options.room is None else min(MOST, options.room // TOKEN_BYTES))
+    return Recall(
+        MOST_TOKENS if options.room is None else min(MOST_TOKENS, options.room // TOKEN_BYTES)
+    )
 
 
 def keeps(drafting: Drafting) -> int:

@@ -9,14 +9,14 @@ from mlx_provider.records import DraftRow
 
 from .automaton import EMPTY, Automaton
 
-LEAST = 3
+LEAST_TOKENS = 3
 """Tokens that must have stood before for what followed them to be a draft."""
 BEGIN = 16
 """Last tokens of a prompt that are remembered with its reply, which may then be foreseen from its
 first token on."""
 SURE = 0.4
 """Share of the cases in which the words before were followed by all of a draft, at the least."""
-MOST = 50_000
+MOST_TOKENS = 50_000
 """Tokens that are remembered of all tenants together."""
 TOKEN_BYTES = 800
 """Memory of each: 430 bytes in texts of many kinds, and room for as many states as there can be."""
@@ -35,8 +35,8 @@ class Place:
 class Recall:
     """A `Drafting` that computes nothing on the device."""
 
-    def __init__(self, most: int = MOST) -> None:
-        """`most`: see `MOST`."""
+    def __init__(self, most: int = MOST_TOKENS) -> None:
+        """`most`: see `MOST_TOKENS`."""
         self.most = most
         self._memories: dict[str, Automaton] = {}
         """By tenant, the one that was used last at the end."""
@@ -71,12 +71,12 @@ class Recall:
 def _drafts(own: Place, wanted: int) -> list[int]:
     """What mostly followed, as long as it is likely enough that all of it does."""
     found: list[int] = []
-    state, sure = own.memory.before(own.text, LEAST), 1.0
+    state, sure = own.memory.before(own.text, LEAST_TOKENS), 1.0
     while state is not None and len(found) < wanted:
         token, behind, share = own.memory.likeliest(state)
         sure *= share
         if sure < SURE:
             break
         found.append(token)
-        state = own.memory.before(behind, LEAST)
+        state = own.memory.before(behind, LEAST_TOKENS)
     return found

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlx_provider_recall import keeps, mlx_drafters
 from mlx_provider_recall.automaton import COUNTED, EMPTY, Automaton
-from mlx_provider_recall.recall import LEAST, TOKEN_BYTES, Recall
+from mlx_provider_recall.recall import LEAST_TOKENS, TOKEN_BYTES, Recall
 
 from mlx_provider.records import DraftOptions, DraftRow
 
@@ -79,7 +79,7 @@ def test_what_followed_once_of_many_times_is_no_draft() -> None:
         row.tokens.append(40 + last)
         recall.propose([row])
     assert recall.propose([DraftRow([1, 2, 3, 4], wanted=4)]) == [[]]
-    assert LEAST <= 4
+    assert LEAST_TOKENS <= 4
 
 
 def test_nobody_foresees_what_another_tenant_was_told() -> None:

@@ -29,7 +29,7 @@ STEP_SECONDS = 0.25
 """Processor time for all of them. A token of a reply costs more in a real vocabulary."""
 STACK = 4 << 20
 """Bytes of stack. The threads that compile for the engine have twice as many."""
-LEAST_STACK = 1 << 20
+LEAST_STACK_BYTES = 1 << 20
 """glibc gives a thread 2 MiB if the stack of a process has no limit."""
 
 
@@ -97,7 +97,9 @@ def _read(asked: BinaryIO) -> bytes:
 
 def main() -> None:
     stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
-    threading.stack_size(LEAST_STACK if stack < 0 else max(LEAST_STACK, min(STACK, stack // 2)))
+    threading.stack_size(
+        LEAST_STACK_BYTES if stack < 0 else max(LEAST_STACK_BYTES, min(STACK, stack // 2))
+    )
     space = int(sys.argv[1])
     with suppress(ValueError, OSError):  # macOS defines the limit, but does not accept it
         resource.setrlimit(resource.RLIMIT_AS, (space, space))

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from ...upstream.batch_caches import RowCache
 from ..request import Row
-from .grouped_kv import beside, joined, split
+from .grouped_kv import joined, split, with_wide_rows
 from .mixed_chunk import MixedChunk, Turned
 from .row_groups import Group, Groups, Joining
 
@@ -185,7 +185,7 @@ class GroupedLayout:
             turned.append(chunk.turned)
         if not turned and together is not None:
             return [Pass(rows, together)]
-        cache = beside(together, _caches(groups), _sizes(groups), turned)
+        cache = with_wide_rows(together, _caches(groups), _sizes(groups), turned)
         return [Pass(rows, cache, tuple(widths), chunk)]
 
     def keep(self, row: Row, tokens: int) -> None:

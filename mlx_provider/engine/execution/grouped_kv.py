@@ -31,7 +31,7 @@ def joined(caches: Sequence[RowCache], sizes: Sequence[int]) -> RowCache:
     return [_joined(parts, sizes, counted) for parts in zip(*caches, strict=True)]
 
 
-def beside(
+def with_wide_rows(
     together: RowCache | None,
     caches: Sequence[RowCache],
     sizes: Sequence[int],
@@ -42,7 +42,7 @@ def beside(
     layers = zip(*caches, *(each.cache for each in turned), strict=True)
     first = together if together is not None else [None] * len(turned[0].cache)
     return [
-        _beside(layer, parts, sizes, turned, counted)
+        _wide_layer(layer, parts, sizes, turned, counted)
         for counted in [Offsets()]
         for layer, parts in zip(first, layers, strict=True)
     ]
@@ -182,7 +182,7 @@ def _joined(parts: Sequence[Any], sizes: Sequence[int], counted: Offsets) -> Any
     return _joined_state(parts, sizes)
 
 
-def _beside(
+def _wide_layer(
     layer: Any,
     parts: Sequence[Any],
     sizes: Sequence[int],
@@ -195,7 +195,7 @@ def _beside(
         states = layer.caches if layer is not None else [None] * len(last.caches)
         inner = zip(states, *(part.caches for part in parts), strict=True)
         both = type(last)()
-        both.caches = tuple(_beside(one, more, sizes, turned, counted) for one, *more in inner)
+        both.caches = tuple(_wide_layer(one, more, sizes, turned, counted) for one, *more in inner)
         return both
     groups, own = parts[: len(sizes)], parts[len(sizes) :]
     tokens = [each.tokens for each in turned]

@@ -29,7 +29,7 @@ FEW = 16
 """One of this many values is rounded the other way in a copy of a row."""
 SEEDS = 2**20
 """More than the arrays of a cache: each array has its own seed."""
-LEAST = {"float32": 1e-3, "low": 0.02}
+HARMLESS = {"float32": 1e-3, "low": 0.02}
 """Differences that never count as errors, because a few steps may show little noise by chance."""
 REACH = 0.25
 """Highest noise, as a share of the difference that another context makes. More would hide
@@ -64,9 +64,9 @@ def bound(precision: str, noise: Sequence[float], contexts: Sequence[float]) -> 
     """
     reach = sum(contexts) / len(contexts)
     if not noise:
-        return max(LEAST[precision], UNMEASURED * reach)
+        return max(HARMLESS[precision], UNMEASURED * reach)
     mean = sum(noise) / len(noise)
-    return max(LEAST[precision], min(MULTIPLE * mean, REACH * reach))
+    return max(HARMLESS[precision], min(MULTIPLE * mean, REACH * reach))
 
 
 def copies(cache: Sequence[Any], count: int, seed: int = 0) -> list[Any]:

@@ -56,7 +56,7 @@ class SoloRow:
 
         Needs two steps.
         """
-        differs = noise.lasting([noise.spread(*pair) for pair in self._beside(found)])
+        differs = noise.lasting([noise.spread(*pair) for pair in self._pairs(found)])
         if differs <= self.bound and math.isfinite(differs):
             return ""
         return (
@@ -66,9 +66,9 @@ class SoloRow:
 
     def widest(self, found: ByStep) -> float:
         """Largest difference of the log-probabilities of likely tokens in a batch."""
-        return max(noise.widest(*pair) for pair in self._beside(found))
+        return max(noise.widest(*pair) for pair in self._pairs(found))
 
-    def _beside(self, found: ByStep) -> list[tuple[mx.array, mx.array]]:
+    def _pairs(self, found: ByStep) -> list[tuple[mx.array, mx.array]]:
         return list(zip(self.logits, found, strict=False))
 
 

@@ -277,8 +277,10 @@ class PrefixCache:
         found = figures(self._store, self._counters, self._budget())
         if self._disk is None:
             return found
-        told = self._disk.report()
-        return found.model_copy(update={"disk_bytes": told["bytes"], "disk_limit": told["limit"]})
+        report = self._disk.report()
+        return found.model_copy(
+            update={"disk_bytes": report["bytes"], "disk_limit": report["limit"]}
+        )
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` unless bytes, references and pins are consistent."""

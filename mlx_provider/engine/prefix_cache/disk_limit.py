@@ -8,7 +8,7 @@ from pathlib import Path
 FOLDER = "prefixes"
 SHARE = 0.1
 """Share of the space that is free without the prefix cache."""
-MOST = 20 * 10**9
+MOST_BYTES = 20 * 10**9
 
 
 def disk_limit(folder: Path, chosen: int | None) -> int:
@@ -16,7 +16,7 @@ def disk_limit(folder: Path, chosen: int | None) -> int:
     if chosen is not None:
         return chosen
     place = next((each for each in (folder, *folder.parents) if each.is_dir()), Path("/"))
-    return min(MOST, int(SHARE * (shutil.disk_usage(place).free + held(folder))))
+    return min(MOST_BYTES, int(SHARE * (shutil.disk_usage(place).free + held(folder))))
 
 
 def held(folder: Path) -> int:

@@ -52,8 +52,8 @@ def fit(
     every = {**spare, **new, **held}
     ends = sorted(at for at in every if at > stop and sizes.of(at) + every[at] <= budget)
     safe = [at for at in ends if at <= prompted][-1:]
-    beside = [{*safe, at} for at in ends]
-    fitting = [ats for ats in beside if sizes.of(max(ats)) + _total(every, ats) <= budget]
+    choices = [{*safe, at} for at in ends]
+    fitting = [ats for ats in choices if sizes.of(max(ats)) + _total(every, ats) <= budget]
     kept: set[int] = fitting[-1] if fitting else set()
     if kept:
         stop = max(kept)

@@ -26,7 +26,7 @@ from .tree import common
 
 log = logging.getLogger(__name__)
 
-LEAST = 2048
+LEAST_SHARED_TOKENS = 2048
 """Fewest tokens to share. Attention in two parts launches about a dozen kernels more per layer, as
 long as it takes to read the keys of so many tokens of an 8B model (by arithmetic for 400 GB/s)."""
 
@@ -54,7 +54,7 @@ class Source:
 class LiveRows:
     """All methods run on the engine thread."""
 
-    def __init__(self, least: int = LEAST) -> None:
+    def __init__(self, least: int = LEAST_SHARED_TOKENS) -> None:
         self._least = least
         self._sources: list[Source] = []
 

@@ -22,8 +22,8 @@ class Share:
 
     nbytes: int
     equal: int = 0
-    """Bytes of its head that each path of `beside` keeps."""
-    beside: Sequence[Node] = ()
+    """Bytes of its head that each path of `siblings` keeps."""
+    siblings: Sequence[Node] = ()
     """The last nodes of other sessions' paths."""
 
 
@@ -71,9 +71,8 @@ class Sessions:
         """
         others = [] if session is None else self._taking_turns(session)
         equal = budget // (1 + len(others))
-        beside = [self._leaves[each] for each in others]
         left = budget - sum(min(equal, self._wanted[each]) for each in others)
-        return Share(left, equal, beside)
+        return Share(left, equal, [self._leaves[each] for each in others])
 
     def clear(self) -> None:
         self._leaves.clear()

@@ -76,7 +76,7 @@ class Store:
         )  # fmt: skip
         path = cut_back(stored, kept, len(ids))
         if self.tally.nbytes > budget - kept.new_bytes:
-            heads = (node for leaf in share.beside for node in head(leaf, share.equal))
+            heads = (node for leaf in share.siblings for node in head(leaf, share.equal))
             self.evict(nbytes=budget - kept.new_bytes, keep=frozenset([*path, *heads]))
         if kept.stop == 0:
             return None

@@ -35,7 +35,7 @@ class Budget:
     """Bytes for live rows if no other model were loaded."""
     others_go_on: Callable[[], bool] = lambda: False
     """Whether other engines hold memory that they will free without any action of this one."""
-    beside: Callable[[], int] = lambda: 0
+    image_bytes: Callable[[], int] = lambda: 0
     """Bytes that requests use for a while besides their rows: images before they reach the
     model."""
     passing: Callable[[int, int], int] = lambda tokens, rows: 0
@@ -76,9 +76,9 @@ class Admission:
         held = sum(self.budget.row_bytes(self._tokens_reserved(row)) for row in rows)
         return held + self.budget.passing(max(map(self._tokens_to_run, rows)), len(rows))
 
-    def fits(self, need: int, beside: int) -> bool:
-        """Whether live rows may use `need` bytes now, next to `beside` bytes of images."""
-        return need + beside <= self.budget.available()
+    def fits(self, need: int, images: int) -> bool:
+        """Whether live rows may use `need` bytes now, next to `images` bytes of images."""
+        return need + images <= self.budget.available()
 
     def may_wait(self, row: Row, active_rows: int) -> bool:
         """Whether a row that has outgrown the memory can continue later."""

@@ -84,10 +84,10 @@ class Chunking:
             fitting = within(sizes, partial(self.own_pass, job), self.limits.stall_target)
             return _next(job, fitting[-1])
         keys = sum(row.held for row in rows)
-        size = self._beside(sizes, len(rows), keys, job.done, alone, mixed=mixed)
+        size = self._shared_pass_size(sizes, len(rows), keys, job.done, alone, mixed=mixed)
         return _next(job, size)
 
-    def _beside(
+    def _shared_pass_size(
         self, sizes: Sequence[int], rows: int, keys: int, depth: int, alone: float, *, mixed: bool
     ) -> int:
         """The size of a chunk behind `depth` tokens, beside rows that hold `keys` tokens."""
@@ -112,7 +112,7 @@ class Chunking:
         """Rates for streams of `held` tokens and a prompt at `depth`, under the stall target."""
         alone = self.costs.pass_of(streams, streams * held)
         most = self.limits.max_chunk
-        size = self._beside(
+        size = self._shared_pass_size(
             widths(streams, most), streams, streams * held, depth, alone, mixed=True
         )
         pause = self.costs.pass_of(streams, streams * held, size, depth)

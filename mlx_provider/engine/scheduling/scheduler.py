@@ -274,7 +274,7 @@ class Scheduler:
         Images are temporary, and may belong to the prompt itself, so they do not block a prompt
         that would run alone.
         """
-        return self.reservation([*self._live(), *job.rows]), self.admission.budget.beside()
+        return self.reservation([*self._live(), *job.rows]), self.admission.budget.image_bytes()
 
     # -- what is here
 

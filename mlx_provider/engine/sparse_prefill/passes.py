@@ -15,7 +15,7 @@ from ...isolation import Isolation
 from ...records import LoadedModel
 from ...upstream.cache_classes import KVCache
 from ...upstream.sparse_cache import sparse
-from ..execution.grouped_kv import beside
+from ..execution.grouped_kv import with_wide_rows
 from ..execution.mixed_chunk import MixedChunk
 from ..execution.solo_rows import decoded, decoding, some_tokens
 
@@ -33,7 +33,7 @@ def run_alone(model: LoadedModel, chunk: MixedChunk) -> mx.array:
     """Append a chunk to its row's cache. Returns logits (vocab,) after its last token."""
     tokens, places = (mx.array(list(each), mx.int32) for each in (chunk.tokens, chunk.positions))
     last = mx.array([len(chunk.tokens) - 1])
-    return model.decode(tokens, beside(None, [], [], [chunk.turned]), places, last)[0]
+    return model.decode(tokens, with_wide_rows(None, [], [], [chunk.turned]), places, last)[0]
 
 
 def problem(model: LoadedModel, make_cache: MakeCache) -> str:

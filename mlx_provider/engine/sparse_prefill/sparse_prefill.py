@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 CACHED = 0.1
 """Above this cached share, the cached prefix is used and the rest is prefilled completely, so that
 the next turn of the conversation finds all of it. Below, the cached prefix is not used."""
-LEAST_PIECE = 16
+LEAST_PIECE_TOKENS = 16
 """Least tokens that a scorer reads at once."""
 OTHERS = 64
 """Allowed scoring pieces beyond those of the prompt. More mean that the scorer does not end."""
@@ -90,7 +90,7 @@ class SparsePrefill:
         scores = scoring.advance()
         job.piece_seconds = self._clock() - began
         job.pieces += 1
-        if scores is None and job.pieces > OTHERS + len(job.tokens) // LEAST_PIECE:
+        if scores is None and job.pieces > OTHERS + len(job.tokens) // LEAST_PIECE_TOKENS:
             raise Nonsense(f"no scores after {job.pieces} pieces")
         if scores is not None:
             self._thin_out(job, scores)

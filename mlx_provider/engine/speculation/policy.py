@@ -58,7 +58,7 @@ QUICK = 0.7
 """Weight of the old value for passes with drafts at each new measurement."""
 FORGOTTEN = 0.9998
 """Decay of measurements per step, because they become out of date."""
-LEAST_TIMES = 0.1
+LEAST_PASS_FACTOR = 0.1
 """Least factor on the expected duration of a pass with drafts. If kernels run while they are
 launched, most of the pass is over by then."""
 
@@ -289,7 +289,7 @@ class Policy:
         bits = drafts.bit_length()
         known = self._slower(bits)
         if bits in self.slower:  # the first pass may have compiled kernels
-            known = QUICK * known + (1 - QUICK) * max(LEAST_TIMES, min(times, SPIKE * known))
+            known = QUICK * known + (1 - QUICK) * max(LEAST_PASS_FACTOR, min(times, SPIKE * known))
         self.slower[bits] = known
 
 

@@ -199,11 +199,11 @@ def _turn(calls: int, **fields: Any) -> Message:
 
 def _conversation(turn: Message, *, results: Sequence[Any] = RESULTS) -> list[Message]:
     pairs = zip(IDS, results, strict=True)
-    told = [
+    results = [
         {"role": "tool", "tool_call_id": i, "content": result}
         for i, result in list(pairs)[: len(turn["tool_calls"])]
     ]
-    return [_user(ASKED), turn, *told]
+    return [_user(ASKED), turn, *results]
 
 
 def called_once() -> list[Message]:

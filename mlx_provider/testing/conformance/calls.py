@@ -193,8 +193,8 @@ def read(
         call = found.setdefault(piece.index, ["", ""])
         call[0] += piece.name or ""
         call[1] += piece.arguments
-    beside = "".join(delta.content + delta.reasoning for delta in deltas)
-    return [(name, json.loads(arguments)) for name, arguments in found.values()], beside.strip()
+    prose = "".join(delta.content + delta.reasoning for delta in deltas)
+    return [(name, json.loads(arguments)) for name, arguments in found.values()], prose.strip()
 
 
 def named(name: str, keys: Sequence[str], kind: str) -> dict[str, Any]:

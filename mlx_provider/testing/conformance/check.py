@@ -37,10 +37,10 @@ class Case:
     run: Callable[[], None]
 
 
-def demand(kept: bool, told: str) -> None:
+def demand(kept: bool, summary: str) -> None:
     """Raise `Nonconformity` unless `kept`."""
     if not kept:
-        raise Nonconformity(told)
+        raise Nonconformity(summary)
 
 
 def same(found: object, expected: object, what: str) -> None:

@@ -73,13 +73,13 @@ class Guessing:
 
     def refusal(self, subject: Subject) -> str:
         """Why it cannot draft for a model; empty: it can."""
-        told = self.drafter.refuses(subject.folder, subject.model, subject.options)
-        demand(isinstance(told, str), f"refuses gave {told!r}, not text")
+        summary = self.drafter.refuses(subject.folder, subject.model, subject.options)
+        demand(isinstance(summary, str), f"refuses gave {summary!r}, not text")
         model = subject.model
-        if not told and self.drafter.hidden:
+        if not summary and self.drafter.hidden:
             shown = isinstance(model, ShowsHidden) and model.shows_hidden
             return "" if shown else "the model does not show its hidden states"
-        return told
+        return summary
 
     def subjects(self) -> Iterator[Subject]:
         """The author's models, else ours."""
@@ -224,8 +224,8 @@ def model_untouched(of: Guessing) -> None:
 def refusals(of: Guessing) -> None:
     """Refusals are one line for any model."""
     for subject in of.subjects():
-        told = of.refusal(subject)
-        demand("\n" not in told, f"refuses gave more than one line: {told!r}")
+        summary = of.refusal(subject)
+        demand("\n" not in summary, f"refuses gave more than one line: {summary!r}")
 
 
 CHECKS: tuple[Check[Guessing], ...] = (

@@ -84,8 +84,8 @@ def control_tokens(of: Specimen) -> None:
     plain = list(ask(of, "x").tokens)
     for text, number in special.items():
         found = list(ask(of, f"x {text} y").tokens)
-        told = f"a user who types {text!r} writes the control token {number}"
-        demand(found.count(number) <= plain.count(number), told)
+        summary = f"a user who types {text!r} writes the control token {number}"
+        demand(found.count(number) <= plain.count(number), summary)
 
 
 def bad_input(of: Specimen) -> None:
@@ -132,8 +132,8 @@ def _typed(what: str, run_it: Callable[[], object], *, must: bool = False) -> No
     if trying.fault is None:
         demand(not must, f"{what} raises nothing")
         return
-    told = f"{what} raises no error of mlx_provider.errors: {trying.fault.summary}"
-    demand(isinstance(trying.fault.error, MLXProviderError), told)
+    summary = f"{what} raises no error of mlx_provider.errors: {trying.fault.summary}"
+    demand(isinstance(trying.fault.error, MLXProviderError), summary)
 
 
 # -- one row
@@ -162,8 +162,8 @@ def one_by_one(of: Specimen) -> None:
 
 def _near(of: Specimen, expected: mx.array, found: mx.array, how: str) -> None:
     apart = noise.spread(expected, found)
-    told = f"{how}, log-probabilities differ by {apart:.3g} from those of the prompt at once"
-    demand(apart <= of.bound, f"{told}, where rounding explains {of.bound:.3g}")
+    summary = f"{how}, log-probabilities differ by {apart:.3g} from those of the prompt at once"
+    demand(apart <= of.bound, f"{summary}, where rounding explains {of.bound:.3g}")
 
 
 # -- rows in company
@@ -464,14 +464,14 @@ def _same_token(of: Specimen, found: TokenLogprob, alone: TokenLogprob, what: st
     """Whether they are equal. Raises `Nonconformity` unless rounding explains the difference."""
     if found.id == alone.id:
         apart = abs((found.logprob or 0.0) - (alone.logprob or 0.0))
-        told = f"{what} has another log-probability than alone, by {apart:.3g}"
-        demand(apart <= of.tolerance, f"{told}, where rounding explains {of.tolerance:.3g}")
+        summary = f"{what} has another log-probability than alone, by {apart:.3g}"
+        demand(apart <= of.tolerance, f"{summary}, where rounding explains {of.tolerance:.3g}")
         return True
     near = {each.id: each.logprob or 0.0 for each in alone.top}.get(found.id)
-    told = f"{what} is {found.id}, alone it is {alone.id}"
-    demand(not of.exact and near is not None, told)
+    summary = f"{what} is {found.id}, alone it is {alone.id}"
+    demand(not of.exact and near is not None, summary)
     behind = (alone.logprob or 0.0) - (near or 0.0)
-    demand(behind <= 2 * of.tolerance, f"{told}, likelier by {behind:.3g}")
+    demand(behind <= 2 * of.tolerance, f"{summary}, likelier by {behind:.3g}")
     return False
 
 

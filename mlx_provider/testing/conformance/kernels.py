@@ -62,8 +62,8 @@ class Computing:
         family, _ = self.registry.family_for(read_json(folder / "config.json"))
         model = family.load(folder, LoadOptions())
         if not self.kernels.matches(device_kind(), model.info.precision):
-            told = f"it is not made for {device_kind()} in {self.kept_in}"
-            raise NotApplicable(told)
+            summary = f"it is not made for {device_kind()} in {self.kept_in}"
+            raise NotApplicable(summary)
         return model
 
     def said(self, replacements: list[Replacement], count: int) -> list[int]:
@@ -78,9 +78,9 @@ class Computing:
 
     def watched(self, each: Replacement) -> Replacement:
         """A replacement that also calls the original, and returns that result."""
-        return replace(each, make=partial(self._beside, each))
+        return replace(each, make=partial(self._with_original, each))
 
-    def _beside(self, each: Replacement, original: Function) -> Function:
+    def _with_original(self, each: Replacement, original: Function) -> Function:
         ours = each.make(original)
 
         def call(*args: Any, **more: Any) -> Any:
@@ -136,8 +136,10 @@ def results(of: Computing) -> None:
     demand(model is not None, "there is no model")
     of.said([of.watched(each) for each in of.kernels.replacements()], 4)
     wrong = {name: apart for name, apart in of.apart.items() if not apart <= 1}
-    told = ", ".join(f"{name} by {apart:.3g} times its tolerance" for name, apart in wrong.items())
-    demand(not wrong, f"results differ from the original's: {told}")
+    summary = ", ".join(
+        f"{name} by {apart:.3g} times its tolerance" for name, apart in wrong.items()
+    )
+    demand(not wrong, f"results differ from the original's: {summary}")
     if not of.calls:
         raise NotApplicable("the model calls none of the functions that are replaced")
 

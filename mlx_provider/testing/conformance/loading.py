@@ -62,9 +62,9 @@ def import_weight(installed: Installed) -> None:
         text=True,
         check=False,
     )
-    told = [line for line in done.stdout.splitlines() if line.startswith("LOADED ")]
-    demand(bool(told), f"it could not be listed in a process of its own: {done.stderr[-500:]}")
-    heavy = json.loads(told[-1].removeprefix("LOADED "))
+    summary = [line for line in done.stdout.splitlines() if line.startswith("LOADED ")]
+    demand(bool(summary), f"it could not be listed in a process of its own: {done.stderr[-500:]}")
+    heavy = json.loads(summary[-1].removeprefix("LOADED "))
     same(heavy, [], "listing it imports heavy packages: import them where they are used")
 
 
@@ -81,8 +81,8 @@ def recognition(installed: Installed) -> None:
     )
     for parser in parsers:
         for template in ("", "{{ messages }}", "{% for message in messages %}{{ message }}"):
-            told = f"parser {parser.name!r} claims the chat template {template!r}"
-            demand(not parser.detect(template), told)
+            summary = f"parser {parser.name!r} claims the chat template {template!r}"
+            demand(not parser.detect(template), summary)
 
 
 CHECKS: tuple[Check[Installed], ...] = (

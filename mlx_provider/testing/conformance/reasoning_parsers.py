@@ -77,10 +77,10 @@ def cut_replies(parser: ReasoningParser) -> None:
         for is_open in OPEN:
             found = _read(parser, [text[:end]], is_open)
             left = f"{found.reasoning!r} and {found.content!r}"
-            told = f"of the cut reply {text[:end]!r} {left} are left"
+            summary = f"of the cut reply {text[:end]!r} {left} are left"
             demand(not found.faults, f"the parser fails on {text[:end]!r}: {found.faults}")
             kept = found.reasoning + found.content
-            demand(all(w in kept for w in words if w in text[:end]), f"text is lost: {told}")
+            demand(all(w in kept for w in words if w in text[:end]), f"text is lost: {summary}")
 
 
 def bombs(parser: ReasoningParser) -> None:

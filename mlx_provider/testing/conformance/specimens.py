@@ -27,7 +27,7 @@ from .check import NotApplicable
 FORMATS = ("float32", "bfloat16", "4 bit")
 GROUP = 32
 """Values that share a scale in four bits."""
-LEAST = 1e-3
+HARMLESS = 1e-3
 """Difference of a log-probability in float32 that is never an error."""
 SHARE = 0.15
 """Share of the difference that another context makes: rounding in 16 and 4 bits stays below half of
@@ -106,7 +106,7 @@ class Specimen:
     def tolerance(self) -> float:
         """Difference of a log-probability that counts as rounding."""
         floor = noise.MULTIPLE * self.probe.noise_floor
-        return max(LEAST if self.exact else ONE * self.bound, floor)
+        return max(HARMLESS if self.exact else ONE * self.bound, floor)
 
     @cached_property
     def bound(self) -> float:
@@ -117,7 +117,7 @@ class Specimen:
         logits = solo_rows.decoded(self.model, cache, tokens[8:], 8)
         contexts = [noise.spread(a, b) for a, b in itertools.pairwise(logits)]
         reach = sum(contexts) / len(contexts)
-        return LEAST if self.exact else max(noise.LEAST["low"], SHARE * reach)
+        return HARMLESS if self.exact else max(noise.HARMLESS["low"], SHARE * reach)
 
     def tokens(self, length: int, word: int) -> list[int]:
         """Ids without those that end a reply; of one word they begin alike."""

@@ -63,8 +63,8 @@ class Format:
         """Calls and remaining text of a reply. Raises `Nonconformity` for broken JSON."""
         found = self.read([text], tools)
         demand(not found.faults, f"the parser fails on {text!r}: {'; '.join(found.faults)}")
-        told = f"arguments of {text!r} are no JSON: {found.calls}"
-        demand(len(found.whole_calls) == len(found.calls), told)
+        summary = f"arguments of {text!r} are no JSON: {found.calls}"
+        demand(len(found.whole_calls) == len(found.calls), summary)
         return found.whole_calls, (found.content + found.reasoning).strip()
 
 
@@ -109,15 +109,15 @@ def grammar_to_parser(of: Format) -> None:
         if not done:
             continue
         ended += 1
-        found, beside = of.taken_back(text, drawn.TOOLS)
-        told = f"of {text!r}, which the grammar allows, the parser makes {found} and {beside!r}"
-        demand(bool(found) and not beside, told)
+        found, prose = of.taken_back(text, drawn.TOOLS)
+        summary = f"of {text!r}, which the grammar allows, the parser makes {found} and {prose!r}"
+        demand(bool(found) and not prose, summary)
         for name, arguments in found:
-            demand(name in schemas, f"{told}: no such tool")
+            demand(name in schemas, f"{summary}: no such tool")
             try:
                 jsonschema.validate(arguments, schemas[name].get("parameters", True))
             except jsonschema.ValidationError as error:
-                demand(kept=False, told=f"{told}: {error.message}")
+                demand(kept=False, summary=f"{summary}: {error.message}")
     demand(ended > 0, f"of {SEEDS} random replies none ends within {LONGEST} tokens")
     _misleading(of)
 
@@ -137,9 +137,9 @@ def _misleading(of: Format) -> None:
 
 
 def _as_meant(of: Format, text: str, arguments: dict[str, Any]) -> None:
-    told = f"the grammar allows {text!r}, which the parser reads otherwise"
+    summary = f"the grammar allows {text!r}, which the parser reads otherwise"
     plain = [("put", drawn.meant(of.parser, arguments))]
-    same(of.taken_back(text, [drawn.TOOL]), (plain, ""), told)
+    same(of.taken_back(text, [drawn.TOOL]), (plain, ""), summary)
 
 
 def parser_to_grammar(of: Format) -> None:
@@ -148,8 +148,8 @@ def parser_to_grammar(of: Format) -> None:
     for name, arguments, schema in (("put", drawn.PLAIN, drawn.SCHEMA), ("ping", {}, {})):
         text = of.written(name, arguments, schema)
         same(of.taken_back(text, tools), ([(name, arguments)], ""), f"{text!r} reads otherwise")
-        told = f"the grammar does not allow {text!r}, which the parser reads"
-        demand(of.model.accepts(of.constraint(tools), text), told)
+        summary = f"the grammar does not allow {text!r}, which the parser reads"
+        demand(of.model.accepts(of.constraint(tools), text), summary)
     first = of.constraint([drawn.PUT])
     schema = drawn.PUT["function"]["parameters"]
     for seed in range(SEEDS // 2):
@@ -160,8 +160,8 @@ def parser_to_grammar(of: Format) -> None:
             if not _exact(ordered):
                 continue
             again = of.written(name, ordered, schema)
-            told = f"the grammar does not allow {again!r}, a call that the parser read"
-            demand(of.model.accepts(first.fork(), again), told)
+            summary = f"the grammar does not allow {again!r}, a call that the parser read"
+            demand(of.model.accepts(first.fork(), again), summary)
 
 
 def _exact(value: Any) -> bool:
@@ -223,14 +223,14 @@ def cut_replies(of: Format) -> None:
 
 def _nothing_lost(of: Format, text: str, before: str, found: Read) -> None:
     kept = (found.content + found.reasoning).strip()
-    told = f"of the cut reply {text!r} only {kept!r} and {found.calls} are left"
-    demand(before.strip() in kept, f"the text before the call is lost: {told}")
+    summary = f"of the cut reply {text!r} only {kept!r} and {found.calls} are left"
+    demand(before.strip() in kept, f"the text before the call is lost: {summary}")
     if found.calls:
         name, arguments = found.calls[0]
-        demand(len(found.calls) == 1 and name == "put", f"it becomes another call: {told}")
-        demand(arguments == "" or arguments[0] == "{", f"its arguments are no JSON: {told}")
+        demand(len(found.calls) == 1 and name == "put", f"it becomes another call: {summary}")
+        demand(arguments == "" or arguments[0] == "{", f"its arguments are no JSON: {summary}")
     elif of.parser.whole is None and text[len(before) :].startswith(_marks(of.parser)):
-        demand(kept == before.strip(), f"a piece of a call is shown as text: {told}")
+        demand(kept == before.strip(), f"a piece of a call is shown as text: {summary}")
 
 
 def _marks(parser: ToolParser) -> tuple[str, ...]:
@@ -263,8 +263,8 @@ def bombs(of: Format) -> None:
 def _survives(of: Format, text: str, size: int = 1000) -> None:
     chunks = [text[at : at + size] for at in range(0, len(text), size)]
     found = of.read(chunks, [drawn.TOOL])
-    told = f"the parser fails on {text[:80]!r}... of {len(text)} characters"
-    demand(not found.faults, f"{told}: {'; '.join(found.faults)[:300]}")
+    summary = f"the parser fails on {text[:80]!r}... of {len(text)} characters"
+    demand(not found.faults, f"{summary}: {'; '.join(found.faults)[:300]}")
 
 
 CHECKS: tuple[Check[Format], ...] = (

@@ -26,7 +26,7 @@ def bounded(seconds: float, what: str) -> Iterator[None]:
         yield
         return
 
-    told = f"{what} was not done after {seconds:g} s of work"
+    summary = f"{what} was not done after {seconds:g} s of work"
     passed: list[bool] = []
     end = time.thread_time() + seconds
 
@@ -36,7 +36,7 @@ def bounded(seconds: float, what: str) -> Iterator[None]:
             signal.setitimer(signal.ITIMER_PROF, max(left, LEAST_SECONDS))
             return
         passed.append(True)
-        raise Nonconformity(told)
+        raise Nonconformity(summary)
 
     before = signal.signal(signal.SIGPROF, stop)
     signal.setitimer(signal.ITIMER_PROF, seconds)
@@ -46,4 +46,4 @@ def bounded(seconds: float, what: str) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, before)
     if passed:  # whoever isolates the plugin has held it back
-        raise Nonconformity(told)
+        raise Nonconformity(summary)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-MARK = "prefix"
+PREFIX_KEY = "prefix"
 """The key with which a caller of LiteLLM marks such a message (1.106.2,
 `convert_prefix_message_to_non_prefix_messages`)."""
 
@@ -17,7 +17,7 @@ def split_prefill_mark(messages: Sequence[Any], *, always: bool = False) -> tupl
     contract that is. Clients of other APIs end a history with an answer and expect the next turn.
     """
     *before, last = messages
-    if not isinstance(last, Mapping) or MARK not in last:
+    if not isinstance(last, Mapping) or PREFIX_KEY not in last:
         return list(messages), always
-    rest = {name: value for name, value in last.items() if name != MARK}
-    return [*before, rest], bool(last[MARK]) or always
+    rest = {name: value for name, value in last.items() if name != PREFIX_KEY}
+    return [*before, rest], bool(last[PREFIX_KEY]) or always

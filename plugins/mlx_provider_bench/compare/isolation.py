@@ -14,7 +14,7 @@ from typing import Any
 
 from mlx_provider.errors import RequestFailed
 
-from ..servers.client import Answer, Messages, beside
+from ..servers.client import Answer, Messages, both
 from ..servers.questions import HELLO
 from .asking import questions
 from .begun import Begun
@@ -60,7 +60,7 @@ def measure(plan: Plan, subject: Subject, sides: Sequence[Side]) -> Iterator[lis
             for case, disturb in disturbances(plan).items():
                 side.revive()
                 row = rows(f"beside {case}", side.name)
-                _beside(row, side, Crowd(asked, alone, plan), disturb)
+                _disturbed(row, side, Crowd(asked, alone, plan), disturb)
     yield rows.all()
 
 
@@ -87,18 +87,18 @@ def disturbances(plan: Plan) -> dict[str, Disturbance]:
     return {**bad, LEAVES: partial(_leaves, leaver, plan.reply)}
 
 
-def _beside(row: Row, side: Side, crowd: Crowd, disturb: Disturbance) -> None:
+def _disturbed(row: Row, side: Side, crowd: Crowd, disturb: Disturbance) -> None:
     if side.given_up:
         row.count(side.together(crowd.asked, crowd.reply))
         return
     begun = Begun(len(crowd.asked))
-    together, (told, at) = beside(
+    together, (summary, at) = both(
         lambda: begun.ended(side.together(crowd.asked, crowd.reply, heard=begun.heard)),
         lambda: _once(begun, crowd.plan.limit, side, disturb),
     )
     row.count([*together, *(answer for answer in crowd.alone if answer.failure)])
     row.hold(together, crowd.alone)
-    row.notes["answered"] = told if at < begun.end else f"{told}, {TOO_LATE}"
+    row.notes["answered"] = summary if at < begun.end else f"{summary}, {TOO_LATE}"
     (after,) = side.alone([HELLO], 2)
     row.notes["afterwards"] = after.failure or "answers"
 
@@ -107,10 +107,10 @@ def _once(begun: Begun, limit: float, side: Side, disturb: Disturbance) -> tuple
     """The answer, and when it came."""
     begun.wait(limit)
     try:
-        told = disturb(side)
+        summary = disturb(side)
     except RequestFailed as error:
-        told = error.message[:80]
-    return told, time.perf_counter()
+        summary = error.message[:80]
+    return summary, time.perf_counter()
 
 
 def _bad(messages: Any, said: dict[str, Any], side: Side) -> str:

@@ -47,18 +47,18 @@ def report(result: Result, pictures: Sequence[str] = ()) -> str:
 
 
 def _machine(result: Result) -> Iterator[str]:
-    told = list(dict.fromkeys(_where(run) for run in result.runs))
-    if len(told) > 1:
+    summary = list(dict.fromkeys(_where(run) for run in result.runs))
+    if len(summary) > 1:
         yield "**These runs are of different machines or versions:**"
         yield ""
-    yield from (f"- {each}" for each in told)
+    yield from (f"- {each}" for each in summary)
 
 
 def _where(run: dict[str, Any]) -> str:
     machine, found = run["machine"], run["versions"]
     where = f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gb']} GB"
-    told = ", ".join(f"{name} {number}" for name, number in found.items())
-    return f"{where}, {machine['system']}, MLX on `{machine['device']}`; {told}"
+    summary = ", ".join(f"{name} {number}" for name, number in found.items())
+    return f"{where}, {machine['system']}, MLX on `{machine['device']}`; {summary}"
 
 
 def _not_faster(result: Result) -> list[str]:
@@ -136,13 +136,13 @@ def _table(rows: Sequence[Row]) -> Iterator[str]:
     for row in rows:
         cells = [row.case, row.server]
         for name in metrics:
-            cells += [_number(figure(row.figures.get(name, ()))), _beside(rows, row, name)]
+            cells += [_number(figure(row.figures.get(name, ()))), _ratio(rows, row, name)]
         cells += [f"{row.equal}/{row.compared}" if row.compared else "-"]
         cells += [f"{row.refused}/{row.asked}" if row.refused else "-"]
         yield _cells([*cells, *(row.notes.get(name, "-") for name in notes)])
 
 
-def _beside(rows: Sequence[Row], row: Row, metric: str) -> str:
+def _ratio(rows: Sequence[Row], row: Row, metric: str) -> str:
     ratio = best(rows, row, metric) if is_ours(row.server) else None
     return "" if ratio is None else f"{ratio.value:.2f}"
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ..servers.client import Answer, Messages, beside
+from ..servers.client import Answer, Messages, both
 from .asking import document, questions
 from .begun import Begun
 from .plan import Plan, Subject
@@ -61,7 +61,7 @@ def _scene(side: Side, plan: Plan, asked: Sequence[Messages], late: Messages) ->
         came = begun.wait(plan.limit) - start
         return came, side.alone([late], NEWCOMER)[0]
 
-    streams, (came, newcomer) = beside(stream, arrive)
+    streams, (came, newcomer) = both(stream, arrive)
     return Scene(streams, newcomer, came)
 
 

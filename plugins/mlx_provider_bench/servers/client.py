@@ -181,7 +181,7 @@ def at_once(tasks: Sequence[Callable[[], T]]) -> list[T]:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def beside(one: Callable[[], T], other: Callable[[], U]) -> tuple[T, U]:
+def both(one: Callable[[], T], other: Callable[[], U]) -> tuple[T, U]:
     """Both at the same time; see `at_once`."""
     results: list[Any] = at_once([one, other])
     return results[0], results[1]

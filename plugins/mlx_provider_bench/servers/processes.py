@@ -133,9 +133,9 @@ class Kept:
 
     def _arguments(self) -> list[str]:
         port = self.server.url.rpartition(":")[2]
-        told = [*self.kind.arguments, "--host", "127.0.0.1", "--port", port]
+        arguments = [*self.kind.arguments, "--host", "127.0.0.1", "--port", port]
         model = ["--model", str(self.server.folder)] if self.kind.takes_model else []
-        return told + model
+        return arguments + model
 
     @property
     def death(self) -> str:

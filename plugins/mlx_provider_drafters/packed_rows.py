@@ -11,7 +11,9 @@ import mlx.core as mx
 from mlx_provider.records import Parts, Run
 
 
-def beside(caches: Sequence[list[Any]], counts: Sequence[int], positions: mx.array) -> list[Any]:
+def packed_rows(
+    caches: Sequence[list[Any]], counts: Sequence[int], positions: mx.array
+) -> list[Any]:
     """The rows' caches as the model shall see them, layer by layer.
 
     To the model each of a row's `counts` tokens is a row of its own; their positions, (tokens,)
@@ -19,10 +21,10 @@ def beside(caches: Sequence[list[Any]], counts: Sequence[int], positions: mx.arr
     """
     edges = list(itertools.pairwise(itertools.accumulate(counts, initial=0)))
     places = [slice(*edge) for edge in edges]
-    return [Beside(layer, places, positions) for layer in zip(*caches, strict=True)]
+    return [PackedLayer(layer, places, positions) for layer in zip(*caches, strict=True)]
 
 
-class Beside:
+class PackedLayer:
     """One layer; attention must be routed (`mlx_provider.families.attention`)."""
 
     def __init__(self, caches: Sequence[Any], places: Sequence[slice], offset: mx.array) -> None:
