@@ -32,7 +32,7 @@ LARGEST = 2**20
 ENTRIES = 64
 """Most models and kinds of KV cache in it. The oldest entry is dropped first."""
 UPSTREAM = ("mlx", "mlx-lm", "mlx-vlm")
-FORMAT = 5
+FORMAT = 6
 """Version of the measurements and their method. Entries of other versions are not used."""
 
 

@@ -31,6 +31,9 @@ PARAMETERS = ("scale", "mask", "sinks")
 """Of the original, after the cache."""
 FEW = 8
 """Most queries of one row that attend to quantised keys as they are."""
+TOGETHER = 512
+"""Most cached tokens of which several layers may have such copies at once. Metal frees none before
+its command buffer ends (mlx 0.32.4, backend/metal/eval.cpp), and ten may be in flight."""
 FUSED_WIDTHS = (64, 80, 128)
 """Head sizes with a fused kernel for more queries (mlx 0.32.4, Metal and CUDA,
 `scaled_dot_product_attention.cpp`)."""
@@ -68,6 +71,8 @@ def routed(original: Function) -> Function:
         if isinstance(keys, Shared):
             return attend_shared(original, queries, keys, values, cache, named, mask)
         if isinstance(keys, tuple) and hasattr(cache, "bits") and _fused(queries):
+            if keys[0].shape[2] > TOGETHER:
+                mx.eval(queries)  # the copies of the last layer are free then
             keys, values = _dequantised(keys, cache), _dequantised(values, cache)
             cache = None
         found: mx.array = original(queries, keys, values, cache, **named, mask=mask)

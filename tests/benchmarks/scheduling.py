@@ -87,7 +87,8 @@ def _beside_streams(name: str, device: Any) -> Iterator[Result]:
 def timed(plan: Plan, family: str) -> Any:
     """This device with a random model: what its passes take, and what the engine knows of it."""
     from device_curves import Timed
-    from mlx_provider.engine.execution.calibration import calibrate, deep_cache
+    from mlx_provider.engine.execution.calibration import calibrate
+    from mlx_provider.engine.execution.deep_cache import deep_cache
     from mlx_provider.engine.execution.probe import probe
     from mlx_provider.engine.scheduling.costs import Curve
     from mlx_provider.engine.scheduling.plan import GRID
@@ -108,7 +109,7 @@ def _seconds(model: LoadedModel, cache: Callable[[], list[Any]], start: int, wid
     """The fastest of some passes over `width` tokens, each behind `start` in a cache of its own."""
     import mlx.core as mx
 
-    from mlx_provider.engine.execution.calibration import spread
+    from mlx_provider.engine.execution.deep_cache import spread
     from mlx_provider.engine.memory import arrays
 
     prompt, took = Prompt(spread(model, start + width)), []

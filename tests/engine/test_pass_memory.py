@@ -12,11 +12,26 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from mlx_provider import LoadOptions, PrefillChunk, Prompt
 from mlx_provider.engine import memory
+from mlx_provider.engine.execution.deep_cache import copied_bytes, deep_cache
 from mlx_provider.engine.execution.pass_memory import PassBytes, PassMemory, measure
+from mlx_provider.engine.memory import arrays
 from mlx_provider.engine.scheduling.costs import UNMEASURED, Curve
+from mlx_provider.families.text import TextModel, load_text
+from mlx_provider.serving.kv_choice import cache_maker
+from mlx_provider.testing.tiny import build
 
 GIGA = 2**30
+
+
+def passing(model: TextModel, cache: list[Any], start: int, width: int) -> int:
+    """Most bytes that a chunk takes while it runs."""
+    mx.eval(arrays(cache))
+    mx.reset_peak_memory()
+    tokens = Prompt([7] * (start + width))
+    mx.eval(model.prefill(PrefillChunk(tokens, start, start + width, cache)), arrays(cache))
+    return mx.get_peak_memory() - mx.get_active_memory()
 
 
 PROGRAM = """
@@ -77,6 +92,34 @@ def test_a_deep_chunk_is_as_narrow_as_its_time_demands() -> None:
     assert passes(50_000, 1) == pytest.approx(10 + 6400 + 64 * 28_125)
     assert passes(10**6, 1) == pytest.approx(10 + 6400 + 8 * 575_000)
     assert passes(1, 200) == 2000 + 20_000 + 1
+
+
+def test_the_copy_of_one_quantised_layer_is_reserved_for_each_cached_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a device with a fused kernel for many queries, which keeps no scores."""
+    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
+    monkeypatch.setattr(
+        mx.fast,
+        "scaled_dot_product_attention",
+        lambda q, k, v, **more: mx.depends(mx.cos(q), [k, v]),
+    )
+    folder = build(tmp_path / "m", "qwen3", dtype="float32", head_dim=64, num_hidden_layers=6)
+    model = load_text(folder, LoadOptions(dtype="float32"))
+    make = cache_maker(model, 8)
+    deep = deep_cache(model, make, 3000, 64)
+    for layer in deep:
+        assert layer.offset == 3000
+        for each in (*layer.keys, *layer.values):
+            assert mx.array_equal(each[:, :, :3000], mx.repeat(each[:, :, :1], 3000, axis=2))
+    one_layer = copied_bytes(deep, 1)
+    assert one_layer == 2 * 2 * 64 * 4
+    found = measure(model, make, UNMEASURED)
+    assert found is not None
+    assert one_layer <= found.key <= 2.2 * one_layer  # a CPU dequantises in two steps
+    assert found.pair * 3000 * 64 < one_layer * 3000 / 8
+    reserved = PassMemory.of(found, UNMEASURED, 100, 64)(3064, 1)
+    assert passing(model, deep, 3000, 64) <= reserved
 
 
 def test_what_cannot_be_measured_takes_nothing() -> None:

@@ -10,8 +10,9 @@ import pytest
 from mlx_lm.models.base import scaled_dot_product_attention as upstream
 from mlx_lm.models.cache import QuantizedKVCache
 
+from kernel_count import nodes
 from mlx_provider.records import Parts, Run
-from mlx_provider.upstream.attention import FEW, routed
+from mlx_provider.upstream.attention import FEW, TOGETHER, routed
 
 HEADS, SHARED, WIDTH, BEFORE = 4, 2, 64, 40
 
@@ -71,6 +72,16 @@ def test_many_queries_get_what_few_would(
     whole = [mx.dequantize(*each, 32, bits).astype(mx.float32) for each in (keys, values)]
     exact = upstream(asking.astype(mx.float32), *whole, None, scale=0.2, mask=given)
     assert largest(ours - exact) <= max(1e-5, largest(theirs - exact))
+
+
+def test_copies_of_long_caches_exist_for_one_layer_at_a_time(fused: list[int]) -> None:
+    """What came before is computed, so that its copies are free."""
+    for tokens in (TOGETHER, TOGETHER + 1):
+        cache, keys, values = cached(8, tokens, mx.float32, 1)
+        asking = queries(1, 2 * FEW, mx.float32) + 1
+        routed(upstream)(asking, keys, values, cache, scale=0.2, mask=None)
+        assert bool(nodes(asking)) == (tokens <= TOGETHER)
+    assert len(fused) == 2
 
 
 def test_heads_without_a_fused_kernel_stay_quantised(fused: list[int]) -> None:

@@ -12,11 +12,12 @@ import mlx.core as mx
 
 from ...isolation import Isolation
 from ...records import LoadedModel, PrefillChunk, Prompt
-from ..memory import MemoryProfile, arrays, leaves, profile
+from ..memory import MemoryProfile, arrays, profile
 from ..replication import ONE_PROCESS, Replication
 from ..row_cache import grow_by
 from ..scheduling.chunking import LONGEST_GAP
 from ..scheduling.costs import UNMEASURED, Curve
+from .deep_cache import MakeCache, copied_bytes, deep_cache, spread
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,6 @@ ENOUGH = 2.0
 WARM, WARM_PASSES = 0.2, 16
 """Most seconds and passes of untimed warm-up: an idle device runs at a lower clock."""
 
-MakeCache = Callable[[], list[Any]]
 Reserve = Callable[[int], bool]
 """Reserves bytes for measurements, in place of those reserved before. Returns whether they are
 free, the same in all processes."""
@@ -102,8 +102,10 @@ class _Timing:
         self._replication = replication
         self._reserve = reserve
         self._memory = MemoryProfile(0, 0)
+        self._copied = 0
+        """Bytes of a copy of one token of one quantised layer."""
         self._held = 0
-        """Bytes of the deep cache."""
+        """Bytes of the deep cache, and of the copy of one of its layers."""
         self._released = 0
         """Bytes that the last passes used at their peak and released."""
         self._over_empty = self._over_deep = (1, 0)
@@ -118,19 +120,18 @@ class _Timing:
         for _ in range(WARM_PASSES):
             cache = self._make()
             self._timed(cache, 0, 1)
-            self._memory = profile(cache, REPEATS)
+            self._memory, self._copied = profile(cache, REPEATS), copied_bytes(cache, 1)
             if self._first(lambda: time.perf_counter() - began > WARM):
                 break
 
     def fits(self, depth: int) -> bool:
         """Reserve the memory of passes over a cache of `depth` tokens, if it is free."""
-        held = self._memory.row_bytes(depth + _behind(depth))
-        return self._reserve(held + self._pass_bytes(1))
+        return self._reserve(self._deep_bytes(depth) + self._pass_bytes(1))
 
     def over(self, depth: int) -> None:
         """Time passes over a cache of `depth` tokens, and the same passes over an empty cache."""
         began, start = time.perf_counter(), depth
-        self._held = self._memory.row_bytes(depth + _behind(depth))
+        self._held = self._deep_bytes(depth)
         cache = deep_cache(self._model, self._make, depth, _behind(depth))
         for width in _widths(depth):
             late = start + REPEATS * width > self._model.info.context_length
@@ -140,6 +141,10 @@ class _Timing:
             self.deep[width], start = self._timed(cache, start, width)
             self._over_deep = width, self._released
         self._held, self._over_deep = 0, (1, 0)
+
+    def _deep_bytes(self, depth: int) -> int:
+        tokens = depth + _behind(depth)
+        return self._memory.row_bytes(tokens) + tokens * self._copied
 
     def _enough(self, width: int, began: float) -> bool:
         """Whether to skip passes of this width and wider ones over the deep cache."""
@@ -207,34 +212,3 @@ def _widths(depth: int) -> list[int]:
 def _behind(depth: int) -> int:
     """Tokens of all these passes."""
     return REPEATS * sum(_widths(depth))
-
-
-def deep_cache(model: LoadedModel, make_cache: MakeCache, depth: int, more: int) -> list[Any]:
-    """A row cache that appears to hold `depth` tokens, made without a pass, with capacity for
-    `more` tokens."""
-    cache = make_cache()
-    grow_by(cache, depth + more)
-    model.prefill(PrefillChunk(Prompt(spread(model, 1)), 0, 1, cache))
-    for layer in leaves(cache):
-        if all(isinstance(getattr(layer, name, None), mx.array) for name in ("keys", "values")):
-            layer.update_and_fetch(*(_longer(each, depth - 1) for each in _first_token(layer)))
-    mx.eval(arrays(cache))
-    return cache
-
-
-def _first_token(layer: Any) -> list[mx.array]:
-    """Copies of its keys and values, so that the buffers of the layer are filled in place."""
-    found = [mx.contiguous(each[:, :, :1]) for each in (layer.keys, layer.values)]
-    mx.eval(found)
-    return found
-
-
-def _longer(array: mx.array, tokens: int) -> mx.array:
-    """(1, heads, 1, D) repeated to (1, heads, tokens, D), without a copy."""
-    return mx.broadcast_to(array, (1, array.shape[1], tokens, array.shape[3]))
-
-
-def spread(model: LoadedModel, count: int) -> Sequence[int]:
-    """Ids spread over the vocabulary, so that a pass reads experts and embeddings as for a real
-    prompt."""
-    return [(7919 * (i + 1)) % max(2, model.info.vocab_size) for i in range(count)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -19,7 +19,8 @@ from ..memory import arrays, profile
 from ..row_cache import grow_by
 from ..scheduling.costs import Curve
 from ..scheduling.plan import widths, worthwhile
-from .calibration import Reserve, deep_cache, spread, unlimited
+from .calibration import Reserve, unlimited
+from .deep_cache import MakeCache, copied_bytes, deep_cache, spread
 
 log = logging.getLogger(__name__)
 
@@ -27,15 +28,13 @@ WIDTHS = (256, 64, 16)
 """Tokens of the wide pass that is measured: the most that run within `BRIEF`."""
 BRIEF = 0.6
 """Longest seconds of that pass, so that a slow machine loads fast."""
-NARROW = 16
-"""Tokens of the deep pass that is measured. Fewer may run in kernels that keep no scores (mlx 0.32,
-backend/metal/scaled_dot_product_attention.cpp: `sdpa_vector` takes up to 8)."""
+NARROW = (16, 32)
+"""Tokens of the deep passes that are measured. Fewer may run in kernels that keep no scores (mlx
+0.32, backend/metal/scaled_dot_product_attention.cpp: `sdpa_vector` takes up to 8)."""
 
 DEPTHS = (2048, 512)
 """Cached tokens before the deep pass. The first depth within the context and the free memory is
 used."""
-
-MakeCache = Callable[[], list[Any]]
 
 
 @dataclass(frozen=True)
@@ -48,6 +47,8 @@ class PassBytes:
     """Per further token."""
     pair: float = 0.0
     """Per pair of a new token and a cached one. 0 if attention never stores its scores."""
+    key: float = 0.0
+    """Per cached token, however many are new. 0 if attention copies no keys and values."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,8 @@ class PassMemory:
         pairs = max((min(n, chunk) * min(d, tokens) for n, d in self.deepest), default=0.0)
         pairs = max(pairs, min(self.least, chunk) * tokens)
         each = self.each
-        return int(each.row * rows + each.token * max(chunk, rows) + each.pair * pairs)
+        cached = each.pair * pairs + each.key * tokens
+        return int(each.row * rows + each.token * max(chunk, rows) + cached)
 
 
 def _depth(curve: Curve, tokens: int, longest: float) -> float:
@@ -106,31 +108,42 @@ def measure(
     context = model.info.context_length
     brief = [n for n in WIDTHS if curve.seconds(n) <= BRIEF and n <= context]
     width = min(WIDTHS[-1], context)
-    one = several = behind = narrow = depth = 0
+    one = several = depth = 0
+    behind = [0, 0]
     with Isolation() as tried:
         one = _taken(model, first := make_cache(), 0, 1)
-        memory = profile(first, 1)
+        memory, copied = profile(first, 1), copied_bytes(first, 1)
         del first
 
         def fits(depth: int, width: int) -> bool:
-            return reserve(memory.row_bytes(depth + width) + width * one)
+            tokens = depth + width
+            return reserve(memory.row_bytes(tokens) + tokens * copied + width * one)
 
-        depths = [n for n in DEPTHS if n + NARROW <= context]
-        depth = next((n for n in depths if fits(n, NARROW)), 0)
+        depths = [n for n in DEPTHS if n + NARROW[-1] <= context]
+        depth = next((n for n in depths if fits(n, NARROW[-1])), 0)
         width = next((n for n in brief if fits(depth, n)), width)
-        make = partial(_roomy, make_cache, max(depth + NARROW, width))
+        make = partial(_roomy, make_cache, max(depth + NARROW[-1], width))
         several = _taken(model, make(), 0, width)
-        narrow = _taken(model, make(), 0, min(NARROW, context))
-        if depth:
-            behind = _taken(model, deep_cache(model, make_cache, depth, NARROW), depth, NARROW)
+        for i, n in enumerate(NARROW if depth else ()):
+            over_empty = _taken(model, make(), 0, n)
+            behind[i] = _taken(model, deep_cache(model, make_cache, depth, n), depth, n)
+            behind[i] = max(0, behind[i] - over_empty)
     if tried.fault is not None:
         log.warning("the memory of a pass could not be measured: %s", tried.fault.summary)
-    token = max(0, several - one) / max(1, width - 1)
-    pair = max(0, behind - narrow) / (NARROW * depth) if depth else 0.0
-    row: float = one
+    found = [one, max(0, several - one) / max(1, width - 1), *_cached(behind, depth)]
     if heterogeneous is not None:
-        row, token, pair = heterogeneous.most([row, token, pair])
-    return None if tried.fault is not None else PassBytes(row, token, pair)
+        found = heterogeneous.most(found)
+    return None if tried.fault is not None else PassBytes(*found)
+
+
+def _cached(behind: Sequence[int], depth: int) -> tuple[float, float]:
+    """Bytes per pair and per key of passes of `NARROW` tokens, which used so many more over a cache
+    of `depth` tokens."""
+    if not depth:
+        return 0.0, 0.0
+    (few, many), (less, more) = NARROW, behind
+    pair = max(0, more - less) / (many - few) / depth
+    return pair, max(0.0, less / depth - few * pair)
 
 
 def _roomy(make_cache: MakeCache, tokens: int) -> list[Any]:
