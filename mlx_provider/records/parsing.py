@@ -71,7 +71,7 @@ class ToolParser:
     """Further text that is decoded even if it is special tokens."""
     aliases: tuple[str, ...] = ()
     atomic: bool = False
-    """Report a block only when it is complete, for formats in which a late fault makes it text."""
+    """Report a call only when it is complete, for formats in which a late fault makes it text."""
     cut: Literal["text", "drop"] = "text"
     """For a request without tools: a call that is cut before anything was reported becomes text, or
     is dropped. With tools it is dropped."""

@@ -146,6 +146,9 @@ class TextReader:
         self._open_call = False
         self._settled = self.position
         self.events.append(TextEvent("close"))
+        if self._holding:
+            self._held.extend(self.events)
+            self._held_calls, self.events = self._calls, []
 
     @property
     def calls(self) -> int:
@@ -169,7 +172,7 @@ class TextReader:
     # ---- going back
 
     def hold(self) -> None:
-        """Hold back what is found from here on, until `let_go`."""
+        """Hold back each call from here on until it is complete, or until `let_go`."""
         self._holding, self._held, self._held_calls = True, self.events, self._calls
         self.events = []
 
