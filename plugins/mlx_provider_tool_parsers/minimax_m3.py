@@ -10,16 +10,20 @@ from typing import Any
 
 from mlx_provider import CallGrammar, TaggedArguments, ToolCall, ToolParser
 from mlx_provider.records import (
+    NotACall,
     Reading,
+    TextEnded,
     TextReader,
     Tools,
     claimed,
     listed_parameters,
     read_marked,
     resolved,
+    through,
     value_types,
 )
 
+from .json_text import ignore
 from .lookahead import behind
 from .schema import as_json, functions
 
@@ -47,6 +51,7 @@ class _Node:
 
 PREFIX = "]<]minimax[>["
 OPEN, CLOSE = PREFIX + "<tool_call>", PREFIX + "</tool_call>"
+CALL, CALL_END = PREFIX + "<invoke", PREFIX + "</invoke>"
 _TAG = re.compile(r"<(/?)(?!\s*>)([^<>]+)>(.*)", re.DOTALL)
 """Blanks are no name."""
 
@@ -73,25 +78,33 @@ def _tree(text: str) -> _Node:
 
 
 def scan(reader: TextReader, tools: Tools) -> Reading[None]:
-    """One block of invocations."""
-    begun = yield from behind(reader, OPEN, PREFIX + "<invoke")
-    reading = read_marked(reader, (OPEN,), CLOSE, parse, tools)
-    yield from claimed(reading) if begun else reading
+    """One block of invocations; text between them says nothing."""
+    begun = yield from behind(reader, OPEN, CALL)
+    reading = _block(reader, tools)
+    yield from claimed(reading, through(CLOSE)) if begun else reading
+
+
+def _block(reader: TextReader, tools: Tools) -> Reading[None]:
+    before = reader.calls
+    yield from reader.expect(OPEN)
+    while (found := (yield from reader.pass_until((CALL, CLOSE), ignore))) == CALL:
+        yield from read_marked(reader, (CALL,), CALL_END, parse, tools)
+    if not found:
+        raise TextEnded
+    if reader.calls == before:
+        raise NotACall("no invocation")
+    reader.skip(len(found))
 
 
 def parse(text: str, tools: Tools) -> list[ToolCall]:
-    """The calls of one block. Raises `ValueError`."""
-    calls = []
-    for node in _tree(text).children:
-        match = re.fullmatch(r"""invoke\s+name=["']?([^"']+)["']?\s*""", node.tag)
-        if match is None:
-            raise ValueError("not an invocation")
-        schema = functions(tools).get(match[1], {}).get("parameters")
-        root = schema if isinstance(schema, Mapping) else {}
-        calls.append(ToolCall(match[1], _members(node, root, root)))
-    if not calls:
-        raise ValueError("no invocation")
-    return calls
+    """The call in an invocation's text. Raises `ValueError`."""
+    (node,) = _tree(f"{CALL}{text}{CALL_END}").children
+    match = re.fullmatch(r"""invoke\s+name=["']?([^"']+)["']?\s*""", node.tag)
+    if match is None:
+        raise ValueError("not an invocation")
+    schema = functions(tools).get(match[1], {}).get("parameters")
+    root = schema if isinstance(schema, Mapping) else {}
+    return [ToolCall(match[1], _members(node, root, root))]
 
 
 def _members(node: _Node, schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
@@ -133,8 +146,8 @@ def parsers() -> tuple[ToolParser, ...]:
             markers=(PREFIX,),
             rank=4,
             grammar=CallGrammar(
-                f'{PREFIX}<invoke name="{{name}}">',
-                f"{PREFIX}</invoke>",
+                f'{CALL} name="{{name}}">',
+                CALL_END,
                 OPEN,
                 CLOSE,
                 tagged=TaggedArguments(f"{PREFIX}<", ">", f"{PREFIX}</{{key}}>", barred=(PREFIX,)),

@@ -110,19 +110,32 @@ def _one_line_strings(text: str) -> str:
     return "".join(found)
 
 
-def read_list(reader: TextReader) -> Reading[str]:
-    """A bracketed list of calls, up to its own closing bracket. Raises `NotACall` early."""
-    yield from reader.expect("[")
-    text = "[" + (yield from reader.space())
-    head = yield from reader.run(_HEAD)
-    if not head or head[0].isdigit() or (yield from reader.peek()) != "(":
-        raise NotACall("not a list of calls")
-    return text + head + (yield from _balanced(reader, depth=1))
+def read_calls(reader: TextReader, stop: str, *, listed: bool) -> Reading[None]:
+    """Calls up to `stop`, which stays unread. Each is reported when it ends.
+
+    `listed`: commas separate them. Raises `NotACall`.
+    """
+    while not (yield from reader.at(stop)):
+        head = yield from reader.run(_HEAD)
+        if not head or head[0].isdigit() or (yield from reader.peek()) != "(":
+            raise NotACall("not a call")
+        text = head + (yield from _balanced(reader))
+        try:
+            (call,) = parse_calls(text)
+        except ValueError as error:
+            raise NotACall(str(error), whole=True) from error
+        if listed:
+            yield from reader.space()
+            if not (yield from reader.at(",", stop)):
+                raise NotACall("no comma after a call", whole=True)
+        report_call(reader, call)
+        yield from reader.accept(",")
+        yield from reader.space()
 
 
-def _balanced(reader: TextReader, depth: int) -> Reading[str]:
-    """Up to the bracket that closes the outermost of `depth` open ones; none in quotes counts."""
-    text, quote = "", ""
+def _balanced(reader: TextReader) -> Reading[str]:
+    """Up to the bracket that closes the first one; none in quotes counts."""
+    text, quote, depth = "", "", 0
     while True:
         character = yield from reader.char()
         text += character
@@ -139,28 +152,17 @@ def _balanced(reader: TextReader, depth: int) -> Reading[str]:
                 return text
 
 
-def _read_lines(reader: TextReader, end: str) -> Reading[str]:
-    """Calls one after the other, up to `end`, which stays unread."""
-    text = ""
-    while not (yield from reader.at(end)):
-        head = yield from reader.run(_HEAD)
-        yield from reader.expect("(")
-        text += f"{head}(" + (yield from _balanced(reader, depth=1)) + "\n"
-        yield from reader.space()
-    return text
-
-
 def scan_list(reader: TextReader, tools: Tools) -> Reading[None]:
     """A list of calls, with or without markers around it."""
+    before = reader.calls
     yield from reader.accept("<|python_start|>")
     yield from reader.space()
-    text = yield from read_list(reader)
-    try:
-        calls = parse_calls(text)
-    except ValueError as error:
-        raise NotACall(str(error), whole=True) from error
-    for call in calls:
-        report_call(reader, call)
+    yield from reader.expect("[")
+    yield from reader.space()
+    yield from read_calls(reader, "]", listed=True)
+    if reader.calls == before:
+        raise NotACall("an empty list")
+    yield from reader.expect("]")
     yield from reader.accept("<|python_end|>")
 
 
@@ -215,21 +217,25 @@ def _written(start: str, end: str, between: str = ", ") -> CallGrammar:
 
 
 def _quoting(reader: TextReader, start: str, end: str) -> Reading[bool]:
-    """Read a block of sound calls, in whose strings markers are text; False: it is none, unread."""
-    mark = reader.mark()
+    """Read a block of calls, in whose strings markers are text.
+
+    False: it begins with no call, and nothing was read.
+    """
+    mark, before = reader.mark(), reader.calls
     try:
         yield from reader.expect(start)
         yield from reader.space()
-        listed = yield from reader.at("[")
-        text = yield from read_list(reader) if listed else _read_lines(reader, end)
+        listed = bool((yield from reader.accept("[")))
         yield from reader.space()
-        yield from reader.expect(end)
-        calls = parse_calls(text)
-    except (NotACall, TextEnded, ValueError):
+        yield from read_calls(reader, "]" if listed else end, listed=listed)
+        yield from reader.accept("]")
+        yield from reader.space()
+        yield from reader.accept(end)
+    except (NotACall, TextEnded):
+        if reader.calls > before:
+            raise
         reader.rewind(mark)
         return False
-    for call in calls:
-        report_call(reader, call)
     reader.release()
     return True
 

@@ -42,7 +42,6 @@ def parsers() -> tuple[ToolParser, ...]:
             start=BEGIN,
             end=END,
             scan=scan,
-            atomic=True,
             markers=(CALL, SEPARATOR, CALL_END),
             detect=lambda template: "steptml:invoke" in template,
             rank=3,

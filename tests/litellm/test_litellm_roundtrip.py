@@ -1,6 +1,7 @@
 """Through the real `litellm` functions: what a script sees."""
 
 import itertools
+import threading
 import time
 from functools import partial
 
@@ -128,3 +129,27 @@ async def test_tools_and_reasoning(engine, scripted, stream):
     assert call.function.arguments == '{"city": "Paris"}'
     assert engine.request.tools == TOOLS
     assert engine.request.template == {"reasoning_effort": "low", "enable_thinking": True}
+
+
+async def test_a_call_is_heard_before_the_engine_has_the_next_one(engine, scripted):
+    heard = threading.Event()
+
+    def script(request):
+        yield [
+            Delta(tool_calls=[ToolCallDelta(index=0, id="call_1", name="get_weather")]),
+            Delta(tool_calls=[ToolCallDelta(index=0, arguments="{}")]),
+        ]
+        name = "second" if heard.wait(60) else "unheard"
+        yield [Delta(tool_calls=[ToolCallDelta(index=1, id="call_2", name=name, arguments="{}")])]
+        yield [Finish(reason="tool_calls"), scripted["done"]()]
+
+    engine.script = script
+    names = []
+    async for chunk in await litellm.acompletion(
+        model="mlx/m", messages=HI, tools=TOOLS, stream=True
+    ):
+        for piece in chunk.choices[0].delta.tool_calls or ():
+            names.append(piece.function.name or piece.function.arguments)
+        if names == ["get_weather", "{}"]:
+            heard.set()
+    assert names == ["get_weather", "{}", "second", "{}"]
