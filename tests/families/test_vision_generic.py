@@ -66,6 +66,18 @@ def test_one_row_equals_mlx_vlm(name: str, request_name: str, load_generic, ask,
     assert greedy(load_generic(name), prompt, COUNT, chunk=7) == expected
 
 
+@pytest.mark.parametrize("name", SEPARATE)
+def test_positions_after_an_image_equal_upstreams(name: str, load_generic, ask) -> None:
+    model = load_generic(name)
+    prompt = ask(model, tiny_image(1, 64, 160), "and", tiny_image(2, 200, 96))
+    grids = mx.array([span.inputs.grid for span in prompt.spans])
+    positions, delta = model.model.language_model.get_rope_index(
+        mx.array([prompt.tokens]), grids, None, None
+    )
+    assert np.array_equal(np.array(positions)[:, 0], prompt.positions)
+    assert int(delta.item()) == prompt.rope_delta != 0
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_in_turn_do_not_meet(name: str, load_generic, ask) -> None:
     model = load_generic(name)
