@@ -19,10 +19,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..records import Function, Parts, Run, parts_of
+from ..records import Function, Parts, Run
 from .patching import namespaces, patch
-from .shared_attention import attend_shared
-from .shared_kv import Shared
+from .shared_attention import Call, attend_apart, calls_of
 
 __all__ = ["Parts", "Run", "Watched", "route", "routed"]
 
@@ -55,21 +54,18 @@ def routed(original: Function) -> Function:
         queries: mx.array, keys: Any, values: Any, cache: Any = None, *args: Any, **kwargs: Any
     ) -> mx.array:
         named = dict(zip(PARAMETERS, args, strict=False)) | kwargs
-        mask = named.pop("mask", None)
+        calls = calls_of(queries, keys, values, named.pop("mask", None), cache)
+        plain = named.get("sinks") is None
+        apart = {i: call for i, call in enumerate(calls) if plain and call.apart}
+        joint = dict(zip(apart, attend_apart(list(apart.values()), named["scale"]), strict=True))
+        out = [joint[i] if i in joint else one(call.whole, named) for i, call in enumerate(calls)]
         if not isinstance(keys, Parts):
-            return one(queries, keys, values, cache, mask, named)
-        out = []
-        for part, run in zip(parts_of(keys, values, mask), keys.runs, strict=True):
-            own = part.of(queries), part.keys, part.values, run.cache
-            found = one(*own, part.mask, named)
-            out.append(found.swapaxes(0, 2) if run.turned else found)
-        return mx.concatenate(out, axis=0)
+            return out[0]
+        runs = zip(out, keys.runs, strict=True)
+        return mx.concatenate([x.swapaxes(0, 2) if run.turned else x for x, run in runs])
 
-    def one(
-        queries: mx.array, keys: Any, values: Any, cache: Any, mask: Any, named: dict[str, Any]
-    ) -> mx.array:
-        if isinstance(keys, Shared):
-            return attend_shared(original, queries, keys, values, cache, named, mask)
+    def one(call: Call, named: dict[str, Any]) -> mx.array:
+        queries, keys, values, mask, cache = call
         if isinstance(keys, tuple) and hasattr(cache, "bits") and _fused(queries):
             if keys[0].shape[2] > TOGETHER:
                 mx.eval(queries)  # the copies of the last layer are free then

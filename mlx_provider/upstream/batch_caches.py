@@ -127,8 +127,7 @@ def _kv_row(batch: BatchKVCache, index: int) -> KVCache:
     start, skipped = paddings[index], getattr(batch, "skipped", {index: 0})[index]
     prefix = prefix_of(batch)
     if prefix is not None:
-        row = SharedKV(skipped)
-        row.prefix = prefix
+        row = SharedKV(prefix, skipped)
     else:
         row = SparseKVCache(skipped) if skipped else KVCache()
     row.keys = batch.keys[index : index + 1, :, start : batch._idx]

@@ -15,6 +15,7 @@ with file_limit_kept():
         BatchKVCache,
         BatchRotatingKVCache,
         KVCache,
+        QuantizedKVCache,
         RotatingKVCache,
         make_prompt_cache,
     )
@@ -24,6 +25,7 @@ __all__ = [
     "BatchKVCache",
     "BatchRotatingKVCache",
     "KVCache",
+    "QuantizedKVCache",
     "RotatingKVCache",
     "StateCache",
     "StateHistory",

@@ -2,63 +2,79 @@
 
 A row, or a merged group of rows, holds a `Prefix` that others hold too, and its own tail. Models
 see keys and values as `Shared`, which only a routed attention understands (`attention.route`).
+Keys and values are arrays, or triples of packed values, scales and biases if they are quantised.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 
-from .cache_classes import BatchKVCache, KVCache
-from .sparse_cache import SparseKVCache
+from .cache_classes import BatchKVCache, KVCache, QuantizedKVCache
+from .sparse_cache import Skipping
+
+SHAREABLE = (KVCache, QuantizedKVCache)
+"""Caches of a row that can be divided."""
 
 
 @dataclass(frozen=True, eq=False)
 class Prefix:
     """Keys and values of the first tokens of several rows, for one layer. Immutable."""
 
-    keys: mx.array
+    keys: Any
     """(1, Hk, length, D)"""
-    values: mx.array
+    values: Any
 
     @property
     def length(self) -> int:
-        return int(self.keys.shape[2])
+        return length_of(self.keys)
 
     def head(self, length: int) -> Prefix:
         """The first tokens of it, as views."""
         if length == self.length:
             return self
-        return Prefix(self.keys[..., :length, :], self.values[..., :length, :])
+        return Prefix(cut(self.keys, 0, length), cut(self.values, 0, length))
 
     def __deepcopy__(self, memo: Any) -> Prefix:
         return self
 
 
-class Shared(NamedTuple):
+@dataclass(frozen=True)
+class Shared:
     """Keys or values of rows with a common prefix."""
 
-    prefix: mx.array
+    prefix: Any
     """(1, Hk, P, D)"""
-    tail: mx.array
+    tail: Any
     """(B, Hk, S, D)"""
 
-    def whole(self) -> mx.array:
+    def whole(self) -> Any:
         """(B, Hk, P + S, D), a copy."""
-        rows = self.tail.shape[0]
-        prefix = mx.broadcast_to(self.prefix, (rows, *self.prefix.shape[1:]))
-        return mx.concatenate([prefix, self.tail], axis=2)
+        return _each(_concatenated, self.prefix, self.tail)
 
 
-class SharedKV(SparseKVCache):
+class SharedRow(Skipping):
     """One row: only the tokens after the prefix are its own. Masks are those of its own tokens."""
 
     prefix: Prefix
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> Any:
         return _shared(self.prefix, super().update_and_fetch(keys, values))
+
+
+class SharedKV(SharedRow, KVCache):
+    """A row with keys and values as they are."""
+
+    def __init__(self, prefix: Prefix, skipped: int) -> None:
+        super().__init__()
+        self.prefix, self.skipped = prefix, skipped
+
+
+class SharedQuantisedKV(SharedRow, QuantizedKVCache):
+    """A row with quantised keys and values. `divide` and `start` make it."""
 
 
 class SharedBatchKV(BatchKVCache):
@@ -101,33 +117,37 @@ class Spliced:
         return tail if start >= self._at else mx.concatenate([head, tail], axis=2)
 
 
-def divide(layer: KVCache, tokens: int) -> Prefix:
+def divide(layer: Any, tokens: int) -> Prefix:
     """Make a row's first tokens a prefix that others can hold, in place.
 
     The object stays the same, because a pass may refer to it. Both parts are copies: otherwise
     the capacity behind the row's tokens would stay allocated as long as the prefix, unaccounted.
     """
     end, both = layer.offset, (layer.keys, layer.values)
-    first = [mx.contiguous(each[..., :tokens, :]) for each in both]
-    layer.keys, layer.values = [mx.contiguous(each[..., tokens:end, :]) for each in both]
-    prefix = Prefix(*first)
+    prefix = Prefix(*[_each(mx.contiguous, cut(each, 0, tokens)) for each in both])
+    layer.keys, layer.values = [_each(mx.contiguous, cut(each, tokens, end)) for each in both]
     _become_shared(layer, prefix)
-    mx.eval(first, layer.keys, layer.values)  # layer by layer, so that only one is held twice
+    # layer by layer, so that only one is held twice
+    mx.eval(prefix.keys, prefix.values, layer.keys, layer.values)
     return prefix
 
 
-def start(layer: KVCache, prefix: Prefix) -> None:
+def start(layer: Any, prefix: Prefix) -> None:
     """Put a fresh row behind a prefix, in place."""
     layer.offset = prefix.length
     _become_shared(layer, prefix)
 
 
-def arrays_of(layer: SharedKV) -> list[Any]:
+def arrays_of(layer: Any) -> list[Any]:
     """Keys and values of all tokens of a row."""
-    prefix = layer.prefix
+    both = [(layer.prefix.keys, layer.keys), (layer.prefix.values, layer.values)]
     if layer.keys is None:
-        return [prefix.keys, prefix.values]
-    return [Spliced(prefix.keys, layer.keys), Spliced(prefix.values, layer.values)]
+        return [array for first, _ in both for array in _arrays(first)]
+    return [
+        Spliced(*pair)
+        for first, own in both
+        for pair in zip(_arrays(first), _arrays(own), strict=True)
+    ]
 
 
 def prefix_of(cache: Any) -> Prefix | None:
@@ -136,10 +156,36 @@ def prefix_of(cache: Any) -> Prefix | None:
     return found
 
 
-def _become_shared(layer: KVCache, prefix: Prefix) -> None:
-    layer.__class__ = SharedKV
+def cut(stored: Any, start: int, stop: int) -> Any:
+    """Tokens `start .. stop` of keys or values, as views."""
+    return _each(lambda array: array[..., start:stop, :], stored)
+
+
+def length_of(stored: Any) -> int:
+    """Tokens of keys or values."""
+    return int(_arrays(stored)[0].shape[2])
+
+
+def _become_shared(layer: Any, prefix: Prefix) -> None:
+    layer.__class__ = SharedKV if type(layer) is KVCache else SharedQuantisedKV
     layer.prefix, layer.skipped = prefix, prefix.length
 
 
-def _shared(prefix: Prefix, own: tuple[mx.array, mx.array]) -> tuple[Shared, Shared]:
+def _shared(prefix: Prefix, own: tuple[Any, Any]) -> tuple[Shared, Shared]:
     return Shared(prefix.keys, own[0]), Shared(prefix.values, own[1])
+
+
+def _arrays(stored: Any) -> list[mx.array]:
+    return list(stored) if isinstance(stored, (tuple, list)) else [stored]
+
+
+def _each(function: Callable[..., mx.array], *stored: Any) -> Any:
+    """`function` of keys or values, array by array."""
+    if not isinstance(stored[0], (tuple, list)):
+        return function(*stored)
+    return tuple(function(*arrays) for arrays in zip(*stored, strict=True))
+
+
+def _concatenated(prefix: mx.array, tail: mx.array) -> mx.array:
+    rows = tail.shape[0]
+    return mx.concatenate([mx.broadcast_to(prefix, (rows, *prefix.shape[1:])), tail], axis=2)

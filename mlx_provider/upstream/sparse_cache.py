@@ -12,22 +12,23 @@ import mlx.core as mx
 
 from .cache_classes import KVCache
 
-__all__ = ["SparseKVCache", "held", "sparse"]
+__all__ = ["Skipping", "SparseKVCache", "held", "sparse"]
 
 
-class SparseKVCache(KVCache):
-    """`offset`: where the next token stands; `skipped`: tokens before it that are not held."""
+class Skipping:
+    """Before one of mlx-lm's attention caches among the bases of a class.
+
+    `offset`: where the next token stands; `skipped`: tokens before it that are not held.
+    """
 
     offset: int
+    skipped: int
 
-    def __init__(self, skipped: int = 0) -> None:
-        super().__init__()
-        self.skipped = skipped
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Append what stands from `offset` on; keys and values of all that is held."""
         self.offset -= self.skipped
-        found: tuple[mx.array, mx.array] = super().update_and_fetch(keys, values)
+        inner: Any = super()
+        found: tuple[Any, Any] = inner.update_and_fetch(keys, values)
         self.offset += self.skipped
         return found
 
@@ -57,6 +58,14 @@ class SparseKVCache(KVCache):
         n = min(held(self), n)
         self.offset -= n
         return n
+
+
+class SparseKVCache(Skipping, KVCache):
+    """Keys and values as they are."""
+
+    def __init__(self, skipped: int = 0) -> None:
+        super().__init__()
+        self.skipped = skipped
 
 
 def held(cache: Any) -> int:

@@ -20,9 +20,8 @@ import mlx.core as mx
 from ...isolation import Isolation
 from ...protocol.event_queue import EventQueue
 from ...records import LoadedModel, PrefillChunk, Prompt
-from ...upstream.cache_classes import KVCache
 from ...upstream.shared_attention import FEW
-from ...upstream.shared_kv import divide
+from ...upstream.shared_kv import SHAREABLE, divide
 from ..heterogeneous import Heterogeneous
 from ..memory import MemoryProfile, arrays, leaves, profile
 from ..replication import ONE_PROCESS, Replication
@@ -110,7 +109,7 @@ def probe(
             drafted = judged(rows, partial(_drafted, model, rows, heterogeneous))
             if drafted.problem:
                 notes.append(f"nothing is drafted: {drafted.problem}")
-            if heterogeneous is None and any(type(e) is KVCache for e in leaves(longest)):
+            if heterogeneous is None and any(type(e) in SHAREABLE for e in leaves(longest)):
                 twins = [rows[0], rows[-1], rows[-1]]
                 shared = judged(twins, partial(_shared, model, make_cache, twins))
                 if shared.problem:
@@ -228,7 +227,7 @@ def _shared(model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow]) 
     start = len(tokens) - CHUNK
     cache = solo_rows.prefilled(model, make_cache, tokens[:start])
     for layer in leaves(cache):
-        if type(layer) is KVCache:
+        if type(layer) in SHAREABLE:
             divide(layer, start // 2)
     model.prefill(PrefillChunk(Prompt(tokens), start, len(tokens), cache))
     mx.eval(arrays(cache))

@@ -7,7 +7,7 @@ models/cache.py), because a subclass that adds an attribute has state of its own
 |------------------------------------------------|------------------------------|--------|
 | keys values offset                             | KVCache, ConcatenateKVCache  | APPEND |
 | keys values offset group_size bits             | QuantizedKVCache             | APPEND |
-| `SharedKV`                                     |                              | APPEND |
+| `SharedRow`                                    |                              | APPEND |
 | keys values offset keep max_size _idx          | RotatingKVCache              | WINDOW |
 | keys values offset chunk_size start_position   | ChunkedKVCache               | WINDOW |
 | cache …                                        | ArraysCache                  | STATE  |
@@ -24,7 +24,7 @@ from __future__ import annotations
 import enum
 from typing import Any
 
-from ...upstream.shared_kv import SharedKV, arrays_of
+from ...upstream.shared_kv import SharedRow, arrays_of
 from ..memory import leaves
 
 KV = frozenset({"keys", "values", "offset"})
@@ -49,7 +49,7 @@ def kind(layer: Any) -> Kind:
     """The kind of one leaf of a row cache. Raises `Unstorable` if its state is not accessible."""
     if not hasattr(layer, "__dict__"):
         raise Unstorable(f"{type(layer).__name__} has no attributes to keep")
-    if isinstance(layer, SharedKV):
+    if isinstance(layer, SharedRow):
         return Kind.APPEND
     names = vars(layer).keys() - {"step"}  # of growth, not of the state
     if names in (KV, QUANTISED):
@@ -74,7 +74,7 @@ def unwrapped(layer: Any) -> bool:
 
 def kv_arrays(layer: Any) -> list[Any]:
     """Keys and values in token order, of at least `offset` tokens."""
-    if isinstance(layer, SharedKV):
+    if isinstance(layer, SharedRow):
         return arrays_of(layer)
     if layer.keys is None:
         return []

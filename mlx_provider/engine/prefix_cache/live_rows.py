@@ -18,8 +18,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...isolation import Isolation
-from ...upstream.cache_classes import KVCache
-from ...upstream.shared_kv import Prefix, divide
+from ...upstream.shared_kv import SHAREABLE, Prefix, divide
 from ..memory import leaves
 from .key import CacheKey, Ids
 from .tree import common
@@ -42,10 +41,10 @@ class Source:
     key: CacheKey
     ids: Ids
     """Tokens of the row's prompt, or of the prefix."""
-    leaves: Mapping[int, weakref.ref[KVCache | Prefix]]
+    leaves: Mapping[int, weakref.ref[Any]]
     """Gone as soon as the rows end. A row's layers are also gone once it is merged with others."""
 
-    def held(self) -> dict[int, KVCache | Prefix] | None:
+    def held(self) -> dict[int, Any] | None:
         """Its leaves. `None`: they are gone."""
         found = {leaf: each for leaf, ref in self.leaves.items() if (each := ref()) is not None}
         return found if len(found) == len(self.leaves) else None
@@ -60,7 +59,7 @@ class LiveRows:
 
     def add(self, key: CacheKey, ids: Ids, cache: Sequence[Any]) -> None:
         """Remember a row whose prompt is `ids`. Its cache may hold only a part of it yet."""
-        plain = {leaf: each for leaf, each in enumerate(leaves(cache)) if type(each) is KVCache}
+        plain = {leaf: each for leaf, each in enumerate(leaves(cache)) if type(each) in SHAREABLE}
         self._remember(key, ids, plain)
 
     def prefixes(self, key: CacheKey, ids: Ids) -> Prefixes:
@@ -88,24 +87,24 @@ class LiveRows:
             log.warning("a prefix in use is not shared: %s", tried.fault.summary)
         return NONE
 
-    def _remember(self, key: CacheKey, ids: Ids, held: Mapping[int, KVCache | Prefix]) -> None:
+    def _remember(self, key: CacheKey, ids: Ids, held: Mapping[int, Any]) -> None:
         if held:
             refs = {leaf: weakref.ref(each) for leaf, each in held.items()}
             self._sources.append(Source(key, ids, refs))
 
 
-def _shareable(each: KVCache | Prefix) -> int:
+def _shareable(each: Any) -> int:
     """Tokens that others can share. One at least of a row stays its own."""
     if isinstance(each, Prefix):
         return each.length
     # a divided row has a prefix, which is a source of its own
-    return max(0, int(each.offset) - 1) if type(each) is KVCache else 0
+    return max(0, int(each.offset) - 1) if type(each) in SHAREABLE else 0
 
 
-def _worth(each: KVCache | Prefix, tokens: int) -> bool:
+def _worth(each: Any, tokens: int) -> bool:
     """Whether no more tokens are copied out of a row than are shared."""
     return isinstance(each, Prefix) or each.offset <= 2 * tokens
 
 
-def _prefix(each: KVCache | Prefix, tokens: int) -> Prefix:
+def _prefix(each: Any, tokens: int) -> Prefix:
     return each.head(tokens) if isinstance(each, Prefix) else divide(each, tokens)
