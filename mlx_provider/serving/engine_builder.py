@@ -181,8 +181,10 @@ class EngineBuilder:
         if known is not None:
             return known
         bits = options.kv_bits
-        found = tried(weights.model, make_cache, bits, layouts, replication, heterogeneous)
         with self._budgets.measuring(weights, replication) as reserve:
+            found = tried(
+                weights.model, make_cache, bits, layouts, replication, heterogeneous, reserve
+            )
             curve = calibrate(weights.model, make_cache, replication, reserve)
             passes = measure(weights.model, make_cache, curve, heterogeneous, reserve)
         own = Measured(found, curve, passes, str(weights.folder), kv_kind(options), software())

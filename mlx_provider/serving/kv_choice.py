@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..engine.execution.calibration import Reserve, unlimited
 from ..engine.execution.probe import Probe, probe
 from ..engine.heterogeneous import TRIAL_TOKENS, Heterogeneous
 from ..engine.memory import arrays
@@ -63,15 +64,16 @@ def tried(
     layouts: Sequence[str],
     replication: Replication = ONE_PROCESS,
     heterogeneous: Heterogeneous | None = None,
+    reserve: Reserve = unlimited,
 ) -> Probe:
     """Result of the probe with such caches (engine thread), see `probe`.
 
     Raises `BadRequest` that names the option with which the model does not run.
     """
     if bits is None:
-        return probe(model, make_cache, layouts, replication, heterogeneous)
+        return probe(model, make_cache, layouts, replication, heterogeneous, reserve)
     with Isolation() as trying:
-        return probe(model, make_cache, layouts, replication, heterogeneous)
+        return probe(model, make_cache, layouts, replication, heterogeneous, reserve)
     reason = trying.fault.summary if trying.fault is not None else ""
     why = f"this model does not run with a quantised KV cache ({reason}): leave kv_bits out"
     raise wrong_option("kv_bits", why)

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -26,8 +27,10 @@ from layout_bugs import (
     STATE_BUGS,
     no_mask,
 )
+from mlx_provider import LoadOptions
 from mlx_provider.engine.execution import probe, solo_rows
-from mlx_provider.families.text import TextModel
+from mlx_provider.families.text import TextModel, load_text
+from mlx_provider.testing.tiny import build
 
 Patch = pytest.MonkeyPatch
 Deep = Callable[..., TextModel]
@@ -195,3 +198,33 @@ def test_rows_that_decode_alone_need_no_proof(qwen3: TextModel) -> None:
     found = probe.probe(model, qwen3.make_cache, ("solo",))
     assert (found.layout, found.notes, found.noise_floor) == ("solo", (), 0.0)
     assert found.memory.row_bytes(256) == 256 * found.memory.token_bytes
+
+
+@pytest.mark.parametrize("family", ["qwen3", "nemotron_h"])
+def test_all_that_the_probe_holds_is_reserved(
+    family: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """Of a model whose logits take most of a pass, as those of real models do."""
+    model = load_text(build(tmp_path / "m", family, vocab_size=1500), LoadOptions())
+    asked: list[int] = []
+    peaks: list[int] = []
+    reset = mx.reset_peak_memory
+    monkeypatch.setattr(
+        mx, "reset_peak_memory", lambda: (peaks.append(mx.get_peak_memory()), reset())
+    )
+
+    def probed(free: int) -> probe.Probe:
+        def reserve(nbytes: int) -> bool:
+            asked.append(nbytes)
+            return nbytes <= free
+
+        return probe.probe(model, model.make_cache, model.kv_layouts, reserve=reserve)
+
+    before = mx.get_active_memory()
+    reset()
+    found = probed(2**40)
+    assert found.layout == "grouped"
+    assert max(*peaks, mx.get_peak_memory()) - before <= asked[-1]
+    less = probed(asked[-1] // 2)
+    assert (less.layout, less.notes, less.conclusive) == ("solo", (probe.NO_ROOM,), False)
+    assert less.memory == found.memory

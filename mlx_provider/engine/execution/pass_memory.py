@@ -111,7 +111,7 @@ def measure(
     one = several = depth = 0
     behind = [0, 0]
     with Isolation() as tried:
-        one = _taken(model, first := make_cache(), 0, 1)
+        one = taken(model, first := make_cache(), 0, 1)
         memory, copied = profile(first, 1), copied_bytes(first, 1)
         del first
 
@@ -123,10 +123,10 @@ def measure(
         depth = next((n for n in depths if fits(n, NARROW[-1])), 0)
         width = next((n for n in brief if fits(depth, n)), width)
         make = partial(_roomy, make_cache, max(depth + NARROW[-1], width))
-        several = _taken(model, make(), 0, width)
+        several = taken(model, make(), 0, width)
         for i, n in enumerate(NARROW if depth else ()):
-            over_empty = _taken(model, make(), 0, n)
-            behind[i] = _taken(model, deep_cache(model, make_cache, depth, n), depth, n)
+            over_empty = taken(model, make(), 0, n)
+            behind[i] = taken(model, deep_cache(model, make_cache, depth, n), depth, n)
             behind[i] = max(0, behind[i] - over_empty)
     if tried.fault is not None:
         log.warning("the memory of a pass could not be measured: %s", tried.fault.summary)
@@ -152,7 +152,7 @@ def _roomy(make_cache: MakeCache, tokens: int) -> list[Any]:
     return cache
 
 
-def _taken(model: LoadedModel, cache: list[Any], start: int, width: int) -> int:
+def taken(model: LoadedModel, cache: list[Any], start: int, width: int) -> int:
     """Bytes that a pass over `width` tokens used at its peak and released."""
     prompt = Prompt(spread(model, start + width))
     mx.reset_peak_memory()

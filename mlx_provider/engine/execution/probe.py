@@ -28,8 +28,10 @@ from ..replication import ONE_PROCESS, Replication
 from ..request import Request, Row, RowOutput, SamplingParams
 from . import solo_rows
 from .batch_layout import Layout, make_layout
+from .calibration import Reserve, unlimited
 from .decode_batch import run_pass
 from .mixed_chunk import MixedChunk, can_share_a_pass
+from .probe_memory import has_room
 from .solo_rows import CHUNK_ENDS, CHUNK_START, CHUNKED_LENGTH, STEPS, ByStep, MakeCache, SoloRow
 
 LENGTHS = (5, 11, 270, 283)
@@ -44,6 +46,7 @@ CHUNK = FEW + 1
 """Tokens of a chunk after a shared prefix, which sees that and its own tokens in one product."""
 SHARING_STEPS = 2
 """Tokens that rows with a shared prefix decode."""
+NO_ROOM = "rows decode alone: too little memory is free to try them together"
 APART = 1
 """The step before which one row of each group leaves. It rejoins after the step."""
 
@@ -75,18 +78,21 @@ def probe(
     layouts: Sequence[str],
     replication: Replication = ONE_PROCESS,
     heterogeneous: Heterogeneous | None = None,
+    reserve: Reserve = unlimited,
 ) -> Probe:
     """Test `layouts`, best first, on the engine thread. `solo` needs no test.
 
     `replication`: all processes use the result of the first. `heterogeneous`: they keep different
-    parts of a row.
+    parts of a row. `reserve`: if it returns `False` for the memory of the passes, none is run.
     """
     judged = partial(_judgement, replication)
     prompts = [solo_rows.some_tokens(model, length, i) for i, length in enumerate(LENGTHS)]
     together = list(itertools.takewhile(lambda name: name != "solo", layouts))
-    if not together:
+    room = has_room(model, make_cache, LENGTHS[-1] + STEPS, reserve)
+    if not room or not together:
         longest = solo_rows.prefilled(model, make_cache, prompts[-1])
-        return Probe("solo", _memory(longest, heterogeneous), ())
+        why = () if room else (NO_ROOM,)
+        return Probe("solo", _memory(longest, heterogeneous), why, conclusive=room)
     rows = [
         solo_rows.decoding(model, make_cache, tokens, delta)
         for tokens, delta in zip(prompts, ROPE_DELTAS, strict=True)

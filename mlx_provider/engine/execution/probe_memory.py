@@ -1,0 +1,19 @@
+"""Memory of the passes of the probe."""
+
+from __future__ import annotations
+
+from ...records import LoadedModel
+from ..memory import profile
+from .calibration import Reserve
+from .deep_cache import MakeCache
+from .pass_memory import taken
+
+ROWS = 12
+"""Caches of the longest row that are in memory together, at most: of every row, its copies, and
+copies that share a pass."""
+
+
+def has_room(model: LoadedModel, make_cache: MakeCache, tokens: int, reserve: Reserve) -> bool:
+    """Reserve the memory of the probe, if it is free. `tokens`: of its longest row."""
+    one = taken(model, first := make_cache(), 0, 1)
+    return reserve(ROWS * profile(first, 1).row_bytes(tokens) + one * tokens)
