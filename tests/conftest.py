@@ -91,6 +91,7 @@ def own_settings(request: pytest.FixtureRequest) -> Iterator[None]:
         few_passes = import_module("few_passes")
         for name, value in few_passes.FEW.items():
             patch.setattr(few_passes.calibration, name, value)
+        patch.setattr(*few_passes.UNTIMED)
         left_out = set(request.config.getoption("--without-plugin"))
         if left_out:
             kept = entry_points(group="mlx_provider").names - left_out

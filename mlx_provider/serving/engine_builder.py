@@ -12,6 +12,7 @@ from ..config import EngineSettings
 from ..engine.engine import Engine
 from ..engine.execution.calibration import calibrate
 from ..engine.execution.pass_memory import PassBytes, PassMemory, measure
+from ..engine.execution.sharing import UNMEASURED, least_shared
 from ..engine.heterogeneous import Heterogeneous, compare_parts
 from ..engine.prefix_cache.live_rows import LiveRows
 from ..engine.prefix_cache.policy import PrefixCachePolicy
@@ -109,7 +110,7 @@ class EngineBuilder:
         fixed, prefixes = None, self._budgets.prefixes.cache()
         # sparse prefill moves rows to caches that share nothing
         shares = found.shares and self._ranks.size == 1 and options.sparse_prefill is None
-        live = LiveRows() if shares else None
+        live = LiveRows(measured.least_shared) if shares else None
         policy = PrefixCachePolicy(prefixes, model, kv, make_cache, heterogeneous, live)
         drafts = Drafts()
         if options.reproducible:
@@ -187,7 +188,11 @@ class EngineBuilder:
             )
             curve = calibrate(weights.model, make_cache, replication, reserve)
             passes = measure(weights.model, make_cache, curve, heterogeneous, reserve)
-        own = Measured(found, curve, passes, str(weights.folder), kv_kind(options), software())
+            shared = UNMEASURED
+            if found.shares and self._ranks.size == 1:
+                shared = least_shared(weights.model, make_cache, curve, reserve)
+        at, kind = str(weights.folder), kv_kind(options)
+        own = Measured(found, curve, passes, at, kind, software(), shared)
         measured = replication.decide("measured", lambda: own, _dumped, _read) or own
         if not replication.follows:
             self._measurements.keep(key, measured)

@@ -19,6 +19,7 @@ from ..config import PREFIX, state_folder
 from ..engine.execution.batch_layout import LAYOUTS
 from ..engine.execution.pass_memory import PassBytes
 from ..engine.execution.probe import Probe
+from ..engine.execution.sharing import UNMEASURED as UNMEASURED_SHARING
 from ..engine.scheduling.costs import UNMEASURED, Curve
 from ..installed import installed_version
 from ..safe_open import read_own, replace_own
@@ -32,7 +33,7 @@ LARGEST = 2**20
 ENTRIES = 64
 """Most models and kinds of KV cache in it. The oldest entry is dropped first."""
 UPSTREAM = ("mlx", "mlx-lm", "mlx-vlm")
-FORMAT = 6
+FORMAT = 7
 """Version of the measurements and their method. Entries of other versions are not used."""
 
 
@@ -50,6 +51,8 @@ class Measured:
     """The kind of its KV cache. Empty: not quantised."""
     software: str = ""
     """The software that measured it."""
+    least_shared: int = UNMEASURED_SHARING
+    """Fewest common tokens that rows share."""
 
     @property
     def lasts(self) -> bool:
@@ -66,6 +69,7 @@ class Measured:
         return (
             self.probe.layout in LAYOUTS
             and bool(self.curve.widths)
+            and self.least_shared > 0
             and all(math.isfinite(number) and number >= 0 for number in numbers)
         )
 

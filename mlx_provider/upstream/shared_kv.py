@@ -7,8 +7,9 @@ Keys and values are arrays, or triples of packed values, scales and biases if th
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
@@ -27,6 +28,8 @@ class Prefix:
     keys: Any
     """(1, Hk, length, D)"""
     values: Any
+    holders: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+    """Caches of rows, or of merged groups, that begin with it."""
 
     @property
     def length(self) -> int:
@@ -70,7 +73,8 @@ class SharedKV(SharedRow, KVCache):
 
     def __init__(self, prefix: Prefix, skipped: int) -> None:
         super().__init__()
-        self.prefix, self.skipped = prefix, skipped
+        self.skipped = skipped
+        _hold(self, prefix)
 
 
 class SharedQuantisedKV(SharedRow, QuantizedKVCache):
@@ -82,7 +86,7 @@ class SharedBatchKV(BatchKVCache):
 
     def __init__(self, prefix: Prefix, left_padding: list[int]) -> None:
         super().__init__(left_padding)
-        self.prefix = prefix
+        _hold(self, prefix)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> Any:
         return _shared(self.prefix, super().update_and_fetch(keys, values))
@@ -138,6 +142,16 @@ def start(layer: Any, prefix: Prefix) -> None:
     _become_shared(layer, prefix)
 
 
+def unite(layer: Any) -> None:
+    """Make a row with tokens of its own one buffer again, in place and lazily."""
+    prefix = layer.prefix
+    layer.keys = Shared(prefix.keys, layer.keys).whole()
+    layer.values = Shared(prefix.values, layer.values).whole()
+    prefix.holders.discard(layer)
+    del layer.prefix, layer.skipped
+    layer.__class__ = KVCache if isinstance(layer, KVCache) else QuantizedKVCache
+
+
 def arrays_of(layer: Any) -> list[Any]:
     """Keys and values of all tokens of a row."""
     both = [(layer.prefix.keys, layer.keys), (layer.prefix.values, layer.values)]
@@ -168,7 +182,13 @@ def length_of(stored: Any) -> int:
 
 def _become_shared(layer: Any, prefix: Prefix) -> None:
     layer.__class__ = SharedKV if type(layer) is KVCache else SharedQuantisedKV
-    layer.prefix, layer.skipped = prefix, prefix.length
+    layer.skipped = prefix.length
+    _hold(layer, prefix)
+
+
+def _hold(cache: Any, prefix: Prefix) -> None:
+    cache.prefix = prefix
+    prefix.holders.add(cache)
 
 
 def _shared(prefix: Prefix, own: tuple[Any, Any]) -> tuple[Shared, Shared]:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from mlx_provider import LoadedModel, MediaItem
 from mlx_provider.engine.engine import Engine
+from mlx_provider.engine.execution import batch_layout
 from mlx_provider.engine.execution.batch_layout import GroupedLayout
 from mlx_provider.engine.memory import arrays, leaves
 from mlx_provider.engine.prefix_cache.cache import CacheKey, PrefixCache
@@ -23,7 +24,7 @@ from mlx_provider.families.text import TextModel
 from mlx_provider.records import Prompt
 from mlx_provider.testing.driver import Alternating, new_engine, new_request, output_of, run
 from mlx_provider.upstream import mlx_lm, shared_attention
-from mlx_provider.upstream.cache_classes import KVCache
+from mlx_provider.upstream.cache_classes import KVCache, QuantizedKVCache
 from mlx_provider.upstream.shared_kv import Prefix, SharedBatchKV, arrays_of, prefix_of
 
 FAMILIES = ("qwen3", "gemma3_text", "qwen3_5_text")
@@ -31,6 +32,7 @@ FAMILIES = ("qwen3", "gemma3_text", "qwen3_5_text")
 LEAST = 16
 COMMON = [20 + i * i % 300 for i in range(200)]
 REPLY = 24
+REUNITED = 4
 TOLERANCE = {None: 1e-4, 8: 0.05, 4: 0.3}
 """Of log-probabilities, by bits of the KV cache: sums in another order may round a stored number to
 the next step."""
@@ -173,6 +175,37 @@ def test_a_hit_on_a_shared_prefix_is_no_copy(tiny: Tiny, monkeypatch: pytest.Mon
     decoding(plain, branch(0))
     decoding(plain, branch(1))
     assert copied
+
+
+@pytest.mark.parametrize("bits", [None, 8])
+def test_a_row_that_is_alone_again_gets_one_buffer(
+    tiny: Tiny, bits: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_layout, "REUNITED", REUNITED)
+    model = tiny("qwen3", head_dim=32)
+    engine, cache = sharing(model, make_cache=quantised(model, bits))
+    stays, goes = branch(0, reply=7 * REUNITED), branch(1, reply=7 * REUNITED)
+    for request in (stays, goes):
+        decoding(engine, request)
+    for _ in range(2 * REUNITED):
+        engine.step()
+    assert prefixes(engine), "two rows hold it"
+    engine.cancel(goes)
+    engine.step()
+    assert prefixes(engine), "another may come"
+    for _ in range(2 * REUNITED):
+        engine.step()
+    assert not prefixes(engine)
+    assert {type(each) for each in layers(engine)} <= {KVCache, QuantizedKVCache}
+    last = branch(2)
+    decoding(engine, last)
+    assert last.cached >= len(COMMON) - LEAST
+    if bits is not None:  # rows that were merged have other caches than those that were noted
+        assert prefixes(engine), "it can be shared again"
+    run(engine)
+    for request in (stays, last):
+        check_as_alone(model, request, bits=bits)
+    cache.check_integrity()
 
 
 def test_rows_share_equal_tokens_of_one_tenant() -> None:

@@ -18,6 +18,8 @@ from types import MappingProxyType
 from typing import Protocol
 
 from ...upstream.batch_caches import RowCache
+from ...upstream.shared_kv import prefix_of, unite
+from ..memory import leaves
 from ..request import Row
 from .grouped_kv import joined, split, with_wide_rows
 from .mixed_chunk import MixedChunk, Turned
@@ -156,6 +158,9 @@ class GroupedLayout:
         """How many of those tokens stay."""
         self._since: dict[Row, int] = {}
         """Passes since the last drafts of rows that have a group of their own."""
+        self._passes = 0
+        self._lone: set[Row] = set()
+        """Rows that were the only ones with their prefix at the last look."""
 
     def add(self, row: Row, cache: RowCache) -> None:
         self._split()
@@ -170,9 +175,11 @@ class GroupedLayout:
             self._drafted.pop(row, None)
             self._kept.pop(row, None)
             self._since.pop(row, None)
+            self._lone.discard(row)
 
     def passes(self, chunk: MixedChunk | None = None, widths: Widths = NO_DRAFTS) -> list[Pass]:
         self._settle()
+        self._unite()
         self._reunite(widths)
         self._part(widths)
         if not self.rows.groups:
@@ -202,6 +209,18 @@ class GroupedLayout:
         for row, tokens in self._kept.items():
             self._drafted.pop(row).keep(tokens)
         self._kept.clear()
+
+    def _unite(self) -> None:
+        """Let rows that hold a prefix alone for long become one buffer again."""
+        self._passes += 1
+        if self._passes % REUNITED:
+            return
+        lone = {group.rows[0]: group.cache for group in self.rows.groups if group.holds_alone}
+        for row in lone.keys() & self._lone:
+            for layer in leaves(lone[row]):
+                if prefix_of(layer) is not None:
+                    unite(layer)
+        self._lone = lone.keys() - self._lone
 
     def _reunite(self, widths: Widths) -> None:
         """Let rows without recent drafts join the groups of other rows again."""

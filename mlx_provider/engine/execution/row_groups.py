@@ -44,6 +44,12 @@ class Group:
         lengths = [self._own_tokens(each) for each in (row, *self.rows)]
         return max(lengths) <= max(SHORT, MAX_RATIO * min(lengths))
 
+    @property
+    def holds_alone(self) -> bool:
+        """Whether its only row is the only one with its prefix."""
+        prefix = shared_prefix(self.cache)
+        return len(self.rows) == 1 and prefix is not None and len(prefix.holders) == 1
+
     def _own_tokens(self, row: Row) -> int:
         prefix = shared_prefix(self.cache)
         return row.held - (0 if prefix is None else prefix.length)

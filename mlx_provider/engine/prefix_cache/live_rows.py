@@ -18,16 +18,12 @@ from typing import Any
 import mlx.core as mx
 
 from ...isolation import Isolation
-from ...upstream.shared_kv import SHAREABLE, Prefix, divide
+from ...upstream.shared_kv import SHAREABLE, Prefix, SharedKV, SharedQuantisedKV, divide
 from ..memory import leaves
 from .key import CacheKey, Ids
 from .tree import common
 
 log = logging.getLogger(__name__)
-
-LEAST_SHARED_TOKENS = 2048
-"""Fewest tokens to share. Attention in two parts launches about a dozen kernels more per layer, as
-long as it takes to read the keys of so many tokens of an 8B model (by arithmetic for 400 GB/s)."""
 
 Prefixes = Mapping[int, Prefix]
 """By leaf index of the row cache."""
@@ -53,14 +49,16 @@ class Source:
 class LiveRows:
     """All methods run on the engine thread."""
 
-    def __init__(self, least: int = LEAST_SHARED_TOKENS) -> None:
+    def __init__(self, least: int) -> None:
+        """`least`: fewest tokens to share."""
         self._least = least
         self._sources: list[Source] = []
 
     def add(self, key: CacheKey, ids: Ids, cache: Sequence[Any]) -> None:
         """Remember a row whose prompt is `ids`. Its cache may hold only a part of it yet."""
-        plain = {leaf: each for leaf, each in enumerate(leaves(cache)) if type(each) in SHAREABLE}
-        self._remember(key, ids, plain)
+        both = (*SHAREABLE, SharedKV, SharedQuantisedKV)  # they are whole again some day
+        held = {leaf: each for leaf, each in enumerate(leaves(cache)) if type(each) in both}
+        self._remember(key, ids, held)
 
     def prefixes(self, key: CacheKey, ids: Ids) -> Prefixes:
         """The longest prefix of `ids` that can be shared. May divide the cache of a row in use."""

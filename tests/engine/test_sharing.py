@@ -1,0 +1,55 @@
+"""From which length on rows share a prefix is measured at load."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlx_provider.engine.execution import sharing
+from mlx_provider.engine.execution.sharing import FEWEST, MOST, UNMEASURED, least_shared
+from mlx_provider.engine.scheduling.costs import Curve
+
+CURVE = Curve([(1, 0.001), (8, 0.002)], [(1, 1e-9)])
+COPIED = 2 * 1e-9
+DEPTH = sharing.DEPTH
+
+
+@pytest.mark.parametrize(
+    ("overhead", "shared", "tokens"),
+    [
+        (1e-6, 1e-9, 1000),
+        (4e-6, 1e-9, 4000),
+        (1e-7, 1e-9, FEWEST),
+        (1e-3, 1e-9, MOST),
+        (-1e-6, 1e-9, FEWEST),
+        (1e-6, 2e-9, MOST),
+    ],
+)
+def test_a_shared_prefix_pays_from_where_it_saves_more_than_it_costs(
+    overhead: float, shared: float, tokens: int
+) -> None:
+    assert sharing.least_tokens(overhead, shared, COPIED) == tokens
+
+
+def test_it_is_timed_in_passes_of_two_rows(qwen3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds by number of the pass: rows apart, with a short and with a deep prefix."""
+    clock = iter(at + end for at in range(9) for end in (0.0, [1e-6, 3e-6, 5.05e-6][at // 3]))
+    monkeypatch.setattr("mlx_provider.engine.execution.sharing.perf_counter", clock.__next__)
+    model = qwen3
+    monkeypatch.setattr(sharing, "DEPTH", DEPTH)
+    before = mx.get_active_memory()
+    found = least_shared(model, model.make_cache, CURVE, lambda nbytes: nbytes > 2**20)
+    assert found == round(2e-6 / (COPIED - 2.05e-6 / DEPTH))
+    assert mx.get_active_memory() <= before + 2**16
+
+
+def test_without_memory_or_measurements_it_is_a_constant(
+    qwen3: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = qwen3
+    monkeypatch.setattr(sharing, "DEPTH", DEPTH)
+    assert least_shared(model, model.make_cache, CURVE, lambda nbytes: False) == UNMEASURED
+    unmeasured = Curve(CURVE.widths)
+    assert least_shared(model, model.make_cache, unmeasured, lambda nbytes: True) == UNMEASURED
