@@ -54,6 +54,12 @@ class Shared:
     tail: Any
     """(B, Hk, S, D)"""
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the tail: models cut masks to the length of the keys (mlx_vlm/models/base.py 0.7.10,
+        `kv_sequence_length`)."""
+        return _arrays(self.tail)[0].shape
+
     def whole(self) -> Any:
         """(B, Hk, P + S, D), a copy."""
         return _each(_concatenated, self.prefix, self.tail)

@@ -15,6 +15,7 @@ from mlx_provider import LoadedModel, MediaItem
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.execution import batch_layout
 from mlx_provider.engine.execution.batch_layout import GroupedLayout
+from mlx_provider.engine.execution.probe import probe
 from mlx_provider.engine.memory import arrays, leaves
 from mlx_provider.engine.prefix_cache.cache import CacheKey, PrefixCache
 from mlx_provider.engine.prefix_cache.key import as_ids
@@ -37,6 +38,7 @@ TOLERANCE = {None: 1e-4, 8: 0.05, 4: 0.3}
 """Of log-probabilities, by bits of the KV cache: sums in another order may round a stored number to
 the next step."""
 Tiny = Callable[..., TextModel]
+Seeing = Callable[[str], tuple[Any, MediaItem]]
 
 
 def sharing(model: LoadedModel, **more: Any) -> tuple[Engine, PrefixCache]:
@@ -237,72 +239,91 @@ def test_rows_share_equal_tokens_of_one_tenant() -> None:
     assert not live.prefixes(mine, ids)
 
 
-FORKS = st.lists(
-    st.tuples(
-        st.sampled_from(["fork", "fork", "fork", "cancel", "evict", "shrink", "grow"]),
-        st.integers(0, 8),
-        st.integers(0, 6),
-    ),
-    min_size=6,
-    max_size=16,
-)
+Operation = tuple[str, int, int]
+"""(what, which branch or request, steps after it)"""
+STORM: list[Operation] = [
+    ("fork", 1, 2), ("fork", 2, 0), ("fork", 3, 3), ("cancel", 1, 1), ("evict", 0, 1),
+    ("fork", 4, 2), ("shrink", 0, 4), ("fork", 1, 1), ("cancel", 3, 0), ("grow", 0, 3),
+    ("fork", 5, 2),
+]  # fmt: skip
+WHAT = st.sampled_from(["fork", "fork", "fork", "cancel", "evict", "shrink", "grow"])
+STORMS = st.lists(st.tuples(WHAT, st.integers(0, 8), st.integers(0, 6)), min_size=6, max_size=48)
 
 
-@pytest.mark.parametrize("examples", [3, pytest.param(40, marks=pytest.mark.sweep)])
+def storm(model: LoadedModel, ask: Callable[[int], Request], what: list[Operation]) -> int:
+    """One prompt, many branches; cancels, preemption and eviction between. Each gets what it gets
+    alone. Returns the most layers with a shared prefix."""
+    room, most = 2**30, 0
+    engine, cache = sharing(model, available=lambda: room)
+    requests: list[Request] = []
+    cancelled: set[str] = set()
+    for each, which, steps in [("fork", 0, 6), *what]:
+        if each == "fork":
+            requests.append(ask(which))
+            engine.submit(requests[-1])
+        elif each == "cancel":
+            gone = requests[which % len(requests)]
+            engine.cancel(gone)
+            cancelled.add(gone.id)
+        elif each == "evict":
+            cache.evict_to(0)
+        else:
+            room = 700 if each == "shrink" else 2**30
+        for _ in range(steps):
+            engine.step()
+            most = max(most, len(prefixes(engine)))
+    room = 2**30
+    run(engine)
+    for request in requests:
+        check_as_alone(model, request, whole=request.id not in cancelled)
+    cache.check_integrity()
+    return most
+
+
+def looking(model: Any, item: MediaItem, question: str, reply: int) -> Request:
+    content = [{"type": "image"}, {"type": "text", "text": f"{'See here. ' * 30}{question}"}]
+    messages = [{"role": "user", "content": content}]
+    prompt: Prompt = model.prepare(messages, tools=[], media=[item], variables={})
+    request = new_request(prompt.tokens, max_tokens=reply, logprobs=1)
+    request.prompt = prompt
+    return request
+
+
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_storm_of_forks(tiny: Tiny, family: str, examples: int) -> None:
-    """One prompt, many branches; cancels, preemption and eviction between."""
-    model = tiny(family)
+def test_a_storm_of_forks(tiny: Tiny, family: str) -> None:
+    assert storm(tiny(family), branch, STORM)
 
-    @settings(max_examples=examples, suppress_health_check=list(HealthCheck), deadline=None)
-    @given(storm=FORKS, mixes=st.booleans())
-    def check(storm: list[tuple[str, int, int]], mixes: bool) -> None:
-        room = 2**30
-        engine, cache = sharing(model, mixes=mixes, available=lambda: room)
-        requests: list[Request] = []
-        cancelled: set[str] = set()
-        for what, which, steps in [("fork", 0, 6), *storm]:
-            if what == "fork":
-                requests.append(branch(which))
-                engine.submit(requests[-1])
-            elif what == "cancel":
-                gone = requests[which % len(requests)]
-                engine.cancel(gone)
-                cancelled.add(gone.id)
-            elif what == "evict":
-                cache.evict_to(0)
-            else:
-                room = 700 if what == "shrink" else 2**30
-            for _ in range(steps):
-                engine.step()
-        room = 2**30
-        run(engine)
-        for request in requests:
-            check_as_alone(model, request, whole=request.id not in cancelled)
-        cache.check_integrity()
+
+def test_a_storm_of_forks_behind_an_image(seeing: Seeing) -> None:
+    model, item = seeing("qwen3_vl")
+    assert storm(model, lambda i: looking(model, item, f"Is it {i}{'?' * i}", REPLY), STORM)
+
+
+def test_the_probe_lets_quantised_rows_share(tiny: Tiny) -> None:
+    model = tiny("qwen3", head_dim=32)
+    found = probe(model, lambda: mlx_lm.quantised(model.make_cache(), 8, 32), ("grouped",))
+    assert found.shares, found.notes
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("family", FAMILIES)
+def test_any_storm_of_forks(tiny: Tiny, family: str) -> None:
+    @settings(max_examples=40, suppress_health_check=list(HealthCheck), deadline=None)
+    @given(what=STORMS)
+    def check(what: list[Operation]) -> None:
+        storm(tiny(family), branch, what)
 
     check()
 
 
-@pytest.mark.parametrize("family", ["qwen3_5", "gemma3"])
-def test_an_image_inside_a_shared_prefix(
-    family: str, seeing: Callable[[str], tuple[Any, MediaItem]]
-) -> None:
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5", "gemma3"])
+def test_an_image_inside_a_shared_prefix(family: str, seeing: Seeing) -> None:
     model, item = seeing(family)
-    engine, _ = sharing(model, mixes=False, max_chunk=256)
-
-    def asked(question: str) -> Request:
-        content = [{"type": "image"}, {"type": "text", "text": f"{'See here. ' * 30}{question}"}]
-        messages = [{"role": "user", "content": content}]
-        prompt: Prompt = model.prepare(messages, tools=[], media=[item], variables={})
-        request = new_request(prompt.tokens, max_tokens=30, logprobs=1)
-        request.prompt = prompt
-        return request
-
+    engine, _ = sharing(model, max_chunk=256)
     for question in ("Which is the first?", "How many are there?"):  # where they part is stored
-        engine.submit(asked(question))
+        engine.submit(looking(model, item, question, 1))
         run(engine)
-    requests = [asked("How much of it?"), asked("Is it red?")]
+    requests = [looking(model, item, each, 30) for each in ("How much of it?", "Is it red?")]
     for request in requests:
         decoding(engine, request)
     assert min(prefix.length for prefix in prefixes(engine)) > 64
