@@ -33,8 +33,8 @@ class Phase(enum.Enum):
 class RowOutput(Protocol):
     """Turns the tokens of one choice into deltas (host work, per token)."""
 
-    stopped: bool
-    """A stop string has matched."""
+    stopped: str
+    """The stop string that has matched; empty: none."""
 
     @property
     def reasoning_tokens(self) -> int:

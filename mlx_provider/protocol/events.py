@@ -76,6 +76,8 @@ class Finish(Wire):
     type: Literal["finish"] = "finish"
     index: int = 0
     reason: FinishReason
+    stop: str | None = None
+    """The stop string that ended it."""
 
 
 class Usage(Wire):

@@ -25,7 +25,7 @@ from .validate import within_vocabulary
 class NoText:
     """Output of a row that never decodes."""
 
-    stopped: bool = False
+    stopped: str = ""
     reasoning_tokens: int = 0
 
     def push(self, token: int, logprob: TokenLogprob | None = None) -> list[Delta]:

@@ -30,7 +30,7 @@ T = TypeVar("T")
 class TokenOutput:
     """A row's output that keeps tokens and logprobs as they are."""
 
-    stopped: bool = False
+    stopped: str = ""
     reasoning_tokens: int = 0
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)

@@ -42,7 +42,7 @@ from mlx_provider.replicas.engine import (
 class DecodedText:
     """Output of a row whose text rank 0 makes."""
 
-    stopped = False
+    stopped = ""
     reasoning_tokens = 0
 
     def push(self, token: int, logprob: TokenLogprob | None = None) -> list[Delta]:

@@ -23,7 +23,7 @@ from mlx_provider.records import MediaSpan, Prompt
 
 
 class NoOutput:
-    stopped = False
+    stopped = ""
     reasoning_tokens = 0
 
     def push(self, token: int, logprob: object = None) -> list[object]:

@@ -96,8 +96,8 @@ class Reply:
         self._logprobs: deque[tuple[int, TokenLogprob]] = deque()
         self._fed = self._cut = self._calls = self._whole_calls = 0
         self._ended = False
-        self.stopped = False
-        """Whether a stop string has matched. Nothing is emitted after it."""
+        self.stopped = ""
+        """The stop string that has matched; empty: none. Nothing is emitted after it."""
         self.in_reasoning = False
         """Whether the next token belongs to a thought, as far as is known."""
         self.reasoning_tokens = 0
@@ -208,7 +208,7 @@ class Reply:
         shown = stops.push(text)
         self._show(channel, shown)
         if stops.matched:
-            self.stopped = True
+            self.stopped = stops.matched
             self._cut = before + len(text) - len(shown)
 
     def _take_call(self, event: TextEvent) -> None:

@@ -341,7 +341,7 @@ def stand_in(tokens: list[int], delta: int) -> Row:
 class _NoText:
     """Output for rows whose text is not needed."""
 
-    stopped = False
+    stopped = ""
     reasoning_tokens = 0
 
     def push(self, token: int, logprob: Any = None) -> list[Any]:

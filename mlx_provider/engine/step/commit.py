@@ -168,7 +168,8 @@ class Commit:
 def _last(row: Row, reason: FinishReason, deltas: Sequence[Delta] = ()) -> Outcome:
     """The end of a row's text after `deltas`, with the final reason."""
     last, reason = row.output.finish(reason)
-    return Outcome([*deltas, *last, Finish(index=row.index, reason=reason)], reason)
+    end = Finish(index=row.index, reason=reason, stop=row.output.stopped or None)
+    return Outcome([*deltas, *last, end], reason)
 
 
 def _fails(row: Row, part: str, fault: Fault) -> None:
