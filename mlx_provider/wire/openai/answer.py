@@ -83,7 +83,8 @@ def logprobs_of(tokens: Sequence[TokenLogprob]) -> dict[str, Any] | None:
         "content": [
             {**_logprob(token), "top_logprobs": [_logprob(other) for other in token.top]}
             for token in tokens
-        ]
+        ],
+        "refusal": None,
     }
 
 

@@ -54,6 +54,7 @@ class Whole:
         if self._form.text:
             said = {"text": message["content"], "logprobs": text_logprobs(answer.logprobs)}
         else:
+            message |= {"refusal": None, "annotations": []}  # OpenAI's schema requires the first
             said = {"message": message, "logprobs": logprobs_of(answer.logprobs)}
         return {"index": index, **said, "finish_reason": answer.reason(legacy=legacy)}
 
