@@ -1,20 +1,20 @@
-"""Requests of the Responses and Messages APIs, checked before LiteLLM turns them into chat.
+"""Requests of the Responses API, checked before LiteLLM turns them into chat.
 
-Its bridges carry over the kinds that they know and drop the rest without a word (1.106.2,
-`responses/litellm_completion_transformation/transformation.py` and
-`llms/anthropic/pass_through/adapters/transformation.py`), so that a model would answer a part of
-what was asked. The tables hold what they carry.
+Its bridge carries over the kinds that it knows and drops the rest without a word (1.106.2,
+`responses/litellm_completion_transformation/transformation.py`), so that a model would answer a
+part of what was asked. The tables hold what it carries. Its bridge of the Messages API
+(`llms/anthropic/pass_through/adapters/transformation.py`) carries what `wire.anthropic.shape` lets
+pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from pydantic import BaseModel
-
 from ..errors import BadRequest
+from ..wire.objects import check_known, check_text, objects
 
 ROLES = ("user", "assistant", "system", "developer")
 ITEMS: tuple[str, ...] = (
@@ -41,15 +41,6 @@ ABSENT = {
 }
 """Parameters that the bridge drops though they decide what is answered, and the remedy."""
 
-MESSAGE_ROLES = ("user", "assistant", "system")
-BLOCKS: Mapping[str, Collection[str]] = {
-    "user": ("text", "image", "tool_result", "compaction"),
-    "assistant": ("text", "tool_use", "thinking", "redacted_thinking", "compaction"),
-    "system": ("text",),
-}
-RESULT_BLOCKS = ("text", "image", "tool_reference")
-IMAGE_SOURCES = {"base64": "data", "url": "url"}
-"""Where the image stands, by the type of its source."""
 FORMATS = ("text", "json_object", "json_schema")
 
 
@@ -62,7 +53,7 @@ def check_responses(kwargs: Mapping[str, Any]) -> None:
     items = kwargs.get("input")
     if isinstance(items, str):
         return
-    for where, item in _objects(items, "input"):
+    for where, item in objects(items, "input"):
         _check_item(item, where)
 
 
@@ -86,40 +77,17 @@ def _as_text(part: Any) -> Any:
     return {"type": "output_text", "text": str(part.get("refusal") or "")}
 
 
-def check_messages(kwargs: Mapping[str, Any]) -> None:
-    """A call of `/v1/messages`. Raises `BadRequest` that names the message or block."""
-    _check_blocks(kwargs.get("system"), "system", BLOCKS["system"])
-    messages = kwargs.get("messages")
-    if not messages:
-        raise BadRequest("messages must be a list of at least one message", param="messages")
-    for where, message in _objects(messages, "messages"):
-        role = message.get("role")
-        _known(role, MESSAGE_ROLES, f"{where}.role")
-        _check_blocks(message.get("content"), f"{where}.content", BLOCKS[str(role)])
-    _check_tools(kwargs.get("tools"), kwargs.get("tool_choice"))
-
-
 def _check_format(text: Any) -> None:
     form = text.get("format") if isinstance(text, Mapping) else None
     if isinstance(form, Mapping):
-        _known(form.get("type"), FORMATS, "text.format.type")
-
-
-def _check_tools(tools: Any, choice: Any) -> None:
-    for where, tool in _objects(tools or [], "tools"):
-        if not isinstance(tool.get("name"), str):
-            raise BadRequest(f"{where}.name must be a text", param=where)
-    if not isinstance(choice, Mapping | None):
-        raise BadRequest(
-            "tool_choice must be an object, such as {'type': 'any'}", param="tool_choice"
-        )
+        check_known(form.get("type"), FORMATS, "text.format.type")
 
 
 def _check_item(item: Mapping[str, Any], where: str) -> None:
     kind = item.get("type") or "message"
-    _known(kind, ITEMS, f"{where}.type")
+    check_known(kind, ITEMS, f"{where}.type")
     if kind == "message":
-        _known(item.get("role") or "user", ROLES, f"{where}.role")
+        check_known(item.get("role") or "user", ROLES, f"{where}.role")
         _check_parts(item.get("content"), f"{where}.content", ITEM_PARTS)
     elif kind.endswith(("call_output", "_result")):
         if not item.get("call_id"):
@@ -131,65 +99,10 @@ def _check_item(item: Mapping[str, Any], where: str) -> None:
 def _check_parts(content: Any, where: str, known: Collection[str]) -> None:
     if content is None or isinstance(content, str):
         return
-    for at, part in _objects(content, where, texts=True):
+    for at, part in objects(content, where, texts=True):
         kind = part.get("type") or "text"
-        _known(kind, known, f"{at}.type")
+        check_known(kind, known, f"{at}.type")
         if kind in TEXTS:
-            _check_text(part, at)
+            check_text(part, at)
         if kind == "input_image" and not part.get("image_url"):
             raise BadRequest(f"{at}.image_url is missing: send a data: or https: URL", param=at)
-
-
-def _check_blocks(content: Any, where: str, known: Collection[str]) -> None:
-    if content is None or isinstance(content, str):
-        return
-    for at, block in _objects(content, where):
-        kind = block.get("type")
-        _known(kind, known, f"{at}.type")
-        if kind == "text":
-            _check_text(block, at)
-        elif kind == "image":
-            _check_image(block.get("source"), f"{at}.source")
-        elif kind == "tool_result":
-            _check_blocks(block.get("content"), f"{at}.content", RESULT_BLOCKS)
-
-
-def _check_image(source: Any, where: str) -> None:
-    if not isinstance(source, Mapping):
-        raise BadRequest(f"{where} must be an object", param=where)
-    kind = source.get("type")
-    _known(kind, IMAGE_SOURCES, f"{where}.type")
-    place = IMAGE_SOURCES[str(kind)]
-    if not isinstance(source.get(place), str) or not source[place]:
-        raise BadRequest(f"{where}.{place} must be a text", param=where)
-
-
-def _check_text(part: Mapping[str, Any], where: str) -> None:
-    if not isinstance(part.get("text"), str):
-        raise BadRequest(f"{where}.text must be a text", param=where)
-
-
-def _objects(
-    items: Any, where: str, *, texts: bool = False
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Each object of a list and its place in the request; `texts`: plain texts may stand there."""
-    if not isinstance(items, list):
-        raise BadRequest(
-            f"{where} must be a text or a list, got {type(items).__name__}", param=where
-        )
-    for index, item in enumerate(items):
-        at = f"{where}[{index}]"
-        if isinstance(item, Mapping):
-            yield at, item
-        elif isinstance(item, BaseModel):  # a script gives back what it got
-            yield at, item.model_dump()
-        elif not (texts and isinstance(item, str)):
-            raise BadRequest(f"{at} must be an object, got {type(item).__name__}", param=at)
-
-
-def _known(value: Any, known: Collection[str], where: str) -> None:
-    if value not in known:
-        raise BadRequest(
-            f"{where} is {value!r}, which is not supported: it must be one of {', '.join(known)}",
-            param=where,
-        )

@@ -22,8 +22,8 @@ from ..client.generation import EngineClient
 from ..errors import EngineUnavailable, MLXProviderError, Overloaded
 from ..invalid import bad_request
 from ..protocol.requests import GenerateRequest
+from ..wire.anthropic.shape import check_messages
 from ..wire.openai.prefill_message import split_prefill_mark
-from .bridged import check_messages
 from .errors import PROVIDER
 from .operator import chosen_by, engine_options, operator_options
 from .shape import check_shape, videos_renamed

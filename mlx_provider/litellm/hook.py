@@ -10,8 +10,9 @@ from litellm.integrations.custom_logger import CustomLogger
 from litellm.types.utils import CallTypes
 
 from ..errors import BadRequest
+from ..wire.anthropic.shape import check_messages
 from ..wire.openai.prompts import listed
-from .bridged import carry_refusals, check_messages, check_responses
+from .bridged import carry_refusals, check_responses
 from .call import encoded
 from .carried import carry_prompts, carry_stop
 from .errors import PROVIDER, LiteLLMErrors, is_context_full

@@ -14,8 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import Forbidden, MLXProviderError, Unauthorized, WrongContentType
 from ..protocol.events import ErrorBody
-from ..wire.openai.errors import error_body
-from ..wire.openai.routes import ROUTES
+from ..wire.routes import ERRORS
 
 JSON = "application/json"
 
@@ -94,7 +93,8 @@ def error_response(
     if body.pop("retry_after") is not None:
         body["retry_after"] = error.retry_after
         more.setdefault("retry-after", str(ceil(error.retry_after or 0)))
-    content = error_body(error) if path in ROUTES else {"error": body}
+    form = ERRORS.get(path)
+    content = {"error": body} if form is None else form(error)
     return JSONResponse(content, status_code=error.status, headers=more)
 
 

@@ -21,7 +21,7 @@ from ..errors import EngineUnavailable, MLXProviderError
 from ..protocol.health import Health
 from ..protocol.requests import EmbedRequest, GenerateRequest, ModelRequest
 from ..serving.interface import Service
-from ..wire.openai.routes import GENERATE, ROUTES
+from ..wire.routes import GENERATE, ROUTES
 from .access import Gate, error_response
 from .activity import Activity
 from .body import Bodies
@@ -37,6 +37,7 @@ from .rank_group import RankGroup
 HEARTBEAT = 10.0
 """Seconds between two empty lines to an attached client, which detect a lost connection."""
 KINDS: tuple[type[ModelRequest], ...] = (GenerateRequest, EmbedRequest)
+COUNT_TOKENS = "/v1/messages/count_tokens"
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -94,6 +95,7 @@ class EngineApp:
                     ("/v1/count", own(GenerateRequest), self._count),
                     ("/tokenize", foreign(ROUTES["/tokenize"]), self._tokenize),
                     ("/detokenize", foreign(ROUTES["/detokenize"]), self._detokenize),
+                    (COUNT_TOKENS, foreign(ROUTES[COUNT_TOKENS]), self._count_tokens),
                 )
             ),
             Route("/v1/attach", self._attach),
@@ -160,6 +162,9 @@ class EngineApp:
 
     def _count(self, request: GenerateRequest) -> dict[str, Any]:
         return {"prompt_tokens": self._service.count(request)}
+
+    def _count_tokens(self, request: GenerateRequest) -> dict[str, Any]:
+        return {"input_tokens": self._service.count(request)}
 
     def _tokenize(self, request: GenerateRequest) -> dict[str, Any]:
         found = self._service.tokenize(request)

@@ -69,10 +69,11 @@ class FakeService:
         self.metrics_of_engine = EngineMetrics()
 
     def submit(self, request: GenerateRequest, queue: EventQueue) -> Accepted:
-        assert isinstance(request.prompt, str)
+        prompt = request.prompt or (request.messages or [{}])[-1].get("content")
+        assert isinstance(prompt, str)
         if self.closing.is_set():
             raise EngineUnavailable("closing")
-        word, *values = request.prompt.split(maxsplit=1 if request.prompt[:4] == "text" else -1)
+        word, *values = prompt.split(maxsplit=1 if prompt[:4] == "text" else -1)
         self.seen["submitted"].append(request.id)
         self.cancels[request.id] = threading.Event()
         if word == "slow":

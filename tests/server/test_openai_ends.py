@@ -1,10 +1,12 @@
-"""How requests on OpenAI's routes end: refused, failed, left, silent for long."""
+"""How requests on the routes of other APIs end: refused, failed, left, silent for long."""
 
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import anyio
@@ -15,61 +17,99 @@ from mlx_provider.config import EngineSettings
 from mlx_provider.errors import EngineUnavailable
 from mlx_provider.protocol.events import Accepted, Delta, Failed, Finish
 from mlx_provider.server.app import EngineApp
+from mlx_provider.wire.anthropic.reply import PING
+from mlx_provider.wire.anthropic.reply import Stream as MessageStream
 from mlx_provider.wire.openai.form import AnswerForm
 from mlx_provider.wire.openai.stream import Stream
+from mlx_provider.wire.sse import COMMENT
 
 PATH = "/v1/completions"
+MESSAGES = "/v1/messages"
+PATHS = (PATH, MESSAGES)
 
 
-def ask(engine: Any, prompt: Any, **more: Any) -> Any:
-    return engine.http.post(PATH, json={"model": "fake", "prompt": prompt, **more})
+def body_of(path: str, prompt: Any, **more: Any) -> dict[str, Any]:
+    said: dict[str, Any] = {"prompt": prompt}
+    if path == MESSAGES:
+        said = {"messages": [{"role": "user", "content": prompt}], "max_tokens": 9}
+    return {"model": "fake", **said, **more}
+
+
+def ask(engine: Any, prompt: Any, path: str = PATH, **more: Any) -> Any:
+    return engine.http.post(path, json=body_of(path, prompt, **more))
+
+
+def last_data(text: str) -> Any:
+    return json.loads(text.rpartition("data: ")[2])
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_refusal_keeps_its_status_and_its_time(engine: Any, stream: bool) -> None:
-    answer = ask(engine, "fail overloaded 4.2", stream=stream)
-    assert (answer.status_code, answer.headers["retry-after"]) == (429, "5")
-    wanted = {"type": "rate_limit_error", "code": "overloaded", "param": "prompt"}
-    assert answer.json() == {"error": {**wanted, "message": "scripted"}}
+    for path in PATHS:
+        answer = ask(engine, "fail overloaded 4.2", path, stream=stream)
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "5")
+        error = answer.json()["error"]
+        assert (error["type"], error["message"]) == ("rate_limit_error", "scripted")
+        if path == PATH:
+            assert (error["code"], error["param"]) == ("overloaded", "prompt")
     answer = ask(engine, ["count 1 0", "fail context_length_exceeded"], stream=stream)
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
     assert error["message"].endswith("exceeded: prompt[1]: scripted")
 
 
-def test_an_unforeseen_error_has_openais_form(engine: Any) -> None:
-    answer = ask(engine, "bug")
-    assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
+@pytest.mark.parametrize(("path", "kind"), [(PATH, "server_error"), (MESSAGES, "api_error")])
+def test_an_unforeseen_error_has_the_form_of_its_api(engine: Any, path: str, kind: str) -> None:
+    answer = ask(engine, "bug", path)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (500, kind)
     assert "scripted bug" not in answer.text
 
 
-@pytest.mark.parametrize("prompt", ["wait", ["wait", "wait"]])
-def test_a_client_that_leaves_a_stream_cancels_every_prompt(spawn: Any, prompt: Any) -> None:
+@pytest.mark.parametrize(
+    ("path", "prompt"), [(PATH, "wait"), (PATH, ["wait", "wait"]), (MESSAGES, "wait")]
+)
+def test_a_client_that_leaves_a_stream_cancels_every_prompt(
+    spawn: Any, path: str, prompt: Any
+) -> None:
     engine = spawn()
-    body = {"model": "fake", "prompt": prompt, "stream": True}
+    body = body_of(path, prompt, stream=True)
     count = len(prompt) if isinstance(prompt, list) else 1
-    with engine.http.stream("POST", PATH, json=body) as response:
+    with engine.http.stream("POST", path, json=body) as response:
         assert response.status_code == 200
     for name in engine.seen()["submitted"]:
         engine.await_seen("cancelled", name)
     assert len(set(engine.seen()["cancelled"])) == count
 
 
-def test_the_end_of_the_engine_ends_a_stream_with_an_error(spawn: Any) -> None:
+def test_the_end_of_the_engine_ends_streams_with_an_error(spawn: Any) -> None:
     engine = spawn()
-    body = {"model": "fake", "prompt": "wait", "stream": True}
-    with engine.http.stream("POST", PATH, json=body) as response:
+    with ExitStack() as open_streams:
+        responses = [
+            open_streams.enter_context(
+                engine.http.stream("POST", path, json=body_of(path, "wait", stream=True))
+            )
+            for path in PATHS
+        ]
         engine.process.send_signal(signal.SIGTERM)
-        last = response.read().decode().strip().removeprefix("data: ")
-    assert json.loads(last)["error"]["code"] == "engine_unavailable"
+        text, message = (last_data(each.read().decode()) for each in responses)
+    assert text["error"]["code"] == "engine_unavailable"
+    assert (message["type"], message["error"]["type"]) == ("error", "api_error")
 
 
-async def test_a_silent_stream_has_comments(
-    fake_service: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("path", "beat", "end"),
+    [(PATH, COMMENT, "data: [DONE]"), (MESSAGES, PING, 'data: {"type":"message_stop"}')],
+)
+async def test_a_silent_stream_has_heartbeats(
+    fake_service: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    beat: bytes,
+    end: str,
 ) -> None:
     monkeypatch.setattr(mlx_provider.server.generate, "HEARTBEAT", 0.01)
     app = EngineApp(fake_service(EngineSettings()))
-    body = json.dumps({"model": "fake", "prompt": "count 2 0.2", "stream": True}).encode()
+    body = json.dumps(body_of(path, "count 2 0.2", stream=True)).encode()
     said = b""
 
     async def receive() -> dict[str, Any]:
@@ -87,16 +127,16 @@ async def test_a_silent_stream_has_comments(
     scope = {
         "type": "http",
         "method": "POST",
-        "path": PATH,
-        "raw_path": PATH.encode(),
+        "path": path,
+        "raw_path": path.encode(),
         "query_string": b"",
         "headers": [(b"content-length", str(len(body)).encode())],
     }
     await app.asgi(scope, receive, send)
-    frames = said.decode().split("\n\n")
-    assert any(frame.startswith(":") for frame in frames)
-    assert all(frame[:1] == ":" or frame.startswith("data: ") for frame in frames if frame)
-    assert frames[-2] == "data: [DONE]"
+    assert beat in said
+    frames = said.replace(beat, b"").decode().split("\n\n")
+    assert all(frame.startswith(("event: ", "data: ")) for frame in frames if frame)
+    assert frames[-2].endswith(end)
 
 
 def test_nothing_follows_an_error_in_a_stream() -> None:
@@ -110,3 +150,10 @@ def test_nothing_follows_an_error_in_a_stream() -> None:
         assert frames[0]["choices"][0]["delta"] == {"role": "assistant", "content": "a"}
         assert frames[1]["error"]["code"] == "engine_unavailable"
         assert len(frames) == 2
+        message = MessageStream(accepted, wanted=1)
+        out = message.feed([accepted, Delta(content="a"), failed]) + message.feed(
+            [Delta(content="b")]
+        )
+        kinds = re.findall("event: (.*)", out.decode())
+        block = ["content_block_start", "content_block_delta"]
+        assert kinds == ["message_start", *block, "error"]

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -81,6 +82,17 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     process.wait(300)
     reading.join()
     process.stderr.close()
+
+
+@pytest.fixture
+def claude(engine: Engine) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(
+        base_url=engine.url,
+        api_key=KEY,
+        max_retries=0,
+        http_client=anthropic.DefaultHttpxClient(trust_env=False),
+    ) as made:
+        yield made
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from mlx_provider.wire.openai.routes import ROUTES
+from mlx_provider.wire.routes import ROUTES
 
 PATHS = [*ROUTES]
 
@@ -66,6 +66,8 @@ FIELDS = {
     "/v1/embeddings": {"input": "x"},
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [5]},
+    "/v1/messages": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "x"}]},
 }
 
 

@@ -67,6 +67,11 @@ class Parameters:
             if (value := self.take(name)) is not None and value not in nothing
         ]
 
+    def rest(self) -> dict[str, Any]:
+        """Take all that is left."""
+        rest, self._left = self._left, {}
+        return rest
+
     def refuse_rest(self) -> None:
         """Raise `BadRequest` that names every unknown parameter."""
         if self._left:

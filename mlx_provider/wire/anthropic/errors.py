@@ -1,0 +1,27 @@
+"""Errors in the form of Anthropic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import MLXProviderError
+
+TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
+
+
+def error_body(error: MLXProviderError) -> dict[str, Any]:
+    """A prompt that is too long has Anthropic's words already, by which clients know it."""
+    other = "invalid_request_error" if error.status < 500 else "api_error"
+    kind = TYPES.get(error.status, other)
+    return {
+        "type": "error",
+        "error": {"type": kind, "message": error.message},
+        "request_id": None,
+    }

@@ -1,0 +1,78 @@
+"""Parameters of the Messages API to the engine's request."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ...errors import BadRequest
+from ...invalid import shown
+from ...protocol.requests import GenerateRequest
+from ..openai.form import AnswerForm
+from ..openai.parameters import Parameters
+from ..openai.request import generate_requests
+from .messages import chat_messages
+from .shape import check_messages
+from .tools import chat_tools
+
+CHATS_OWN = ("n", "logprobs", "top_logprobs", "functions", "function_call", "response_format")
+"""Parameters of chat for which the reply has no room, or which have another name."""
+
+
+def message_request(
+    body: Mapping[str, Any], sender: Mapping[str, Any], *, counted: bool = False
+) -> GenerateRequest:
+    """The request of a message, with the parameters of chat where Anthropic has none.
+
+    `counted`: only its prompt is wanted, which needs no `max_tokens`. Raises `BadRequest` that
+    names the parameter at fault.
+    """
+    check_messages(body)
+    params = Parameters({name: value for name, value in body.items() if name != "model"})
+    if not counted and body.get("max_tokens") is None:
+        raise BadRequest("max_tokens is missing", param="max_tokens")
+    for name in CHATS_OWN:
+        params.choice(name, (), "the Messages API has no such parameter")
+    params.take("cache_control")  # every prompt is cached, as far as there is room
+    messages = chat_messages(params.take("system"), params.take("messages"))
+    values = {
+        **chat_tools(params),
+        **_output(params),
+        "stop": params.take("stop_sequences"),
+        "user": _session(params.mapping("metadata")),
+    }
+    model = {**sender, "model": body.get("model")}
+    (request,) = generate_requests(
+        Parameters(params.rest() | values), model, messages, AnswerForm(), continues=True
+    )
+    return request
+
+
+def _output(params: Parameters) -> dict[str, Any]:
+    """Effort and schema, from `output_config` or the older `output_format`."""
+    config = params.mapping("output_config")
+    form = config.get("format") or params.take("output_format")
+    fields = {"reasoning_effort": config.get("effort")}
+    if form is None:
+        return fields
+    if not isinstance(form, Mapping) or form.get("type") != "json_schema":
+        raise BadRequest(
+            f"output_config.format must be of type json_schema, got {shown(form)}",
+            param="output_config",
+        )
+    schema = {"name": "output", "schema": form.get("schema")}
+    return fields | {"response_format": {"type": "json_schema", "json_schema": schema}}
+
+
+def _session(metadata: Mapping[str, Any]) -> str | None:
+    """The session that Claude Code names in the id of its user: as JSON, or at its end."""
+    user = metadata.get("user_id")
+    if not isinstance(user, str):
+        return None
+    try:
+        named = json.loads(user)
+    except (ValueError, RecursionError):
+        return user.rpartition("_session_")[2]
+    found = named.get("session_id") if isinstance(named, dict) else None
+    return found if isinstance(found, str) else user

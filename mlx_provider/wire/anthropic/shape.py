@@ -1,0 +1,66 @@
+"""The shape of a request of the Messages API. What a model would not see is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from ...errors import BadRequest
+from ..objects import check_known, check_text, objects
+
+ROLES = ("user", "assistant", "system")
+BLOCKS: Mapping[str, Collection[str]] = {
+    "user": ("text", "image", "tool_result", "compaction"),
+    "assistant": ("text", "tool_use", "thinking", "redacted_thinking", "compaction"),
+    "system": ("text",),
+}
+RESULT_BLOCKS = ("text", "image", "tool_reference")
+IMAGE_SOURCES = {"base64": "data", "url": "url"}
+"""Where the image stands, by the type of its source."""
+
+
+def check_messages(given: Mapping[str, Any]) -> None:
+    """Raises `BadRequest` that names the message, block or tool."""
+    _check_blocks(given.get("system"), "system", BLOCKS["system"])
+    messages = given.get("messages")
+    if not messages:
+        raise BadRequest("messages must be a list of at least one message", param="messages")
+    for where, message in objects(messages, "messages"):
+        role = message.get("role")
+        check_known(role, ROLES, f"{where}.role")
+        _check_blocks(message.get("content"), f"{where}.content", BLOCKS[str(role)])
+    _check_tools(given.get("tools"), given.get("tool_choice"))
+
+
+def _check_tools(tools: Any, choice: Any) -> None:
+    for where, tool in objects(tools or [], "tools"):
+        if not isinstance(tool.get("name"), str):
+            raise BadRequest(f"{where}.name must be a text", param=where)
+    if not isinstance(choice, Mapping | None):
+        raise BadRequest(
+            "tool_choice must be an object, such as {'type': 'any'}", param="tool_choice"
+        )
+
+
+def _check_blocks(content: Any, where: str, known: Collection[str]) -> None:
+    if content is None or isinstance(content, str):
+        return
+    for at, block in objects(content, where):
+        kind = block.get("type")
+        check_known(kind, known, f"{at}.type")
+        if kind == "text":
+            check_text(block, at)
+        elif kind == "image":
+            _check_image(block.get("source"), f"{at}.source")
+        elif kind == "tool_result":
+            _check_blocks(block.get("content"), f"{at}.content", RESULT_BLOCKS)
+
+
+def _check_image(source: Any, where: str) -> None:
+    if not isinstance(source, Mapping):
+        raise BadRequest(f"{where} must be an object", param=where)
+    kind = source.get("type")
+    check_known(kind, IMAGE_SOURCES, f"{where}.type")
+    place = IMAGE_SOURCES[str(kind)]
+    if not isinstance(source.get(place), str) or not source[place]:
+        raise BadRequest(f"{where}.{place} must be a text", param=where)

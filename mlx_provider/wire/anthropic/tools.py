@@ -1,0 +1,61 @@
+"""Tools of Anthropic's API, and the choice among them, as those of chat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...errors import BadRequest
+from ...invalid import shown
+from ..objects import check_known, objects
+from ..openai.parameters import Parameters
+
+CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": None}
+
+
+def chat_tools(params: Parameters) -> dict[str, Any]:
+    """`tools`, `tool_choice` and `parallel_tool_calls`, as far as they are given.
+
+    Raises `BadRequest` that names the tool, or the choice.
+    """
+    tools, choice = params.take("tools"), params.mapping("tool_choice")
+    fields: dict[str, Any] = {}
+    if tools is not None:
+        fields["tools"] = [_tool(tool, where) for where, tool in objects(tools, "tools")]
+    if choice:
+        fields["tool_choice"] = _choice(choice)
+        fields["parallel_tool_calls"] = not _alone(choice)
+    return fields
+
+
+def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
+    kind, schema = tool.get("type") or "custom", tool.get("input_schema")
+    if kind != "custom":
+        raise BadRequest(
+            f"{where}.type is {shown(kind)}: only the client's own tools can be called, with a "
+            "name and an input_schema",
+            param=where,
+        )
+    if not isinstance(schema, Mapping):
+        raise BadRequest(f"{where}.input_schema must be an object", param=where)
+    function = {"name": tool["name"], "parameters": schema}
+    function |= {name: tool[name] for name in ("description", "strict") if name in tool}
+    return {"type": "function", "function": function}
+
+
+def _choice(choice: Mapping[str, Any]) -> Any:
+    kind = choice.get("type")
+    check_known(kind, CHOICES, "tool_choice.type")
+    if kind == "tool":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    return CHOICES[str(kind)]
+
+
+def _alone(choice: Mapping[str, Any]) -> bool:
+    alone = choice.get("disable_parallel_tool_use")
+    if alone is not None and not isinstance(alone, bool):
+        raise BadRequest(
+            f"tool_choice.disable_parallel_tool_use must be true or false, got {shown(alone)}",
+            param="tool_choice",
+        )
+    return bool(alone)

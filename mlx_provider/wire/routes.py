@@ -1,0 +1,22 @@
+"""The routes of all APIs of others, and the form of their errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..errors import MLXProviderError
+from .anthropic import errors as anthropic_errors
+from .anthropic import routes as anthropic
+from .asked import Read
+from .openai import errors as openai_errors
+from .openai import routes as openai
+
+GENERATE: Mapping[str, Read] = {**openai.GENERATE, **anthropic.GENERATE}
+"""Routes that answer with what a model makes."""
+ROUTES: Mapping[str, Read] = {**openai.ROUTES, **anthropic.ROUTES}
+ERRORS: Mapping[str, Callable[[MLXProviderError], dict[str, Any]]] = {
+    **dict.fromkeys(openai.ROUTES, openai_errors.error_body),
+    **dict.fromkeys(anthropic.ROUTES, anthropic_errors.error_body),
+}
+"""The body of an error on each route."""

@@ -1,0 +1,262 @@
+"""Anthropic's routes of an engine, read by Anthropic's SDK and by LiteLLM's own provider."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import anthropic
+import pytest
+from anthropic.types import Message
+
+from mlx_provider.protocol.events import (
+    Accepted,
+    Delta,
+    Done,
+    Finish,
+    Timings,
+    ToolCallDelta,
+    Usage,
+)
+from mlx_provider.testing.scripted import Call, Step, script
+from mlx_provider.wire.anthropic.reply import Whole
+
+TOOL: dict[str, Any] = {
+    "name": "look",
+    "input_schema": {"type": "object", "properties": {"at": {"type": "string"}}},
+}
+WORDS = "one two three"
+CALLS = (Call("look", {"at": "a"}), Call("look"))
+SCHEMA = {"type": "json_schema", "schema": {"const": 17}}
+ONE_TOOL = {"type": "tool", "name": "look", "disable_parallel_tool_use": True}
+ALL = Step("Here it is.", CALLS, think="Hm.")
+CASES: dict[str, tuple[Step, dict[str, Any], list[Any], tuple[str, str | None]]] = {
+    "thought, text and calls": (
+        ALL,
+        {"tools": [TOOL], "thinking": {"type": "enabled", "budget_tokens": 1024}},
+        ["Hm.", "Here it is.", {"at": "a"}, {}],
+        ("tool_use", None),
+    ),
+    "stop": (Step(WORDS), {"stop_sequences": ["x", " two"]}, ["one"], ("stop_sequence", " two")),
+    "end": (Step(WORDS), {}, [WORDS], ("end_turn", None)),
+    "limit": (Step(WORDS), {"max_tokens": 2}, ["one two"], ("max_tokens", None)),
+    "schema": (
+        Step("17"),
+        {"output_config": {"effort": "low", "format": SCHEMA}},
+        ["17"],
+        ("end_turn", None),
+    ),
+    "chosen tool": (
+        Step(calls=CALLS),
+        {"tools": [TOOL, {**TOOL, "name": "other"}], "tool_choice": ONE_TOOL},
+        [{"at": "a"}],
+        ("tool_use", None),
+    ),
+}
+
+
+def asked(engine: Any, step: Step, more: Mapping[str, Any]) -> Any:
+    text = {"type": "text", "text": script(step), "cache_control": {"type": "ephemeral"}}
+    messages = [{"role": "user", "content": [text]}]
+    return {"model": engine.scripted, "max_tokens": 200, "messages": messages, **more}
+
+
+def said_by(message: Message) -> list[Any]:
+    fields = {"thinking": "thinking", "text": "text", "tool_use": "input"}
+    return [getattr(block, fields[block.type]) for block in message.content]
+
+
+def without_ids(message: Message) -> Any:
+    blocks = [
+        block.model_dump(include={"type", "thinking", "signature", "text", "name", "input"})
+        for block in message.content
+    ]
+    return blocks, message.stop_reason, message.stop_sequence, message.usage.output_tokens
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_message_is_the_same_whole_and_streamed(
+    engine: Any, claude: anthropic.Anthropic, case: str
+) -> None:
+    step, more, said, end = CASES[case]
+    fields = asked(engine, step, more)
+    raw = claude.messages.with_raw_response.create(**fields)
+    whole = Message.model_validate_json(raw.text(), strict=True)  # the client itself checks nothing
+    assert said_by(whole) == said
+    assert (whole.stop_reason, whole.stop_sequence) == end
+    assert all(block.signature for block in whole.content if block.type == "thinking")
+    with claude.messages.stream(**fields) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_message()
+    assert without_ids(final) == without_ids(whole)
+    assert (kinds[0], kinds[-1]) == ("message_start", "message_stop")
+
+
+async def test_the_asynchronous_client(engine: Any) -> None:
+    async with (
+        anthropic.AsyncAnthropic(
+            base_url=engine.url,
+            auth_token="the-key",
+            max_retries=0,
+            http_client=anthropic.DefaultAsyncHttpxClient(trust_env=False),
+        ) as client,
+        client.messages.stream(**asked(engine, Step(WORDS), {})) as stream,
+    ):
+        assert "".join([text async for text in stream.text_stream]) == WORDS
+
+
+def test_events_of_a_stream(engine: Any) -> None:
+    body = asked(engine, ALL, {"tools": [TOOL], "stream": True})
+    answer = engine.http.post("/v1/messages?beta=true", json=body).raise_for_status()
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    frames = [frame.split("\n") for frame in answer.text.split("\n\n") if frame]
+    events = [json.loads(data.removeprefix("data: ")) for _, data in frames]
+    assert [f"event: {event['type']}" for event in events] == [name for name, _ in frames]
+    block = ["content_block_start", "content_block_delta", "content_block_stop"]
+    kinds = list(dict.fromkeys((e.get("index"), e["type"]) for e in events))
+    blocks = [(index, kind) for index in range(4) for kind in block]
+    start, *between, delta, stop = kinds
+    assert [start, *between] == [(None, "message_start"), *blocks]
+    assert [delta, stop] == [(None, "message_delta"), (None, "message_stop")]
+
+
+def test_a_conversation_goes_on(engine: Any, claude: anthropic.Anthropic) -> None:
+    """Blocks of a reply come back as they were, and a prefix is computed once."""
+    second = Step("done")
+    text = "a long beginning " * 40 + script(ALL, second)
+    messages: list[Any] = [{"role": "user", "content": text}]
+    fields: Any = {"model": engine.scripted, "max_tokens": 200, "tools": [TOOL]}
+    first = claude.messages.create(**fields, messages=messages)
+    calls = [block for block in first.content if block.type == "tool_use"]
+    results = [
+        {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "x"}]}
+        for call in calls
+    ]
+    messages += [
+        {"role": "assistant", "content": first.content},
+        {"role": "user", "content": [{"type": "text", "text": "go on"}, *results]},
+    ]
+    count = claude.messages.count_tokens(
+        model=engine.scripted, messages=messages, tools=fields["tools"]
+    )
+    reply = claude.messages.create(**fields, messages=messages)
+    assert said_by(reply) == ["done"]
+    usage = reply.usage
+    assert usage.cache_read_input_tokens
+    assert usage.cache_read_input_tokens + usage.input_tokens == count.input_tokens
+    assert usage.input_tokens < first.usage.input_tokens / 2
+
+
+def test_a_prefilled_reply_is_continued(engine: Any, claude: anthropic.Anthropic) -> None:
+    messages: list[Any] = [
+        {"role": "user", "content": script(Step(WORDS))},
+        {"role": "assistant", "content": "one"},
+    ]
+    counts = [
+        claude.messages.count_tokens(model=engine.scripted, messages=messages[:last]).input_tokens
+        for last in (1, 2)
+    ]
+    assert counts[1] == counts[0] + 1  # the word, without a header
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "kind", "named"),
+    [
+        ({"max_tokens": None}, 400, "invalid_request_error", "max_tokens"),
+        ({"temprature": 1}, 400, "invalid_request_error", "temprature"),
+        ({"temperature": 3}, 400, "invalid_request_error", "temperature"),
+        ({"n": 2}, 400, "invalid_request_error", "n=2"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, 400,
+         "invalid_request_error", "tools[0].type"),
+        ({"tool_choice": {"type": "some"}}, 400, "invalid_request_error", "tool_choice.type"),
+        ({"output_config": {"format": {"type": "grammar"}}}, 400, "invalid_request_error",
+         "output_config.format"),
+        ({"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, 400,
+         "invalid_request_error", "'document'"),
+        ({"messages": [{"role": "user", "content": "ab " * 4000}]}, 400, "invalid_request_error",
+         "prompt is too long: "),
+        ({"origin": "owner"}, 400, "invalid_request_error", "origin"),
+        ({"tenant": "other"}, 400, "invalid_request_error", "tenant"),
+        ({"options": {"trust_remote_code": True}}, 400, "invalid_request_error", "options"),
+        ({"model": "no/such"}, 404, "not_found_error", "no/such"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_error_has_anthropics_form(
+    engine: Any, fields: dict[str, Any], status: int, kind: str, named: str, stream: bool
+) -> None:
+    body = asked(engine, Step(WORDS), {"stream": stream, **fields})
+    answer = engine.http.post("/v1/messages", json=body)
+    assert answer.status_code == status
+    said = answer.json()
+    assert said.keys() == {"type", "error", "request_id"}
+    assert (said["type"], said["error"]["type"]) == ("error", kind)
+    assert named in said["error"]["message"]
+
+
+ACCEPTED = Accepted(id="r", model="m", prompt_tokens=1, max_tokens=5)
+DONE = Done(
+    usage=Usage(prompt_tokens=1, completion_tokens=5),
+    timings=Timings(queued=0, prefill=0, first_token=0, total=0, tokens_per_second=0),
+)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "reason"), [(5, "max_tokens"), (6, "model_context_window_exceeded")]
+)
+def test_the_reason_of_a_reply_that_is_cut(wanted: int, reason: str) -> None:
+    body = json.loads(Whole(ACCEPTED, wanted).feed([ACCEPTED, Finish(reason="length"), DONE]))
+    assert (body["stop_reason"], body["content"]) == (reason, [])
+
+
+def test_blocks_follow_the_order_of_the_events() -> None:
+    call = ToolCallDelta(index=0, id="c", name="f", arguments='{"a": ')  # cut by the limit
+    deltas = [
+        Delta(reasoning="a", content="b"),
+        Delta(reasoning="c"),
+        Delta(reasoning="d", tool_calls=[call]),
+    ]
+    reply = Whole(ACCEPTED, 5).feed([*deltas, Finish(reason="length"), DONE])
+    blocks = Message.model_validate_json(reply, strict=True)
+    assert said_by(blocks) == ["a", "b", "cd", {"value": '{"a": '}]
+
+
+STOCK = """
+import json, sys, litellm
+asked, long = json.load(sys.stdin)
+for streamed in (False, True):
+    reply = litellm.completion(**asked, stream=streamed)
+    reply = litellm.stream_chunk_builder(list(reply)) if streamed else reply
+    message = reply.choices[0].message
+    calls = [call.function.arguments for call in message.tool_calls]
+    print(json.dumps([message.content, message.reasoning_content, *calls]))
+try:
+    litellm.completion(**{**asked, "messages": long})
+except litellm.ContextWindowExceededError:
+    print(json.dumps("too long"))
+"""
+
+
+def test_litellms_own_provider(engine: Any) -> None:
+    function = {"name": TOOL["name"], "parameters": TOOL["input_schema"]}
+    fields = {
+        "model": f"anthropic/{engine.scripted}",
+        "api_base": engine.url,
+        "api_key": "the-key",
+        "max_tokens": 200,
+        "messages": [{"role": "user", "content": script(ALL)}],
+        "tools": [{"type": "function", "function": function}],
+    }
+    ran = subprocess.run(
+        [sys.executable, "-c", STOCK],
+        input=json.dumps([fields, [{"role": "user", "content": "ab " * 4000}]]),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    said = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith(("[", '"'))]
+    reply = ["Here it is.", "Hm.", '{"at": "a"}', "{}"]
+    assert said == [reply, reply, "too long"], ran.stderr
