@@ -171,6 +171,10 @@ class Request:
     logprobs: int | None = None
     """How many alternatives to report per token; `None`: no logprobs."""
     salt: str = ""
+    account: str = ""
+    """Whose request it is. The device is shared between accounts."""
+    share: float = 1.0
+    """Share of the device of its account, relative to others."""
     session: str | None = None
     drafts: bool = True
     """Whether drafts are allowed."""

@@ -66,6 +66,10 @@ def engine_options(options: OperatorOptions) -> ModelOptions:
     return ModelOptions(**options.model_dump(exclude=set(GATEWAYS)))
 
 
+TIERS = {"flex": 0.25, "priority": 4.0}
+"""Shares of the device by service tier; of any other tier 1."""
+
+
 @dataclass(frozen=True)
 class Caller:
     """Who calls, as the gateway says it.
@@ -79,6 +83,8 @@ class Caller:
     user: str | None
     """Of a caller without a key (JSON web tokens)."""
     team: str | None
+    tier: str | None = None
+    """`service_tier` of the metadata of its key, or of its team."""
 
     @classmethod
     def read(cls, litellm_params: Mapping[str, Any]) -> Caller:
@@ -92,7 +98,25 @@ class Caller:
             key=next(iter(found("user_api_key_hash")), None),
             user=next(iter(found("user_api_key_user_id")), None),
             team=next(iter(found("user_api_key_team_id")), None),
+            tier=next(filter(None, map(_tier, both)), None),
         )
+
+    @property
+    def account(self) -> str | None:
+        """With whom it shares the device; `None`: there are no keys."""
+        return _alone(self)
+
+    @property
+    def share(self) -> float:
+        """Its share of the device, relative to others."""
+        return TIERS.get(self.tier or "", 1.0)
+
+
+def _tier(slot: Mapping[str, Any]) -> str | None:
+    """The tier in what the proxy tells of a key and its team."""
+    told = (slot.get(f"user_api_key_{of}metadata") for of in ("", "team_"))
+    found = (each.get("service_tier") for each in told if isinstance(each, Mapping))
+    return next((tier for tier in found if isinstance(tier, str)), None)
 
 
 def tenant(options: OperatorOptions, caller: Caller) -> str | None:

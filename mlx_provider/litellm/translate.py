@@ -56,11 +56,13 @@ def embeddings(call: Call, given: Any) -> tuple[EmbedRequest, str]:
 
 
 def _sender(call: Call) -> dict[str, Any]:
-    options = operator_options(call.litellm_params)
+    options, caller = operator_options(call.litellm_params), Caller.read(call.litellm_params)
     return {
         "model": call.model,
         "origin": chosen_by(call.litellm_params, call.model),
-        "tenant": tenant(options, Caller.read(call.litellm_params)),
+        "tenant": tenant(options, caller),
+        "account": caller.account,
+        "share": caller.share,
         "options": engine_options(options),
         "timeout": call.deadline.left(),
     }

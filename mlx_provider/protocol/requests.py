@@ -70,6 +70,10 @@ class ModelRequest(Asked):
     another machine, which the engine's TCP server says of every request."""
     tenant: Label | None = None
     """Prefixes are never shared between tenants, nor between this machine's and another's."""
+    account: Label | None = None
+    """Whose request it is: accounts share the device. `None`: the tenant's."""
+    share: float = Field(1.0, ge=1 / 64, le=64)
+    """Share of the device of this account, relative to others."""
     options: ModelOptions = ModelOptions()
     timeout: float | None = Field(None, gt=0, le=MOST_SECONDS)
     """Seconds from acceptance to the end."""

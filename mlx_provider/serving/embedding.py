@@ -15,7 +15,7 @@ from ..protocol.event_queue import EventQueue
 from ..protocol.events import Accepted, Delta, FinishReason, TokenLogprob
 from ..protocol.requests import EmbedRequest
 from ..records import Embedding, Pooling, ShowsHidden
-from .grants import namespace
+from .grants import account, namespace
 from .model_view import ModelView
 from .prepared import Prepared
 from .validate import within_vocabulary
@@ -58,6 +58,8 @@ def make_embedding(
         max_tokens=0,
         events=queue,
         salt=namespace(wire),
+        account=account(wire),
+        share=wire.share,
         drafts=False,
         inputs=inputs,
         deadline=arrived + wire.timeout if wire.timeout else None,

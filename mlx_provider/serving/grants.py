@@ -101,6 +101,11 @@ def namespace(request: ModelRequest) -> str:
     return f"remote:{tenant}" if request.origin == "remote" else tenant
 
 
+def account(request: ModelRequest) -> str:
+    """Whose request it is, for the shares of the device."""
+    return namespace(request) if request.account is None else request.account
+
+
 def read_grants(file: Path) -> dict[str, ModelOptions]:
     """Read the owner's file. Raises `BadRequest` that names the file, the model and the option."""
     try:

@@ -13,7 +13,7 @@ from ..protocol.event_queue import EventQueue
 from ..protocol.events import Accepted
 from ..protocol.requests import GenerateRequest
 from ..records import ModelInfo, Prompt, ShowsLogits
-from .grants import namespace
+from .grants import account, namespace
 from .model_view import ModelView
 from .prompt import prepare, prompt_text, taken_media
 from .rows import make_row
@@ -88,6 +88,8 @@ def _request(
         drafts=wire.drafts,
         may_skip=wire.sparse_prefill,
         salt=namespace(wire),
+        account=account(wire),
+        share=wire.share,
         session=wire.session,
         deadline=arrived + wire.timeout if wire.timeout else None,
         arrived=arrived,

@@ -32,6 +32,8 @@ def warm_requests(
             template=first.template,
             origin=first.origin,
             tenant=first.tenant,
+            account=first.account,
+            share=first.share,
             options=options,
         )
         for prompt in prompts

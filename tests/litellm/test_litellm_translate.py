@@ -339,6 +339,27 @@ def test_tenants(salt, metadata, expected, slot, clients):
     assert request(litellm_params=params).tenant == expected
 
 
+def test_keys_that_share_prompts_still_share_the_device():
+    params = {"model_info": {"mlx": {"cache_salt": "all"}}, "metadata": {"user_api_key_hash": "k"}}
+    made = request(litellm_params=params)
+    assert (made.tenant, made.account, made.share) == (None, "key:k", 1.0)
+    assert request().account is None
+
+
+@pytest.mark.parametrize(
+    ("key", "team", "share"),
+    [
+        ({"service_tier": "priority"}, {"service_tier": "flex"}, 4.0),
+        ({}, {"service_tier": "flex"}, 0.25),
+        ({"service_tier": "default"}, None, 1.0),
+        ({"service_tier": 7}, {}, 1.0),
+    ],
+)
+def test_the_service_tier_of_a_key_or_its_team(key, team, share):
+    told = {"user_api_key_metadata": key, "user_api_key_team_metadata": team}
+    assert request(litellm_params={"litellm_metadata": told, "metadata": {}}).share == share
+
+
 @pytest.mark.parametrize(
     ("info", "origin"),
     [

@@ -49,8 +49,11 @@ class Admission:
         self.limits = limits
         self.budget = budget
 
-    def check(self, request: Request, queued: int) -> None:
+    def check(self, request: Request, queued: int, *, first: bool = False) -> None:
         """Check whether a request may queue behind `queued` others.
+
+        `first`: none of these is of its account, so one place in five that the others cannot take
+        is left for it.
 
         Raises `Overloaded` if the queue is full, and `BadRequest` if the request can never fit.
         """
@@ -58,7 +61,7 @@ class Admission:
             raise BadRequest(
                 f"n={len(request.rows)} is not within 1 .. {self.limits.max_rows} rows", param="n"
             )
-        if queued >= self.limits.max_queue:
+        if queued >= self.limits.max_queue * (1.25 if first else 1.0):
             raise Overloaded(f"{queued} requests are waiting, the limit; try again later")
         need, limit = self.reservation(request.rows), self.budget.alone()
         if need > limit:

@@ -11,7 +11,7 @@ in efficient passes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from ..fixed_shapes import FixedShapes
@@ -19,6 +19,7 @@ from ..request import Phase, PrefillJob, Request, Row
 from .admission import Admission, Budget, Limits
 from .chunking import IDLE_SECONDS, Chunking
 from .costs import Costs
+from .fair import OUTPUT_TOKEN, FairShares, above_share
 from .plan import Chunk, StepPlan
 from .shared_prefix import awaits
 
@@ -52,6 +53,9 @@ class Scheduler:
         """The rows that decode, in the order in which they joined. This is the only such list."""
         self.reclaimed = 0
         """The bytes of the last reclaim request. The reader may reset it."""
+        self._shares = FairShares()
+        self._invited: PrefillJob | None = None
+        """The prompt for which rows of other accounts have given way."""
         self._owed = 0.0
         """Seconds that decoding rows have waited for chunks beyond their fair time."""
         self._settled = 0
@@ -68,12 +72,14 @@ class Scheduler:
         `arriving`: accepted requests that are not queued yet. Raises the errors of
         `Admission.check`.
         """
-        self.admission.check(request, self.queued + arriving)
+        queued = [job.request.account for job in list(self.waiting) if not job.admitted]
+        self.admission.check(request, len(queued) + arriving, first=request.account not in queued)
 
     def submit(self, request: Request, now: float) -> PrefillJob:
         """Queue a request that passed `check`."""
         if not request.arrived:
             request.arrived = now
+        self._shares.join(request, self.requests())
         # time before the queue (for example to load a model) gives no precedence in it
         tokens = request.prompt.tokens if request.inputs is None else request.inputs.tokens[0]
         job = PrefillJob(request, list(request.rows), tokens, arrived=now)
@@ -85,19 +91,17 @@ class Scheduler:
 
         Reclaims memory for it and reserves it. `None`: no prompt is admitted.
         """
-        for job in self._by_urgency(now):
+        invited, self._invited = self._invited, None
+        for job in (*filter(None, (invited,)), *self._in_order(now)):
             if job.restoring:
                 continue
             if job.admitted:
                 return None
             if awaits(job, self.waiting):
                 continue
-            if self.active_rows + len(job.rows) <= self.admission.limits.max_rows:
-                need, beside = self._needed(job)
-                self._reclaim(need + beside)
-                if self.admission.fits(need, beside if self.active_rows else 0):
-                    job.aged = now - job.arrived
-                    return self.let_in(job)
+            if self._fits(job):
+                job.aged = now - job.arrived
+                return self.let_in(job)
             if now - job.arrived > PATIENCE_SECONDS:
                 # no new prompt overtakes it, but admitted prompts must continue, or it never fits
                 return None
@@ -112,6 +116,7 @@ class Scheduler:
 
     def passed(self, chunk: Chunk) -> None:
         """A chunk has run. The other prompts in prefill have waited for it."""
+        self._shares.charge(chunk.job.request, chunk.size)
         self._waited_for(chunk.job, self.costs.pass_of(0, 0, chunk.size, chunk.start))
 
     def _waited_for(self, own: PrefillJob | None, seconds: float) -> None:
@@ -182,7 +187,7 @@ class Scheduler:
         sizes, rows = self.chunking, tuple(self.running)
         target = sizes.limits.stall_target
         alone = sizes.seconds(rows, passes=passes) if rows else 0.0
-        ready = (job for job in self._by_urgency(now) if job.admitted and not job.restoring)
+        ready = (job for job in self._in_order(now) if job.admitted and not job.restoring)
         job = next(ready, None)
         if job is None:
             return StepPlan(rows, pass_seconds=alone)
@@ -212,16 +217,19 @@ class Scheduler:
     def ran(self, plan: StepPlan) -> None:
         """A step was launched. Steps without a chunk compensate for its time beyond the fair time,
         so that the average time of a token stays within that."""
+        for row in plan.rows:
+            self._shares.charge(row.request, OUTPUT_TOKEN)
         behind = plan.chunk_seconds + plan.scoring_seconds + plan.embedding_seconds
         took = plan.pass_seconds + behind
         alone = self.chunking.seconds(plan.rows) if plan.mixed else plan.pass_seconds
         fair = self.chunking.fair(alone) if plan.rows else 0.0
         self._owed = max(0.0, self._owed + took - fair) if self.running else 0.0
 
-    def _by_urgency(self, now: float) -> list[PrefillJob]:
+    def _in_order(self, now: float) -> Sequence[PrefillJob]:
+        """Prompts in the queue or in prefill, the most urgent first, fair between accounts."""
         if len(self.waiting) < 2:
             return self.waiting
-        return sorted(self.waiting, key=partial(self._urgency, now))
+        return self._shares.ordered(sorted(self.waiting, key=partial(self._urgency, now)))
 
     def _urgency(self, now: float, job: PrefillJob) -> float:
         """A prompt in prefill does not age, so a new prompt never waits for all of it."""
@@ -259,6 +267,26 @@ class Scheduler:
         row = max(self.running, key=lambda row: (row.request.arrived, row.index))
         return row, self.admission.may_wait(row, self.active_rows)
 
+    def displaced(self, now: float) -> Sequence[Row]:
+        """Rows to preempt so that the first prompt of an account without rows can be admitted.
+
+        Empty: no account has only prompts that wait, there is room, or this would not make enough.
+        """
+        if not self._shares.several:
+            return ()
+        present = {row.request.account for row in self._live()}
+        absent = (j for j in self._in_order(now) if j.request.account not in present)
+        job = next((j for j in absent if not j.restoring), None)
+        if job is None or not present or self._fits(job):
+            return ()
+        rows: list[Row] = []
+        for row in above_share(self.running):
+            rows.append(row)
+            if self._fits(job, rows):
+                self._invited = job
+                return rows
+        return ()
+
     def _reclaim(self, need: int) -> None:
         """Reclaim memory, so that live rows may use this many bytes."""
         self.reclaimed = need
@@ -268,13 +296,18 @@ class Scheduler:
         """See `Admission.reservation`."""
         return self.admission.reservation(rows)
 
-    def _needed(self, job: PrefillJob) -> tuple[int, int]:
-        """Bytes of live rows including those of a prompt, and bytes of images.
+    def _fits(self, job: PrefillJob, without: Sequence[Row] = ()) -> bool:
+        """Whether a prompt fits beside the live rows, `without` some. Reclaims memory first.
 
         Images are temporary, and may belong to the prompt itself, so they do not block a prompt
         that would run alone.
         """
-        return self.reservation([*self._live(), *job.rows]), self.admission.budget.image_bytes()
+        rows = [row for row in self._live() if row not in without]
+        if len(rows) + len(job.rows) > self.admission.limits.max_rows:
+            return False
+        need, images = self.reservation([*rows, *job.rows]), self.admission.budget.image_bytes()
+        self._reclaim(need + images)
+        return self.admission.fits(need, images if rows else 0)
 
     # -- what is here
 

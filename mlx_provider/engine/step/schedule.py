@@ -66,7 +66,7 @@ class Schedule:
         state = self._state
         now = state.clock()
         self._expire(now)
-        preempted, cut = self._make_room()
+        preempted, cut = self._make_room(now)
         admitted = self._admit(now)
         plan, wanted = self._plan(now)
         self._decoded = bool(plan.rows)
@@ -94,15 +94,18 @@ class Schedule:
             (r.deadline for r in live if r.deadline and r.phase is not Phase.DONE), default=inf
         )
 
-    def _make_room(self) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
+    def _make_room(self, now: float) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
         """If rows have outgrown the memory, the youngest waits, or ends if it could never continue.
-        Returns the rows that wait and the rows that end."""
+        Rows also wait for another account. Returns the rows that wait and the rows that end."""
         preempted: list[Row] = []
         cut: list[Row] = []
         while self._decoded and (found := self._state.scheduler.overflowing()) is not None:
             row, may_wait = found
             (preempted if may_wait else cut).append(row)
             self._decide(Preempted(row) if may_wait else Cut(row, self._commit.cut(row)))
+        for row in self._state.scheduler.displaced(now):
+            preempted.append(row)
+            self._decide(Preempted(row))
         return tuple(preempted), tuple(cut)
 
     def _decide(self, opening: Opening) -> None:

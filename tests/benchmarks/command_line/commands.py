@@ -10,7 +10,7 @@ from .behind_proxy import gateway
 from .checkouts import checkouts
 from .drafting import drafts, sparse, speculation
 from .fleet import fleet, router
-from .inside import gap, grammar, long_prompt, scheduling, tower
+from .inside import accounts, gap, grammar, long_prompt, scheduling, tower
 from .ranked import ranks
 from .reuse import budgets, restart, shared, traffic
 from .simulated import fleet_simulation
@@ -21,6 +21,7 @@ ANOTHER_COMMAND = {"allow_interspersed_args": False, "ignore_unknown_options": T
 benchmarks = typer.Typer(cls=LongGroup, no_args_is_help=True, help=__doc__)
 for command in (
     scheduling,
+    accounts,
     traffic,
     budgets,
     restart,

@@ -20,6 +20,14 @@ def scheduling(hidden: Hidden = 256, layers: Layers = 6, dtype: Dtype = "float32
     running.print_result(measure(Plan(hidden, layers, dtype)))
 
 
+def accounts() -> None:
+    """How long a short prompt waits beside the flood of another account, on curves of devices."""
+    running.preload()
+    from accounts import bench as measure
+
+    running.print_result(measure())
+
+
 def grammar(
     rows: Annotated[int, typer.Option(help="Rows that decode together.")] = 16,
     constrained: Annotated[

@@ -1,0 +1,105 @@
+"""The device is shared among accounts: by steps on curves of devices, and with a real model."""
+
+from __future__ import annotations
+
+import pytest
+
+from accounts import LONG, SHORT, Accounts, wait
+from device_curves import CHIPS, MODELS, Estimate
+from mlx_provider.engine.request import PrefillJob
+from mlx_provider.engine.scheduling.fair import above_share
+from mlx_provider.errors import Overloaded
+from mlx_provider.families.text import TextModel
+from mlx_provider.testing.driver import alone, new_engine, new_request, output_of, run
+
+LAPTOP = Estimate(CHIPS["M3 Max"], MODELS["dense 8B"])
+
+
+def test_a_flood_delays_another_account_at_most_twice_as_long_as_one_prompt() -> None:
+    assert wait(LAPTOP, 20) <= 2 * wait(LAPTOP, 1)
+
+
+def test_two_floods_share_the_device_by_tokens_from_when_both_are_there() -> None:
+    run = Accounts(LAPTOP)
+    jobs = {"a": [run.ask("a", LONG, 1) for _ in range(20)]}
+    while served(jobs["a"]) < 5 * LONG:
+        run.step()
+    jobs["b"] = [run.ask("b", LONG, 1) for _ in range(20)]
+    before = served(jobs["a"])
+    while served(jobs["b"]) < 4 * LONG:
+        run.step()
+    assert served(jobs["a"]) - before == pytest.approx(served(jobs["b"]), abs=LONG)
+
+
+def served(jobs: list[PrefillJob]) -> int:
+    return sum(job.done for job in jobs)
+
+
+def test_an_account_with_a_larger_share_gets_more() -> None:
+    run = Accounts(LAPTOP, memory=10**9)
+    jobs = {
+        share: [run.ask(f"{share}", LONG, 1, share=share) for _ in range(9)] for share in (1, 3)
+    }
+    for _ in range(200):
+        run.step()
+    assert served(jobs[1]) > LONG
+    assert served(jobs[3]) == pytest.approx(3 * served(jobs[1]), abs=LONG)
+
+
+def test_a_prompt_of_a_larger_share_counts_as_a_shorter_one() -> None:
+    run = Accounts(LAPTOP)
+    run.ask("a", SHORT)
+    longer = run.ask("b", 2 * SHORT, share=4)
+    while not longer.done:
+        run.step()
+    assert not run.first
+
+
+def test_long_prompts_of_one_account_run_although_short_ones_of_another_never_end() -> None:
+    run = Accounts(LAPTOP)
+    long, ahead = run.ask("a", LONG), run.ask("b", SHORT, 1)
+    for _ in range(LONG // SHORT + 2):
+        ahead, now = run.ask("b", SHORT, 1), ahead
+        run.wait_of(now)
+    assert not long.remaining
+
+
+def test_each_account_keeps_one_row() -> None:
+    requests = [new_request([1], account=account) for account in "aaabbc"]
+    for at, request in enumerate(requests):
+        request.arrived = float(at)
+    rows = [request.rows[0] for request in requests]
+    assert list(above_share(rows)) == [rows[2], rows[1], rows[4]]
+
+
+def test_a_full_queue_has_room_for_an_account_that_waits_for_nothing() -> None:
+    run = Accounts(LAPTOP)
+    for _ in range(1000):
+        run.ask("a", 9)
+    for account in "bc":
+        run.scheduler.check(new_request([1], account=account))
+    with pytest.raises(Overloaded):
+        run.scheduler.check(new_request([1], account="a"))
+    with pytest.raises(Overloaded):
+        run.scheduler.check(new_request([1], account="b"), arriving=250)
+
+
+@pytest.mark.parametrize("full", ["rows", "memory"])
+def test_a_row_gives_way_and_goes_on_with_the_same_tokens(qwen3: TextModel, full: str) -> None:
+    limits = {"max_rows": 3} if full == "rows" else {"available": lambda: 180, "reserve": 40}
+    engine = new_engine(qwen3, **limits)
+    flood = [new_request([5, at, 7], max_tokens=40, account="a") for at in range(8)]
+    for request in flood:
+        engine.submit(request)
+    for _ in range(6):
+        engine.step()
+    other = new_request([9] * 30, max_tokens=4, account="b")
+    engine.submit(other)
+    steps = 0
+    while not output_of(other).tokens:
+        engine.step()
+        steps += 1
+    assert steps <= 5
+    run(engine)
+    for request in (*flood, other):
+        assert output_of(request).tokens == output_of(alone(qwen3, request)).tokens
