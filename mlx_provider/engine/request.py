@@ -370,6 +370,7 @@ class PrefillJob:
         prompt = len(self.request.prompt.tokens)
         self.places = [*kept, *range(prompt, len(self.tokens))]
         self.tokens = [self.tokens[at] for at in self.places]
+        self.cuts, self.keeps = (), ()  # they count tokens that were left out
 
     def go_on_with(self, tokens: Sequence[int]) -> None:
         """Begin the next input of the request."""

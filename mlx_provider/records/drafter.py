@@ -87,6 +87,8 @@ class DraftOptions:
     room: int | None = None
     """Bytes of memory for the drafter; `None`: no limit."""
     extra: Mapping[str, Any] = field(default_factory=dict)
+    scores: bool = False
+    """Sparse prefill is on: a model that can only score prompts (`ScoresPrompts`) may start."""
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def drafts_of(
     if options.drafter == OFF:
         return Drafts()
     draft_model = None if options.draft_model is None else _folder(options.draft_model)
-    given = DraftOptions(draft_model, room, options.extra)
+    given = DraftOptions(draft_model, room, options.extra, options.sparse_prefill is not None)
     if options.drafter == AUTO:
         able = (d for d in registry.automatic_drafters() if whole or not d.hidden)
         return _first(able, folder, model, given, options)

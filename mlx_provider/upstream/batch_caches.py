@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from .cache_classes import ArraysCache, BatchKVCache, BatchRotatingKVCache, KVCache
 from .shared_kv import SharedBatchKV, SharedKV, prefix_of
-from .sparse_cache import SparseKVCache, held
+from .sparse_cache import SparseKVCache, cache_list, held
 
 RowCache = list[Any]
 """One entry per layer."""
@@ -72,7 +72,7 @@ def _merged(rows: Sequence[Any], offsets: Offsets) -> Any:
     first = rows[0]
     if hasattr(first, "caches"):
         inner = zip(*(row.caches for row in rows), strict=True)
-        return _cache_list(first, [_merged(each, offsets) for each in inner])
+        return cache_list(first, [_merged(each, offsets) for each in inner])
     plain = type(first) in PLAIN and all(row.offset for row in rows)
     batch = _merged_kv(rows) if plain else type(first).merge(rows)
     # others change theirs in place
@@ -112,7 +112,7 @@ def _padded(
 
 def _row(layer: Any, index: int) -> Any:
     if hasattr(layer, "caches"):
-        return _cache_list(layer, [_row(each, index) for each in layer.caches])
+        return cache_list(layer, [_row(each, index) for each in layer.caches])
     if isinstance(layer, ArraysCache):
         state = type(layer)(len(layer.cache))
         state.cache = [None if a is None else a[index : index + 1] for a in layer.cache]
@@ -134,10 +134,3 @@ def _kv_row(batch: BatchKVCache, index: int) -> KVCache:
     row.values = batch.values[index : index + 1, :, start : batch._idx]
     row.offset = batch._idx - start + skipped
     return row
-
-
-def _cache_list(like: Any, caches: Iterable[Any]) -> Any:
-    """Another list of caches of the same class (`CacheList`)."""
-    together = type(like)()
-    together.caches = tuple(caches)
-    return together

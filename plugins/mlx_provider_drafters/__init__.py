@@ -49,7 +49,7 @@ def start_model(folder: Path, model: LoadedModel, options: DraftOptions) -> Draf
     """Load the smaller model. Raises `BadRequest` for one that cannot take back what it read."""
     from .choice import load
 
-    return load(options.model, model.info.vocab_size, options.room)
+    return load(options.model, model.info.vocab_size, options.room, scores=options.scores)
 
 
 def kept_by_model(drafting: Drafting) -> int:

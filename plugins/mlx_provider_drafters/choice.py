@@ -12,6 +12,7 @@ from mlx_provider.families.matching import known_to_mlx_lm
 from mlx_provider.families.text import load_text
 
 from .draft_model import KV_BYTES, DraftModel
+from .prompt_scoring import ScoringModel
 from .row_context import longest
 
 AGREED = 0.99
@@ -41,12 +42,19 @@ def problem(folder: Path, draft: Path | None, room: int | None = None) -> str:
         return error.message
 
 
-def load(draft: Path | None, vocab: int, room: int | None = None) -> DraftModel:
-    """The model in `draft`, for one of so many tokens. Raises `BadRequest`."""
+def load(
+    draft: Path | None, vocab: int, room: int | None = None, *, scores: bool = False
+) -> ScoringModel:
+    """The model in `draft`, for one of so many tokens. Raises `BadRequest`.
+
+    `scores`: it may score prompts and draft nothing.
+    """
     if draft is None:
         raise BadRequest(NONE_GIVEN, param="draft_model")
     model = load_text(draft, LoadOptions())
     if not longest(model.make_cache()):
+        if scores:
+            return ScoringModel(model, vocab)
         summary = (
             "keeps states, or windows too short, of which the last tokens cannot be taken back"
         )

@@ -15,12 +15,13 @@ from weakref import WeakSet
 import mlx.core as mx
 
 from mlx_provider import PrefillChunk, Prompt
+from mlx_provider.families.caches import KVCache, RotatingKVCache
 from mlx_provider.families.text import TextModel
 from mlx_provider.families.trial import failure
 from mlx_provider.records import DraftRow
 
 from .packed_rows import packed_rows
-from .prompt_scoring import PromptScoring, watched
+from .prompt_scoring import ScoringModel, token_bytes
 from .row_context import AHEAD, RowContext, longest
 
 PIECE = 256
@@ -33,38 +34,22 @@ CLOSE = 0.05
 Followed = tuple[DraftRow, RowContext]
 
 
-class DraftModel:
+class DraftModel(ScoringModel):
     """A `Drafting` that `ScoresPrompts`."""
 
     def __init__(
         self, model: TextModel, vocab: int, *, context: int | None = None, kv_bytes: int = KV_BYTES
     ) -> None:
         """`vocab`: of the larger model; `context`: tokens of a row that are read at most."""
-        self._model = model
-        self._shared = min(vocab, model.info.vocab_size)
-        """Tokens that both know."""
+        super().__init__(model, vocab)
         self._context = min(longest(model.make_cache()), context or model.info.context_length)
-        each = self._context * _token_bytes(model)
+        each = self._context * token_bytes(model, KVCache, RotatingKVCache)
         self._places = max(1, kv_bytes // each)
         self.kv_bytes = self._places * each
         """That the caches of all followed rows take at most."""
         self._followed: WeakSet[RowContext] = WeakSet()
         """Rows that the engine still knows."""
         self._together = not failure(self._alike)
-
-    @property
-    def longest_scored(self) -> int:
-        """What the model is made for; where no layer keeps every token it can score nothing."""
-        return self._model.info.context_length if watched(self._model.make_cache()) else 0
-
-    @property
-    def scored_token_bytes(self) -> int:
-        """Of its cache, whose tokens are all held."""
-        return _token_bytes(self._model)
-
-    def scoring(self, tokens: Sequence[int]) -> PromptScoring:
-        """One prompt, apart from rows that are followed."""
-        return PromptScoring(self._model, tokens, self._shared)
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Sequence[int] | None]:
         contexts = [self._context_of(row) for row in rows]
@@ -171,10 +156,3 @@ class DraftModel:
         own = RowContext(self._model.make_cache())
         mx.eval(self._after(own, range(count)))
         return own.cache
-
-
-def _token_bytes(model: TextModel) -> int:
-    """Of a row's cache."""
-    cache = model.make_cache()
-    mx.eval(model.prefill(PrefillChunk(Prompt([0]), 0, 1, cache)))
-    return sum((each.keys.nbytes + each.values.nbytes) // each.keys.shape[2] for each in cache)

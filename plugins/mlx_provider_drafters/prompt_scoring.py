@@ -18,6 +18,7 @@ from mlx_provider import PrefillChunk, Prompt
 from mlx_provider.families.attention import Watched
 from mlx_provider.families.caches import KVCache
 from mlx_provider.families.text import TextModel
+from mlx_provider.records import DraftRow
 
 LOOKS = 8
 """Tokens from which the model looks back: the prompt's last one, and what it writes."""
@@ -50,6 +51,41 @@ def passes(tokens: int) -> list[tuple[int, int]]:
         found.append((min(piece(start), tokens - 1 - start), start))
         start += found[-1][0]
     return found + [(1, tokens - 1 + look) for look in range(LOOKS)]
+
+
+class ScoringModel:
+    """A `Drafting` that `ScoresPrompts` and drafts nothing: its cache may take nothing back."""
+
+    def __init__(self, model: TextModel, vocab: int) -> None:
+        """`vocab`: of the larger model."""
+        self._model = model
+        self._shared = min(vocab, model.info.vocab_size)
+        """Tokens that both know."""
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Sequence[int] | None]:
+        return [()] * len(rows)
+
+    @property
+    def longest_scored(self) -> int:
+        """What the model is made for; where no layer keeps every token it can score nothing."""
+        return self._model.info.context_length if watched(self._model.make_cache()) else 0
+
+    @property
+    def scored_token_bytes(self) -> int:
+        """Of the layers that keep every token."""
+        return token_bytes(self._model, KVCache)
+
+    def scoring(self, tokens: Sequence[int]) -> PromptScoring:
+        """One prompt, apart from rows that are followed."""
+        return PromptScoring(self._model, tokens, self._shared)
+
+
+def token_bytes(model: TextModel, *kinds: type) -> int:
+    """Bytes of a token in the layers of a row's cache that are of these kinds."""
+    cache = model.make_cache()
+    mx.eval(model.prefill(PrefillChunk(Prompt([0]), 0, 1, cache)))
+    kept = [layer for layer in cache if type(layer) in kinds]
+    return sum((each.keys.nbytes + each.values.nbytes) // each.keys.shape[2] for each in kept)
 
 
 class PromptScoring:

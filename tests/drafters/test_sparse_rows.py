@@ -25,7 +25,7 @@ from mlx_provider.testing.driver import new_request, output_of, run
 from mlx_provider.testing.oracle import Eager, Oracle
 from mlx_provider.testing.tiny import build
 from mlx_provider.testing.tiny.quantised import quantise
-from mlx_provider.upstream.cache_classes import RotatingKVCache
+from mlx_provider.upstream.cache_classes import KVCache
 from mlx_provider.upstream.sparse_cache import SparseKVCache, sparse
 
 from .scores import Scripted, thinning
@@ -264,8 +264,7 @@ def test_a_failed_step_is_run_again_from_the_same_tokens(qwen3: TextModel) -> No
 def test_what_a_sparse_cache_holds_is_not_where_it_stands() -> None:
     cache = SparseKVCache()
     tokens = mx.ones((1, 1, 6, 4))
-    cache.update_and_fetch(tokens, tokens)
-    cache.reach(90)
+    cache.append_at(tokens, tokens, [*range(5), 89])
     assert (cache.offset, cache.size()) == (90, 6)
     assert cache.make_mask(1) is None
     assert cache.make_mask(3, return_array=True).shape == (3, 9)
@@ -274,22 +273,69 @@ def test_what_a_sparse_cache_holds_is_not_where_it_stands() -> None:
     assert (cache.trim(4), cache.offset, cache.size()) == (4, 92, 8)
     with pytest.raises(ValueError, match="window"):
         cache.make_mask(3, window_size=8)
-    with pytest.raises(TypeError, match="RotatingKVCache"):
-        sparse([RotatingKVCache(max_size=8)])
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3_vl"])
-def test_models_that_keep_every_token_may(family: str, folder: Callable[..., Path]) -> None:
-    """By positions of their own, too: what M-RoPE models are given."""
-    path = folder(family)
+class OneByOne(KVCache):
+    """A layer that holds all kept tokens, and hides those outside of its window."""
+
+    def __init__(self, window: int | None) -> None:
+        super().__init__()
+        self.window, self.places, self.at = window, mx.array([], mx.int32), 0
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        if self.keys is not None:
+            keys = mx.concatenate([self.keys, keys], axis=2)
+            values = mx.concatenate([self.values, values], axis=2)
+        self.keys, self.values = keys, values
+        return keys, values
+
+    def make_mask(self, N: int, *args: Any, **kwargs: Any) -> Any:
+        return None if self.window is None else self.places > self.offset - self.window
+
+
+def by_one(model: Any, request: Request) -> list[int]:
+    """What follows the kept tokens, greedily, token by token."""
+    cache = [
+        OneByOne(getattr(layer, "max_size", None)) if hasattr(layer, "update_and_fetch") else layer
+        for layer in model.make_cache()
+    ]
+    prompt, said = request.prompt.tokens, list[int]()
+    for at in [*(request.kept or ()), *range(len(prompt), len(prompt) + request.max_tokens)]:
+        token = prompt[at] if at < len(prompt) else said[-1]
+        for layer in cache:
+            if isinstance(layer, OneByOne):
+                layer.offset = at
+                layer.places = mx.concatenate([layer.places, mx.array([at])])
+        logits = model.decode(mx.array([token]), cache, mx.array([at]))
+        if at >= len(prompt) - 1:
+            said.append(mx.argmax(logits[0]).item())
+    return said[: request.max_tokens]
+
+
+@pytest.mark.parametrize(
+    ("family", "more"),
+    [
+        ("llama", {}),
+        ("qwen3_vl", {}),
+        ("gemma3_text", {}),
+        ("gemma3_text", {"sliding_window": 256}),
+        ("gpt_oss", {}),
+        ("qwen3_5_text", {}),
+        ("qwen3_5", {}),
+    ],
+)
+def test_windows_count_positions_and_states_run_over_what_is_kept(
+    family: str, more: dict[str, Any], folder: Callable[..., Path]
+) -> None:
+    path = folder(family, **more)
     chosen, _ = PluginRegistry.discover().family_for(read_json(path / "config.json"))
-    model = chosen.load(path, LoadOptions())
+    model = equipped(chosen.load(path, LoadOptions()))
     assert problem(model, model.make_cache) == ""
-    alone, company = (new_request(text(300), max_tokens=8) for _ in range(2))
-    served(thinning(model, layout="solo", max_chunk=4096), alone)
-    served(thinning(model, max_chunk=64), company, new_request(text(40), max_tokens=30))
+    alone, company = (new_request(text(420), max_tokens=40) for _ in range(2))
+    served(thinning(model, share=0.3, layout="solo", max_chunk=4096), alone)
+    served(thinning(model, share=0.3, max_chunk=64), new_request(text(40), max_tokens=30), company)
     assert alone.kept == company.kept is not None
-    assert alone.rows[0].tokens == company.rows[0].tokens
+    assert alone.rows[0].tokens == company.rows[0].tokens == by_one(model, alone)
 
 
 def test_a_model_that_counts_by_itself_may_not(qwen3: TextModel) -> None:

@@ -29,7 +29,7 @@ class MixedChunk:
     ends_prompt: bool = True
     """Whether logits are wanted after its last token."""
     sparse: bool = False
-    """Whether tokens between them were left out. The cache is then a `SparseKVCache`."""
+    """Whether tokens between them were left out. The cache is then one of `sparse`."""
 
     @property
     def turned(self) -> Turned:
@@ -80,15 +80,18 @@ class ChunkKV:
 
     def make_mask(self, N: int, *args: Any, **kwargs: Any) -> Any:
         """The causal mask of the tokens as one chunk. `N`: the one token that each row has."""
+        if self._positions is not None:
+            return self.inner.mask_at(self._positions, *args, **kwargs)
         return self.inner.make_mask(self.tokens, *args, **kwargs)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Append (tokens, heads, 1, D) as (1, heads, tokens, D)."""
-        fetched: tuple[Any, Any] = self.inner.update_and_fetch(
-            keys.swapaxes(0, 2), values.swapaxes(0, 2)
+        own = keys.swapaxes(0, 2), values.swapaxes(0, 2)
+        fetched: tuple[Any, Any] = (
+            self.inner.update_and_fetch(*own)
+            if self._positions is None
+            else self.inner.append_at(*own, self._positions)
         )
-        if self._positions is not None:
-            self.inner.reach(self._positions[-1] + 1)
         return fetched
 
 

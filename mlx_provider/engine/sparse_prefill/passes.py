@@ -1,11 +1,13 @@
 """Passes over prompt tokens that are not consecutive, and a test whether a model supports them.
 
-To the model, each token is a row at its own position. Only attention treats the tokens as one row.
-So tokens from any place can fill one pass.
+To the model, each token is a row at its own position. Attention and recurrent layers treat the
+tokens as one row. Windows count positions; recurrent states know none. So tokens from any place can
+fill one pass.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,11 +15,11 @@ import mlx.core as mx
 
 from ...isolation import Isolation
 from ...records import LoadedModel
-from ...upstream.cache_classes import KVCache
-from ...upstream.sparse_cache import sparse
+from ...upstream.sparse_cache import sparse, unsupported
 from ..execution.grouped_kv import with_wide_rows
 from ..execution.mixed_chunk import MixedChunk
-from ..execution.solo_rows import decoded, decoding, some_tokens
+from ..execution.solo_rows import decoding, some_tokens
+from ..memory import leaves
 
 LENGTH = 12
 """Tokens of the trial prompt."""
@@ -39,10 +41,9 @@ def run_alone(model: LoadedModel, chunk: MixedChunk) -> mx.array:
 def problem(model: LoadedModel, make_cache: MakeCache) -> str:
     """Why the tokens of this model's prompts cannot be left out. Empty: they can. (Engine
     thread.)"""
-    kinds = {type(layer) for layer in make_cache()} - {KVCache}
+    kinds = {type(layer).__name__ for layer in leaves(make_cache()) if unsupported(layer)}
     if kinds:
-        names = ", ".join(sorted(kind.__name__ for kind in kinds))
-        return f"its layers keep more than keys and values of each token ({names})"
+        return f"its layers need every token ({', '.join(sorted(kinds))})"
     with Isolation() as tried:
         return _trial(model, make_cache)
     return f"a trial failed: {tried.fault.summary}" if tried.fault else ""
@@ -51,21 +52,22 @@ def problem(model: LoadedModel, make_cache: MakeCache) -> str:
 def _trial(model: LoadedModel, make_cache: MakeCache) -> str:
     """A prompt that starts at position `MOVED` must give the same result as one that starts at 0.
 
-    Attention depends only on the distance between tokens. If a model also uses the number of cached
-    tokens or their absolute positions, the results differ.
+    Attention depends only on the distance between tokens, recurrent states on their order. If a
+    model also uses the number of cached tokens or their absolute positions, the results differ.
     """
     tokens = some_tokens(model, LENGTH, 1)
     alone = decoding(model, make_cache, tokens, 0)
     cache = sparse(make_cache())
-    _append(model, cache, tokens, 0, AT_ONCE)
-    _append(model, cache, tokens, AT_ONCE, LENGTH)
-    steps = len(alone.logits)
-    found = decoded(model, cache, tokens[:steps], LENGTH + MOVED)
-    return alone.problem(found)
+    again = [*tokens, *tokens[: len(alone.logits)]]
+    ends = [0, AT_ONCE, *range(LENGTH, len(again) + 1)]
+    found = [_append(model, cache, again, *each) for each in itertools.pairwise(ends)]
+    return alone.problem(found[2:])
 
 
 def _append(
     model: LoadedModel, cache: list[Any], tokens: Sequence[int], start: int, stop: int
-) -> None:
+) -> mx.array:
     places = range(start + MOVED, stop + MOVED)
-    mx.eval(run_alone(model, MixedChunk(tokens[start:stop], places, cache, sparse=True)))
+    logits = run_alone(model, MixedChunk(tokens[start:stop], places, cache, sparse=True))
+    mx.eval(logits)
+    return logits

@@ -22,16 +22,18 @@ class Nonsense(ValueError):
     """Unusable scores."""
 
 
-def kept_places(scores: Any, tokens: int, share: float) -> list[int]:
+def kept_places(scores: Any, tokens: int, share: float, window: int = 0) -> list[int]:
     """Ascending places of the tokens to keep: about `share` of them, including both ends.
 
-    scores: (tokens,). Raises `Nonsense`.
+    scores: (tokens,); window: last tokens to keep in addition, because the layers with a window
+    must hold all tokens within it. Raises `Nonsense`.
     """
     means = chunk_scores(scores, tokens)
     starts = np.arange(0, tokens, CHUNK)
-    always = kept_anyway(tokens)
+    always = kept_anyway(tokens, window)
     order = np.lexsort((starts, -means, ~always))
-    wanted = max(int(always.sum()), round(share * len(starts)))
+    whole = window // CHUNK
+    wanted = max(int(always.sum()), whole + round(share * (len(starts) - whole)))
     keep = np.zeros(len(starts), bool)
     keep[order[:wanted]] = True
     places: list[int] = np.flatnonzero(np.repeat(keep, CHUNK)[:tokens]).tolist()
@@ -47,10 +49,10 @@ def chunk_scores(scores: Any, tokens: int) -> NDArray[np.float64]:
     return means / (np.minimum(starts + CHUNK, tokens) - starts)
 
 
-def kept_anyway(tokens: int) -> NDArray[np.bool_]:
+def kept_anyway(tokens: int, window: int = 0) -> NDArray[np.bool_]:
     """The chunks that are kept whatever their scores, (chunks,)."""
     starts = np.arange(0, tokens, CHUNK)
-    ends: NDArray[np.bool_] = (starts < FIRST) | (starts + CHUNK > tokens - LAST)
+    ends: NDArray[np.bool_] = (starts < FIRST) | (starts + CHUNK > tokens - max(LAST, window))
     return ends
 
 

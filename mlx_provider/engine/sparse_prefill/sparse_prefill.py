@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from ...isolation import Isolation
 from ...records import ScoresPrompts, Scoring
-from ...upstream.sparse_cache import sparse
+from ...upstream.sparse_cache import sparse, widest_window
 from ..execution.circuit_breaker import CircuitBreaker
 from ..request import PrefillJob
 from .selection import Nonsense, kept_places
@@ -108,13 +108,13 @@ class SparsePrefill:
 
     def _thin_out(self, job: PrefillJob, scores: object) -> None:
         tokens = len(job.tokens)
-        kept = kept_places(scores, tokens, self._share)
+        cache = sparse(job.held())
+        kept = kept_places(scores, tokens, self._share, widest_window(cache))
         self._breaker.passed(used=True)
         job.scoring = None
         if len(kept) == tokens:
             self._prefill_whole(job, "all of it is kept")
             return
-        cache = sparse(job.held())
         job.request.kept, job.cache = kept, cache
         job.request.prefilling = f"sparse: {len(kept)} of {tokens} prompt tokens were kept"
         job.thin_out(kept)

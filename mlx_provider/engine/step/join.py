@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...isolation import Isolation
+from ...upstream.sparse_cache import whole_windows
 from ..execution.decode_batch import read_drawn
 from ..execution.sampler import Drawn
 from ..request import PrefillJob, Row
@@ -49,6 +50,8 @@ class Join:
         if job.request.prefilled >= LONG_PREFILL_TOKENS:
             mx.clear_cache()
         cache, job.cache = job.held(), None
+        if job.places is not None:
+            cache = whole_windows(cache)
         grow_by(cache, state.scheduler.admission.kv_growth(job))
         state.scheduler.join(job)
         caches = [cache, *(copy.deepcopy(cache) for _ in job.rows[1:])]
