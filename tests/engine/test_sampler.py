@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kernel_count import nodes
 from mlx_provider.engine.execution.sampler import MANY, draw
-from mlx_provider.engine.execution.truncation import BLOCK, best, threshold
+from mlx_provider.engine.execution.truncation import BINS, BLOCK, RANGE, best, threshold, units
 from mlx_provider.engine.request import Row, SamplingParams
 from mlx_provider.testing.driver import new_request
 
@@ -151,22 +151,31 @@ def test_the_best_are_found_without_sorting_all(vocab: int, count: int) -> None:
     )
 
 
-def test_a_threshold_leaves_as_much_weight_as_is_wanted() -> None:
-    values = np.random.default_rng(0).normal(0, 2, (4, 5000)).astype("f4")
-    weights = mx.softmax(mx.array(values), axis=-1)
-    wanted = mx.array([[0.1], [0.5], [0.95], [2.0]])
-    found = np.array(threshold(mx.array(values), weights, wanted))
-    mass = (np.array(weights) * (values >= found)).sum(-1)
-    assert np.all(mass[:3] >= [0.1, 0.5, 0.95])
-    assert np.all(mass[:3] - [0.1, 0.5, 0.95] < 0.02)
-    assert mass[3] == pytest.approx(1, abs=1e-3), "all there is, where that is too little"
+@pytest.mark.parametrize("spread", [1e-3, 0.2, 2.0, 12.0])
+def test_a_threshold_leaves_as_much_weight_as_is_wanted(spread: float) -> None:
+    """And no value less, but for those that count as equal."""
+    values = np.random.default_rng(0).normal(0, spread, (5, 5000)).astype("f4")
+    values[:, 3000:] = -np.inf  # as a grammar leaves them
+    weights = np.exp(values - values.max(-1, keepdims=True), dtype="f8")
+    weights /= weights.sum(-1, keepdims=True)
+    wanted = [0.0, 0.1, 0.5, 0.95, 1.5]
+    found = threshold(
+        mx.array(values), units(mx.array(weights, mx.float32)), units(mx.array(wanted)[:, None])
+    )
+    kept = values >= np.array(found)
+    for own, share, mass, row in zip(kept, wanted, weights, values, strict=True):
+        count = np.sum(np.cumsum(np.sort(mass)[::-1]) < share) + 1
+        least = np.sort(row)[::-1][min(count, 3000) - 1]
+        assert (mass * own).sum() >= min(share, 1) - 1e-5
+        if share <= 1:
+            assert np.all(row[own] >= least - 2 * RANGE / BINS**2)
 
 
 def test_a_threshold_takes_few_operations() -> None:
     values = mx.random.normal((3, 5000))
-    weights = mx.softmax(values, axis=-1)
-    mx.eval(values, weights)
-    assert len(nodes(threshold(values, weights, mx.full((3, 1), 0.9)))) <= 90
+    weights, share = units(mx.softmax(values, axis=-1)), units(mx.full((3, 1), 0.9))
+    mx.eval(values, weights, share)
+    assert len(nodes(threshold(values, weights, share))) <= 46
 
 
 def test_penalties_count_what_was_written_since() -> None:

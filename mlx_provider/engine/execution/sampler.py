@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from math import inf, log
 
 import mlx.core as mx
 import numpy as np
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from ..request import Row, SamplingParams
 from .penalties import penalised
-from .truncation import best, threshold
+from .truncation import best, threshold, units
 
 FEW, MANY = 64, 256
 """For top-k up to these values, this many best tokens are examined. Above, a threshold is
@@ -73,14 +74,22 @@ def draw(
         tokens = mx.argmax(raw, axis=-1).astype(mx.int32)
         return Drawn(tokens, _logprobs(raw, tokens, rows))
     changed = _masked(_biased(penalised(raw, rows), rows), masks)
-    tokens = mx.argmax(changed, axis=-1).astype(mx.int32)
-    for kind, wanted in _kinds(rows).items():
-        index = mx.array(wanted)
-        params = [rows[i].request.params for i in wanted]
-        keys = _keys([rows[i] for i in wanted])
-        scaled = changed[index] / _column(p.temperature for p in params)
-        tokens[index] = DRAWS[kind](scaled, params, keys).astype(mx.int32)
+    kinds = _kinds(rows)
+    if [*map(len, kinds.values())] == [len(rows)]:  # no logits are copied, no token is replaced
+        tokens = _sampled(changed, rows, *kinds)
+    else:
+        tokens = mx.argmax(changed, axis=-1).astype(mx.int32)
+        for kind, wanted in kinds.items():
+            index = mx.array(wanted)
+            tokens[index] = _sampled(changed[index], [rows[i] for i in wanted], kind)
     return Drawn(tokens, _logprobs(raw, tokens, rows))
+
+
+def _sampled(logits: mx.array, rows: Sequence[Row], kind: str) -> mx.array:
+    """Tokens (R,) of rows with one drawing method."""
+    params = [row.request.params for row in rows]
+    scaled = logits / _column(p.temperature for p in params)
+    return DRAWS[kind](scaled, params, _keys(rows)).astype(mx.int32)
 
 
 def scored(logits: mx.array, tokens: mx.array, row: Row) -> Drawn:
@@ -179,18 +188,19 @@ def _draw_best(
 def _draw_above(scaled: mx.array, params: Sequence[SamplingParams], keys: mx.array) -> mx.array:
     """Draw among the tokens above the logit threshold of top-k, top-p and min-p."""
     highest = mx.max(scaled, axis=-1, keepdims=True)
-    least = highest + _floor(params)
-    kept = scaled
+    bounds, kept = [], scaled
+    if any(p.min_p > 0 for p in params):
+        bounds.append(highest + _floor(params))
     if any(p.top_k > 0 for p in params):
         vocab = scaled.shape[-1]
-        wanted = _column(p.top_k if p.top_k > 0 else vocab for p in params)
-        found = threshold(scaled, mx.ones_like(scaled), wanted)
-        least = mx.maximum(least, found)
-        kept = mx.where(scaled >= found, scaled, -mx.inf)
+        wanted = mx.array([[p.top_k if p.top_k > 0 else vocab] for p in params], mx.uint32)
+        bounds.append(threshold(scaled, mx.ones(scaled.shape, mx.uint32), wanted))
+        kept = mx.where(scaled >= bounds[-1], scaled, -mx.inf)
     if any(p.top_p < 1 for p in params):
-        found = threshold(scaled, mx.softmax(kept, axis=-1), _column(p.top_p for p in params))
-        least = mx.maximum(least, mx.where(_column(p.top_p for p in params) < 1, found, -mx.inf))
-    kept = (scaled >= least) | (scaled == highest)
+        share = _column(p.top_p for p in params)
+        found = threshold(scaled, units(mx.softmax(kept, axis=-1)), units(share))
+        bounds.append(mx.where(share < 1, found, -mx.inf))
+    kept = (scaled >= reduce(mx.maximum, bounds)) | (scaled == highest)
     return mx.argmax(mx.where(kept, scaled + _noise(keys, scaled.shape[-1]), -mx.inf), axis=-1)
 
 
@@ -204,7 +214,7 @@ DRAWS: dict[str, Draw] = {
 
 def _floor(params: Sequence[SamplingParams]) -> mx.array:
     """The logit distance from the maximum that min-p allows, (R, 1)."""
-    return mx.log(mx.maximum(_column(p.min_p for p in params), 1e-45))
+    return _column(log(p.min_p) if p.min_p > 0 else -inf for p in params)
 
 
 def _noise(keys: mx.array, count: int) -> mx.array:
