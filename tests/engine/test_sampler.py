@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel_count import nodes
-from mlx_provider.engine.execution.sampler import MANY, draw
+from mlx_provider.engine.execution import draws
+from mlx_provider.engine.execution.draws import MANY
+from mlx_provider.engine.execution.sampler import draw
 from mlx_provider.engine.execution.truncation import BINS, BLOCK, RANGE, best, threshold, units
 from mlx_provider.engine.request import Row, SamplingParams
 from mlx_provider.testing.driver import new_request
@@ -171,11 +173,19 @@ def test_a_threshold_leaves_as_much_weight_as_is_wanted(spread: float) -> None:
             assert np.all(row[own] >= least - 2 * RANGE / BINS**2)
 
 
-def test_a_threshold_takes_few_operations() -> None:
-    values = mx.random.normal((3, 5000))
-    weights, share = units(mx.softmax(values, axis=-1)), units(mx.full((3, 1), 0.9))
-    mx.eval(values, weights, share)
-    assert len(nodes(threshold(values, weights, share))) <= 46
+OPERATIONS = {"all": (15, 5), "few": (44, 24), "above": (67, 28)}
+"""Of a draw with top-p, as it is and compiled, at the most."""
+
+
+@pytest.mark.parametrize("method", OPERATIONS)
+def test_a_draw_takes_few_operations(method: str) -> None:
+    params = {"all": {}, "few": {"top_k": 20, "top_p": 0.9}, "above": {"top_p": 0.9}}[method]
+    columns = draws._columns([SamplingParams(temperature=0.7, **params)] * 3)
+    values, keys = mx.random.normal((3, 5000)), mx.zeros((3, 2), mx.uint32)
+    mx.eval(values, keys, columns)
+    found = [of[method](values, columns, keys) for of in (draws.DRAWS, draws.COMPILED)]
+    for tokens, most in zip(found, OPERATIONS[method], strict=True):
+        assert len(nodes(tokens)) <= most
 
 
 def test_penalties_count_what_was_written_since() -> None:

@@ -10,26 +10,18 @@ order of the logits processors of transformers 5). Logprobs are those of the raw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
-from math import inf, log
+from functools import lru_cache
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from ..request import Row, SamplingParams
+from ..request import Row
+from .draws import kind, sample
 from .penalties import penalised
-from .truncation import best, threshold, units
-
-FEW, MANY = 64, 256
-"""For top-k up to these values, this many best tokens are examined. Above, a threshold is
-searched."""
-
-Floats = NDArray[np.float32]
-Draw = Callable[[mx.array, Sequence[SamplingParams], mx.array], mx.array]
-"""(logits over temperature (R, vocab), parameters, keys (R, 2)) -> tokens (R,)."""
+from .truncation import best
 
 
 @dataclass(frozen=True)
@@ -79,17 +71,15 @@ def draw(
         tokens = _sampled(changed, rows, *kinds)
     else:
         tokens = mx.argmax(changed, axis=-1).astype(mx.int32)
-        for kind, wanted in kinds.items():
+        for method, wanted in kinds.items():
             index = mx.array(wanted)
-            tokens[index] = _sampled(changed[index], [rows[i] for i in wanted], kind)
+            tokens[index] = _sampled(changed[index], [rows[i] for i in wanted], method)
     return Drawn(tokens, _logprobs(raw, tokens, rows))
 
 
-def _sampled(logits: mx.array, rows: Sequence[Row], kind: str) -> mx.array:
+def _sampled(logits: mx.array, rows: Sequence[Row], method: str) -> mx.array:
     """Tokens (R,) of rows with one drawing method."""
-    params = [row.request.params for row in rows]
-    scaled = logits / _column(p.temperature for p in params)
-    return DRAWS[kind](scaled, params, _keys(rows)).astype(mx.int32)
+    return sample(method, logits, [row.request.params for row in rows], _keys(rows))
 
 
 def scored(logits: mx.array, tokens: mx.array, row: Row) -> Drawn:
@@ -111,16 +101,8 @@ def _kinds(rows: Sequence[Row]) -> dict[str, list[int]]:
     for i, row in enumerate(rows):
         params = row.request.params
         if not params.greedy:
-            found.setdefault(_kind(params), []).append(i)
+            found.setdefault(kind(params), []).append(i)
     return found
-
-
-def _kind(params: SamplingParams) -> str:
-    if not params.truncated:
-        return "all"
-    if 0 < params.top_k <= MANY:
-        return "few" if params.top_k <= FEW else "many"
-    return "above"
 
 
 # -- changes to the logits
@@ -159,78 +141,19 @@ def _masked(logits: mx.array, masks: Sequence[NDArray[np.uint32] | None]) -> mx.
     return mx.where(mx.array(allowed), logits, -mx.inf)
 
 
-# -- draws
-
-
-def _draw_all(scaled: mx.array, params: Sequence[SamplingParams], keys: mx.array) -> mx.array:
-    """Draw from every token: (R, vocab) -> (R,)."""
-    return mx.argmax(scaled + _noise(keys, scaled.shape[-1]), axis=-1)
-
-
-def _draw_best(
-    scaled: mx.array, params: Sequence[SamplingParams], keys: mx.array, *, count: int
-) -> mx.array:
-    """Draw among the best `count` tokens that top-k, top-p and min-p allow."""
-    ids = best(scaled, count)
-    values = mx.take_along_axis(scaled, ids, axis=-1)
-    rank = mx.arange(ids.shape[-1])[None]
-    kept = rank < mx.array([p.top_k for p in params])[:, None]
-    # top-p uses the probability mass that top-k leaves
-    probs = mx.softmax(mx.where(kept, values, -mx.inf), axis=-1)
-    before = mx.cumsum(probs, axis=-1) - probs
-    kept = kept & (before < _column(p.top_p for p in params))
-    kept = kept & (values - values[:, :1] >= _floor(params))
-    kept = kept | (rank == 0)
-    noisy = mx.where(kept, values + _noise(keys, count)[:, : ids.shape[-1]], -mx.inf)
-    return mx.take_along_axis(ids, mx.argmax(noisy, axis=-1, keepdims=True), axis=-1)[:, 0]
-
-
-def _draw_above(scaled: mx.array, params: Sequence[SamplingParams], keys: mx.array) -> mx.array:
-    """Draw among the tokens above the logit threshold of top-k, top-p and min-p."""
-    highest = mx.max(scaled, axis=-1, keepdims=True)
-    bounds, kept = [], scaled
-    if any(p.min_p > 0 for p in params):
-        bounds.append(highest + _floor(params))
-    if any(p.top_k > 0 for p in params):
-        vocab = scaled.shape[-1]
-        wanted = mx.array([[p.top_k if p.top_k > 0 else vocab] for p in params], mx.uint32)
-        bounds.append(threshold(scaled, mx.ones(scaled.shape, mx.uint32), wanted))
-        kept = mx.where(scaled >= bounds[-1], scaled, -mx.inf)
-    if any(p.top_p < 1 for p in params):
-        share = _column(p.top_p for p in params)
-        found = threshold(scaled, units(mx.softmax(kept, axis=-1)), units(share))
-        bounds.append(mx.where(share < 1, found, -mx.inf))
-    kept = (scaled >= reduce(mx.maximum, bounds)) | (scaled == highest)
-    return mx.argmax(mx.where(kept, scaled + _noise(keys, scaled.shape[-1]), -mx.inf), axis=-1)
-
-
-DRAWS: dict[str, Draw] = {
-    "all": _draw_all,
-    "few": partial(_draw_best, count=FEW),
-    "many": partial(_draw_best, count=MANY),
-    "above": _draw_above,
-}
-
-
-def _floor(params: Sequence[SamplingParams]) -> mx.array:
-    """The logit distance from the maximum that min-p allows, (R, 1)."""
-    return _column(log(p.min_p) if p.min_p > 0 else -inf for p in params)
-
-
-def _noise(keys: mx.array, count: int) -> mx.array:
-    """Gumbel noise (R, count). Row i depends only on key i."""
-    return mx.vmap(lambda key: mx.random.gumbel(shape=(count,), key=key))(keys)
+# -- noise
 
 
 def _keys(rows: Sequence[Row]) -> mx.array:
     """(R, 2) uint32: one counter-based key per row and position."""
-    pairs = [_key(r.request.params.seed, r.index, len(r.tokens)) for r in rows]
+    mixed = [_mixed(row.request.params.seed, row.index) for row in rows]
+    pairs = [(n >> 32, (n + len(row.tokens)) % 2**32) for n, row in zip(mixed, rows, strict=True)]
     return mx.array(np.array(pairs, dtype=np.uint32))
 
 
-def _key(seed: int, choice: int, position: int) -> tuple[int, int]:
-    mixed = _mix(_mix(seed % 2**64) ^ choice)
-    return mixed >> 32, (mixed + position) % 2**32
+@lru_cache(maxsize=1024)
+def _mixed(seed: int, choice: int) -> int:
+    return _mix(_mix(seed % 2**64) ^ choice)
 
 
 def _mix(x: int) -> int:
@@ -240,10 +163,6 @@ def _mix(x: int) -> int:
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64
     return x ^ (x >> 31)
-
-
-def _column(values: Iterable[float]) -> mx.array:
-    return mx.array(list(values), dtype=mx.float32)[:, None]
 
 
 # -- logprobs

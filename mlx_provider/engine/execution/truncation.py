@@ -43,19 +43,6 @@ def threshold(values: mx.array, weights: mx.array, wanted: mx.array) -> mx.array
 
     Nothing is read back. If there is no such value: the lowest value that counts.
     """
-    # a CPU would start a C++ compiler in the middle of a step
-    found: mx.array = (_fused if mx.default_device() == mx.gpu else _threshold)(
-        values, weights, wanted
-    )
-    return found
-
-
-def units(shares: mx.array) -> mx.array:
-    """Shares of a sum of 1 as weights. Sums of them are exact, so their order does not matter."""
-    return (shares * UNIT + 0.5).astype(mx.uint32)
-
-
-def _threshold(values: mx.array, weights: mx.array, wanted: mx.array) -> mx.array:
     high = mx.max(values, axis=-1, keepdims=True)
     low = mx.maximum(mx.min(values, axis=-1, keepdims=True), high - RANGE)
     step = mx.maximum(high - low, LEAST_SPAN) / BINS**2
@@ -68,7 +55,9 @@ def _threshold(values: mx.array, weights: mx.array, wanted: mx.array) -> mx.arra
     return high - step * (above * BINS + finer + (1 + MARGIN))
 
 
-_fused = mx.compile(_threshold)
+def units(shares: mx.array) -> mx.array:
+    """Shares of a sum of 1 as weights. Sums of them are exact, so their order does not matter."""
+    return (shares * UNIT + 0.5).astype(mx.uint32)
 
 
 def _before(bins: mx.array, weights: mx.array, wanted: mx.array) -> tuple[mx.array, mx.array]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
@@ -134,10 +133,10 @@ class DraftStep:
 
 def places(rows: Sequence[Row]) -> Iterator[Place]:
     """The positions of a pass: one for each row and one for each of its drafts."""
-    seen: Counter[Row] = Counter()
+    seen: dict[Row, int] = {}
     for row in rows:
-        yield row, seen[row]
-        seen[row] += 1
+        at = seen[row] = seen.get(row, -1) + 1
+        yield row, at
 
 
 def after_run(run: Sequence[int], guess: Sequence[int]) -> Sequence[int]:
