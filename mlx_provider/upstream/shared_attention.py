@@ -66,12 +66,10 @@ def attend_apart(calls: Sequence[Call], scale: float) -> list[mx.array]:
 class Partial(NamedTuple):
     """Attention to some of the keys, as float32."""
 
-    sums: mx.array
-    """(..., queries, D): values by their weights, not divided"""
-    top: mx.array
-    """(..., queries, 1): largest score"""
+    mean: mx.array
+    """(..., queries, D): values by their weights"""
     total: mx.array
-    """(..., queries, 1): sum of the weights"""
+    """(..., queries, 1): logarithm of the sum of the weights"""
 
 
 def _attend(calls: Sequence[Call], scale: float) -> list[mx.array]:
@@ -108,23 +106,23 @@ def _own(call: Call, queries: mx.array, scale: float) -> Partial:
 
 
 def _joined(one: Partial, other: Partial) -> mx.array:
-    top = mx.maximum(one.top, other.top)
-    shares = mx.exp(one.top - top), mx.exp(other.top - top)
-    total = one.total * shares[0] + other.total * shares[1]
-    return (one.sums * shares[0] + other.sums * shares[1]) / total
+    share = mx.sigmoid(one.total - other.total)
+    return one.mean * share + other.mean * (1 - share)
 
 
 def _partial(
     queries: mx.array, keys: Any, values: Any, scale: float, mask: Any, cache: Any
 ) -> Partial:
-    scores = _product(queries, keys, cache, transpose=True).astype(mx.float32) * scale
+    """The scores are read by few operations: for many rows they are as large as the keys."""
+    scores = _product(queries * scale, keys, cache, transpose=True)
     if mask is not None:
-        hidden = mx.finfo(mx.float32).min
+        hidden = mx.finfo(scores.dtype).min
         scores = mx.where(mask, scores, hidden) if mask.dtype == mx.bool_ else scores + mask
-    top = scores.max(axis=-1, keepdims=True)
-    weights = mx.exp(scores - top)
-    sums = _product(weights.astype(queries.dtype), values, cache, transpose=False)
-    return Partial(sums.astype(mx.float32), top, weights.sum(axis=-1, keepdims=True))
+    weights = mx.softmax(scores, axis=-1, precise=True)
+    # the largest weight is 1 / the sum of all, relative to it
+    top, largest = (x.max(axis=-1, keepdims=True).astype(mx.float32) for x in (scores, weights))
+    mean = _product(weights, values, cache, transpose=False)
+    return Partial(mean.astype(mx.float32), top - mx.log(largest))
 
 
 def _product(x: mx.array, stored: Any, cache: Any, *, transpose: bool) -> mx.array:
