@@ -19,8 +19,10 @@ from mlx_provider.errors import LONGEST, BadRequest
 from mlx_provider.litellm.call import Call, Deadline
 from mlx_provider.litellm.shape import check_shape
 from mlx_provider.litellm.translate import generate_requests
+from mlx_provider.protocol.options import ModelOptions
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.server.incoming import parse_request
+from mlx_provider.wire.anthropic.request import CHATS_OWN, message_request
 from mlx_provider.wire.openai.constraints import constraint
 from mlx_provider.wire.openai.parameters import Parameters
 
@@ -52,6 +54,19 @@ def translated(messages: Any = None, **params: Any) -> GenerateRequest:
     return made
 
 
+def messaged(messages: Any = None, **params: Any) -> GenerateRequest:
+    """By Anthropic's route."""
+    given = {"max_tokens": 1, **params, "messages": [HI] if messages is None else messages}
+    if "tools" in given:
+        given["tools"] = [
+            {"name": "f", "input_schema": tool["function"]} for tool in given["tools"]
+        ]
+    if "stop" in given:
+        given["stop_sequences"] = given.pop("stop")
+    return message_request({"model": "m", **given}, {"options": ModelOptions()})
+
+
+NOT_OF_MESSAGES = {*CHATS_OWN, "tool_choice"}
 ENTRIES = f"at most {MAX_TOKEN_IDS} entries are possible, got "
 SAME: list[tuple[dict[str, Any], str]] = [
     ({"messages": [HI] * 20_000}, f"messages: at most {MAX_MESSAGES} entries are possible"),
@@ -70,13 +85,14 @@ SAME: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("fields", "words"), SAME)
 def test_too_much_is_refused_with_the_same_words(fields: dict[str, Any], words: str) -> None:
     told = []
-    for way in (posted, translated):
+    ways = (posted, translated, *([] if fields.keys() & NOT_OF_MESSAGES else [messaged]))
+    for way in ways:
         began = time.process_time()
         with pytest.raises(BadRequest) as caught:
             way(**fields)
         assert time.process_time() - began < 10
         told.append(caught.value.message)
-    assert told[0] == told[1]
+    assert len(set(told)) == 1
     assert told[0].startswith(words)
 
 
@@ -106,15 +122,16 @@ def test_sampling_out_of_bounds(fields: dict[str, Any], words: str) -> None:
     "fields",
     [
         {"messages": [{"role": "user", "content": "\ud83d"}]},
-        {"messages": [{"role": "user", "\udc00": "x"}]},
+        {"messages": [{"role": "user", "content": [{**PART, "\udc00": "x"}]}]},
         {"tools": [{"type": "function", "function": {"name": "f\ud800"}}]},
         {"stop": ["\ud800"]},
         {"chat_template_kwargs": {"x": "\ud800"}},
     ],
 )
-def test_half_a_character_is_refused(fields: dict[str, Any]) -> None:
+@pytest.mark.parametrize("way", [translated, messaged])
+def test_half_a_character_is_refused(way: Any, fields: dict[str, Any]) -> None:
     with pytest.raises(BadRequest, match=r"surrogate|unicode"):
-        translated(**fields)
+        way(**fields)
 
 
 def test_whole_characters_and_nul_are_text() -> None:

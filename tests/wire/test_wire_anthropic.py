@@ -169,6 +169,7 @@ def test_a_prefilled_reply_is_continued(engine: Any, claude: anthropic.Anthropic
         ({"temprature": 1}, 400, "invalid_request_error", "temprature"),
         ({"temperature": 3}, 400, "invalid_request_error", "temperature"),
         ({"n": 2}, 400, "invalid_request_error", "n=2"),
+        ({"stop": ["x"]}, 400, "invalid_request_error", "stop="),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, 400,
          "invalid_request_error", "tools[0].type"),
         ({"tool_choice": {"type": "some"}}, 400, "invalid_request_error", "tool_choice.type"),

@@ -16,7 +16,18 @@ from .messages import chat_messages
 from .shape import check_messages
 from .tools import chat_tools
 
-CHATS_OWN = ("n", "logprobs", "top_logprobs", "functions", "function_call", "response_format")
+CHATS_OWN = (
+    "function_call",
+    "functions",
+    "logprobs",
+    "max_completion_tokens",
+    "n",
+    "parallel_tool_calls",
+    "response_format",
+    "stop",
+    "top_logprobs",
+    "user",
+)
 """Parameters of chat for which the reply has no room, or which have another name."""
 
 
@@ -42,9 +53,10 @@ def message_request(
         "stop": params.take("stop_sequences"),
         "user": _session(params.mapping("metadata")),
     }
+    given = {name: value for name, value in values.items() if value is not None}
     model = {**sender, "model": body.get("model")}
     (request,) = generate_requests(
-        Parameters(params.rest() | values), model, messages, AnswerForm(), continues=True
+        Parameters(params.rest() | given), model, messages, AnswerForm(), continues=True
     )
     return request
 
