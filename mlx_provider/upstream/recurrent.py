@@ -19,7 +19,9 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..isolation import Isolation
 from .cache_classes import ArraysCache, StateCache, StateHistory
+from .state_steps import StateSteps
 
 ROUTES_ATTRIBUTE = "routes_state_parts"
 MASK = "mask"
@@ -41,8 +43,9 @@ class StateRun:
 class Prefixes:
     """The states of one layer after each token of a row, of which the last may be taken back.
 
-    A layer that writes its states through its cache runs once over the tokens. Another one runs
-    over as many rows as there are tokens, each of which ends a token later.
+    A layer that writes its states through its cache runs once over the tokens, and so does one
+    whose rule `StateSteps` knows. Another one runs over as many rows as there are tokens, each of
+    which ends a token later.
     """
 
     def __init__(self, cache: ArraysCache, tokens: int) -> None:
@@ -50,12 +53,23 @@ class Prefixes:
         """As it was before the tokens."""
         self.tokens = tokens
         self._after: ArraysCache | None = None
-        self._history: StateHistory | None = None
+        self._history: StateHistory | StateSteps | None = None
 
     def history(self) -> StateHistory:
         """A cache that keeps the states after each token."""
         self._history = StateHistory(self.cache)
         return self._history
+
+    def steps(self, run: Callable[[StateSteps], mx.array], layer: object) -> mx.array | None:
+        """The result of `run` with a cache that keeps the states after each token. `None`: the
+        layer cannot keep them so."""
+        steps = StateSteps(self.cache, self.tokens, layer)
+        with Isolation(), steps:
+            found = run(steps)
+            if steps.complete:
+                self._history = steps
+                return found
+        return None
 
     def rows(self) -> ArraysCache:
         """A cache whose row i takes the first i + 1 tokens."""
@@ -121,6 +135,24 @@ def routed(original: Callable[..., Any], *, through: bool) -> Callable[..., Any]
     """A module's call, with `StateParts` taken part by part. `through`: it writes its states with
     methods of `StateCache`."""
     signature = inspect.signature(original)
+    stepped = not through
+
+    def over_tokens(prefixes: Prefixes, bound: inspect.BoundArguments, cache: str) -> Any:
+        """The result of one call over the tokens, if the states after each one can be kept."""
+        nonlocal stepped
+
+        def run(states: ArraysCache) -> mx.array:
+            bound.arguments[cache] = states
+            found: mx.array = original(*bound.args, **bound.kwargs)
+            return found
+
+        if through:
+            return run(prefixes.history())
+        if not stepped:
+            return None
+        found = prefixes.steps(run, bound.args[0])
+        stepped = found is not None
+        return found
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -135,12 +167,13 @@ def routed(original: Callable[..., Any], *, through: bool) -> Callable[..., Any]
             own = hidden[part.rows]
             bound.arguments[states] = own.swapaxes(0, 1) if part.turned else own
             bound.arguments[cache] = part.cache
-            before = dict(bound.arguments)
-            if part.prefixes is not None and through:
-                bound.arguments[cache] = part.prefixes.history()
-            elif part.prefixes is not None:
-                _over_prefixes(part.prefixes, bound.arguments, states, cache)
-            found: mx.array = original(*bound.args, **bound.kwargs)
+            before, found = dict(bound.arguments), None
+            if part.prefixes is not None:
+                found = over_tokens(part.prefixes, bound, cache)
+            if found is None:
+                if part.prefixes is not None:
+                    _over_prefixes(part.prefixes, bound.arguments, states, cache)
+                found = original(*bound.args, **bound.kwargs)
             bound.arguments.update(before)
             out.append(found[-1:].swapaxes(0, 1) if part.turned else found)
         return mx.concatenate(out)

@@ -19,7 +19,7 @@ import mlx.core as mx
 from imagined_device import without_device
 from kernel_count import deep_model
 from mlx_provider.engine.engine import Engine
-from mlx_provider.engine.execution import draws
+from mlx_provider.engine.execution import draws as drawing
 from mlx_provider.engine.execution.decode_batch import DecodeBatch
 from mlx_provider.engine.request import SamplingParams
 from mlx_provider.testing.driver import new_engine, new_request
@@ -95,10 +95,11 @@ def gaps(engine: Engine, device: ImaginedDevice, steps: int) -> list[float]:
 
 
 def host_work(engine: Engine, steps: int) -> dict[str, float]:
-    """Milliseconds of a step on the host, with and without the launch of its pass. A wait for
-    tokens counts as launch."""
+    """Milliseconds of a step on the host, of the launch of its draw, and of all except launches. A
+    wait for tokens counts as launch."""
     batch: Any = engine.batch
-    forward, read, launches, whole = batch.forward, batch._read, [0.0], []
+    forward, read, drawn = batch.forward, batch._read, batch.drawn
+    launches, draws, whole = [0.0], list[float](), list[float]()
 
     def launched(*args: Any) -> Any:
         began = time.thread_time()
@@ -112,15 +113,22 @@ def host_work(engine: Engine, steps: int) -> dict[str, float]:
         launches[-1] += time.thread_time() - began
         return read()
 
-    batch.forward, batch._read = launched, reads
+    def drew(*args: Any) -> None:
+        began = time.thread_time()
+        drawn(*args)
+        draws.append(time.thread_time() - began)
+
+    batch.forward, batch._read, batch.drawn = launched, reads, drew
     for _ in range(WARM + steps):
         began = time.thread_time()
         engine.step()
         whole.append(time.thread_time() - began)
-    rest = [all_of_it - launch for all_of_it, launch in zip(whole, launches[1:], strict=True)]
+    parts = zip(whole, launches[1:], draws, strict=True)
+    rest = [step - launch - draw for step, launch, draw in parts]
     return {
         "step": round(1000 * median(whole[WARM:]), 2),
-        "step without launch of its pass": round(1000 * median(rest[WARM:]), 2),
+        "launch of its draw": round(1000 * median(draws[WARM:]), 2),
+        "rest without launches": round(1000 * median(rest[WARM:]), 2),
     }
 
 
@@ -132,12 +140,12 @@ class Plan:
 
 
 def bench(plan: Plan) -> Result:
-    """Milliseconds, by rows and sampling: a step on the host, the part of it that is not the launch
-    of its pass, and the wait of devices with passes of several lengths."""
+    """Milliseconds, by rows and sampling: a step on the host, parts of it, and the wait
+    of devices with passes of several lengths."""
     with tempfile.TemporaryDirectory() as folder:
         model = deep_model(Path(folder))
     with Replaced() as patch:
-        patch.setattr(draws, "compiles", lambda: True)  # as on the device that is imagined
+        patch.setattr(drawing, "compiles", lambda: True)  # as on the device that is imagined
         found = measured(model, plan)
     return {"benchmark": "gap", **asdict(plan), **without_device("imagined"), "ms": found}
 

@@ -207,11 +207,11 @@ class Bench:
 def apart(device: Estimate, drafts: int) -> float:
     """Seconds that a row with so many drafts adds to its pass, beside their width.
 
-    Its attention has kernels of its own; recurrent layers run over its tokens once for each number
-    of them that may stay.
+    Its attention has kernels of its own, and recurrent layers run over its tokens apart from other
+    rows.
     """
     recurrent = device.model.recurrent
-    again = recurrent * device.seconds(0, 0, (1 + drafts) ** 2) if recurrent else 0.0
+    again = recurrent * device.seconds(0, 0, 1 + drafts) if recurrent else 0.0
     attended = STREAM * (device.per_key(1 + drafts) - device.per_key(1))
     return LAUNCHES + again + attended
 

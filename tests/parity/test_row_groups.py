@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -346,6 +348,37 @@ def test_rows_whose_drafts_are_a_while_ago_share_a_group_again(tiny: Tiny, monke
     assert sorted(len(group.rows) for group in twins.layout.rows.groups) == [1, 2]
     twins.step(1e-4)
     assert [len(group.rows) for group in twins.layout.rows.groups] == [3]
+
+
+RULES = {
+    "qwen3_5_text": ("mlx_lm.models.qwen3_5", "gated_delta_update"),
+    "qwen3_next": ("mlx_lm.models.qwen3_next", "gated_delta_update"),
+    "nemotron_h": ("mlx_lm.models.nemotron_h", "ssm_update"),
+}
+
+
+@pytest.mark.parametrize("family", RULES)
+def test_the_rule_of_a_layer_of_mlx_lm_runs_once_for_each_draft(
+    family: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one row, not of as many rows as there are drafts."""
+    model = tiny(family)
+    module, name = RULES[family]
+    asked: list[tuple[int, int]] = []
+    original = getattr(sys.modules[module], name)
+
+    @functools.wraps(original)
+    def noted(first: mx.array, *args: Any, **more: Any) -> Any:
+        asked.append(first.shape[:2])
+        return original(first, *args, **more)
+
+    monkeypatch.setattr(sys.modules[module], name, noted)
+    twins = Twins(model, GroupedLayout(), {})
+    drafts = [("drafts", row, width, kept) for row in (0, 1) for width, kept in DRAFTED]
+    twins.play([("join", 300, False), *drafts, ("leave", 0), *drafts], 1e-4)
+    assert asked.count((1, 1)) > 10
+    assert not [shape for shape in asked if 2 < shape[1] < 9]  # a prompt has 2 tokens
+    assert getattr(sys.modules[module], name) is noted
 
 
 def test_a_recurrent_layer_that_records_its_states_runs_once_over_drafts(
