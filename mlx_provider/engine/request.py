@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .inputs import Inputs
+    from .prefix_cache.buffers import Holding
     from .tower import Tower
 
 
@@ -135,6 +136,8 @@ class Row:
     """The row was in a device step that failed. It decodes alone once before it joins other
     rows."""
 
+    holding: Holding | None = None
+    """Its buffers that entries of the prefix cache may refer to."""
     history: Any = None
     """Token counts of the sampler, if the row has penalties."""
     masks: list[Any] = field(default_factory=list)
@@ -351,7 +354,8 @@ class PrefillJob:
     def restart(self) -> None:
         """Discard the computed tokens, because a device failure corrupted them or they are not
         needed."""
-        self.cache, self.done, self.snapshots, self.hidden = None, 0, {}, []
+        self.drop_cache()
+        self.done, self.snapshots, self.hidden = 0, {}, []
         if self.restore is not None:
             self.restore.abandon()
             self.restore = None
@@ -359,10 +363,17 @@ class PrefillJob:
         if self.request.inputs is not None:
             self.request.inputs.pooled = None
 
+    def drop_cache(self) -> None:
+        """Free its cache."""
+        self.cache = None
+        for row in self.rows:
+            row.holding = None
+
     def leave_prefix(self) -> None:
         """Use no stored prefix, so that the selection of tokens does not depend on the prefix
         cache."""
-        self.cache, self.done, self.estimated_cached = None, 0, 0
+        self.drop_cache()
+        self.done, self.estimated_cached = 0, 0
         self.request.cached = 0
 
     def thin_out(self, kept: Sequence[int]) -> None:

@@ -14,7 +14,6 @@ from ..engine.execution.calibration import calibrate
 from ..engine.execution.pass_memory import PassBytes, PassMemory, measure
 from ..engine.execution.sharing import UNMEASURED, least_shared
 from ..engine.heterogeneous import Heterogeneous, compare_parts
-from ..engine.prefix_cache.live_rows import LiveRows
 from ..engine.prefix_cache.policy import PrefixCachePolicy
 from ..engine.prefix_cache.whole_passes import WholePasses
 from ..engine.request_log import Recorder
@@ -108,10 +107,12 @@ class EngineBuilder:
         measured = self._measured(weights, key, make_cache, options, layouts, heterogeneous)
         found, curve, limits = measured.probe, measured.curve, self._shared_limits()
         fixed, prefixes = None, self._budgets.prefixes.cache()
-        # sparse prefill moves rows to caches that share nothing
-        shares = found.shares and self._ranks.size == 1 and options.sparse_prefill is None
-        live = LiveRows(measured.least_shared) if shares else None
-        policy = PrefixCachePolicy(prefixes, model, kv, make_cache, heterogeneous, live)
+        # sparse prefill moves rows to other caches
+        in_place = self._ranks.size == 1 and options.sparse_prefill is None
+        policy = PrefixCachePolicy(
+            prefixes, model, kv, make_cache, heterogeneous, in_place=in_place,
+            least=measured.least_shared if in_place and found.shares else None,
+        )  # fmt: skip
         drafts = Drafts()
         if options.reproducible:
             fixed = Reproducible.of(model, make_cache, found, limits)

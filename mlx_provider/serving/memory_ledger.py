@@ -52,6 +52,8 @@ class MemoryLedger:
         self._limit = limit
         self.media = media
         self._prefix_bytes = prefix_bytes
+        self.in_use: Callable[[], int] = lambda: 0
+        """Bytes of the prefix cache that rows use. It sets this function."""
         self._accounts: dict[Hashable, _Account] = {}
         self._lock = threading.Lock()
 
@@ -112,10 +114,13 @@ class MemoryLedger:
         return self._limit() - sum(each.nbytes for each in self._accounts.values())
 
     def live(self, apart: Hashable = None) -> int:
-        """Reserved bytes of the rows and measurements of all models, or of all except `apart`."""
+        """Reserved bytes of the rows and measurements of all models, or of all except `apart`, and
+        the part of the prefix cache that rows use."""
         with self._lock:
             accounts = [a for key, a in self._accounts.items() if key != apart]
-        return sum(a.measuring + (a.model.live_bytes if a.model else 0) for a in accounts)
+        return self.in_use() + sum(
+            a.measuring + (a.model.live_bytes if a.model else 0) for a in accounts
+        )
 
     def prefix_budget(self) -> int:
         """Bytes that weights, live rows and images leave to the prefix cache. It shrinks when a
@@ -123,4 +128,5 @@ class MemoryLedger:
         free, chosen = max(0, self.free), self._prefix_bytes
         if chosen is None:
             chosen = free - int(OTHERS_SHARE * free)
-        return max(0, min(free - self.live() - self.media(), chosen))
+        own = self.live() - self.in_use()
+        return max(0, min(free - own - self.media(), chosen))

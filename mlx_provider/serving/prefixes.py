@@ -60,12 +60,18 @@ class Prefixes:
         self._replication = replication
         self._disk = disk
         self._cache: PrefixCache | None = None
+        ledger.in_use = lambda: self.in_use
         self._latest = Latest(partial(worker.call, self._figures), NO_FIGURES)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the prefix cache."""
         return self._cache.nbytes if self._cache is not None else 0
+
+    @property
+    def in_use(self) -> int:
+        """The part of them that rows use, which cannot be evicted."""
+        return self._cache.in_use if self._cache is not None else 0
 
     def figures(self) -> PrefixCacheFigures:
         """Live statistics. Never waits long for the engine thread."""

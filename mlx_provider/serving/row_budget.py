@@ -85,4 +85,4 @@ class RowBudgets:
             self.queue.left(resident)
         left = self._available(weights, kind) - need
         if left >= 0:
-            self.prefixes.evict_to(left)
+            self.prefixes.evict_to(left + self.ledger.in_use())

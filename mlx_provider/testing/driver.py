@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 from ..engine.engine import Engine
 from ..engine.fixed_shapes import FixedShapes
 from ..engine.prefix_cache.cache import PrefixCache
-from ..engine.prefix_cache.live_rows import LiveRows
 from ..engine.prefix_cache.policy import PrefixCachePolicy
 from ..engine.prefix_cache.whole_passes import WholePasses
 from ..engine.request import PrefillJob, Request, Row, SamplingParams
@@ -100,16 +99,19 @@ def new_engine(
     available: Callable[[], int] = lambda: 2**40,
     make_cache: Callable[[], list[Any]] | None = None,
     prefix_cache: PrefixCache | None = None,
-    live: LiveRows | None = None,
+    in_place: bool = True,
+    least: int | None = None,
     **more: Any,
 ) -> Engine:
     """An engine with its own scheduler; `max_chunk` small so that prompts take several steps.
 
-    `live`: rows share their first tokens with rows in use.
+    `in_place`, `least`: see `PrefixCachePolicy`.
     """
     fresh = make_cache or model.make_cache
     if prefix_cache is not None and fixed is None:
-        more["prefix_cache"] = PrefixCachePolicy(prefix_cache, model, "", fresh, live=live)
+        more["prefix_cache"] = PrefixCachePolicy(
+            prefix_cache, model, "", fresh, in_place=in_place, least=least
+        )
     elif prefix_cache is not None and fixed is not None:
         more["prefix_cache"] = WholePasses(prefix_cache, model, "", fresh, fixed)
     limits = Limits(max_rows, 1000, stall_target=0.1, max_chunk=max_chunk, output_reserve=reserve)

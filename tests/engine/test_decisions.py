@@ -210,6 +210,7 @@ def trace_of(
         reserve=4,
         available=lambda: case.available,
         prefix_cache=PrefixCache(budget=lambda: 2**24) if case.cached else None,
+        in_place=False,  # rows are sized in tokens here
         speculation=speculation,
         clock=lambda: STEP_SECONDS * step[0],
     )

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from mlx_provider.engine.execution.probe import probe
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
-from mlx_provider.engine.prefix_cache.live_rows import LiveRows
 from mlx_provider.engine.request import Request
 from mlx_provider.engine.scheduling.scheduler import Scheduler
 from mlx_provider.families.text import TextModel
@@ -93,7 +92,7 @@ def test_any_schedule_gives_what_each_request_gets_alone(
             mixes=found.mixes,
             guessed=guessed,
             answered=alone,
-            live=LiveRows(16) if found.shares else None,
+            least=16 if found.shares else None,
         )
         check_against_solo(model, arrivals, requests)
         prefix_cache.check_integrity()

@@ -73,6 +73,9 @@ class Layout(Protocol):
         rows before any other use.
         """
 
+    def cache_of(self, row: Row) -> RowCache | None:
+        """The row's own cache. `None`: it is merged with those of others."""
+
     def keep(self, row: Row, tokens: int) -> None:
         """Keep the first `tokens` tokens of the last pass in the row's cache, at least one. If
         called again before any other use of the row, the last call counts."""
@@ -109,6 +112,9 @@ class SoloLayout:
     def passes(self, chunk: MixedChunk | None = None, widths: Widths = NO_DRAFTS) -> list[Pass]:
         return [Pass([row], cache) for row, cache in self._caches.items()]
 
+    def cache_of(self, row: Row) -> RowCache | None:
+        return self._caches[row]
+
     def keep(self, row: Row, tokens: int) -> None:
         """A solo pass has one token per row."""
 
@@ -133,6 +139,9 @@ class MergedLayout:
     def passes(self, chunk: MixedChunk | None = None, widths: Widths = NO_DRAFTS) -> list[Pass]:
         self.rows.halve()
         return [Pass(group.rows, group.cache) for group in self.rows.groups]
+
+    def cache_of(self, row: Row) -> RowCache | None:
+        return None if self.rows.shared(row) else self.rows.cache_of(row)
 
     def keep(self, row: Row, tokens: int) -> None:
         """A merged pass has one token per row."""
@@ -194,6 +203,9 @@ class GroupedLayout:
             return [Pass(rows, together)]
         cache = with_wide_rows(together, _caches(groups), _sizes(groups), turned)
         return [Pass(rows, cache, tuple(widths), chunk)]
+
+    def cache_of(self, row: Row) -> RowCache | None:
+        return None if self.rows.shared(row) else self.rows.cache_of(row)
 
     def keep(self, row: Row, tokens: int) -> None:
         if row in self._drafted:

@@ -103,6 +103,9 @@ class FixedLayout:
             self._tiles = [known.get(rows[0]) or self._tile(rows) for rows in wanted]
         return [tile.each for tile in self._tiles]
 
+    def cache_of(self, row: Row) -> RowCache | None:
+        return None
+
     def keep(self, row: Row, tokens: int) -> None:
         """A fixed pass has one token per row."""
 

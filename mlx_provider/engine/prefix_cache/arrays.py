@@ -38,6 +38,13 @@ class ArrayPack:
         mx.eval(stacks)
         return cls(stacks, tuple(places))
 
+    @classmethod
+    def loose(cls, arrays: Sequence[Any]) -> ArrayPack:
+        """Take over arrays that have buffers of their own."""
+        return cls(
+            tuple(array[None] for array in arrays), tuple((i, 0) for i in range(len(arrays)))
+        )
+
     def __getitem__(self, index: int) -> Any:
         """Array `index` as a lazy view. Writing to it in place does not change the pack."""
         stack, row = self.places[index]

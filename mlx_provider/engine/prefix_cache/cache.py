@@ -5,9 +5,9 @@
     ... prefill the rest, at message ends: snapshots[n] = prefix_cache.snapshot(cache)
     prefix_cache.insert(key, ids_the_cache_holds, cache, snapshots)
 
-Stored arrays never change. A row works on copies, and later calls split, extend and drop nodes of
-the tree but never change a payload. The tree owns its payloads. A `Match` refers to nodes, which
-lose their payloads when they are evicted. It is valid only while `holds` is true for it.
+Stored tokens never change. A row works on copies, or uses the buffers of an entry (`resume`), and
+only appends to them. A `Match` refers to nodes, which lose their payloads when they are evicted. It
+is valid only while `holds` is true for it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from ...protocol.figures import PrefixCacheFigures
 from ..heterogeneous import Heterogeneous
 from ..memory import MemoryProfile
 from ..row_cache import grow_by
+from .buffers import Holding, RowBuffers, own_layers
 from .charges import parts_over, snapshot_over
 from .disk import DiskTier
 from .disk_lookup import DiskLookup
@@ -28,9 +29,9 @@ from .figures import Counters, figures, report
 from .insertion import LivePath
 from .key import CacheKey, Ids, as_ids, key_tokens
 from .layer_kinds import Kind, Unstorable, strictest
-from .live_rows import NONE, Prefixes
 from .match import Match, resume
 from .rebuild import rebuild
+from .reuse import Reuse
 from .segments import RowParts, row_parts
 from .sessions import Sessions, Share
 from .snapshots import Snapshot, take_snapshot
@@ -45,6 +46,9 @@ MAX_BUFFERS = 250_000
 """Most device buffers of the prefix cache: half of the 499,000 at which MLX raises on Metal (mlx
 0.32, backend/metal/allocator.cpp, `device_info()["resource_limit"]`). The other half is for
 weights, passes, and rows, which hold two to six per layer."""
+SPARE_SHARE = 4
+"""A row that continues a conversation may get this fraction (1/n) of the free budget as capacity
+for later turns."""
 
 
 class PrefixCache:
@@ -130,15 +134,10 @@ class PrefixCache:
         return match.version == self._store.version
 
     def restore(
-        self,
-        match: Match,
-        make_cache: Callable[[], list[Any]],
-        *,
-        room: int = 0,
-        prefixes: Prefixes = NONE,
+        self, match: Match, make_cache: Callable[[], list[Any]], *, room: int = 0
     ) -> list[Any]:
-        """A fresh row cache with the first `match.length` tokens. `room`: tokens to append soon.
-        `prefixes`: those of them that a row in use shares.
+        """A fresh row cache with copies of the first `match.length` tokens. `room`: tokens to
+        append soon.
 
         Call it once per row, also for a match of length 0, because it counts the look-up. Raises
         `ValueError` if the match is no longer valid, or if `make_cache` makes a different kind of
@@ -147,15 +146,65 @@ class PrefixCache:
         if not self.holds(match):
             raise ValueError("the prefix cache has changed since the match")
         cache = make_cache()
+        self._fill(cache, match, room, {})
+        self.used(match)
+        return cache
+
+    def prepare(self, match: Match, *, least: int | None) -> bool:
+        """Cut the entry where a row with this match will leave it. Returns whether the match must
+        be found again. `least`: fewest tokens to share with other rows; `None`: none."""
+        return Reuse(self._store, least).prepare(match)
+
+    def resume(
+        self,
+        match: Match,
+        make_cache: Callable[[], list[Any]],
+        *,
+        room: int = 0,
+        least: int | None = None,
+    ) -> tuple[list[Any], Holding]:
+        """Like `restore`, but the row uses the buffers of the entry, if no other row does."""
+        if not self.holds(match):
+            raise ValueError("the prefix cache has changed since the match")
+        cache = make_cache()
+        spare = max(0, self._budget() - self.nbytes) // SPARE_SHARE
+        holding, in_place = Reuse(self._store, least).begin(match, cache, room, spare)
+        self._fill(cache, match, room, in_place)
+        self.used(match)
+        return cache, holding
+
+    def hold(self, cache: list[Any]) -> Holding:
+        """Let entries refer to the buffers of a row cache that was filled otherwise."""
+        own = RowBuffers(own_layers(cache))
+        self._store.know(own)
+        return Holding(own)
+
+    def give_back(self, holding: Holding) -> None:
+        """A row has ended, or was merged with others, and none of its passes has failed."""
+        own = holding.give_back()
+        if own is not None and own.stored:
+            self._store.park(own, self._shared_budget())
+
+    def united(self, holding: Holding) -> None:
+        """A row has copied the prefix in front of its own tokens, as the last that held it."""
+        base, own = holding.base, holding.own
+        holding.base = None
+        if base is not None and own is not None:
+            self._store.move(base, own)
+
+    @property
+    def in_use(self) -> int:
+        """Bytes that rows use. Any thread may ask."""
+        return self._store.in_use
+
+    def _fill(self, cache: list[Any], match: Match, room: int, in_place: Mapping[int, int]) -> None:
         if match.length:
             rebuild(
                 cache, match.segments, match.snapshot, length=match.length, room=room,
-                prefixes=prefixes,
+                in_place=in_place,
             )  # fmt: skip
         elif room:
             grow_by(cache, room)
-        self.used(match)
-        return cache
 
     def used(self, match: Match, restored: int = 0) -> None:
         """Count a look-up. `restored`: tokens that came from disk, if it had more."""
@@ -212,8 +261,10 @@ class PrefixCache:
         session: str | None = None,
         beyond: bool = False,
         heterogeneous: Heterogeneous | None = None,
+        holding: Holding | None = None,
     ) -> None:
         """Store a row. `tokens`: all tokens in the cache, as key ids. The cache does not change.
+        `holding`: the row's buffers, to which the entry can refer; `None`: it copies.
 
         `snapshots`: by token count. Those inside messages are stored only if nothing more valuable
         is evicted for them. `prompted`: tokens before the reply, if the reply is included. A cache
@@ -227,17 +278,28 @@ class PrefixCache:
         ends = {n: s for n, s in snapshots.items() if 0 < n <= len(ids) and not s.inside}
         inside = {n: s for n, s in snapshots.items() if n <= len(ids) and s.inside}
         shared = self._store.walk(key, ids).shared if inside else 0
-        budget = self._shared_budget()
+        own = None if holding is None else holding.own
+        if own is not None and not own.is_of(cache):
+            own = None  # merged with other rows
         try:
             row = self._row_parts(cache, len(ids), ends, beyond=beyond, heterogeneous=heterogeneous)
             if not row.exact and not row.complete:  # its state belongs to a later token
                 ids = ids[: max(ends, default=0)]
-            path = LivePath(row, cache, ends, row.length if prompted is None else prompted, inside)
+            path = LivePath(
+                row, cache, ends, row.length if prompted is None else prompted, inside, own
+            )
+            if own is not None:  # what the cache counts is no longer charged to the row
+                whole = (len(ids) - own.first) * row.token_bytes(complete=False)
+                own.stored = max(own.stored, whole)
+            budget = self._shared_budget()
             leaf = self._add(key, ids, path, budget, self._sessions.share(session, budget))
             self._save(key, ids, path, shared)
         except Unstorable as reason:
             self._warn_once(str(reason))
-            leaf = None
+            leaf, budget = None, 0
+        finally:
+            if own is not None:
+                self._store.recount()
         if leaf is None:
             self._counters.refused += 1
             return

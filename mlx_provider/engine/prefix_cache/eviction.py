@@ -37,13 +37,16 @@ def evict(
     """Evict the least valuable parts until `tally` is within `nbytes` and `buffers`, or nothing is
     left.
 
-    Evicts leaves, and snapshots of inner nodes, with less value than `below`. Nodes in `keep` lose
-    only guesses. `clock`: the present time on the clock of `Node.used`.
+    Evicts leaves, and snapshots of inner nodes, with less value than `below`. Nodes in `keep`, and
+    nodes that rows use, lose only guesses. `clock`: the present time on the clock of `Node.used`.
     """
     order, held = count(), tally.nbytes
 
+    def stays(node: Node) -> bool:
+        return node in keep or node.needed
+
     def whole(node: Node) -> bool:
-        return not node.children and node not in keep
+        return not node.children and not stays(node)
 
     def entry(node: Node) -> Entry:
         return value(node, clock, held), next(order), whole(node), node
@@ -52,7 +55,7 @@ def evict(
         entry(node)
         for root in roots
         for node in nodes(root)
-        if node.guessed or (node not in keep and (not node.children or node.snapshot is not None))
+        if node.guessed or ((not node.children or node.snapshot is not None) and not stays(node))
     ]
     heapq.heapify(heap)
     while heap and (tally.nbytes > nbytes or tally.buffers > buffers) and heap[0][0] < below:
@@ -65,7 +68,7 @@ def evict(
         remove(node)
         parent = node.parent
         bare = parent is not None and parent.parent is not None and not parent.children
-        if parent is not None and bare and parent not in keep:
+        if parent is not None and bare and not stays(parent):
             heapq.heappush(heap, entry(parent))
 
 

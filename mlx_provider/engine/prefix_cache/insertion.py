@@ -8,12 +8,13 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
+from .buffers import RowBuffers
 from .fitting import Fit
 from .key import Ids
 from .placement import INSIDE, RECENT
-from .segments import RowParts
+from .segments import RowParts, Segment
 from .snapshots import Snapshot, take_snapshot
-from .tree import Node, Walk, add, set_snapshot, split
+from .tree import Node, Walk, add, set_segment, set_snapshot, split
 
 MAX_EDGE = 2048
 """Most tokens of one node: limits the copy of a split, and lets a long tail be evicted in
@@ -33,6 +34,8 @@ class LivePath:
     """Tokens before the reply."""
     spare: Mapping[int, Snapshot] = field(default_factory=dict)
     """Further snapshots, to end a path that is stored only partly."""
+    buffers: RowBuffers | None = None
+    """The row's buffers, if segments may refer to them."""
 
     @property
     def complete(self) -> bool:
@@ -88,12 +91,45 @@ def grow(
     cuts = _cuts(parent.stop, kept.stop, {source.prompted, *states})
     continued = int(2 * shared > len(ids))  # a conversation that continues may continue again
     for start, stop in pairwise(cuts):
-        segment = source.row.cut(start, stop, complete=complete)
+        if source.buffers is not None:
+            segment = source.row.within(source.buffers, start, stop)
+        else:
+            segment = source.row.cut(start, stop, complete=complete)
         parent = add(parent, ids[start:stop], segment, complete=complete)
         parent.hits, parent.generated = continued, start >= source.prompted
     for at, state in states.items():
         attach(parent, at, state)
     return parent
+
+
+def refers(source: LivePath, path: Sequence[Node], length: int, *, complete: bool) -> bool:
+    """Whether the whole path can refer to the row's buffers, so that no token is held twice.
+
+    `path`: its stored nodes; those with the row's own tokens must be copies of these tokens alone,
+    or refer to the buffers.
+    """
+    own = source.buffers
+    if own is None or (complete and source.row.window):
+        return False
+    for node in path:
+        segment = node.segment
+        if not isinstance(segment, Segment) or node.stop > length:
+            return False
+        of_another = segment.held is not None and segment.held is not own
+        if node.start < own.first:
+            if segment.held is not own.base:
+                return False
+        elif of_another or segment.layers != source.row.shape:
+            return False
+    return True
+
+
+def refer(source: LivePath, path: Sequence[Node]) -> None:
+    """Let stored nodes refer to the row's buffers, in place of copies."""
+    own = source.buffers
+    for node in path if own is not None else ():
+        if own is not None and node.start >= own.first:
+            set_segment(node, source.row.within(own, node.start, node.stop))
 
 
 def _cuts(start: int, stop: int, wanted: set[int]) -> list[int]:

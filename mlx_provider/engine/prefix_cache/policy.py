@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +13,11 @@ from ...records import LoadedModel, Prompt
 from ..heterogeneous import Heterogeneous
 from ..memory import MemoryProfile, profile
 from ..request import PrefillJob, Request, Row
+from .buffers import Holding, shares
 from .cache import CacheKey, Match, PrefixCache, key_tokens
 from .disk_lookup import DiskLookup
 from .key import Ids, as_ids
 from .layer_kinds import Kind
-from .live_rows import NONE, LiveRows, Prefixes
 from .placement import GRID, ends_of, places
 
 log = logging.getLogger(__name__)
@@ -38,11 +38,15 @@ class PrefixCachePolicy:
         kv: str,
         make_cache: Callable[[], list[Any]],
         heterogeneous: Heterogeneous | None = None,
-        live: LiveRows | None = None,
+        *,
+        in_place: bool = False,
+        least: int | None = None,
     ) -> None:
-        """`heterogeneous`: processes that keep different parts of a row. `live`: rows share their
-        first tokens with rows in use."""
-        self._live = live
+        """`heterogeneous`: processes that keep different parts of a row. `in_place`: rows use the
+        buffers of entries. `least`: fewest tokens that several rows share; `None`: they share
+        none."""
+        self._in_place = in_place
+        self._least = least
         self._cache = cache
         self._model = model
         self._kv = kv
@@ -93,6 +97,8 @@ class PrefixCachePolicy:
                 return None
         match: Match = job.match
         job.match = None
+        if self._in_place and self._cache.prepare(match, least=self._least):
+            match = self._match(self._key(job.request), job.ids)
         restored = job.restore
         if restored is not None and restored.cache is not None:
             job.cache, restored.cache = restored.cache, None
@@ -100,12 +106,13 @@ class PrefixCachePolicy:
             match = replace(
                 match, length=restored.length, shared=max(match.shared, restored.length)
             )
-        else:
-            job.cache = self._cache.restore(
-                match, self._make_cache, room=room - match.length, prefixes=self._shared(job, match)
+            job.rows[0].holding = self._cache.hold(job.cache) if self._in_place else None
+        elif self._in_place:
+            job.cache, job.rows[0].holding = self._cache.resume(
+                match, self._make_cache, room=room - match.length, least=self._least
             )
-        if self._live is not None:
-            self._live.add(self._key(job.request), job.ids, job.cache)
+        else:
+            job.cache = self._cache.restore(match, self._make_cache, room=room - match.length)
         job.done = match.length
         if len(job.tokens) != len(job.request.prompt.tokens):
             return None
@@ -115,12 +122,6 @@ class PrefixCachePolicy:
         job.request.cached = match.length
         job.request.explanation = self._explained(job, match)
         return match
-
-    def _shared(self, job: PrefillJob, match: Match) -> Prefixes:
-        """What the row of a job can share with a row in use."""
-        if self._live is None or job.ids is None:
-            return NONE
-        return self._live.prefixes(self._key(job.request), job.ids[: match.length])
 
     def _plan_snapshots(self, job: PrefillJob, start: int, branch: int = 0) -> None:
         """Plan the snapshots from `start` on. If a layer has a state, a pass ends at each of
@@ -186,7 +187,10 @@ class PrefixCachePolicy:
         """
         whole = job.ids is not None and job.places is None
         if job.cache is not None and whole and job.done >= WORTH_KEEPING:
-            self._insert(job.request, job.ids[: job.done], job.cache, job.snapshots)
+            self._insert(
+                job.request, job.ids[: job.done], job.cache, job.snapshots,
+                holding=job.rows[0].holding,
+            )  # fmt: skip
 
     def keep_row(self, row: Row, tokens: Sequence[int], cache: list[Any]) -> None:
         """Store a row that ends. Its cache holds the prompt and these tokens of the reply."""
@@ -194,7 +198,7 @@ class PrefixCachePolicy:
             return
         prompt = as_ids(key_tokens(row.request.prompt))
         ids = np.concatenate([prompt, as_ids(tokens)])
-        self._insert(row.request, ids, cache, {})
+        self._insert(row.request, ids, cache, {}, holding=row.holding)
 
     def _insert(
         self,
@@ -204,6 +208,7 @@ class PrefixCachePolicy:
         snapshots: dict[int, Any],
         *,
         beyond: bool = False,
+        holding: Holding | None = None,
     ) -> None:
         """`beyond`: the cache holds more tokens than these."""
         self._cache.insert(
@@ -215,7 +220,24 @@ class PrefixCachePolicy:
             session=request.session,
             beyond=beyond,
             heterogeneous=self._heterogeneous,
+            holding=holding,
         )
+
+    def give_back(self, rows: Iterable[Row]) -> None:
+        """These rows use their buffers no longer, and none of their passes has failed."""
+        for row in rows:
+            if row.holding is not None and row.holding.own is not None:
+                self._cache.give_back(row.holding)
+
+    def settle(self, rows: Iterable[Row], cache_of: Callable[[Row], Sequence[Any] | None]) -> None:
+        """The layout may have merged rows, or united their buffers with a prefix."""
+        for row in rows:
+            if row.holding is not None and row.holding.buffers:
+                cache = cache_of(row)
+                if cache is None:
+                    self.give_back([row])
+                elif row.holding.base is not None and not shares(cache):
+                    self._cache.united(row.holding)
 
     def _key(self, request: Request) -> CacheKey:
         return CacheKey(self._model.info.fingerprint, self._kv, request.salt, self._exact)

@@ -9,11 +9,10 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from ...upstream.shared_kv import Prefix, start
 from ..kv_capacity import whole_steps
 from ..memory import leaves
 from ..row_cache import grow_by
-from .layer_kinds import QUANTISED, ROTATING, Kind, kind
+from .layer_kinds import ROTATING, Kind, kind
 from .segments import Segment
 from .snapshots import Snapshot
 
@@ -25,12 +24,12 @@ def rebuild(
     *,
     length: int,
     room: int = 0,
-    prefixes: Mapping[int, Prefix] = MappingProxyType({}),
+    in_place: Mapping[int, int] = MappingProxyType({}),
 ) -> None:
     """Fill a fresh row cache with the segments' first `length` tokens.
 
-    `room`: tokens to append soon; the buffers get capacity for them. `prefixes`: the first tokens
-    of some layers, which are not copied.
+    `room`: tokens to append soon; the buffers get capacity for them. `in_place`: tokens that some
+    layers hold already, by leaf index.
 
     Raises `ValueError` if segments and snapshot do not cover every layer, or if the fresh cache is
     of another kind than the stored one.
@@ -46,9 +45,8 @@ def rebuild(
             fresh += [a for _, a in tree_flatten(attributes) if isinstance(a, mx.array)]
         elif all(leaf in part for part in parts):
             pieces = _runs(layer, [part[leaf] for part in parts])
-            if leaf in prefixes:
-                start(layer, prefixes[leaf])
-                pieces = [_after(run, prefixes[leaf].length) for run in pieces]
+            if leaf in in_place:
+                pieces = [_after(run, in_place[leaf]) for run in pieces]
             runs.append((layer, pieces))
         else:
             raise ValueError(f"layer {leaf} cannot be resumed at token {length}")
@@ -79,7 +77,7 @@ def is_of(layer: Any, count: int) -> bool:
     """Whether this many arrays can be a layer's keys and values."""
     if layer is None or kind(layer) is Kind.STATE:
         return False
-    return count == (6 if vars(layer).keys() == QUANTISED else 2)
+    return count == (6 if hasattr(layer, "bits") else 2)
 
 
 def _after(pieces: Sequence[Any], tokens: int) -> list[Any]:
@@ -97,7 +95,7 @@ def _fill(layers: Sequence[tuple[Any, list[list[Any]]]], length: int, room: int)
     """Give each layer the arrays from its pieces. Returns all these arrays."""
     made: list[Any] = []
     for layer, runs in layers:
-        if not runs[0]:  # all of it is shared
+        if not runs[0]:  # all of it is in place
             grow_by([layer], room)
             continue
         slack = slack_of(layer, sum(piece.shape[-2] for piece in runs[0]), room)

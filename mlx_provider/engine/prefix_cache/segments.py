@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 from ..memory import leaves
 from .arrays import ArrayPack
+from .buffers import RowBuffers
 from .layer_kinds import Kind, kind, kv_arrays, unwrapped
 from .snapshots import Charge
+from .tree import Node
+
+EMPTY = ArrayPack((), ())
 
 
 @dataclass(frozen=True)
@@ -18,30 +22,67 @@ class Segment:
 
     length: int
     pack: ArrayPack
+    """Empty if the tokens are in `held`."""
     layers: tuple[tuple[int, int], ...]
     """(leaf index, number of its arrays): 2, 6 if quantised, 0 for a layer without tokens."""
     charge: Charge | None = None
     """Charged bytes per token. `None`: its own size."""
+    held: RowBuffers | None = None
+    """Buffers of a row that hold the tokens. `None`: they are copies in `pack`."""
+    start: int = 0
+    """Tokens before it in `held`."""
+    slack: int = 0
+    """Bytes of capacity behind it in `held`, if no row uses them."""
 
     @property
     def nbytes(self) -> int:
-        return self.pack.nbytes if self.charge is None else self.length * self.charge.nbytes
+        own = self.pack.nbytes if self.charge is None else self.length * self.charge.nbytes
+        return own + self.slack
 
     @property
     def buffers(self) -> int:
         return self.pack.buffers if self.charge is None else self.charge.buffers
 
+    @property
+    def needed(self) -> bool:
+        """Whether something else than the tree refers to its arrays."""
+        return self.held is not None and self.held.needed
+
     def slice(self, start: int, stop: int) -> Segment:
-        """Tokens `start .. stop` of this segment, copied."""
+        """Tokens `start .. stop` of this segment. Those of a pack are copied."""
+        if self.held is not None:
+            slack = self.slack if stop == self.length else 0
+            return replace(self, length=stop - start, start=self.start + start, slack=slack)
         return Segment(stop - start, self.pack.cut(start, stop), self.layers, self.charge)
+
+    def moved_to(self, held: RowBuffers) -> Segment:
+        """The same tokens in other buffers."""
+        return replace(self, held=held, slack=0)
+
+    def copied(self) -> Segment:
+        """The same tokens as copies, so that its buffers may change."""
+        arrays = [a for each in self.arrays().values() for a in each]
+        return Segment(self.length, ArrayPack.of(arrays), self.layers)
 
     def arrays(self) -> dict[int, list[Any]]:
         """Arrays (1, heads, length, dim) by leaf index: first those of keys, then of values."""
+        if self.held is not None:
+            span = self.start, self.start + self.length
+            own = self.held.layers
+            return {
+                leaf: self.held.arrays(leaf, *span) if leaf in own else []
+                for leaf, _ in self.layers
+            }
         found, at = {}, 0
         for leaf, count in self.layers:
             found[leaf] = [self.pack[i] for i in range(at, at + count)]
             at += count
         return found
+
+
+def segment_of(node: Node) -> Segment:
+    """The segment of a node that was not removed."""
+    return cast("Segment", node.segment)
 
 
 @dataclass(frozen=True)
@@ -68,6 +109,17 @@ class RowParts:
         counts = tuple((leaf, len(each)) for leaf, each in layers.items())
         charge = None if self.charges is None else self.charges[complete]
         return Segment(stop - start, ArrayPack.of(arrays), counts, charge)
+
+    def within(self, held: RowBuffers, start: int, stop: int) -> Segment:
+        """Tokens `start .. stop`, which stay in the row's buffers."""
+        layers = self.shape
+        charge = Charge(self.token_bytes(complete=False), sum(count for _, count in layers))
+        return Segment(stop - start, EMPTY, layers, charge, held, start)
+
+    @property
+    def shape(self) -> tuple[tuple[int, int], ...]:
+        """`Segment.layers` of the tokens that every layer keeps."""
+        return tuple((leaf, len(each)) for leaf, each in self.append.items())
 
     def token_bytes(self, *, complete: bool) -> int:
         """Charged bytes of one token in a segment."""

@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import inf
 from typing import Any
 
+from .arrays import ArrayPack
+from .buffers import RowBuffers
 from .eviction import evict, value
 from .fitting import fit
-from .insertion import LivePath, attach, cut_back, grow, grows_complete, prune, shared_path
+from .insertion import (
+    LivePath,
+    attach,
+    cut_back,
+    grow,
+    grows_complete,
+    prune,
+    refer,
+    refers,
+    shared_path,
+)
 from .key import CacheKey, Ids
+from .segments import Segment, segment_of
 from .sessions import Share, head
 from .snapshots import Snapshot
-from .tree import Node, Tally, Walk, check, new_root, nodes, set_snapshot, walk
+from .tree import (
+    Node,
+    Tally,
+    Walk,
+    check,
+    new_root,
+    nodes,
+    remove_below,
+    set_segment,
+    set_snapshot,
+    walk,
+)
 
 Layout = tuple[Any, ...]
 NOTHING: frozenset[Node] = frozenset()
@@ -29,10 +55,98 @@ class Store:
         self.roots: dict[CacheKey, Node] = {}
         self._layouts: dict[CacheKey, Layout] = {}
         self._max_buffers = max_buffers
+        self._known: tuple[weakref.ref[RowBuffers], ...] = ()
         self._clock = 0
         """Bytes stored so far, plus one per use."""
 
+    # -- buffers of rows
+
+    def know(self, buffers: RowBuffers | None) -> None:
+        """Count these buffers from now on."""
+        if buffers is not None:
+            still = (ref for ref in self._known if ref() is not None)
+            self._known = (*still, weakref.ref(buffers))
+
+    @property
+    def in_use(self) -> int:
+        """Bytes that rows use, which cannot be evicted. Any thread may ask."""
+        return sum(each.stored for each in self._buffers() if each.in_use)
+
+    def nodes_in(self, buffers: RowBuffers) -> list[Node]:
+        """The nodes in these buffers, first tokens first."""
+        found = [node for node in self.nodes() if segment_of(node).held is buffers]
+        return sorted(found, key=lambda node: node.start)
+
+    def recount(self) -> None:
+        """Segments have moved to other buffers, or out of them."""
+        self.version += 1
+        stored = self._stored()
+        for each in self._buffers():
+            each.stored = stored.get(each, 0)
+
+    def use_slack(self, buffers: RowBuffers) -> None:
+        """A row uses the capacity behind the last token of its buffers."""
+        for node in self.nodes_in(buffers):
+            set_segment(node, replace(segment_of(node), slack=0))
+        self.recount()
+
+    def move(self, base: RowBuffers, own: RowBuffers) -> None:
+        """Buffers have got copies of the prefix in front of them. Segments refer to these, unless
+        others need the prefix."""
+        last, own.first, own.base = own.first, 0, None
+        for node in () if base.in_use else self.nodes_in(base):
+            if node.stop <= last:
+                set_segment(node, segment_of(node).moved_to(own))
+        self.recount()
+
+    def park(self, buffers: RowBuffers, budget: int) -> None:
+        """No row uses these buffers now. Their capacity counts, or is freed if it does not fit."""
+        found = self.nodes_in(buffers)
+        slack = buffers.slack(found[-1].stop) if found else 0
+        if slack and self.tally.nbytes + slack > budget:
+            buffers.trim(found[-1].stop)
+        elif slack:
+            set_segment(found[-1], replace(segment_of(found[-1]), slack=slack))
+        self.recount()
+
+    def _buffers(self) -> list[RowBuffers]:
+        return [each for ref in self._known if (each := ref()) is not None]
+
+    def _stored(self) -> dict[RowBuffers, int]:
+        stored: dict[RowBuffers, int] = {}
+        for node in self.nodes():
+            segment = segment_of(node)
+            if segment.held is not None:
+                stored[segment.held] = stored.get(segment.held, 0) + segment.nbytes
+        return stored
+
+    def _drop_lost(self) -> None:
+        """Remove what failed rows may have corrupted."""
+        for lost in [each for each in self._buffers() if each.lost and each.stored]:
+            top = self.nodes_in(lost)[:1]
+            for node in top:
+                remove_below(node)
+            self._drop_empty()
+            self.recount()
+
+    def _copy_out(self) -> None:
+        """Free the buffers of which a part was evicted. Their other tokens are copied, a layer
+        at a time."""
+        stored = self._stored()
+        for each in self._buffers():
+            left = stored.get(each, 0)
+            if left and left != each.stored and not each.needed:
+                _to_packs(each, self.nodes_in(each))
+        self.recount()
+
+    def _drop_empty(self) -> None:
+        self.roots = {key: root for key, root in self.roots.items() if root.children}
+        self._layouts = {key: shape for key, shape in self._layouts.items() if key in self.roots}
+
+    # -- paths
+
     def walk(self, key: CacheKey, ids: Ids) -> Walk:
+        self._drop_lost()
         return walk(self.roots.get(key) or new_root(), ids, len(ids))
 
     def nodes(self) -> Iterator[Node]:
@@ -74,6 +188,8 @@ class Store:
             {} if complete else _sizes(source.states), {} if complete else _sizes(source.spare),
             prompted=source.prompted, complete=complete, budget=share.nbytes,
         )  # fmt: skip
+        if kept.stop < len(ids) or not refers(source, stored, len(ids), complete=complete):
+            source = replace(source, buffers=None)
         path = cut_back(stored, kept, len(ids))
         if self.tally.nbytes > budget - kept.new_bytes:
             heads = (node for leaf in share.siblings for node in head(leaf, share.equal))
@@ -82,6 +198,7 @@ class Store:
             return None
         self.roots[key] = root
         self._layouts[key] = layout
+        refer(source, path)
         before = self.tally.nbytes
         parent = path[-1] if path else root
         leaf = grow(parent, ids, source, kept, complete=complete, shared=found.shared)
@@ -118,24 +235,28 @@ class Store:
     ) -> int:
         """Shrink to this many bytes and buffers, if `keep` and `below` permit. Returns the freed
         bytes."""
-        before = self.tally.nbytes
-        if before <= nbytes and self.tally.buffers <= buffers:
-            return 0
-        evict(
-            self.roots.values(), self.tally, nbytes=nbytes, buffers=buffers, clock=self._clock,
-            keep=keep, below=below,
-        )  # fmt: skip
-        self.version += 1
-        self.roots = {key: root for key, root in self.roots.items() if root.children}
-        self._layouts = {key: shape for key, shape in self._layouts.items() if key in self.roots}
-        self.evicted_bytes += before - self.tally.nbytes
-        return before - self.tally.nbytes
+        self._drop_lost()
+        before = held = self.tally.nbytes
+        while self.tally.nbytes > nbytes or self.tally.buffers > buffers:
+            evict(
+                self.roots.values(), self.tally, nbytes=nbytes, buffers=buffers, clock=self._clock,
+                keep=keep, below=below,
+            )  # fmt: skip
+            self.version += 1
+            self._drop_empty()
+            self._copy_out()
+            if self.tally.nbytes == held:
+                break
+            held = self.tally.nbytes  # more may go, now that no entry refers to it
+        self.evicted_bytes += before - held
+        return before - held
 
     def clear(self) -> None:
         self.version += 1
         self.tally = Tally()
         self.roots.clear()
         self._layouts.clear()
+        self.recount()
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` unless the counts and the trees are consistent."""
@@ -147,6 +268,19 @@ class Store:
             raise AssertionError(f"counts {self.tally.buffers} buffers, holds {buffers}")
         if any(not root.children for root in self.roots.values()):
             raise AssertionError("an empty tree is kept")
+        stored = self._stored()
+        if any(each.stored != stored.get(each, 0) for each in self._buffers()):
+            raise AssertionError("the bytes of a row's buffers are not those of its segments")
+
+
+def _to_packs(buffers: RowBuffers, held: Sequence[Node]) -> None:
+    """Copy the tokens of nodes out of buffers, which lose them layer by layer."""
+    spans = [(node.start, node.stop) for node in held]
+    layers = segment_of(held[0]).layers
+    copies = [buffers.pieces(leaf, spans) for leaf, count in layers if count]
+    for i, node in enumerate(held):
+        arrays = [array for leaf in copies for array in leaf[i]]
+        set_segment(node, Segment(node.stop - node.start, ArrayPack.loose(arrays), layers))
 
 
 def _sizes(states: Mapping[int, Snapshot]) -> dict[int, int]:

@@ -27,6 +27,11 @@ class Part(Protocol):
     def buffers(self) -> int:
         """Device buffers that it holds."""
 
+    @property
+    def needed(self) -> bool:
+        """Whether something else than the tree refers to its arrays, so that nothing is freed if
+        it goes."""
+
     def slice(self, start: int, stop: int) -> Part:
         """Tokens `start .. stop`, as a separate payload."""
 
@@ -106,6 +111,11 @@ class Node:
     def buffers(self) -> int:
         """Device buffers of its segment and its snapshot."""
         return sum(part.buffers for part in (self.segment, self.snapshot) if part is not None)
+
+    @property
+    def needed(self) -> bool:
+        """Whether its eviction frees nothing."""
+        return self.segment is not None and self.segment.needed
 
     @property
     def guessed(self) -> bool:
@@ -227,6 +237,20 @@ def remove(leaf: Node) -> None:
     del leaf.parent.children[int(leaf.tokens[0])]
     leaf.tally.remove(leaf)
     leaf.segment = leaf.snapshot = None
+
+
+def remove_below(node: Node) -> None:
+    """Remove a node with everything below it."""
+    for child in list(node.children.values()):
+        remove_below(child)
+    remove(node)
+
+
+def set_segment(node: Node, segment: Part) -> None:
+    """Replace the payload of its tokens by an equal one."""
+    node.tally.remove(node)
+    node.segment = segment
+    node.tally.add(node)
 
 
 def set_snapshot(node: Node, state: State | None) -> None:

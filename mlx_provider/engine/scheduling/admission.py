@@ -72,11 +72,14 @@ class Admission:
             )
 
     def reservation(self, rows: Iterable[Row]) -> int:
-        """Bytes to reserve for rows: their caches, an output reserve, and their passes."""
+        """Bytes to reserve for rows: their caches, an output reserve, and their passes.
+
+        What they use of the prefix cache is counted there, once for all rows.
+        """
         rows = list(rows)
         if not rows:
             return 0
-        held = sum(self.budget.row_bytes(self._tokens_reserved(row)) for row in rows)
+        held = sum(map(self._own_bytes, rows))
         return held + self.budget.passing(max(map(self._tokens_to_run, rows)), len(rows))
 
     def fits(self, need: int, images: int) -> bool:
@@ -100,6 +103,10 @@ class Admission:
     def outgrown(self, row: Row) -> bool:
         """Whether a row needs more memory than its reservation at admission."""
         return len(row.tokens) >= self.limits.output_reserve
+
+    def _own_bytes(self, row: Row) -> int:
+        whole, holding = self.budget.row_bytes(self._tokens_reserved(row)), row.holding
+        return whole if holding is None else max(0, whole + holding.headroom - holding.stored)
 
     def _tokens_to_run(self, row: Row) -> int:
         """Tokens of a row that are prefilled, or may have to be prefilled again."""

@@ -136,8 +136,14 @@ class Commit:
         scheduler = self._state.scheduler
         running = [row for row in rows if row in scheduler.running]
         self.keep(request, running)
+        if self._state.prefix_cache is not None:  # rows may end with their first token
+            failed = self._state.corrupted
+            intact = [row for row in rows if row not in failed and not row.retry_alone]
+            self._state.prefix_cache.give_back(intact)
         self.drop(running)
         scheduler.leave(running)
+        for row in rows:
+            row.holding = None
         if not request.unfinished:
             self._state.ended.append(request)
             for job in scheduler.drop(request):
@@ -148,6 +154,8 @@ class Commit:
         """Remove rows from the batch, for good or until they have started again."""
         self._state.batch.drop(rows)
         self._state.drafting.forget(rows)
+        for row in rows:
+            row.holding = None
 
     def keep(self, request: Request, running: Sequence[Row]) -> None:
         """Store what rows and prefills of a request have computed in the prefix cache."""
@@ -157,12 +165,16 @@ class Commit:
         with Isolation(partial(not_kept, request)):
             for row in running:
                 cached = state.batch.cached_tokens(row)
-                if cached and row not in state.corrupted:
+                if row in state.corrupted:
+                    continue
+                if cached:
                     own = state.batch.extract(row)
                     state.prefix_cache.keep_row(row, row.tokens[:cached], own)
+                state.prefix_cache.give_back([row])
             for job in state.scheduler.waiting:
                 if job.request is request and not request.unfinished:
                     state.prefix_cache.keep_prefill(job)
+                    state.prefix_cache.give_back(job.rows)
 
 
 def _last(row: Row, reason: FinishReason, deltas: Sequence[Delta] = ()) -> Outcome:

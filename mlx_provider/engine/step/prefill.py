@@ -70,7 +70,7 @@ class Prefill:
         if fault is not None:
             self._state.replica.pass_failed(fault)
             self._state.timer.forget()
-            job.cache = None  # corrupted, so it must not reach the prefix cache
+            job.drop_cache()  # corrupted, so it must not reach the prefix cache
             self._commit.failed_by(job.request, "its prefill", fault)
         elif prefilled.logits is not None:
             self._join.whole_prompt(job, prefilled.logits)

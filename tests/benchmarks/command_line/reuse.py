@@ -43,6 +43,18 @@ def restart() -> None:
     )
 
 
+def turns() -> None:
+    """Bytes that a conversation of ten turns copies, and its memory, in place and as before."""
+    running.preload()
+    from dataclasses import asdict
+
+    from turns import measured
+
+    for in_place in (False, True):
+        turns = [asdict(each) for each in measured(in_place=in_place)]
+        running.show({"in_place": in_place, "turns": turns})
+
+
 def shared() -> None:
     """Memory and step time of 8 rows with one prefix of 4k and 16k, each with its own or shared."""
     running.preload()

@@ -1,0 +1,222 @@
+"""KV buffers of rows that stored segments refer to, so that a row becomes an entry without a copy.
+
+A row's layers grow in place only as long as nothing else refers to their arrays (MLX then donates
+the buffer of an update). So a segment refers to the layers, and cuts views out of them only while
+they are read. A later row of the same conversation takes the layers over. The first tokens of a row
+become a `Prefix`, which copies them once, when a second row branches off within them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from ...upstream.shared_kv import Prefix, divide, prefix_of
+from ..kv_capacity import whole_steps
+from ..memory import leaves
+from .layer_kinds import Kind, kind, kv_arrays
+
+
+class RowBuffers:
+    """Keys and values of a row's tokens, or of a prefix of several rows, by leaf index."""
+
+    def __init__(
+        self, layers: dict[int, Any], first: int = 0, base: RowBuffers | None = None
+    ) -> None:
+        """`base`: the common prefix in which the tokens before `first` are."""
+        self.layers = layers
+        self.first = first
+        self.base = base
+        self.stored = 0
+        """Bytes of the tree's segments that refer to it."""
+        self.intact = True
+        """Whether its last row ended without a failure of the device."""
+        self._users: tuple[weakref.ref[Holding], ...] = ()
+        self._above: tuple[weakref.ref[RowBuffers], ...] = ()
+        self._heads: dict[int, weakref.WeakValueDictionary[int, Prefix]] = {}
+        if base is not None:
+            base.supports(self)
+
+    @property
+    def common(self) -> bool:
+        """Whether it is an immutable prefix for any number of rows."""
+        return any(isinstance(layer, Prefix) for layer in self.layers.values())
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a row uses it. Any thread may ask."""
+        users = (ref() for ref in self._users)
+        return any(user is not None and self in user.buffers for user in users)
+
+    @property
+    def needed(self) -> bool:
+        """Whether a row, or the buffers of another entry, refer to its arrays."""
+        above = (ref() for ref in self._above)
+        return self.in_use or any(each is not None and each.stored for each in above)
+
+    @property
+    def lost(self) -> bool:
+        """Whether its row has failed, so that its arrays may be corrupted."""
+        return not self.intact and not self.in_use
+
+    def arrays(self, leaf: int, start: int, stop: int) -> list[Any]:
+        """Views of tokens `start .. stop` of a leaf. Drop them before its row's next pass."""
+        layer = self.layers[leaf]
+        found = _own_arrays(layer) if isinstance(layer, Prefix) else kv_arrays(layer)
+        return [each[..., start:stop, :] for each in found]
+
+    def head(self, length: int) -> Mapping[int, Prefix]:
+        """The first tokens of a common prefix. The same objects as long as a row has them, because
+        these tell which rows attend together."""
+        held = self._heads.setdefault(length, weakref.WeakValueDictionary())
+        found = {leaf: held.get(leaf) or each.head(length) for leaf, each in self.layers.items()}
+        held.update(found)
+        return found
+
+    def supports(self, above: RowBuffers) -> None:
+        """Other buffers begin with this prefix."""
+        self._above = (*(ref for ref in self._above if ref() is not None), weakref.ref(above))
+
+    def used_by(self, row: Holding) -> None:
+        self._users = (*(ref for ref in self._users if ref() is not None), weakref.ref(row))
+
+    def is_of(self, cache: Sequence[Any]) -> bool:
+        """Whether these are the layers of a row cache. A merged row has others."""
+        every = leaves(cache)
+        return all(every[leaf] is layer for leaf, layer in self.layers.items())
+
+    def slack(self, length: int) -> int:
+        """Bytes of capacity behind the first `length` tokens."""
+        found = 0
+        for layer in self.layers.values():
+            for each in _own_arrays(layer):
+                unused = each.shape[-2] - (length - self.first)
+                found += each.nbytes // max(1, each.shape[-2]) * max(0, unused)
+        return found
+
+    def trim(self, length: int) -> None:
+        """Free the capacity behind the first `length` tokens. Copies layer by layer."""
+        for layer in self.layers.values():
+            cut = [mx.contiguous(a[..., : length - self.first, :]) for a in _own_arrays(layer)]
+            mx.eval(cut)
+            _set_arrays(layer, cut)
+
+    def pieces(self, leaf: int, spans: Sequence[tuple[int, int]]) -> list[list[Any]]:
+        """Copies of parts of a leaf, whose own arrays end with that."""
+        found = [[mx.contiguous(a) for a in self.arrays(leaf, *span)] for span in spans]
+        mx.eval(found)
+        layer = self.layers.pop(leaf)
+        if not isinstance(layer, Prefix):
+            layer.keys = layer.values = None
+        return found
+
+    def move_to(self, cache: Sequence[Any], length: int) -> None:
+        """Give the layers, with their first `length` tokens, to a fresh row cache."""
+        every = leaves(cache)
+        for leaf, layer in self.layers.items():
+            fresh = every[leaf]
+            fresh.__class__ = layer.__class__
+            vars(fresh).update(vars(layer))
+            vars(layer).clear()
+            fresh.offset = length
+            self.layers[leaf] = fresh
+
+    def grow(self, length: int, room: int, spare: int) -> int:
+        """Make capacity for `room` tokens behind the first `length`, and for as many as these
+        if that takes at most `spare` bytes: a conversation that continues may continue again.
+
+        Copies layer by layer, if there is less. Returns the bytes of what was not asked for.
+        """
+        own = length - self.first
+        arrays = [a for layer in self.layers.values() for a in _own_arrays(layer)]
+        each: int = sum(a.nbytes // max(1, a.shape[-2]) for a in arrays)
+        if all(a.shape[-2] >= own + room for a in arrays):
+            return 0
+        del arrays  # so that each layer's are freed before the next one grows
+        more = min(own, spare // max(1, each))
+        capacity = whole_steps(own + room + more)
+        for layer in self.layers.values():
+            grown = [extended(a[..., :own, :], capacity - own) for a in _own_arrays(layer)]
+            mx.eval(grown)
+            _set_arrays(layer, grown)
+        return each * (capacity - whole_steps(own + room))
+
+    def divided(self, at: int) -> RowBuffers:
+        """Make the first `at` tokens a prefix for other rows, which copies each layer once."""
+        mx.eval(
+            [_own_arrays(layer) for layer in self.layers.values()]
+        )  # or raise before any change
+        prefix = RowBuffers({leaf: divide(layer, at) for leaf, layer in self.layers.items()})
+        self.first, self.base = at, prefix
+        prefix.supports(self)
+        for ref in self._users:
+            if (user := ref()) is not None and user.own is self:
+                user.base = prefix
+                prefix.used_by(user)
+        return prefix
+
+
+class Holding:
+    """The buffers that one row uses, until the row drops it."""
+
+    def __init__(self, own: RowBuffers | None, base: RowBuffers | None = None) -> None:
+        """`own`: `None` if no entry can refer to its own tokens."""
+        self.own = own
+        self.base = base
+        self.headroom = 0
+        """Bytes of capacity beyond what the row was admitted with."""
+        for each in self.buffers:
+            each.used_by(self)
+        if own is not None:
+            own.intact = False
+
+    @property
+    def buffers(self) -> tuple[RowBuffers, ...]:
+        return tuple(each for each in (self.base, self.own) if each is not None)
+
+    @property
+    def stored(self) -> int:
+        """Bytes of the row's KV that the prefix cache counts."""
+        return sum(each.stored for each in self.buffers)
+
+    def give_back(self) -> RowBuffers | None:
+        """The row uses its own buffers no longer, and none of its passes has failed."""
+        own, self.own = self.own, None
+        if own is not None:
+            own.intact = True
+        return own
+
+
+def own_layers(cache: Sequence[Any]) -> dict[int, Any]:
+    """The layers of a row cache that keep every token, by leaf index."""
+    every = enumerate(leaves(cache))
+    return {leaf: each for leaf, each in every if each is not None and kind(each) is Kind.APPEND}
+
+
+def shares(cache: Sequence[Any]) -> bool:
+    """Whether a row has a prefix in common with others."""
+    return any(prefix_of(layer) is not None for layer in leaves(cache))
+
+
+def _own_arrays(layer: Any) -> list[Any]:
+    """Keys and values without those of a common prefix in front of them."""
+    if layer.keys is None:
+        return []
+    both = (layer.keys, layer.values)
+    return [a for each in both for a in (each if isinstance(each, (tuple, list)) else (each,))]
+
+
+def extended(array: Any, tokens: int) -> Any:
+    """A copy with capacity for more tokens."""
+    shape = (*array.shape[:-2], tokens, array.shape[-1])
+    return mx.concatenate([array, mx.zeros(shape, array.dtype)], axis=-2)
+
+
+def _set_arrays(layer: Any, arrays: list[Any]) -> None:
+    half = len(arrays) // 2
+    if half:
+        keys, values = tuple(arrays[:half]), tuple(arrays[half:])
+        layer.keys, layer.values = (keys[0], values[0]) if half == 1 else (keys, values)

@@ -1,0 +1,131 @@
+"""Lets a row use the buffers of an entry: it takes them over, or shares their first tokens."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import mlx.core as mx
+
+from ...isolation import Isolation
+from ...upstream.shared_kv import SHAREABLE, start
+from .buffers import Holding, RowBuffers, own_layers
+from .match import Match
+from .segments import segment_of
+from .store import Store
+from .tree import set_segment, split
+
+log = logging.getLogger(__name__)
+
+
+class Reuse:
+    """All methods run on the engine thread."""
+
+    def __init__(self, store: Store, least: int | None) -> None:
+        """`least`: fewest tokens to share; `None`: this model's rows share none."""
+        self._store = store
+        self._least = least
+
+    def prepare(self, match: Match) -> bool:
+        """Cut the entry where the row will leave it. Returns whether the match must be found
+        again."""
+        own = _last(match)
+        if own is not None and self._may_take(own, match):
+            return self._cut_behind(own, match)
+        first = segment_of(match.path[0]).held if match.path else None
+        if self._least is None or first is None or first.common or first.first:
+            return False
+        return self._divide(first, match)
+
+    def begin(
+        self, match: Match, cache: list[Any], room: int, spare: int
+    ) -> tuple[Holding, dict[int, int]]:
+        """Give a fresh row cache what it need not copy. Returns the row's holding, and the tokens
+        that are in place, by leaf index. `room`, `spare`: see `RowBuffers.grow`."""
+        own = _last(match)
+        if own is not None and self._may_take(own, match) and not self._beyond(own, match):
+            own.move_to(cache, match.length)
+            self._store.use_slack(own)
+            holding = Holding(own, own.base)
+            holding.headroom = own.grow(match.length, room, spare)
+            return holding, dict.fromkeys(own.layers, match.length)
+        layers, base = own_layers(cache), self._common(match)
+        if base is None:
+            own = RowBuffers(layers) if layers else None
+            self._store.know(own)
+            return Holding(own), {}
+        length = _end(base, match)
+        for leaf, prefix in base.head(length).items():
+            start(layers[leaf], prefix)
+        own = RowBuffers(layers, length, base) if layers.keys() == base.layers.keys() else None
+        self._store.know(own)
+        return Holding(own, base), dict.fromkeys(base.layers, length)
+
+    def _may_take(self, own: RowBuffers, match: Match) -> bool:
+        """Whether a row can take buffers over that hold the end of its match."""
+        if own.common or own.needed or not own.intact:
+            return False
+        fits = all(
+            segment_of(node).held is (own if node.start >= own.first else own.base)
+            for node in match.path
+        )
+        # what the row would overwrite is copied
+        return fits and self._beyond(own, match) <= match.length - own.first
+
+    def _beyond(self, own: RowBuffers, match: Match) -> int:
+        """Stored tokens of these buffers behind the match."""
+        return max(node.stop for node in self._store.nodes_in(own)) - match.length
+
+    def _cut_behind(self, own: RowBuffers, match: Match) -> bool:
+        if not self._beyond(own, match):
+            return False
+        last = match.path[-1]
+        if match.length < last.stop:
+            split(last, match.length - last.start)
+        for node in self._store.nodes_in(own):
+            if node.start >= match.length:
+                set_segment(node, segment_of(node).copied())
+        self._store.recount()
+        return True
+
+    def _common(self, match: Match) -> RowBuffers | None:
+        base = segment_of(match.path[0]).held if match.path and self._least is not None else None
+        if base is None or not base.common or _end(base, match) < (self._least or 0):
+            return None
+        return base
+
+    def _divide(self, row: RowBuffers, match: Match) -> bool:
+        """Divide the buffers of a row, which copies them once."""
+        layers = row.layers.values()
+        if not all(type(layer) in SHAREABLE for layer in layers):
+            return False
+        held = min(int(layer.offset) for layer in layers)
+        at = min(_end(row, match), held - 1)  # one token at least stays the row's own
+        if at < max(1, self._least or 0) or held > 2 * at:
+            return False
+        with Isolation() as tried:  # a failed pass of that row must not fail this one
+            mx.eval([layer.keys for layer in layers])
+            prefix = row.divided(at)
+            self._store.know(prefix)
+            for node in [n for n in match.path if n.start < at]:
+                upper = split(node, at - node.start) if node.stop > at else node
+                set_segment(upper, segment_of(upper).moved_to(prefix))
+            self._store.recount()
+        if tried.fault is not None:
+            log.warning("a prefix in use is not shared: %s", tried.fault.summary)
+        return tried.fault is None
+
+
+def _last(match: Match) -> RowBuffers | None:
+    """The buffers that hold the last tokens of a match."""
+    return segment_of(match.path[-1]).held if match.path else None
+
+
+def _end(buffers: RowBuffers, match: Match) -> int:
+    """Tokens at the beginning of a match that are in these buffers."""
+    stop = 0
+    for node in match.path:
+        if segment_of(node).held is not buffers:
+            break
+        stop = min(node.stop, match.length)
+    return stop

@@ -1,0 +1,169 @@
+"""A row that ends is the entry of the next turn: counted bytes, and what may happen between."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from allocator_replay import StandIn
+from mlx_provider.engine.engine import Engine
+from mlx_provider.engine.prefix_cache.cache import PrefixCache
+from mlx_provider.engine.request import Request
+from mlx_provider.families.text import TextModel
+from mlx_provider.testing.driver import new_engine, new_request, output_of, run
+from references import alone
+from turns import TOKEN_BYTES, counted, measured
+
+COMMON = [20 + i * i % 300 for i in range(120)]
+
+
+def asked(engine: Engine, tokens: list[int], reply: int = 12) -> Request:
+    request = new_request(tokens, max_tokens=reply)
+    engine.submit(request)
+    run(engine)
+    return request
+
+
+def settled_memory() -> int:
+    gc.collect()
+    mx.synchronize()
+    return mx.get_active_memory()
+
+
+def check(model: TextModel, *requests: Request) -> None:
+    for request in requests:
+        assert output_of(request).tokens == output_of(alone(model, request)).tokens
+
+
+def test_a_conversation_copies_only_where_it_outgrows_its_buffers() -> None:
+    found = measured(in_place=True, first=5000, each=800)
+    assert [turn.cached for turn in found[1:]] == [turn.tokens for turn in found[:-1]]
+    grown = [turn for turn in found if turn.copied]
+    assert len(grown) <= 2, "the capacity doubles"
+    assert found[0].copied == 0
+    assert found[0].peak <= 1.15, "the entry of the prompt is no second copy of it"
+    total = sum(turn.copied for turn in found)
+    before = measured(in_place=False, first=5000, each=800)
+    assert total <= 0.2 * sum(turn.copied for turn in before)
+
+
+def test_a_hit_within_the_capacity_copies_nothing() -> None:
+    model: Any = StandIn()
+    stored = PrefixCache(budget=lambda: 2**30)
+    engine = new_engine(model, max_chunk=512, reserve=512, prefix_cache=stored)
+    asked(engine, [1] * 3000)
+    before = stored.nbytes
+    with counted() as copies:
+        assert asked(engine, [*[1] * 3000, 2, 3, 4]).cached == 3000
+    assert copies.nbytes <= 16 * TOKEN_BYTES, "the reply that the prompt replaces"
+    assert stored.nbytes - before <= 32 * (TOKEN_BYTES + 8), "one row, and the other reply"
+    stored.check_integrity()
+
+
+def test_turns_are_exact(qwen3: TextModel) -> None:
+    stored = PrefixCache(budget=lambda: 2**26)
+    engine = new_engine(qwen3, prefix_cache=stored)
+    tokens = COMMON
+    for turn in range(4):
+        request = asked(engine, tokens)
+        check(qwen3, request)
+        assert turn == 0 or request.cached >= len(tokens) - 9
+        tokens = [*tokens, *output_of(request).tokens, *(50 + turn + i for i in range(8))]
+    stored.check_integrity()
+    assert stored.in_use == 0
+
+
+def test_both_branches_of_a_conversation_stay(qwen3: TextModel) -> None:
+    stored = PrefixCache(budget=lambda: 2**26)
+    engine = new_engine(qwen3, prefix_cache=stored)
+    first = asked(engine, COMMON)
+    whole = [*COMMON, *output_of(first).tokens, 60, 61]
+    other = [*COMMON[:100], 70, 71, 72, 73]
+    check(qwen3, asked(engine, whole), asked(engine, other))
+    again = asked(engine, whole), asked(engine, other), asked(engine, [*other, 74, 75])
+    assert [request.cached for request in again] == [len(whole) - 1, len(other) - 1, len(other)]
+    check(qwen3, *again)
+    stored.check_integrity()
+
+
+def test_a_part_that_is_evicted_frees_its_memory(qwen3: TextModel) -> None:
+    stored = PrefixCache(budget=lambda: 2**26)
+    engine = new_engine(qwen3, prefix_cache=stored, reserve=200)
+    first = asked(engine, COMMON)
+    asked(engine, [*COMMON, *output_of(first).tokens, 60, 61])
+    whole, before = stored.nbytes, settled_memory()
+    stored.evict_to(whole // 3)
+    stored.check_integrity()
+    assert before - settled_memory() >= (whole - stored.nbytes) * 0.8
+    check(qwen3, asked(engine, COMMON))
+
+
+def test_a_row_that_ends_with_its_first_token_is_an_entry(qwen3: TextModel) -> None:
+    stored = PrefixCache(budget=lambda: 2**26)
+    engine = new_engine(qwen3, prefix_cache=stored, max_chunk=512)
+    asked(engine, COMMON, reply=1)
+    assert stored.in_use == 0
+    gc.collect()
+    with counted() as copies:
+        again = asked(engine, [*COMMON, 60, 61])
+    assert again.cached == len(COMMON)
+    assert copies.nbytes == 0
+    check(qwen3, again)
+
+
+class Failing:
+    """Fails one pass of a row."""
+
+    def __init__(self, inner: TextModel) -> None:
+        self.inner = inner
+        self.fails_at = -1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def decode(self, tokens: mx.array, cache: list[Any], positions: mx.array) -> mx.array:
+        logits = self.inner.decode(tokens, cache, positions)
+        if max(positions.tolist()) == self.fails_at:
+            raise RuntimeError("[metal] command buffer failed")
+        return logits
+
+
+def test_nothing_of_a_failed_row_is_an_entry(qwen3: TextModel) -> None:
+    stored = PrefixCache(budget=lambda: 2**26)
+    model: Any = Failing(qwen3)
+    engine = new_engine(model, prefix_cache=stored, max_chunk=512)
+    model.fails_at = len(COMMON) + 5
+    asked(engine, COMMON)
+    model.fails_at = -1
+    again = asked(engine, COMMON)
+    assert again.cached == 0
+    check(qwen3, again)
+    stored.check_integrity()
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_rows_use_what_the_cache_counts(qwen3: TextModel, *, cancelled: bool) -> None:
+    """While a row decodes, its prompt counts once: as a part of the cache that stays."""
+    stored = PrefixCache(budget=lambda: 2**26)
+    engine = new_engine(qwen3, prefix_cache=stored, max_chunk=512, row_bytes=lambda n: 1024 * n)
+    request = new_request(COMMON, max_tokens=30)
+    engine.submit(request)
+    while len(request.rows[0].tokens) < 5:
+        engine.step()
+    own = request.rows[0].holding
+    assert own is not None
+    assert own.stored == stored.in_use > 0
+    alone_bytes = 1024 * (len(COMMON) + 30)
+    assert engine.scheduler.live_bytes == alone_bytes - own.stored
+    stored.evict_to(0)
+    assert stored.in_use == own.stored == stored.report()["bytes"] - 8 * len(COMMON)
+    if cancelled:
+        engine.cancel(request)
+    run(engine)
+    assert stored.in_use == 0
+    assert stored.evict_to(0) > 0
+    assert stored.nbytes == 0
+    check(qwen3, asked(engine, COMMON))
