@@ -37,7 +37,7 @@ def equip(loaded: LoadedModel, registry: PluginRegistry) -> str | None:
     if not isinstance(model, nn.Module):
         return None
     chosen = registry.kernels_for(device_kind(), loaded.info.precision)
-    if chosen is None:
+    if chosen is None or not chosen[1]:
         return None
     name, replacements = chosen
     with Isolation() as trying:

@@ -80,8 +80,8 @@ def _attend(calls: Sequence[Call], scale: float) -> list[mx.array]:
     # (Hk, B * group * L, D) of each call
     folded = [q.swapaxes(0, 1).reshape(kv_heads, -1, q.shape[-1]) for q in split]
     queries = folded[0] if len(folded) == 1 else mx.concatenate(folded, axis=1)
-    together = _partial(
-        queries[None], first.keys.prefix, first.values.prefix, scale, None, first.cache
+    together = attend_prefix(
+        queries[None], first.keys.prefix, first.values.prefix, scale, first.cache
     )
     found, at = [], 0
     for call, q in zip(calls, split, strict=True):
@@ -92,6 +92,13 @@ def _attend(calls: Sequence[Call], scale: float) -> list[mx.array]:
         found.append(joined.astype(call.queries.dtype).reshape(rows, -1, tokens, joined.shape[-1]))
         at += count
     return found
+
+
+def attend_prefix(
+    queries: mx.array, keys: Any, values: Any, scale: float, cache: Any
+) -> tuple[mx.array, mx.array]:
+    """`Partial` of all queries of a pass, (1, Hk, M, D). Kernels may replace it."""
+    return _partial(queries, keys, values, scale, None, cache)
 
 
 def _own(call: Call, queries: mx.array, scale: float) -> Partial:
