@@ -127,6 +127,11 @@ class Engine:
         return self.scheduler.idle and self.state.output.empty
 
     @property
+    def busy(self) -> bool:
+        """Whether a request of a client waits or runs."""
+        return self.scheduler.busy
+
+    @property
     def rest(self) -> float:
         """Seconds for which no step is needed, unless a call adds work."""
         if self.idle:
@@ -139,10 +144,30 @@ class Engine:
         """Queue a request that passed the scheduler's `check`."""
         if request.phase is Phase.DONE:
             return  # cancelled before it arrived
+        self.end_ahead()
         self.state.replica.note(Submitted(request))
-        self._start.look_up(self.scheduler.submit(request, self.state.clock()))
+        job = self.scheduler.submit(request, self.state.clock())
+        self._start.look_up(job)
+        if request.ahead:
+            prefixes = self.state.prefix_cache
+            if prefixes is None or not prefixes.pays_ahead(job):
+                self._commit.abandon(request)
+            return
         self.state.recorder.request_queued()
         self._schedule.queued(request)
+
+    def prefill_ahead(self, request: Request) -> None:
+        """Prefill a prompt without a reply (`Request.ahead`) while no request is here, if its
+        memory is free."""
+        prefixes = self.state.prefix_cache
+        if prefixes is not None and self.scheduler.fits_ahead(request, prefixes.nbytes):
+            self.submit(request)
+
+    def end_ahead(self) -> None:
+        """End the prefill of a prompt without a reply. Its tokens so far stay in the prefix
+        cache."""
+        for job in [job for job in self.scheduler.waiting if job.request.ahead]:
+            self._commit.abandon(job.request)
 
     def cancel(self, request: Request) -> None:
         """End a request in any phase, and free its resources at once."""

@@ -78,3 +78,5 @@ class Recent:
         """Drafted tokens."""
         self.accepted = 0
         """Accepted draft tokens."""
+        self.ahead = 0
+        """Prompt tokens that were computed before their request came."""

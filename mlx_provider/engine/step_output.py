@@ -49,7 +49,7 @@ class StepOutput:
 
     def started(self, request: Request) -> None:
         """Its first chunk is about to run."""
-        if request.started is None:
+        if request.started is None and not request.ahead:
             request.started = self.clock()
             self.recorder.request_started()
 

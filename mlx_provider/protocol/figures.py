@@ -84,6 +84,8 @@ class EngineFigures(_Figures):
     drafted_tokens: int = 0
     """Since the model was loaded."""
     accepted_tokens: int = 0
+    ahead_tokens: int = 0
+    """Prompt tokens that were computed before their request came, while its tools ran."""
 
 
 class PrefixNode(_Figures):

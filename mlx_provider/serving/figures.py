@@ -131,6 +131,7 @@ def _engine(model: str, kind: str, instance: EngineInstance, now: float) -> Engi
         drafter=instance.drafter,
         drafted_tokens=engine.recent.drafted,
         accepted_tokens=engine.recent.accepted,
+        ahead_tokens=engine.recent.ahead,
     )
 
 

@@ -11,6 +11,7 @@ from ..errors import BadRequest, MLXProviderError, RequestFailed
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import Failed
 from .model_cache import Lease
+from .next_prompt import Turn
 from .weights import EngineInstance
 
 
@@ -47,6 +48,8 @@ class Entry:
     """Monotonic seconds."""
     active: Active | None = None
     """`None` during its preparation."""
+    turn: Turn | None = None
+    """Its reply, if that may end with calls."""
 
     def check_wanted(self) -> None:
         """Raises `RequestFailed` if nothing waits for its events any more."""

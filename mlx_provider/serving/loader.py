@@ -177,6 +177,7 @@ class Loader:
         options: LoadOptions,
         name: str,
     ) -> Weights:
+        self._worker.end_ahead()
         self._shrink_prefix_cache()
         self._loads += 1
         self._ranks.replication.announce(

@@ -48,6 +48,7 @@ from .interface import Deliver, PromptTokens, deliver_now
 from .metrics import EngineMetrics
 from .model_cache import Lease, ModelCache
 from .model_view import ModelView
+from .next_prompt import NextPrompts, turn_of
 from .plugin_statuses import PluginStatuses
 from .prepared import Prepared, make_prepared
 from .prompt import prepare, prompt_text
@@ -90,6 +91,7 @@ class ChatService:
             ranks=ranks,
         )
         self._in_flight = InFlight()
+        self._next_prompts = NextPrompts(self._worker)
         self._warming = threading.Lock()
 
     # -- from a client
@@ -151,6 +153,8 @@ class ChatService:
             lease, prepared = self._prepare(request, entry, entry.arrived, until_entered)
             if isinstance(wire, GenerateRequest):
                 self._warm(wire, request.options.warm, lease.view)
+            if isinstance(request, GenerateRequest):
+                entry.turn = turn_of(request, lease.view, prepared.request.prompt)
             self._enter(entry, prepared.request, lease)
             until_entered.pop_all()
         return prepared.accepted
@@ -229,6 +233,8 @@ class ChatService:
                 continue
             entry, active = found
             entry.media.prefilled()  # its first event is the end of its prefill
+            if entry.turn is not None and entry.turn.take(events):
+                self._next_prompts.await_results(entry.turn)
             if isinstance(events[-1], Done | Failed):
                 self._in_flight.leave(entry)
             elif entry.queue.ended:  # it accepts no more events
@@ -254,6 +260,7 @@ class ChatService:
         for active in self._in_flight.active():
             if self._worker.alive:
                 self._call(partial(active.fail, error))
+        self._next_prompts.close()
         self._models.close()
         self._worker.close()
         self._died(error)

@@ -33,6 +33,8 @@ class Match:
     """The node whose snapshot is used, if the match needs one."""
     version: int = 0
     """Version of the store at the time of the match."""
+    counted: bool = True
+    """Whether a client has asked for the prompt, so that its use counts as a look-up."""
 
     @property
     def segments(self) -> tuple[Segment, ...]:

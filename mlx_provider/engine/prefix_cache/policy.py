@@ -16,6 +16,7 @@ from ..request import PrefillJob, Request, Row
 from .buffers import Holding, shares
 from .cache import CacheKey, Match, PrefixCache, key_tokens
 from .disk_lookup import DiskLookup
+from .insertion import NEAR
 from .key import Ids, as_ids
 from .layer_kinds import Kind
 from .placement import GRID, ends_of, places
@@ -73,6 +74,17 @@ class PrefixCachePolicy:
         beyond = 0 if on_disk is None else on_disk.length
         job.estimated_cached = max(job.match.length, beyond)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the prefix cache."""
+        return self._cache.nbytes
+
+    def pays_ahead(self, job: PrefillJob) -> bool:
+        """Whether a queued job, whose prompt will come, has more than a few tokens to compute, and
+        less than it finds stored."""
+        few = len(job.tokens) - max(job.match.shared, job.estimated_cached) <= NEAR
+        return not few and job.cost <= job.estimated_cached
+
     def _on_disk(self, key: CacheKey, ids: Ids, room: int = 0) -> DiskLookup | None:
         return self._cache.on_disk(
             key, ids, limit=len(ids) - 1, make_cache=self._make_cache, room=room, grid=self._grid
@@ -99,6 +111,7 @@ class PrefixCachePolicy:
         job.match = None
         if self._in_place and self._cache.prepare(match, least=self._least):
             match = self._match(self._key(job.request), job.ids)
+        match = replace(match, counted=not job.request.ahead)
         restored = job.restore
         if restored is not None and restored.cache is not None:
             job.cache, restored.cache = restored.cache, None

@@ -76,11 +76,12 @@ class Chunking:
         """The next tokens of a prompt, in the pass of the decoding `rows` or in a pass behind it.
         `alone`: seconds of the rows' pass without them."""
         sizes = self._sizes(job, len(rows) if mixed else 0)
-        if not rows:
+        ahead = job.request.ahead
+        if not rows and not ahead:
             own = partial(self.own_pass, job)
             longest = max(IDLE_SECONDS, own(worthwhile(sizes, own)))
             return _next(job, largest_size(sizes, own, longest))
-        if self.brief(job) and not mixed:
+        if ahead or (self.brief(job) and not mixed):
             fitting = within(sizes, partial(self.own_pass, job), self.limits.stall_target)
             return _next(job, fitting[-1])
         keys = sum(row.held for row in rows)

@@ -72,7 +72,7 @@ class Scheduler:
         `arriving`: accepted requests that are not queued yet. Raises the errors of
         `Admission.check`.
         """
-        queued = [job.request.account for job in list(self.waiting) if not job.admitted]
+        queued = [job.request.account for job in self._queued()]
         self.admission.check(request, len(queued) + arriving, first=request.account not in queued)
 
     def submit(self, request: Request, now: float) -> PrefillJob:
@@ -99,7 +99,8 @@ class Scheduler:
                 return None
             if awaits(job, self.waiting):
                 continue
-            if self._fits(job):
+            # `fits_ahead` has found its memory free
+            if job.request.ahead or self._fits(job):
                 job.aged = now - job.arrived
                 return self.let_in(job)
             if now - job.arrived > PATIENCE_SECONDS:
@@ -116,7 +117,8 @@ class Scheduler:
 
     def passed(self, chunk: Chunk) -> None:
         """A chunk has run. The other prompts in prefill have waited for it."""
-        self._shares.charge(chunk.job.request, chunk.size)
+        if not chunk.job.request.ahead:
+            self._shares.charge(chunk.job.request, chunk.size)
         self._waited_for(chunk.job, self.costs.pass_of(0, 0, chunk.size, chunk.start))
 
     def _waited_for(self, own: PrefillJob | None, seconds: float) -> None:
@@ -314,12 +316,15 @@ class Scheduler:
     @property
     def queued(self) -> int:
         """Requests that are not admitted yet."""
-        return sum(not job.admitted for job in self.waiting)
+        return len(self._queued())
+
+    def _queued(self) -> list[PrefillJob]:
+        return [job for job in list(self.waiting) if not (job.admitted or job.request.ahead)]
 
     @property
     def active_rows(self) -> int:
         """Rows that decode, or will after their prefill."""
-        return len(self.running) + sum(len(job.rows) for job in self.waiting if job.admitted)
+        return len(self.running) + len(self._prefilling())
 
     @property
     def live_bytes(self) -> int:
@@ -327,7 +332,22 @@ class Scheduler:
         return self.reservation(self._live())
 
     def _live(self) -> list[Row]:
-        return [*(row for job in self.waiting if job.admitted for row in job.rows), *self.running]
+        return [*self._prefilling(), *self.running]
+
+    def _prefilling(self) -> list[Row]:
+        """Rows of admitted requests that do not decode yet."""
+        jobs = (job for job in self.waiting if job.admitted and not job.request.ahead)
+        return [row for job in jobs for row in job.rows]
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request waits or runs."""
+        return bool(self.running) or any(not job.request.ahead for job in self.waiting)
+
+    def fits_ahead(self, request: Request, stored: int) -> bool:
+        """Whether the row of a prompt that will come fits in addition to `stored` bytes of
+        prefixes."""
+        return self.admission.fits(self.reservation(request.rows) + stored, 0)
 
     @property
     def idle(self) -> bool:

@@ -27,12 +27,12 @@ class Commit:
 
     def cancel(self, request: Request) -> None:
         """End a request in any phase, and free its resources at once."""
-        if self._abandon(request):
+        if self.abandon(request):
             self._state.output.ended(request, "cancelled")
 
     def fail(self, request: Request, error: MLXProviderError) -> None:
         """End a request with an error that its reader sees."""
-        if self._abandon(request):
+        if self.abandon(request):
             self._state.output.failed(request, error)
 
     def isolated(self, request: Request, part: str) -> Isolation:
@@ -47,8 +47,9 @@ class Commit:
         """A part of a request's work has failed."""
         self.fail(request, _error(request, part, fault))
 
-    def _abandon(self, request: Request) -> bool:
-        """Returns whether the request was still active."""
+    def abandon(self, request: Request) -> bool:
+        """End a request without an event, and keep what it has computed. Returns whether it was
+        still active."""
         if request.phase is Phase.DONE:
             return False
         self._state.replica.note(Ended(request))

@@ -72,6 +72,8 @@ class Prefill:
             self._state.timer.forget()
             job.drop_cache()  # corrupted, so it must not reach the prefix cache
             self._commit.failed_by(job.request, "its prefill", fault)
+        elif prefilled.logits is not None and job.request.ahead:
+            self._commit.abandon(job.request)
         elif prefilled.logits is not None:
             self._join.whole_prompt(job, prefilled.logits)
 
@@ -223,5 +225,8 @@ class Prefill:
         job.request.prefilled += chunk.size
         self._state.scheduler.passed(chunk)
         self._state.recorder.tokens(prefilled=chunk.size, cached=0, decoded=0)
+        if job.request.ahead:
+            self._state.recent.ahead += chunk.size
+            self._state.recorder.ahead(chunk.size)
         if self._state.prefix_cache is not None and job.uses_prefix_cache:
             self._state.prefix_cache.passed(job, chunk.start)

@@ -46,10 +46,11 @@ class Start:
             grow_by(job.cache, capacity)
         if job.places is not None:
             job.cache = sparse(job.cache)
-        state.recorder.tokens(prefilled=0, cached=job.done, decoded=0)
+        if not job.request.ahead:
+            state.recorder.tokens(prefilled=0, cached=job.done, decoded=0)
 
     def _looked_up(self, request: Request, found: Match | None) -> None:
-        if found is None:
+        if found is None or request.ahead:
             return
         diverged = found.diverged_at is not None
         seen = LookedUp(

@@ -1,0 +1,169 @@
+"""Prefills the known head of a conversation's next prompt while the tools of its last turn run.
+
+The next prompt is the history with the reply, as the chat template writes it, and the results of
+the tools. What the reply computed is often not its head: clients drop thoughts, and a template
+writes calls in its own form. So the head is rendered with results that stand for the real ones, up
+to the first of them, and prefilled while no request is here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from ..chat.messages.parts import reasoning_text
+from ..engine.request import Request, Row, SamplingParams
+from ..engine.worker import EngineWorker
+from ..isolation import Fault, Isolation
+from ..protocol.event_queue import EventQueue
+from ..protocol.events import Delta, Done, Event, Finish
+from ..protocol.requests import GenerateRequest
+from ..records import Prompt, Tokenizer
+from .embedding import NoText
+from .grants import namespace
+from .model_view import ModelView
+from .prompt import prepare
+
+log = logging.getLogger(__name__)
+
+RESULT = "first result"
+"""Stands for the result of the first call."""
+OTHER = "another one"
+TAIL = 64
+"""Tokens at the end of a prompt in which the first result is searched first."""
+
+
+@dataclass(eq=False)
+class Turn:
+    """A request, and its reply as the client will send it back."""
+
+    wire: GenerateRequest
+    view: ModelView
+    content: str = ""
+    reasoning: str = ""
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    called: bool = False
+    """Whether the reply is complete, and ends with calls."""
+
+    def take(self, events: Sequence[Event]) -> bool:
+        """Take the events of a step. Returns whether tools run from now on."""
+        for event in events:
+            if isinstance(event, Delta):
+                self._take(event)
+            elif isinstance(event, Finish):
+                self.called = event.reason == "tool_calls"
+        return self.called and isinstance(events[-1], Done)
+
+    def _take(self, delta: Delta) -> None:
+        self.content += delta.content
+        self.reasoning += delta.reasoning
+        for piece in delta.tool_calls:
+            if piece.index == len(self.calls):
+                function = {"name": piece.name, "arguments": ""}
+                self.calls.append({"id": piece.id, "type": "function", "function": function})
+            self.calls[piece.index]["function"]["arguments"] += piece.arguments
+
+    def histories(self) -> Iterator[list[Mapping[str, Any]]]:
+        """Messages of the next request, up to its results. Until a client has sent thoughts back,
+        or left them out, it may do either."""
+        before = self.wire.messages or []
+        said = {"role": "assistant", "content": self.content or None, "tool_calls": self.calls}
+        returned = [bool(reasoning_text(each)) for each in before if each.get("tool_calls")]
+        results = [
+            {"role": "tool", "tool_call_id": call["id"], "content": OTHER if at else RESULT}
+            for at, call in enumerate(self.calls)
+        ]
+        if self.reasoning and (any(returned) or not returned):
+            yield [*before, {**said, "reasoning_content": self.reasoning}, *results]
+        if not self.reasoning or not any(returned):
+            yield [*before, said, *results]
+
+
+def turn_of(wire: GenerateRequest, view: ModelView, prompt: Prompt) -> Turn | None:
+    """The turn that a request begins. `None`: it cannot end with calls, or its images would have to
+    be loaded again."""
+    calls = wire.messages and wire.tools and wire.tool_choice != "none"
+    return Turn(wire, view) if calls and wire.n == 1 and not prompt.spans else None
+
+
+class NextPrompts:
+    """Renders next prompts on a thread of its own, and only while every engine is idle."""
+
+    def __init__(self, worker: EngineWorker) -> None:
+        self._worker = worker
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="mlx-next-prompt")
+
+    def close(self) -> None:
+        """Render no further prompt."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def await_results(self, turn: Turn) -> None:
+        """The tools of a turn run (engine thread)."""
+        self._worker.when_idle(partial(self._pool.submit, self._render, turn))
+
+    def _render(self, turn: Turn) -> None:
+        with Isolation(partial(_not_rendered, turn)):
+            for request in _requests(turn):
+                begin = partial(self._begin, turn.view, request)
+                self._worker.call(partial(self._worker.when_idle, begin))
+
+    def _begin(self, view: ModelView, request: Request) -> None:
+        instance = view.weights.engines.get(view.kind)
+        if instance is not None and self._worker.steps(instance.engine):
+            instance.engine.prefill_ahead(request)
+
+
+def _requests(turn: Turn) -> Iterator[Request]:
+    """Requests without a reply for the possible heads of the next prompt."""
+    wire, view = turn.wire, turn.view
+    for at, messages in enumerate(turn.histories()):
+        rendered = prepare(view, wire.model_copy(update={"messages": messages}))
+        head = known_head(rendered.prompt, view.model.tokenizer)
+        if head is not None:
+            request = Request(
+                f"{wire.id} ahead {at}",
+                head,
+                SamplingParams(),
+                0,
+                EventQueue(),
+                drafts=False,
+                may_skip=False,
+                salt=namespace(wire),
+                session=wire.session,
+            )
+            request.rows = [Row(request, 0, NoText())]
+            yield request
+
+
+def known_head(prompt: Prompt, tokenizer: Tokenizer) -> Prompt | None:
+    """The prompt before `RESULT`, without the token before it, which another result may change.
+
+    `None`: the template does not show the result.
+    """
+
+    def shows(width: int) -> bool:
+        return RESULT in tokenizer.decode(prompt.tokens[-width:], skip_special=False)
+
+    total = len(prompt.tokens)
+    most = TAIL
+    while not shows(min(most, total)):
+        if most >= total:
+            return None
+        most *= 2
+    least = 0
+    while most - least > 1:
+        middle = (least + most) // 2
+        least, most = (least, middle) if shows(middle) else (middle, most)
+    end = total - most - 1
+    points = tuple(at for at in prompt.snapshot_points if at < end)
+    positions = None if prompt.positions is None else prompt.positions[:, :end]
+    return Prompt(prompt.tokens[:end], positions=positions, snapshot_points=points)
+
+
+def _not_rendered(turn: Turn, fault: Fault) -> None:
+    if not fault.ours:  # else the template refuses it, it is too long, or the model is gone
+        log.error("the prompt after request %s is not rendered\n%s", turn.wire.id, fault.trace)
