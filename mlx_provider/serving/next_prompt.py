@@ -24,7 +24,7 @@ from ..protocol.events import Delta, Done, Event, Finish
 from ..protocol.requests import GenerateRequest
 from ..records import Prompt, Tokenizer
 from .embedding import NoText
-from .grants import namespace
+from .grants import account, namespace
 from .model_view import ModelView
 from .prompt import prepare
 
@@ -133,6 +133,7 @@ def _requests(turn: Turn) -> Iterator[Request]:
                 drafts=False,
                 may_skip=False,
                 salt=namespace(wire),
+                account=account(wire),
                 session=wire.session,
             )
             request.rows = [Row(request, 0, NoText())]

@@ -68,7 +68,7 @@ def test_a_dead_thread_tells_who_waits_and_is_replaced() -> None:
     blocked, go = threading.Event(), threading.Event()
 
     class Dying:
-        idle = False
+        idle = busy = False
 
         def step(self) -> None:
             blocked.set()
