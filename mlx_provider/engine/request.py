@@ -179,6 +179,8 @@ class Request:
     share: float = 1.0
     """Share of the device of its account, relative to others."""
     session: str | None = None
+    retain: bool = False
+    """Whether its session comes back, however late."""
     drafts: bool = True
     """Whether drafts are allowed."""
     may_skip: bool = True

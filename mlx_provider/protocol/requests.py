@@ -132,6 +132,8 @@ class GenerateRequest(ModelRequest):
     top_logprobs: int = Field(0, ge=0, le=20)
     session: Label | None = None
     """Hint that requests belong together; the prefix cache keeps their prefix longer."""
+    retain: bool = False
+    """Hint that the next request of the session comes after a long pause."""
 
     @field_validator("template")
     @classmethod

@@ -91,6 +91,7 @@ def _request(
         account=account(wire),
         share=wire.share,
         session=wire.session,
+        retain=wire.retain,
         deadline=arrived + wire.timeout if wire.timeout else None,
         arrived=arrived,
     )

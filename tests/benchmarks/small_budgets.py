@@ -53,11 +53,22 @@ class Server:
         policy: Any = PrefixCachePolicy
         self.policy = policy(cache, named, "", model.make_cache)
 
-    def serve(self, asked: SimRequest, session: str | None = None) -> Request:
-        """Prefill and decode one request; `cached` and `prefilled` tell what was computed."""
+    def serve(
+        self,
+        asked: SimRequest,
+        session: str | None = None,
+        *,
+        calls: bool = False,
+        retain: bool = False,
+    ) -> Request:
+        """Prefill and decode one request; `cached` and `prefilled` tell what was computed.
+
+        `calls`: its reply ends in calls.
+        """
         prompt = Prompt(asked.prompt, snapshot_points=asked.ends)
         limits: dict[str, Any] = {"max_tokens": len(asked.reply), "events": EventQueue()}
         request = Request("simulated", prompt, SamplingParams(), session=session, **limits)
+        request.retain = retain
         output: Any = None
         row = Row(request, 0, output)
         request.rows.append(row)
@@ -76,6 +87,7 @@ class Server:
             self.policy.passed(job, start)
         self.policy.keep_prefill(job)
         row.tokens = [*asked.reply]
+        row.finish = "tool_calls" if calls else "stop"
         self.model.feed(job.held(), ids, job.done, len(ids))
         self.policy.keep_row(row, row.tokens, job.held())
         return request

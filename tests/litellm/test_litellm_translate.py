@@ -382,3 +382,10 @@ def test_time_limit_reaches_the_engine():
     assert made.timeout is not None
     assert 400 < made.timeout <= 500
     assert request().timeout is None
+
+
+@pytest.mark.parametrize(
+    ("retention", "retain"), [("24h", True), ("in_memory", False), (None, False)]
+)
+def test_a_longer_retention_of_prompts_is_a_hint(retention, retain):
+    assert request(prompt_cache_retention=retention).retain == retain

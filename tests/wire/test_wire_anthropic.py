@@ -21,8 +21,10 @@ from mlx_provider.protocol.events import (
     ToolCallDelta,
     Usage,
 )
+from mlx_provider.protocol.options import ModelOptions
 from mlx_provider.testing.scripted import Call, Step, script
 from mlx_provider.wire.anthropic.reply import Whole
+from mlx_provider.wire.anthropic.request import message_request
 
 TOOL: dict[str, Any] = {
     "name": "look",
@@ -261,3 +263,23 @@ def test_litellms_own_provider(engine: Any) -> None:
     said = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith(("[", '"'))]
     reply = ["Here it is.", "Hm.", '{"at": "a"}', "{}"]
     assert said == [reply, reply, "too long"], ran.stderr
+
+
+@pytest.mark.parametrize("place", ["system", "tools", "message", None])
+def test_a_long_lifetime_of_any_part_is_a_hint(place: str | None) -> None:
+    def marked(at: str) -> dict[str, Any]:
+        return {"cache_control": {"type": "ephemeral", "ttl": "1h" if at == place else "5m"}}
+
+    text = {"type": "text", "text": "Hi"}
+    body = {
+        "model": "m",
+        "max_tokens": 9,
+        "system": [{**text, **marked("system")}],
+        "tools": [{"name": "f", "input_schema": {"type": "object"}, **marked("tools")}],
+        "messages": [
+            {"role": "user", "content": [{**text, **marked("message")}]},
+            {"role": "assistant", "content": "Hello"},
+        ],
+    }
+    made = message_request(body, {"options": ModelOptions()})
+    assert made.retain == (place is not None)

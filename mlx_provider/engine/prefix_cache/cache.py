@@ -261,6 +261,7 @@ class PrefixCache:
         *,
         prompted: int | None = None,
         session: str | None = None,
+        awaited: bool = False,
         beyond: bool = False,
         heterogeneous: Heterogeneous | None = None,
         holding: Holding | None = None,
@@ -269,12 +270,12 @@ class PrefixCache:
         `holding`: the row's buffers, to which the entry can refer; `None`: it copies.
 
         `snapshots`: by token count. Those inside messages are stored only if nothing more valuable
-        is evicted for them. `prompted`: tokens before the reply, if the reply is included. A cache
-        of append-only layers may hold more tokens. Evicts others first. An entry larger than the
-        budget is stored as far as it fits; a cache of an unknown kind is not stored. Raises
-        `ValueError` if the cache holds fewer tokens. `beyond`: the cache holds more tokens, which a
-        cache with only states does not show. `heterogeneous`: processes that keep different parts
-        of the row; all insert their parts.
+        is evicted for them. `prompted`: tokens before the reply, if the reply is included.
+        `awaited`: the next request of the session will come. A cache of append-only layers may hold
+        more tokens. Evicts others first. An entry larger than the budget is stored as far as it
+        fits; a cache of an unknown kind is not stored. Raises `ValueError` if the cache holds fewer
+        tokens. `beyond`: the cache holds more tokens, which a cache with only states does not show.
+        `heterogeneous`: processes that keep different parts of the row; all insert their parts.
         """
         ids = as_ids(tokens)
         ends = {n: s for n, s in snapshots.items() if 0 < n <= len(ids) and not s.inside}
@@ -310,7 +311,7 @@ class PrefixCache:
         self._store.prune(leaf)
         if session is not None:
             each = path.row.token_bytes(complete=path.complete) + ID_BYTES
-            self._sessions.pin(session, leaf, wanted=len(ids) * each)
+            self._sessions.pin(session, leaf, len(ids) * each, awaited=awaited)
 
     def evict_to(self, bytes_: int) -> int:
         """Shrink to at most `bytes_`. Returns the freed bytes."""

@@ -16,6 +16,8 @@ ATTENTION_DEPTH = 8192
 """Depth in tokens at which a token costs about twice as much to compute as at the start."""
 PINNED = 16
 """Weight of the newest path of a session."""
+AWAITED = 256
+"""The same while tools run whose results will come, or if the client says that it comes back."""
 PROVEN = 3
 """Hits up to which the weight of a node grows."""
 GUESS = 0.1
@@ -91,7 +93,8 @@ def value(node: Node, clock: int, held: int) -> float:
     if node.guessed:  # rows passed here without using it
         weight = GUESS / (1 + node.hits)
     else:
-        weight = (1 + min(node.hits, PROVEN)) * (PINNED if node.sessions else 1)
+        pin = AWAITED if node.awaited else PINNED if node.sessions else 1
+        weight = (1 + min(node.hits, PROVEN)) * pin
     disuse = (clock - node.used) / max(1, held)
     return cost * weight / max(1, size) / (FRESH + disuse)
 

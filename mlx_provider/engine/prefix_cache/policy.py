@@ -211,7 +211,8 @@ class PrefixCachePolicy:
             return
         prompt = as_ids(key_tokens(row.request.prompt))
         ids = np.concatenate([prompt, as_ids(tokens)])
-        self._insert(row.request, ids, cache, {}, holding=row.holding)
+        awaited = row.finish == "tool_calls" or row.request.retain
+        self._insert(row.request, ids, cache, {}, awaited=awaited, holding=row.holding)
 
     def _insert(
         self,
@@ -220,10 +221,12 @@ class PrefixCachePolicy:
         cache: list[Any],
         snapshots: dict[int, Any],
         *,
+        awaited: bool = False,
         beyond: bool = False,
         holding: Holding | None = None,
     ) -> None:
-        """`beyond`: the cache holds more tokens than these."""
+        """`awaited`: the next request of its session will come. `beyond`: the cache holds more
+        tokens than these."""
         self._cache.insert(
             self._key(request),
             ids,
@@ -231,6 +234,7 @@ class PrefixCachePolicy:
             snapshots,
             prompted=len(request.prompt.tokens),
             session=request.session,
+            awaited=awaited,
             beyond=beyond,
             heterogeneous=self._heterogeneous,
             holding=holding,

@@ -44,9 +44,9 @@ class Sessions:
     def __contains__(self, session: str) -> bool:
         return session in self._leaves
 
-    def pin(self, session: str, leaf: Node, wanted: int = 0) -> None:
+    def pin(self, session: str, leaf: Node, wanted: int = 0, *, awaited: bool = False) -> None:
         """Mark the path to `leaf` in place of the session's previous path. `wanted`: bytes of the
-        whole path, of which `leaf` may end only a head."""
+        whole path, of which `leaf` may end only a head. `awaited`: see `Node`."""
         self._turn += 1
         if session in self._leaves and session != self._last:
             self._returned[session] = self._turn
@@ -55,7 +55,7 @@ class Sessions:
         self._leaves[session] = leaf
         self._wanted[session] = wanted
         for node in leaf.path():
-            node.sessions.add(session)
+            node.sessions[session] = awaited
         while len(self._leaves) > MAX_SESSIONS:
             gone = next(iter(self._leaves))
             self._unpin(gone)
@@ -87,7 +87,7 @@ class Sessions:
     def _unpin(self, session: str) -> None:
         leaf = self._leaves.pop(session, None)
         for node in leaf.path() if leaf is not None else ():
-            node.sessions.discard(session)
+            node.sessions.pop(session, None)
 
 
 def head(leaf: Node, nbytes: int) -> list[Node]:

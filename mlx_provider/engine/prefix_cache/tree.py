@@ -91,8 +91,8 @@ class Node:
     differently."""
     resumed: int = 0
     """Number of rows that resumed from its snapshot, or would have if there had been one."""
-    sessions: set[str] = field(default_factory=set)
-    """Sessions whose newest path includes it."""
+    sessions: dict[str, bool] = field(default_factory=dict)
+    """Sessions whose newest path includes it, each with whether it is `awaited`."""
 
     @property
     def stop(self) -> int:
@@ -121,6 +121,11 @@ class Node:
     def guessed(self) -> bool:
         """Whether its snapshot is a guess that no row has needed yet."""
         return self.snapshot is not None and self.snapshot.inside and not self.resumed
+
+    @property
+    def awaited(self) -> bool:
+        """Whether the next request of a session through it will come."""
+        return any(self.sessions.values())
 
     def path(self) -> list[Node]:
         """Nodes from the first one below the root down to this one."""
@@ -203,7 +208,7 @@ def split(node: Node, at: int) -> Node:
         used=node.used,
         hits=node.hits,
         generated=node.generated,
-        sessions=set(node.sessions),
+        sessions=dict(node.sessions),
     )
     node.tally.remove(node)
     node.segment = tail
@@ -282,7 +287,7 @@ def check(root: Node) -> int:
             raise AssertionError(f"{node.start}: payload of another length")
         if node.complete and not parent.complete:
             raise AssertionError(f"{node.start}: complete below an incomplete parent")
-        if not node.sessions <= parent.sessions and parent.parent is not None:
+        if not node.sessions.keys() <= parent.sessions.keys() and parent.parent is not None:
             raise AssertionError(f"{node.start}: pinned below an unpinned parent")
         if node.used > parent.used and parent.parent is not None:
             raise AssertionError(f"{node.start}: used later than its parent")

@@ -52,6 +52,7 @@ def message_request(
         **_output(params),
         "stop": params.take("stop_sequences"),
         "user": _session(params.mapping("metadata")),
+        "prompt_cache_retention": "24h" if _retains(body) else None,
     }
     given = {name: value for name, value in values.items() if value is not None}
     model = {**sender, "model": body.get("model")}
@@ -75,6 +76,15 @@ def _output(params: Parameters) -> dict[str, Any]:
         )
     schema = {"name": "output", "schema": form.get("schema")}
     return fields | {"response_format": {"type": "json_schema", "json_schema": schema}}
+
+
+def _retains(body: Mapping[str, Any]) -> bool:
+    """Whether a part of the prompt asks for the longer lifetime."""
+    messages = [message.get("content") for message in body["messages"]]
+    lists = [body.get("system"), body.get("tools"), *messages]
+    blocks = [body, *(block for each in lists if isinstance(each, list) for block in each)]
+    marks = [block.get("cache_control") for block in blocks if isinstance(block, Mapping)]
+    return any(isinstance(mark, Mapping) and mark.get("ttl") == "1h" for mark in marks)
 
 
 def _session(metadata: Mapping[str, Any]) -> str | None:

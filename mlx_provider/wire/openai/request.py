@@ -45,6 +45,7 @@ def generate_requests(
         "thinking_budget": budget,
         "stop": _stop(params),
         "session": _session(params, sender.get("session")),
+        "retain": params.take("prompt_cache_retention") == "24h",
         **_given(params, PLAIN),
         **_max_tokens(params),
         **constraint(params),

@@ -12,7 +12,7 @@ from .drafting import drafts, sparse, speculation
 from .fleet import fleet, router
 from .inside import accounts, gap, grammar, long_prompt, scheduling, tower
 from .ranked import ranks
-from .reuse import budgets, restart, shared, traffic, turns
+from .reuse import budgets, restart, shared, stays, traffic, turns
 from .simulated import fleet_simulation
 
 ANOTHER_COMMAND = {"allow_interspersed_args": False, "ignore_unknown_options": True}
@@ -24,6 +24,7 @@ for command in (
     accounts,
     traffic,
     budgets,
+    stays,
     restart,
     shared,
     turns,

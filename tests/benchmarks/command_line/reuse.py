@@ -15,6 +15,14 @@ def budgets() -> None:
     running.show({"turns": [asdict(each) for each in run()]})
 
 
+def stays() -> None:
+    """Hit rates of agents whose tools run, with memory for a third of their prefixes."""
+    running.preload()
+    from returning_agents import run
+
+    running.show({"rates": run()})
+
+
 def traffic() -> None:
     """Hit rates of the prefix cache over agent-like traffic, and its lookup time (no model)."""
     running.preload()
